@@ -12,6 +12,7 @@ import pytest
 import statecli
 from statecli import formats, render
 from statecli.core.errors import StateError
+from statecli.core.oddity_kind import OddityKind
 from statecli.requests.options import COMMANDS
 
 PACKAGE = Path(statecli.__file__).parent
@@ -26,7 +27,7 @@ def test_every_format_in_the_folder_is_listed():
     """A format that is not in FORMATS would be forgotten in silence."""
     beside = {"registry", "unsupported"}
     assert {module.__name__.rpartition(".")[2] for module in formats.FORMATS} == public_modules("formats") - beside
-    assert all(module.NAME and module.sniff and module.read for module in formats.FORMATS)
+    assert all(module.NAME and module.TRAITS and module.sniff and module.read for module in formats.FORMATS)
     assert all(module.members for module in formats.FOLDERS)
 
 
@@ -79,8 +80,54 @@ def _type_checking_only(path):
 
 
 def test_the_first_waist_imports_nothing_of_ours():
-    """state.py is what everything else stands on."""
-    assert not [module for module, _ in imports(PACKAGE / "core" / "state.py") if module.startswith("statecli")]
+    """state.py is what everything else stands on, and two modules that import nothing are under it."""
+    below = {"statecli.core.format_traits", "statecli.core.oddity_kind"}
+    assert {module for module, _ in imports(PACKAGE / "core" / "state.py") if module.startswith("statecli")} == below
+    for name in ("format_traits", "oddity_kind"):
+        assert not [module for module, _ in imports(PACKAGE / "core" / f"{name}.py") if module.startswith("statecli")]
+
+
+def decides_by(tree, attribute, is_name):
+    """Lines that compare the attribute with a text for which `is_name` holds, or look for such a prefix."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            leaves = [leaf.value for side in sides for leaf in ast.walk(side) if isinstance(leaf, ast.Constant)]
+            if any(isinstance(side, ast.Attribute) and side.attr == attribute for side in sides) and any(
+                isinstance(text, str) and is_name(text) for text in leaves
+            ):
+                yield node.lineno
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            of, texts = (
+                node.func.value,
+                [argument.value for argument in node.args if isinstance(argument, ast.Constant)],
+            )
+            if isinstance(of, ast.Attribute) and of.attr == attribute and any(map(is_name, texts)):
+                yield node.lineno
+
+
+def test_commands_know_no_format_by_its_name():
+    """What a command must know of a format is a trait that its reader fills: see core/format_traits.py."""
+    for path in MODULES:
+        if path.relative_to(PACKAGE).parts[0] != "formats":
+            assert not [*decides_by(ast.parse(path.read_text()), "format", bool)], path
+
+
+def test_nothing_decides_by_the_name_of_an_oddity():
+    """What an oddity changes is decided by its kind, of which a misspelt one does not pass mypy."""
+    kinds = {kind.value for kind in OddityKind}
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        assert not [*decides_by(tree, "name", lambda text: text in kinds or re.fullmatch("[a-z]+(-[a-z]+)+", text))], (
+            path
+        )
+
+
+def test_the_rules_of_this_file_find_what_they_forbid():
+    """A comparison, a set and a prefix; not a comparison of two states."""
+    texts = ('s.format == "dcp"', '"gguf" in s.format', 's.format in ("a", "b")', 's.format.startswith("deepspeed")')
+    assert all([*decides_by(ast.parse(text), "format", bool)] for text in texts)
+    assert not [*decides_by(ast.parse("a.format == b.format"), "format", bool)]
 
 
 def test_nothing_unpickles_or_evaluates():

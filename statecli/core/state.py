@@ -1,7 +1,7 @@
 """The first waist: what was read, from a file or from a live module, as plain frozen data.
 
 Readers (`formats/`, `modules/`) make a `ModelState`; commands look at it and never at a file or a module.
-This module imports nothing of ours, and neither torch nor numpy.
+This module imports nothing of ours but two modules that import nothing, and neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
+
+from statecli.core.format_traits import FormatTraits
+from statecli.core.oddity_kind import OddityKind
 
 #: A value beside the tensors that JSON can hold. NaN and infinities are kept as text.
 Scalar = str | int | float | bool | None
@@ -259,6 +262,14 @@ class Oddity(msgspec.Struct, frozen=True, gc=False):
     place: Place | UnsetType = UNSET
     origin: Origin | UnsetType = UNSET
 
+    @property
+    def kind(self) -> OddityKind | None:
+        """The kind by which commands decide; None if the oddity is only shown."""
+        return _KINDS.get(self.name)
+
+
+_KINDS = {kind.value: kind for kind in OddityKind}
+
 
 class OptimizerGroup(msgspec.Struct, frozen=True):
     """One param_group as its optimizer saved it: parameter ids (or names) in order.
@@ -312,9 +323,9 @@ class Settings(msgspec.Struct, frozen=True):
 class ModelState(msgspec.Struct, frozen=True):
     """All that was read of one target, in the order of the source.
 
-    `format` is the reader's NAME, or `module`. `sections` are the dotted paths that hold tensors. `globals` are the
-    Python names a pickle would import, with the byte offset of their first mention. `state_dicts` are of the sections
-    that are a model's; a format without any key but tensors' has none.
+    `format` is the reader's NAME, or `module`; commands print it and decide by `traits`. `sections` are the dotted
+    paths that hold tensors. `globals` are the Python names a pickle would import, with the byte offset of their first
+    mention. `state_dicts` are of the sections that are a model's; a format without any key but tensors' has none.
     """
 
     target: str
@@ -326,6 +337,7 @@ class ModelState(msgspec.Struct, frozen=True):
     globals: tuple[tuple[str, int], ...] = ()
     optimizers: tuple[OptimizerFacts, ...] = ()
     state_dicts: tuple[StateDict, ...] = ()
+    traits: FormatTraits = FormatTraits()
 
     @property
     def whole_modules(self) -> tuple[str, ...]:

@@ -120,7 +120,7 @@ def _places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
     unread: list[tuple[str, str]] = []
     for way in dict.fromkeys(map(files.folder, ("", *_members(path)))) if files.isdir(path) else ():
         folder = files.join(path, way) if way else path
-        places, others = dcp.places(folder) if dcp.sniff(folder, b"") else ({}, [])
+        places, others = dcp.collect_places(folder) if dcp.sniff(folder, b"") else ({}, [])
         found.update((files.join(path, way, name), places[name]) for name in filter(_is_plain_name, places))
         outside = next((name for name in places if not _is_plain_name(name)), None)
         if outside is not None:
@@ -244,7 +244,7 @@ class _Scan:
         with self._within_budgets():
             if not head.startswith(_ZIP) and _ends_as_zip(self.whole):
                 self._archive(first._replace(hidden=True))
-            if torch_tar.header_of(head) is not None and not head.startswith(_ZIP):
+            if torch_tar.parse_header(head) is not None and not head.startswith(_ZIP):
                 self._tar(first)
             self.pieces.append(first)
         return _mark_loaded_by_torch(self._drained(), self.whole)
@@ -415,8 +415,8 @@ class _Scan:
         """A tar, as torch wrote before 0.1.10: the pickles of its members, where nobody can make them lie elsewhere."""
         region = piece.region
         try:
-            members = torch_tar.members_of(region)
-            spans, unread = torch_tar.pickles(region)
+            members = torch_tar.list_members(region)
+            spans, unread = torch_tar.read_pickles(region)
         except MalformedError as error:
             self._unread(piece, f"{_TAR}: {error}; only members at usual places were read")
             self._salvage_tar(region)
@@ -437,7 +437,7 @@ class _Scan:
         """The members whose header begins at a block; tarfile takes sizes and holes from several other places."""
         at = 0
         while at + torch_tar.BLOCK <= region.size and len(self.pieces) < Budget.PICKLES.limit:
-            header = torch_tar.header_of(region.read(at, torch_tar.BLOCK))
+            header = torch_tar.parse_header(region.read(at, torch_tar.BLOCK))
             if header is None:
                 break
             start = at + torch_tar.BLOCK
@@ -717,7 +717,7 @@ def _next(region: Region, at: int) -> int:
 def _may_hold_objects(region: Region) -> bool:
     """Whether numpy may unpickle what follows the header of an array; it accepts headers that statecli refuses."""
     try:
-        return npy_array.header(lambda size: region.read(0, min(size, region.size))).element.has_objects
+        return npy_array.read_header(lambda size: region.read(0, min(size, region.size))).element.has_objects
     except UnreadableError:
         return True
 

@@ -1,9 +1,9 @@
 """Formats: disk -> ModelState, one module each.
 
-A format has NAME, `sniff(path, head)` and `read`; `registry` lists it in FILES or in FOLDERS. One of FILES
-reads one file: `read(path, section)`. One of FOLDERS reads what lies in several, each through a function that it is
-given, `read(path, read_file)`, and says which files of a folder are its own: `members(path)`. Both raise
-`UnreadableError` or `MalformedError` only if they cannot read; what is odd but readable is an `Oddity` of the state.
+A format has NAME, TRAITS, `sniff(path, head)` and `read`; `registry` lists the module in FILES or in FOLDERS. A module
+of FILES reads a single file: `read(path, section)`. A module of FOLDERS reads several files through a function,
+`read(path, read_file)`, and lists the folder's own files: `members(path)`. Both raise `UnreadableError` or
+`MalformedError` only if they cannot read; odd but readable content is an `Oddity` of the state.
 """
 
 from __future__ import annotations
@@ -16,30 +16,32 @@ from msgspec.structs import replace
 from statecli.core import tied_tensors
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.float_mode import with_denormals
+from statecli.core.format_traits import FormatTraits, combine_traits
 from statecli.core.state import ModelState, Oddity
-from statecli.formats import dcp, dcp_safetensors, deepspeed, gguf, megatron, safetensors, unsupported
+from statecli.formats import dcp, dcp_safetensors, deepspeed, gguf, megatron, safetensors, sharded, unsupported
 from statecli.formats.registry import FILES, FOLDERS, FORMATS
 from statecli.pickles.machine import without_gc
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.source import Source
 
-__all__ = ["FILES", "FOLDERS", "FORMATS", "is_quick_to_read", "members", "read"]
+__all__ = ["FILES", "FOLDERS", "FORMATS", "container_of", "is_quick_to_read", "members", "read", "traits_of"]
 
 
 @with_denormals
 def read(path: str, section: str | None = None) -> ModelState:
-    """The state that `path`, a file or a folder, holds, told by content and not by its name.
+    """Read the file or folder `path`; the format is recognised by content, not by name.
 
-    The container at the dotted path `section` is a section of the state, or some below it are, if there is one.
+    If the dotted path `section` leads to a container, that container (or containers below) becomes a section of the
+    state.
 
-    Raises `UnreadableError` (with `MalformedError` below it); each message starts with the path.
+    Raises `UnreadableError` (with `MalformedError` below); each message starts with the path.
     """
     with without_gc():
-        return tied_tensors.tied(_named(path, section))
+        return tied_tensors.tied(_read_with_path(path, section))
 
 
 def is_quick_to_read(path: str) -> bool:
-    """Return whether reading the local file means to decode one header: quicker than to hand its rows to a process.
+    """Return whether reading the local file means decoding one header, quicker than handing the rows to a process.
 
     Raises UnreadableError for a file that cannot be opened.
     """
@@ -47,7 +49,7 @@ def is_quick_to_read(path: str) -> bool:
         return safetensors.sniff(path, source.head) and not gguf.sniff(path, source.head)
 
 
-def _named(path: str, section: str | None = None) -> ModelState:
+def _read_with_path(path: str, section: str | None = None) -> ModelState:
     try:
         return _read(path, section)
     except UnreadableError as error:
@@ -66,30 +68,30 @@ def _read(path: str, section: str | None) -> ModelState:
             head, size = source.head, source.size
     for format in FOLDERS if files.isdir(path) else FORMATS:
         if format.sniff(path, head):
-            state = _of_format(format, path, section)
+            state = _read_format(format, path, section)
             beside = files.unlisted(path)
-            odd = _other_weights(format, path)
+            oddities = _find_other_weights(format, path)
             if beside:
-                odd += (Oddity("unlisted-folder", f"the folder's other files are not known: {beside}"),)
-            return replace(state, oddities=(*state.oddities, *odd)) if odd else state
-    raise unsupported.refusal(path, head, size)
+                oddities += (Oddity("unlisted-folder", f"the folder's other files are not known: {beside}"),)
+            return replace(state, oddities=(*state.oddities, *oddities)) if oddities else state
+    raise unsupported.explain_refusal(path, head, size)
 
 
-def _other_weights(format: ModuleType, path: str) -> tuple[Oddity, ...]:
-    """What lies next to a checkpoint of ranks or pieces, and is what another loader takes."""
+def _find_other_weights(format: ModuleType, path: str) -> tuple[Oddity, ...]:
+    """Report weights next to a checkpoint of ranks or pieces that another loader takes."""
     if format not in (dcp, dcp_safetensors, deepspeed, megatron) or not files.isdir(path):
         return ()
     try:
-        odd = checkpoint_folder.other_weights(path, (*format.members(path), dcp.BESIDE))
+        oddity = checkpoint_folder.other_weights(path, (*format.members(path), dcp.BESIDE))
     except UnreadableError:  # which files are its own is not known
         return ()
-    return (odd,) if odd else ()
+    return (oddity,) if oddity else ()
 
 
-def _of_format(format: ModuleType, path: str, section: str | None) -> ModelState:
-    """Where something is wrong, that may be what was put off as well: then the same is said as of a file on disk."""
+def _read_format(format: ModuleType, path: str, section: str | None) -> ModelState:
+    """Read with one format; on a fault, confirm the file first, because a deferred check may be the cause."""
     try:
-        state: ModelState = format.read(path, _reader(section) if format in FOLDERS else section)
+        state: ModelState = format.read(path, _make_file_reader(section) if format in FOLDERS else section)
     except MalformedError:
         files.confirm(path)
         raise
@@ -98,16 +100,31 @@ def _of_format(format: ModuleType, path: str, section: str | None) -> ModelState
     return state
 
 
-def _reader(section: str | None) -> Callable[[str], ModelState]:
-    return lambda file: _named(file, section)
+def _make_file_reader(section: str | None) -> Callable[[str], ModelState]:
+    return lambda file: _read_with_path(file, section)
 
 
 def members(path: str) -> tuple[str, ...]:
-    """The files, by their ways from the folder `path`, that its own checkpoint is in; none where it has no one.
+    """List the files of the folder's own checkpoint, by their paths from the folder; empty if the folder has none.
 
-    Raises UnreadableError where it holds none, or several, or one that lacks a file.
+    Raises UnreadableError for a folder without a checkpoint, with several, or with a missing file.
     """
     # Above a URL there may be no folder that a server knows of.
-    format = next((one for one in FOLDERS if one.sniff(path, b"")), None)
-    found: tuple[str, ...] = format.members(path) if format is not None else ()
-    return found
+    format = next((folder_format for folder_format in FOLDERS if folder_format.sniff(path, b"")), None)
+    names: tuple[str, ...] = format.members(path) if format is not None else ()
+    return names
+
+
+def traits_of(format: str) -> FormatTraits:
+    """Return the traits of a state with this `format`; an unknown format has the defaults.
+
+    Of several files (`sharded safetensors+torch-zip`), as their reader combines them.
+    """
+    traits_by_name = {module.NAME: module.TRAITS for module in FORMATS}
+    traits = [traits_by_name[name] for name in format.replace("+", " ").split() if name in traits_by_name]
+    return traits[0] if len(traits) == 1 else combine_traits(traits)
+
+
+def container_of(format: str) -> str:
+    """Return the format of the files, whether a checkpoint is one file or in shards."""
+    return format.removeprefix(f"{sharded.NAME} ")

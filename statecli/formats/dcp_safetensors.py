@@ -1,4 +1,4 @@
-"""Shards of `torch.distributed.checkpoint.HuggingFaceStorageWriter`: safetensors, each with the pieces of one rank.
+"""Shards of `torch.distributed.checkpoint.HuggingFaceStorageWriter`: safetensors with one rank's pieces each.
 
 `shard-00001-model-00001-of-00001.safetensors` and so on, without an index. The header's `DCP_SHARDING_INFO` says at
 which offset of its tensor each piece begins; the tensor's shape is what the pieces reach, as for torch's own reader,
@@ -16,11 +16,13 @@ from statecli.core import quoting
 from statecli.core.dtypes import BITS, nbytes
 from statecli.core.errors import MalformedError
 from statecli.core.state import Box, Boxes, ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
+from statecli.formats.safetensors import TRAITS as SHARD_TRAITS
 from statecli.formats.shared.tiling import Box as Region
-from statecli.formats.shared.tiling import fault
+from statecli.formats.shared.tiling import find_fault
 from statecli.storage import checkpoint_folder, files, json_object
 
 NAME = "dcp-safetensors"
+TRAITS = SHARD_TRAITS
 
 _SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 #: Where the pieces begin; and all keys of `__metadata__` that torch writes, of which the rest say no more than that.
@@ -29,7 +31,7 @@ _KEYS = (INFO, "DCP_VERSION", "format")
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
-    """Whether this is a folder of such shards."""
+    """Return whether this is a folder of HuggingFaceStorageWriter shards."""
     return files.isdir(path) and bool(members(path))
 
 
@@ -39,65 +41,65 @@ def members(path: str) -> tuple[str, ...]:
 
 
 def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
-    """The tensors put together. Raises MalformedError for a shard that does not say where its pieces begin."""
+    """Read and join the tensors. Raises MalformedError for a shard without the offsets of its pieces."""
     names = members(path)
     files.ahead(files.join(path, name) for name in names)
     pieces: dict[str, list[Box]] = {}
     metadata = {}
     for name in names:
         state = read_file(files.join(path, name))
-        starts = _starts(state, name)
+        starts = _read_offsets(state, name)
         for tensor in state.tensors:
-            pieces.setdefault(tensor.fqn, []).append(_piece(tensor, starts.get(tensor.fqn), name))
+            pieces.setdefault(tensor.fqn, []).append(_build_piece(tensor, starts.get(tensor.fqn), name))
         metadata.update({key: value for key, value in state.metadata.values.items() if key not in _KEYS})
-    tensors = tuple(_whole(path, fqn, boxes) for fqn, boxes in sorted(pieces.items()))
+    tensors = tuple(_join_pieces(path, fqn, boxes) for fqn, boxes in sorted(pieces.items()))
     count = f"{len(names)} shard{'s' * (len(names) > 1)}"
-    told = Oddity("shards-uncounted", f"put together from {count}; how many there were is recorded nowhere")
-    return ModelState(path, NAME, tensors, metadata=Settings(metadata), oddities=(told,))
+    oddity = Oddity("shards-uncounted", f"put together from {count}; how many there were is recorded nowhere")
+    return ModelState(path, NAME, tensors, metadata=Settings(metadata), oddities=(oddity,), traits=TRAITS)
 
 
-def _starts(state: ModelState, name: str) -> dict[str, tuple[int, ...]]:
-    """Name -> the offset in each dimension at which the shard's piece of it begins."""
-    told = state.metadata.values.get(INFO)
-    if type(told) is not str:
+def _read_offsets(state: ModelState, name: str) -> dict[str, tuple[int, ...]]:
+    """Return the offset in each dimension of the shard's piece, by tensor name."""
+    text = state.metadata.values.get(INFO)
+    if type(text) is not str:
         raise MalformedError(f"{name} has no {INFO} in its header: where its pieces belong is not recorded")
-    document, _ = json_object.object_of(told.encode("utf-8", "surrogatepass"), f"{INFO} of {name}")
-    found = {}
+    document, _ = json_object.object_of(text.encode("utf-8", "surrogatepass"), f"{INFO} of {name}")
+    offsets = {}
     for fqn, entry in document.items():
         start = entry.get("saved_offsets") if type(entry) is dict else None
         if type(start) is list and all(type(n) is int and 0 <= n < 2**63 for n in start):
-            found[fqn] = tuple(start)
-    return found
+            offsets[fqn] = tuple(start)
+    return offsets
 
 
-def _piece(tensor: TensorInfo, start: tuple[int, ...] | None, name: str) -> Box:
+def _build_piece(tensor: TensorInfo, start: tuple[int, ...] | None, name: str) -> Box:
     data = tensor.data
     if data is None or start is None or len(start) != len(data.shape):
         raise MalformedError(f"{quoting.name(tensor.fqn)}: {INFO} of {name} does not say where its piece begins")
     return Box(start, data)
 
 
-def _whole(path: str, fqn: str, boxes: list[Box]) -> TensorInfo:
-    """One tensor of all its pieces; where they leave a hole or overlap, it cannot be read."""
+def _join_pieces(path: str, fqn: str, boxes: list[Box]) -> TensorInfo:
+    """Join all pieces of a tensor; a hole or an overlap makes the tensor unreadable."""
     dtype = boxes[0].data.dtype
     regions = [Region(box.start, tuple(map(add, box.start, box.data.shape))) for box in boxes]
-    held = [(box, region) for box, region in zip(boxes, regions, strict=True) if 0 not in box.data.shape]
+    filled = [(box, region) for box, region in zip(boxes, regions, strict=True) if 0 not in box.data.shape]
     shape = tuple(map(max, zip(*(region.stop for region in regions), strict=False)))
-    wrong = _disagreement(boxes)
+    wrong = _find_disagreement(boxes)
     if wrong is None and 0 not in shape:
-        wrong = fault(shape, [region for _, region in held])
+        wrong = find_fault(shape, [region for _, region in filled])
     if wrong:
         wrong += "; copy the folder again, or save it again"
         damage = f"{path}: {quoting.name(fqn)}: {wrong}"
         return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {wrong}", damage=damage)
     elements = prod(shape)
-    parts = tuple(box for box, _ in held)
+    parts = tuple(box for box, _ in filled)
     where = ByteRange(path, 0, nbytes(dtype, elements), boxes=Boxes(shape, BITS[dtype] // 8, parts))
     data = parts[0].data if len(parts) == 1 else TensorData(where, dtype, shape)
     note = f"{len(parts)} chunks" if len(parts) > 1 else None
     return TensorInfo(fqn, dtype, shape, elements, nbytes(dtype, elements), saved=True, note=note, data=data)
 
 
-def _disagreement(boxes: list[Box]) -> str | None:
+def _find_disagreement(boxes: list[Box]) -> str | None:
     kinds = list(dict.fromkeys(f"{box.data.dtype} of {len(box.data.shape)} dimensions" for box in boxes))
     return f"one shard has {kinds[0]}, another {kinds[1]}" if len(kinds) > 1 else None

@@ -1,11 +1,11 @@
-"""A DeepSpeed checkpoint: a folder with `latest` that names a folder of ranks' files, or that folder by itself.
+"""A DeepSpeed checkpoint: a folder whose `latest` names a folder of ranks' files, or the named folder.
 
-`mp_rank_XX_model_states.pt` holds the module's state_dict and what DeepSpeed knows of it: the shapes of what it trains
+`mp_rank_XX_model_states.pt` holds the module's state_dict and DeepSpeed's facts: the shapes of trained parameters
 (`param_shapes`, a dict for each group of the optimizer), `frozen_param_shapes`, `buffer_names`, `shared_params`. ZeRO
-parts the optimizer's float32 copies and moments among the ranks, each a flat vector for each group, in
-`*zero_pp_rank_R_mp_rank_XX_optim_states.pt`. Stages 1 and 2 lay a group's parameters one behind another and cut the
-whole at equal lengths; stage 3 cuts each parameter by itself, and has its values nowhere else: each rank has a
-`zero_pp_rank_R_mp_rank_XX_model_states.pt` whose tensors are empty. Source: deepspeed/utils/zero_to_fp32.py,
+splits the optimizer's float32 copies and moments across the ranks, each a flat vector for each group, in
+`*zero_pp_rank_R_mp_rank_XX_optim_states.pt`. Stages 1 and 2 concatenate a group's parameters and split the whole at
+equal lengths; stage 3 splits each parameter, and stores its values nowhere else: each rank has a
+`zero_pp_rank_R_mp_rank_XX_model_states.pt` with empty tensors. Source: deepspeed/utils/zero_to_fp32.py,
 runtime/engine.py (`_save_checkpoint`, `_save_zero_checkpoint`) of deepspeed 0.19.
 """
 
@@ -21,6 +21,8 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.dtypes import INTEGER
 from statecli.core.errors import MalformedError, MissingShard, UnreadableError
+from statecli.core.format_traits import FormatTraits
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
 from statecli.formats.shared import deepspeed_universal
 from statecli.formats.shared.deepspeed_zero import (
@@ -31,11 +33,11 @@ from statecli.formats.shared.deepspeed_zero import (
     Piece,
     Rank,
     Shape,
-    joined,
-    rank_of,
-    shapes_of,
+    build_row,
+    read_rank,
+    read_shapes,
 )
-from statecli.formats.shared.rank_folders import lost, noted, small
+from statecli.formats.shared.rank_folders import build_missing_row, merge_oddities, read_small
 from statecli.formats.torch.settings import join, put_below, rename, select
 from statecli.pickles.graph import mapping, named, sequence
 from statecli.storage import checkpoint_folder, files
@@ -43,6 +45,7 @@ from statecli.storage.checkpoint_names import SINGLE
 from statecli.storage.source import Source
 
 NAME = "deepspeed"
+TRAITS = FormatTraits(is_partitioned=True, has_own_loader=True)
 
 #: The newest version whose files are known.
 KNOWN = (0, 19)
@@ -66,29 +69,29 @@ _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
 
 
 class Files(NamedTuple):
-    """The files of one model-parallel rank, by data-parallel rank; -1 is that of the model where ranks share one."""
+    """The files of one model-parallel rank, by data-parallel rank; rank -1 is a model file shared by all ranks."""
 
     model: dict[int, str]
     optimizer: dict[int, str]
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
-    """Whether it is a folder of ranks' files, or one with such a folder and no weights of its own."""
+    """Return whether this is a folder of ranks' files, or contains such a folder and no weights of its own."""
     names = checkpoint_folder.files(path) if files.isdir(path) else []
     if any(map(_MODEL.fullmatch, names)) or any(map(_OPTIMIZER.fullmatch, names)):
         return True
-    if files.isdir(path) and (deepspeed_universal.is_universal(path) or _misled(path) is not None):
+    if files.isdir(path) and (deepspeed_universal.is_universal(path) or _find_misleading_tracker(path) is not None):
         return True
-    if any(one in names or f"{one}.index.json" in names for one in SINGLE):
+    if any(name in names or f"{name}.index.json" in names for name in SINGLE):
         return False
     if "zero_to_fp32.py" in names:
         return True
     alone = "latest" in names or not any(name.endswith(checkpoint_folder.WEIGHTS) for name in names)
-    return files.isdir(path) and alone and bool(tags(path))
+    return files.isdir(path) and alone and bool(list_steps(path))
 
 
-def tags(path: str) -> list[str]:
-    """The folders in the folder that hold a rank's model or `zero/`: one for each step that was saved."""
+def list_steps(path: str) -> list[str]:
+    """List the subfolders with a rank's model or `zero/`: one folder for each saved step."""
     return [name for name in checkpoint_folder.inner(path) if _is_step(files.join(path, name))]
 
 
@@ -96,24 +99,24 @@ def _is_step(path: str) -> bool:
     return any(map(_MODEL.fullmatch, checkpoint_folder.files(path))) or deepspeed_universal.is_universal(path)
 
 
-def _tag(path: str) -> str:
-    """The folder in `path` that its ranks' files are in, "" for itself. Raises MalformedError where it is not there."""
+def _resolve_step(path: str) -> str:
+    """Return the folder in `path` with the ranks' files, "" for `path`. Raises MalformedError if missing."""
     names = checkpoint_folder.files(path)
-    if (misled := _misled(path)) is not None:
+    if (misled := _find_misleading_tracker(path)) is not None:
         raise MalformedError(f"{misled[0]} points outside its folder: {misled[1]} is no plain folder name")
     if _has_ranks(path):
         return ""
-    found = tags(path)
-    if (tracker := _tracker(names)) is not None:
-        return _latest(path, found, tracker)
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    folders = list_steps(path)
+    if (tracker := _find_tracker(names)) is not None:
+        return _resolve_latest(path, folders, tracker)
+    if len(folders) == 1:
+        return folders[0]
+    if not folders:
         raise MalformedError("is a DeepSpeed checkpoint without a folder of its ranks' files; copy it again")
-    raise UnreadableError(f"holds {len(found)} checkpoints and no file latest; name one of: {quoting.names(found)}")
+    raise UnreadableError(f"holds {len(folders)} checkpoints and no file latest; name one of: {quoting.names(folders)}")
 
 
-def _tracker(names: Collection[str]) -> str | None:
+def _find_tracker(names: Collection[str]) -> str | None:
     return next((name for name in TRACKERS if name in names), None)
 
 
@@ -124,13 +127,13 @@ def _has_ranks(path: str) -> bool:
     ) or deepspeed_universal.is_universal(path)
 
 
-def _misled(path: str) -> tuple[str, str] | None:
-    """The file that has DeepSpeed load ranks' files from where nothing else looks for them, and its text in quotes."""
+def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
+    """Return the tracker file that leads DeepSpeed elsewhere than other readers look, and its quoted text."""
     for name in TRACKERS:
         if name not in checkpoint_folder.files(path):
             continue
         try:
-            tag = small(files.join(path, name), name, _MOST_BLANKS).decode("utf-8", "surrogateescape").strip()
+            tag = read_small(files.join(path, name), name, _MOST_BLANKS).decode("utf-8", "surrogateescape").strip()
         except UnreadableError:
             if _is_padded(files.join(path, name)):
                 return name, f"text of more than {_MOST_BLANKS} bytes"
@@ -158,13 +161,13 @@ def _is_padded(path: str) -> bool:
         return False
 
 
-def _latest(path: str, found: list[str], tracker: str) -> str:
-    raw = small(files.join(path, tracker), tracker, MAX_LATEST)
+def _resolve_latest(path: str, folders: list[str], tracker: str) -> str:
+    raw = read_small(files.join(path, tracker), tracker, MAX_LATEST)
     tag = raw.decode("utf-8", "backslashreplace").strip()
     if tag in ("", ".", "..") or _leads_elsewhere(tag):
         raise MalformedError(f"{tracker} points outside its folder: {quoting.quoted(tag)} is no plain folder name")
-    if tag not in found:
-        here = f"; here are {quoting.names(found)}: name one" if found else "; copy it again"
+    if tag not in folders:
+        here = f"; here are {quoting.names(folders)}: name one" if folders else "; copy it again"
         raise MissingShard(f"{tracker} names {quoting.quoted(tag)}, and no such folder has a rank's files{here}")
     return tag
 
@@ -173,39 +176,39 @@ def _leads_elsewhere(tag: str) -> bool:
     return any(char in "/\\:" or not char.isprintable() for char in tag)
 
 
-def _files(path: str, tag: str) -> tuple[dict[int, Files], list[str]]:
-    """The files by model-parallel rank, and those of a kind that is not read; by their ways from the folder."""
-    found: dict[int, Files] = {}
+def _group_files(path: str, tag: str) -> tuple[dict[int, Files], list[str]]:
+    """Group the files by model-parallel rank; also list files of unread kinds. All paths are relative to the folder."""
+    files_by_rank: dict[int, Files] = {}
     others = []
     for name in checkpoint_folder.files(files.join(path, tag)):
         match, way = _MODEL.fullmatch(name) or _OPTIMIZER.fullmatch(name), files.join(tag, name)
         if match is None:
             others += [way] if _OTHER.fullmatch(name) else []
             continue
-        ranks = found.setdefault(int(match["mp"]), Files({}, {}))
+        ranks = files_by_rank.setdefault(int(match["mp"]), Files({}, {}))
         (ranks.model if match.re is _MODEL else ranks.optimizer)[int(match["rank"] or -1)] = way
-    return dict(sorted(found.items())), others
+    return dict(sorted(files_by_rank.items())), others
 
 
 def members(path: str) -> tuple[str, ...]:
-    """The ranks' files, by their ways from the folder. Raises UnreadableError as `read` does.
+    """List the ranks' files, relative to the folder. Raises UnreadableError as `read` does.
 
-    Where a file leads elsewhere that file alone: the folder is a checkpoint that cannot be read.
+    If a tracker file leads elsewhere, list only that file: the folder is a checkpoint that cannot be read.
     """
-    if (misled := _misled(path)) is not None:
+    if (misled := _find_misleading_tracker(path)) is not None:
         return (misled[0],)
-    tag = _tag(path)
-    found, others = _files(path, tag)
+    tag = _resolve_step(path)
+    files_by_rank, others = _group_files(path, tag)
     universal = (files.join(tag, way) for way in deepspeed_universal.members(files.join(path, tag)))
-    ranks = (name for parts in found.values() for part in parts for name in part.values())
-    tracker = _tracker(checkpoint_folder.files(path))
+    ranks = (name for parts in files_by_rank.values() for part in parts for name in part.values())
+    tracker = _find_tracker(checkpoint_folder.files(path))
     return (*([tracker] if tracker else []), *ranks, *others, *universal)
 
 
 class Facts(NamedTuple):
-    """What a model's file says of its names: shapes by the optimizer's groups, and what DeepSpeed calls the rest.
+    """Names in a model file: shapes by the optimizer's groups, and DeepSpeed's classification of the rest.
 
-    `buffers` is None where it does not say.
+    `buffers` is None if the file does not list them.
     """
 
     trained: list[dict[str, Shape]]
@@ -215,36 +218,38 @@ class Facts(NamedTuple):
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """Of each name; a shared one has its partner's."""
-        own = {name: shape for one in (*self.trained, self.frozen) for name, shape in one.items()}
+        """Shapes by name; a shared parameter has the shape of its partner."""
+        own = {name: shape for shapes in (*self.trained, self.frozen) for name, shape in shapes.items()}
         return own | {name: own[other] for name, other in self.shared.items() if other in own}
 
 
-def _facts(rank: Rank) -> Facts:
+def _read_facts(rank: Rank) -> Facts:
     groups = rank.items.get("param_shapes")
-    trained = [shapes_of(one, f"{rank.name}: param_shapes") for one in sequence(groups) or ()]
-    frozen = shapes_of(rank.items.get("frozen_param_shapes"), f"{rank.name}: frozen_param_shapes")
+    trained = [read_shapes(child, f"{rank.name}: param_shapes") for child in sequence(groups) or ()]
+    frozen = read_shapes(rank.items.get("frozen_param_shapes"), f"{rank.name}: frozen_param_shapes")
     names = sequence(rank.items.get("buffer_names"))
-    buffers = None if names is None else frozenset(one for one in names if type(one) is str)
+    buffers = None if names is None else frozenset(name for name in names if type(name) is str)
     shared = named(rank.items.get("shared_params"))
-    return Facts(trained, frozen, buffers, {one: two for one, two in shared.items() if type(two) is str})
+    return Facts(trained, frozen, buffers, {alias: two for alias, two in shared.items() if type(two) is str})
 
 
 class Model:
-    """The module's section: what its file lists, by what DeepSpeed knows of each name, and empty tensors filled."""
+    """The module's section: the file's tensors with DeepSpeed's classification, empty tensors filled."""
 
     def __init__(self, rank: Rank, facts: Facts, owner: Owner) -> None:
         self.rank, self.facts, self.owner = rank, facts, owner
         self.trained = frozenset(name for group in facts.trained for name in group)
         self.shapes = facts.shapes
-        of_module = [one for one in rank.state.tensors if one.section == "module" and one.storage is not None]
+        of_module = [
+            tensor for tensor in rank.state.tensors if tensor.section == "module" and tensor.storage is not None
+        ]
         #: Storages that hold a group's parameters, and where in them something learns.
-        self.flat = {one.storage for one in of_module if one.fqn in self.trained}
-        self.learning = {_place(one) for one in of_module if one.fqn in self.trained}
+        self.flat = {tensor.storage for tensor in of_module if tensor.fqn in self.trained}
+        self.learning = {_locate(tensor) for tensor in of_module if tensor.fqn in self.trained}
 
     @property
-    def copied(self) -> Iterator[str]:
-        """The names of which the optimizer has float32 copies: all parameters where the file does not say."""
+    def copied_names(self) -> Iterator[str]:
+        """Names with float32 copies in the optimizer: all parameters if the file does not list them."""
         if self.facts.trained:
             yield from (name for group in self.facts.trained for name in group)
             return
@@ -255,15 +260,15 @@ class Model:
                 yield tensor.fqn
 
     def rows(self, masters: Mapping[str, TensorInfo], frozen: Mapping[str, TensorInfo]) -> Iterator[TensorInfo]:
-        """All tensors of the file; those of an empty one are the float32 copies or the frozen fragments."""
+        """Yield all tensors of the file; an empty tensor gets the float32 copy or the frozen fragments."""
         for tensor in self.rank.state.tensors:
             if tensor.section == "module":
-                tensor = self._grouped(self._filled(tensor, masters, frozen))
+                tensor = self._group(self._fill(tensor, masters, frozen))
             if tensor.section != "frozen_param_fragments":
                 storage = None if tensor.storage is None else f"{self.rank.name}:{tensor.storage}"
                 yield replace(tensor, section=f"{self.owner.prefix}{tensor.section}", storage=storage)
 
-    def _filled(
+    def _fill(
         self, tensor: TensorInfo, masters: Mapping[str, TensorInfo], frozen: Mapping[str, TensorInfo]
     ) -> TensorInfo:
         """The tensor with its real shape and values, where ZeRO 3 left it without any."""
@@ -290,21 +295,21 @@ class Model:
             damage=source.damage and source.damage.replace(f" {own}: ", f" {tensor.fqn}: ", 1),
         )
 
-    def _grouped(self, tensor: TensorInfo) -> TensorInfo:
+    def _group(self, tensor: TensorInfo) -> TensorInfo:
         """With its kind, which is exact where DeepSpeed names the buffers: a state_dict has no other tensors."""
         facts, own = self.facts, self.facts.shared.get(tensor.fqn, tensor.fqn)
         if facts.buffers is not None and tensor.fqn in facts.buffers:
             return replace(tensor, kind=Kind.BUFFER, evidence=Evidence.REGISTERED, persistent=True)
-        learns = own in self.trained or _place(tensor) in self.learning
-        tensor = self._apart(tensor)
+        learns = own in self.trained or _locate(tensor) in self.learning
+        tensor = self._keep_apart(tensor)
         if not learns and own not in facts.frozen and (facts.buffers is None or tensor.fqn.endswith("_extra_state")):
             return tensor
         grad = True if learns else False if own in facts.frozen else None
         note = tensor.note if grad is not None or not self.trained else tensor.note or UNTRAINED
         return replace(tensor, kind=Kind.PARAMETER, evidence=Evidence.REGISTERED, requires_grad=grad, note=note)
 
-    def _apart(self, tensor: TensorInfo) -> TensorInfo:
-        """ZeRO lays the parameters of a group in one storage: only those at the same place in it are tied."""
+    def _keep_apart(self, tensor: TensorInfo) -> TensorInfo:
+        """Separate storages: ZeRO keeps a group's parameters in one storage, so only equal positions are tied."""
         if tensor.storage not in self.flat:
             return tensor
         note = None if (tensor.note or "").startswith("view: ") else tensor.note
@@ -312,48 +317,48 @@ class Model:
         return replace(tensor, storage=place, storage_bytes=tensor.nbytes, note=note)
 
 
-def _place(tensor: TensorInfo) -> tuple[object, int, Shape | None]:
+def _locate(tensor: TensorInfo) -> tuple[object, int, Shape | None]:
     return tensor.storage, tensor.storage_offset, tensor.shape
 
 
 def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
-    """The module and the optimizer that the ranks' files hold together.
+    """Read the module and the optimizer from the ranks' files.
 
-    Raises UnreadableError where no rank's model can be read; what is missing of the rest is `damage` of its tensors.
+    Raises UnreadableError if no rank's model can be read; missing parts of other tensors are `damage`.
     """
-    tag = _tag(path)
-    found, others = _files(path, tag)
-    files.ahead(files.join(path, way) for both in found.values() for ranks in both for way in ranks.values())
-    states, rows = [], list(deepspeed_universal.states(path, files.join(path, tag)))
+    tag = _resolve_step(path)
+    files_by_rank, others = _group_files(path, tag)
+    files.ahead(files.join(path, way) for both in files_by_rank.values() for ranks in both for way in ranks.values())
+    states, rows = [], list(deepspeed_universal.read_states(path, files.join(path, tag)))
     masters = {row.fqn: row for row in rows if row.section == f"optimizer.{MASTER}"}
     copied: dict[str, None] = {}
     unread = 0
-    for mp, parts in found.items():
-        prefix = f"mp_rank_{mp:02d}." if len(found) > 1 else ""
+    for mp, parts in files_by_rank.items():
+        prefix = f"mp_rank_{mp:02d}." if len(files_by_rank) > 1 else ""
         try:
-            state, names = _of_rank(Owner(path, prefix), parts, masters)
+            state, names = _read_rank(Owner(path, prefix), parts, masters)
             states.append(state)
             copied.update(dict.fromkeys(names))
         except UnreadableError as error:
-            rows.append(lost("module", f"{prefix}module", f"{path}: {error}"))
+            rows.append(build_missing_row("module", f"{prefix}module", f"{path}: {error}"))
             unread += 1
-            if unread == len(found):
+            if unread == len(files_by_rank):
                 raise
-    state = _beside(states, len(found)) if states else ModelState(path, NAME, ())
+    state = _merge_ranks(states, len(files_by_rank)) if states else ModelState(path, NAME, (), traits=TRAITS)
     if masters:
-        state = replace(state, format=f"{NAME} universal")
-    rows += _missing(state, len(found))
-    if lacking := _missing_copies(path, tag, copied) if _is_universal(path, tag, found) else []:
+        state = replace(state, format=f"{NAME} universal", traits=TRAITS)
+    rows += _list_missing_ranks(state, len(files_by_rank))
+    if lacking := _list_missing_copies(path, tag, copied) if _is_universal(path, tag, files_by_rank) else []:
         rows += lacking
         text = f"{len(lacking)} files below zero/ are missing: {quoting.names([row.fqn for row in lacking])}"
-        state = replace(state, oddities=(*state.oddities, Oddity("missing-shard", text)))
-    if masters and not found:
+        state = replace(state, oddities=(*state.oddities, Oddity(OddityKind.MISSING_SHARD.value, text)))
+    if masters and not files_by_rank:
         text = "no *_model_states.pt is here: parameters that zero/ lacks cannot be found; copy them again"
-        state = replace(state, oddities=(*state.oddities, Oddity("missing-rank", text)))
+        state = replace(state, oddities=(*state.oddities, Oddity(OddityKind.MISSING_RANK.value, text)))
     if others:
         what = f"files of experts and of pipeline stages are not put together; name one: {quoting.names(others)}"
         state = replace(state, oddities=(*state.oddities, Oddity("not-read", what)))
-    steps = [one for one in tags(path) if one != tag] if tag else []
+    steps = [folder for folder in list_steps(path) if folder != tag] if tag else []
     if steps:
         what = f"this is {quoting.name(tag)}; other checkpoints are beside it, name one: {quoting.names(steps)}"
         state = replace(state, oddities=(*state.oddities, Oddity("other-checkpoints", what)))
@@ -361,38 +366,43 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
     return replace(state, tensors=(*state.tensors, *rows), sections=tuple(sections))
 
 
-def _is_universal(path: str, tag: str, found: Mapping[int, Files]) -> bool:
-    """Whether there is a `zero/`, or the folder's name says that there was one and no rank has an optimizer's file."""
+def _is_universal(path: str, tag: str, files_by_rank: Mapping[int, Files]) -> bool:
+    """Return whether `zero/` exists, or the folder is named after a conversion and no rank has an optimizer file."""
     is_called = files.name(tag or files.absolute(path)).endswith(deepspeed_universal.NAME_END)
-    is_parted = any(ranks.optimizer for ranks in found.values())
+    is_parted = any(ranks.optimizer for ranks in files_by_rank.values())
     return deepspeed_universal.is_universal(files.join(path, tag)) or (is_called and not is_parted)
 
 
-def _missing_copies(path: str, tag: str, copied: Iterable[str]) -> list[TensorInfo]:
+def _list_missing_copies(path: str, tag: str, copied: Iterable[str]) -> list[TensorInfo]:
     """Return a row for each file that is missing below `zero/` of a universal checkpoint."""
     rows = []
-    for name, way in deepspeed_universal.missing_files(files.join(path, tag), copied):
+    for name, way in deepspeed_universal.find_missing_files(files.join(path, tag), copied):
         section = f"optimizer.{files.name(way).removesuffix('.pt')}"
         why = f"{path}: {way} of parameter {quoting.name(name)} is missing; copy it, or run ds_to_universal.py again"
-        rows.append(replace(lost(name, section, why), kind=Kind.OPTIMIZER, belongs_to=name))
+        rows.append(replace(build_missing_row(name, section, why), kind=Kind.OPTIMIZER, belongs_to=name))
     return rows
 
 
-def _of_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) -> tuple[ModelState, list[str]]:
-    """Return what the files of one model-parallel rank hold, and the names that have float32 copies."""
-    models, failed = _models(owner.target, files.model)
+def _read_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) -> tuple[ModelState, list[str]]:
+    """Return the state of one model-parallel rank and the names with float32 copies."""
+    models, failed = _read_models(owner.target, files.model)
     optimizer = Optimizer(owner.target, files.optimizer)
     rank = next(iter(models.values()))
-    facts = _facts(rank)
+    facts = _read_facts(rank)
     model = Model(rank, facts, owner)
-    states = list(optimizer.rows(facts.trained, _clashes(models), owner))
-    masters = {one.fqn: one for one in states if one.section == f"{owner.prefix}optimizer.{MASTER}"} or universal
-    frozen = {one.fqn: one for one in _frozen(models, failed, facts, optimizer.count, owner)}
+    states = list(optimizer.rows(facts.trained, _find_clashes(models), owner))
+    masters = {row.fqn: row for row in states if row.section == f"{owner.prefix}optimizer.{MASTER}"} or universal
+    frozen = {row.fqn: row for row in _join_frozen(models, failed, facts, optimizer.count, owner)}
     tensors = (*model.rows(masters, frozen), *states)
     stage = next((shard.stage for shard in optimizer.shards.values()), None)
     read = [*models.values(), *optimizer.ranks.values()]
     lead = next(iter(optimizer.ranks.values()), None)
-    settings = join((_of_model(rank.state.metadata), _of_optimizer(lead.state.metadata if lead else Settings(), stage)))
+    settings = join(
+        (
+            _select_model_settings(rank.state.metadata),
+            _select_optimizer_settings(lead.state.metadata if lead else Settings(), stage),
+        )
+    )
     state = ModelState(
         owner.target,
         f"{NAME} zero-{stage}" if stage else NAME,
@@ -400,16 +410,23 @@ def _of_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) ->
         tuple(dict.fromkeys(tensor.section for tensor in tensors)),
         put_below(settings, owner.prefix),
         (
-            *noted({one.name: one.state.oddities for one in read}),
-            *(odd for odd in _missed(owner, optimizer, models, failed) if odd.name != "no-optimizer" or not universal),
+            *merge_oddities({rank_read.name: rank_read.state.oddities for rank_read in read}),
+            *(
+                oddity
+                for oddity in _report_missing_files(owner, optimizer, models, failed)
+                if oddity.kind is not OddityKind.NO_OPTIMIZER or not universal
+            ),
             *optimizer.odd,
-            *_version(rank),
+            *_check_version(rank),
         ),
-        tuple(dict.fromkeys(one for each in read for one in each.state.globals)),
+        tuple(dict.fromkeys(mention for each in read for mention in each.state.globals)),
         (),
-        tuple(replace(one, section=f"{owner.prefix}{one.section}") for one in rank.state.state_dicts),
+        tuple(
+            replace(state_dict, section=f"{owner.prefix}{state_dict.section}") for state_dict in rank.state.state_dicts
+        ),
+        replace(TRAITS, weights_are_optimizer_copies=stage == 3),
     )
-    return state, list(model.copied)
+    return state, list(model.copied_names)
 
 
 #: What is told of each tensor by itself.
@@ -422,14 +439,14 @@ _PARTING = re.compile(
 )
 
 
-def _of_model(settings: Settings) -> Settings:
+def _select_model_settings(settings: Settings) -> Settings:
     """Return the settings of a model's file; those without a value are last."""
     kept = select(settings, lambda key: key.partition(".")[0] not in _TOLD)
     return replace(kept, values=dict(sorted(kept.values.items(), key=lambda item: item[1] is None)))
 
 
-def _of_optimizer(settings: Settings, stage: int | None) -> Settings:
-    """Return what one rank's file records of the optimizer, under the same names in all stages."""
+def _select_optimizer_settings(settings: Settings, stage: int | None) -> Settings:
+    """Return the optimizer settings of one rank's file, under the same names in all stages."""
 
     def beginning(key: str) -> tuple[str, str]:
         match = _WITHIN.search(key)
@@ -439,67 +456,69 @@ def _of_optimizer(settings: Settings, stage: int | None) -> Settings:
     return replace(kept, values={**kept.values, "optimizer.zero_stage": stage}) if stage else kept
 
 
-def _models(folder: str, files: dict[int, str]) -> tuple[dict[int, Rank], dict[int, str]]:
-    """Every rank's model that can be read, at least one."""
+def _read_models(folder: str, files: dict[int, str]) -> tuple[dict[int, Rank], dict[int, str]]:
+    """Read every readable model file, at least one."""
     if not files:
         raise MissingShard("no *_model_states.pt is here: what the optimizer's files hold has no names; copy it again")
-    found: dict[int, Rank] = {}
+    ranks: dict[int, Rank] = {}
     failed: dict[int, str] = {}
-    known: set[str] = set()
+    imported: set[str] = set()
     for rank, name in sorted(files.items()):
         try:
-            found[rank] = rank_of(folder, name, known)
+            ranks[rank] = read_rank(folder, name, imported)
         except UnreadableError as error:
             failed[rank] = f"rank {rank}: {error}"
             if len(failed) == len(files):
                 raise
-    return found, failed
+    return ranks, failed
 
 
-def _clashes(models: dict[int, Rank]) -> dict[str, str]:
-    """Names of which the ranks' files say different shapes."""
+def _find_clashes(models: dict[int, Rank]) -> dict[str, str]:
+    """Return the names with different shapes in different ranks."""
     first, *others = models.items()
-    ours, found = _facts(first[1]).shapes, {}
+    ours, problems = _read_facts(first[1]).shapes, {}
     for rank, model in others:
-        facts = _facts(model)
+        facts = _read_facts(model)
         for name, theirs in facts.shapes.items():
             if ours.get(name, theirs) != theirs:
                 shapes = f"{quoting.shape(ours[name])} in rank {first[0]}, {quoting.shape(theirs)} in rank {rank}"
-                found[name] = f"ranks disagree on its shape: {shapes}"
-    return found
+                problems[name] = f"ranks disagree on its shape: {shapes}"
+    return problems
 
 
-def _frozen(
+def _join_frozen(
     models: dict[int, Rank], failed: dict[int, str], facts: Facts, count: int, owner: Owner
 ) -> Iterator[TensorInfo]:
-    """What is not trained and ZeRO 3 has parted: equal parts in the ranks' model files, the last of them padded."""
+    """Join frozen parameters that ZeRO-3 split evenly across the ranks' model files (last part padded)."""
     count = count or max(models) + 1
     fragments = {rank: mapping(model.items.get("frozen_param_fragments")) or {} for rank, model in models.items()}
-    clashes = _clashes(models)
+    clashes = _find_clashes(models)
     for name, shape in facts.frozen.items() if -1 not in models else ():
         each = max(-(-prod(shape) // count), 1)
-        pieces, found, wrong = [], [], clashes.get(name)
+        pieces, views, wrong = [], [], clashes.get(name)
         for rank, start in enumerate(range(0, prod(shape), each)):
             tensor = models[rank].decoder.tensor(fragments[rank].get(name), name) if rank in models else None
             if tensor is None or tensor.data is None or tensor.data.strides or len(tensor.shape or ()) != 1:
                 wrong = wrong or failed.get(rank) or f"rank {rank} has no fragment of it"
                 break
             pieces.append(Piece(rank, 0, 0, min(each, prod(shape) - start)))
-            found.append((tensor, 0, pieces[-1].elements))
-        yield joined(Part(name, shape, tuple(pieces), wrong), found, owner, "module")
+            views.append((tensor, 0, pieces[-1].elements))
+        yield build_row(Part(name, shape, tuple(pieces), wrong), views, owner, "module")
 
 
-def _missed(owner: Owner, optimizer: Optimizer, models: dict[int, Rank], failed: dict[int, str]) -> Iterator[Oddity]:
+def _report_missing_files(
+    owner: Owner, optimizer: Optimizer, models: dict[int, Rank], failed: dict[int, str]
+) -> Iterator[Oddity]:
     where = f" of {owner.prefix[:-1]}" if owner.prefix else ""
-    if not optimizer.shards and not optimizer.lost and any(one.items.get("param_shapes") for one in models.values()):
-        yield Oddity("no-optimizer", f"the optimizer's states{where} are not here: no *_optim_states.pt")
+    if not optimizer.shards and not optimizer.lost and any(rank.items.get("param_shapes") for rank in models.values()):
+        yield Oddity(OddityKind.NO_OPTIMIZER.value, f"the optimizer's states{where} are not here: no *_optim_states.pt")
     if optimizer.missing:
         text = f"{optimizer.missing} of {optimizer.count} ranks' optimizer states{where} are missing"
-        yield Oddity("missing-rank", f"{text}; copy *_optim_states.pt again")
+        yield Oddity(OddityKind.MISSING_RANK.value, f"{text}; copy *_optim_states.pt again")
     wanted = optimizer.count if -1 not in models else 1
     if wanted > len(models) + len(failed):
         text = f"{wanted - len(models) - len(failed)} of {wanted} ranks' models{where} are missing"
-        yield Oddity("missing-rank", f"{text}; copy *_model_states.pt again")
+        yield Oddity(OddityKind.MISSING_RANK.value, f"{text}; copy *_model_states.pt again")
     for why in (*failed.values(), *(why for rank, why in optimizer.lost.items() if rank not in optimizer.shards)):
         if "is missing" not in why:
             yield Oddity("unread-rank", why)
@@ -508,16 +527,16 @@ def _missed(owner: Owner, optimizer: Optimizer, models: dict[int, Rank], failed:
         yield Oddity("stale-rank", f"{text}: {quoting.names(optimizer.stale)}")
 
 
-def _version(rank: Rank) -> Iterator[Oddity]:
+def _check_version(rank: Rank) -> Iterator[Oddity]:
     version = rank.items.get("ds_version")
     match = _VERSION.match(version) if type(version) is str else None
     if version is not None and (match is None or (int(match[1]), int(match[2])) > KNOWN):
-        known = ".".join(map(str, KNOWN))
-        yield Oddity("deepspeed-version", f"ds_version is {quoting.value(version)}: statecli knows up to {known}")
+        versions = ".".join(map(str, KNOWN))
+        yield Oddity("deepspeed-version", f"ds_version is {quoting.value(version)}: statecli knows up to {versions}")
 
 
-def _beside(states: list[ModelState], ranks: int) -> ModelState:
-    """Model-parallel ranks: each has its own part of the tensors, which of them is not written anywhere."""
+def _merge_ranks(states: list[ModelState], ranks: int) -> ModelState:
+    """Combine model-parallel ranks; no file records how their tensors fit together."""
     if ranks == 1:
         return states[0]
     apart = Oddity("model-parallel", f"{ranks} model-parallel ranks, each with parts of the tensors: not merged")
@@ -526,16 +545,16 @@ def _beside(states: list[ModelState], ranks: int) -> ModelState:
         tensors=tuple(tensor for state in states for tensor in state.tensors),
         sections=tuple(section for state in states for section in state.sections),
         metadata=join(state.metadata for state in states),
-        oddities=(*(odd for state in states for odd in state.oddities), apart),
-        globals=tuple(dict.fromkeys(one for state in states for one in state.globals)),
-        state_dicts=tuple(one for state in states for one in state.state_dicts),
+        oddities=(*(oddity for state in states for oddity in state.oddities), apart),
+        globals=tuple(dict.fromkeys(mention for state in states for mention in state.globals)),
+        state_dicts=tuple(state_dict for state in states for state_dict in state.state_dicts),
     )
 
 
-def _missing(state: ModelState, ranks: int) -> list[TensorInfo]:
+def _list_missing_ranks(state: ModelState, ranks: int) -> list[TensorInfo]:
     """A row for the model-parallel ranks that are not here."""
     claimed = next((value for key, value in state.metadata.values.items() if key.endswith("mp_world_size")), None)
     if type(claimed) is not int or claimed <= ranks:
         return []
     why = f"mp_world_size is {claimed}, the files of {ranks} model-parallel ranks are here; copy the others"
-    return [lost("module", "mp_rank", f"{state.target}: {why}")]
+    return [build_missing_row("module", "mp_rank", f"{state.target}: {why}")]

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.dtypes import BITS
 from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.format_traits import FormatTraits
 from statecli.core.state import (
     Box,
     Boxes,
@@ -32,16 +33,19 @@ from statecli.core.state import (
     TensorInfo,
 )
 from statecli.formats import safetensors as _safetensors
-from statecli.formats.torch.objects import info_of
-from statecli.formats.torch.reading import MAX_CHARACTERS, MAX_ROWS, Reading, Row, damaged, row_of
+from statecli.formats.torch.objects import build_info
+from statecli.formats.torch.reading import MAX_CHARACTERS, MAX_ROWS, Reading, Row, build_row, mark_damaged
 from statecli.formats.torch.sections import OTHER_WORDS
-from statecli.formats.torch.settings import scalars
+from statecli.formats.torch.settings import collect_settings
 from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS, Decoder, Tensor
 from statecli.storage import files
 from statecli.storage.msgpack import Blob, Cut, Parser
 from statecli.storage.source import Source
 
 NAME = "flax-msgpack"
+TRAITS = FormatTraits(
+    never_mapped="what numpy and Flax keep in archives and messages is read, never mapped", has_collections=True
+)
 
 #: Collections of variables, and fields of a TrainState, each a section of its own.
 _PARAMS = re.compile(r"(?:^|_)params(?:$|_)")
@@ -71,7 +75,7 @@ _NUMBERS = {
 
 
 def sniff(path: str, head: bytes) -> bool:
-    """Whether it begins with a map whose first key is a text that can be shown; a `.msgpack` may have any map."""
+    """Return whether the file begins with a map whose first key is printable text; a `.msgpack` may have any map."""
     at = {0xDE: 3, 0xDF: 5}.get(head[0], 1) if head else 0
     if not head or head[0] not in _MAP or len(head) <= at or _safetensors.sniff(path, head):
         return files.name(path).endswith(".msgpack") and head[:1] == b"\x80"
@@ -89,10 +93,10 @@ def sniff(path: str, head: bytes) -> bool:
 
 
 def read(path: str, section: str | None = None) -> ModelState:
-    """The arrays of one file, in sections as flax names them, and what is beside them as settings.
+    """Read the arrays of one file, in flax's sections, and the other values as settings.
 
-    Raises UnreadableError for msgpack without an array of flax's, MalformedError for what contradicts itself. An array
-    that does is damaged, and the others are read; so is the entry in which a file breaks off, behind those before it.
+    Raises UnreadableError for msgpack without a flax array, MalformedError for contradictions. A contradicting array is
+    damaged and the rest is read; the same holds for the entry at which a truncated file ends.
     """
     with Source(path) as source:
         parser = Parser(source, mends=True)
@@ -108,16 +112,17 @@ def read(path: str, section: str | None = None) -> ModelState:
         if not tree.arrays:
             raise UnreadableError("is msgpack without an array of flax: nothing that statecli reads")
     reading = Reading(Decoder({}), [])
-    found = _moved(list(_found(root, ())), section)
-    tensors = _owned([info_of(row, one, path) for one, row in _rows(found)])
+    leaves = _move_into_section(list(_find_leaves(root, ())), section)
+    tensors = _assign_owners([build_info(row, section_name, path) for section_name, row in _build_rows(leaves)])
     return ModelState(
         path,
         NAME,
         tuple(tensors),
         sections=tuple(dict.fromkeys(tensor.section for tensor in tensors)),
-        metadata=scalars(root, reading),
+        metadata=collect_settings(root, reading),
         oddities=tuple(reading.oddities),
-        optimizers=tuple(_facts(tensors)),
+        optimizers=tuple(_collect_optimizer_facts(tensors)),
+        traits=TRAITS,
     )
 
 
@@ -125,48 +130,48 @@ def read(path: str, section: str | None = None) -> ModelState:
 
 
 class _Tree:
-    """Puts tensors in the place of what stands for them."""
+    """Replaces encoded arrays by tensors."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self.arrays = self._bytes = 0
 
     def node(self, node: Any, path: str) -> Any:
-        """What `node` is, with all below it; `path` is its dotted name."""
+        """Convert `node` and everything below; `path` is the dotted name."""
         if isinstance(node, Cut):
-            return damaged(path, MalformedError(node.why))
+            return mark_damaged(path, MalformedError(node.why))
         if isinstance(node, Blob):
-            return self._blob(node, path)
+            return self._decode_blob(node, path)
         if type(node) is list:
             return [self.node(child, f"{path}.{n}") for n, child in enumerate(node)]
         if type(node) is not dict:
             return node
         below = {key: self.node(child, f"{path}.{key}" if path else str(key)) for key, child in node.items()}
-        return self._tensor(path, _joined, below) if _CHUNKED in below else below
+        return self._build_tensor(path, _join_parts, below) if _CHUNKED in below else below
 
-    def _blob(self, blob: Blob, path: str) -> Any:
+    def _decode_blob(self, blob: Blob, path: str) -> Any:
         if blob.code == _ARRAY:
             self.arrays += 1
             if self.arrays > MAX_ROWS:
                 raise MalformedError(f"holds more than {MAX_ROWS} arrays")
-            return self._tensor(path, self._array, blob)
+            return self._build_tensor(path, self._decode_array, blob)
         if blob.code == _COMPLEX:
-            return self._complex(blob)
-        return self._scalar(blob, path) if blob.code == _SCALAR else self._raw(blob)
+            return self._decode_complex(blob)
+        return self._decode_scalar(blob, path) if blob.code == _SCALAR else self._read_raw(blob)
 
-    def _tensor(self, path: str, made: Any, node: Any) -> Tensor:
-        """As `made` makes it; one that contradicts itself is there, and says how."""
+    def _build_tensor(self, path: str, shape_and_dtype: Any, node: Any) -> Tensor:
+        """Build the tensor; a contradiction becomes `damage`."""
         try:
-            tensor: Tensor = made(node)
+            tensor: Tensor = shape_and_dtype(node)
         except MalformedError as error:
-            return damaged(path, error)
+            return mark_damaged(path, error)
         return tensor
 
-    def _array(self, blob: Blob) -> Tensor:
-        held = Parser(self._source, blob.offset, blob.offset + blob.length).value()
-        if type(held) is not list or len(held) != 3 or type(held[1]) is not str or not isinstance(held[2], Blob):
+    def _decode_array(self, blob: Blob) -> Tensor:
+        value = Parser(self._source, blob.offset, blob.offset + blob.length).value()
+        if type(value) is not list or len(value) != 3 or type(value[1]) is not str or not isinstance(value[2], Blob):
             raise MalformedError("its extension is no list of shape, dtype and bytes")
-        shape, name, data = _shape(held[0]), held[1], held[2]
+        shape, name, data = _read_shape(value[0]), value[1], value[2]
         elements, size = prod(shape), data.length
         if name == "object":
             raise MalformedError(
@@ -184,9 +189,9 @@ class _Tree:
         where = ByteRange(self._source.path, data.offset, size)
         return Tensor(dtype, shape, elements, size, None, False, data=TensorData(where, dtype, shape))
 
-    def _scalar(self, blob: Blob, path: str) -> Scalar:
+    def _decode_scalar(self, blob: Blob, path: str) -> Scalar:
         """A scalar of numpy as a number; of another type as text."""
-        tensor = self._tensor(path, self._array, blob)
+        tensor = self._build_tensor(path, self._decode_array, blob)
         if tensor.data is None:
             raise MalformedError(tensor.damage or f"{path}: is no scalar")
         raw = self._source.read(tensor.data.storage.offset, min(tensor.nbytes, 64))
@@ -196,20 +201,20 @@ class _Tree:
             return number
         return f"{tensor.dtype} 0x{raw[::-1].hex()}"
 
-    def _complex(self, blob: Blob) -> str:
-        held = Parser(self._source, blob.offset, blob.offset + blob.length).value()
-        if type(held) is not list or len(held) != 2 or any(type(part) is not float for part in held):
+    def _decode_complex(self, blob: Blob) -> str:
+        value = Parser(self._source, blob.offset, blob.offset + blob.length).value()
+        if type(value) is not list or len(value) != 2 or any(type(part) is not float for part in value):
             raise MalformedError("a complex number is no pair of floats")
-        return str(complex(*held))
+        return str(complex(*value))
 
-    def _raw(self, blob: Blob) -> bytes:
+    def _read_raw(self, blob: Blob) -> bytes:
         self._bytes += blob.length
         if self._bytes > _MAX_BYTES:
             raise MalformedError(f"has more than {_MAX_BYTES} bytes that are of no array")
         return self._source.read(blob.offset, blob.length)
 
 
-def _shape(node: Any) -> tuple[int, ...]:
+def _read_shape(node: Any) -> tuple[int, ...]:
     if type(node) is not list or any(type(size) is not int or size < 0 for size in node):
         raise MalformedError("its shape is no list of sizes")
     if len(node) > MAX_DIMENSIONS:
@@ -219,46 +224,48 @@ def _shape(node: Any) -> tuple[int, ...]:
     return tuple(node)
 
 
-def _numbered(node: Any) -> list[Any] | None:
-    """The values of a map of "0", "1"..., which is what flax makes of a tuple; None for anything else."""
+def _list_numbered(node: Any) -> list[Any] | None:
+    """Return the values of a map of "0", "1"... (flax's form of a tuple); None for any other map."""
     if type(node) is not dict or any(str(n) not in node for n in range(len(node))):
         return None
     return [node[str(n)] for n in range(len(node))]
 
 
 def _parts(node: dict[str, Any]) -> Iterator[Any]:
-    """The values of a map, and those of the maps in it."""
+    """Yield the values of a map and of the maps below."""
     for child in node.values():
         yield from child.values() if type(child) is dict else (child,)
 
 
-def _joined(node: dict[str, Any]) -> Tensor:
+def _join_parts(node: dict[str, Any]) -> Tensor:
     """An array that is cut into flat pieces."""
-    if cut := next((one.note for one in _parts(node) if type(one) is Tensor and one.damage and one.note), None):
+    if cut := next(
+        (piece.note for piece in _parts(node) if type(piece) is Tensor and piece.damage and piece.note), None
+    ):
         raise MalformedError(cut.removeprefix("cannot be read: "))
-    shape, pieces = _shape(_numbered(node.get("shape"))), _numbered(node.get("chunks"))
+    shape, pieces = _read_shape(_list_numbered(node.get("shape"))), _list_numbered(node.get("chunks"))
     if not pieces or any(type(piece) is not Tensor or piece.data is None for piece in pieces):
         raise MalformedError("its chunks are no map of arrays")
-    dtype, held = pieces[0].dtype, sum(piece.elements for piece in pieces)
+    dtype, elements = pieces[0].dtype, sum(piece.elements for piece in pieces)
     if any(piece.dtype != dtype or len(piece.shape) != 1 for piece in pieces) or dtype not in BITS:
         raise MalformedError("its chunks are no flat arrays of one dtype")
-    if held != prod(shape):
-        raise MalformedError(f"shape {quoting.shape(shape)} has {prod(shape)} elements, its chunks have {held}")
+    if elements != prod(shape):
+        raise MalformedError(f"shape {quoting.shape(shape)} has {prod(shape)} elements, its chunks have {elements}")
     boxes, at = [], 0
     for piece in pieces:
         boxes.append(Box((at,), piece.data))
         at += piece.elements
-    size = held * BITS[dtype] // 8
-    whole = ByteRange(pieces[0].data.storage.path, 0, size, boxes=Boxes((held,), BITS[dtype] // 8, tuple(boxes)))
+    size = elements * BITS[dtype] // 8
+    whole = ByteRange(pieces[0].data.storage.path, 0, size, boxes=Boxes((elements,), BITS[dtype] // 8, tuple(boxes)))
     note = f"in {len(pieces)} chunks"
-    return Tensor(dtype, shape, held, size, None, False, note=note, data=TensorData(whole, dtype, shape))
+    return Tensor(dtype, shape, elements, size, None, False, note=note, data=TensorData(whole, dtype, shape))
 
 
 # --- sections --------------------------------------------------------------------------------------------------------
 
 
-class _Found(NamedTuple):
-    """A tensor, the keys that lead to its section, and those that lead on from there."""
+class _Leaf(NamedTuple):
+    """A tensor, the keys that lead to its section, and the keys from there to the tensor."""
 
     section: tuple[str, ...]
     keys: tuple[str, ...]
@@ -272,18 +279,18 @@ class _Found(NamedTuple):
         return ".".join(self.section) if self.section or self.is_loose else "model"
 
 
-def _found(root: Any, path: tuple[str, ...]) -> Iterator[_Found]:
-    """All tensors; the maps that hold them are sections where some of them are named as flax names its collections."""
+def _find_leaves(root: Any, path: tuple[str, ...]) -> Iterator[_Leaf]:
+    """Find all tensors; a map with tensors is a section if some are named like flax's collections."""
     if not _is_split(root):
-        yield from (_Found(path, keys, tensor) for keys, tensor in _below(root))
+        yield from (_Leaf(path, keys, tensor) for keys, tensor in _find_model_level(root))
         return
     for key, child in root.items():
         if type(child) is Tensor:
-            yield _Found(path, (str(key),), child, is_loose=True)
+            yield _Leaf(path, (str(key),), child, is_loose=True)
         elif _is_whole(str(key), child):
-            yield from (_Found((*path, str(key)), keys, tensor) for keys, tensor in _below(child))
+            yield from (_Leaf((*path, str(key)), keys, tensor) for keys, tensor in _find_model_level(child))
         else:
-            yield from _found(child, (*path, str(key)))
+            yield from _find_leaves(child, (*path, str(key)))
 
 
 def _is_split(node: Any, depth: int = 0) -> bool:
@@ -301,8 +308,8 @@ def _is_whole(key: str, node: Any) -> bool:
     return alone or _OPTIMIZER.search(key) is not None or not _is_split(node)
 
 
-def _below(root: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Each tensor in the order of the file, with the keys that lead to it."""
+def _find_model_level(root: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Yield each tensor in file order, with the keys that lead to the tensor."""
     stack: list[tuple[tuple[str, ...], Any]] = [((), root)]
     while stack:
         keys, node = stack.pop()
@@ -313,51 +320,54 @@ def _below(root: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:
         stack.extend(reversed([((*keys, str(key)), child) for key, child in items]))
 
 
-def _moved(found: list[_Found], wanted: str | None) -> list[_Found]:
-    """The same, with what lies at the dotted path `wanted` in a section of its own, if no section is there."""
-    if not wanted or any(f"{one.title}.".startswith(f"{wanted}.") for one in found):
-        return found
+def _move_into_section(leaves: list[_Leaf], wanted: str | None) -> list[_Leaf]:
+    """Move the leaves below the dotted path `wanted` into a section of their own, unless a section is there."""
+    if not wanted or any(f"{leaf.title}.".startswith(f"{wanted}.") for leaf in leaves):
+        return leaves
     keys = tuple(wanted.split("."))
-    paths = [(one, (*one.section, *one.keys)) for one in found]
+    paths = [(leaf, (*leaf.section, *leaf.keys)) for leaf in leaves]
     return [
-        _Found(keys, path[len(keys) :], one.tensor) if path[: len(keys)] == keys and len(path) > len(keys) else one
-        for one, path in paths
+        _Leaf(keys, path[len(keys) :], leaf.tensor) if path[: len(keys)] == keys and len(path) > len(keys) else leaf
+        for leaf, path in paths
     ]
 
 
-def _rows(found: list[_Found]) -> Iterator[tuple[str, Row]]:
-    """Each as a row of its section. Of two that read the same, a key may have dots, the second is spelled out."""
+def _build_rows(leaves: list[_Leaf]) -> Iterator[tuple[str, Row]]:
+    """Build each leaf's row. Of two equal names (keys may have dots), the second is spelled out."""
     taken: set[tuple[str, str]] = set()
     characters = 0
-    for one in found:
-        fqn = ".".join(one.keys) or "tensor"
-        if (one.title, fqn) in taken:
-            fqn = "".join(f"[{key!r}]" for key in one.keys)
-        taken.add((one.title, fqn))
+    for leaf in leaves:
+        fqn = ".".join(leaf.keys) or "tensor"
+        if (leaf.title, fqn) in taken:
+            fqn = "".join(f"[{key!r}]" for key in leaf.keys)
+        taken.add((leaf.title, fqn))
         characters += len(fqn)
         if characters > MAX_CHARACTERS:
             raise MalformedError(f"its names would take more than {MAX_CHARACTERS} characters, at {fqn[:40]!r}…")
-        yield one.title, _row(fqn, one)
+        yield leaf.title, _build_row(fqn, leaf)
 
 
-def _row(fqn: str, one: _Found) -> Row:
-    name = one.section[-1] if one.section else ""
-    if one.is_loose or (OTHER_WORDS.search(name) and not _PARAMS.search(name)):
-        return row_of(fqn, one.tensor, Kind.OTHER, Evidence.CONVENTION)
-    if any(map(_OPTIMIZER.search, one.section)):
-        return row_of(fqn, one.tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER)
+def _build_row(fqn: str, leaf: _Leaf) -> Row:
+    name = leaf.section[-1] if leaf.section else ""
+    if leaf.is_loose or (OTHER_WORDS.search(name) and not _PARAMS.search(name)):
+        return build_row(fqn, leaf.tensor, Kind.OTHER, Evidence.CONVENTION)
+    if any(map(_OPTIMIZER.search, leaf.section)):
+        return build_row(fqn, leaf.tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER)
     if name in _BUFFERS:
-        return Row(fqn, one.tensor, Kind.BUFFER, Evidence.CONVENTION, persistent=True)
-    return row_of(fqn, one.tensor, Kind.PARAMETER, Evidence.ASSUMED)
+        return Row(fqn, leaf.tensor, Kind.BUFFER, Evidence.CONVENTION, persistent=True)
+    return build_row(fqn, leaf.tensor, Kind.PARAMETER, Evidence.ASSUMED)
 
 
-def _owned(tensors: list[TensorInfo]) -> list[TensorInfo]:
+def _assign_owners(tensors: list[TensorInfo]) -> list[TensorInfo]:
     """The optimizer's tensors with the parameter whose whole name each one's name ends in (`0.mu.Dense_0.kernel`)."""
     names = {tensor.fqn for tensor in tensors if tensor.kind is Kind.PARAMETER}
-    return [replace(one, belongs_to=_owner(one.fqn, names)) if one.kind is Kind.OPTIMIZER else one for one in tensors]
+    return [
+        replace(tensor, belongs_to=_find_owner(tensor.fqn, names)) if tensor.kind is Kind.OPTIMIZER else tensor
+        for tensor in tensors
+    ]
 
 
-def _owner(fqn: str, names: set[str]) -> str | None:
+def _find_owner(fqn: str, names: set[str]) -> str | None:
     rest = fqn
     while rest:
         if rest in names:
@@ -366,10 +376,12 @@ def _owner(fqn: str, names: set[str]) -> str | None:
     return None
 
 
-def _facts(tensors: list[TensorInfo]) -> Iterator[OptimizerFacts]:
+def _collect_optimizer_facts(tensors: list[TensorInfo]) -> Iterator[OptimizerFacts]:
     sections = dict.fromkeys(tensor.section for tensor in tensors if tensor.kind is Kind.OPTIMIZER)
     for section in sections:
-        owners = {one.belongs_to: one.shape for one in tensors if one.section == section and one.belongs_to}
+        owners = {
+            tensor.belongs_to: tensor.shape for tensor in tensors if tensor.section == section and tensor.belongs_to
+        }
         names = tuple(name for name in owners if name)
         if names:
             yield OptimizerFacts(section, (OptimizerGroup(names, names, tuple(owners.values())),))

@@ -1,8 +1,7 @@
-"""GGUF: the files of llama.cpp: metadata, a line a tensor, the tensors' bytes.
+"""GGUF, the files of llama.cpp: metadata, an entry for each tensor, the tensors' bytes.
 
 Format: docs/gguf.md of ggml, gguf.cpp of llama.cpp and the package gguf 0.19 (versions 2 and 3, either byte order).
-Nothing but the header is read. Arrays of the metadata, the vocabulary among them, are skipped and told as what they
-hold and a digest.
+Only the header is read. Arrays of the metadata, such as the vocabulary, are skipped and shown as a count and a digest.
 """
 
 from __future__ import annotations
@@ -19,11 +18,16 @@ from msgspec.structs import replace
 
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.format_traits import FormatTraits
 from statecli.core.ggml_types import BLOCKS, PACKED, PLAIN, QUANTIZED
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ByteRange, ModelState, Oddity, Packing, Place, Scalar, Settings, TensorData, TensorInfo
 from statecli.storage.source import Source
 
 NAME = "gguf"
+TRAITS = FormatTraits(
+    mixed_dtypes="gguf has a type for each tensor, and what reads it computes in its own", settings_vocabulary=NAME
+)
 
 #: Bytes of the metadata and the tensors' lines: ten times what the largest vocabulary takes.
 MAX_HEADER = 200_000_000
@@ -57,38 +61,46 @@ TEXT, ARRAY = 8, 9
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
-    """Whether it begins with the four letters that each version and byte order begins with."""
+    """Return whether the file begins with the magic of GGUF, in either byte order."""
     return head.startswith(b"GGUF")
 
 
 def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # the one it has
-    """The header of one file as a `ModelState`: no device, no requires_grad, since the format records neither.
+    """Read the header of one file; the format records neither devices nor requires_grad.
 
-    Shapes are torch's: the file has the fastest dimension first. Quantized tensors have as many elements as values, and
-    the bytes that these take. Raises UnreadableError and MalformedError, without the path, for a header that cannot be
-    read. A tensor of a type that is not known, whose rows are no whole blocks, whose bytes are another's too or are not
-    there, is damaged, and the others are read.
+    Shapes are in torch's order: the file has the fastest dimension first. A quantized tensor has as many elements as
+    values; `nbytes` is its size in the file. A tensor of unknown type, with incomplete blocks, or with bytes that are
+    shared or missing is damaged, and the rest is read. Raises UnreadableError and MalformedError, without the path, for
+    an unreadable header.
     """
     with Source(path) as source:
         header = _Header(source)
-        tensors, keys = header.number("Q", "the number of its tensors"), header.number("Q", "the number of its keys")
+        tensors, keys = (
+            header.read_number("Q", "the number of its tensors"),
+            header.read_number("Q", "the number of its keys"),
+        )
         if tensors > MAX_TENSORS or keys > MAX_KEYS:
             raise MalformedError(
                 f"its header claims {tensors} tensors and {keys} keys, more than {MAX_TENSORS} and {MAX_KEYS}"
             )
-        metadata, oddities = _metadata(header, keys)
-        lines, twice = _lines(header, tensors)
-        alignment = _alignment(metadata)
+        metadata, oddities = _read_metadata(header, keys)
+        lines, twice = _read_lines(header, tensors)
+        alignment = _read_alignment(metadata)
         start = -(-header.at // alignment) * alignment
-        rows = {line.name: _row(line, path, start, header.is_big_endian) for line in lines}
-        spans = sorted((one.offset, one.offset + rows[one.name].nbytes, one.name) for one in lines)
-        for name, why in (twice | _misplaced(spans, start, source.size)).items():
-            rows[name] = _spoilt(rows[name], path, why)
-        oddities += _askew(spans, alignment)
+        rows = {line.name: _build_row(line, path, start, header.is_big_endian) for line in lines}
+        spans = sorted((line.offset, line.offset + rows[line.name].nbytes, line.name) for line in lines)
+        for name, why in (twice | _find_misplaced(spans, start, source.size)).items():
+            rows[name] = _mark_unreadable(rows[name], path, why)
+        oddities += _find_misaligned(spans, alignment)
         if not any(row.damage for row in rows.values()):
-            oddities += _unowned(spans, source, start, alignment)
+            oddities += _find_gaps(spans, source, start, alignment)
     return ModelState(
-        path, NAME, tuple(rows.values()), metadata=Settings(metadata), oddities=(*oddities, *_part(metadata))
+        path,
+        NAME,
+        tuple(rows.values()),
+        metadata=Settings(metadata),
+        oddities=(*oddities, *_note_part(metadata)),
+        traits=TRAITS,
     )
 
 
@@ -96,7 +108,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
 
 
 class _Header:
-    """The bytes of a header, taken one thing after another: `at` is the next one's."""
+    """The bytes of a header, read in order; `at` is the next position."""
 
     def __init__(self, source: Source) -> None:
         """Raises UnreadableError for a version that is not known."""
@@ -107,57 +119,57 @@ class _Header:
         self.order = ">" if source.head[4:6] == b"\0\0" else "<"
         self._structs = {code: struct.Struct(self.order + code) for code in "BbHhIifQqd?"}
         self._pair = struct.Struct(f"{self.order}IQ")
-        _check_version(self.number("I", "its version"))
+        _check_version(self.read_number("I", "its version"))
 
     @property
     def is_big_endian(self) -> bool:
         """Whether the first byte of a number is its greatest."""
         return self.order == ">"
 
-    def pair(self, what: str) -> tuple[int, int]:
-        """A uint32 and the uint64 behind it."""
-        kind, offset = self._pair.unpack_from(self.reach(self.at + 12, what), self.at)
+    def read_pair(self, what: str) -> tuple[int, int]:
+        """Read a uint32 and the following uint64."""
+        kind, offset = self._pair.unpack_from(self.check_reach(self.at + 12, what), self.at)
         self.at += 12
         return kind, offset
 
-    def number(self, code: str, what: str) -> Any:
-        """One number, as `struct` has that code."""
-        one = self._structs[code]
-        (found,) = one.unpack_from(self.reach(self.at + one.size, what), self.at)
-        self.at += one.size
-        return found
+    def read_number(self, code: str, what: str) -> Any:
+        """Read one number with this `struct` code."""
+        packed = self._structs[code]
+        (value,) = packed.unpack_from(self.check_reach(self.at + packed.size, what), self.at)
+        self.at += packed.size
+        return value
 
-    def take(self, length: int, what: str) -> bytes:
+    def read_bytes(self, length: int, what: str) -> bytes:
         """So many bytes."""
-        raw = self.reach(self.at + length, what)[self.at : self.at + length]
+        raw = self.check_reach(self.at + length, what)[self.at : self.at + length]
         self.at += length
         return raw
 
-    def text(self, what: str) -> bytes:
-        """What stands behind its own length."""
-        return self.take(self.number("Q", what), what)
+    def read_text(self, what: str) -> bytes:
+        """Read a text with its length prefix."""
+        return self.read_bytes(self.read_number("Q", what), what)
 
     def skip_texts(self, count: int, what: str) -> None:
         """So many texts: their lengths alone are looked at."""
         unpack, raw, at = self._structs["Q"].unpack_from, self._raw, self.at
         for _ in range(count):
             if at + 8 > len(raw):
-                raw = self.reach(at + 8, what)
+                raw = self.check_reach(at + 8, what)
             at += 8 + unpack(raw, at)[0]
-        self.reach(at, what)
+        self.check_reach(at, what)
         self.at = at
 
-    def numbers(self, code: str, count: int, what: str) -> tuple[Any, ...]:
+    def read_numbers(self, code: str, count: int, what: str) -> tuple[Any, ...]:
         """So many numbers."""
-        one = self._structs[code]
-        return tuple(found for (found,) in one.iter_unpack(self.take(count * one.size, what)))
+        packed = self._structs[code]
+        return tuple(value for (value,) in packed.iter_unpack(self.read_bytes(count * packed.size, what)))
 
     def size(self, code: str) -> int:
         """Bytes of one number."""
         return self._structs[code].size
 
-    def reach(self, end: int, what: str) -> bytes:
-        """The header at least up to byte `end`. Raises MalformedError where the file ends before, or it is too long."""
+    def check_reach(self, end: int, what: str) -> bytes:
+        """Return the header at least up to byte `end`. Raises MalformedError for a truncated or too long header."""
         if end <= len(self._raw):
             return self._raw
         if end > self._source.size:
@@ -167,9 +179,9 @@ class _Header:
             )
         if end > MAX_HEADER:
             raise MalformedError(f"{what} ends at byte {end}: no header has more than {MAX_HEADER} bytes")
-        held = len(self._raw)
-        more = max(end - held, min(max(held, 1 << 20), self._source.size - held))
-        self._raw += self._source.read(held, more)
+        count = len(self._raw)
+        more = max(end - count, min(max(count, 1 << 20), self._source.size - count))
+        self._raw += self._source.read(count, more)
         return self._raw
 
 
@@ -186,78 +198,80 @@ def _check_version(version: int) -> None:
 # --- metadata --------------------------------------------------------------------------------------------------------
 
 
-def _metadata(header: _Header, count: int) -> tuple[dict[str, Scalar], list[Oddity]]:
-    found: dict[str, Scalar] = {}
+def _read_metadata(header: _Header, count: int) -> tuple[dict[str, Scalar], list[Oddity]]:
+    settings: dict[str, Scalar] = {}
     oddities: list[Oddity] = []
     for n in range(count):
-        key = _decoded(header.text(f"metadata key {n + 1} of {count}"), f"metadata key {n + 1} of {count}")
+        key = _decode_text(header.read_text(f"metadata key {n + 1} of {count}"), f"metadata key {n + 1} of {count}")
         what = f"metadata {quoting.quoted(key)}"
-        value = _value(header, header.number("I", what), what)
-        if key in found:
+        value = _read_value(header, header.read_number("I", what), what)
+        if key in settings:
             oddities.append(Oddity("metadata-set-twice", f"its metadata sets {quoting.quoted(key)} twice"))
-        found[key] = value
-    return found, oddities
+        settings[key] = value
+    return settings, oddities
 
 
-def _value(header: _Header, kind: int, what: str) -> Scalar:
+def _read_value(header: _Header, kind: int, what: str) -> Scalar:
     if kind == ARRAY:
-        return _array(header, what)
+        return _read_array(header, what)
     if kind == TEXT:
-        return _told(header.text(what).decode("utf-8", "backslashreplace"))
-    return _scalar(header.number(_code(kind, what), what), kind)
+        return _describe_text(header.read_text(what).decode("utf-8", "backslashreplace"))
+    return _convert_scalar(header.read_number(_code(kind, what), what), kind)
 
 
-def _told(text: str) -> str:
-    """A text as it is, or the beginning of a very long one and a digest of it."""
+def _describe_text(text: str) -> str:
+    """Return the text, or the beginning and a digest of a very long text."""
     if len(text) <= MAX_TEXT:
         return text
-    return f"{len(text)} characters, {_digest(text.encode('utf-8', 'surrogatepass'))}: {text[: MAX_TEXT // 2]}..."
+    return f"{len(text)} characters, {_hash_bytes(text.encode('utf-8', 'surrogatepass'))}: {text[: MAX_TEXT // 2]}..."
 
 
-def _digest(raw: bytes) -> str:
+def _hash_bytes(raw: bytes) -> str:
     import hashlib  # OpenSSL below it takes longer to load than most checkpoints to list
 
     return f"sha256 {hashlib.sha256(raw).hexdigest()[:32]}"
 
 
 def _code(kind: int, what: str) -> str:
-    known = SCALARS.get(kind)
-    if known is None:
+    scalar_type = SCALARS.get(kind)
+    if scalar_type is None:
         raise MalformedError(f"{what}: its type {kind} is unknown: written by a newer llama.cpp, or damaged")
-    return known[1]
+    return scalar_type[1]
 
 
-def _scalar(value: Any, kind: int) -> Scalar:
-    """As it is told: what JSON has no number for as a text, a float32 with the digits that it has."""
+def _convert_scalar(value: Any, kind: int) -> Scalar:
+    """Convert for JSON: numbers without a JSON form become text, a float32 keeps its own digits."""
     if type(value) is not float:
         return value if type(value) is not int or abs(value) < 2**63 else str(value)
     if not math.isfinite(value):
         return repr(value)
-    return _short(value) if kind == 6 else value
+    return _round_float(value) if kind == 6 else value
 
 
-def _short(value: float) -> float:
+def _round_float(value: float) -> float:
     """The float of fewest digits that is the same float32: 1e-05 and not 9.999999747378752e-06."""
-    one = struct.Struct("f")
+    packed = struct.Struct("f")
     shorter = (float(f"{value:.{digits}g}") for digits in (6, 7, 8))
-    return next((found for found in shorter if abs(found) < 3e38 and one.unpack(one.pack(found))[0] == value), value)
+    return next(
+        (number for number in shorter if abs(number) < 3e38 and packed.unpack(packed.pack(number))[0] == value), value
+    )
 
 
-def _array(header: _Header, what: str) -> Scalar:
+def _read_array(header: _Header, what: str) -> Scalar:
     start = header.at
-    kind, count = header.number("I", what), header.number("Q", what)
+    kind, count = header.read_number("I", what), header.read_number("Q", what)
     if kind in SCALARS and count <= MAX_LISTED:
-        numbers = header.numbers(SCALARS[kind][1], count, what)
-        return json.dumps([_scalar(one, kind) for one in numbers])
+        numbers = header.read_numbers(SCALARS[kind][1], count, what)
+        return json.dumps([_convert_scalar(number, kind) for number in numbers])
     _skip(header, kind, count, what, 1)
-    raw = header.reach(header.at, what)[start : header.at]
+    raw = header.check_reach(header.at, what)[start : header.at]
     if kind == TEXT and count <= MAX_LISTED and len(raw) <= MAX_LISTED_TEXT:
-        listed = [text.decode("utf-8", "backslashreplace") for text in _texts(raw, header.order)]
+        listed = [text.decode("utf-8", "backslashreplace") for text in _decode_texts(raw, header.order)]
         return json.dumps(listed, ensure_ascii=False)
     if header.is_big_endian:
-        raw = _little(raw, kind, count)
+        raw = _convert_to_little_endian(raw, kind, count)
     named = "text" if kind == TEXT else "arrays" if kind == ARRAY else SCALARS[kind][0]
-    return f"array of {count:,} {named}, {_digest(raw)}"
+    return f"array of {count:,} {named}, {_hash_bytes(raw)}"
 
 
 def _skip(header: _Header, kind: int, count: int, what: str, depth: int) -> None:
@@ -268,14 +282,14 @@ def _skip(header: _Header, kind: int, count: int, what: str, depth: int) -> None
         if depth == MAX_DEPTH:
             raise MalformedError(f"{what}: arrays in arrays, more than {MAX_DEPTH} deep")
         for _ in range(count):
-            _skip(header, header.number("I", what), header.number("Q", what), what, depth + 1)
+            _skip(header, header.read_number("I", what), header.read_number("Q", what), what, depth + 1)
     else:
         end = header.at + count * header.size(_code(kind, what))
-        header.reach(end, what)
+        header.check_reach(end, what)
         header.at = end
 
 
-def _texts(raw: bytes, order: str) -> Iterator[bytes]:
+def _decode_texts(raw: bytes, order: str) -> Iterator[bytes]:
     """The texts of an array, behind its type and count."""
     at = 12
     while at < len(raw):
@@ -284,44 +298,48 @@ def _texts(raw: bytes, order: str) -> Iterator[bytes]:
         at += 8 + length
 
 
-def _little(raw: bytes, kind: int, count: int) -> bytes:
-    """The bytes that an array of numbers or texts has in a little-endian file, so that its digest is the same."""
+def _convert_to_little_endian(raw: bytes, kind: int, count: int) -> bytes:
+    """Swap an array's bytes to little-endian, so that the digest does not depend on the byte order."""
     head = struct.pack("<IQ", kind, count)
     if kind == TEXT:
-        return head + b"".join(struct.pack("<Q", len(text)) + text for text in _texts(raw, ">"))
+        return head + b"".join(struct.pack("<Q", len(text)) + text for text in _decode_texts(raw, ">"))
     if kind in SCALARS:
         form = f"{count}{SCALARS[kind][1]}"
         return head + struct.pack(f"<{form}", *struct.unpack(f">{form}", raw[12:]))
     return raw
 
 
-def _decoded(raw: bytes, what: str) -> str:
+def _decode_text(raw: bytes, what: str) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise MalformedError(f"{what}: its name is no UTF-8 near byte {error.start}") from error
 
 
-def _alignment(metadata: Mapping[str, Scalar]) -> int:
-    found = metadata.get("general.alignment", 32)
-    if type(found) is not int or found < 1 or found & (found - 1):
-        raise MalformedError(f"its general.alignment is {quoting.value(found)}, no power of two")
-    return found
+def _read_alignment(metadata: Mapping[str, Scalar]) -> int:
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise MalformedError(f"its general.alignment is {quoting.value(alignment)}, no power of two")
+    return alignment
 
 
-def _part(metadata: Mapping[str, Scalar]) -> list[Oddity]:
+def _note_part(metadata: Mapping[str, Scalar]) -> list[Oddity]:
     count, number, total = (metadata.get(f"split.{key}") for key in ("count", "no", "tensors.count"))
     if type(count) is not int or type(number) is not int or count < 2:
         return []
     every = f", with {total:,} tensors in all" if type(total) is int else ""
-    return [Oddity("one-part", f"part {number + 1} of {count}{every}: name the folder to read all parts as one")]
+    return [
+        Oddity(
+            OddityKind.ONE_PART.value, f"part {number + 1} of {count}{every}: name the folder to read all parts as one"
+        )
+    ]
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------------
 
 
 class _Line(NamedTuple):
-    """What the header says of a tensor; its `offset` is from the first tensor's byte."""
+    """Header entry of a tensor; `offset` counts from the first byte of the tensors."""
 
     name: str
     shape: tuple[int, ...]
@@ -329,42 +347,44 @@ class _Line(NamedTuple):
     offset: int
 
 
-def _lines(header: _Header, count: int) -> tuple[list[_Line], dict[str, str]]:
-    """The lines, the first of each name; of the names that have more, what is said of them."""
-    found: dict[str, _Line] = {}
+def _read_lines(header: _Header, count: int) -> tuple[list[_Line], dict[str, str]]:
+    """Read the first line of each name; also return messages for repeated names."""
+    first_lines: dict[str, _Line] = {}
     lines = Counter[str]()
     for n in range(count):
         what = f"the line of tensor {n + 1} of {count}"
-        name = _decoded(header.text(what), what)
-        line = _line(header, name)
-        if found.setdefault(name, line) is not line:
+        name = _decode_text(header.read_text(what), what)
+        line = _read_line(header, name)
+        if first_lines.setdefault(name, line) is not line:
             lines[name] += 1
     why = "its header lists it {} times, and readers disagree which one counts: convert the model again"
-    return list(found.values()), {name: why.format(more + 1) for name, more in lines.items()}
+    return list(first_lines.values()), {name: why.format(more + 1) for name, more in lines.items()}
 
 
-def _line(header: _Header, name: str) -> _Line:
+def _read_line(header: _Header, name: str) -> _Line:
     """What follows a tensor's name."""
     what = f"{quoting.name(name)}: its line"
-    dims = header.number("I", what)
+    dims = header.read_number("I", what)
     if dims > MAX_DIMS:
         raise MalformedError(f"{quoting.name(name)}: claims {dims} dimensions: ggml has 4 at most")
-    shape = header.numbers("Q", dims, what)[::-1]
+    shape = header.read_numbers("Q", dims, what)[::-1]
     if max(shape, default=0) >= 2**63 or prod(shape) >= 2**63:
         raise MalformedError(f"{quoting.name(name)}: shape {quoting.shape(shape)} is impossible: 2^63 elements or more")
-    return _Line(name, shape, *header.pair(what))
+    return _Line(name, shape, *header.read_pair(what))
 
 
-def _row(line: _Line, path: str, start: int, is_big_endian: bool) -> TensorInfo:
+def _build_row(line: _Line, path: str, start: int, is_big_endian: bool) -> TensorInfo:
     if line.kind in PLAIN:
-        return _plain(line, ByteRange(path, start + line.offset, 0, big_endian=is_big_endian))
+        return _build_plain_row(line, ByteRange(path, start + line.offset, 0, big_endian=is_big_endian))
     name = QUANTIZED.get(line.kind)
     if name is None:
-        return _damaged(line, path, f"type {line.kind}", f"type {line.kind} is unknown: written by a newer llama.cpp?")
+        return _build_damaged_row(
+            line, path, f"type {line.kind}", f"type {line.kind} is unknown: written by a newer llama.cpp?"
+        )
     values, size = BLOCKS[name]
     if not line.shape or line.shape[-1] % values:
         rows = f"its rows are no whole blocks of {values} values"
-        return _damaged(line, path, name, f"{name} {quoting.shape(line.shape)}: {rows}")
+        return _build_damaged_row(line, path, name, f"{name} {quoting.shape(line.shape)}: {rows}")
     elements = prod(line.shape)
     nbytes = elements // values * size
     note = f"{values} values in {size} bytes"
@@ -378,7 +398,7 @@ def _row(line: _Line, path: str, start: int, is_big_endian: bool) -> TensorInfo:
     return TensorInfo(line.name, name, line.shape, elements, nbytes, saved=True, note=note, data=data)
 
 
-def _plain(line: _Line, where: ByteRange) -> TensorInfo:
+def _build_plain_row(line: _Line, where: ByteRange) -> TensorInfo:
     dtype, size = PLAIN[line.kind]
     elements = prod(line.shape)
     where = ByteRange(where.path, where.offset, elements * size, big_endian=where.big_endian and size > 1)
@@ -386,56 +406,56 @@ def _plain(line: _Line, where: ByteRange) -> TensorInfo:
     return TensorInfo(line.name, dtype, line.shape, elements, elements * size, saved=True, data=data)
 
 
-def _damaged(line: _Line, path: str, dtype: str, why: str) -> TensorInfo:
-    return _spoilt(TensorInfo(line.name, dtype, line.shape, prod(line.shape), 0, saved=True), path, why)
+def _build_damaged_row(line: _Line, path: str, dtype: str, why: str) -> TensorInfo:
+    return _mark_unreadable(TensorInfo(line.name, dtype, line.shape, prod(line.shape), 0, saved=True), path, why)
 
 
 #: Where a tensor begins and ends, in bytes from the first tensor's; its name.
 _Span = tuple[int, int, str]
 
 
-def _misplaced(spans: list[_Span], start: int, size: int) -> dict[str, str]:
-    """What reaches beyond the file, and what overlaps among the rest, with what is said of it."""
+def _find_misplaced(spans: list[_Span], start: int, size: int) -> dict[str, str]:
+    """Return messages for tensors beyond the end of the file and for overlapping tensors."""
     beyond = {
         name: f"ends at byte {start + stop}, the file has {size}: truncated, {start + stop - size} bytes are missing; "
         "copy or download it again"
         for begin, stop, name in spans
         if stop > begin and start + stop > size
     }
-    found = dict(beyond)
+    problems = dict(beyond)
     last: _Span = (0, 0, "")
-    for one in spans:
-        if one[0] == one[1] or one[2] in beyond:
+    for span in spans:
+        if span[0] == span[1] or span[2] in beyond:
             continue
-        if one[0] < last[1]:
+        if span[0] < last[1]:
             # Which of the two is wrong is not said.
-            found.setdefault(last[2], _overlap(last, one))
-            found[one[2]] = _overlap(one, last)
-        last = max(last, one, key=lambda span: span[1])
-    return found
+            problems.setdefault(last[2], _describe_overlap(last, span))
+            problems[span[2]] = _describe_overlap(span, last)
+        last = max(last, span, key=lambda span: span[1])
+    return problems
 
 
-def _overlap(one: _Span, other: _Span) -> str:
-    return f"its bytes {one[0]} to {one[1]} overlap {other[0]} to {other[1]} of {quoting.name(other[2])}"
+def _describe_overlap(span: _Span, other: _Span) -> str:
+    return f"its bytes {span[0]} to {span[1]} overlap {other[0]} to {other[1]} of {quoting.name(other[2])}"
 
 
-def _spoilt(row: TensorInfo, path: str, why: str) -> TensorInfo:
-    """The row as one that cannot be read, unless something else is wrong with it already."""
+def _mark_unreadable(row: TensorInfo, path: str, why: str) -> TensorInfo:
+    """Mark the row as unreadable unless the row already has a defect."""
     if row.damage:
         return row
     damage = f"{path}: {quoting.name(row.fqn)}: {why}"
     return replace(row, nbytes=0, note=f"cannot be read: {why}", data=None, damage=damage)
 
 
-def _askew(spans: list[_Span], alignment: int) -> Iterator[Oddity]:
+def _find_misaligned(spans: list[_Span], alignment: int) -> Iterator[Oddity]:
     names = [name for begin, _, name in spans if begin % alignment]
     if names:
         message = f"begin at no multiple of {alignment}, so that llama.cpp refuses them: {quoting.names(names)}"
         yield Oddity("askew", message, names[0])
 
 
-def _unowned(spans: list[_Span], source: Source, start: int, alignment: int) -> Iterator[Oddity]:
-    """Bytes between the tensors, and behind them, that are more than padding."""
+def _find_gaps(spans: list[_Span], source: Source, start: int, alignment: int) -> Iterator[Oddity]:
+    """Yield bytes between and after the tensors that exceed padding."""
     ends = [(0, "the header"), *((stop, name) for _, stop, name in spans)]
     begins = [*(begin for begin, _, _ in spans), source.size - start]
     holes = [
@@ -447,6 +467,8 @@ def _unowned(spans: list[_Span], source: Source, start: int, alignment: int) -> 
     if holes:
         (name, place), total = holes[0], sum(place.length for _, place in holes)
         where = f"in {len(holes)} places, the first behind {name}," if len(holes) > 1 else f"behind {name}"
-        yield Oddity("gap", f"{total} bytes {where} belong to no tensor", place=place)
+        yield Oddity(OddityKind.GAP.value, f"{total} bytes {where} belong to no tensor", place=place)
     if behind:
-        yield Oddity("suffixed", f"{behind[1].length} bytes follow the last tensor, {behind[0]}", place=behind[1])
+        yield Oddity(
+            OddityKind.SUFFIXED.value, f"{behind[1].length} bytes follow the last tensor, {behind[0]}", place=behind[1]
+        )

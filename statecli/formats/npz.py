@@ -9,12 +9,17 @@ import zlib
 
 from statecli.core import quoting
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
+from statecli.core.format_traits import FormatTraits
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ByteRange, ModelState, Oddity, Packing, Place, TensorInfo
 from statecli.formats.shared import npy_array
 from statecli.storage.source import Source
 from statecli.storage.zip_archive import DEFLATED, Archive, Record, mentions
 
 NAME = "npz"
+TRAITS = FormatTraits(
+    distinguishes_case=True, never_mapped="what numpy and Flax keep in archives and messages is read, never mapped"
+)
 
 _SUFFIX = ".npy"
 #: Bytes of arrays of one archive that are read to verify the checksums over their headers: a fifth of a second.
@@ -23,15 +28,15 @@ MAX_VERIFIED = 128 << 20
 
 
 def sniff(path: str, head: bytes) -> bool:
-    """Whether it is a zip archive of arrays, and none that torch writes."""
+    """Return whether this is a zip archive of numpy arrays, not one of torch's archives."""
     return head.startswith(b"PK\3\4") and mentions(path, b".npy") and not mentions(path, b"data.pkl", b"archive_format")
 
 
 def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # the one it has
-    """The headers of all arrays as a `ModelState`: no device, no requires_grad, since the format records neither.
+    """Read the headers of all arrays; the format records neither devices nor requires_grad.
 
-    Raises UnreadableError and MalformedError, without the path, for a damaged archive; an array that contradicts itself
-    is damaged, and the others are read.
+    An array that contradicts itself is damaged, and the rest is read. Raises UnreadableError and MalformedError,
+    without the path, for a damaged archive.
     """
     with Source(path) as source:
         archive = Archive(source, looked_at=2 * npy_array.USUAL)
@@ -41,21 +46,21 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         for name, record in arrays.items():
             fqn = name.removesuffix(_SUFFIX)
             budget -= record.size
-            rows[fqn] = _row(fqn, record, source, archive, verify=budget >= 0)
+            rows[fqn] = _read_row(fqn, record, source, archive, verify=budget >= 0)
         oddities = archive.oddities
         if others := [name for name in archive.records if name not in arrays]:
             oddities.append(Oddity("no-arrays", f"beside its arrays, and not read: {quoting.names(others)}"))
-        return ModelState(path, NAME, tuple(rows.values()), oddities=tuple(oddities))
+        return ModelState(path, NAME, tuple(rows.values()), oddities=tuple(oddities), traits=TRAITS)
 
 
-def _row(fqn: str, record: Record, source: Source, archive: Archive, *, verify: bool) -> TensorInfo:
+def _read_row(fqn: str, record: Record, source: Source, archive: Archive, *, verify: bool) -> TensorInfo:
     """The row of one array. With `verify` its checksum is checked, else only where its header contradicts its size."""
     try:
-        found = npy_array.header(lambda length: _head(record, source, length))
+        header = npy_array.read_header(lambda length: _read_head(record, source, length))
         if verify:
             archive.verify(record)
-        row = npy_array.row(fqn, found, _where(record, source.path, found.element.is_big_endian))
-        after = record.size - found.length - row.nbytes
+        row = npy_array.build_row(fqn, header, _locate_array(record, source.path, header.element.is_big_endian))
+        after = record.size - header.length - row.nbytes
         if after and not verify:
             archive.verify(record)
     except UnreadableError as error:
@@ -64,24 +69,24 @@ def _row(fqn: str, record: Record, source: Source, archive: Archive, *, verify: 
             wrong = why.partition(": checksum wrong: ")[2].partition(";")[0]
             message = f"{quoting.name(fqn)}: its bytes are not those that were saved: checksum {wrong}"
             place = Place(source.path, record.data_offset, record.compressed_size)
-            archive.oddities.append(Oddity(ChecksumMismatch.rule, message, fqn, place=place))
+            archive.oddities.append(Oddity(OddityKind.CHECKSUM_MISMATCH.value, message, fqn, place=place))
         damage = f"{source.path}: {quoting.name(fqn)}: {why}"
         return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {why}", damage=damage)
     if after and not row.damage:
         place = Place(source.path, record.data_offset, record.compressed_size)
         message = f"{after} bytes follow the array {quoting.name(fqn)}: numpy.load does not look at them"
-        archive.oddities.append(Oddity("suffixed", message, fqn, place=place))
+        archive.oddities.append(Oddity(OddityKind.SUFFIXED.value, message, fqn, place=place))
     return row
 
 
-def _where(record: Record, path: str, is_big_endian: bool) -> ByteRange:
+def _locate_array(record: Record, path: str, is_big_endian: bool) -> ByteRange:
     """The whole record. A recorded checksum of 0 is none."""
     packing = Packing("deflate", record.compressed_size) if record.method == DEFLATED else None
     return ByteRange(path, record.data_offset, record.size, record.crc32 or None, is_big_endian, packing)
 
 
-def _head(record: Record, source: Source, length: int) -> bytes:
-    """The first bytes of the record's content; of what is deflated no more than that is inflated."""
+def _read_head(record: Record, source: Source, length: int) -> bytes:
+    """Read the first bytes of the record's content, inflating no more than needed."""
     if record.method != DEFLATED:
         return source.read(record.data_offset, min(length, record.size))
     # Deflate never makes more than a few bytes more of what it is given.

@@ -1,4 +1,4 @@
-"""Every format, in the order in which they are asked whether a file is theirs."""
+"""Every format, in the order in which they are tried."""
 
 from __future__ import annotations
 

@@ -15,11 +15,18 @@ from msgspec.structs import replace
 
 from statecli.core import quoting
 from statecli.core.errors import MalformedError
+from statecli.core.format_traits import FormatTraits
 from statecli.core.state import ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
 from statecli.storage import files, json_object
 from statecli.storage.source import Source
 
 NAME = "safetensors"
+TRAITS = FormatTraits(
+    keeps_order=False,
+    settings_are_text=True,
+    drops_tied_names=True,
+    own_settings=frozenset(("format",)),  # the framework that wrote the tensors
+)
 
 #: safetensors' own limit.
 MAX_HEADER = 100_000_000
@@ -56,9 +63,9 @@ DTYPES: dict[str, tuple[str, int]] = {
 
 
 def sniff(path: str, head: bytes) -> bool:
-    """Whether the eighth byte starts a JSON object, after a length that is no text.
+    """Return whether the eighth byte starts a JSON object, after a length that is not text.
 
-    Of a file that ends before that byte, nothing but its name tells.
+    A file that ends before that byte is recognised by name.
     """
     if len(head) <= 8:
         return files.name(path).endswith(".safetensors")
@@ -68,13 +75,13 @@ def sniff(path: str, head: bytes) -> bool:
 
 
 def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # the one it has
-    """The header of one file as a `ModelState`: no device, no requires_grad, since the format records neither.
+    """Read the header of one file; the format records neither devices nor requires_grad.
 
-    Raises UnreadableError and MalformedError, without the path. Two names of `__metadata__` that say "this tensor was
-    dropped, it is tied to that one" become rows of their own.
+    Two names of `__metadata__` for a dropped tied tensor become rows of their own. Raises UnreadableError and
+    MalformedError, without the path.
     """
     with Source(path) as source:
-        raw, start = _raw_header(source)
+        raw, start = _read_raw_header(source)
         try:
             metadata, tensors = _read_plain_header(raw, path, start, source.size)
             repeats: list[json_object.Repeat] = []
@@ -82,21 +89,26 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
             # The parser that knows every exception, and has the words for every error.
             header, repeats = json_object.object_of(raw, "its header")
             del raw
-            metadata = _metadata(header.pop("__metadata__", None))
+            metadata = _check_metadata(header.pop("__metadata__", None))
             json_object.refuse((repeat for repeat in repeats if repeat[0] is not metadata), "its header")
-            tensors = _tensors(_checked_entries(header), path, start, source.size)
+            tensors = _build_tensors(_check_entries(header), path, start, source.size)
     oddities = [Oddity("metadata-set-twice", f"__metadata__ sets {quoting.quoted(key)} twice") for _, key in repeats]
     if source.head[8:9] != b"{":
         oddities.append(Oddity("padded-header", "white space before the header's first brace: other readers refuse it"))
     if start % 8:
         oddities.append(Oddity("misaligned", f"the tensors start at byte {start}, no multiple of 8"))
     return ModelState(
-        path, NAME, tuple(_with_aliases(metadata, tensors)), metadata=Settings(metadata), oddities=tuple(oddities)
+        path,
+        NAME,
+        tuple(_with_aliases(metadata, tensors)),
+        metadata=Settings(metadata),
+        oddities=tuple(oddities),
+        traits=TRAITS,
     )
 
 
-def _raw_header(source: Source) -> tuple[bytes, int]:
-    """The header's bytes, and the byte at which the tensors start."""
+def _read_raw_header(source: Source) -> tuple[bytes, int]:
+    """Return the header's bytes and the offset of the first tensor."""
     if source.size < 8:
         raise MalformedError(f"is truncated: {source.size} bytes, the header's length alone takes 8")
     length = int.from_bytes(source.read(0, 8), "little")
@@ -109,7 +121,7 @@ def _raw_header(source: Source) -> tuple[bytes, int]:
     return source.read(8, length), 8 + length
 
 
-def _metadata(node: Any) -> dict[str, Any]:
+def _check_metadata(node: Any) -> dict[str, Any]:
     if node is None:
         return {}
     if type(node) is not dict:
@@ -121,7 +133,7 @@ def _metadata(node: Any) -> dict[str, Any]:
 
 
 class HeaderEntry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """What a header says of one tensor. `data_offsets`: begin and end in bytes, counted from the first tensor's."""
+    """Header entry of one tensor. `data_offsets`: begin and end in bytes, from the first tensor's byte."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -129,7 +141,7 @@ class HeaderEntry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class _NotPlain(Exception):
-    """The header has something that only the strict parser judges: an escape, a key twice, text that is not ASCII."""
+    """The header needs the strict parser: an escape, a repeated key or text beyond ASCII."""
 
 
 _RAW_ENTRIES = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -138,11 +150,11 @@ _METADATA = msgspec.json.Decoder(dict[str, str])
 
 
 def _read_plain_header(raw: bytes, path: str, start: int, size: int) -> tuple[dict[str, str], list[TensorInfo]]:
-    """Return metadata and tensors of a header as every library writes it, in a quarter of the time and memory.
+    """Return metadata and tensors of a header as every library writes headers, in a quarter of the time and memory.
 
-    Raises `_NotPlain`, MalformedError or msgspec's errors for any other, also where the strict parser would accept it.
-    msgspec keeps the last of two equal keys. Each pair of an object has one colon, so that two equal keys show as more
-    colons than pairs and names account for; without a backslash, no text hides or adds one.
+    Raises `_NotPlain`, MalformedError or msgspec's errors for any other header, even if the strict parser would accept
+    the header. msgspec keeps the last of two equal keys. Each pair of an object has one colon, so equal keys show as
+    more colons than pairs and names account for; without a backslash, no text hides or adds a colon.
     """
     if not raw.isascii() or b"\\" in raw:
         raise _NotPlain
@@ -154,21 +166,21 @@ def _read_plain_header(raw: bytes, path: str, start: int, size: int) -> tuple[di
     if raw.count(b":") != pairs + sum(text.count(":") for text in texts):
         raise _NotPlain
     del texts
-    return metadata or {}, _tensors(_decoded_entries(entries), path, start, size)
+    return metadata or {}, _build_tensors(_decode_entries(entries), path, start, size)
 
 
-def _decoded_entries(entries: dict[str, msgspec.Raw]) -> Iterator[tuple[str, HeaderEntry]]:
+def _decode_entries(entries: dict[str, msgspec.Raw]) -> Iterator[tuple[str, HeaderEntry]]:
     for name in list(entries):
         # Popped, so that an entry's memory serves the next row: 100,000 of either are 50 MB.
         yield name, _ENTRY.decode(entries.pop(name))
 
 
-def _checked_entries(header: dict[str, Any]) -> Iterator[tuple[str, HeaderEntry]]:
+def _check_entries(header: dict[str, Any]) -> Iterator[tuple[str, HeaderEntry]]:
     for name in list(header):
-        yield name, _entry(name, header.pop(name))
+        yield name, _check_entry(name, header.pop(name))
 
 
-def _tensors(entries: Iterator[tuple[str, HeaderEntry]], path: str, start: int, size: int) -> list[TensorInfo]:
+def _build_tensors(entries: Iterator[tuple[str, HeaderEntry]], path: str, start: int, size: int) -> list[TensorInfo]:
     tensors: list[TensorInfo] = []
     #: Most tensors have the type and shape of others: one tuple and one number for all of them.
     layouts: dict[tuple[str, tuple[int, ...]], _Layout] = {}
@@ -176,7 +188,7 @@ def _tensors(entries: Iterator[tuple[str, HeaderEntry]], path: str, start: int, 
         begin, end = entry.data_offsets
         layout = layouts.get((entry.dtype, entry.shape))
         if layout is None:
-            layout = layouts[entry.dtype, entry.shape] = _layout(name, entry)
+            layout = layouts[entry.dtype, entry.shape] = _check_layout(name, entry)
         if not 0 <= begin <= end < 2**63:
             _check_offsets(name, begin, end)
         if layout.bits != (end - begin) * 8:
@@ -195,12 +207,12 @@ def _tensors(entries: Iterator[tuple[str, HeaderEntry]], path: str, start: int, 
                 data=data,
             )
         )
-    _tile(tensors, start, size - start)
+    _check_coverage(tensors, start, size - start)
     return tensors
 
 
 class _Layout(msgspec.Struct, gc=False):
-    """What all tensors of one dtype and shape share. `bits`: what the elements take, by the header's dtype."""
+    """Common properties of all tensors of one dtype and shape. `bits`: size of all elements, by the header's dtype."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -210,7 +222,7 @@ class _Layout(msgspec.Struct, gc=False):
     note: str | None = None
 
 
-def _layout(name: str, entry: HeaderEntry) -> _Layout:
+def _check_layout(name: str, entry: HeaderEntry) -> _Layout:
     if entry.dtype not in DTYPES:
         raise _unknown_dtype(name, entry.dtype)
     dtype, bits = DTYPES[entry.dtype]
@@ -230,11 +242,11 @@ def _layout(name: str, entry: HeaderEntry) -> _Layout:
     return _Layout("float4_e2m1fn_x2", packed, prod(packed), layout.bits, layout.nbytes, note)
 
 
-def _mismatch(name: str, layout: _Layout, held: int) -> MalformedError:
+def _mismatch(name: str, layout: _Layout, nbytes_stored: int) -> MalformedError:
     takes = f"{layout.bits // 8} bytes" if layout.bits % 8 == 0 else f"{layout.bits} bits"
     return MalformedError(
         f"{quoting.name(name)}: {layout.dtype} {quoting.shape(layout.shape)} takes {takes}, "
-        f"its data_offsets hold {held} bytes"
+        f"its data_offsets hold {nbytes_stored} bytes"
     )
 
 
@@ -244,8 +256,8 @@ def _unknown_dtype(name: str, dtype: Any) -> MalformedError:
     )
 
 
-def _entry(name: str, entry: Any) -> HeaderEntry:
-    """Return the entry of a header that was parsed as plain JSON, its types checked."""
+def _check_entry(name: str, entry: Any) -> HeaderEntry:
+    """Return a plainly parsed header entry with its types checked."""
     if type(entry) is not dict:
         raise MalformedError(f"{quoting.name(name)}: its header entry is no object but {quoting.value(entry)}")
     try:
@@ -289,7 +301,7 @@ def _check_numbers(name: str, numbers: Sequence[Any], what: str) -> None:
             raise MalformedError(f"{quoting.name(name)}: its {what} holds {quoting.value(number)}, no size or position")
 
 
-def _spans(tensors: Iterable[TensorInfo], start: int) -> Iterator[tuple[int, int, str]]:
+def _list_spans(tensors: Iterable[TensorInfo], start: int) -> Iterator[tuple[int, int, str]]:
     for tensor in tensors:
         if tensor.data is not None:
             where = tensor.data.storage
@@ -297,22 +309,22 @@ def _spans(tensors: Iterable[TensorInfo], start: int) -> Iterator[tuple[int, int
 
 
 def _are_adjacent(tensors: Iterable[TensorInfo], start: int) -> bool:
-    """Return whether each tensor begins where the one before it ends, as libraries write them."""
+    """Return whether each tensor begins at the end of the tensor before, as libraries write them."""
     at = 0
-    for begin, end, _ in _spans(tensors, start):
+    for begin, end, _ in _list_spans(tensors, start):
         if begin != at:
             return False
         at = end
     return True
 
 
-def _tile(tensors: Sequence[TensorInfo], start: int, size: int) -> None:
+def _check_coverage(tensors: Sequence[TensorInfo], start: int, size: int) -> None:
     """The bytes after the header belong to exactly one tensor each: no hole, no overlap, nothing behind."""
-    spans = _spans(tensors, start)
+    spans = _list_spans(tensors, start)
     at, before = 0, None
     for begin, end, name in spans if _are_adjacent(tensors, start) else sorted(spans):
         if begin != at:
-            raise _apart(name, begin, end, at, before)
+            raise _create_gap_error(name, begin, end, at, before)
         at, before = end, name
     last = "the header" if before is None else quoting.name(before)
     if at > size:
@@ -324,7 +336,7 @@ def _tile(tensors: Sequence[TensorInfo], start: int, size: int) -> None:
         raise MalformedError(f"{size - at} bytes follow {last}, which ends at byte {at} of {size}: they belong to none")
 
 
-def _apart(name: str, begin: int, end: int, at: int, before: str | None) -> MalformedError:
+def _create_gap_error(name: str, begin: int, end: int, at: int, before: str | None) -> MalformedError:
     last = "the header" if before is None else quoting.name(before)
     if begin < at:
         return MalformedError(
@@ -336,9 +348,9 @@ def _apart(name: str, begin: int, end: int, at: int, before: str | None) -> Malf
 
 
 def _may_be_dropped(name: str, kept: str) -> bool:
-    """Return whether `save_model` may have dropped the one name for the other; any other text is a setting.
+    """Return whether `save_model` may have dropped one name for the other; any other text is a setting.
 
-    Modules that share a parameter have the same name for it: both call it `weight`.
+    Modules with a shared parameter use the same last name (`weight`).
     """
     return name.rpartition(".")[2] == kept.rpartition(".")[2]
 

@@ -1,12 +1,12 @@
-"""A checkpoint in several files: an index (`*.index.json`), or the folder that holds one.
+"""A checkpoint in several files: an index (`*.index.json`), or a folder with an index.
 
 Format: `save_pretrained` of transformers: {"metadata": {"total_size"}, "weight_map": {FQN: file name}}. The file names
-come from the index, so they are untrusted: one path component each, or the run stops. A shard must be a regular file.
-Where a symbolic link leads is not asked: the Hugging Face cache is made of links into `../../blobs`, an index cannot
-make one, and whoever can put a link into the folder can put the file there. Only headers are read through it.
+come from the index, so they are untrusted: each must be a plain file name. A shard must be a regular file. Symbolic
+links are followed: the Hugging Face cache consists of links into `../../blobs`, an index cannot create a link, and an
+attacker able to put a link into the folder could put the file there. Only headers are read through a link.
 
-A shard that is missing or cannot be read costs only its own tensors: each name that the index gives it is a row with
-its `damage`; without an index, a row stands for the shard.
+A missing or unreadable shard costs only its own tensors: each of its names in the index is a row with `damage`; without
+an index, a row stands for the shard.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from msgspec.structs import replace
 
 from statecli.core import quoting
 from statecli.core.errors import IndexMismatch, MalformedError, MissingShard, PlaceUnreadable, UnreadableError
+from statecli.core.format_traits import FormatTraits, combine_traits
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ModelState, Oddity, Settings, StateDict, TensorInfo
 from statecli.formats import deepspeed
 from statecli.formats.safetensors import DROPPED
@@ -30,6 +32,7 @@ from statecli.storage.checkpoint_names import SINGLE
 from statecli.storage.source import Source
 
 NAME = "sharded"
+TRAITS = FormatTraits(own_settings=frozenset(("total_size", "total_parameters")))  # what an index says of its files
 
 #: 350,000 tensors at 90 bytes a line; Python's JSON takes up to thirty times the text in memory.
 MAX_INDEX = 32 * 1024 * 1024
@@ -43,9 +46,9 @@ ReadFile = Callable[[str], ModelState]
 
 
 class Index(NamedTuple):
-    """An index as read: its `folder` as the user wrote it, the FQN -> shard map, the shards in order of first mention.
+    """A parsed index: `folder` as the user wrote the path, FQN -> shard map, shards in order of first mention.
 
-    `metadata` is what stands beside the map.
+    `metadata` is the rest of the document.
     """
 
     folder: str
@@ -55,9 +58,9 @@ class Index(NamedTuple):
 
 
 class Shards(NamedTuple):
-    """What was read of the shards in a folder, by their names, and why others could not be, in words without a path.
+    """The readable shards of a folder by name, and the reasons for the unreadable shards, without a path.
 
-    `missing` is one line of all that are `absent`.
+    `missing` is one line about all `absent` shards.
     """
 
     states: list[tuple[str, ModelState]]
@@ -66,8 +69,8 @@ class Shards(NamedTuple):
     missing: str
 
     @property
-    def lost(self) -> frozenset[str]:
-        """Those of which nothing was read."""
+    def unread_shards(self) -> frozenset[str]:
+        """Names of the shards without a readable state."""
         return frozenset((*self.failed, *self.absent))
 
 
@@ -82,81 +85,91 @@ def sniff(path: str, head: bytes) -> bool:
 
 
 def read(path: str, read_file: ReadFile) -> ModelState:
-    """The union of all shards. `read_file` reads one of them; its errors already name the shard's path.
+    """Read the union of all shards; the errors of `read_file` already name the shard's path.
 
-    Raises UnreadableError and MalformedError, without the path where they are about the index or the folder: where the
-    index lies, and where no shard can be read.
+    Raises UnreadableError and MalformedError, without the path for errors of the index or the folder, and if no shard
+    can be read.
     """
     if files.isdir(path):
-        return in_folder(path, read_file)
-    index = _index(path, "the index")
-    state, beside = _indexed(index, path, "the index", read_file), _unnamed(index)
+        return read_folder(path, read_file)
+    index = _read_index(path, "the index")
+    state, beside = _read_indexed(index, path, "the index", read_file), _find_unnamed(index)
     if not beside:
         return state
-    return _noted(
-        state, Oddity("unnamed-shards", f"beside its shards, not named and not read: {quoting.names(beside)}")
+    return _add_oddities(
+        state,
+        Oddity(OddityKind.UNNAMED_SHARDS.value, f"beside its shards, not named and not read: {quoting.names(beside)}"),
     )
 
 
-def in_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) -> ModelState:
-    """The model of the folder `path`, with the settings beside it; of `others` nothing is said, for they are read too.
+def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) -> ModelState:
+    """Read the model of the folder `path` and its config files; the files in `others` are read elsewhere and not
+    reported.
 
     Raises as `read` does.
     """
     choice = checkpoint_folder.choose(path)
     where = files.join(path, choice.name)
-    files.ahead((where, *config_files.beside(path, choice.names)))
+    files.ahead((where, *config_files.list_config_files(path, choice.names)))
     used: list[str] = []
     if checkpoint_folder.INDEX.search(choice.name):
-        index = _index(where, choice.name)
-        used, state = index.shards, _indexed(index, path, choice.name, read_file)
+        index = _read_index(where, choice.name)
+        used, state = index.shards, _read_indexed(index, path, choice.name, read_file)
     elif match := checkpoint_folder.SERIES.match(choice.name):
-        used = _numbered(match)
-        state = _in_series(path, used, read_file)
+        used = _list_series(match)
+        state = _read_series(path, used, read_file)
     else:
         state = replace(read_file(where), target=path)
     beside = sorted({*choice.others, *checkpoint_folder.FOREIGN.intersection(choice.names)}.difference(used, others))
     if beside:
-        state = _noted(state, Oddity("other-weights", f"beside what was read, and not read: {quoting.names(beside)}"))
+        state = _add_oddities(
+            state, Oddity("other-weights", f"beside what was read, and not read: {quoting.names(beside)}")
+        )
     companions = [name for name in choice.names if checkpoint_folder.COMPANIONS.match(name) and name not in others]
     if unread := [name for name in companions if not name.endswith(".json")]:
-        state = _noted(state, Oddity("companions", f"of the training run, and not read: {quoting.names(unread)}"))
-    if steps := deepspeed.tags(path):
-        said = f"of the same training, by DeepSpeed, and not read: {quoting.names(steps)}; name one of these folders"
-        state = _noted(state, Oddity("other-weights", said))
-    return config_files.noted(path, state)
+        state = _add_oddities(
+            state, Oddity("companions", f"of the training run, and not read: {quoting.names(unread)}")
+        )
+    if steps := deepspeed.list_steps(path):
+        message = f"of the same training, by DeepSpeed, and not read: {quoting.names(steps)}; name one of these folders"
+        state = _add_oddities(state, Oddity("other-weights", message))
+    return config_files.add_config_files(path, state)
 
 
-def _numbered(match: re.Match[str]) -> list[str]:
-    """All shards of a numbered series, by what is there of it and what is not."""
+def _list_series(match: re.Match[str]) -> list[str]:
+    """List all shards of a numbered series, present or missing."""
     count = match["count"]
     return [f"{match['stem']}-{n:05d}-of-{count}{match['suffix']}" for n in range(1, int(count) + 1)]
 
 
-def _in_series(path: str, names: list[str], read_file: ReadFile) -> ModelState:
-    """The union of a numbered series without an index; nobody knows what a shard held that cannot be read."""
-    shards = _shards(path, names, "by their numbers", read_file)
-    state = _whole(_merged(path, shards.states), len(names), whole=not shards.lost)
-    if not shards.lost:
-        return _noted(state, Oddity("no-index", f"no index: all {len(names)} numbered shards were read"))
-    rows = [rank_folders.lost(name, "model", f"{files.join(path, name)}: {why}") for name, why in shards.failed.items()]
+def _read_series(path: str, names: list[str], read_file: ReadFile) -> ModelState:
+    """Read the union of a numbered series without an index; the contents of unreadable shards are unknown."""
+    shards = _read_shards(path, names, "by their numbers", read_file)
+    state = _check_parts(_merge_shards(path, shards.states), len(names), whole=not shards.unread_shards)
+    if not shards.unread_shards:
+        return _add_oddities(state, Oddity("no-index", f"no index: all {len(names)} numbered shards were read"))
+    rows = [
+        rank_folders.build_missing_row(name, "model", f"{files.join(path, name)}: {why}")
+        for name, why in shards.failed.items()
+    ]
     if shards.absent:
-        rows.append(rank_folders.lost(quoting.names(shards.absent), "model", f"{path}: {shards.missing}; {AGAIN}"))
-    return _with_lost(state, shards, rows)
+        rows.append(
+            rank_folders.build_missing_row(quoting.names(shards.absent), "model", f"{path}: {shards.missing}; {AGAIN}")
+        )
+    return _add_missing_rows(state, shards, rows)
 
 
-def _with_lost(state: ModelState, shards: Shards, rows: list[TensorInfo]) -> ModelState:
-    """The state with rows for what is missing of it, and what a rule says of missing shards."""
-    odd = (Oddity("missing-shard", shards.missing),) if shards.absent else ()
+def _add_missing_rows(state: ModelState, shards: Shards, rows: list[TensorInfo]) -> ModelState:
+    """Add rows for the missing parts, and the oddity for missing shards."""
+    oddities = (Oddity(OddityKind.MISSING_SHARD.value, shards.missing),) if shards.absent else ()
     sections = tuple(dict.fromkeys((*state.sections, *(row.section for row in rows))))
-    return replace(_noted(state, *odd), tensors=(*state.tensors, *rows), sections=sections)
+    return replace(_add_oddities(state, *oddities), tensors=(*state.tensors, *rows), sections=sections)
 
 
-def _whole(state: ModelState, count: int, *, whole: bool) -> ModelState:
-    """The state without what says which part of a split GGUF a file is.
+def _check_parts(state: ModelState, count: int, *, whole: bool) -> ModelState:
+    """Return the state without the settings about the parts of a split GGUF.
 
-    Raises IndexMismatch where that is not what is here: how many parts, and how many tensors they have together, where
-    the `whole` of them was read.
+    Raises IndexMismatch if these settings contradict the number of files or, after reading the `whole`, of tensors.
     """
     parts, tensors = (state.metadata.values.get(f"split.{key}") for key in ("count", "tensors.count"))
     if type(parts) is int and parts != count:
@@ -169,7 +182,7 @@ def _whole(state: ModelState, count: int, *, whole: bool) -> ModelState:
     return replace(state, metadata=select(state.metadata, lambda key: not key.endswith(of_parts)))
 
 
-def _missing(missing: list[str], count: int, why: str) -> str:
+def _describe_missing(missing: list[str], count: int, why: str) -> str:
     subject = f"shard {quoting.names(missing)} is" if len(missing) == 1 else f"shards {quoting.names(missing)} are"
     return f"{subject} missing: {count - len(missing)} of {count} are here, {why}"
 
@@ -179,14 +192,14 @@ def _refuse_absent(folder: str, shards: list[str], why: str) -> list[str]:
     files.ahead(files.join(folder, shard) for shard in shards)
     absent = [shard for shard in shards if not files.has_file(files.join(folder, shard))]
     if len(absent) == len(shards):
-        raise MissingShard(f"{_missing(absent, len(shards), why)}; {AGAIN}")
+        raise MissingShard(f"{_describe_missing(absent, len(shards), why)}; {AGAIN}")
     return absent
 
 
-def _index(path: str, what: str) -> Index:
-    """The index at `path`, all it names checked; `what` is what messages call it."""
-    document = _document(path, what)
-    weight_map = _weight_map(document, what)
+def _read_index(path: str, what: str) -> Index:
+    """Read and check the index at `path`; messages call the index `what`."""
+    document = _read_document(path, what)
+    weight_map = _check_weight_map(document, what)
     metadata = document.get("metadata")
     index = Index(
         files.folder(path),
@@ -199,7 +212,7 @@ def _index(path: str, what: str) -> Index:
     return index
 
 
-def _document(path: str, what: str) -> dict[str, Any]:
+def _read_document(path: str, what: str) -> dict[str, Any]:
     try:
         with Source(path) as source:
             if source.size > MAX_INDEX:
@@ -212,7 +225,7 @@ def _document(path: str, what: str) -> dict[str, Any]:
     return document
 
 
-def _weight_map(document: dict[str, Any], what: str) -> dict[str, str]:
+def _check_weight_map(document: dict[str, Any], what: str) -> dict[str, str]:
     weight_map = document.get("weight_map")
     if type(weight_map) is not dict or not weight_map:
         raise MalformedError(f"{what} has no weight_map that names a tensor")
@@ -224,26 +237,26 @@ def _weight_map(document: dict[str, Any], what: str) -> dict[str, str]:
 
 
 def _check_name(shard: str, what: str) -> None:
-    """Refuse what is no plain file name on every system: no path, no drive, no URL, no home folder."""
+    """Refuse a name with a path, a drive, a URL or a home folder on any system."""
     if shard in ("", ".", "..") or shard[0] == "~" or _NO_NAME.search(shard):
         raise MalformedError(f"{what} points outside its folder: {quoting.quoted(shard)} is no plain file name")
 
 
-def _indexed(index: Index, target: str, what: str, read_file: ReadFile) -> ModelState:
-    shards = _shards(index.folder, index.shards, f"as {what} names them", read_file)
-    state = _merged(target, shards.states)
-    odd = _disagreements(index, shards, read_file)
-    odd += [] if shards.lost else _totals(index.metadata, state)
-    if shards.lost:
-        state = _with_lost(state, shards, _lost_rows(index, target, shards))
+def _read_indexed(index: Index, target: str, what: str, read_file: ReadFile) -> ModelState:
+    shards = _read_shards(index.folder, index.shards, f"as {what} names them", read_file)
+    state = _merge_shards(target, shards.states)
+    oddities = _check_index(index, shards, read_file)
+    oddities += [] if shards.unread_shards else _check_total(index.metadata, state)
+    if shards.unread_shards:
+        state = _add_missing_rows(state, shards, _build_missing_rows(index, target, shards))
     beside = {key: value for key, value in index.metadata.items() if type(value) in (str, int, float, bool)}
     metadata = replace(state.metadata, values={**state.metadata.values, **beside})
-    return replace(_noted(state, *odd), metadata=metadata)
+    return replace(_add_oddities(state, *oddities), metadata=metadata)
 
 
-def _lost_rows(index: Index, target: str, shards: Shards) -> list[TensorInfo]:
-    """A row for each name that the index gives to a shard that is missing or cannot be read."""
-    rows, lost = [], shards.lost
+def _build_missing_rows(index: Index, target: str, shards: Shards) -> list[TensorInfo]:
+    """Build a row for each name in a shard that is missing or unreadable."""
+    rows, lost = [], shards.unread_shards
     for fqn, shard in index.weight_map.items():
         if shard in lost:
             why = shards.failed.get(shard)
@@ -258,8 +271,8 @@ def _of_its_shard(why: str) -> str:
     return f"its shard {why}" if why.startswith(("is ", "cannot ")) else f"its shard cannot be read: {why}"
 
 
-def _shards(folder: str, names: list[str], why: str, read_file: ReadFile) -> Shards:
-    """Each shard read. Raises UnreadableError where none can be: MissingShard, or what the first one says."""
+def _read_shards(folder: str, names: list[str], why: str, read_file: ReadFile) -> Shards:
+    """Read each shard. Raises UnreadableError if no shard can be read: MissingShard, or the first error."""
     absent = _refuse_absent(folder, names, why)
     states: list[tuple[str, ModelState]] = []
     errors: dict[str, UnreadableError] = {}
@@ -267,24 +280,24 @@ def _shards(folder: str, names: list[str], why: str, read_file: ReadFile) -> Sha
     for name in names:
         try:
             if name not in gone:
-                states.append((name, _shard(folder, name, read_file)))
+                states.append((name, _read_shard(folder, name, read_file)))
         except PlaceUnreadable:
             raise
         except UnreadableError as error:
             errors[name] = error
     if not states:
         raise next(iter(errors.values()))
-    failed = {name: _own(str(one), folder, name) for name, one in errors.items()}
-    return Shards(states, failed, absent, _missing(absent, len(names), why))
+    failed = {name: _strip_folder(str(error), folder, name) for name, error in errors.items()}
+    return Shards(states, failed, absent, _describe_missing(absent, len(names), why))
 
 
-def _own(why: str, folder: str, name: str) -> str:
+def _strip_folder(why: str, folder: str, name: str) -> str:
     """The reason without the shard's path or name."""
     return why.removeprefix(f"{files.join(folder, name)}: ").removeprefix(f"shard {quoting.name(name)} ")
 
 
-def _shard(folder: str, name: str, read_file: ReadFile) -> ModelState:
-    """One of them. Shards hold tensors: a folder or an index among them could name itself, without end."""
+def _read_shard(folder: str, name: str, read_file: ReadFile) -> ModelState:
+    """Read a shard, a file with tensors: a folder or an index could name itself without end."""
     path = files.join(folder, name)
     if files.isdir(path):
         raise MalformedError(f"shard {quoting.name(name)} is a directory, not a regular file")
@@ -301,11 +314,11 @@ def _is_index(path: str) -> bool:
         return False
 
 
-def _noted(state: ModelState, *oddities: Oddity) -> ModelState:
+def _add_oddities(state: ModelState, *oddities: Oddity) -> ModelState:
     return replace(state, oddities=(*state.oddities, *oddities))
 
 
-def _merged(target: str, states: list[tuple[str, ModelState]]) -> ModelState:
+def _merge_shards(target: str, states: list[tuple[str, ModelState]]) -> ModelState:
     owner: dict[tuple[str, str], str] = {}
     tensors: list[TensorInfo] = []
     oddities: list[Oddity] = []
@@ -319,40 +332,41 @@ def _merged(target: str, states: list[tuple[str, ModelState]]) -> ModelState:
                 tensor = replace(tensor, storage=f"{shard}:{tensor.storage}")
             tensors.append(tensor)
         # Here are all parts.
-        apart = (odd for odd in state.oddities if odd.name != "one-part")
-        oddities.extend(replace(odd, message=f"{shard}: {odd.message}") for odd in apart)
+        apart = (oddity for oddity in state.oddities if oddity.kind is not OddityKind.ONE_PART)
+        oddities.extend(replace(oddity, message=f"{shard}: {oddity.message}") for oddity in apart)
     return ModelState(
         target,
         f"{NAME} {'+'.join(dict.fromkeys(state.format for _, state in states))}",
         tuple(tensors),
         tuple(dict.fromkeys(section for _, state in states for section in state.sections)),
-        _common(states),
+        _join_settings(states),
         tuple(oddities),
-        tuple(dict.fromkeys(found for _, state in states for found in state.globals)),
+        tuple(dict.fromkeys(mention for _, state in states for mention in state.globals)),
         tuple(facts for _, state in states for facts in state.optimizers),
-        _state_dicts(states),
+        _merge_state_dicts(states),
+        combine_traits((TRAITS, *(state.traits for _, state in states))),
     )
 
 
-def _state_dicts(states: list[tuple[str, ModelState]]) -> tuple[StateDict, ...]:
-    """Without `_metadata`: whoever puts the shards together makes one dict of them, and that has none."""
-    found: dict[str, list[StateDict]] = {}
+def _merge_state_dicts(states: list[tuple[str, ModelState]]) -> tuple[StateDict, ...]:
+    """Merge without `_metadata`: a loader of shards builds one dict, without that attribute."""
+    by_section: dict[str, list[StateDict]] = {}
     for _, state in states:
-        for one in state.state_dicts:
-            found.setdefault(one.section, []).append(one)
+        for state_dict in state.state_dicts:
+            by_section.setdefault(state_dict.section, []).append(state_dict)
     return tuple(
         StateDict(
             section,
             None,
-            tuple(dict.fromkeys(key for one in ones for key in one.others)),
-            tuple(dict.fromkeys(key for one in ones for key in one.holders)),
+            tuple(dict.fromkeys(key for state_dict in ones for key in state_dict.others)),
+            tuple(dict.fromkeys(key for state_dict in ones for key in state_dict.holders)),
         )
-        for section, ones in found.items()
+        for section, ones in by_section.items()
     )
 
 
-def _common(states: list[tuple[str, ModelState]]) -> Settings:
-    """Return the settings that are the same in all shards that have them; the others below the name of their shard."""
+def _join_settings(states: list[tuple[str, ModelState]]) -> Settings:
+    """Return the settings with equal values in all shards; differing settings are below the name of their shard."""
     sides = [state.metadata for _, state in states]
     every = join(reversed(sides))
     agreed = select(
@@ -366,21 +380,21 @@ def _common(states: list[tuple[str, ModelState]]) -> Settings:
     return join((agreed, *(put_below(select(state.metadata, is_own), f"{shard}.") for shard, state in states)))
 
 
-def _unnamed(index: Index) -> list[str]:
-    """Files beside the shards, of their format, that by their names are of no other checkpoint."""
-    named, kinds = set(index.shards), {_series(shard) for shard in index.shards}
+def _find_unnamed(index: Index) -> list[str]:
+    """List files next to the shards, of the same format, whose names belong to no other checkpoint."""
+    named, kinds = set(index.shards), {_split_series_name(shard) for shard in index.shards}
     suffixes = {os.path.splitext(shard)[1] for shard in index.shards}.intersection(checkpoint_folder.WEIGHTS)
-    found = [name for name in checkpoint_folder.files(index.folder or ".") if os.path.splitext(name)[1] in suffixes]
+    names = [name for name in checkpoint_folder.files(index.folder or ".") if os.path.splitext(name)[1] in suffixes]
     return [
         name
-        for name in found
+        for name in names
         if name not in (*SINGLE, *named)
         and not checkpoint_folder.COMPANIONS.match(name)
-        and _series(name) in (None, *kinds)
+        and _split_series_name(name) in (None, *kinds)
     ]
 
 
-def _series(name: str) -> tuple[str, str] | None:
+def _split_series_name(name: str) -> tuple[str, str] | None:
     match = checkpoint_folder.SERIES.match(name)
     return (match["stem"], match["suffix"]) if match else None
 
@@ -389,9 +403,9 @@ def _series(name: str) -> tuple[str, str] | None:
 MAX_SEARCHED = 16
 
 
-def _where(fqn: str, index: Index, read_file: ReadFile) -> str:
-    """Where a tensor is that is in no shard."""
-    for name in _unnamed(index)[:MAX_SEARCHED]:
+def _locate_tensor(fqn: str, index: Index, read_file: ReadFile) -> str:
+    """Describe where a tensor is that no shard has."""
+    for name in _find_unnamed(index)[:MAX_SEARCHED]:
         try:
             state = read_file(files.join(index.folder, name))
         except UnreadableError:  # No file of this checkpoint: what is wrong with it is said where it is the target.
@@ -401,27 +415,33 @@ def _where(fqn: str, index: Index, read_file: ReadFile) -> str:
     return "no shard"
 
 
-def _disagreements(index: Index, shards: Shards, read_file: ReadFile) -> list[Oddity]:
-    """Refuse what the index says and the shards deny; note what they hold and it does not name."""
-    weight_map, states, lost = index.weight_map, shards.states, shards.lost
-    found = {tensor.fqn: shard for shard, state in states for tensor in state.tensors}
+def _check_index(index: Index, shards: Shards, read_file: ReadFile) -> list[Oddity]:
+    """Refuse an index that the shards contradict; note tensors that the index does not name."""
+    weight_map, states, lost = index.weight_map, shards.states, shards.unread_shards
+    shard_of = {tensor.fqn: shard for shard, state in states for tensor in state.tensors}
     for fqn, shard in weight_map.items():
-        if fqn not in found and shard in lost:
+        if fqn not in shard_of and shard in lost:
             continue
-        if fqn not in found:
-            where = _where(fqn, index, read_file)
+        if fqn not in shard_of:
+            where = _locate_tensor(fqn, index, read_file)
             raise IndexMismatch(f"{quoting.name(fqn)}: the index says it is in {shard}, it is in {where}")
-        if found[fqn] != shard:
-            raise IndexMismatch(f"{quoting.name(fqn)}: the index says {shard}, it is in {found[fqn]}")
+        if shard_of[fqn] != shard:
+            raise IndexMismatch(f"{quoting.name(fqn)}: the index says {shard}, it is in {shard_of[fqn]}")
     # The dropped name of a tied tensor is a row of ours and no entry of the file.
     rows = (tensor for _, state in states for tensor in state.tensors if tensor.note != DROPPED)
     extra = [tensor.fqn for tensor in rows if tensor.fqn not in weight_map]
     if not extra:
         return []
-    return [Oddity("not-in-index", f"in the shards, and not named by the index: {quoting.names(extra)}", extra[0])]
+    return [
+        Oddity(
+            OddityKind.NOT_IN_INDEX.value,
+            f"in the shards, and not named by the index: {quoting.names(extra)}",
+            extra[0],
+        )
+    ]
 
 
-def _totals(metadata: dict[str, Any], state: ModelState) -> list[Oddity]:
+def _check_total(metadata: dict[str, Any], state: ModelState) -> list[Oddity]:
     claimed = metadata.get("total_size")
     if not isinstance(claimed, (int, float)):
         return []
@@ -433,24 +453,29 @@ def _totals(metadata: dict[str, Any], state: ModelState) -> list[Oddity]:
     if claimed in (total, sum(tensor.nbytes for tensor in state.tensors)):
         return []
     differ = f"{abs(claimed - total)} {'more' if claimed > total else 'fewer'}"
-    return [Oddity("index-total", f"the index says {claimed} bytes in all, {differ} than the tensors take ({total})")]
+    return [
+        Oddity(
+            OddityKind.INDEX_TOTAL.value,
+            f"the index says {claimed} bytes in all, {differ} than the tensors take ({total})",
+        )
+    ]
 
 
 def members(path: str) -> tuple[str, ...]:
-    """The names of the files that the model of the folder `path` is in: its weights, or its shards and index.
+    """List the files of the folder's model: weights, or shards and index.
 
-    None where the folder only happens to hold one file. Those that are there: raises UnreadableError where it holds no
-    model, or several, or one of which no shard is.
+    Empty if the folder only happens to hold a single file. Lists existing files only: raises UnreadableError for a
+    folder without a model, with several models, or with no shard.
     """
     choice = checkpoint_folder.choose(path)
     if checkpoint_folder.INDEX.search(choice.name):
-        shards = _index(files.join(path, choice.name), choice.name).shards
-        return (choice.name, *_present(path, shards, f"as {choice.name} names them"))
+        shards = _read_index(files.join(path, choice.name), choice.name).shards
+        return (choice.name, *_list_present(path, shards, f"as {choice.name} names them"))
     if match := checkpoint_folder.SERIES.match(choice.name):
-        return _present(path, _numbered(match), "by their numbers")
+        return _list_present(path, _list_series(match), "by their numbers")
     return (choice.name,) if choice.is_own else ()
 
 
-def _present(folder: str, shards: list[str], why: str) -> tuple[str, ...]:
+def _list_present(folder: str, shards: list[str], why: str) -> tuple[str, ...]:
     absent = frozenset(_refuse_absent(folder, shards, why))
     return tuple(shard for shard in shards if shard not in absent)

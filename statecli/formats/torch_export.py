@@ -1,12 +1,12 @@
-"""torch.export: the `.pt2` archive of a program, which says itself what each of its tensors was to the module.
+"""torch.export: the `.pt2` archive of a program, with the role of each tensor in the module.
 
 A zip archive of torch's with `archive_format` "pt2". `models/M.json` is program M, whose signature names parameters,
-buffers (persistent or not) and lifted constants; `data/weights/M_weights_config.json` and the like for `constants` say
-where each tensor lies: dtype, sizes, strides, and a record that holds a storage as it was, without a header, or an
-archive of torch.save (`use_pickle`). torch 2.8 wrote one archive of torch.save for all of them (`data/weights/M.pt`),
-torch 2.7 and older a plain zip of `serialized_exported_program.json`, `serialized_state_dict.pt` and others.
-What the programs were traced with (`sample_inputs`) is no state, and not listed.
-Sources: torch/export/pt2_archive/_package.py and torch/_export/serde/schema.py of torch 2.13.
+buffers (persistent or not) and lifted constants; `data/weights/M_weights_config.json` and the same for `constants`
+locate each tensor: dtype, sizes, strides, and a record with a plain storage or with an archive of torch.save
+(`use_pickle`). torch 2.8 wrote one archive of torch.save for all tensors (`data/weights/M.pt`), torch 2.7 and older a
+plain zip of `serialized_exported_program.json`, `serialized_state_dict.pt` and other records. Example inputs
+(`sample_inputs`) are not state, and not listed. Sources: torch/export/pt2_archive/_package.py and
+torch/_export/serde/schema.py of torch 2.13.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from msgspec.structs import replace
 
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.format_traits import FormatTraits
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Evidence, Kind, ModelState, Oddity, Scalar, Settings, StateDict, TensorInfo
 from statecli.formats import torch_zip
 from statecli.formats.torch.archive import (
     check_folder,
     check_version,
-    gaps_of,
-    record_of,
-    storages_of,
-    unused_of,
-    word_of,
+    find_gaps,
+    find_record,
+    find_unused_records,
+    locate_storages,
+    read_word,
 )
-from statecli.formats.torch.objects import info_of, name_globals
-from statecli.formats.torch.reading import MAX_ROWS, Reading, Row, damaged, row_of
+from statecli.formats.torch.objects import build_info, name_globals
+from statecli.formats.torch.reading import MAX_ROWS, Reading, Row, build_row, mark_damaged
 from statecli.formats.torch.tensors import Decoder, Tensor
 from statecli.pickles.graph import named
 from statecli.pickles.machine import Global, Obj, Persistent
@@ -41,6 +43,12 @@ from statecli.storage.source import Source
 from statecli.storage.zip_archive import STORED, Archive, Record, mentions
 
 NAME = "torch-export"
+TRAITS = FormatTraits(
+    is_program=True,
+    never_mapped="torch.export reads its archives, and never maps them",
+    settings_vocabulary=NAME,
+    settings_describe_program=True,
+)
 
 #: Bytes of a program's JSON: that of a model of a thousand layers takes 30 MB.
 MAX_JSON = 128 * 2**20
@@ -91,31 +99,31 @@ _BYTES = Global("torch", "UntypedStorage", 0)
 
 
 def sniff(path: str, head: bytes) -> bool:
-    """Whether it is a zip archive that says its format, or has an exported program at the top."""
+    """Return whether this is a zip archive with the format's name, or an exported program at the top."""
     return head.startswith(b"PK\3\4") and mentions(path, b"/archive_format", _OLD.encode())
 
 
 def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # sections are programs
-    """The tensors of each program, one section each, grouped by its signature.
+    """Read the tensors of each program, one section each, grouped by its signature.
 
-    Raises UnreadableError for an archive of another version, MalformedError for one that contradicts itself.
+    Raises UnreadableError for an archive of another version, MalformedError for contradictions.
     """
     with Source(path) as source:
         archive = Archive(source)
         archive.prefetch(lambda name: name.endswith(".json") or "/data/" not in name)
         reader = _Reader(archive)
         if _OLD in archive.records:
-            reader.old()
+            reader.read_old()
         else:
             _check(archive)
-            reader.new()
+            reader.read_new()
         return reader.state()
 
 
 def _check(archive: Archive) -> None:
     check_folder(archive)
     check_version(archive)
-    kind, version = word_of(archive, "archive_format"), word_of(archive, "archive_version")
+    kind, version = read_word(archive, "archive_format"), read_word(archive, "archive_version")
     if kind != "pt2":
         raise UnreadableError(f"archive_format record says {kind!r}, and only 'pt2' is known")
     if version not in (None, ARCHIVE_VERSION):
@@ -125,25 +133,25 @@ def _check(archive: Archive) -> None:
 
 
 class _Role(msgspec.Struct, frozen=True):
-    """What a signature says of a name."""
+    """Role of a name in a signature."""
 
     kind: Kind
     persistent: bool | None = None
 
 
 class _Payload(msgspec.Struct):
-    """A tensor of the archive: whether it is among the weights, and whether it was a Parameter, where that is said."""
+    """A tensor of the archive: whether a weight, and whether a Parameter if the archive records types."""
 
     tensor: Tensor
     is_weight: bool
     is_parameter: bool | None = None
 
 
-_Found = dict[str, _Payload]
+_Payloads = dict[str, _Payload]
 
 
 class _Reader:
-    """One archive."""
+    """Reader of an archive."""
 
     def __init__(self, archive: Archive) -> None:
         self.archive, self.path = archive, archive.path
@@ -158,10 +166,12 @@ class _Reader:
         self.nodes: list[Obj] = []
 
     def state(self) -> ModelState:
-        """All that was read."""
-        self.oddities.extend(gaps_of(self.archive))
-        if not self.tensors and not any(one.name == "no-tensors" for one in self.oddities):
-            self._odd("no-tensors", "holds no tensor: its programs have neither weights nor constants")
+        """Return the state of the whole archive."""
+        self.oddities.extend(find_gaps(self.archive))
+        if not self.tensors and not any(oddity.kind is OddityKind.NO_TENSORS for oddity in self.oddities):
+            self._add_oddity(
+                OddityKind.NO_TENSORS.value, "holds no tensor: its programs have neither weights nor constants"
+            )
         return ModelState(
             self.path,
             NAME,
@@ -172,53 +182,54 @@ class _Reader:
             tuple(dict.fromkeys(self.globals)),
             (),
             tuple(self.state_dicts),
+            TRAITS,
         )
 
-    def _odd(self, name: str, message: str, fqn: str | None = None) -> None:
+    def _add_oddity(self, name: str, message: str, fqn: str | None = None) -> None:
         self.oddities.append(Oddity(name, message, fqn))
 
     # --- layouts ----------------------------------------------------------------------------------------------------
 
-    def old(self) -> None:
+    def read_old(self) -> None:
         """torch 2.7 and older."""
-        program = self._json(_OLD)
-        found: _Found = {}
+        program = self._read_json(_OLD)
+        payloads: _Payloads = {}
         for part, is_weight in (("state_dict", True), ("constants", False)):
             # The first releases named both .json, and wrote archives of torch.save into them all the same.
             names = [f"serialized_{part}.{suffix}" for suffix in ("pt", "json")]
             record = next((self.archive.records[name] for name in names if name in self.archive.records), None)
             if record is None:
                 raise MalformedError(f"holds no {names[0]}: the export did not finish; export it again")
-            self._pickled(record, found, is_weight=is_weight)
-        self._program("model", program, found)
+            self._read_pickled(record, payloads, is_weight=is_weight)
+        self._read_program("model", program, payloads)
 
-    def new(self) -> None:
-        """torch 2.8 and later: any number of programs, and what is compiled."""
+    def read_new(self) -> None:
+        """Read an archive of torch 2.8 and later: any number of programs and compiled libraries."""
         prefix = f"{self.archive.folder}/models/"
         names = [name.removeprefix(prefix) for name in self.archive.records if name.startswith(prefix)]
         models = [name.removesuffix(".json") for name in names if name.endswith(".json")]
         self._check_programs(models)
         for model in models:
-            found: _Found = {}
+            payloads: _Payloads = {}
             for folder in _FOLDERS:
-                record = record_of(self.archive, f"data/{folder}/{model}.pt")
+                record = find_record(self.archive, f"data/{folder}/{model}.pt")
                 if record is not None:
-                    self._pickled(record, found, is_weight=folder == "weights")
+                    self._read_pickled(record, payloads, is_weight=folder == "weights")
                 else:
-                    self._configured(model, folder, found)
-            self._program(model, self._json(f"{prefix}{model}.json"), found, beside=len(models) > 1)
-        self._compiled()
-        self.oddities.extend(unused_of(self.archive, *_RECORDS))
+                    self._read_configured(model, folder, payloads)
+            self._read_program(model, self._read_json(f"{prefix}{model}.json"), payloads, beside=len(models) > 1)
+        self._read_compiled()
+        self.oddities.extend(find_unused_records(self.archive, *_RECORDS))
 
     def _check_programs(self, models: list[str]) -> None:
-        """MalformedError where weights or constants are of a program that is not there."""
+        """Raise MalformedError for weights or constants of a missing program."""
         for name in self.archive.records:
             of = _PARTS.fullmatch(name.removeprefix(f"{self.archive.folder}/"))
             if of and of["model"] not in models:
                 whose = f"{of['folder']} of {quoting.quoted(of['model'])}"
                 raise MalformedError(f"holds {whose} but no models/{quoting.name(of['model'])}.json; export it again")
 
-    def _json(self, name: str) -> dict[str, Any]:
+    def _read_json(self, name: str) -> dict[str, Any]:
         record = self.archive.records.get(name)
         where = name.removeprefix(f"{self.archive.folder}/")
         if record is None:
@@ -229,217 +240,223 @@ class _Reader:
 
     # --- tensors ----------------------------------------------------------------------------------------------------
 
-    def _configured(self, model: str, folder: str, found: _Found) -> None:
-        """Tensors that lie in records of their own."""
+    def _read_configured(self, model: str, folder: str, payloads: _Payloads) -> None:
+        """Read tensors in records of their own."""
         name = f"data/{folder}/{model}_{folder}_config.json"
-        entries = self._json(f"{self.archive.folder}/{name}").get("config")
+        entries = self._read_json(f"{self.archive.folder}/{name}").get("config")
         if type(entries) is not dict:
             raise MalformedError(f"{name} has no object under 'config'")
         where = f"data/{folder}"
-        storages = {f"{where}/{key}": one for key, one in storages_of(self.archive, folder=where).items()}
+        storages = {f"{where}/{key}": storage for key, storage in locate_storages(self.archive, folder=where).items()}
         reading = Reading(Decoder(storages), self.oddities)
         for fqn, entry in entries.items():
             try:
-                tensor = self._tensor(fqn, _object(entry, fqn, "entry"), where, reading)
+                tensor = self._read_tensor(fqn, _read_object(entry, fqn, "entry"), where, reading)
             except MalformedError as error:
-                tensor = damaged(fqn, error)
+                tensor = mark_damaged(fqn, error)
             if tensor is not None:
                 flag = entry.get("is_param") if type(entry) is dict else None
                 payload = _Payload(tensor, folder == "weights", flag if type(flag) is bool else None)
-                _add(found, fqn, payload)
+                _add_payload(payloads, fqn, payload)
 
-    def _tensor(self, fqn: str, entry: dict[str, Any], where: str, reading: Reading) -> Tensor | None:
-        """None for an object that is no tensor."""
+    def _read_tensor(self, fqn: str, entry: dict[str, Any], where: str, reading: Reading) -> Tensor | None:
+        """Read a tensor; None for any other object."""
         name, meta = entry.get("path_name"), entry.get("tensor_meta")
         if type(name) is not str:
             raise MalformedError(f"{fqn}: its path_name is {quoting.value(name)}")
         if meta is None:
-            self._odd(
+            self._add_oddity(
                 "custom-object", f"{fqn} is an object and no tensor ({where}/{name}): what it holds is not listed", fqn
             )
             return None
         if entry.get("use_pickle") is True:
-            return self._single(f"{where}/{name}", fqn)
-        node = _node(_object(meta, fqn, "tensor_meta"), f"{where}/{name}", reading, fqn)
+            return self._read_single(f"{where}/{name}", fqn)
+        node = _build_node(_read_object(meta, fqn, "tensor_meta"), f"{where}/{name}", reading, fqn)
         self.nodes.append(node)
         tensor = reading.tensor(node, fqn)
         if tensor is not None and node.cls is _EMPTY:
             tensor.note = "saved without its values: a fake tensor"
         return tensor
 
-    def _object(self, fqn: str, where: str) -> None:
+    def _load_object(self, fqn: str, where: str) -> None:
         message = f"{quoting.name(fqn)} is an object and no tensor: what it holds is not listed ({where})"
-        self._odd("custom-object", message, fqn)
+        self._add_oddity("custom-object", message, fqn)
 
-    def _single(self, name: str, fqn: str) -> Tensor:
-        """The tensor that an archive of torch.save in that record is: a subclass has parts and no bytes of its own."""
+    def _read_single(self, name: str, fqn: str) -> Tensor:
+        """Read a nested archive of torch.save: a subclass has parts and no bytes of its own."""
         if name not in self.singles:
-            self.singles[name] = self._looked_into(name)
-        found = self.singles[name]
-        if isinstance(found, str):
-            raise MalformedError(f"{fqn}: {found}")
-        return found
+            self.singles[name] = self._open_single(name)
+        contents = self.singles[name]
+        if isinstance(contents, str):
+            raise MalformedError(f"{fqn}: {contents}")
+        return contents
 
-    def _looked_into(self, name: str) -> Tensor | str:
+    def _open_single(self, name: str) -> Tensor | str:
         """The tensor, or why there is none."""
-        record = record_of(self.archive, name)
+        record = find_record(self.archive, name)
         if record is None:
             return f"record {name!r} is not in the file"
         try:
-            root, reading = self._inner(record)
-            return _renamed(reading.decoder.required(root, name, "archive"), name)
+            root, reading = self._read_inner(record)
+            return _rename_storage(reading.decoder.require_tensor(root, name, "archive"), name)
         except UnreadableError as error:
             return f"record {name!r}: {error}"
 
-    def _pickled(self, record: Record, found: _Found, *, is_weight: bool) -> None:
-        """Tensors that lie in one archive of torch.save, as a dict of their names."""
+    def _read_pickled(self, record: Record, payloads: _Payloads, *, is_weight: bool) -> None:
+        """Read tensors in one archive of torch.save, a dict by name."""
         if not record.size:  # what is None was written as nothing
             return
-        root, reading = self._inner(record)
+        root, reading = self._read_inner(record)
         for fqn, node in named(root).items():
             tensor = reading.tensor(node, fqn)
             if tensor is None:
-                self._object(fqn, record.name)
+                self._load_object(fqn, record.name)
             else:
-                _add(found, fqn, _Payload(_renamed(tensor, record.name), is_weight, tensor.is_parameter or None))
+                _add_payload(
+                    payloads,
+                    fqn,
+                    _Payload(_rename_storage(tensor, record.name), is_weight, tensor.is_parameter or None),
+                )
 
-    def _inner(self, record: Record) -> tuple[Any, Reading]:
-        """The root of the archive in a record, and what reads its tensors."""
+    def _read_inner(self, record: Record) -> tuple[Any, Reading]:
+        """Return the root of the archive in a record, and the reading of its tensors."""
         if record.method != STORED:
             raise MalformedError(f"{record.name!r} is compressed; save it again with torch")
-        pickle, storages, oddities = torch_zip.contents(self.path, record.data_offset, record.size)
+        pickle, storages, oddities = torch_zip.read_contents(self.path, record.data_offset, record.size)
         reading = Reading(Decoder(storages), self.oddities)
-        self.oddities.extend(one for one in oddities if one not in self.oddities)
-        self.globals.extend((one.qualified, one.position) for one in pickle.globals)
+        self.oddities.extend(oddity for oddity in oddities if oddity not in self.oddities)
+        self.globals.extend((mention.qualified, mention.position) for mention in pickle.globals)
         name_globals(pickle, reading)
         return pickle.root, reading
 
     # --- programs ---------------------------------------------------------------------------------------------------
 
-    def _program(self, model: str, program: dict[str, Any], found: _Found, *, beside: bool = False) -> None:
-        """The rows of a program in the order of its signature, and behind them what it does not name."""
+    def _read_program(self, model: str, program: dict[str, Any], contents: _Payloads, *, beside: bool = False) -> None:
+        """Append the rows of a program in the order of its signature, then the names outside the signature."""
         self._check_schema(model, program)
-        roles = dict(_roles(program))
-        missing = {fqn: damaged(fqn, MalformedError(_MISSING)) for fqn in roles if fqn not in found}
-        payloads = {**{fqn: _Payload(tensor, False) for fqn, tensor in missing.items()}, **found}
-        for fqn in (*roles, *(fqn for fqn in found if fqn not in roles)):
-            self.tensors.append(info_of(_row(fqn, payloads[fqn], roles.get(fqn)), model, self.path))
+        roles = dict(_collect_roles(program))
+        missing = {fqn: mark_damaged(fqn, MalformedError(_MISSING)) for fqn in roles if fqn not in contents}
+        payloads = {**{fqn: _Payload(tensor, False) for fqn, tensor in missing.items()}, **contents}
+        for fqn in (*roles, *(fqn for fqn in contents if fqn not in roles)):
+            self.tensors.append(build_info(_build_row(fqn, payloads[fqn], roles.get(fqn)), model, self.path))
         if len(self.tensors) > MAX_ROWS:
             raise MalformedError(f"holds more than {MAX_ROWS} tensors")
         self.state_dicts.append(StateDict(model, is_module=True))
-        for key, value in _told(program):
+        for key, value in _describe_program(program):
             self.metadata[f"{model}.{key}" if beside else key] = value
 
     def _check_schema(self, model: str, program: dict[str, Any]) -> None:
-        """Refuse a newer schema; what an older one calls weights has not changed since."""
-        major = _major(program)
+        """Refuse a newer schema; older schemas use the same terms for weights."""
+        major = _read_major_version(program)
         if major is not None and major > SCHEMA_VERSION:
             raise UnreadableError(
                 f"schema_version of {quoting.quoted(model)} says {major}: written by a newer torch; "
                 f"statecli knows up to {SCHEMA_VERSION}"
             )
         if major not in (None, 0, SCHEMA_VERSION):
-            said = f"schema_version of {quoting.quoted(model)} says {major}, which torch 2.13 does not load"
-            self._odd("schema-version", f"{said}: it loads {SCHEMA_VERSION}")
+            message = f"schema_version of {quoting.quoted(model)} says {major}, which torch 2.13 does not load"
+            self._add_oddity("schema-version", f"{message}: it loads {SCHEMA_VERSION}")
 
-    def _compiled(self) -> None:
-        """What AOTInductor made of a program: a library, and its weights where they were packed beside it."""
+    def _read_compiled(self) -> None:
+        """Read an AOTInductor program: a library, and weights packed next to the library."""
         prefix = f"{self.archive.folder}/{_COMPILED}"
         files = [name.removeprefix(prefix) for name in self.archive.records if name.startswith(prefix)]
         models = list(dict.fromkeys(name.partition("/")[0] for name in files))
         for model in models:
             if f"{model}/weights_config.json" in files:
-                self._beside_library(model, self._json(f"{prefix}{model}/weights_config.json"))
+                self._read_next_to_library(model, self._read_json(f"{prefix}{model}/weights_config.json"))
         if models:
             count = "1 file is" if len(files) == 1 else f"{len(files)} files are"
             message = f"{count} compiled by AOTInductor ({quoting.names(models)})"
-            self._odd("aotinductor", f"{message}: constants inside its library are not listed")
+            self._add_oddity("aotinductor", f"{message}: constants inside its library are not listed")
             if not self.tensors:
-                self._odd("no-tensors", f"holds no tensor outside its library: {message}")
+                self._add_oddity(OddityKind.NO_TENSORS.value, f"holds no tensor outside its library: {message}")
 
-    def _beside_library(self, model: str, config: dict[str, Any]) -> None:
+    def _read_next_to_library(self, model: str, config: dict[str, Any]) -> None:
         """Weights of a compiled program: each a view, [record, shape, strides, offset], of an archive's tensor."""
         for fqn, view in config.items():
             try:
-                tensor = self._view(fqn, view)
+                tensor = self._build_view(fqn, view)
             except MalformedError as error:
-                tensor = damaged(fqn, error)
-            row = row_of(fqn, tensor, Kind.PARAMETER, Evidence.ASSUMED)
-            self.tensors.append(info_of(row, f"aotinductor.{model}", self.path))
+                tensor = mark_damaged(fqn, error)
+            row = build_row(fqn, tensor, Kind.PARAMETER, Evidence.ASSUMED)
+            self.tensors.append(build_info(row, f"aotinductor.{model}", self.path))
 
-    def _view(self, fqn: str, view: Any) -> Tensor:
+    def _build_view(self, fqn: str, view: Any) -> Tensor:
         if type(view) is not list or len(view) != 4 or type(view[0]) is not str:
             raise MalformedError(f"{fqn}: its entry is no list of a record, a shape, strides and an offset")
-        whole = self._single(f"data/weights/{view[0]}", fqn)
+        whole = self._read_single(f"data/weights/{view[0]}", fqn)
         if whole.data is None:
             raise MalformedError(f"{fqn}: {view[0]} holds no plain tensor")
         name = f"data/weights/{view[0]}"
         decoder = Decoder({name: whole.data.storage})
-        node = _call(whole.dtype, name, whole.data.storage.length, whole.device or "cpu", view[3], view[1], view[2])
-        return decoder.required(node, fqn, "entry")
+        node = _build_call(
+            whole.dtype, name, whole.data.storage.length, whole.device or "cpu", view[3], view[1], view[2]
+        )
+        return decoder.require_tensor(node, fqn, "entry")
 
 
 _MISSING = "is in the signature, and neither among the weights nor among the constants"
 
 
-def _add(found: _Found, fqn: str, payload: _Payload) -> None:
-    if found.setdefault(fqn, payload) is not payload:
+def _add_payload(payloads: _Payloads, fqn: str, payload: _Payload) -> None:
+    if payloads.setdefault(fqn, payload) is not payload:
         raise MalformedError(f"{quoting.name(fqn)}: is both among the weights and among the constants")
 
 
-def _object(node: Any, fqn: str, what: str) -> dict[str, Any]:
+def _read_object(node: Any, fqn: str, what: str) -> dict[str, Any]:
     if type(node) is not dict:
         raise MalformedError(f"{fqn}: its {what} is no object but {quoting.value(node)}")
     return node
 
 
-def _node(meta: dict[str, Any], key: str, reading: Reading, fqn: str) -> Obj:
-    """The call by which a pickle would rebuild the tensor, so that it is checked as theirs are."""
+def _build_node(meta: dict[str, Any], key: str, reading: Reading, fqn: str) -> Obj:
+    """Build the call that would rebuild the tensor in a pickle, so that both get the same checks."""
     dtype, layout, grad = meta.get("dtype"), meta.get("layout"), meta.get("requires_grad")
     if type(dtype) is not int or dtype not in DTYPES:
         raise MalformedError(f"{fqn}: its dtype is {quoting.value(dtype)}, which is none that torch 2.13 writes")
     if layout != _STRIDED:
         raise MalformedError(f"{fqn}: its layout is {quoting.value(layout)}, not {_STRIDED} (strided)")
-    sizes, strides = _ints(meta.get("sizes"), "sizes", fqn), _ints(meta.get("strides"), "strides", fqn)
-    offset, device = _int(meta.get("storage_offset"), "storage_offset", fqn), _device(meta.get("device"), fqn)
+    sizes, strides = _read_ints(meta.get("sizes"), "sizes", fqn), _read_ints(meta.get("strides"), "strides", fqn)
+    offset, device = _read_int(meta.get("storage_offset"), "storage_offset", fqn), _read_device(meta.get("device"), fqn)
     where = reading.decoder.storages.get(key)
     length = where.length if where is not None else 0
     if where is not None and not length and 0 not in sizes:
         # torch exports fake tensors without their bytes, and loads zeros for them.
         name = Global("torch", DTYPES[dtype], 0)
         return Obj(_EMPTY, (None, name, sizes, strides, offset, None, device, grad))
-    return _call(DTYPES[dtype], key, length, device, offset, sizes, strides, grad)
+    return _build_call(DTYPES[dtype], key, length, device, offset, sizes, strides, grad)
 
 
-def _call(
+def _build_call(
     dtype: str, key: str, length: int, device: str, offset: Any, sizes: Any, strides: Any, grad: Any = False
 ) -> Obj:
     storage = Persistent(("storage", _BYTES, key, device, length))
     return Obj(_REBUILD, (storage, offset, sizes, strides, grad, None, Global("torch", dtype, 0)))
 
 
-def _ints(node: Any, what: str, fqn: str) -> tuple[int, ...]:
+def _read_ints(node: Any, what: str, fqn: str) -> tuple[int, ...]:
     if type(node) is not list:
         raise MalformedError(f"{fqn}: its {what} are no list but {quoting.value(node)}")
-    return tuple(_int(one, what, fqn) for one in node)
+    return tuple(_read_int(child, what, fqn) for child in node)
 
 
-def _int(node: Any, what: str, fqn: str) -> int:
+def _read_int(node: Any, what: str, fqn: str) -> int:
     number = node.get("as_int") if type(node) is dict else None
     if type(number) is not int:
-        found = "a symbol" if type(node) is dict and "as_expr" in node else quoting.value(node)
-        raise MalformedError(f"{fqn}: a number is needed in its {what}, and there is {found}")
+        description = "a symbol" if type(node) is dict and "as_expr" in node else quoting.value(node)
+        raise MalformedError(f"{fqn}: a number is needed in its {what}, and there is {description}")
     return number
 
 
-def _device(node: Any, fqn: str) -> str:
+def _read_device(node: Any, fqn: str) -> str:
     kind, index = (node.get("type"), node.get("index")) if type(node) is dict else (None, None)
     if type(kind) is not str:
         raise MalformedError(f"{fqn}: its device is {quoting.value(node)}")
     return f"{kind}:{index}" if type(index) is int else kind
 
 
-def _renamed(tensor: Tensor, record: str) -> Tensor:
+def _rename_storage(tensor: Tensor, record: str) -> Tensor:
     """Storages of an archive in a record are numbered by themselves."""
     return tensor if tensor.storage is None else replace(tensor, storage=f"{record}/{tensor.storage}")
 
@@ -452,17 +469,17 @@ _INPUTS = {
 }
 
 
-def _roles(program: Mapping[str, Any]) -> Iterator[tuple[str, _Role]]:
-    """What the signature says of each name that is a module's."""
-    for spec in _specs(program):
+def _collect_roles(program: Mapping[str, Any]) -> Iterator[tuple[str, _Role]]:
+    """Collect the roles of the module's names from the signature."""
+    for spec in _list_specs(program):
         for what, (key, kind) in _INPUTS.items():
-            said = spec.get(what) if type(spec) is dict else None
-            if type(said) is dict and type(said.get(key)) is str:
-                persistent = said.get("persistent") if kind is Kind.BUFFER else None
-                yield said[key], _Role(kind, persistent if type(persistent) is bool else None)
+            enum_value = spec.get(what) if type(spec) is dict else None
+            if type(enum_value) is dict and type(enum_value.get(key)) is str:
+                persistent = enum_value.get("persistent") if kind is Kind.BUFFER else None
+                yield enum_value[key], _Role(kind, persistent if type(persistent) is bool else None)
 
 
-def _specs(program: Mapping[str, Any]) -> Iterable[Any]:
+def _list_specs(program: Mapping[str, Any]) -> Iterable[Any]:
     node: Any = program
     for key in ("graph_module", "signature", "input_specs"):
         node = node.get(key) if type(node) is dict else None
@@ -471,10 +488,10 @@ def _specs(program: Mapping[str, Any]) -> Iterable[Any]:
     return node
 
 
-def _row(fqn: str, payload: _Payload, role: _Role | None) -> Row:
+def _build_row(fqn: str, payload: _Payload, role: _Role | None) -> Row:
     tensor = payload.tensor
     if role is None:
-        return _unnamed(fqn, payload)
+        return _build_unnamed_row(fqn, payload)
     saved = {Kind.PARAMETER: True, Kind.BUFFER: role.persistent}.get(role.kind, False)
     literal = role.kind is Kind.UNREGISTERED and _LITERAL.fullmatch(fqn) is not None
     evidence = Evidence.ASSUMED if literal else Evidence.REGISTERED
@@ -483,20 +500,20 @@ def _row(fqn: str, payload: _Payload, role: _Role | None) -> Row:
     return row
 
 
-def _unnamed(fqn: str, payload: _Payload) -> Row:
-    """Of what no signature names, its entry may say what it is."""
+def _build_unnamed_row(fqn: str, payload: _Payload) -> Row:
+    """Build a row outside the signature, classified by its entry."""
     if not payload.is_weight:
         return Row(fqn, payload.tensor, Kind.UNREGISTERED, Evidence.ASSUMED, saved=False)
     if payload.is_parameter is None:
-        return row_of(fqn, payload.tensor, Kind.PARAMETER, Evidence.ASSUMED)
+        return build_row(fqn, payload.tensor, Kind.PARAMETER, Evidence.ASSUMED)
     kind = Kind.PARAMETER if payload.is_parameter else Kind.BUFFER
     row = Row(fqn, payload.tensor, kind, Evidence.REGISTERED, None if payload.is_parameter else True)
     row.requires_grad = payload.tensor.requires_grad
     return row
 
 
-def _major(program: Mapping[str, Any]) -> int | None:
-    """Which schema the program is of; torch 2.1 wrote one number, and None is said nowhere."""
+def _read_major_version(program: Mapping[str, Any]) -> int | None:
+    """Return the major schema version; torch 2.1 wrote a single number, None if absent."""
     schema = program.get("schema_version")
     major = schema.get("major") if type(schema) is dict else schema
     if schema is not None and (type(major) is not int or major < 0):
@@ -504,8 +521,8 @@ def _major(program: Mapping[str, Any]) -> int | None:
     return major
 
 
-def _told(program: Mapping[str, Any]) -> Iterator[tuple[str, Scalar]]:
-    """Which torch wrote it, by which schema."""
+def _describe_program(program: Mapping[str, Any]) -> Iterator[tuple[str, Scalar]]:
+    """Describe the torch version and the schema version."""
     version, schema = program.get("torch_version"), program.get("schema_version")
     if type(version) is str:
         yield "torch_version", version[:100]

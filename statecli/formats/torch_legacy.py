@@ -1,9 +1,9 @@
-"""What `torch.save` wrote before torch 1.6: five pickles one after another, then the bytes of each storage.
+"""The format of `torch.save` before torch 1.6: five pickles, then the bytes of each storage.
 
-The pickles: a magic number, the version 1001, a dict about the machine, the object, the sorted storage keys. Then,
-for each key in that order, the number of elements as a little-endian int64 and the elements, unaligned. There is no
-index and no checksum, so a storage is found by walking over those before it. Source: torch/serialization.py
-(`_legacy_save`, `_legacy_load`) of torch 2.13, which still writes it with `_use_new_zipfile_serialization=False`.
+The pickles: a magic number, the version 1001, a dict about the machine, the object, the sorted storage keys. Then, for
+each key in order, the number of elements as a little-endian int64 and the elements, unaligned. There is neither an
+index nor a checksum, so a storage is found by walking over all storages before. Source: torch/serialization.py
+(`_legacy_save`, `_legacy_load`) of torch 2.13, still used by `_use_new_zipfile_serialization=False`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from typing import Any
 
 from statecli.core.dtypes import STORAGE_DTYPES, nbytes
 from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.format_traits import FormatTraits, Legacy
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ByteRange, ModelState, Oddity, Place
-from statecli.formats.torch.objects import state_of
+from statecli.formats.torch.objects import build_state
+from statecli.formats.torch.reading import Contents
 from statecli.pickles.machine import Global, Pickle, TruncatedPickle, load
 from statecli.storage.files import Guard
 from statecli.storage.source import Source, Window
 
 NAME = "torch-legacy"
+TRAITS = FormatTraits(legacy=frozenset((Legacy.STREAM,)), may_hold_settings_alone=True)
 
 MAGIC = 0x1950A86A20F9469CFC6C
 VERSION = 1001
@@ -39,47 +43,47 @@ _MAGIC = re.compile(
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
-    """Whether it starts with the pickle of the magic number."""
+    """Return whether the file starts with the pickle of the magic number."""
     return _MAGIC.match(head) is not None
 
 
 def read(path: str, section: str | None = None) -> ModelState:
-    """The state in one stream. Raises UnreadableError where it is damaged, at whatever byte it ends."""
-    pickle, storages, oddities = contents(path)
-    return state_of(pickle, storages, target=path, format=NAME, oddities=oddities, wanted=section)
+    """Read the state of one stream. Raises UnreadableError for a damaged stream, wherever the stream ends."""
+    pickle, storages, oddities = read_contents(path)
+    return build_state(pickle, storages, target=path, format=NAME, traits=TRAITS, oddities=oddities, wanted=section)
 
 
-def contents(path: str) -> tuple[Pickle, dict[str, ByteRange], list[Oddity]]:
-    """The object's pickle, where each storage lies, and what was odd of the stream. Raises as `read` does."""
+def read_contents(path: str) -> Contents:
+    """Return the object's pickle, the place of each storage, and the oddities of the stream. Raises as `read` does."""
     oddities: list[Oddity] = []
     with Source(path) as source:
-        magic, version, machine, pickle, keys = _pickles(source)
+        magic, version, machine, pickle, keys = _read_pickles(source)
         _check_version(magic.root, version.root)
         big_endian = _is_big_endian(machine.root)
-        elements = dict(_declared(pickle))
-        storages = dict(_storages(source, keys, elements, big_endian))
-        end = max((one.offset + one.length for one in storages.values()), default=keys.end)
+        elements = dict(_collect_declared(pickle))
+        storages = dict(_locate_storages(source, keys, elements, big_endian))
+        end = max((storage.offset + storage.length for storage in storages.values()), default=keys.end)
         if end < source.size:
             left = source.size - end
             message = f"{left} bytes are appended after the last storage"
-            oddities.append(Oddity("suffixed", message, place=Place(path, end, left)))
-    return pickle, storages, oddities
+            oddities.append(Oddity(OddityKind.SUFFIXED.value, message, place=Place(path, end, left)))
+    return Contents(pickle, storages, oddities)
 
 
-def _pickles(source: Source) -> list[Pickle]:
+def _read_pickles(source: Source) -> list[Pickle]:
     """The five pickles; their `end` counts from the start of the file."""
-    found: list[Pickle] = []
+    pickles: list[Pickle] = []
     at = 0
     for what in _PICKLES:
-        pickle = pickle_at(source, at, what, _FIRST_WINDOW)
+        pickle = read_pickle_at(source, at, what, _FIRST_WINDOW)
         at += pickle.end
         pickle.end = at
-        found.append(pickle)
-    return found
+        pickles.append(pickle)
+    return pickles
 
 
-def pickle_at(source: Source, at: int, what: str, window: int) -> Pickle:
-    """The pickle at byte `at`, read through windows that grow until it fits, the first one of `window` bytes."""
+def read_pickle_at(source: Source, at: int, what: str, window: int) -> Pickle:
+    """Read the pickle at byte `at` through growing windows; the first has `window` bytes."""
     left = source.size - at
     while True:
         data = source.read(at, min(window, left, MAX_PICKLE))
@@ -97,8 +101,8 @@ def _check_version(magic: Any, version: Any) -> None:
     if type(magic) is not int or magic != MAGIC:
         raise UnreadableError("is a pickle, but not one that torch.save wrote: its magic number is missing")
     if type(version) is not int or version != VERSION:
-        said = version if type(version) is int and abs(version) < 2**63 else "something else"
-        raise MalformedError(f"its version is {said}, and torch.save only ever wrote {VERSION} here")
+        shown_version = version if type(version) is int and abs(version) < 2**63 else "something else"
+        raise MalformedError(f"its version is {shown_version}, and torch.save only ever wrote {VERSION} here")
 
 
 def _is_big_endian(machine: Any) -> bool:
@@ -108,18 +112,18 @@ def _is_big_endian(machine: Any) -> bool:
     return not little
 
 
-def _declared(pickle: Pickle) -> Iterator[tuple[str, tuple[str, int]]]:
+def _collect_declared(pickle: Pickle) -> Iterator[tuple[str, tuple[str, int]]]:
     """Storage key -> its dtype and number of elements, as the object's persistent ids say."""
     seen: dict[str, tuple[str, int]] = {}
     for persistent in pickle.persistent:
-        key, declared = _storage(persistent.pid)
+        key, declared = _decode_storage(persistent.pid)
         if seen.setdefault(key, declared) != declared:
             first, second = (f"{numel} of {dtype}" for dtype, numel in (seen[key], declared))
             raise MalformedError(f"storage {key!r} has two descriptions: {first} and {second}")
     yield from seen.items()
 
 
-def _storage(pid: Any) -> tuple[str, tuple[str, int]]:
+def _decode_storage(pid: Any) -> tuple[str, tuple[str, int]]:
     """("storage", type, key, location, numel, view) -> key, (dtype, numel)."""
     if type(pid) is not tuple or len(pid) not in (5, 6) or type(pid[0]) is not str or pid[0] != "storage":
         raise MalformedError('malformed storage record: not ("storage", type, key, location, number of elements)')
@@ -132,15 +136,15 @@ def _storage(pid: Any) -> tuple[str, tuple[str, int]]:
     return key, (dtype, numel)
 
 
-def _storages(
+def _locate_storages(
     source: Source, keys: Pickle, declared: dict[str, tuple[str, int]], big_endian: bool
 ) -> Iterator[tuple[str, ByteRange]]:
-    """Walk over the storages that follow the pickles, in the order of the key list."""
+    """Walk over the storages after the pickles, in the order of the key list."""
     if type(keys.root) is not list:
         raise MalformedError("the list of storages is no list")
     trusted = source.is_trusted
     if source.is_far:
-        places = list(_places(source, keys, declared))
+        places = list(_walk_storages(source, keys, declared))
         if trusted:
             source.guard(
                 Guard(at, at + 8, at + 8 + size, partial(_check, key, numel)) for key, at, numel, size in places
@@ -149,14 +153,16 @@ def _storages(
             source.prefetch((at, 8) for _, at, _, _ in places)
     dense = len(keys.root) * _FIRST_WINDOW > source.size and not source.is_far
     window = Window(source, _FIRST_WINDOW if dense else 0)
-    for key, at, numel, length in _places(source, keys, declared):
+    for key, at, numel, length in _walk_storages(source, keys, declared):
         if not trusted:
             _check(key, numel, window.read(at, 8))
         yield key, ByteRange(source.path, at + 8, length, None, big_endian)
 
 
-def _places(source: Source, keys: Pickle, declared: dict[str, tuple[str, int]]) -> Iterator[tuple[str, int, int, int]]:
-    """Of each storage its key, where it begins with the number of its elements, that number and its bytes."""
+def _walk_storages(
+    source: Source, keys: Pickle, declared: dict[str, tuple[str, int]]
+) -> Iterator[tuple[str, int, int, int]]:
+    """Yield the key, the offset of the element count, that count and the size of each storage."""
     seen: set[str] = set()
     at = keys.end
     for key in keys.root:
@@ -177,7 +183,7 @@ def _places(source: Source, keys: Pickle, declared: dict[str, tuple[str, int]]) 
 
 def _check(key: str, numel: int, recorded: bytes) -> int:
     """0, as `Guard.check`: the elements are behind their number."""
-    found = int.from_bytes(recorded, "little", signed=True)
-    if found != numel:
-        raise MalformedError(f"storage {key!r} has {found} elements, and the pickle says {numel}")
+    count = int.from_bytes(recorded, "little", signed=True)
+    if count != numel:
+        raise MalformedError(f"storage {key!r} has {count} elements, and the pickle says {numel}")
     return 0

@@ -1,4 +1,4 @@
-"""What `torch.save` wrote before torch 0.1.10 (March 2017): a tar archive of pickles, which torch 2.13 still loads.
+"""The format of `torch.save` before torch 0.1.10 (March 2017): a tar archive of pickles, still loaded by torch 2.13.
 
 Three members count. `storages` is a number of storages, for each of them a pickle of (key, location, type), an int64
 number of elements and the elements, and then a pickle of the views (key, root key, offset, size). `tensors` is a number
@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from statecli.core import quoting
 from statecli.core.dtypes import STORAGE_DTYPES, nbytes
 from statecli.core.errors import MalformedError
+from statecli.core.format_traits import FormatTraits, Legacy
 from statecli.core.state import ByteRange, ModelState
-from statecli.formats.torch.objects import state_of
+from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.reading import MAX_ROWS
-from statecli.formats.torch_legacy import pickle_at
+from statecli.formats.torch_legacy import read_pickle_at
 from statecli.pickles.machine import Global, Obj, Persistent, Pickle
 from statecli.storage.source import Source
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tarfile import TarInfo
 
 NAME = "torch-tar"
+TRAITS = FormatTraits(legacy=frozenset((Legacy.TAR,)))
 
 BLOCK = 512
 #: The members that torch loads, and all that torch.save wrote.
@@ -67,15 +69,15 @@ class Member(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Where a pickle that torch loads lies, and in which member."""
+    """Byte range of a pickle for torch, and the name of its member."""
 
     member: str
     offset: int
     length: int
 
 
-def header_of(block: bytes) -> TarInfo | None:
-    """The header that Python's tarfile reads from these 512 bytes; None for what it refuses."""
+def parse_header(block: bytes) -> TarInfo | None:
+    """Parse a header of 512 bytes as Python's tarfile does; None for a header that tarfile refuses."""
     if len(block) != BLOCK or not _MAY_BE_NUMBER.match(block[148:156]):
         return None
     import tarfile  # takes as long to import as all of statecli, and nearly no file needs it
@@ -87,25 +89,25 @@ def header_of(block: bytes) -> TarInfo | None:
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
-    """Whether the first file of a tar archive is one that torch.save wrote, and the file begins like nothing else."""
+    """Return whether the first member of a tar archive has a name of torch.save's, and no other format matches."""
     if not head.startswith(_BEGINNINGS):
         return False
     at = 0
-    while head[at + 257 : at + 262] == b"ustar" and (header := header_of(head[at : at + BLOCK])):
+    while head[at + 257 : at + 262] == b"ustar" and (header := parse_header(head[at : at + BLOCK])):
         if header.isreg():
             return header.name in WRITTEN
         at = next_header(at, header.size)
     return False
 
 
-def runs_pickles(source: Source) -> bool:
-    """Return whether torch.load may unpickle a member of this tar archive: any that tarfile names `storages`.
+def has_pickles(source: Source) -> bool:
+    """Return whether torch.load may unpickle a member of the archive: any called `storages` by tarfile.
 
-    The walk follows tarfile and not torch.save. True where tarfile may find other members than the walk.
+    The walk follows tarfile, not torch.save. True if tarfile may find other members than the walk.
     """
     at, size_of_next = 0, None
     for _ in range(_MAX_WALKED):
-        header = header_of(source.read(at, BLOCK)) if at + BLOCK <= source.size else None
+        header = parse_header(source.read(at, BLOCK)) if at + BLOCK <= source.size else None
         if header is None:
             return False
         if header.size < 0 or header.type == b"S":
@@ -134,11 +136,11 @@ def read(path: str, section: str | None = None) -> ModelState:
         contents = _Contents(source)
         contents.read()
         pickle = contents.pickle()
-    return state_of(pickle, contents.storages, target=path, format=NAME, oddities=[], wanted=section)
+    return build_state(pickle, contents.storages, target=path, format=NAME, traits=TRAITS, oddities=[], wanted=section)
 
 
-def pickles(source: Source) -> tuple[list[Span], MalformedError | None]:
-    """The pickles that torch loads, in the order in which it does, and why those are not all."""
+def read_pickles(source: Source) -> tuple[list[Span], MalformedError | None]:
+    """Return the pickles that torch loads, in torch's order, and the reason for an incomplete list."""
     contents = _Contents(source)
     member = contents.members["pickle"]
     try:
@@ -148,7 +150,7 @@ def pickles(source: Source) -> tuple[list[Span], MalformedError | None]:
     return [*contents.spans, Span("pickle", member.offset, member.size)], None
 
 
-def members_of(source: Source) -> dict[str, Member]:
+def list_members(source: Source) -> dict[str, Member]:
     """The files of the archive. Raises MalformedError for anything but plain files, each name once."""
     members: dict[str, Member] = {}
     at = 0
@@ -156,7 +158,7 @@ def members_of(source: Source) -> dict[str, Member]:
         block = source.read(at, BLOCK) if at + BLOCK <= source.size else b""
         if not block.strip(b"\0"):
             break
-        header = header_of(block)
+        header = parse_header(block)
         if header is None:
             raise MalformedError(f"its tar archive is damaged at byte {at}: fetch it again")
         member = Member(header.name, at + BLOCK, header.size)
@@ -185,7 +187,7 @@ def next_header(at: int, size: int) -> int:
 
 
 def _check_extended(data: bytes) -> None:
-    """MalformedError for an extended header that says more than times and owners."""
+    """Raise MalformedError for an extended header with more than times and owners."""
     at, end = 0, len(data.rstrip(b"\0"))
     while at < end and len(data) <= _MAX_EXTENDED:
         record = _RECORD.match(data, at)
@@ -197,11 +199,11 @@ def _check_extended(data: bytes) -> None:
 
 
 class _Contents:
-    """The storages and the tensors of one archive, and where their pickles lie."""
+    """The storages and tensors of an archive, and the places of their pickles."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.members = members_of(source)
+        self.members = list_members(source)
         self.spans: list[Span] = []
         self.storages: dict[str, ByteRange] = {}
         #: Persistent ids as torch writes them since, by the keys of storages; calls that rebuild tensors, by theirs.
@@ -260,7 +262,7 @@ class _Contents:
 
 
 class _Stream:
-    """Pickles and numbers of a member, one after another."""
+    """Pickles and numbers of a member, in order."""
 
     def __init__(self, contents: _Contents, member: Member) -> None:
         self.contents, self.member = contents, member
@@ -271,7 +273,7 @@ class _Stream:
 
     def pickle(self) -> Pickle:
         """The next pickle, which is noted where torch loads it."""
-        pickle = pickle_at(self.contents.source, self.at, self.member.name, _FIRST_WINDOW)
+        pickle = read_pickle_at(self.contents.source, self.at, self.member.name, _FIRST_WINDOW)
         self.contents.spans.append(Span(self.member.name, self.at, pickle.end))
         self.skip(pickle.end)
         return pickle
@@ -283,10 +285,10 @@ class _Stream:
         return number
 
     def list(self, what: str) -> list[Any]:
-        found = self.pickle().root
-        if type(found) is not list:
+        root = self.pickle().root
+        if type(root) is not list:
             raise self.error(f"the {what} are not a list")
-        return found
+        return root
 
     def entry(self, length: int) -> tuple[Any, ...]:
         entry = self.pickle().root
@@ -307,7 +309,7 @@ class _Stream:
 
 
 def _key(pid: Any) -> int:
-    """The key that a persistent id says, as torch reads it; -1 for none."""
+    """Return the key in a persistent id, as torch reads ids; -1 for no key."""
     if type(pid) is int:
         return pid
     text = str(pid, "latin-1") if type(pid) is bytes else pid

@@ -1,9 +1,9 @@
-"""TorchScript: what `torch.jit.save` writes of a scripted, traced or frozen module, and `_save_for_lite_interpreter`.
+"""TorchScript: scripted, traced or frozen modules of `torch.jit.save` and `_save_for_lite_interpreter`.
 
 A zip archive of torch's. `data.pkl` is the module, made of objects whose classes are text in `code/__torch__/…/*.py`;
-`data/N` are its storages, `constants.pkl` and `constants/N` the tensors that the code names. Which attributes of a
-class are parameters and which are buffers stands in two lines of its text. These are read, and nothing of it is run.
-Sources: torch/csrc/jit/serialization of torch 2.13 (export_module.cpp, python_print.cpp, pickler.cpp).
+`data/N` are its storages, `constants.pkl` and `constants/N` the constants of the code. Two lines in the text of a class
+list its parameters and its buffers; only these lines are parsed, and no code is run. Sources:
+torch/csrc/jit/serialization of torch 2.13 (export_module.cpp, python_print.cpp, pickler.cpp).
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.dtypes import SCRIPT_STORAGE_DTYPES
 from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.format_traits import FormatTraits
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ByteRange, Evidence, Kind, ModelState, Scalar, TensorInfo
 from statecli.formats.torch.archive import (
     check_folder,
     check_version,
-    gaps_of,
-    idle_of,
-    pickle_of,
+    find_gaps,
+    find_record,
+    find_unused_records,
+    find_unused_storages,
+    locate_storages,
     prefetch,
-    record_of,
-    storages_of,
-    unused_of,
+    read_pickle,
 )
-from statecli.formats.torch.objects import info_of, state_of
+from statecli.formats.torch.objects import build_info, build_state
 from statecli.formats.torch.reading import MAX_ROWS, Reading, Row
 from statecli.formats.torch.tensors import Decoder
 from statecli.pickles.graph import mapping, name_of
@@ -38,6 +40,11 @@ from statecli.storage.source import Source
 from statecli.storage.zip_archive import Archive, mentions
 
 NAME = "torchscript"
+TRAITS = FormatTraits(
+    is_program=True,
+    own_settings=frozenset(("code files", "code bytes", "bytecode bytes")),
+    settings_are_compiled=True,
+)
 
 #: The section of the tensors that the code names, and what is said of each.
 CONSTANTS = "constants"
@@ -61,36 +68,45 @@ _QUOTED = re.compile(r'"([^"]*)"')
 
 
 def sniff(path: str, head: bytes) -> bool:
-    """Whether it is a zip archive with a `constants.pkl`, which torch.save does not write."""
+    """Return whether this is a zip archive with a `constants.pkl`, absent from torch.save."""
     return head.startswith(b"PK\3\4") and mentions(path, b"/constants.pkl")
 
 
 def read(path: str, section: str | None = None) -> ModelState:
-    """The module's tensors, grouped by their classes, and the constants of its code.
+    """Read the module's tensors, grouped by their classes, and the constants of its code.
 
-    Raises UnreadableError for an archive that is none of torch.jit.save, or a damaged one.
+    Raises UnreadableError for archives of other writers and damaged archives.
     """
     with Source(path) as source:
         archive = Archive(source)
         prefetch(archive, "data", CONSTANTS)
         check_folder(archive)
         check_version(archive)
-        module, constants = _part(archive, "data"), _part(archive, CONSTANTS)
-        root = _Modules(archive).converted(module.pickle.root)
-        told = _code(archive)
+        module, constants = _read_part(archive, "data"), _read_part(archive, CONSTANTS)
+        root = _Modules(archive).convert(module.pickle.root)
+        sizes = _measure_code(archive)
         oddities = [
             *archive.oddities,
-            *module.idle(),
-            *constants.idle(),
-            *gaps_of(archive),
-            *unused_of(archive, *_RECORDS),
+            *module.find_unused(),
+            *constants.find_unused(),
+            *find_gaps(archive),
+            *find_unused_records(archive, *_RECORDS),
         ]
-    pickle = replace(module.pickle, root=root, globals=_names(module.pickle) + _names(constants.pickle))
-    dtypes = SCRIPT_STORAGE_DTYPES
-    state = state_of(
-        pickle, module.storages, target=path, format=NAME, oddities=oddities, wanted=section, dtypes=dtypes
+    pickle = replace(
+        module.pickle, root=root, globals=_list_foreign_names(module.pickle) + _list_foreign_names(constants.pickle)
     )
-    return _with_constants(state, constants, told)
+    dtypes = SCRIPT_STORAGE_DTYPES
+    state = build_state(
+        pickle,
+        module.storages,
+        target=path,
+        format=NAME,
+        traits=TRAITS,
+        oddities=oddities,
+        wanted=section,
+        dtypes=dtypes,
+    )
+    return _add_constants(state, constants, sizes)
 
 
 class _Part(NamedTuple):
@@ -100,35 +116,41 @@ class _Part(NamedTuple):
     storages: dict[str, ByteRange]
     folder: str
 
-    def idle(self) -> Iterator[Any]:
-        return idle_of(self.pickle, self.storages, self.folder)
+    def find_unused(self) -> Iterator[Any]:
+        return find_unused_storages(self.pickle, self.storages, self.folder)
 
 
-def _part(archive: Archive, name: str) -> _Part:
-    if record_of(archive, f"{name}.pkl") is None:
+def _read_part(archive: Archive, name: str) -> _Part:
+    if find_record(archive, f"{name}.pkl") is None:
         raise UnreadableError(f"is no whole TorchScript archive: it holds no {name}.pkl; save it again")
-    return _Part(pickle_of(archive, f"{name}.pkl"), storages_of(archive, folder=name), name)
+    return _Part(read_pickle(archive, f"{name}.pkl"), locate_storages(archive, folder=name), name)
 
 
-def _names(pickle: Pickle) -> list[Global]:
-    """The names that are no class of the archive's own code: torch.jit.load knows no module of Python."""
+def _list_foreign_names(pickle: Pickle) -> list[Global]:
+    """List the names outside the archive's own code: torch.jit.load knows no Python modules."""
     own = ("__torch__.", "torch.jit._pickle.")
-    return [one for one in pickle.globals if not one.qualified.startswith(own) and one.qualified not in _STORAGES]
+    return [
+        mention
+        for mention in pickle.globals
+        if not mention.qualified.startswith(own) and mention.qualified not in _STORAGES
+    ]
 
 
-def _code(archive: Archive) -> dict[str, Scalar]:
+def _measure_code(archive: Archive) -> dict[str, Scalar]:
     """How much code there is. An attribute's name has no space."""
     prefix = f"{archive.folder}/code/"
-    sizes = [one.size for name, one in archive.records.items() if name.startswith(prefix) and name.endswith(".py")]
-    bytecode = record_of(archive, "bytecode.pkl")
-    told: dict[str, Scalar] = {"code files": len(sizes), "code bytes": sum(sizes)}
-    return told | ({"bytecode bytes": bytecode.size} if bytecode else {})
+    sizes = [
+        record.size for name, record in archive.records.items() if name.startswith(prefix) and name.endswith(".py")
+    ]
+    bytecode = find_record(archive, "bytecode.pkl")
+    code_sizes: dict[str, Scalar] = {"code files": len(sizes), "code bytes": sum(sizes)}
+    return code_sizes | ({"bytecode bytes": bytecode.size} if bytecode else {})
 
 
 class _Class(NamedTuple):
-    """What a class's text says: whether it is a module, and its registered names.
+    """Facts in a class's text: whether the class is a module, and its registered names.
 
-    `buffers` is None in archives of torch before 1.6, to which every tensor that is no parameter was a buffer.
+    `buffers` is None in archives of torch before 1.6, where every tensor except a parameter is a buffer.
     """
 
     is_module: bool
@@ -137,7 +159,7 @@ class _Class(NamedTuple):
 
 
 class _Modules:
-    """TorchScript's objects as the `__dict__` that the same module has in Python, as far as the pickle says it."""
+    """Converter of TorchScript objects to the `__dict__` of the same module in Python, as far as recorded."""
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
@@ -145,17 +167,17 @@ class _Modules:
         self.read = 0
         self.made: dict[int, Obj] = {}
 
-    def converted(self, root: Any) -> Any:
-        """The root with every module below it in its Python form; what is no module is left as it is."""
+    def convert(self, root: Any) -> Any:
+        """Convert the root and every module below to the Python form; other objects stay."""
         if not self._is_module(root):
             raise MalformedError("its data.pkl holds no TorchScript module")
         stack = [root]
         while stack:
             stack.extend(self._fill(stack.pop()))
-        return self._made(root)
+        return self._convert_object(root)
 
-    def _made(self, node: Obj) -> Obj:
-        """A class of the name that it has in Python: torch's quantized ones are known by it."""
+    def _convert_object(self, node: Obj) -> Obj:
+        """Create an object with the Python name of its class; torch's quantized classes are recognised by name."""
         if id(node) not in self.made:
             cls = node.cls
             module = _MANGLED.sub("", cls.module).removeprefix("__torch__.")
@@ -163,46 +185,46 @@ class _Modules:
         return self.made[id(node)]
 
     def _fill(self, node: Obj) -> Iterator[Obj]:
-        """Give the made object its attributes; the modules among them that are not made yet."""
-        held, known = mapping(node.state), self._class(node)
-        made = self._made(node)
-        if held is None or known is None:  # the class has a `__getstate__` of its own
-            made.state = node.state
+        """Give the created object its attributes and create the modules among them."""
+        attributes, script_class = mapping(node.state), self._find_class(node)
+        converted = self._convert_object(node)
+        if attributes is None or script_class is None:  # the class has a `__getstate__` of its own
+            converted.state = node.state
             return
         groups: dict[str, dict[str, Any]] = {"_parameters": {}, "_buffers": {}, "_modules": {}}
         plain: dict[Any, Any] = {}
-        for name, value in held.items():
+        for name, value in attributes.items():
             if self._is_module(value):
                 if id(value) not in self.made:
                     yield value
-                groups["_modules"][name] = self._made(value)
-            elif name in known.parameters:
+                groups["_modules"][name] = self._convert_object(value)
+            elif name in script_class.parameters:
                 groups["_parameters"][name] = value
-            elif _is_tensor(value) if known.buffers is None else name in known.buffers:
+            elif _is_tensor(value) if script_class.buffers is None else name in script_class.buffers:
                 groups["_buffers"][name] = value
             else:
-                plain[name] = _untagged(value)
-        made.state = {**plain, **groups}
+                plain[name] = _strip_tag(value)
+        converted.state = {**plain, **groups}
 
     def _is_module(self, node: Any) -> bool:
-        known = self._class(node)
-        return known is not None and known.is_module
+        script_class = self._find_class(node)
+        return script_class is not None and script_class.is_module
 
-    def _class(self, node: Any) -> _Class | None:
-        """None for what is no object of the archive's code."""
+    def _find_class(self, node: Any) -> _Class | None:
+        """Return the class of an object of the archive's code, else None."""
         if type(node) is not Obj or not name_of(node.cls).startswith("__torch__."):
             return None
         cls = node.cls
         if cls.qualified.startswith(_IN_CPP):
             return None
         if cls.module not in self.classes:
-            self.classes[cls.module] = dict(_classes(self._text(cls.module)))
+            self.classes[cls.module] = dict(_parse_classes(self._read_text(cls.module)))
         if cls.name not in self.classes[cls.module]:
             raise MalformedError(f"holds an object of {quoting.name(cls.qualified)}, which is no class of its code")
         return self.classes[cls.module][cls.name]
 
-    def _text(self, module: str) -> str:
-        record = record_of(self.archive, f"code/{module.replace('.', '/')}.py")
+    def _read_text(self, module: str) -> str:
+        record = find_record(self.archive, f"code/{module.replace('.', '/')}.py")
         if record is None:
             return ""
         self.read += record.size
@@ -211,23 +233,23 @@ class _Modules:
         return self.archive.read(record, MAX_CODE).decode("utf-8", "replace")
 
 
-def _untagged(value: Any) -> Any:
-    """The same without the calls that say the types of lists and dicts; of a C++ object, what it is made of.
+def _strip_tag(value: Any) -> Any:
+    """Remove calls that record the types of lists and dicts; unwrap a C++ object to its arguments.
 
-    Lists and dicts are changed where they are, and a tuple becomes a list.
+    Lists and dicts are changed in place, and a tuple becomes a list.
     """
     top = [value]
     stack: list[tuple[Any, Any]] = [(top, 0)]
     seen: dict[int, tuple[Any, Any]] = {}
     while stack:
         holder, key = stack.pop()
-        node = holder[key] = _bare(holder[key])
+        node = holder[key] = _strip_annotation(holder[key])
         if type(node) not in (list, tuple, dict):
             continue
         if id(node) not in seen:
-            made = list(node) if type(node) is tuple else node
-            seen[id(node)] = made, node  # both stay, or another object could get the identity of one
-            stack.extend((made, below) for below in (made if type(made) is dict else range(len(made))))
+            items = list(node) if type(node) is tuple else node
+            seen[id(node)] = items, node  # both stay, or another object could get the identity of one
+            stack.extend((items, below) for below in (items if type(items) is dict else range(len(items))))
         holder[key] = seen[id(node)][0]
     return top[0]
 
@@ -239,7 +261,7 @@ _TAGS = frozenset(
 )
 
 
-def _bare(node: Any) -> Any:
+def _strip_annotation(node: Any) -> Any:
     while type(node) is Obj and name_of(node.cls) in _TAGS and node.args:
         node = node.args[0]
     return node.state if type(node) is Obj and name_of(node.cls).startswith(_IN_CPP) else node
@@ -249,20 +271,24 @@ def _is_tensor(value: Any) -> bool:
     return type(value) is Obj and name_of(value.cls).startswith("torch._utils._rebuild_")
 
 
-def _classes(text: str) -> Iterator[tuple[str, _Class]]:
-    """Each class with what stands at the top of it; a line of a function is indented further."""
+def _parse_classes(text: str) -> Iterator[tuple[str, _Class]]:
+    """Parse the declarations at the top of each class; lines of functions are indented further."""
     name = ""
-    known = _NOTHING
+    script_class = _NOTHING
     for line in text.splitlines():
-        if found := _CLASS.match(line):
+        if match := _CLASS.match(line):
             if name:
-                yield name, known
-            name, known = found[1], _NOTHING._replace(is_module=found[2] == "Module")
-        elif found := _LINE.match(line):
-            names = frozenset(_QUOTED.findall(found[2]))
-            known = known._replace(parameters=names) if found[1] == "parameters" else known._replace(buffers=names)
+                yield name, script_class
+            name, script_class = match[1], _NOTHING._replace(is_module=match[2] == "Module")
+        elif match := _LINE.match(line):
+            names = frozenset(_QUOTED.findall(match[2]))
+            script_class = (
+                script_class._replace(parameters=names)
+                if match[1] == "parameters"
+                else script_class._replace(buffers=names)
+            )
     if name:
-        yield name, known
+        yield name, script_class
 
 
 _NOTHING = _Class(False, frozenset(), None)
@@ -271,20 +297,23 @@ _NOTHING = _Class(False, frozenset(), None)
 _REGISTERED = (Kind.PARAMETER, Kind.BUFFER)
 
 
-def _with_constants(state: ModelState, part: _Part, told: dict[str, Scalar]) -> ModelState:
+def _add_constants(state: ModelState, part: _Part, sizes: dict[str, Scalar]) -> ModelState:
     """The state with the constants as a section.
 
     Which buffers were persistent is not recorded: the module's own state_dict has all of them, and no attribute.
     """
     reading = Reading(Decoder(part.storages, SCRIPT_STORAGE_DTYPES), list(state.oddities))
-    constants = [_constant(info_of(row, CONSTANTS, state.target)) for row in _rows(part.pickle.root, reading)]
-    oddities = [one for one in reading.oddities if not constants or one.name != "no-tensors"]
-    tensors = (replace(one, persistent=None, saved=one.kind in _REGISTERED) for one in state.tensors)
+    constants = [
+        _mark_constant(build_info(row, CONSTANTS, state.target))
+        for row in _build_constant_rows(part.pickle.root, reading)
+    ]
+    oddities = [oddity for oddity in reading.oddities if not constants or oddity.kind is not OddityKind.NO_TENSORS]
+    tensors = (replace(tensor, persistent=None, saved=tensor.kind in _REGISTERED) for tensor in state.tensors)
     values = state.metadata.values
     own = {key: value for key, value in values.items() if not _is_usual(key, value, values)}
     return replace(
         state,
-        metadata=replace(state.metadata, values={**own, **told}),
+        metadata=replace(state.metadata, values={**own, **sizes}),
         tensors=(*tensors, *constants),
         sections=(*state.sections, *([CONSTANTS] if constants else [])),
         oddities=tuple(oddities),
@@ -292,15 +321,15 @@ def _with_constants(state: ModelState, part: _Part, told: dict[str, Scalar]) -> 
 
 
 def _is_usual(key: str, value: Scalar, settings: Mapping[str, Scalar]) -> bool:
-    """What every module has: no hook, and the mode of the module that it is in."""
+    """Return whether every module has the attribute: no hook, and the mode of its parent."""
     name = key.rpartition(".")[2]
     return name == "_is_full_backward_hook" or (name == "training" != key and value == settings.get("training"))
 
 
-def _rows(root: Any, reading: Reading) -> Iterator[Row]:
-    """The constants under the names that the code has for them. What each was to the module is not recorded."""
+def _build_constant_rows(root: Any, reading: Reading) -> Iterator[Row]:
+    """Build rows of the constants, under the code's names. Their role in the module is not recorded."""
     for count, node in enumerate(root if type(root) is tuple else ()):
-        for path, _, tensor in reading.below(_untagged(node), f"c{count}"):
+        for path, _, tensor in reading.walk(_strip_tag(node), f"c{count}"):
             if tensor is not None:
                 grad = tensor.requires_grad
                 yield Row(
@@ -310,6 +339,6 @@ def _rows(root: Any, reading: Reading) -> Iterator[Row]:
             raise MalformedError(f"holds more than {MAX_ROWS} tensors")
 
 
-def _constant(tensor: TensorInfo) -> TensorInfo:
+def _mark_constant(tensor: TensorInfo) -> TensorInfo:
     """Storages of constants are numbered by themselves."""
     return tensor if tensor.storage is None else replace(tensor, storage=f"{CONSTANTS}/{tensor.storage}")

@@ -1,4 +1,4 @@
-"""A folder that a training loop writes: the model's weights, and beside them what the training goes on from.
+"""A folder of a training loop: the model's weights, and the files needed to resume the training.
 
 transformers' Trainer (`checkpoint-500`): optimizer.pt, scheduler.pt, scaler.pt, rng_state.pth or one for each rank,
 training_args.bin; accelerate's `save_state`: optimizer.bin, scheduler.bin, sampler.bin, random_states_0.pkl,
@@ -19,6 +19,8 @@ from msgspec.structs import replace
 
 from statecli.core import quoting
 from statecli.core.errors import BarePickle, UnreadableError
+from statecli.core.format_traits import FormatTraits, combine_traits
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
 from statecli.formats import dcp, sharded
 from statecli.formats.shared import config_files
@@ -28,6 +30,7 @@ from statecli.storage import checkpoint_folder, files
 from statecli.storage.checkpoint_names import SINGLE
 
 NAME = "trainer"
+TRAITS = FormatTraits(is_training_folder=True)
 
 #: The further models of accelerate; a first one is beside them.
 _MODEL = re.compile(r"(?:pytorch_)?model(?:_fsdp)?_(?P<number>\d{1,3})\.(?:safetensors|bin)")
@@ -39,17 +42,14 @@ _SUFFIXES = (".pt", ".pth", ".bin", ".pkl")
 _LONE = frozenset(["model", "optimizer", "rng"])
 _MODELS = (Kind.PARAMETER, Kind.BUFFER)
 
-#: What is said of names that are none of torch's.
-FOREIGN = "foreign-globals"
-
 ReadFile = Callable[[str], ModelState]
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
-    """Whether it is a folder with a model's weights and something of a training beside them, or FSDP's shards."""
+    """Return whether the folder has a model's weights next to training files, or FSDP's shards."""
     if not files.isdir(path):
         return False
-    return "model" in _folders(path).values() or (_has_weights(path) and bool(_parts(path)))
+    return "model" in _find_folders(path).values() or (_has_weights(path) and bool(_find_parts(path)))
 
 
 def _has_weights(path: str) -> bool:
@@ -62,21 +62,21 @@ def _is_weights(name: str) -> bool:
     return bool(checkpoint_folder.SERIES.match(name)) and not checkpoint_folder.COMPANIONS.match(name)
 
 
-def _parts(path: str) -> dict[str, str]:
-    """What is beside the model, files and folders, each with the section that it is, further models first."""
+def _find_parts(path: str) -> dict[str, str]:
+    """Map the files and folders next to the model to their sections, further models first."""
     names = checkpoint_folder.files(path)
-    found = {name: section for name, section in _folders(path).items() if section != "model"}
+    parts = {name: section for name, section in _find_folders(path).items() if section != "model"}
     for name in names:
         stem, suffix = os.path.splitext(name)
         if (model := _MODEL.fullmatch(name)) and _FIRST.intersection(names):
-            found[name] = f"model_{model['number']}"
+            parts[name] = f"model_{model['number']}"
         elif suffix in _SUFFIXES and "." not in stem and checkpoint_folder.COMPANIONS.match(name):
-            found[name] = stem
-    return dict(sorted(found.items(), key=lambda part: not part[1].startswith("model_")))
+            parts[name] = stem
+    return dict(sorted(parts.items(), key=lambda part: not part[1].startswith("model_")))
 
 
-def _folders(path: str) -> dict[str, str]:
-    """The folders of torch.distributed.checkpoint in it, each with the section that it is."""
+def _find_folders(path: str) -> dict[str, str]:
+    """Map the folders of torch.distributed.checkpoint to their sections."""
     named = ((name, _SHARDED.fullmatch(name)) for name in checkpoint_folder.folders(path))
     return {
         name: match["what"] if match["number"] == "0" else f"{match['what']}_{match['number']}"
@@ -86,50 +86,50 @@ def _folders(path: str) -> dict[str, str]:
 
 
 def members(path: str) -> tuple[str, ...]:
-    """The files of the model, and of what is beside it, by their ways from the folder. Raises as `sharded.members`."""
-    model = sharded.members(path) if _has_weights(path) else _within(path, _sharded_model(path))
-    return (*model, *(way for name in _parts(path) for way in _within(path, name))) if model else ()
+    """List the files of the model and of the training, relative to the folder. Raises as `sharded.members`."""
+    model = sharded.members(path) if _has_weights(path) else _list_within(path, _find_sharded_model(path))
+    return (*model, *(way for name in _find_parts(path) for way in _list_within(path, name))) if model else ()
 
 
-def _within(path: str, name: str) -> tuple[str, ...]:
-    """The file itself, or those that a folder is made of."""
+def _list_within(path: str, name: str) -> tuple[str, ...]:
+    """List the file itself, or the files of a folder."""
     inner = files.join(path, name)
-    return tuple(files.join(name, one) for one in dcp.members(inner)) if files.isdir(inner) else (name,)
+    return tuple(files.join(name, member) for member in dcp.members(inner)) if files.isdir(inner) else (name,)
 
 
-def _sharded_model(path: str) -> str:
-    return next(name for name, section in _folders(path).items() if section == "model")
+def _find_sharded_model(path: str) -> str:
+    return next(name for name, section in _find_folders(path).items() if section == "model")
 
 
 def read(path: str, read_file: ReadFile) -> ModelState:
-    """The model, and what lies beside it. One of those that cannot be read is a row with its `damage`.
+    """Read the model and the files next to the model; an unreadable file is a row with `damage`.
 
-    Raises UnreadableError and MalformedError where the model cannot be read.
+    Raises UnreadableError and MalformedError if the model cannot be read.
     """
-    parts = _parts(path)
+    parts = _find_parts(path)
     files.ahead(files.join(path, name) for name in parts if name in checkpoint_folder.files(path))
-    model = _of_files(path, read_file, parts) if _has_weights(path) else _of_shards(path, read_file)
-    return _joined(model, [(name, _part(path, name, section, read_file)) for name, section in parts.items()])
+    model = _read_from_files(path, read_file, parts) if _has_weights(path) else _read_from_shards(path, read_file)
+    return _join_states(model, [(name, _read_part(path, name, section, read_file)) for name, section in parts.items()])
 
 
-def _of_files(path: str, read_file: ReadFile, parts: dict[str, str]) -> ModelState:
-    """The model in files; FSDP's shards beside it are another that is not read."""
-    state = sharded.in_folder(path, read_file, parts)
-    if "model" not in _folders(path).values():
+def _read_from_files(path: str, read_file: ReadFile, parts: dict[str, str]) -> ModelState:
+    """Read the model in files; FSDP's shards next to the files are noted, not read."""
+    state = sharded.read_folder(path, read_file, parts)
+    if "model" not in _find_folders(path).values():
         return state
-    odd = Oddity("other-weights", f"beside what was read, and not read: {_sharded_model(path)}")
-    return replace(state, oddities=(*state.oddities, odd))
+    oddity = Oddity("other-weights", f"beside what was read, and not read: {_find_sharded_model(path)}")
+    return replace(state, oddities=(*state.oddities, oddity))
 
 
-def _of_shards(path: str, read_file: ReadFile) -> ModelState:
-    """The model that FSDP saved in shards, with the settings beside it."""
-    name = _sharded_model(path)
+def _read_from_shards(path: str, read_file: ReadFile) -> ModelState:
+    """Read FSDP's sharded model, with the config files next to the shards."""
+    name = _find_sharded_model(path)
     state = _as_section(read_file(files.join(path, name)), "model", name)
-    return config_files.noted(path, replace(state, target=path))
+    return config_files.add_config_files(path, replace(state, target=path))
 
 
-def _part(path: str, name: str, section: str, read_file: ReadFile) -> ModelState:
-    """One file, as the section of that name."""
+def _read_part(path: str, name: str, section: str, read_file: ReadFile) -> ModelState:
+    """Read one file as the section of that name."""
     where = files.join(path, name)
     try:
         state = read_file(where)
@@ -139,11 +139,11 @@ def _part(path: str, name: str, section: str, read_file: ReadFile) -> ModelState
     except UnreadableError as error:
         if section.startswith("model_"):
             raise
-        return ModelState(where, NAME, (_unreadable(name, section, error),), (section,))
+        return ModelState(where, NAME, (_build_unreadable_row(name, section, error),), (section,))
     return _as_section(state, section, name)
 
 
-def _unreadable(name: str, section: str, error: UnreadableError) -> TensorInfo:
+def _build_unreadable_row(name: str, section: str, error: UnreadableError) -> TensorInfo:
     kind = Kind.OPTIMIZER if section.startswith("optimizer") else Kind.OTHER
     why = str(error)
     return TensorInfo(name, "unknown", None, 0, 0, section, kind, Evidence.CONVENTION, note=why, damage=why)
@@ -156,16 +156,18 @@ def _as_section(state: ModelState, section: str, name: str) -> ModelState:
     of_model = section.startswith(("model", "custom_checkpoint"))
     return replace(
         state,
-        tensors=tuple(_row(tensor, inside(tensor.section), name, of_model) for tensor in state.tensors),
+        tensors=tuple(_move_row(tensor, inside(tensor.section), name, of_model) for tensor in state.tensors),
         sections=tuple(map(inside, state.sections)),
-        optimizers=tuple(replace(one, section=inside(one.section)) for one in state.optimizers),
-        state_dicts=tuple(replace(one, section=inside(one.section)) for one in state.state_dicts if of_model),
-        oddities=tuple(odd for odd in state.oddities if odd.name != "no-tensors"),
+        optimizers=tuple(replace(facts, section=inside(facts.section)) for facts in state.optimizers),
+        state_dicts=tuple(
+            replace(state_dict, section=inside(state_dict.section)) for state_dict in state.state_dicts if of_model
+        ),
+        oddities=tuple(oddity for oddity in state.oddities if oddity.kind is not OddityKind.NO_TENSORS),
     )
 
 
-def _row(tensor: TensorInfo, section: str, name: str, of_model: bool) -> TensorInfo:
-    """A tensor of a file beside the model; its storage is known by the file, which all count from 0."""
+def _move_row(tensor: TensorInfo, section: str, name: str, of_model: bool) -> TensorInfo:
+    """Move a tensor into the section; storages are prefixed with the file, because each file counts from 0."""
     storage = None if tensor.storage is None else f"{name}:{tensor.storage}"
     if of_model or tensor.kind not in _MODELS:
         return replace(tensor, section=section, storage=storage)
@@ -173,7 +175,7 @@ def _row(tensor: TensorInfo, section: str, name: str, of_model: bool) -> TensorI
     return replace(tensor, section=section, storage=storage, **other)
 
 
-def _joined(model: ModelState, parts: list[tuple[str, ModelState]]) -> ModelState:
+def _join_states(model: ModelState, parts: list[tuple[str, ModelState]]) -> ModelState:
     states = [model, *(state for _, state in parts)]
     settings = model.metadata
     for name, state in parts:
@@ -181,23 +183,24 @@ def _joined(model: ModelState, parts: list[tuple[str, ModelState]]) -> ModelStat
         own = state.metadata
         if own.values.get("format") == model.metadata.values.get("format"):
             own = replace(own, values={key: value for key, value in own.values.items() if key != "format"})
-        settings = add_file(settings, *_called(name, own))
-    formats = dict.fromkeys(state.format for state in states if state.format != NAME)
+        settings = add_file(settings, *_name_settings(name, own))
+    read = [state for state in states if state.format != NAME]
     return replace(
         model,
-        format=f"{NAME} {'+'.join(formats)}",
+        format=f"{NAME} {'+'.join(dict.fromkeys(state.format for state in read))}",
+        traits=combine_traits((TRAITS, *(state.traits for state in read))),
         tensors=tuple(tensor for state in states for tensor in state.tensors),
         sections=tuple(section for state in states for section in state.sections),
         metadata=settings,
-        oddities=(*model.oddities, *_odd(parts)),
-        globals=tuple(dict.fromkeys(found for state in states for found in state.globals)),
-        optimizers=tuple(one for state in states for one in state.optimizers),
-        state_dicts=tuple(one for state in states for one in state.state_dicts),
+        oddities=(*model.oddities, *_merge_oddities(parts)),
+        globals=tuple(dict.fromkeys(mention for state in states for mention in state.globals)),
+        optimizers=tuple(facts for state in states for facts in state.optimizers),
+        state_dicts=tuple(state_dict for state in states for state_dict in state.state_dicts),
     )
 
 
-def _called(name: str, settings: Settings) -> tuple[str, Settings]:
-    """What its settings are called, and these; those of a folder stand below what was saved in it."""
+def _name_settings(name: str, settings: Settings) -> tuple[str, Settings]:
+    """Return the name of the settings and the settings; a folder's settings are below the saved object."""
     match = _SHARDED.fullmatch(name)
     if match is None:
         return os.path.splitext(name)[0], settings
@@ -210,14 +213,21 @@ def _called(name: str, settings: Settings) -> tuple[str, Settings]:
     return match["what"] if match["number"] == "0" else name, own
 
 
-def _odd(parts: list[tuple[str, ModelState]]) -> Iterator[Oddity]:
-    """What is odd about each; of the names that loading them would import, one line."""
-    importing = [(name, odd) for name, state in parts for odd in state.oddities if odd.name == FOREIGN]
+def _merge_oddities(parts: list[tuple[str, ModelState]]) -> Iterator[Oddity]:
+    """Yield the oddities of each part; imported names are merged into one line."""
+    importing = [
+        (name, oddity)
+        for name, state in parts
+        for oddity in state.oddities
+        if oddity.kind is OddityKind.FOREIGN_GLOBALS
+    ]
     if len(importing) > 1:
-        names = safe_globals.foreign([found for _, state in parts for found, _ in state.globals])
+        names = safe_globals.foreign([qualified for _, state in parts for qualified, _ in state.globals])
         shown = quoting.names([name for name, _ in importing])
         message = f"{shown}: torch.load(weights_only=False) would import or call {len(names)} names from them"
-        yield Oddity(FOREIGN, f"{message}: {quoting.names(names)}")
+        yield Oddity(OddityKind.FOREIGN_GLOBALS.value, f"{message}: {quoting.names(names)}")
     for name, state in parts:
-        told = (odd for odd in state.oddities if odd.name != FOREIGN or len(importing) < 2)
-        yield from (replace(odd, message=f"{quoting.name(name)}: {odd.message}") for odd in told)
+        oddities = (
+            oddity for oddity in state.oddities if oddity.kind is not OddityKind.FOREIGN_GLOBALS or len(importing) < 2
+        )
+        yield from (replace(oddity, message=f"{quoting.name(name)}: {oddity.message}") for oddity in oddities)

@@ -1,4 +1,4 @@
-"""What a file that is no checkpoint really is: named, so that the error says more than "cannot read"."""
+"""Descriptions of files that are not checkpoints, so that an error says more than "cannot read"."""
 
 from __future__ import annotations
 
@@ -48,57 +48,57 @@ _UNKNOWN = "of no format that statecli reads"
 _PICKLE = "a bare pickle, not written by torch.save; statecli does not read it"
 
 
-def refusal(path: str, head: bytes, size: int) -> UnreadableError:
-    """What to say to somebody who named the file, with `name` of it and what they may have meant.
+def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
+    """Return the error for a file of unknown format, with a description and a suggestion.
 
-    What begins like text may be a pickle of protocol 0 or 1.
+    A file that begins like text may be a pickle of protocol 0 or 1.
     """
-    found = name(path, head, size)
-    if found in (_TEXT, _UNKNOWN):
+    description = describe_content(path, head, size)
+    if description in (_TEXT, _UNKNOWN):
         from statecli.pickle_scan.one_pickle import begins_as_pickle
 
         with Source(path) as source:
-            found = _PICKLE if begins_as_pickle(source) else found
-    if found == _PICKLE:
-        return BarePickle(f"is {found}")
-    if found == _TEXT:
+            description = _PICKLE if begins_as_pickle(source) else description
+    if description == _PICKLE:
+        return BarePickle(f"is {description}")
+    if description == _TEXT:
         return UnreadableError("is not a checkpoint (text file)")
-    advice = "; for a sharded checkpoint name a *.index.json or its folder" if found == _JSON else ""
-    return UnreadableError(f"is {found}{advice}")
+    advice = "; for a sharded checkpoint name a *.index.json or its folder" if description == _JSON else ""
+    return UnreadableError(f"is {description}{advice}")
 
 
-def name(path: str, head: bytes, size: int) -> str:
-    """One clause that names the content and quotes none of it, "a git-lfs pointer (…): run: git lfs pull".
+def describe_content(path: str, head: bytes, size: int) -> str:
+    """Describe the content in one clause without a quotation: "a git-lfs pointer (…): run: git lfs pull".
 
-    `head` is the start of the file, at least a few hundred bytes where it has them; `size` its length in bytes.
+    `head` is the start of the file, a few hundred bytes if there are as many; `size` its length in bytes.
     """
     if head.startswith(b"version https://git-lfs"):
-        return _lfs(head)
+        return _describe_lfs_pointer(head)
     for magic, what in MAGIC:
         if head.startswith(magic):
-            return _around(what, path, _unpacked(head))
+            return _describe_wrapped(what, path, _unpack_head(head))
     if head[4:8] == b"PTMF":
         return "a TorchScript flatbuffer (.ptl), which only libtorch reads"
     if head[257:262] == b"ustar":
-        return f"a tar archive{_first_member(head)}: unpack it first (tar -xf)"
+        return f"a tar archive{_read_first_member(head)}: unpack it first (tar -xf)"
     if head[:1] == b"\x80" and head[1:2] <= b"\x05" and len(head) > 2:
         return _PICKLE
     if files.name(path).endswith(".onnx") or _ONNX.match(head):
         return "an ONNX model, which statecli does not read"
-    return _text(head, size)
+    return _describe_text(head, size)
 
 
-def _unpacked(head: bytes) -> bytes:
-    """What the beginning of a compressed file holds; nothing where that cannot be told."""
+def _unpack_head(head: bytes) -> bytes:
+    """Unpack the beginning of a compressed file; empty if impossible."""
     if head.startswith(b"\xfd7zXZ"):
-        return _unpacked_xz(head)
+        return _unpack_xz_head(head)
     try:
         return zlib.decompressobj(_GZIP).decompress(head, HEAD) if head.startswith(b"\x1f\x8b") else b""
     except zlib.error:
         return b""
 
 
-def _unpacked_xz(head: bytes) -> bytes:
+def _unpack_xz_head(head: bytes) -> bytes:
     try:
         import lzma
     except ImportError:  # Python can be built without it
@@ -109,18 +109,18 @@ def _unpacked_xz(head: bytes) -> bytes:
         return b""
 
 
-def _around(what: str, path: str, inner: bytes) -> str:
-    """The same with what is inside, if that is an archive or a checkpoint."""
+def _describe_wrapped(what: str, path: str, inner: bytes) -> str:
+    """Describe the inner file too, if the inner file is an archive or a checkpoint."""
     kind, _, advice = what.partition(": ")
     stem = path.rpartition(".")[0]
     takers = (format.NAME for format in registry.FILES if inner and format.sniff(stem, inner))
-    found = next(takers, None)
-    if found is None and inner[257:262] == b"ustar":
-        return f"{kind} around {name('', inner, len(inner))}"
-    return f"{kind} around a checkpoint ({found}): {advice}" if found else what
+    format_name = next(takers, None)
+    if format_name is None and inner[257:262] == b"ustar":
+        return f"{kind} around {describe_content('', inner, len(inner))}"
+    return f"{kind} around a checkpoint ({format_name}): {advice}" if format_name else what
 
 
-def _first_member(head: bytes) -> str:
+def _read_first_member(head: bytes) -> str:
     """The name of the first file in a tar archive, if it is near its beginning."""
     at = 0
     while head[at + 257 : at + 262] == b"ustar":
@@ -135,13 +135,13 @@ def _first_member(head: bytes) -> str:
     return ""
 
 
-def _lfs(head: bytes) -> str:
+def _describe_lfs_pointer(head: bytes) -> str:
     size = _LFS_SIZE.search(head)
     elsewhere = f" ({int(size[1]):,} bytes are elsewhere)" if size else ""
     return f"a git-lfs pointer{elsewhere}: run: git lfs pull"
 
 
-def _text(head: bytes, size: int) -> str:
+def _describe_text(head: bytes, size: int) -> str:
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if not head.strip(b"\0"):
         return f"{size} zero bytes: an allocation that was never written, or a download that stopped"

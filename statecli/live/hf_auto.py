@@ -77,7 +77,7 @@ def is_auto(spec: Spec) -> bool:
 def _document(config: str) -> dict[str, Any]:
     folder, name = files.split(config)
     try:
-        return config_files.document(folder, name)
+        return config_files.read_document(folder, name)
     except UnreadableError as error:
         raise UsageError(f"{folder}: {error}") from error
 

@@ -12,6 +12,8 @@ from torch import nn
 
 from statecli.core import tied_tensors as ties
 from statecli.core.errors import UsageError
+from statecli.core.format_traits import FormatTraits
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import AN_INPUT, After, Evidence, Kind, ModelState, Oddity, Origin, Stats, TensorInfo
 from statecli.live import measure, origin, suggest_fix
 from statecli.live.build import Built
@@ -106,7 +108,7 @@ def listed(
     """See `statecli.live.listed`."""
     sheet = _sheet(built)
     _measure_values(sheet, stats_of)
-    sheet.oddities.append(Oddity("not-measured", f"cannot tell what moves: {why_not}"))
+    sheet.oddities.append(Oddity(OddityKind.NOT_MEASURED.value, f"cannot tell what moves: {why_not}"))
     return _state(sheet, target)
 
 
@@ -154,7 +156,7 @@ def _try_move(sheet: _Sheet) -> measure.Trial:
             message = (
                 f"{name} is {how.value} of the model, and a copy of the model {does}: cannot tell whether it moves"
             )
-            sheet.oddities.append(Oddity("unlike-copy", message, name))
+            sheet.oddities.append(Oddity(OddityKind.UNLIKE_COPY.value, message, name))
     return measure.stand_in(built, found)
 
 
@@ -200,7 +202,9 @@ def _sheet(built: Built) -> _Sheet:
         _add_registered(sheet, entry)
     _add_held(sheet)
     if not sheet.rows and not sheet.found.packed:
-        sheet.oddities.append(Oddity("no-tensors", "the model holds no tensor: there is nothing to inspect"))
+        sheet.oddities.append(
+            Oddity(OddityKind.NO_TENSORS.value, "the model holds no tensor: there is nothing to inspect")
+        )
     saved = measure.saved(built, found)
     if saved.reason is not None:
         sheet.oddities.append(Oddity("no-state-dict", f"cannot tell what is saved: {saved.reason}"))
@@ -220,7 +224,9 @@ def _odd_places(sheet: _Sheet) -> None:
         sheet.oddities.append(Oddity("module-cycle", f"{name} contains itself; it is listed once", name))
     for name, why in sheet.found.cut:
         shown = name if len(name) <= 80 else f"{name[:60]}…"
-        sheet.oddities.append(Oddity("not-searched", f"{shown} {why}: tensors beyond are not listed", shown))
+        sheet.oddities.append(
+            Oddity(OddityKind.NOT_SEARCHED.value, f"{shown} {why}: tensors beyond are not listed", shown)
+        )
     if measure.overrides_cuda_alone(sheet.built.module):
         message = f"{type(sheet.built.module).__name__}.cuda is its own and is not tried: what moves is what .to moves"
         sheet.oddities.append(Oddity("own-cuda", message))
@@ -230,13 +236,15 @@ def _odd_places(sheet: _Sheet) -> None:
             name = prefix.rstrip(".")
             what = f"the TorchScript code of {name or 'the model'} holds tensors as constants ({count})"
             message = f"{what}: no move and no state_dict reaches them, and they are not listed"
-            sheet.oddities.append(Oddity("script-module", message, name or None))
+            sheet.oddities.append(Oddity(OddityKind.SCRIPT_MODULE.value, message, name or None))
     for name in sheet.found.packed:
         message = f"{name} holds weights in C++ that cannot be seen; they are not listed"
-        sheet.oddities.append(Oddity("packed-params", message, name))
+        sheet.oddities.append(Oddity(OddityKind.PACKED_PARAMS.value, message, name))
     for entry in sheet.found.registered:
         if entry.tensor is None and entry.is_parameter:
-            sheet.oddities.append(Oddity("none-parameter", f"{entry.fqn} is registered as None", entry.fqn))
+            sheet.oddities.append(
+                Oddity(OddityKind.NONE_PARAMETER.value, f"{entry.fqn} is registered as None", entry.fqn)
+            )
 
 
 def _add_registered(sheet: _Sheet, entry: Registered) -> None:
@@ -344,7 +352,7 @@ def _is_input(sheet: _Sheet, row: _Row) -> bool:
 
 def _judge(sheet: _Sheet, trial: measure.Trial) -> None:
     if trial.reason is not None:
-        sheet.oddities.append(Oddity("not-measured", f"cannot tell what moves: {trial.reason}"))
+        sheet.oddities.append(Oddity(OddityKind.NOT_MEASURED.value, f"cannot tell what moves: {trial.reason}"))
         return
     _judge_rows(sheet, trial)
     for row in sheet.rows:
@@ -374,7 +382,7 @@ def _broken_ties(sheet: _Sheet, trial: measure.Trial) -> None:
         if count:
             shown = ", ".join(names) + (f" and {count - len(names)} more" if count > len(names) else "")
             message = f"{row.fqn} shares one storage with {shown}, and a move gives each its own"
-            sheet.oddities.append(Oddity("broken-tie", message, row.fqn))
+            sheet.oddities.append(Oddity(OddityKind.BROKEN_TIE.value, message, row.fqn))
         tie.add(row.fqn, after)
 
 
@@ -415,7 +423,7 @@ def _stale_views(sheet: _Sheet, trial: measure.Trial) -> None:
         origin = sheet.built.origins.shown(_place(sheet, held))
         line = f" (assigned at {origin.file}:{origin.line})" if origin else ""
         message = f"{name}{line} is another name of {row.fqn}, and after a move it still points at the old storage"
-        sheet.oddities.append(Oddity("stale-view", message, name, origin=origin or UNSET))
+        sheet.oddities.append(Oddity(OddityKind.STALE_VIEW.value, message, name, origin=origin or UNSET))
 
 
 def _note_recomputed(sheet: _Sheet, trial: measure.Trial) -> None:
@@ -423,7 +431,7 @@ def _note_recomputed(sheet: _Sheet, trial: measure.Trial) -> None:
     for name, held in [(row.fqn, row.held) for row in sheet.rows if row.held is not None] + aliases:
         how = _set_anew(held) if trial.followed(name) is False else None
         if how:
-            sheet.oddities.append(Oddity("recomputed", f"{name} stays behind on a move; {how}", name))
+            sheet.oddities.append(Oddity(OddityKind.RECOMPUTED.value, f"{name} stays behind on a move; {how}", name))
 
 
 def _set_anew(held: Held) -> str | None:
@@ -505,7 +513,9 @@ def _state(sheet: _Sheet, target: str) -> ModelState:
     for row in sheet.rows:
         numbers.setdefault(row.facts.storage, len(numbers))
     rows = [_info(sheet, row, numbers[row.facts.storage]) for row in sheet.rows]
-    return ties.tied(ModelState(target, "module", tuple(rows), oddities=tuple(sheet.oddities)))
+    return ties.tied(
+        ModelState(target, "module", tuple(rows), oddities=tuple(sheet.oddities), traits=FormatTraits(is_class=True))
+    )
 
 
 def _info(sheet: _Sheet, row: _Row, number: int) -> TensorInfo:

@@ -15,6 +15,7 @@ from statecli.commands.diff import settings
 from statecli.commands.diff.result import Change, Diff, Field, ScalarChange, Status
 from statecli.core import sizes
 from statecli.core.finding import Finding
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.scope import NotChecked, merge_not_checked
 from statecli.core.state import Kind, ModelState, TensorInfo
 from statecli.core.units import NOUNS, bar, plural, said, shape_text, shown, size_text
@@ -184,7 +185,7 @@ def broken(diff: Diff) -> list[tuple[str, str]]:
 
 
 def _is_load(diff: Diff) -> bool:
-    return (diff.before.format == "module") is not (diff.after.format == "module")
+    return diff.before.traits.is_class is not diff.after.traits.is_class
 
 
 def _page(diff: Diff, view: DiffView, report: Report) -> Page:
@@ -283,7 +284,7 @@ def _nothing(diff: Diff, view: DiffView, *, sure: bool) -> str:
     same = f"{plural(len(diff.changes), 'tensor')}, {size_text(size)}"
     if diff.findings and not diff.expected:
         return f"no tensor differs, but load_state_dict would fail ({plural(len(diff.findings), 'finding')}): {same}"
-    if any(note.name == "values-not-compared" for note in diff.notes):
+    if any(note.kind is OddityKind.VALUES_NOT_COMPARED for note in diff.notes):
         return f"nothing differs{view.within}: {same}; values not compared"
     return f"identical{view.within}: {same}"
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from statecli.commands.inspect.run import Inspection
 from statecli.core import sizes
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.sizes import Totals
 from statecli.core.state import Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.core.units import (
@@ -106,8 +107,8 @@ def _verdict(found: Inspection) -> str:
 
 def _about(state: ModelState) -> Iterator[Oddity]:
     """What the target is as a whole, where no row can say it."""
-    yield from (Oddity(name, message) for name, message in config_files.notes(state.metadata))
-    if not state.tensors and not any(odd.name == "no-tensors" for odd in state.oddities):
+    yield from (Oddity(name, message) for name, message in config_files.describe_settings(state.metadata))
+    if not state.tensors and not any(odd.kind is OddityKind.NO_TENSORS for odd in state.oddities):
         values = state.metadata.values
         keys = [f"{key}={value}" for key, value in values.items() if len(str(value)) <= 40]
         only = f", only metadata: {', '.join(keys[:6])}" if keys else ""
@@ -181,7 +182,10 @@ def _beside(state: ModelState) -> str:
     """The scalars at the top of a checkpoint (epoch, step), the first few of them."""
     # Every key of a GGUF file has a group before it.
     plain = {key.removeprefix("general."): value for key, value in state.metadata.values.items()}
-    told = {**config_files.said(state.metadata), **{key: value for key, value in plain.items() if "." not in key}}
+    told = {
+        **config_files.select_headline(state.metadata),
+        **{key: value for key, value in plain.items() if "." not in key},
+    }
     top = [f"{key}={value}" for key, value in told.items() if len(str(value)) <= 40]
     return f"; {', '.join(top[:6])}" if top else ""
 
@@ -249,7 +253,7 @@ def _group(
         heading = f"{section or '(top level)'}: {heading}"
     summary = f"{plural(total.tensors, 'tensor')}, {_elements(total.elements)}, {size_text(total.bytes)}"
     summary += _evidence_text(rows)
-    live = state.format == "module"
+    live = state.traits.is_class
     said = {_status(row, live) for row in rows}
     shared = said.pop() if len(said) == 1 else None
     if shared:

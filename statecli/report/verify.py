@@ -12,6 +12,7 @@ from statecli import report
 from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, Verification
 from statecli.core import sizes
 from statecli.core.finding import Finding
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.scope import NotChecked
 from statecli.core.state import Kind, ModelState, TensorInfo
 from statecli.core.units import NOUNS, kind_text, place, plural, said, shape_text, size_text
@@ -108,7 +109,7 @@ def untold(found: Verification, asked: Sequence[Name]) -> tuple[str, ...]:
     """
     target = found.state.target
     if not found.state.tensors:
-        packed = [note.fqn for note in found.notes if note.name == "packed-params" and note.fqn]
+        packed = [note.fqn for note in found.notes if note.kind is OddityKind.PACKED_PARAMS and note.fqn]
         where = f" that can be seen: {packed[0].partition('._packed')[0]} packs its weights in C++" if packed else ""
         return (f"{target}: the model holds no tensor{where}: there is nothing to prove",)
     lines = [

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from msgspec import UNSET
 
-from statecli.commands.diff.load_check import CONVERTED, UNREAD, UNSAVED
 from statecli.commands.diff.result import Change, Diff, Field, Status
 from statecli.core import quoting
 from statecli.core.dtypes import is_floating
 from statecli.core.finding import Finding, Severity
 from statecli.core.kinds import MODEL_KINDS, meant
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Kind, TensorInfo
 from statecli.core.units import shape_text
 from statecli.rules.rule import Found, rule
@@ -25,10 +25,10 @@ def _loading(subject: Subject, name: str) -> Iterator[Found]:
             yield _said(one)
 
 
-def _noted(subject: Subject, *names: str) -> Iterator[Found]:
+def _noted(subject: Subject, *kinds: OddityKind) -> Iterator[Found]:
     """What its class loads though a strict load would not."""
     for note in subject.load.notes if subject.load else ():
-        if note.name in names:
+        if note.kind in kinds:
             yield Found(note.message, severity=Severity.NOTE)
 
 
@@ -100,7 +100,7 @@ def missing_entry(subject: Subject) -> Iterator[Found]:
     Fix: save it again from the class as it is now, or map the old name to the new one before loading.
     """
     yield from _loading(subject, "missing-entry")
-    yield from _noted(subject, UNSAVED, CONVERTED)
+    yield from _noted(subject, OddityKind.NOT_SAVED_BY_CLASS, OddityKind.CONVERTED_ON_LOAD)
     for change in _changes(subject, status=Status.REMOVED):
         yield _of(subject, change, f"missing: {_holder(subject, change)} has it")
 
@@ -116,7 +116,7 @@ def unexpected_entry(subject: Subject) -> Iterator[Found]:
     Fix: leave it out when saving, or give the class what it is for.
     """
     yield from _loading(subject, "unexpected-entry")
-    yield from _noted(subject, UNREAD)
+    yield from _noted(subject, OddityKind.NOT_READ_BY_CLASS)
     for change in _changes(subject, status=Status.ADDED):
         yield _of(subject, change, f"unexpected: {_name(subject.reference)} has no such tensor")
 

@@ -15,10 +15,6 @@ from statecli.targets.load import split
 
 #: Keys under which training loops save a model's state_dict.
 _MODEL_KEYS = ("state_dict", "model_state_dict", "model")
-#: Formats of programs: a program without weights is complete.
-_PROGRAMS = frozenset(["torchscript", "torch-export"])
-#: Formats that hold a pickle, which may hold settings alone.
-_PICKLES = frozenset(["torch-zip", "torch-legacy", "trainer"])
 #: Last parts of names that have shape [0] in sound models: e3nn's `bias` of a layer without bias, the range of a torch
 #: observer that has seen no data, and parameters that only say on which device a module is (`dummy_param`).
 _PLACEHOLDER = re.compile(r"(?:^|\.)(?:bias\w*|m(?:in|ax)_val|\w*(?:dummy|device)\w*)$")
@@ -51,8 +47,9 @@ def empty_checkpoint(subject: Subject) -> Iterator[Found]:
 
 
 def _severity_without_tensors(state: ModelState) -> Severity | None:
-    is_settings = state.format in _PICKLES and bool(state.metadata.values) and not _empty_models(state)
-    return Severity.NOTE if is_settings or state.format in _PROGRAMS else None
+    traits = state.traits
+    is_settings = traits.may_hold_settings_alone and bool(state.metadata.values) and not _empty_models(state)
+    return Severity.NOTE if is_settings or traits.is_program else None
 
 
 def _holds_a_model(state: ModelState) -> bool:
@@ -86,7 +83,7 @@ def empty_tensor(subject: Subject) -> Iterator[Found]:
     Fix: gather before saving: `accelerator.get_state_dict(model)`, `stage3_gather_16bit_weights_on_model_save`, or
     `zero_to_fp32.py`.
     """
-    is_elsewhere = subject.state.format.startswith("deepspeed") or any(
+    is_elsewhere = subject.state.traits.is_partitioned or any(
         key == name or key.startswith(f"{name}.") for key in subject.everything.metadata.values for name in _ELSEWHERE
     )
     present = {(one.section, one.fqn) for one in subject.everything.tensors}

@@ -10,20 +10,25 @@ from statecli.core import quoting
 from statecli.core.dtypes import BITS
 from statecli.core.errors import ChecksumMismatch
 from statecli.core.finding import Severity
+from statecli.core.format_traits import Legacy
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ByteRange, Oddity, Place, TensorData, TensorInfo
 from statecli.formats.dcp import ARCHIVE
 from statecli.rules.rule import Found, rule
 from statecli.rules.subject import Subject, a_digest_as_name, the_values
 from statecli.storage import files
 
+#: Bytes that no tensor and no loader uses.
+_UNUSED = (OddityKind.PREFIXED, OddityKind.GAP, OddityKind.UNUSED_STORAGES, OddityKind.UNUSED_RECORDS)
+
 
 def _a_file(subject: Subject) -> str | None:
-    return "a class is no file" if subject.state.format == "module" else None
+    return "a class is no file" if subject.state.traits.is_class else None
 
 
-def _odd(subject: Subject, help: str, *names: str) -> Iterator[Found]:
-    """What the reader noted under one of these names."""
-    return (_found(odd, help) for odd in subject.state.oddities if odd.name in names)
+def _odd(subject: Subject, help: str, *kinds: OddityKind) -> Iterator[Found]:
+    """What the reader noted of one of these kinds."""
+    return (_found(odd, help) for odd in subject.state.oddities if odd.kind in kinds)
 
 
 def _found(odd: Oddity, help: str) -> Found:
@@ -42,7 +47,7 @@ def trailing_bytes(subject: Subject) -> Iterator[Found]:
     Fix: load and save it again with torch.save, and find out who appended what.
     """
     help = "save it again with torch.save, and look at what was appended"
-    yield from _odd(subject, help, "suffixed", "zip-comment", "pickle-trailing")
+    yield from _odd(subject, help, OddityKind.SUFFIXED, OddityKind.ZIP_COMMENT, OddityKind.PICKLE_TRAILING)
 
 
 @rule(Severity.WARNING, _a_file)
@@ -57,21 +62,18 @@ def unused_bytes(subject: Subject) -> Iterator[Found]:
     Fix: load and save it again with torch.save, which writes what is used and nothing else.
     """
     help = "save it again with torch.save, which writes only what is used"
-    yield from _odd(subject, help, "prefixed", "gap", "unused-storages", "unused-records")
-    if subject.state.format != "npz":  # numpy distinguishes the case of names, torch reads the last of such records
-        yield from _odd(subject, help, "case-only-names")
+    yield from _odd(subject, help, *_UNUSED)
+    if not subject.state.traits.distinguishes_case:  # torch reads the last of such records
+        yield from _odd(subject, help, OddityKind.CASE_ONLY_NAMES)
 
 
 def _mappable(subject: Subject) -> str | None:
-    if subject.state.format == "dcp":
-        return "what torch.distributed.checkpoint writes is read, never mapped"
-    if subject.state.format in ("npz", "flax-msgpack"):
-        return "what numpy and Flax keep in archives and messages is read, never mapped"
-    if subject.state.format == "torch-export":
-        return "torch.export reads its archives, and never maps them"
-    if "torch-tar" in subject.state.format:
+    traits = subject.state.traits
+    if traits.never_mapped:
+        return traits.never_mapped
+    if Legacy.TAR in traits.legacy:
         return "a tar archive of before torch 0.1.10 is read, never mapped: see legacy-format"
-    legacy = "torch-legacy" in subject.state.format
+    legacy = Legacy.STREAM in traits.legacy
     return "a stream of before torch 1.6 is read, never mapped: see legacy-format" if legacy else None
 
 
@@ -111,7 +113,7 @@ def _alignment(dtype: str) -> int:
 
 def _with_checksums(subject: Subject) -> str | None:
     recorded = any(_has_checksum(where) for one in subject.state.tensors for where in one.ranges)
-    recorded = recorded or any(odd.name == ChecksumMismatch.rule for odd in subject.state.oddities)
+    recorded = recorded or any(odd.kind is OddityKind.CHECKSUM_MISMATCH for odd in subject.state.oddities)
     return None if recorded else "no checksum of a tensor is recorded in it"
 
 
@@ -134,7 +136,7 @@ def checksum_mismatch(subject: Subject) -> Iterator[Found]:
     Fix: copy or download the file again.
     """
     # A reader that lists a tensor only if its checksum is right has verified the checksum already.
-    yield from _odd(subject, ChecksumMismatch.help, ChecksumMismatch.rule)
+    yield from _odd(subject, ChecksumMismatch.help, OddityKind.CHECKSUM_MISMATCH)
     broken: dict[ChecksumMismatch, list[TensorInfo]] = {}
     for tensor, errors in zip(subject.state.tensors, subject.damages or (), strict=True):
         for error in errors:
@@ -162,7 +164,7 @@ def missing_shard(subject: Subject) -> Iterator[Found]:
     Fix: copy or download the missing file, or save the checkpoint again.
     """
     # Of a checkpoint of which nothing can be read, the error is the finding: see errors.py.
-    yield from _odd(subject, "copy or download the missing file", "missing-rank", "missing-shard")
+    yield from _odd(subject, "copy or download the missing file", OddityKind.MISSING_RANK, OddityKind.MISSING_SHARD)
 
 
 @rule(Severity.ERROR, _a_file)
@@ -179,11 +181,11 @@ def index_mismatch(subject: Subject) -> Iterator[Found]:
     """
     help = "write the index again: save_pretrained does"
     for odd in subject.state.oddities:
-        if odd.name == "not-in-index":
+        if odd.kind is OddityKind.NOT_IN_INDEX:
             yield _found(odd, help)
-        elif odd.name == "index-total":
+        elif odd.kind is OddityKind.INDEX_TOTAL:
             yield Found(odd.message, help=help, severity=Severity.WARNING)
-        elif odd.name == "unnamed-shards":
+        elif odd.kind is OddityKind.UNNAMED_SHARDS:
             yield Found(odd.message, help="audit the folder, and each of them is a target", severity=Severity.NOTE)
 
 
@@ -198,9 +200,9 @@ def legacy_format(subject: Subject) -> Iterator[Found]:
 
     Fix: `torch.save(torch.load(path), path)` with any newer torch, or safetensors.
     """
-    if "torch-legacy" in subject.state.format:
+    if Legacy.STREAM in subject.state.traits.legacy:
         yield Found("is in the format of before torch 1.6, without directory and checksums", help="save it again")
-    if "torch-tar" in subject.state.format:
+    if Legacy.TAR in subject.state.traits.legacy:
         message = "is a tar archive of before torch 0.1.10, which torch.load reads with weights_only=False only"
         yield Found(message, help="load it with weights_only=False if this audit is clean, and save it again")
 

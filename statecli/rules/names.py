@@ -9,6 +9,7 @@ from statecli.core import quoting
 from statecli.core.escaping import visible
 from statecli.core.finding import Severity
 from statecli.core.kinds import INNER, WRAPPERS
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Kind, TensorInfo
 from statecli.rules.rule import Found, rule
 from statecli.rules.subject import Subject
@@ -58,7 +59,7 @@ def _alike(name: str, other: str) -> str:
 
 
 def _saved_without_class(subject: Subject) -> str | None:
-    return "a class's names are what they are" if subject.state.format == "module" else None
+    return "a class's names are what they are" if subject.state.traits.is_class else None
 
 
 @rule(Severity.WARNING, _saved_without_class)
@@ -90,7 +91,7 @@ def wrapper_prefix(subject: Subject) -> Iterator[Found]:
 def _beside_reference(subject: Subject, told: Collection[str]) -> Iterator[Found]:
     """What was looked through to hold it to another checkpoint; of what that one has alone nothing need be done."""
     for note in subject.reference.notes if subject.reference else ():
-        if note.name == "wrapper-prefix" and not any(f"{prefix!r}" in note.message for prefix in told):
+        if note.kind is OddityKind.WRAPPER_PREFIX and not any(f"{prefix!r}" in note.message for prefix in told):
             own = note.message.endswith(f" of {subject.target}")
             message = f"{note.message}, to hold the one to the other: a strict load does not"
             yield Found(message, severity=Severity.WARNING if own else Severity.NOTE)

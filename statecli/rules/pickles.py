@@ -251,8 +251,6 @@ def _broken(subject: Subject, pickle: ScannedPickle, unread: str) -> Found:
 _REFUSED_PROTOCOL = 4
 #: What to do about opcodes that it does not know in a pickle of an earlier protocol.
 _SAVE_AGAIN = "save it again with torch.save, which writes opcodes that torch.load knows"
-#: Formats of libraries that load their files with `weights_only=False` or with a list of their own.
-_OWN_LOADERS = ("deepspeed", "megatron")
 #: What to save in place of an object, by the beginning of its class's name.
 _REPLACEMENTS = (
     (("argparse.Namespace", "types.SimpleNamespace"), "vars(namespace) for a namespace"),
@@ -319,7 +317,7 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Found]:
             continue
         reported.add((pickle.place.path, why))
         message = f"torch.load refuses it by default: {_where(subject, pickle)} {why}"
-        severity = Severity.NOTE if is_companion or subject.state.format.startswith(_OWN_LOADERS) else None
+        severity = Severity.NOTE if is_companion or subject.state.traits.has_own_loader else None
         yield Found(message, help=help, severity=severity, place=pickle.place, about=", ".join(names))
 
 

@@ -42,7 +42,7 @@ def _of_reference(subject: Subject, configured: bool, key: str) -> str | None:
         return None
     if subject.beside is not None:
         return subject.beside
-    if subject.state.format == "module":
+    if subject.state.traits.is_class:
         return "a class has the values of its constructor: audit a checkpoint"
     return f"{key} holds against a checkpoint: configure policy.reference, or give --against"
 

@@ -8,8 +8,8 @@ from msgspec import UNSET
 
 from statecli.core import quoting
 from statecli.core.finding import Severity
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Evidence, Kind, TensorInfo
-from statecli.formats import torch_export, torchscript
 from statecli.formats.torch.whole_module import OF_A_METRIC
 from statecli.rules.rule import Found, rule
 from statecli.rules.subject import Subject, a_module
@@ -21,13 +21,11 @@ def _unregistered(subject: Subject) -> Iterator[TensorInfo]:
     return (row for row in rows if row.kind is Kind.UNREGISTERED and row.evidence is Evidence.REGISTERED)
 
 
-#: Formats whose archives are run as they are: what one stores is there when it is loaded, registered or not.
-_ARCHIVES = frozenset((torch_export.NAME, torchscript.NAME))
 _STORED = "nothing where the archive is run as it is; register it in the class for a state_dict to have it"
 
 
 def _is_archive(subject: Subject) -> bool:
-    return subject.module is not None and subject.module.format in _ARCHIVES
+    return subject.module is not None and subject.module.traits.is_program
 
 
 def _of(row: TensorInfo, what: str, severity: Severity | None = None, help: str | None = None) -> Found:
@@ -151,7 +149,7 @@ def stale_view(subject: Subject) -> Iterator[Found]:
     Fix: make it a property that takes the view when it is asked for, or register it too.
     """
     for odd in subject.module.oddities if subject.module else ():
-        if odd.name == "stale-view":
+        if odd.kind is OddityKind.STALE_VIEW:
             origin = None if odd.origin is UNSET else odd.origin
             yield Found(odd.message, odd.fqn, help="make it a property that computes it", origin=origin)
 
@@ -167,9 +165,9 @@ def non_leaf_attribute(subject: Subject) -> Iterator[Found]:
 
     Fix: compute it in `forward`, or register `.detach()` of it as a buffer where a constant is meant.
     """
-    if subject.module is None or subject.module.format != "module":
+    if subject.module is None or not subject.module.traits.is_class:
         return  # what a file is known to derive, hooks of torch compute before each forward
-    recomputed = {odd.fqn for odd in subject.module.oddities if odd.name == "recomputed"}
+    recomputed = {odd.fqn for odd in subject.module.oddities if odd.kind is OddityKind.RECOMPUTED}
     for row in _unregistered(subject):
         if row.derived is not None and row.fqn not in recomputed:
             yield _of(row, f"was computed once ({row.derived}), and follows nothing", help="compute it in forward")

@@ -77,7 +77,7 @@ def sibling_gap(subject: Subject) -> Iterator[Found]:
 
     Fix: convert or save that layer again; if it is intended, accept it with a reason.
     """
-    if "gguf" in subject.state.format:
+    if subject.state.traits.mixed_dtypes:
         return
     for stack in find_stacks(subject.state.tensors):
         yield from _missing_layer(subject, stack)

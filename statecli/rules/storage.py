@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 from statecli.core import quoting
 from statecli.core.dtypes import BITS, is_floating, nbytes
 from statecli.core.finding import Severity
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Evidence, Kind, Place, TensorData, TensorInfo
 from statecli.rules.rule import Found, rule
 from statecli.rules.storage_views import Storage, View, apart, share
@@ -27,14 +28,16 @@ MODEL = (Kind.PARAMETER, Kind.BUFFER, Kind.UNREGISTERED)
 
 
 def _in_file(subject: Subject) -> str | None:
-    live = subject.state.format == "module"
+    live = subject.state.traits.is_class
     return "the strides of a live tensor are not read: audit a checkpoint" if live else None
 
 
 def _all_listed(subject: Subject) -> str | None:
     """A tensor that is not listed, or whose place is not known, may be what uses the bytes."""
     state = subject.everything
-    hidden = any(odd.name == "too-deep" for odd in state.oddities) or any(tensor.damage for tensor in state.tensors)
+    hidden = any(odd.kind is OddityKind.TOO_DEEP for odd in state.oddities) or any(
+        tensor.damage for tensor in state.tensors
+    )
     return "not all tensors of the file can be read" if hidden else None
 
 
@@ -156,8 +159,7 @@ def _untold(subject: Subject, storage: Storage, count: int) -> Found:
 
 
 def _of_one_type(subject: Subject) -> str | None:
-    meant = "gguf" in subject.state.format
-    return "gguf has a type for each tensor, and what reads it computes in its own" if meant else None
+    return subject.state.traits.mixed_dtypes
 
 
 @rule(Severity.NOTE, _of_one_type)
@@ -208,7 +210,7 @@ def _of_class(subject: Subject) -> dict[tuple[str, str], TensorInfo]:
 
 def _copies(subject: Subject) -> set[TensorData | None]:
     """Where ZeRO 3 keeps weights as nothing but the optimizer's float32 copies, these: no dtype of the model's."""
-    if subject.state.format != "deepspeed zero-3":
+    if not subject.state.traits.weights_are_optimizer_copies:
         return set()
     return {one.data for one in subject.everything.tensors if one.kind is Kind.OPTIMIZER and one.data is not None}
 

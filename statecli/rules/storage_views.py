@@ -75,7 +75,7 @@ class Storage(msgspec.Struct):
 
 def storages(state: ModelState) -> list[Storage]:
     """All that hold bytes of its tensors, in order of first mention. What a file has on meta has none."""
-    live = state.format == "module"
+    live = state.traits.is_class
     found: dict[object, Storage] = {}
     for tensor in state.tensors:
         if live:

@@ -10,6 +10,7 @@ from statecli.commands.diff.result import Diff
 from statecli.commands.lock.companion_files import CompanionChanges
 from statecli.commands.lock.compare_lock import Held
 from statecli.core.errors import StateError
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ModelState, Oddity, Place, ScannedPickle, TensorInfo
 from statecli.core.units import shown
 from statecli.rules.digest_names import CheckedFile
@@ -77,7 +78,7 @@ class Subject:
     def chosen(self) -> tuple[Oddity, ...]:
         """What is said of the sections that were held to each other, where there are several."""
         notes = (note for diff in (self.load, self.reference) if diff is not None for note in diff.notes)
-        return tuple(note for note in notes if note.name in ("sections-left-out", "sections-paired"))
+        return tuple(note for note in notes if note.kind in (OddityKind.SECTIONS_LEFT_OUT, OddityKind.SECTIONS_PAIRED))
 
     @property
     def everything(self) -> ModelState:
@@ -109,7 +110,7 @@ def something_to_hold_to(subject: Subject) -> str | None:
 
 def a_file(subject: Subject) -> str | None:
     """Needed where the bytes of a checkpoint are judged."""
-    return "a class is in no checkpoint" if subject.state.format == "module" else None
+    return "a class is in no checkpoint" if subject.state.traits.is_class else None
 
 
 def the_pickles(subject: Subject) -> str | None:
@@ -128,7 +129,7 @@ def the_values(subject: Subject) -> str | None:
     """Needed where values are judged."""
     if subject.values is not None:
         return None
-    is_class = subject.state.format == "module"
+    is_class = subject.state.traits.is_class
     if is_class:
         return "a class has the values of its constructor: audit a checkpoint"
     return subject.unread_because or NO_VALUES

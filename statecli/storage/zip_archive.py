@@ -21,6 +21,7 @@ import msgspec
 from msgspec import UNSET
 
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Oddity, Place
 from statecli.storage.files import Guard
 from statecli.storage.source import Source, Window
@@ -155,7 +156,9 @@ class Archive:
         first = next(iter(self.records), "")
         self.folder = first.partition("/")[0] if "/" in first else None
         if len({name.casefold() for name in self.records}) < len(self.records):
-            self._odd("case-only-names", "two records of the zip archive differ in upper and lower case only")
+            self._odd(
+                OddityKind.CASE_ONLY_NAMES.value, "two records of the zip archive differ in upper and lower case only"
+            )
 
     def prefetch(self, is_wanted: Callable[[str], bool]) -> None:
         """The records of these names are about to be read."""
@@ -236,11 +239,20 @@ class Archive:
         after = self._source.size - end
         if after > comment:
             extra = after - comment
-            self._odd("suffixed", f"{extra} bytes are appended after the zip archive", end + comment, extra)
+            self._odd(
+                OddityKind.SUFFIXED.value, f"{extra} bytes are appended after the zip archive", end + comment, extra
+            )
         elif after < comment:
-            self._odd("suffixed", f"the zip archive's comment should have {comment} bytes and has {after}")
+            self._odd(
+                OddityKind.SUFFIXED.value, f"the zip archive's comment should have {comment} bytes and has {after}"
+            )
         elif comment:
-            self._odd("zip-comment", f"a comment of {comment} bytes is appended after the zip archive", end, comment)
+            self._odd(
+                OddityKind.ZIP_COMMENT.value,
+                f"a comment of {comment} bytes is appended after the zip archive",
+                end,
+                comment,
+            )
 
     def _end64(self, end: _End) -> _End:
         at = end.at - _END64_LOCATOR.size
@@ -291,7 +303,9 @@ class Archive:
         ordered = sorted(self.records.values(), key=lambda record: record.offset)
         if ordered and ordered[0].offset > 0:
             before = ordered[0].offset
-            self._odd("prefixed", f"{before} bytes lie before the first record of the zip archive", 0, before)
+            self._odd(
+                OddityKind.PREFIXED.value, f"{before} bytes lie before the first record of the zip archive", 0, before
+            )
         trusted = self._looked_at is None and self._source.is_trusted
         starts = self._aligned(ordered, end.offset) if trusted else None
         starts = starts or self._confirmed_starts(ordered, end.offset)

@@ -289,7 +289,9 @@ def _file(path: str) -> Iterator[str | Target]:
         return
     try:
         with Source(path) as source:
-            what = None if _is_checkpoint(path, source) else unsupported.name(path, source.head, source.size)
+            what = (
+                None if _is_checkpoint(path, source) else unsupported.describe_content(path, source.head, source.size)
+            )
     except UnreadableError as error:
         yield _unread(path, error)
         return
@@ -343,7 +345,7 @@ def _is_anybodys(path: str) -> bool:
 def _is_checkpoint(path: str, source: Source) -> bool:
     if any(format.sniff(path, source.head) for format in FORMATS):
         return True
-    if not source.head.startswith(b"PK\3\4") and torch_tar.runs_pickles(source):
+    if not source.head.startswith(b"PK\3\4") and torch_tar.has_pickles(source):
         return True
     # Every command imports this module; only a walk over a folder wants that one.
     from statecli.pickle_scan.one_pickle import begins_as_pickle

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from statecli import formats, live
 from statecli.core import kinds
 from statecli.core.errors import MalformedError, UnreadableError, UsageError
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ModelState
 from statecli.live import hf_auto
 from statecli.live.build import Built, build
@@ -45,7 +46,7 @@ def checkpoint(text: str, *, read: Callable[[str, str | None], ModelState] = for
     """
     state = whole(text, read=read)
     for odd in state.oddities if not state.tensors else ():
-        if odd.name == "no-tensors":
+        if odd.kind is OddityKind.NO_TENSORS:
             raise MalformedError(f"{state.target}: {odd.message}")
     return part(state, text)
 

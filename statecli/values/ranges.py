@@ -457,7 +457,7 @@ def _single(where: ByteRange, what: str) -> TensorData:
     known: dict[object, TensorData] = files.remembered() if files.is_remote(where.path) else {}
     try:
         if where not in known:
-            known[where] = torch_zip.single(where.path, where.offset, where.packing.length)
+            known[where] = torch_zip.read_single(where.path, where.offset, where.packing.length)
         return known[where]
     except UnreadableError as why:
         raise type(why)(f"{where.path}: {what}: the archive at byte {where.offset}: {why}") from why

@@ -366,9 +366,9 @@ def test_a_class_is_built_and_a_reference_read_once_in_a_run(statecli, monkeypat
     for n in range(3):
         torch.save({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, f"run/{n}.pt")
     built, read = [], []
-    build, read_file = target.build, formats._named
+    build, read_file = target.build, formats._read_with_path
     monkeypatch.setattr(target, "build", lambda *spec, **how: built.append(spec) or build(*spec, **how))
-    monkeypatch.setattr(formats, "_named", lambda path, *more: read.append(path) or read_file(path, *more))
+    monkeypatch.setattr(formats, "_read_with_path", lambda path, *more: read.append(path) or read_file(path, *more))
     result = statecli("audit", "run", "--model", "torch.nn:Linear(2, 2)", "--against", "run/0.pt", "-f", "json")
     assert (result.code, result.json["findings"]) == (0, [])
     assert len(built) == 1

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from statecli import formats
 from statecli.commands.diff import pairing
 from statecli.core.errors import UsageError
 from statecli.core.state import Kind, ModelState, TensorInfo
@@ -234,30 +235,37 @@ def order(before: ModelState, after: ModelState) -> list[str]:
 def test_what_is_ordered_by_dtype_is_ordered_by_number():
     """safetensors writes wide dtypes first and names as text: layer 10 stands before layer 2, norms before weights."""
     names = ("l.1.norm", "l.10.norm", "l.2.norm", "emb", "l.1.w", "l.10.w", "l.2.w")
-    written = replace(state(*names), format="safetensors")
+    written = replace(state(*names), format="safetensors", traits=formats.traits_of("safetensors"))
     ordered = ["emb", "l.1.norm", "l.1.w", "l.2.norm", "l.2.w", "l.10.norm", "l.10.w"]
     assert order(state(*reversed(names)), written) == ordered
-    assert order(written, replace(written, format="sharded safetensors")) == ordered
+    assert (
+        order(written, replace(written, format="sharded safetensors", traits=formats.traits_of("sharded safetensors")))
+        == ordered
+    )
 
 
 def test_the_order_of_the_module_is_kept():
     """A .pt records it, whatever the names; but one that is sorted as text was a safetensors once."""
     names = ("z.10", "z.2", "a.0")
     assert order(state(*names), state(*names)) == list(names)
-    assert order(replace(state(*names), format="safetensors"), state(*names)) == list(names)
+    assert order(
+        replace(state(*names), format="safetensors", traits=formats.traits_of("safetensors")), state(*names)
+    ) == list(names)
     assert order(state("a", "l.10", "l.2"), state("a", "l.10", "l.2")) == ["a", "l.2", "l.10"]
 
 
 def test_removed_layers_stand_among_the_others_by_their_number():
     """Whichever file they were in."""
-    after = replace(state("l.0.w", "l.10.w", "l.9.w"), format="safetensors")
+    after = replace(state("l.0.w", "l.10.w", "l.9.w"), format="safetensors", traits=formats.traits_of("safetensors"))
     assert order(state("l.2.w", "l.0.w"), after) == ["l.0.w", "l.2.w", "l.9.w", "l.10.w"]
 
 
 def test_sections_stay_together_where_names_are_ordered_by_number():
     """What only one side has a section for stands behind what was there before it."""
     both = {"model": (Kind.PARAMETER, ("b.2", "b.10")), "ema": (Kind.PARAMETER, ("a.1",))}
-    assert order(of_sections(both), replace(state("b.10", "b.2"), format="safetensors")) == ["b.2", "b.10", "a.1"]
+    assert order(
+        of_sections(both), replace(state("b.10", "b.2"), format="safetensors", traits=formats.traits_of("safetensors"))
+    ) == ["b.2", "b.10", "a.1"]
 
 
 @given(st.lists(st.integers(0, 10**30), max_size=20), st.text("a.0", max_size=3))
@@ -265,7 +273,7 @@ def test_numbers_in_names_are_ordered_as_numbers(numbers, start):
     """However many digits they have, and with zeros before them."""
     start += "."
     names = tuple(dict.fromkeys(f"{start}{number:05}.w" for number in numbers))
-    written = replace(state(*names), format="safetensors")
+    written = replace(state(*names), format="safetensors", traits=formats.traits_of("safetensors"))
     assert order(written, written) == [f"{start}{number:05}.w" for number in sorted(set(numbers))]
 
 
@@ -285,7 +293,9 @@ def alone(fqn: str, **more: object) -> TensorInfo:
 
 def sides(before: list[TensorInfo], after: list[TensorInfo]) -> tuple[ModelState, ModelState]:
     """A checkpoint with ties and one without."""
-    return ModelState("a.pt", "torch-zip", tuple(before)), ModelState("b.safetensors", "safetensors", tuple(after))
+    return ModelState("a.pt", "torch-zip", tuple(before)), ModelState(
+        "b.safetensors", "safetensors", tuple(after), traits=formats.traits_of("safetensors")
+    )
 
 
 def test_a_tie_that_the_other_format_drops_is_compared_with_the_name_it_kept():

@@ -24,11 +24,11 @@ from .conftest import notes
 W = {"w": torch.arange(3.0)}
 
 
-def between(before: dict, after: dict, formats: tuple[str, str] = ("torch-zip", "torch-zip"), **more) -> list:
+def between(before: dict, after: dict, named: tuple[str, str] = ("torch-zip", "torch-zip"), **more) -> list:
     """The scalars that differ, and the notes, of two states that hold nothing else."""
     states = [
-        ModelState(n, format, (), metadata=Settings(m))
-        for n, format, m in zip("ab", formats, (before, after), strict=True)
+        ModelState(n, format, (), metadata=Settings(m), traits=formats.traits_of(format))
+        for n, format, m in zip("ab", named, (before, after), strict=True)
     ]
     found, _, notes = scalars.changed_scalars(*states, more.get("cut", (None, None)))
     return [*found, *notes]

@@ -38,7 +38,7 @@ from statecli.file_scan import scan
 from statecli.formats import dcp as reader
 from statecli.formats.shared import dcp_ranks as _dcp_ranks
 from statecli.formats.shared.dcp_metadata import NEEDED
-from statecli.formats.shared.tiling import Box, fault
+from statecli.formats.shared.tiling import Box, find_fault
 from statecli.values.read import all_values
 
 from . import dcp_ranks
@@ -783,15 +783,15 @@ def boxes(*cuts: tuple[tuple[int, int], ...]) -> list[Box]:
 def test_boxes_that_no_plane_parts():
     """A pinwheel of five fills a square, though no line through it leaves all of them whole."""
     wheel = boxes(((0, 1), (0, 2)), ((0, 2), (2, 3)), ((2, 3), (1, 3)), ((1, 3), (0, 1)), ((1, 2), (1, 2)))
-    assert fault((3, 3), wheel) is None
-    assert fault((3, 3), wheel[:-1]) == "its chunks hold 8 of the 9 elements of [0:3, 0:3]"
+    assert find_fault((3, 3), wheel) is None
+    assert find_fault((3, 3), wheel[:-1]) == "its chunks hold 8 of the 9 elements of [0:3, 0:3]"
 
 
 def test_boxes_of_no_dimension():
     """A scalar is one chunk, not two and not none."""
-    assert fault((), boxes(())) is None
-    assert fault((), boxes((), ())) == "two chunks hold the same elements, [] and []"
-    assert fault((), []) == "no chunk holds []"
+    assert find_fault((), boxes(())) is None
+    assert find_fault((), boxes((), ())) == "two chunks hold the same elements, [] and []"
+    assert find_fault((), []) == "no chunk holds []"
 
 
 def test_agrees_with_counting():
@@ -809,16 +809,16 @@ def test_agrees_with_counting():
             count[tuple(slice(a, b) for a, b in zip(start, stop, strict=True))] += 1
         whole = bool((count == 1).all())
         seen.add(whole)
-        assert (fault(shape, chosen) is None) == whole
+        assert (find_fault(shape, chosen) is None) == whole
     assert seen == {True, False}
 
 
 def test_ten_thousand_boxes_of_no_order_are_refused():
     """Pairs of them are not compared one by one; a spiral of bands is not followed to its end."""
     stairs = [Box((n, n), (n + 2, n + 1)) for n in range(10_000)]
-    assert fault((20_000, 20_000), stairs)
+    assert find_fault((20_000, 20_000), stairs)
     spiral = [Box((n, n), (20_000, n + 1)) if n % 2 else Box((n, n), (n + 1, 20_000)) for n in range(10_000)]
-    assert fault((20_000, 20_000), spiral)
+    assert find_fault((20_000, 20_000), spiral)
 
 
 @pytest.mark.parametrize(

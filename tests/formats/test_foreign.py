@@ -203,7 +203,7 @@ def test_every_sign_is_needed(case):
     data, expected = FOREIGN[case]
     at = SIGNS.get(case, 0)
     other = data[:at] + b"\xf5" + data[at + 1 :]
-    assert f"is {unsupported.name('file.pt', other, len(other))}" != expected
+    assert f"is {unsupported.describe_content('file.pt', other, len(other))}" != expected
 
 
 def test_every_magic_number_is_tested():

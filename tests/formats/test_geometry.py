@@ -6,7 +6,8 @@ import pytest
 
 from statecli.core.errors import MalformedError
 from statecli.core.state import ByteRange
-from statecli.formats.torch.objects import state_of
+from statecli.formats import torch_zip
+from statecli.formats.torch.objects import build_state
 from statecli.pickles.machine import load
 
 from .attacks import number, numbers, pickled, state_dict, tensor, text
@@ -15,7 +16,7 @@ STORAGES = {"0": ByteRange("file.pt", 64, 16)}
 
 
 def read(body, storages=STORAGES):
-    return state_of(load(body), storages, target="file.pt", format="torch-zip", oddities=[])
+    return build_state(load(body), storages, target="file.pt", format="torch-zip", traits=torch_zip.TRAITS, oddities=[])
 
 
 def refusal(**lie):

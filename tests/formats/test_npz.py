@@ -395,9 +395,9 @@ def test_a_bomb_is_not_inflated(tmp_path, monkeypatch):
     bomb = npy(described(shape=f"({2**22},)"), bytes(2**24))
     path = file(tmp_path, build([Member("a.npy", bomb, method=8)]), "a.npz")
     asked = []
-    head = npz._head
+    head = npz._read_head
     monkeypatch.setattr(
-        npz, "_head", lambda record, source, length: asked.append(length) or head(record, source, length)
+        npz, "_read_head", lambda record, source, length: asked.append(length) or head(record, source, length)
     )
     (found,) = formats.read(path).tensors
     assert (found.shape, asked) == ((2**22,), [npy_array.USUAL])

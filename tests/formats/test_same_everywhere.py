@@ -9,8 +9,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import save_file
 from torch.distributed import checkpoint
+
+from statecli import formats
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -233,3 +236,11 @@ def test_an_audit_of_it_is_clean(run, both):
     """Ordinary weights give no warning, values and pickles included."""
     code, told = run("audit", both[1], "--values", "--ignore", "legacy-format")
     assert code == 0, told
+
+
+@pytest.mark.parametrize("write", [*WRITERS, safetensors], ids=lambda write: write.__name__)
+def test_a_state_has_the_traits_of_its_format(write, tmp_path):
+    """Each reader fills them, and a lock finds those of the format that it names."""
+    state = formats.read(str(write(tmp_path)))
+    by_name = replace(formats.traits_of(state.format), weights_are_optimizer_copies=state.format == "deepspeed zero-3")
+    assert state.traits == by_name != formats.traits_of("")

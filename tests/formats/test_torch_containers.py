@@ -35,11 +35,11 @@ class Contents:
 def contents(tmp_path, monkeypatch):
     """A function that reads bytes with a reader, whose graph is not looked at."""
 
-    def stand_in(pickle, storages, *, target, format, oddities, wanted):
+    def stand_in(pickle, storages, *, target, format, traits, oddities, wanted):
         return Contents(pickle, dict(storages), target, format, [oddity.name for oddity in oddities])
 
-    monkeypatch.setattr(torch_zip, "state_of", stand_in)
-    monkeypatch.setattr(torch_legacy, "state_of", stand_in)
+    monkeypatch.setattr(torch_zip, "build_state", stand_in)
+    monkeypatch.setattr(torch_legacy, "build_state", stand_in)
 
     def read(data: bytes, reader=torch_zip) -> Contents:
         path = tmp_path / "file"
@@ -468,7 +468,7 @@ def test_alignment_and_checksums_as_torch_is_configured(tmp_path, alignment):
     finally:
         config.save.storage_alignment = before
         torch.serialization.set_crc32_options(True)
-    pickle, storages, oddities = torch_zip.contents(path)
+    pickle, storages, oddities = torch_zip.read_contents(path)
     assert storages["0"].offset % alignment == 0
     assert (storages["0"].crc32, [oddity.name for oddity in oddities]) == (None, ["no-checksums"])
     assert list(pickle.root) == ["w"]
@@ -483,7 +483,7 @@ def test_an_archive_over_4_gib_is_read_by_its_zip64_fields(tmp_path):
         value = {"big": torch.empty(5 * 2**30, dtype=torch.uint8), "small": torch.empty(3)}
     with torch.serialization.skip_data(materialize_fake_tensors=True):
         path = saved(tmp_path / "big.pt", value)
-    _, storages, _ = torch_zip.contents(path)
+    _, storages, _ = torch_zip.read_contents(path)
     assert [one.length for one in storages.values()] == [5 * 2**30, 12]
     assert storages["1"].offset > 5 * 2**30
 

@@ -1005,8 +1005,8 @@ def test_many_names_of_one_archive_are_read_once(parts, tmp_path, monkeypatch):
     item = {"path_name": "w", "is_param": True, "use_pickle": True, "tensor_meta": meta}
     config = {"config": {f"a{n}": item for n in range(50)}}
     calls = []
-    real = torch_export.torch_zip.contents
-    monkeypatch.setattr(torch_export.torch_zip, "contents", lambda *given: calls.append(given) or real(*given))
+    real = torch_export.torch_zip.read_contents
+    monkeypatch.setattr(torch_export.torch_zip, "read_contents", lambda *given: calls.append(given) or real(*given))
     records = {**parts, CONFIG: _json(config), "data/weights/w": out.getvalue()}
     rows = [row for row in read(built(tmp_path / "y.pt2", records)).tensors if row.fqn.startswith("a")]
     assert (len(rows), len(calls)) == (50, 1)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from statecli import render
 from statecli.commands.diff.result import Broken, Field, Histogram, ScalarChange, Status
 from statecli.core.finding import Finding, Severity
+from statecli.core.format_traits import FormatTraits
 from statecli.core.state import Kind, Oddity
 from statecli.render import Output
 from statecli.report import Bars, Spread, documents
@@ -541,7 +542,9 @@ def test_lines_limit_findings_too(output, quiet):
 def loaded(*changes, **facts):
     """A diff of a class and a checkpoint."""
     found = diff(*changes, **facts)
-    return replace(found, before=replace(found.before, target="net.py:Net", format="module"))
+    return replace(
+        found, before=replace(found.before, target="net.py:Net", format="module", traits=FormatTraits(is_class=True))
+    )
 
 
 def test_a_load_that_fails_is_not_called_without_difference():

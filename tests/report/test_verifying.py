@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from statecli import render
 from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, Verification
 from statecli.core.finding import Finding, Severity
+from statecli.core.format_traits import FormatTraits
 from statecli.core.state import Evidence, Kind, ModelState, Oddity, Origin, TensorInfo
 from statecli.render import Look, Output
 from statecli.report import View, documents
@@ -29,7 +30,9 @@ def tensor(fqn, kind=Kind.PARAMETER, **facts):
 
 
 def run(*checks, rows=(), notes=()):
-    return Verification(ModelState("net.py:Net", "module", tuple(rows)), checks, notes)
+    return Verification(
+        ModelState("net.py:Net", "module", tuple(rows), traits=FormatTraits(is_class=True)), checks, notes
+    )
 
 
 def finding(fqn, rule="left-behind", help=None):

@@ -20,6 +20,7 @@ from statecli.commands.lock.lock_file import document
 from statecli.core.errors import MalformedError
 from statecli.core.finding import Finding, Severity
 from statecli.core.json_text import encoded
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Oddity
 from statecli.rules import RULES
 from statecli.storage import files
@@ -31,8 +32,6 @@ SCHEMA = "statecli.baseline/2"
 BY_NAME = "statecli.baseline/1"
 #: The rule of findings that say nothing of the target, and are not to be lived with.
 BUG = "internal-error"
-#: The name of a note that an entry is no longer needed.
-FIXED = "baseline-fixed"
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -144,7 +143,7 @@ def _accepting(target: Target, reasons: dict[_Key, str], whole: bool) -> Target:
     looked = _looked_for(target, whole)
     remaining = {key[:5] for one, key in keyed if not _is_in(key, reasons)}
     notes = [_note(key, remaining) for key in reasons if key[0] == name and key[1] in looked and key not in met]
-    kept = [note for note in target.notes if note.name != FIXED]
+    kept = [note for note in target.notes if note.kind is not OddityKind.BASELINE_FIXED]
     return replace(target, findings=left, accepted=(*target.accepted, *accepted), notes=(*kept, *notes))
 
 
@@ -177,7 +176,9 @@ def _note(key: _Key, left: Container[tuple[str | None, ...]]) -> Oddity:
     why = "it is fixed, drop it from there"
     if (fqn or about) and key[:5] in left:
         why = "its content has changed, review it and write the baseline again"
-    return Oddity(FIXED, f"the baseline accepts {rule} of {fqn or about or content}: {why}", fqn)
+    return Oddity(
+        OddityKind.BASELINE_FIXED.value, f"the baseline accepts {rule} of {fqn or about or content}: {why}", fqn
+    )
 
 
 def made(found: Audit, old: Baseline | None, reason: str, *, whole: bool, targets: Sequence[str] = ()) -> Baseline:
@@ -221,5 +222,5 @@ def fixed(found: Audit) -> list[Finding]:
         Finding(note.name, Severity.NOTE, f"{target.target}: {note.message}", target.target, note.fqn)
         for target in found.targets
         for note in target.notes
-        if note.name == FIXED
+        if note.kind is OddityKind.BASELINE_FIXED
     ]

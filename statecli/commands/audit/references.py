@@ -13,6 +13,7 @@ from statecli.commands.diff.result import Diff
 from statecli.commands.diff.run import SETTINGS, VALUES_UNTOLD, Request, of_states
 from statecli.core.errors import MalformedError, UnreadableError, UsageError
 from statecli.core.kinds import MODEL_KINDS
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Kind, ModelState, Oddity
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.file_version import Stamp
@@ -88,12 +89,12 @@ def _refuse_apart(before: ModelState, after: ModelState) -> list[Oddity]:
     """A note of what of the reference has no counterpart; UsageError where its models have none, and would all miss."""
     left, right = (models(state) for state in (before, after))
     pairs, notes = paired_sections(before, after)
-    apart = [note.message for note in notes if note.name == "sections-apart"]
+    apart = [note.message for note in notes if note.kind is OddityKind.SECTIONS_APART]
     if apart and left and right and not set(left).intersection(pairs):
         raise UsageError(apart[0])
     alone = [section for section in before.sections if section not in pairs]
     message = f"{', '.join(alone)} of {before.target}: {after.target} has no counterpart"
-    return [Oddity("sections-left-out", message)] if alone else []
+    return [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)] if alone else []
 
 
 def models(state: ModelState) -> list[str]:

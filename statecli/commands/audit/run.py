@@ -20,6 +20,7 @@ from statecli.core import sizes
 from statecli.core.errors import BarePickle, FilteredOut, MissingShard, StateError, UnreadableError
 from statecli.core.finding import Finding, Severity
 from statecli.core.float_mode import with_denormals
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.scope import NotChecked
 from statecli.core.selection import Selection, matches_any, select
@@ -213,7 +214,7 @@ class _Run:
             self.alone[text] = what
         if self.request.lock is not None and self.request.is_locking:
             self.unlocked[text] = what
-        oddity = Oddity("no-tensors", f"{what}: only what loading it runs was checked")
+        oddity = Oddity(OddityKind.NO_TENSORS.value, f"{what}: only what loading it runs was checked")
         state = ModelState(text, "pickle", (), oddities=(oddity,))
         subject = Subject(text, state, self.request.policy, pickles=pickles)
         judged = _judged(subject, [rule for rule in self.rules if _is_about_pickles(rule)], self.request.severity)
@@ -331,7 +332,7 @@ class _Run:
     def _with_values(self, subject: Subject) -> Subject:
         """Return the subject with facts of its values, or why they are not read; a class's are its constructor's."""
         jobs = self.request.jobs
-        if subject.state.format == "module" or not (self.request.values or self.budget.is_needed):
+        if subject.state.traits.is_class or not (self.request.values or self.budget.is_needed):
             return subject
         unread_because = self.budget.why_unread(subject.target, subject.state.tensors)
         if unread_because is not None:

@@ -13,6 +13,7 @@ from statecli.commands.audit.request import Request
 from statecli.commands.audit.result import Audit
 from statecli.commands.audit.run import is_meant
 from statecli.core.finding import Finding, Severity
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.units import names, plural
 from statecli.storage import files
 from statecli.targets.location import named
@@ -51,7 +52,7 @@ def _gone(known: Baseline, found: Audit, request: Request) -> Iterator[Finding]:
     gone = (one.target for one in baseline.gone(known, request.targets) if one.target not in met)
     for target, count in Counter(gone).items():
         accepted = f"the baseline accepts {plural(count, 'finding')} of it, which --write-baseline drops"
-        yield _note(baseline.FIXED, f"{target}: is no longer there; {accepted}", target)
+        yield _note(OddityKind.BASELINE_FIXED.value, f"{target}: is no longer there; {accepted}", target)
 
 
 def _of_nothing(found: Audit, request: Request) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from statecli.commands.diff.result import Broken, Field
 from statecli.core import kinds
 from statecli.core.errors import ModelError, NothingMatched, UsageError
 from statecli.core.finding import Finding, Severity
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Kind, ModelState, Oddity, StateDict, TensorInfo
 from statecli.live import Answer, Entries, hf_auto
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def is_class(state: ModelState) -> bool:
     """Whether the state is that of a live model class."""
-    return state.format == "module"
+    return state.traits.is_class
 
 
 def expected(state: ModelState) -> tuple[ModelState, list[Oddity]]:
@@ -63,7 +64,7 @@ def of_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Odd
         return state, []
     tensors = tuple(tensor for tensor in state.tensors if tensor.section == section)
     message = f"{', '.join(others)} of {state.target}: left out, {model.target} loads {section}"
-    return replace(state, sections=(section,), tensors=tensors), [Oddity("sections-left-out", message)]
+    return replace(state, sections=(section,), tensors=tensors), [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)]
 
 
 def as_loaded(matches: list[Match], model: ModelState, built: Built | None) -> tuple[list[Match], list[Oddity]]:
@@ -118,15 +119,18 @@ def of_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelState,
         left = [section for section in whole.sections if section not in kept.sections]
         if left:
             message = f"{', '.join(left)} of {whole.target}: left out, for the other side holds a model alone"
-            notes.append(Oddity("sections-left-out", message))
+            notes.append(Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message))
     return joined, notes
 
 
 def _apart(state: ModelState, other: ModelState) -> ModelState:
     """The folder's models; all of it where it is none, or the other side has more than models too."""
     of_model = [tensor for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS]
-    is_folder = state.format.startswith("trainer ")
-    if not is_folder or not of_model or any(tensor.kind not in kinds.MODEL_KINDS for tensor in other.tensors):
+    if (
+        not state.traits.is_training_folder
+        or not of_model
+        or any(tensor.kind not in kinds.MODEL_KINDS for tensor in other.tensors)
+    ):
         return state
     held = {tensor.section for tensor in of_model}
     return replace(
@@ -141,7 +145,7 @@ PARAMS = "params"
 def _together(state: ModelState, other: ModelState) -> ModelState:
     """A model of Flax as one section, where the other side has one alone; by its collections' names where that has."""
     own, others = _models(state), _models(other)
-    if not state.format.startswith("flax") or len(own) < 2 or PARAMS not in own or len(others) != 1 or others[0] in own:
+    if not state.traits.has_collections or len(own) < 2 or PARAMS not in own or len(others) != 1 or others[0] in own:
         return state
     known = {tensor.fqn for tensor in other.tensors}
     named = any(f"{tensor.section}.{tensor.fqn}" in known for tensor in state.tensors)
@@ -164,7 +168,7 @@ def _models(state: ModelState) -> list[str]:
 def _told_together(state: ModelState, joined: ModelState, other: ModelState) -> Oddity:
     own = ", ".join(section for section in state.sections if section not in joined.sections)
     message = f"{own} of {state.target} are compared together with section {joined.sections[0]!r} of {other.target}"
-    return Oddity("sections-paired", message)
+    return Oddity(OddityKind.SECTIONS_PAIRED.value, message)
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -312,14 +316,22 @@ class _Load:
         target, model = self.checkpoint.target, self.model.target
         if answer.unsaved:
             what = f"{target} lacks {_listed(answer.unsaved)}, which {model} is neither to save nor to miss"
-            yield Oddity(UNSAVED, f"{what}: from_pretrained loads without, a strict load_state_dict does not")
+            yield Oddity(
+                OddityKind.NOT_SAVED_BY_CLASS.value,
+                f"{what}: from_pretrained loads without, a strict load_state_dict does not",
+            )
         if answer.unread:
             held = [self._own.get(name, name) for name in answer.unread]
-            yield Oddity(UNREAD, f"{model} passes over {_listed(held)}: a strict load_state_dict does not")
+            yield Oddity(
+                OddityKind.NOT_READ_BY_CLASS.value,
+                f"{model} passes over {_listed(held)}: a strict load_state_dict does not",
+            )
         if answer.converted:
             held = [self._own.get(name, name) for name in answer.converted]
             what = f"transformers converts these names of {target} on load: {_listed(held)}"
-            yield Oddity(CONVERTED, f"{what}: as many elements as {model} has; more cannot be told")
+            yield Oddity(
+                OddityKind.CONVERTED_ON_LOAD.value, f"{what}: as many elements as {model} has; more cannot be told"
+            )
 
     def _filled(self, answer: Answer) -> list[str]:
         wanted = [name for name, row in self.registered.items() if _is_expected(row) and name not in self.held]
@@ -342,8 +354,6 @@ class _Load:
 
 #: What a strict load objects to, as `kinds.by_model` calls it.
 MISSING, UNEXPECTED, SHAPE = "missing-entry", "unexpected-entry", "shape-mismatch"
-#: What transformers' own loading does with what such a load would object to: notes that an audit tells as well.
-UNSAVED, UNREAD, CONVERTED = "not-saved-by-class", "not-read-by-class", "converted-on-load"
 _CODE = "code that runs on loading"
 #: Names that a note lists.
 SHOWN = 3

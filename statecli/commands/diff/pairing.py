@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from statecli.core.errors import UsageError
 from statecli.core.kinds import INNER, MODEL_KINDS, WRAPPERS, common_prefix, meant
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Kind, ModelState, Oddity, TensorInfo
 
 
@@ -127,7 +128,7 @@ def _is_of(match: Match, tensor: TensorInfo) -> bool:
 
 def _has_own_order(state: ModelState) -> bool:
     names = [tensor.fqn for tensor in state.tensors]
-    return "safetensors" not in state.format and any(map(operator.gt, names, names[1:]))
+    return state.traits.keeps_order and any(map(operator.gt, names, names[1:]))
 
 
 def _by_number(matches: list[Match]) -> list[Match]:
@@ -167,9 +168,11 @@ def paired_sections(before: ModelState, after: ModelState) -> tuple[dict[str, st
             left, right = meant(left), meant(right)
         if len(left) == len(right) == 1:
             pairs[left[0]] = right[0]
-            notes.append(Oddity("sections-paired", f"section {left[0]!r} is compared with section {right[0]!r}"))
+            notes.append(
+                Oddity(OddityKind.SECTIONS_PAIRED.value, f"section {left[0]!r} is compared with section {right[0]!r}")
+            )
         elif left and right:
-            notes.append(Oddity("sections-apart", _apart(before, left, after, right)))
+            notes.append(Oddity(OddityKind.SECTIONS_APART.value, _apart(before, left, after, right)))
     return pairs, notes
 
 
@@ -360,7 +363,10 @@ def _prefix_notes(pairs: list[Match], before: ModelState, after: ModelState) -> 
             if prefix:
                 counts[side][prefix] += 1
     return [
-        Oddity("wrapper-prefix", f"looked through {prefix!r} in the names of {counted(count)} of {state.target}")
+        Oddity(
+            OddityKind.WRAPPER_PREFIX.value,
+            f"looked through {prefix!r} in the names of {counted(count)} of {state.target}",
+        )
         for state, found in zip((before, after), counts, strict=True)
         for prefix, count in found.items()
     ]

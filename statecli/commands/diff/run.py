@@ -18,6 +18,7 @@ from statecli.core import quoting
 from statecli.core.errors import NothingMatched, StateError
 from statecli.core.finding import Finding
 from statecli.core.float_mode import with_denormals
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.selection import Selection, glob_names
 from statecli.core.state import Kind, ModelState, Oddity, TensorInfo
@@ -219,10 +220,10 @@ class _Comparison:
     def _note_values(self) -> None:
         if self.any_class:
             why = f"{self.model.target} is a class: its values are only initial ones, and its device where it was built"
-            self._note("values-not-compared", f"values are not compared: {why}")
+            self._note(OddityKind.VALUES_NOT_COMPARED.value, f"values are not compared: {why}")
         elif not self.values:
             option = "--ignore values" if self.request.values else "--metadata-only"
-            self._note("values-not-compared", f"values are not compared: {option}")
+            self._note(OddityKind.VALUES_NOT_COMPARED.value, f"values are not compared: {option}")
 
     def _note(self, name: str, message: str) -> None:
         self.notes.append(Oddity(name, message))
@@ -256,7 +257,7 @@ class _Comparison:
         found = pairing.matched(before, after, self.request.map, prefixes=self.prefixes)
         self.sections = found.sections
         # A class has one section, whatever a checkpoint calls it.
-        self.notes += [note for note in found.notes if not (self.loads and note.name == "sections-paired")]
+        self.notes += [note for note in found.notes if not (self.loads and note.kind is OddityKind.SECTIONS_PAIRED)]
         matches = found.matches
         if self.loads:
             model = before if self.model is self.before else after
@@ -536,21 +537,27 @@ def _by_how_much(change: Change) -> tuple[float, float]:
 
 
 #: What a reader left out: nothing can be said of it.
-_LEFT_OUT = ("too-deep", "not-searched", "opaque-class", "packed-params", "script-module")
+_LEFT_OUT = (
+    OddityKind.TOO_DEEP,
+    OddityKind.NOT_SEARCHED,
+    OddityKind.OPAQUE_CLASS,
+    OddityKind.PACKED_PARAMS,
+    OddityKind.SCRIPT_MODULE,
+)
 #: What is in `Diff.broken`, and what any module may have.
-_TOLD_ELSEWHERE = ("metadata-cut", "none-parameter")
+_TOLD_ELSEWHERE = (OddityKind.METADATA_CUT, OddityKind.NONE_PARAMETER)
 
 
 def _cut(state: ModelState) -> list[Broken]:
     """Settings that are too many to be read: whether they differ cannot be told."""
-    odd = [odd for odd in state.oddities if odd.name == "metadata-cut"]
+    odd = [odd for odd in state.oddities if odd.kind is OddityKind.METADATA_CUT]
     return [Broken(SETTINGS, "", f"{state.target}: {one.message}: cannot tell whether the rest differs") for one in odd]
 
 
 def _told(state: ModelState) -> Iterator[Oddity]:
     """What is odd about a file, and what was left out of either side."""
     for odd in state.oddities:
-        if odd.name in _LEFT_OUT:
+        if odd.kind in _LEFT_OUT:
             yield Oddity(odd.name, f"{state.target}: {odd.message}: not compared", odd.fqn)
-        elif odd.name not in _TOLD_ELSEWHERE and not load_check.is_class(state):
+        elif odd.kind not in _TOLD_ELSEWHERE and not load_check.is_class(state):
             yield Oddity(odd.name, f"{state.target}: {odd.message}", odd.fqn)

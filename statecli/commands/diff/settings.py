@@ -10,14 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statecli.commands.diff.result import ScalarChange, Status
 from statecli.core import quoting
 from statecli.core.state import ModelState, Oddity, Scalar, Settings
-from statecli.formats.torch.settings import MORE, rename, spelled, text_told
+from statecli.formats.torch.settings import MORE, describe_text, format_path, rename
 
-#: What an index of shards says of the files around it; one file has nothing of the kind.
-_OF_INDEX = frozenset(("total_size", "total_parameters"))
-#: Which framework wrote the tensors; safetensors alone records it.
-_OF_SAFETENSORS = frozenset(("format",))
-#: How much code there is; TorchScript alone has it.
-_OF_SCRIPT = frozenset(("code files", "code bytes", "bytecode bytes"))
 #: The section that is a whole file, and no path in one.
 _LONE = "model"
 #: How an empty container is told, and what it is.
@@ -46,10 +40,10 @@ def changed_scalars(
     if not any(sections):
         one, two = _moved(one, two, paired)
     same: Callable[[Scalar, Scalar], bool] = _same
-    if _is_script(before) != _is_script(after):
+    if before.traits.settings_are_compiled != after.traits.settings_are_compiled:
         one, two = Settings(one.values), Settings(two.values)
-    if _textual(before) != _textual(after):
-        same = _number_and_text if _textual(after) else _text_and_number
+    if before.traits.settings_are_text != after.traits.settings_are_text:
+        same = _number_and_text if after.traits.settings_are_text else _text_and_number
         one, two = Settings(one.values), Settings(two.values)
     first, second = _spelled(one, two), _spelled(two, one)
     kinds = list(_kinds(one, two))
@@ -113,7 +107,7 @@ def _spelled(side: Settings, other: Settings) -> dict[str, Scalar]:
         if key in other.kinds and key not in side.kinds and _EMPTY.get(value) == other.kinds[key]:
             continue
         types = side.types.get(key, "")
-        exact = spelled(key, types) if types else key
+        exact = format_path(key, types) if types else key
         contended = exact in other.values or (key in other.values and other.types.get(key, "") != types)
         told[exact if contended else key] = value
     return told
@@ -139,23 +133,17 @@ def _side(state: ModelState, section: str | None, other: ModelState) -> tuple[Se
     return rename(side, name), [key for key in side.values if key.startswith(start) and is_left_out(key)]
 
 
-def _is_script(state: ModelState) -> bool:
-    return state.format == "torchscript"
-
-
-def _is_exported(state: ModelState) -> bool:
-    return state.format == "torch-export"
-
-
 def _attributes_of(state: ModelState) -> tuple[str, ...]:
     """What stands before the attributes of each whole module; a program's signature has none."""
     side = state.metadata
-    return () if _is_exported(state) else tuple(_start(side, state, one) for one in state.whole_modules)
+    if state.traits.settings_describe_program:
+        return ()
+    return tuple(_start(side, state, section) for section in state.whole_modules)
 
 
 def _modules_with_more(state: ModelState, other: ModelState) -> tuple[str, ...]:
-    """Those whose attributes the other does not record, or, beside TorchScript, only where its code uses them."""
-    alike = _is_script(state) is _is_script(other)
+    """Those whose attributes the other does not record, or, if it is compiled, only where its code uses them."""
+    alike = state.traits.settings_are_compiled is other.traits.settings_are_compiled
     return () if alike and _attributes_of(other) else _attributes_of(state)
 
 
@@ -205,25 +193,14 @@ def _beginning(moves: Mapping[str, str]) -> Callable[[str], tuple[str, str]]:
     return renaming
 
 
-def _textual(state: ModelState) -> bool:
-    return "safetensors" in state.format
-
-
 def _own(state: ModelState, other: ModelState) -> frozenset[str]:
     """The keys that the state's format records and the other's cannot, names of dropped ties among them."""
-    own: frozenset[str] = frozenset()
-    if _textual(state) and not _textual(other):
-        names = {tensor.fqn for tensor in state.tensors}
-        dropped = (key for key, value in state.metadata.values.items() if key in names and value in names)
-        own |= _OF_SAFETENSORS | frozenset(dropped)
-    if _is_script(state) and not _is_script(other):
-        own |= _OF_SCRIPT
-    if _is_exported(state) and not _is_exported(other):
+    traits = state.traits
+    own = traits.own_settings - other.traits.own_settings
+    if traits.drops_tied_names and not other.traits.drops_tied_names:
+        own |= _dropped_names(state)
+    if traits.settings_vocabulary and traits.settings_vocabulary != other.traits.settings_vocabulary:
         own |= state.metadata.values.keys()
-    if "gguf" in state.format and "gguf" not in other.format:
-        own |= state.metadata.values.keys()
-    if "sharded" in state.format and "sharded" not in other.format:
-        own |= _OF_INDEX
     beside = tuple(f"{name}." for name in _files_beside(state))
     if beside and not _files_beside(other):
         own |= frozenset(key for key in state.metadata.values if key.startswith(beside))
@@ -232,13 +209,16 @@ def _own(state: ModelState, other: ModelState) -> frozenset[str]:
 
 def format_bookkeeping(state: ModelState) -> frozenset[str]:
     """Return the settings that describe the container, not the model: `format`, `total_size`, names of dropped ties."""
-    if _is_exported(state):
+    traits = state.traits
+    if traits.settings_describe_program:
         return frozenset(state.metadata.values)
+    return traits.own_settings | _dropped_names(state) if traits.drops_tied_names else traits.own_settings
+
+
+def _dropped_names(state: ModelState) -> frozenset[str]:
+    """Return the settings that name a tied tensor under which another is stored."""
     names = {tensor.fqn for tensor in state.tensors}
-    dropped = (key for key, value in state.metadata.values.items() if key in names and value in names)
-    own: frozenset[str] = _OF_SAFETENSORS | frozenset(dropped) if _textual(state) else frozenset()
-    own |= _OF_SCRIPT if _is_script(state) else frozenset()
-    return own | _OF_INDEX if "sharded" in state.format else own
+    return frozenset(key for key, value in state.metadata.values.items() if key in names and value in names)
 
 
 def settings_of_section(state: ModelState, section: str | None) -> Settings:
@@ -272,7 +252,7 @@ def _text_and_number(text: Scalar, told: Scalar) -> bool:
 
 def _number_and_text(told: Scalar, text: Scalar) -> bool:
     """Whether what another format tells is what safetensors has as a text."""
-    if text_told(str(text)) == told:
+    if describe_text(str(text)) == told:
         return True
     return str(told) == str(text) and not str(told).startswith("'")
 

@@ -11,6 +11,7 @@ from statecli import live as modules
 from statecli.core import kinds
 from statecli.core.errors import ModelError, UsageError
 from statecli.core.finding import Finding, Severity
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.selection import Selection, glob_names, select
 from statecli.core.state import Kind, ModelState, Stats, TensorInfo
@@ -68,7 +69,7 @@ class Inspection(msgspec.Struct, frozen=True):
 
 
 #: Oddities that the move itself brought out; with `--to` they are what stayed behind.
-MOVE_RULES = ("broken-tie", "stale-view", "left-behind")
+MOVE_ODDITIES = (OddityKind.BROKEN_TIE, OddityKind.STALE_VIEW)
 
 
 def inspect(request: Request, progress: Progress | None = None, handed: Any = None) -> Inspection:
@@ -200,7 +201,7 @@ def _of_selected(
 
 
 def _left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:
-    recomputed = {odd.fqn for odd in state.oddities if odd.name == "recomputed"}
+    recomputed = {odd.fqn for odd in state.oddities if odd.kind is OddityKind.RECOMPUTED}
     stayed = [
         _stayed(tensor, state, to)
         for tensor in state.tensors
@@ -210,7 +211,7 @@ def _left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:
     broken = [
         Finding(odd.name, Severity.ERROR, odd.message, state.target, odd.fqn, section="model")
         for odd in state.oddities
-        if odd.name in MOVE_RULES and (odd.fqn is None or odd.fqn in names)
+        if odd.kind in MOVE_ODDITIES and (odd.fqn is None or odd.fqn in names)
     ]
     return (*stayed, *broken)
 
@@ -222,7 +223,7 @@ def _stayed(tensor: TensorInfo, state: ModelState, to: str) -> Finding:
             f"{tensor.fqn}: cannot tell whether it follows to {to}: {tensor.note or 'it was not found after the move'}"
         )
         return Finding("cannot-tell", Severity.WARNING, message, state.target, tensor.fqn, None, tensor.section)
-    if state.format != "module":
+    if not state.traits.is_class:
         message = f"{tensor.fqn}: the bytes that arrived on {to} are not those of the file"
         return Finding("bytes-differ", Severity.ERROR, message, state.target, tensor.fqn, None, tensor.section)
     where = tensor.after.device if tensor.after else tensor.device

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from statecli import formats
 from statecli.commands.diff.result import ScalarChange, Status
 from statecli.commands.diff.settings import changed_scalars, format_bookkeeping, settings_of_section
 from statecli.core.errors import UnreadableError
@@ -236,7 +237,7 @@ def _digest(path: str, algorithm: Algorithm) -> str:
 
 def compare_companions(state: ModelState, target: LockedTarget, algorithm: Algorithm) -> CompanionChanges:
     """Compare the settings and files of `state`, which is not filtered, with those that the lock has for it."""
-    if state.format == "module":
+    if state.traits.is_class:
         return CompanionChanges()
     if target.settings is None:
         why = "the lock holds weights only: run `statecli lock` again to lock settings and files"
@@ -265,7 +266,7 @@ def _compare_settings(
 
 
 def _is_comparable(change: ScalarChange, state: ModelState, locked: LockedSettings, both: frozenset[str]) -> bool:
-    if change.status is Status.CHANGED or locked.format == _container(state):
+    if change.status is Status.CHANGED or locked.format == formats.container_of(state.format):
         return True
     return change.key.partition(".")[0] in both
 
@@ -292,11 +293,6 @@ def _differences(found: Mapping[str, str], locked: Mapping[str, str]) -> Iterato
             yield FileChange(name, locked.get(name), found.get(name))
 
 
-def _container(state: ModelState) -> str:
-    """The format of the files, whether the checkpoint is one or several."""
-    return state.format.removeprefix("sharded ")
-
-
 def lock_settings(state: ModelState) -> LockedSettings:
     """Return the lines of a lock for the settings of a checkpoint; without a format where there are none."""
     from statecli.commands.lock.lock_file import LockedSettings
@@ -306,7 +302,7 @@ def lock_settings(state: ModelState) -> LockedSettings:
         return LockedSettings()
     modules = tuple(one.section for one in state.state_dicts if one.is_module)
     return LockedSettings(
-        _container(state),
+        formats.container_of(state.format),
         dict(sorted(settings.values.items())),
         dict(sorted(settings.types.items())),
         dict(sorted(settings.kinds.items())),
@@ -320,4 +316,5 @@ def state_of_lock(locked: LockedSettings) -> ModelState:
     settings = Settings(locked.values, locked.types, locked.kinds, frozenset(locked.beside))
     modules = tuple(StateDict(section, is_module=True) for section in locked.modules)
     sections = locked.modules or ("model",)
-    return ModelState("", locked.format or "lock", (), sections, settings, state_dicts=modules)
+    traits = formats.traits_of(locked.format or "")
+    return ModelState("", locked.format or "lock", (), sections, settings, state_dicts=modules, traits=traits)

@@ -211,7 +211,7 @@ def _with_values(
 
 def _has_values(pair: Held, state: ModelState) -> bool:
     """Whether both sides can have values to compare; those of a class are not those of a checkpoint."""
-    if pair.locked is None or pair.tensor is None or pair.locked.digest is None or state.format == "module":
+    if pair.locked is None or pair.tensor is None or pair.locked.digest is None or state.traits.is_class:
         return False
     return "dtype" not in pair.differ and "shape" not in pair.differ
 

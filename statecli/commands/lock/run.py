@@ -150,7 +150,7 @@ def lock(found: Sequence[Read], request: Request, progress: Progress | None = No
 
 def _locked_target(one: Read, digests: Sequence[str | None], request: Request) -> LockedTarget:
     target = LockedTarget(one.name, locked(one.state, digests))
-    if request.weights_only or one.state.format == "module":
+    if request.weights_only or one.state.traits.is_class:
         return target
     companions = companion_digests(one.state.target, request.digest)
     return msgspec.structs.replace(target, settings=lock_settings(one.state), files=companions)
@@ -176,7 +176,7 @@ def without_values(found: Sequence[Read], lock: Lock) -> Iterator[Finding]:
     for one, lines in zip((one for one in found if one.unlocked is None), lock.targets, strict=True):
         count = sum(line.digest is None for line in lines.tensors)
         if count:
-            why = "a class has those of its constructor" if one.state.format == "module" else "they are not in the file"
+            why = "a class has those of its constructor" if one.state.traits.is_class else "they are not in the file"
             message = f"{one.state.target}: the values of {count} of {len(lines.tensors)} tensors are not locked: {why}"
             yield Finding("values-not-locked", Severity.NOTE, message, one.state.target)
 

@@ -20,6 +20,7 @@ from statecli.commands.verify.model_under_test import Subject
 from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ModelState, Origin, TensorInfo
 from statecli.live import measure, tensor_sources
 from statecli.live.build import Built
@@ -116,7 +117,7 @@ def stand_in(subject: Subject) -> ModelState:
 
 def recomputed(state: ModelState) -> frozenset[str]:
     """Names that torch itself sets anew before each forward: old weight_norm, spectral_norm, pruning."""
-    return frozenset(oddity.fqn for oddity in state.oddities if oddity.name == "recomputed" and oddity.fqn)
+    return frozenset(oddity.fqn for oddity in state.oddities if oddity.kind is OddityKind.RECOMPUTED and oddity.fqn)
 
 
 RECOMPUTED = "torch recomputes it from what is registered before each forward"
@@ -246,14 +247,14 @@ def nothing(subject: Subject, name: Name) -> Check | None:
     """The answer for a model without a tensor in sight; None for all others."""
     if subject.state.tensors:
         return None
-    packed = any(oddity.name == "packed-params" for oddity in subject.state.oddities)
+    packed = any(oddity.kind is OddityKind.PACKED_PARAMS for oddity in subject.state.oddities)
     why = " that can be seen: its weights are packed in C++" if packed else ""
     return Check(name, Verdict.SKIPPED, reason=f"the model holds no tensor{why}")
 
 
 def out_of_reach(subject: Subject) -> list[str]:
     """What keeps a proof of every tensor from being one: tensors in the compiled code of a ScriptModule."""
-    return [oddity.message for oddity in subject.state.oddities if oddity.name == "script-module"]
+    return [oddity.message for oddity in subject.state.oddities if oddity.kind is OddityKind.SCRIPT_MODULE]
 
 
 def lazy(tensor: torch.Tensor) -> bool:

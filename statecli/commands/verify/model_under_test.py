@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from statecli import live
 from statecli.core.errors import ModelError
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ModelState, TensorInfo
 from statecli.live.build import Built
 from statecli.live.origin import Origins
@@ -160,7 +161,7 @@ def _of_copies(module: nn.Module, target: str, known: Built) -> Subject:
     else:
         state = live.read(built, target)
     # What torch recomputes before each forward finds its parameters again.
-    again = {oddity.fqn for oddity in state.oddities if oddity.name == "recomputed"}
+    again = {oddity.fqn for oddity in state.oddities if oddity.kind is OddityKind.RECOMPUTED}
     cut = tuple(name for name in copy_model.non_leaves(found) if name not in again)
     return Subject(
         target, state, fresh, known.user_code, rebuilds=False, cut=cut, origins=known.origins, original=module

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, Verification
 from statecli.core.errors import ModelError, UsageError
 from statecli.core.finding import Finding
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.selection import Selection, select
 from statecli.core.state import AN_INPUT, Kind, ModelState
 from statecli.live.build import describe_model_error
@@ -196,7 +197,7 @@ def _with(check: Check, inputs: Iterable[str]) -> Check:
 
 def _without_unlike(check: Check, state: ModelState) -> Check:
     """The proof, inconclusive for what a copy of the model holds in another way than the model itself."""
-    unlike = {odd.fqn: odd.message for odd in state.oddities if odd.name == "unlike-copy"}
+    unlike = {odd.fqn: odd.message for odd in state.oddities if odd.kind is OddityKind.UNLIKE_COPY}
     if not unlike:
         return check
 

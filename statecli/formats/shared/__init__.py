@@ -1,1 +1,1 @@
-"""What several readers share: companion JSON files, rank folders, settings, arrays, DCP and DeepSpeed metadata."""
+"""Code that several readers share: config files, rank folders, arrays, DCP and DeepSpeed metadata."""

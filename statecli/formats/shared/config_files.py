@@ -1,7 +1,7 @@
-"""The JSON files beside a folder's weights, as settings: what class they are of, how far a training came.
+"""Settings from the JSON files next to a folder's weights: the class of the model, the progress of the training.
 
 `config.json` and `adapter_config.json` are written by `save_pretrained` of transformers, diffusers and peft,
-`trainer_state.json` by transformers' Trainer. What is wrong with one of them is a note.
+`trainer_state.json` by transformers' Trainer. A malformed file is a note.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from statecli.core.errors import UnreadableError
 from statecli.core.state import ModelState, Oddity, Scalar, Settings
 from statecli.formats.torch.digest import Digests
 from statecli.formats.torch.reading import Reading
-from statecli.formats.torch.settings import add_file, scalars
+from statecli.formats.torch.settings import add_file, collect_settings
 from statecli.formats.torch.tensors import Decoder
 from statecli.storage import files, json_object
 from statecli.storage.checkpoint_names import SETTINGS_FILES
@@ -36,49 +36,49 @@ TOLD = (
 _SETS = frozenset(["target_modules", "modules_to_save", "exclude_modules"])
 
 
-def beside(path: str, names: Collection[str]) -> list[str]:
-    """Those of the files that are in the folder `path`, which holds these names."""
+def list_config_files(path: str, names: Collection[str]) -> list[str]:
+    """List the config files in the folder `path`, given its file names."""
     return [files.join(path, f"{stem}.json") for stem in SETTINGS_FILES if f"{stem}.json" in names]
 
 
-def noted(path: str, state: ModelState) -> ModelState:
+def add_config_files(path: str, state: ModelState) -> ModelState:
     """The state of the folder `path` with the settings in these files, each below the name of its file."""
     settings = state.metadata
-    odd = []
+    oddities = []
     for stem, longest in SETTINGS_FILES.items():
         where = files.join(path, f"{stem}.json")
         if not files.isfile(where):
             continue
         try:
-            settings = add_file(settings, stem, _settings(stem, small(where, longest)))
+            settings = add_file(settings, stem, _parse_settings(stem, small(where, longest)))
         except UnreadableError as error:
             why = str(error).removeprefix("it ")
             because = f", for it {why}" if quoting.is_predicate(why) else f": {why}"
-            odd.append(Oddity("config-unread", f"{stem}.json: not read{because}"))
-    if not settings.beside and not odd:
+            oddities.append(Oddity("config-unread", f"{stem}.json: not read{because}"))
+    if not settings.beside and not oddities:
         return state
-    return replace(state, metadata=settings, oddities=(*state.oddities, *odd))
+    return replace(state, metadata=settings, oddities=(*state.oddities, *oddities))
 
 
-def document(path: str, name: str) -> dict[str, Any]:
+def read_document(path: str, name: str) -> dict[str, Any]:
     """The object in a JSON file of the folder `path`. Raises UnreadableError; the message begins with the name."""
     try:
         raw = small(files.join(path, name), SETTINGS_FILES["config"])
     except UnreadableError as error:
         raise type(error)(quoting.with_reason(name, error)) from error.__cause__
-    found, repeats = json_object.object_of(raw, name)
+    entries, repeats = json_object.object_of(raw, name)
     json_object.refuse(repeats, name)
-    return found
+    return entries
 
 
-def _settings(stem: str, raw: bytes) -> Settings:
-    found, _ = json_object.object_of(raw, "it")
+def _parse_settings(stem: str, raw: bytes) -> Settings:
+    entries, _ = json_object.object_of(raw, "it")
     reading = Reading(Decoder({}), [])
-    history = found.pop("log_history", None) if stem == "trainer_state" else None
-    settings = scalars({key: _words(key, value) for key, value in found.items()}, reading)
+    history = entries.pop("log_history", None) if stem == "trainer_state" else None
+    settings = collect_settings({key: _words(key, value) for key, value in entries.items()}, reading)
     if type(history) is list:
-        told = f"{len(history)} entries, {Digests(reading).of(history, stem)}"
-        return replace(settings, values={**settings.values, "log_history": told})
+        summary = f"{len(history)} entries, {Digests(reading).of(history, stem)}"
+        return replace(settings, values={**settings.values, "log_history": summary})
     return settings
 
 
@@ -86,13 +86,13 @@ def _words(key: str, value: Any) -> Any:
     """A short list of words as one text: `architectures`, `target_modules`."""
     if type(value) is not list or not value or len(value) > 16:
         return value
-    if not all(type(one) is str and one.isprintable() and "," not in one for one in value):
+    if not all(type(item) is str and item.isprintable() and "," not in item for item in value):
         return value
     return ", ".join(sorted(value) if key in _SETS else value)
 
 
-def notes(settings: Settings) -> Iterator[tuple[str, str]]:
-    """What a folder with these settings is, in words, each with a name: an adapter of what model, of what class."""
+def describe_settings(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Describe a folder with these settings in words: its model class, or the base model of an adapter."""
     values = settings.values
     if "adapter_config" in settings.beside:
         of, how = (values.get(f"adapter_config.{key}") for key in ("base_model_name_or_path", "peft_type"))
@@ -103,7 +103,7 @@ def notes(settings: Settings) -> Iterator[tuple[str, str]]:
             yield "architecture", f"architecture {named}"
 
 
-def said(settings: Settings) -> dict[str, Scalar]:
-    """What is to be said first of a folder with these settings, by short names; what is null is not said."""
-    found = {key: settings.values.get(key) for key in TOLD if key.partition(".")[0] in settings.beside}
-    return {key.rpartition(".")[2].strip("_"): value for key, value in found.items() if value is not None}
+def select_headline(settings: Settings) -> dict[str, Scalar]:
+    """Headline settings of a folder, by short name; null values are omitted."""
+    headline = {key: settings.values.get(key) for key in TOLD if key.partition(".")[0] in settings.beside}
+    return {key.rpartition(".")[2].strip("_"): value for key, value in headline.items() if value is not None}

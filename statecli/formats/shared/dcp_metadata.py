@@ -1,8 +1,8 @@
-"""The `.metadata` of torch.distributed.checkpoint: which tensors there are, cut into which chunks, and where these lie.
+"""The `.metadata` of torch.distributed.checkpoint: tensors, their chunks, and the places of the chunks.
 
-A pickle of one `Metadata` object, which torch itself loads with `pickle.load`. Sources: torch/distributed/checkpoint/
-metadata.py, filesystem.py and default_planner.py of torch 2.13; its classes lay elsewhere before 2.0, and what newer
-versions added may be missing.
+A pickle of one `Metadata` object, for which torch uses `pickle.load`. Sources: metadata.py, filesystem.py and
+default_planner.py in torch/distributed/checkpoint of torch 2.13; its classes were elsewhere before 2.0, and newer
+fields may be missing.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ class Chunk(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Where one item lies: `length` bytes of a `file` of the folder, a whole archive of torch.save.
+    """Place of an item: `length` bytes of a `file` of the folder, a whole archive of torch.save.
 
-    `start` is the chunk's, None for what is no tensor. `transforms` are the streams it was written through.
+    `start` is the start of the chunk, None for values other than tensors. `transforms` are the streams used for
+    writing.
     """
 
     start: Sizes | None
@@ -80,7 +81,7 @@ class Stored(NamedTuple):
 
 
 class SavedTensor(msgspec.Struct, gc=False):
-    """A tensor as it was saved: its global `shape`, and the chunks it was cut into, or why those cannot be read."""
+    """A saved tensor: its global `shape` and its chunks, or the reason for unreadable chunks."""
 
     dtype: str
     shape: Sizes
@@ -91,11 +92,11 @@ class SavedTensor(msgspec.Struct, gc=False):
 
 
 class Metadata(msgspec.Struct, gc=False):
-    """What one `.metadata` says. Every item of it has a name; `order` are all names, as the state_dict had them.
+    """Contents of one `.metadata`. Every item has a name; `order` lists all names in the order of the state_dict.
 
-    `tensors` has for each of them what was saved, or the line that says why it cannot be read. `paths` has for each
-    name where it was in the nested state_dict, if the planner wrote that; `places` where its pieces lie. `foreign` are
-    the names that the pickle would import and that no such file needs.
+    `tensors` maps a name to a saved tensor or to the reason for an unreadable tensor. `paths` maps a name to its path
+    in the nested state_dict, if the planner wrote the paths; `places` maps a name to its pieces. `foreign` are imports
+    of the pickle that no DCP metadata needs.
     """
 
     order: list[str]
@@ -105,10 +106,10 @@ class Metadata(msgspec.Struct, gc=False):
     foreign: list[Global]
 
 
-def parsed(data: bytes, what: str) -> Metadata:
-    """The metadata in a pickle. `what` is what messages call it.
+def parse_metadata(data: bytes, what: str) -> Metadata:
+    """Parse the metadata in a pickle; messages call the pickle `what`.
 
-    Raises MalformedError for a pickle of anything else, UnreadableError for a version that is not known.
+    Raises MalformedError for a pickle of anything else, UnreadableError for an unknown version.
     """
     if not data:
         raise MalformedError(f"{what} is empty: {_CUT_OFF}")
@@ -120,22 +121,22 @@ def parsed(data: bytes, what: str) -> Metadata:
     name = name_of(root.cls) if type(root) is Obj else ""
     if not (name.startswith(_OURS) and name.endswith(".Metadata")):
         raise MalformedError(f"{what} holds no Metadata of torch.distributed.checkpoint: copy it or save it again")
-    held = root.state if type(root.state) is dict else {}
-    _check_version(held.get("version"), what)
-    entries = _named_items(held.get("state_dict_metadata"), f"{what} has no state_dict_metadata: save it again")
+    fields = root.state if type(root.state) is dict else {}
+    _check_version(fields.get("version"), what)
+    entries = _named_items(fields.get("state_dict_metadata"), f"{what} has no state_dict_metadata: save it again")
     reader = _Reader()
     tensors = {fqn: reader.tensor(node) for fqn, node in entries.items() if not _is_bytes(node)}
-    paths = dict(_paths(held.get("planner_data")))
+    paths = dict(_read_paths(fields.get("planner_data")))
     # A rank's plan begins with what it shards; the planner's paths are in the order of the state_dict.
     order = list(dict.fromkeys([*(fqn for fqn in paths if fqn in entries), *entries]))
-    foreign = [one for one in pickle.globals if one.qualified not in NEEDED]
-    return Metadata(order, tensors, paths, reader.places(held.get("storage_data"), what), foreign)
+    foreign = [mention for mention in pickle.globals if mention.qualified not in NEEDED]
+    return Metadata(order, tensors, paths, reader.places(fields.get("storage_data"), what), foreign)
 
 
 class _Machine(Machine):
-    """Takes `getattr(enumeration, "MEMBER")` for what it means: so Python 3.11.0 to 3.11.2 pickle a member.
+    """Pickle machine that resolves `getattr(enumeration, "MEMBER")`, Python 3.11.0 to 3.11.2's form of a member.
 
-    Refuses a dict that changes after an object got it as its state, because BUILD copies that.
+    Refuses a dict that changes after becoming the state of an object, because BUILD copies the dict.
     """
 
     def __init__(self, data: bytes, what: str, *, fast: bool, module_ids: bool) -> None:
@@ -144,20 +145,20 @@ class _Machine(Machine):
         self.states: set[int] = set()
 
     def set_state(self, target: Obj, state: Any) -> None:
-        """As the machine does it, once for each object."""
+        """Set the state once for each object."""
         if target.state is not None:
             raise MalformedError(f"{self.what} sets the state of an object twice: save it again")
         super().set_state(target, state)
         self.states.add(id(state))
 
     def set_items(self, target: Any, flat: list[Any], pos: int) -> None:
-        """As the machine does it."""
+        """Set items as `Machine` does."""
         if id(target) in self.states:
             raise MalformedError(f"{self.what} changes the state of an object after it is set: save it again")
         super().set_items(target, flat, pos)
 
     def call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
-        """As the machine does it; any other `getattr` is kept among the names."""
+        """Call as `Machine` does; any other `getattr` stays among the names."""
         if name_of(function) == _GETATTR:
             first, second = args if type(args) is tuple and len(args) == 2 else (None, None)
             if name_of(first).endswith("MEM_FORMAT_ENCODING") and type(second) is str and second.isupper():
@@ -166,10 +167,10 @@ class _Machine(Machine):
         return super().call(function, args, pos, how)
 
     def run(self, start: int = 0) -> None:
-        """As the machine does it."""
+        """Run as `Machine` does."""
         super().run(start)
         if not self.reaches:
-            self.globals = {key: one for key, one in self.globals.items() if one.qualified != _GETATTR}
+            self.globals = {key: mention for key, mention in self.globals.items() if mention.qualified != _GETATTR}
 
 
 _GETATTR = "builtins.getattr"
@@ -177,11 +178,11 @@ _GETATTR = "builtins.getattr"
 
 def _check_version(version: Any, what: str) -> None:
     if type(version) is str and not version.startswith("1."):
-        said = f"{what} says version {quoting.value(version)}: written by a newer torch; statecli knows 1.0.0"
-        raise UnreadableError(f"{said}: update statecli, or save it again with an older torch")
+        message = f"{what} says version {quoting.value(version)}: written by a newer torch; statecli knows 1.0.0"
+        raise UnreadableError(f"{message}: update statecli, or save it again with an older torch")
     if version is not None and type(version) is not str:
-        said = quoting.value(version) if type(version) in (int, float, bool) else "no text"
-        raise UnreadableError(f"{what} says version {said}, and torch writes 1.0.0: save it again")
+        message = quoting.value(version) if type(version) in (int, float, bool) else "no text"
+        raise UnreadableError(f"{what} says version {message}, and torch writes 1.0.0: save it again")
 
 
 def _named_items(node: Any, otherwise: str) -> Mapping[str, Any]:
@@ -195,48 +196,48 @@ def _is_bytes(node: Any) -> bool:
     return type(node) is Obj and name_of(node.cls).endswith(".BytesStorageMetadata")
 
 
-def _paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
-    """Name -> the keys and indexes that lead to it, which other planners than torch's may not write."""
+def _read_paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
+    """Return the keys and indexes that lead to each name; planners other than torch's may not write them."""
     for fqn, path in (mapping(node) or {}).items():
         plain = type(fqn) is str and type(path) in (tuple, list) and 0 < len(path) <= MAX_PATH
-        if plain and all(type(one) is str or (type(one) is int and 0 <= one < MAX_INDEX) for one in path):
+        if plain and all(type(step) is str or (type(step) is int and 0 <= step < MAX_INDEX) for step in path):
             yield fqn, tuple(path)
 
 
 class _Reader:
-    """Reads nodes of one pickle, in which the same class is one object."""
+    """Reader of the nodes of one pickle, in which equal classes are one object."""
 
     def __init__(self) -> None:
         self._sizes: set[int] = set()
 
     def tensor(self, node: Any) -> SavedTensor | str:
-        """A tensor, or the line that says why it is none."""
+        """Return a tensor, or a line with the reason for a malformed tensor."""
         try:
-            return self._tensor(node)
+            return self._read_tensor(node)
         except MalformedError as error:
             return str(error)
 
-    def _tensor(self, node: Any) -> SavedTensor:
-        held = _state(node)
-        dtype, layout, grad = _properties(held.get("properties"))
-        shape = self.sizes(held.get("size"), "shape")
+    def _read_tensor(self, node: Any) -> SavedTensor:
+        fields = _state(node)
+        dtype, layout, grad = _read_properties(fields.get("properties"))
+        shape = self.sizes(fields.get("size"), "shape")
         if prod(shape) > MAX_ELEMENTS:
             raise MalformedError(f"shape {quoting.shape(shape)} is impossible: more than 2^63 elements")
-        found = SavedTensor(dtype, shape, grad, layout, [])
+        saved = SavedTensor(dtype, shape, grad, layout, [])
         try:
-            found.chunks = self._chunks(held.get("chunks"), shape)
+            saved.chunks = self._read_chunks(fields.get("chunks"), shape)
         except MalformedError as error:
-            found.wrong = f"{error}; save it again"
-        return found
+            saved.wrong = f"{error}; save it again"
+        return saved
 
-    def _chunks(self, node: Any, shape: Sizes) -> list[Chunk]:
+    def _read_chunks(self, node: Any, shape: Sizes) -> list[Chunk]:
         if type(node) is not list:
             raise MalformedError(".metadata lists no chunks of it")
-        return [self._chunk(one, shape) for one in node]
+        return [self._read_chunk(chunk, shape) for chunk in node]
 
-    def _chunk(self, node: Any, shape: Sizes) -> Chunk:
-        held = _state(node)
-        start, size = self.sizes(held.get("offsets"), "chunk"), self.sizes(held.get("sizes"), "chunk")
+    def _read_chunk(self, node: Any, shape: Sizes) -> Chunk:
+        fields = _state(node)
+        start, size = self.sizes(fields.get("offsets"), "chunk"), self.sizes(fields.get("sizes"), "chunk")
         if not len(start) == len(size) == len(shape):
             raise MalformedError(
                 f"a chunk of {len(size)} dimensions at one of {len(start)}, and it has {len(shape)}: {list(shape)[:8]}"
@@ -247,13 +248,13 @@ class _Reader:
         """A torch.Size, or a tuple of sizes."""
         if type(node) is Obj and self._is_size(node.cls):
             node = node.args[0] if node.args else ()
-        found = tuple(node) if type(node) is list else node
-        if type(found) is not tuple or len(found) > MAX_DIMENSIONS:
+        numbers = tuple(node) if type(node) is list else node
+        if type(numbers) is not tuple or len(numbers) > MAX_DIMENSIONS:
             raise MalformedError(f"its {what} is no tuple of sizes")
-        for n in found:
+        for n in numbers:
             if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
                 raise MalformedError(f"its {what} holds {quoting.value(n) if type(n) is int else 'no number'}")
-        return found
+        return numbers
 
     def _is_size(self, cls: Any) -> bool:
         if id(cls) in self._sizes:
@@ -264,37 +265,38 @@ class _Reader:
         return True
 
     def places(self, node: Any, what: str) -> dict[str, list[Stored]]:
-        """Name -> where its items are. Raises MalformedError for a record that says no place.
+        """Return the places of the items by name. Raises MalformedError for a record without a place.
 
-        Whatever torch may find in a dict that the pickle does not show is refused, because archives are scanned where
-        the places say that they lie.
+        Refuses dicts with entries that the pickle does not show, because the scanner looks at archives by these places.
         """
-        items = _shown_items(node)
+        items = _list_items(node)
         if items is None and type(node) is Obj:
             raise MalformedError(f"{what} builds its storage_data by a call, whose result is not known; save it again")
         if items is None:
             raise MalformedError(f"{what} has no storage_data: where the tensors lie is not recorded; save it again")
-        found: dict[str, list[Stored]] = {}
+        stored_by_name: dict[str, list[Stored]] = {}
         for key, value in items.items():
             index = _shown_state(key.value if type(key) is Key else key, _INDEX)
             fqn = index.get("fqn") if index else None
             if index is None or type(fqn) is not str:
                 raise MalformedError(f"{what} has a record of storage without a name: save it again")
-            found.setdefault(fqn, []).append(self._stored(index.get("offset"), _shown_state(value, _PLACE), fqn))
-        return found
+            stored_by_name.setdefault(fqn, []).append(
+                self._read_stored(index.get("offset"), _shown_state(value, _PLACE), fqn)
+            )
+        return stored_by_name
 
-    def _stored(self, start: Any, held: Mapping[str, Any] | None, fqn: str) -> Stored:
-        held = held or {}
-        file, offset, length = held.get("relative_path"), held.get("offset"), held.get("length")
-        transforms = held.get("transform_descriptors")
+    def _read_stored(self, start: Any, fields: Mapping[str, Any] | None, fqn: str) -> Stored:
+        fields = fields or {}
+        file, offset, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
+        transforms = fields.get("transform_descriptors")
         if type(file) is not str or type(offset) is not int or type(length) is not int or offset < 0 or length < 0:
             raise MalformedError(f"{quoting.name(fqn)}: .metadata does not say where it lies: save it again")
         streams: Any = transforms if type(transforms) in (list, tuple) else [transforms] if transforms else ()
-        names = tuple(one if type(one) is str else "?" for one in streams)
+        names = tuple(stream if type(stream) is str else "?" for stream in streams)
         return Stored(None if start is None else self.sizes(start, "chunk"), file, offset, length, names)
 
 
-def _shown_items(node: Any) -> Mapping[Any, Any] | None:
+def _list_items(node: Any) -> Mapping[Any, Any] | None:
     """Return the items of a dict, or of an OrderedDict that gets all of its items from the pickle; else None."""
     if type(node) is Obj and name_of(node.cls) == "collections.OrderedDict" and _has_only(node, "items"):
         return node.items or {}
@@ -302,7 +304,7 @@ def _shown_items(node: Any) -> Mapping[Any, Any] | None:
 
 
 def _shown_state(node: Any, names: frozenset[str]) -> Mapping[str, Any] | None:
-    """Return all attributes of an object of one of these classes; None where some may come from elsewhere."""
+    """Return all attributes of an object of these classes; None if some may come from elsewhere."""
     if type(node) is Obj and type(node.state) is dict and name_of(node.cls) in names and _has_only(node, "state"):
         return node.state
     return None
@@ -315,22 +317,22 @@ def _has_only(node: Obj, part: str) -> bool:
 
 
 def _state(node: Any) -> Mapping[str, Any]:
-    """What BUILD gave an object, mostly one dict."""
+    """Return the argument of BUILD, usually a dict."""
     if type(node) is Obj and type(node.state) is dict:
         return node.state
     return attributes(node)
 
 
-def _properties(node: Any) -> tuple[str, str, bool]:
+def _read_properties(node: Any) -> tuple[str, str, bool]:
     """(dtype, layout, requires_grad): a 5-tuple, since torch cannot pickle a memory format."""
     state = node.state if type(node) is Obj else None
     if type(state) is tuple and len(state) >= 3:
         dtype, layout, grad = state[:3]
     else:
-        held = attributes(node)
-        dtype, layout, grad = held.get("dtype"), held.get("layout"), held.get("requires_grad")
+        fields = attributes(node)
+        dtype, layout, grad = fields.get("dtype"), fields.get("layout"), fields.get("requires_grad")
     name = name_of(dtype).removeprefix("torch.")
     if name not in BITS:
         raise MalformedError(f"unknown dtype {quoting.name(name_of(dtype) or 'of no name')}")
-    told = layout.args[0] if type(layout) is Obj and layout.args else name_of(layout)
-    return name, told.removeprefix("torch.") if type(told) is str else "strided", grad is True
+    layout_name = layout.args[0] if type(layout) is Obj and layout.args else name_of(layout)
+    return name, layout_name.removeprefix("torch.") if type(layout_name) is str else "strided", grad is True

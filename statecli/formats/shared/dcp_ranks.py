@@ -1,7 +1,7 @@
-"""Of a save without collectives: the metadata of each rank, put together, and what is missing or differs among them.
+"""Metadata of a save without collectives: merges the metadata of each rank and finds missing or different data.
 
-Each rank writes `__0.metadata` of what it saved itself, a tensor's global shape with its own chunks. What is no DTensor
-each of them has whole, and nothing holds it to be the same.
+Each rank writes `__0.metadata` for its own data: a tensor's global shape with its own chunks. Other values are saved
+whole by every rank, and may differ.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ MAX_COMPARED = 64 * 2**20
 
 
 class Rival(NamedTuple):
-    """One name that two ranks saved: where the first has it, and where another."""
+    """A name that two ranks saved: the place of the first rank and the place of the other."""
 
     fqn: str
     mine: Stored
     theirs: Stored
 
 
-def merged(found: Sequence[Metadata]) -> tuple[Metadata, list[Rival]]:
-    """What all ranks saved, and what several of them did. What several have whole is the first one's."""
-    first, rivals = found[0], list[Rival]()
-    for other in found[1:]:
+def merge_metadata(metadatas: Sequence[Metadata]) -> tuple[Metadata, list[Rival]]:
+    """Merge the metadata of all ranks, and list names that several ranks saved whole; the first rank wins."""
+    first, rivals = metadatas[0], list[Rival]()
+    for other in metadatas[1:]:
         for fqn in other.order:
             rivals.extend(_join(first, other, fqn))
         first.foreign.extend(other.foreign)
@@ -42,7 +42,7 @@ def merged(found: Sequence[Metadata]) -> tuple[Metadata, list[Rival]]:
 
 
 def _join(first: Metadata, other: Metadata, fqn: str) -> Iterator[Rival]:
-    """Add what another rank has of one name."""
+    """Add the other rank's chunks of a name."""
     mine, theirs = first.tensors.get(fqn), other.tensors.get(fqn)
     places = other.places.get(fqn, [])
     if fqn not in first.places and mine is None:
@@ -58,63 +58,63 @@ def _join(first: Metadata, other: Metadata, fqn: str) -> Iterator[Rival]:
             shapes = f"{mine.dtype} {quoting.shape(mine.shape)} and {theirs.dtype} {quoting.shape(theirs.shape)}"
             first.tensors[fqn] = f"two ranks disagree about it: {shapes}; save it again"
             return
-        known = set(mine.chunks)
-        mine.chunks.extend(chunk for chunk in theirs.chunks if chunk not in known)
+        chunks = set(mine.chunks)
+        mine.chunks.extend(chunk for chunk in theirs.chunks if chunk not in chunks)
         mine.wrong = mine.wrong or theirs.wrong
     here = first.places.setdefault(fqn, [])
-    held = {one.start: one for one in here}
-    for one in places:
-        if one.start in held:
-            yield Rival(fqn, held[one.start], one)
+    by_start = {stored.start: stored for stored in here}
+    for stored in places:
+        if stored.start in by_start:
+            yield Rival(fqn, by_start[stored.start], stored)
         elif mine is not None and theirs is not None:
-            here.append(one)
+            here.append(stored)
 
 
-def missing(names: Iterable[str], members: Iterable[str]) -> list[str]:
-    """The metadata of ranks that lie between those of `names`, or have a file among the folder's `members`."""
-    here = ranks(names)
+def find_missing_names(names: Iterable[str], members: Iterable[str]) -> list[str]:
+    """List the metadata of ranks between those of `names`, or with a file among the folder's `members`."""
+    here = parse_ranks(names)
     if not here:
         return []
     between = range(min(max(here), MAX_RANKS))
-    return [f"__{rank}.metadata" for rank in sorted({*between, *ranks(members)} - here)]
+    return [f"__{rank}.metadata" for rank in sorted({*between, *parse_ranks(members)} - here)]
 
 
-def ranks(names: Iterable[str]) -> set[int]:
-    """Those that wrote files of these names."""
+def parse_ranks(names: Iterable[str]) -> set[int]:
+    """Return the ranks that wrote files of these names."""
     return {int(match["rank"]) for name in names if (match := _RANK.fullmatch(name))}
 
 
-def told(path: str, count: int, rivals: Sequence[Rival]) -> Oddity:
-    """What to know of such a folder: which names the ranks do not agree about. All of `rivals` are in their files.
+def describe_merge(path: str, count: int, rivals: Sequence[Rival]) -> Oddity:
+    """Describe such a folder: names on which the ranks disagree. All `rivals` are in readable files.
 
     Raises UnreadableError for a file that changes meanwhile.
     """
-    said = f"saved by {count} ranks without collectives"
-    differ, unread = _differing(path, rivals)
+    message = f"saved by {count} ranks without collectives"
+    differ, unread = _find_difference(path, rivals)
     if differ:
-        said += f"; they saved different values, and the first one's are shown: {quoting.names(differ)}"
+        message += f"; they saved different values, and the first one's are shown: {quoting.names(differ)}"
     if unread:
-        said += f"; whether all saved the same was not looked at: {quoting.names(unread)}"
-    return Oddity("rank-metadata", said)
+        message += f"; whether all saved the same was not looked at: {quoting.names(unread)}"
+    return Oddity("rank-metadata", message)
 
 
-def _differing(path: str, rivals: Sequence[Rival]) -> tuple[list[str], list[str]]:
-    """The names whose archives differ, as torch.save writes the same bytes for the same; and those not compared."""
+def _find_difference(path: str, rivals: Sequence[Rival]) -> tuple[list[str], list[str]]:
+    """List names whose archives differ (torch.save is deterministic), and names that were not compared."""
     differ: dict[str, None] = {}
     unread: dict[str, None] = {}
     left = MAX_COMPARED
-    for one in sorted(rivals, key=lambda one: one.mine.length):
-        if one.mine.length != one.theirs.length:
-            differ[one.fqn] = None
+    for rival in sorted(rivals, key=lambda rival: rival.mine.length):
+        if rival.mine.length != rival.theirs.length:
+            differ[rival.fqn] = None
             continue
-        left -= 2 * one.mine.length
+        left -= 2 * rival.mine.length
         if left < 0:
-            unread[one.fqn] = None
-        elif _bytes(path, one.mine) != _bytes(path, one.theirs):
-            differ[one.fqn] = None
+            unread[rival.fqn] = None
+        elif _read_stored(path, rival.mine) != _read_stored(path, rival.theirs):
+            differ[rival.fqn] = None
     return list(differ), [fqn for fqn in unread if fqn not in differ]
 
 
-def _bytes(path: str, one: Stored) -> bytes:
-    with Source(files.join(path, one.file), one.offset, one.length) as source:
-        return source.read(0, one.length)
+def _read_stored(path: str, stored: Stored) -> bytes:
+    with Source(files.join(path, stored.file), stored.offset, stored.length) as source:
+        return source.read(0, stored.length)

@@ -16,8 +16,8 @@ from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.state import Evidence, Kind, TensorInfo
 from statecli.formats import torch_legacy, torch_zip
 from statecli.formats.shared.deepspeed_zero import MASTER
-from statecli.formats.shared.rank_folders import lost
-from statecli.formats.torch.objects import info_of
+from statecli.formats.shared.rank_folders import build_missing_row
+from statecli.formats.torch.objects import build_info
 from statecli.formats.torch.reading import Row
 from statecli.formats.torch.tensors import Decoder, Tensor
 from statecli.pickles.graph import mapping
@@ -38,11 +38,11 @@ _FIRST = 4
 
 def is_universal(path: str) -> bool:
     """Whether the folder has a folder `zero` of parameters."""
-    names = _parameters(path)[:_FIRST]
+    names = _list_parameters(path)[:_FIRST]
     return any(not _STATES.isdisjoint(checkpoint_folder.files(files.join(path, FOLDER, name))) for name in names)
 
 
-def _parameters(path: str) -> list[str]:
+def _list_parameters(path: str) -> list[str]:
     return checkpoint_folder.folders(files.join(path, FOLDER)) if FOLDER in checkpoint_folder.folders(path) else []
 
 
@@ -53,52 +53,54 @@ def members(path: str) -> Iterator[str]:
     for name in checkpoint_folder.files(files.join(path, FOLDER)):
         if name.endswith(_SUFFIX):
             yield files.join(FOLDER, name)
-    for parameter in _parameters(path):
+    for parameter in _list_parameters(path):
         for name in checkpoint_folder.files(files.join(path, FOLDER, parameter)):
             yield files.join(FOLDER, parameter, name)
 
 
-def missing_files(path: str, trained: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the parameter and the path, from the folder, of each file that should be below `zero/` and is not.
+def find_missing_files(path: str, trained: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the parameter and the path, from the folder, of each missing file below `zero/`.
 
-    Each folder and each `trained` parameter has a float32 copy; one that has an optimizer's state has all of them.
+    Each folder and each `trained` parameter has a float32 copy; parameters with optimizer state have all states.
     """
     present = {
-        name: frozenset(one for one in checkpoint_folder.files(files.join(path, FOLDER, name)) if one.endswith(_SUFFIX))
-        for name in _parameters(path)
+        name: frozenset(
+            file for file in checkpoint_folder.files(files.join(path, FOLDER, name)) if file.endswith(_SUFFIX)
+        )
+        for name in _list_parameters(path)
     }
     counts = Counter(present.values())
-    usual = max(counts, key=lambda found: (counts[found], len(found)), default=frozenset())
+    usual = max(counts, key=lambda names: (counts[names], len(names)), default=frozenset())
     for name in dict.fromkeys((*present, *trained)):
-        found = present.get(name, frozenset())
-        expected = {_MASTER} | (usual if found - {_MASTER} and found < usual else frozenset())
-        yield from ((name, files.join(FOLDER, name, one)) for one in sorted(expected - found))
+        present_files = present.get(name, frozenset())
+        expected = {_MASTER} | (usual if present_files - {_MASTER} and present_files < usual else frozenset())
+        yield from ((name, files.join(FOLDER, name, file)) for file in sorted(expected - present_files))
 
 
-def states(target: str, path: str) -> Iterator[TensorInfo]:
-    """Each state of each parameter in the folder `path`; one that cannot be read is a row that says why."""
+def read_states(target: str, path: str) -> Iterator[TensorInfo]:
+    """Yield each state of each parameter in the folder `path`; an unreadable state is a row with the reason."""
     ways = [way for way in members(path) if way.count("/") > 1 and way.endswith(_SUFFIX)]
     files.ahead(files.join(path, way) for way in ways)
     for way in ways:
         _, parameter, name = way.split("/")
         section = f"optimizer.{name.removesuffix(_SUFFIX)}"
         try:
-            tensor = _tensor(files.join(path, way), parameter)
+            tensor = _read_tensor(files.join(path, way), parameter)
         except UnreadableError as error:
-            row = replace(lost(parameter, section, f"{target}: {way}: {error}"), kind=Kind.OPTIMIZER)
+            row = replace(build_missing_row(parameter, section, f"{target}: {way}: {error}"), kind=Kind.OPTIMIZER)
         else:
             if tensor is None:
                 continue
             tensor.storage = f"{way}:{tensor.storage}"
-            row = info_of(Row(parameter, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER), section, target)
+            row = build_info(Row(parameter, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER), section, target)
         yield replace(row, evidence=Evidence.OPTIMIZER, belongs_to=parameter)
 
 
-def _tensor(path: str, parameter: str) -> Tensor | None:
+def _read_tensor(path: str, parameter: str) -> Tensor | None:
     """The tensor in the file, None for a number. Raises UnreadableError for a file that cannot be read."""
     with Source(path) as source:
         format = torch_legacy if torch_legacy.sniff(path, source.head) else torch_zip
-    pickle, storages, _ = format.contents(path)
+    pickle, storages, _ = format.read_contents(path)
     items = mapping(pickle.root)
     tensor = Decoder(storages).tensor(pickle.root if items is None else items.get(_PARAM), parameter)
     if items is not None and tensor is None:

@@ -1,8 +1,8 @@
-"""What ZeRO parts among ranks: an optimizer's float32 copies and moments, put together again parameter by parameter.
+"""ZeRO partitions: an optimizer's float32 copies and moments, joined again parameter by parameter.
 
-Each rank has, for each group of parameters, one flat vector of each state. Stages 1 and 2 lay a group's parameters one
-behind another and cut the whole at equal lengths; stage 3 cuts each parameter by itself, and pads it to equal lengths.
-Source: deepspeed/utils/zero_to_fp32.py, runtime/zero/stage_1_and_2.py and stage3.py (`state_dict`) of deepspeed 0.19.
+Each rank has one flat vector for each state of each group of parameters. Stages 1 and 2 concatenate a group's
+parameters and split the whole at equal lengths; stage 3 splits each parameter, padded to equal lengths. Source:
+deepspeed/utils/zero_to_fp32.py, runtime/zero/stage_1_and_2.py and stage3.py (`state_dict`) of deepspeed 0.19.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from statecli.core.dtypes import nbytes
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.state import Box, Boxes, ByteRange, Evidence, Kind, ModelState, Oddity, TensorData, TensorInfo
 from statecli.formats import torch_legacy, torch_zip
-from statecli.formats.torch.objects import state_of
+from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS, Decoder, Tensor
 from statecli.pickles.graph import mapping, named, sequence
 from statecli.pickles.machine import Obj
@@ -40,66 +40,72 @@ View = tuple[Tensor, int, int]
 
 
 class Owner(NamedTuple):
-    """Whose files these are: the folder as the user named it, and what the sections' names begin with."""
+    """Owner of files: the folder as the user named the path, and the prefix of the sections' names."""
 
     target: str
     prefix: str
 
 
 class Rank(NamedTuple):
-    """One file as read: what is pickled, how its tensors are decoded, and what was odd."""
+    """One parsed file: its pickle, the decoder of its tensors, and its oddities."""
 
     name: str
     items: Mapping[Any, Any]
     decoder: Decoder
     state: ModelState
 
-    def flat(self, node: Any, what: str) -> list[Tensor]:
-        """The vectors in a list. Raises MalformedError where one is none."""
-        found = [self.decoder.tensor(one, what) for one in sequence(node) or ()]
-        vectors = [one for one in found if one is not None and len(one.shape or ()) == 1 and one.data is not None]
-        if len(vectors) != len(found) or any(one.data.strides for one in vectors if one.data):
+    def read_vectors(self, node: Any, what: str) -> list[Tensor]:
+        """Return the vectors in a list. Raises MalformedError for any other item."""
+        tensors = [self.decoder.tensor(element, what) for element in sequence(node) or ()]
+        vectors = [
+            tensor
+            for tensor in tensors
+            if tensor is not None and len(tensor.shape or ()) == 1 and tensor.data is not None
+        ]
+        if len(vectors) != len(tensors) or any(tensor.data.strides for tensor in vectors if tensor.data):
             raise MalformedError(f"{what} holds something else than vectors")
         return vectors
 
 
-def rank_of(folder: str, name: str, known: set[str]) -> Rank:
-    """One file. Raises UnreadableError with its name.
+def read_rank(folder: str, name: str, imported: set[str]) -> Rank:
+    """Read one file. Raises UnreadableError with its name.
 
-    The state of the first one is whole, and that of others which import a name that is not `known` yet. Of the rest, as
-    large and as alike as ranks are, it has no more than what was odd of their archives.
+    The first file has its whole state, and so have files that import a name not yet in `imported`. The states of all
+    other ranks, large and alike, have only the oddities of their archives.
     """
     path = files.join(folder, name)
     try:
         with Source(path) as source:
             format = torch_legacy if torch_legacy.sniff(path, source.head) else torch_zip
-        pickle, storages, oddities = format.contents(path)
+        pickle, storages, oddities = format.read_contents(path)
         items = mapping(pickle.root)
         if items is None:
             raise MalformedError("holds no dict, as DeepSpeed saves one")
-        found = tuple((one.qualified, one.position) for one in pickle.globals)
-        names = {qualified for qualified, _ in found}
-        state = ModelState(path, format.NAME, (), oddities=tuple(oddities), globals=found)
-        if not known or names - known:
-            state = state_of(pickle, storages, target=path, format=format.NAME, oddities=oddities)
-            known |= names
+        imports = tuple((mention.qualified, mention.position) for mention in pickle.globals)
+        names = {qualified for qualified, _ in imports}
+        state = ModelState(path, format.NAME, (), oddities=tuple(oddities), globals=imports, traits=format.TRAITS)
+        if not imported or names - imported:
+            state = build_state(
+                pickle, storages, target=path, format=format.NAME, traits=format.TRAITS, oddities=oddities
+            )
+            imported |= names
     except UnreadableError as error:
         raise type(error)(f"{name}: {error}") from error.__cause__
     return Rank(name, items, Decoder(storages), state)
 
 
-def shapes_of(node: Any, what: str) -> dict[str, Shape]:
-    """A dict of names and shapes. Raises MalformedError for anything else; `what` is what the message calls it."""
-    found = {}
-    for name, held in (mapping(node) or {}).items():
-        dims = sequence(held)
+def read_shapes(node: Any, what: str) -> dict[str, Shape]:
+    """Read a dict of names and shapes. Raises MalformedError for anything else; messages call the dict `what`."""
+    shapes = {}
+    for name, size in (mapping(node) or {}).items():
+        dims = sequence(size)
         if type(name) is not str or dims is None or len(dims) > MAX_DIMENSIONS or not all(map(_is_size, dims)):
             raise MalformedError(f"{what} holds something else than a shape for each name")
         shape = tuple(dims)
         if prod(shape) > MAX_ELEMENTS:
             raise MalformedError(f"{quoting.name(name)}: {what} says {quoting.shape(shape)}, which is impossible")
-        found[name] = shape
-    return found
+        shapes[name] = shape
+    return shapes
 
 
 def _is_size(value: Any) -> bool:
@@ -107,10 +113,10 @@ def _is_size(value: Any) -> bool:
 
 
 class Shard(NamedTuple):
-    """One rank's part of the optimizer: `vectors` by the name of the state and by group, `loose` what is no part.
+    """One rank's part of the optimizer: `vectors` by state and group, `loose` for unpartitioned state.
 
-    `lengths` are those of the float32 copies, `padded` with what the last ranks leave out; `slices` say for each group
-    which name has how many elements from where on.
+    `lengths` are the lengths of the float32 copies, `padded` includes the elements omitted by the last ranks; `slices`
+    has for each group the offset and length of each name.
     """
 
     stage: int
@@ -124,31 +130,31 @@ class Shard(NamedTuple):
     slices: list[dict[str, tuple[int, int]]]
 
 
-def _shard(rank: Rank) -> Shard:
+def _read_shard(rank: Rank) -> Shard:
     """Raises MalformedError for what is no part of a ZeRO optimizer."""
-    held = named(rank.items.get("optimizer_state_dict"))
-    stage, count = _integer(held.get("zero_stage")), held.get("partition_count")
+    saved = named(rank.items.get("optimizer_state_dict"))
+    stage, count = _read_integer(saved.get("zero_stage")), saved.get("partition_count")
     if stage not in (1, 2, 3):
         raise UnreadableError(f"{rank.name}: zero_stage is {quoting.value(stage)}, and 1 to 3 are known")
-    counts = [one for one in sequence(count) or (count,) if type(one) is int]
+    counts = [number for number in sequence(count) or (count,) if type(number) is int]
     count = max(counts, default=0)
     if not 0 < count < MAX_RANKS:
         raise MalformedError(f"{rank.name}: partition_count is {count}, no number of ranks")
     last = stage == 3
     key = "fp32_flat_groups" if last else "single_partition_of_fp32_groups"
-    masters = rank.flat(held.get(key), f"{rank.name}: {key}")
-    lengths = [one.elements for one in masters]
-    vectors, loose = _states(rank, held.get("optimizer_state_dict" if last else "base_optimizer_state"), lengths)
-    paddings = _paddings(held.get("group_paddings"))
-    padded = [one + (paddings[n] if n < len(paddings) else 0) for n, one in enumerate(lengths)]
-    aligned = [_paddings(group) for group in sequence(held.get("param_alignment_paddings")) or ()]
-    slices = [_slices(one) for one in sequence(held.get("param_slice_mappings")) or ()]
+    masters = rank.read_vectors(saved.get(key), f"{rank.name}: {key}")
+    lengths = [master.elements for master in masters]
+    vectors, loose = _read_states(rank, saved.get("optimizer_state_dict" if last else "base_optimizer_state"), lengths)
+    paddings = _read_paddings(saved.get("group_paddings"))
+    padded = [length + (paddings[n] if n < len(paddings) else 0) for n, length in enumerate(lengths)]
+    aligned = [_read_paddings(group) for group in sequence(saved.get("param_alignment_paddings")) or ()]
+    slices = [_read_slices(mappings) for mappings in sequence(saved.get("param_slice_mappings")) or ()]
     uneven = len(set(counts)) > 1
     return Shard(stage, count, uneven, {MASTER: [*masters], **vectors}, loose, lengths, padded, aligned, slices)
 
 
-def _integer(node: Any) -> Any:
-    """The number that a member of ZeroStageEnum is pickled as; Python 3.11.0 to 3.11.2 do it by its name."""
+def _read_integer(node: Any) -> Any:
+    """Return the number of a ZeroStageEnum member; Python 3.11.0 to 3.11.2 pickle members by name."""
     args = node.args if type(node) is Obj else ()
     if len(args) == 2 and type(args[1]) is str:
         return _STAGES.index(args[1]) if args[1] in _STAGES else None
@@ -158,27 +164,27 @@ def _integer(node: Any) -> Any:
 _STAGES = ("disabled", "optimizer_states", "gradients", "weights")
 
 
-def _paddings(node: Any) -> list[int]:
-    return [one if type(one) is int and one >= 0 else 0 for one in sequence(node) or ()]
+def _read_paddings(node: Any) -> list[int]:
+    return [number if type(number) is int and number >= 0 else 0 for number in sequence(node) or ()]
 
 
-def _slices(node: Any) -> dict[str, tuple[int, int]]:
-    found = {}
-    for name, held in named(node).items():
-        fields = named(held.state) if type(held) is Obj else {}
+def _read_slices(node: Any) -> dict[str, tuple[int, int]]:
+    slices = {}
+    for name, mapping_node in named(node).items():
+        fields = named(mapping_node.state) if type(mapping_node) is Obj else {}
         start, count = fields.get("start"), fields.get("numel")
         if type(start) is int and type(count) is int:
-            found[name] = (start, count)
-    return found
+            slices[name] = (start, count)
+    return slices
 
 
-def _states(rank: Rank, node: Any, lengths: list[int]) -> tuple[dict[str, list[Tensor | None]], dict[str, Tensor]]:
+def _read_states(rank: Rank, node: Any, lengths: list[int]) -> tuple[dict[str, list[Tensor | None]], dict[str, Tensor]]:
     """The optimizer's own states: vectors as long as their group's, and all other tensors by a name of their own."""
     vectors: dict[str, list[Tensor | None]] = {}
     loose: dict[str, Tensor] = {}
-    for group, state in enumerate(_by_group(node)):
-        for name, held in state.items():
-            tensor = rank.decoder.tensor(held, f"{rank.name}: {name}")
+    for group, state in enumerate(_group_states(node)):
+        for name, value in state.items():
+            tensor = rank.decoder.tensor(value, f"{rank.name}: {name}")
             if tensor is None:
                 continue
             dense = tensor.data is not None and not tensor.data.strides
@@ -189,15 +195,15 @@ def _states(rank: Rank, node: Any, lengths: list[int]) -> tuple[dict[str, list[T
     return vectors, loose
 
 
-def _by_group(node: Any) -> list[dict[str, Any]]:
+def _group_states(node: Any) -> list[dict[str, Any]]:
     """A dict of states for each group; elastic checkpoints have the list itself."""
     items = mapping(node)
     if items is None:
-        return [named(one) for one in sequence(node) or ()]
+        return [named(child) for child in sequence(node) or ()]
     state = mapping(items.get("state")) or {}
-    groups = (named(one) for one in sequence(items.get("param_groups")) or ())
-    ids = [one for group in groups for one in sequence(group.get("params")) or () if type(one) is int]
-    return [named(state.get(one)) for one in ids]
+    groups = (named(child) for child in sequence(items.get("param_groups")) or ())
+    ids = [number for group in groups for number in sequence(group.get("params")) or () if type(number) is int]
+    return [named(state.get(key)) for key in ids]
 
 
 class Piece(NamedTuple):
@@ -210,7 +216,7 @@ class Piece(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One parameter in the ranks' vectors: its elements in order, or why they cannot be had."""
+    """A parameter in the ranks' vectors: its elements in order, or the reason for an unreadable parameter."""
 
     name: str
     shape: Shape
@@ -219,7 +225,7 @@ class Part(NamedTuple):
 
 
 class Layout:
-    """The ranks' parts of one optimizer. `lost` says of a rank why it is not there."""
+    """The ranks' parts of one optimizer; `lost` has a reason for each missing rank."""
 
     def __init__(self, shards: dict[int, Shard], lost: dict[int, str]) -> None:
         first = next(iter(shards.values()))
@@ -229,80 +235,82 @@ class Layout:
 
     def parts(self, trained: list[dict[str, Shape]]) -> Iterator[Part]:
         """Every parameter that is trained."""
-        wrong = self._disagreement(trained)
-        laid = self._split(trained) if self.stage == 3 else self._joined(trained)
+        wrong = self._find_disagreement(trained)
+        laid = self._split(trained) if self.stage == 3 else self._walk_groups(trained)
         for name, shape, places in laid if wrong is None else ():
-            pieces, why = self._pieces(places)
+            pieces, why = self._collect_pieces(places)
             yield Part(name, shape, () if why else pieces, why)
         if wrong is not None:
             yield from (Part(name, shape, (), wrong) for group in trained for name, shape in group.items())
 
-    def _pieces(self, places: Iterator[Piece]) -> tuple[tuple[Piece, ...], str | None]:
-        found = []
+    def _collect_pieces(self, places: Iterator[Piece]) -> tuple[tuple[Piece, ...], str | None]:
+        pieces = []
         for piece in places:
             if piece.rank not in self.shards:
                 beyond = f"reaches beyond the partitions of {self.count} ranks"
                 return (), self.lost.get(piece.rank, beyond)
-            held = self.shards[piece.rank].lengths[piece.group]
-            if piece.at + piece.elements > held:
+            available = self.shards[piece.rank].lengths[piece.group]
+            if piece.at + piece.elements > available:
                 return (), (
-                    f"group {piece.group} of rank {piece.rank} holds {held} elements, "
+                    f"group {piece.group} of rank {piece.rank} holds {available} elements, "
                     f"and it takes those up to {piece.at + piece.elements}"
                 )
-            found.append(piece)
+            pieces.append(piece)
             self.pieces += 1
             if self.pieces > MAX_PIECES:
                 return (), f"the parameters lie in more than {MAX_PIECES} pieces"
-        return tuple(found), None
+        return tuple(pieces), None
 
-    def _disagreement(self, trained: list[dict[str, Shape]]) -> str | None:
+    def _find_disagreement(self, trained: list[dict[str, Shape]]) -> str | None:
         """Why nothing can be said of any parameter."""
-        first, one = next(iter(self.shards.items()))
+        first, reference = next(iter(self.shards.items()))
         for rank, shard in self.shards.items():
             for what, ours, theirs in (
-                ("ZeRO stage", one.stage, shard.stage),
-                ("number of partitions", one.ranks, shard.ranks),
-                ("number of groups", len(one.lengths), len(shard.lengths)),
+                ("ZeRO stage", reference.stage, shard.stage),
+                ("number of partitions", reference.ranks, shard.ranks),
+                ("number of groups", len(reference.lengths), len(shard.lengths)),
             ):
                 if ours != theirs:
                     return f"ranks disagree on the {what}: {ours} in rank {first}, {theirs} in rank {rank}"
-            if self.stage == 3 and one.lengths != shard.lengths:
-                group = next(n for n, length in enumerate(one.lengths) if shard.lengths[n] != length)
-                return (
-                    f"ranks disagree on the length of group {group}: {one.lengths[group]} elements in rank {first}, "
-                    f"{shard.lengths[group]} in rank {rank}"
-                )
-        if one.uneven:
+            if self.stage == 3 and reference.lengths != shard.lengths:
+                group = next(n for n, length in enumerate(reference.lengths) if shard.lengths[n] != length)
+                lengths = f"{reference.lengths[group]} elements in rank {first}, {shard.lengths[group]} in rank {rank}"
+                return f"ranks disagree on the length of group {group}: {lengths}"
+        if reference.uneven:
             return "groups are parted among different numbers of ranks, as experts are, and are not put together"
-        if self.stage != 3 and len(trained) != len(one.lengths):
-            return f"param_shapes has {len(trained)} groups, the optimizer {len(one.lengths)}"
-        return self._unaccounted(trained)
+        if self.stage != 3 and len(trained) != len(reference.lengths):
+            return f"param_shapes has {len(trained)} groups, the optimizer {len(reference.lengths)}"
+        return self._find_size_fault(trained)
 
-    def _unaccounted(self, trained: list[dict[str, Shape]]) -> str | None:
-        """What zero_to_fp32.py checks: the parameters take all that the ranks hold, but for padding."""
-        one = next(iter(self.shards.values()))
+    def _find_size_fault(self, trained: list[dict[str, Shape]]) -> str | None:
+        """Check as zero_to_fp32.py does: the parameters fill the ranks' vectors, except padding."""
+        reference = next(iter(self.shards.values()))
         if self.stage == 3:
             wanted = sum(-(-prod(shape) // self.count) for shapes in trained for shape in shapes.values())
-            held = sum(one.lengths)
-            return None if wanted == held else f"the parameters take {wanted} elements of each rank, it holds {held}"
+            available = sum(reference.lengths)
+            return (
+                None
+                if wanted == available
+                else f"the parameters take {wanted} elements of each rank, it holds {available}"
+            )
         step = 2 * self.count
         for group, shapes in enumerate(trained) if not self.lost else ():
-            padding = sum(one.aligned[group]) if group < len(one.aligned) else 0
+            padding = sum(reference.aligned[group]) if group < len(reference.aligned) else 0
             wanted = sum(map(prod, shapes.values())) + padding
-            held = sum(shard.lengths[group] for shard in self.shards.values())
-            if -(-wanted // step) != -(-held // step):
-                return f"the parameters of group {group} take {wanted} elements, its partitions hold {held}"
+            available = sum(shard.lengths[group] for shard in self.shards.values())
+            if -(-wanted // step) != -(-available // step):
+                return f"the parameters of group {group} take {wanted} elements, its partitions hold {available}"
         return None
 
-    def _joined(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[Piece]]]:
-        """Stages 1 and 2: one parameter behind another, cut at equal lengths; padding at the end of the last ranks."""
+    def _walk_groups(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[Piece]]]:
+        """Yield the pieces in stages 1 and 2: parameters concatenated and split evenly, padding at the end."""
         for group, shapes in enumerate(trained):
             length = max(shard.padded[group] for shard in self.shards.values())
             paddings = next(iter(self.shards.values())).aligned
             behind = paddings[group] if group < len(paddings) else []
             at = 0
             for n, (name, shape) in enumerate(shapes.items()):
-                yield name, shape, _cut(group, at, prod(shape), length)
+                yield name, shape, _split_at_ranks(group, at, prod(shape), length)
                 at += prod(shape) + (behind[n] if n < len(behind) else 0)
 
     def _split(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[Piece]]]:
@@ -312,12 +320,12 @@ class Layout:
         for shapes in trained:
             for name, shape in shapes.items():
                 each = -(-prod(shape) // self.count)
-                yield name, shape, _dealt(ends, at, prod(shape), each)
+                yield name, shape, _split_evenly(ends, at, prod(shape), each)
                 at += each
 
 
-def _cut(group: int, at: int, elements: int, length: int) -> Iterator[Piece]:
-    """Elements from `at` on of vectors of one length that lie one behind another."""
+def _split_at_ranks(group: int, at: int, elements: int, length: int) -> Iterator[Piece]:
+    """Split elements from `at` on across concatenated vectors of equal length."""
     while elements and length:
         rank, start = divmod(at, length)
         count = min(elements, length - start)
@@ -327,16 +335,16 @@ def _cut(group: int, at: int, elements: int, length: int) -> Iterator[Piece]:
         yield Piece(0, group, 0, elements)
 
 
-def _dealt(ends: list[int], at: int, elements: int, each: int) -> Iterator[Piece]:
-    """`each` elements of every rank, from `at` on of its vectors, which end at `ends` laid one behind another."""
+def _split_evenly(ends: list[int], at: int, elements: int, each: int) -> Iterator[Piece]:
+    """Split evenly: `each` elements of every rank, from `at` on of its concatenated vectors, which end at `ends`."""
     rank = 0
     while elements:
         count = min(elements, each)
-        yield from _within(ends, rank, at, count)
+        yield from _split_at_groups(ends, rank, at, count)
         rank, elements = rank + 1, elements - count
 
 
-def _within(ends: list[int], rank: int, at: int, count: int) -> Iterator[Piece]:
+def _split_at_groups(ends: list[int], rank: int, at: int, count: int) -> Iterator[Piece]:
     while count:
         group = min(bisect_right(ends, at), len(ends) - 1)
         start = ends[group - 1] if group else 0
@@ -345,12 +353,12 @@ def _within(ends: list[int], rank: int, at: int, count: int) -> Iterator[Piece]:
         at, count = at + here, count - here
 
 
-def _assembled(folder: str, pieces: list[View], dtype: str, shape: Shape) -> TensorData:
-    """One tensor of what lies in vectors: of each so many elements from some place on."""
+def _join_views(folder: str, pieces: list[View], dtype: str, shape: Shape) -> TensorData:
+    """Join views of vectors into one tensor."""
     views = [
-        TensorData(one.data.storage, dtype, (count,), one.data.offset + at)
-        for one, at, count in pieces
-        if one.data is not None
+        TensorData(tensor.data.storage, dtype, (count,), tensor.data.offset + at)
+        for tensor, at, count in pieces
+        if tensor.data is not None
     ]
     if len(views) == 1:
         return replace(views[0], shape=shape)
@@ -361,22 +369,22 @@ def _assembled(folder: str, pieces: list[View], dtype: str, shape: Shape) -> Ten
     return TensorData(where, dtype, shape)
 
 
-def _rows_of(name: str, layout: Layout, parts: list[Part], owner: Owner) -> Iterator[TensorInfo]:
-    """One state of all parameters that have it: `fp32`, `exp_avg`."""
+def _build_rows(name: str, layout: Layout, parts: list[Part], owner: Owner) -> Iterator[TensorInfo]:
+    """Build the rows of one state (`fp32`, `exp_avg`) of all parameters with that state."""
     for part in parts:
-        vectors = [(layout.shards[one.rank].vectors.get(name, []), one) for one in part.pieces]
-        held = [(vector[one.group], one) for vector, one in vectors if one.group < len(vector)]
-        found = [(tensor, one.at, one.elements) for tensor, one in held if tensor is not None]
-        if name == MASTER or found:
-            row = joined(part, found, owner, f"optimizer.{name}")
+        vectors = [(layout.shards[piece.rank].vectors.get(name, []), piece) for piece in part.pieces]
+        vectors_of_pieces = [(vector[piece.group], piece) for vector, piece in vectors if piece.group < len(vector)]
+        views = [(tensor, piece.at, piece.elements) for tensor, piece in vectors_of_pieces if tensor is not None]
+        if name == MASTER or views:
+            row = build_row(part, views, owner, f"optimizer.{name}")
             yield replace(row, kind=Kind.OPTIMIZER, evidence=Evidence.OPTIMIZER, belongs_to=part.name)
 
 
-def joined(part: Part, found: list[View], owner: Owner, section: str) -> TensorInfo:
-    """A tensor that is put together of what was `found` in the ranks' files."""
-    wrong = part.wrong or _torn(part, found)
-    dtype = found[0][0].dtype if found else "float32"
-    devices = {tensor.device for tensor, _, _ in found}
+def build_row(part: Part, views: list[View], owner: Owner, section: str) -> TensorInfo:
+    """Build a tensor from `views` into the ranks' files."""
+    wrong = part.wrong or _find_fault(part, views)
+    dtype = views[0][0].dtype if views else "float32"
+    devices = {tensor.device for tensor, _, _ in views}
     return TensorInfo(
         part.name,
         dtype,
@@ -386,26 +394,26 @@ def joined(part: Part, found: list[View], owner: Owner, section: str) -> TensorI
         f"{owner.prefix}{section}",
         device=devices.pop() if len(devices) == 1 else None,
         saved=True,
-        note=f"cannot be read: {wrong}" if wrong else _partitions([one.rank for one in part.pieces]),
-        data=None if wrong else _assembled(owner.target, found, dtype, part.shape),
+        note=f"cannot be read: {wrong}" if wrong else _describe_partitions([piece.rank for piece in part.pieces]),
+        data=None if wrong else _join_views(owner.target, views, dtype, part.shape),
         damage=f"{owner.target}: {part.name}: {wrong}" if wrong else None,
     )
 
 
-def _torn(part: Part, found: list[View]) -> str | None:
-    """Why the vectors that are there do not make one tensor."""
-    if len(found) != len(part.pieces):
-        return f"{len(found)} of its {len(part.pieces)} partitions are there"
-    dtypes = sorted({tensor.dtype for tensor, _, _ in found})
+def _find_fault(part: Part, views: list[View]) -> str | None:
+    """Return the reason why the vectors do not form one tensor."""
+    if len(views) != len(part.pieces):
+        return f"{len(views)} of its {len(part.pieces)} partitions are there"
+    dtypes = sorted({tensor.dtype for tensor, _, _ in views})
     if len(dtypes) > 1:
         return f"its partitions are {' and '.join(dtypes)}"
-    short = next((one for one in found if one[1] + one[2] > one[0].elements), None)
+    short = next((view for view in views if view[1] + view[2] > view[0].elements), None)
     return (
         f"a partition holds {short[0].elements} elements, it takes those up to {short[1] + short[2]}" if short else None
     )
 
 
-def _partitions(ranks: list[int]) -> str | None:
+def _describe_partitions(ranks: list[int]) -> str | None:
     ranks = sorted(set(ranks))
     if len(ranks) < 2:
         return f"in the partition of rank {ranks[0]}" if ranks else None
@@ -414,9 +422,9 @@ def _partitions(ranks: list[int]) -> str | None:
 
 
 class Optimizer:
-    """The ranks' parts of the optimizer as far as they can be read.
+    """The readable parts of the ranks' optimizer.
 
-    `lost` says of a rank why it cannot; `odd` is what was odd of how they fit together, known once `rows` are made.
+    `lost` has a reason for each unreadable rank; `odd` are oddities of the layout, complete once `rows` are made.
     """
 
     def __init__(self, folder: str, files: dict[int, str]) -> None:
@@ -424,11 +432,11 @@ class Optimizer:
         self.shards: dict[int, Shard] = {}
         self.lost: dict[int, str] = {}
         self.odd: list[Oddity] = []
-        known: set[str] = set()
+        imported: set[str] = set()
         for rank, name in sorted(files.items()):
             try:
-                read = rank_of(folder, name, known)
-                self.shards[rank] = _shard(read)
+                read = read_rank(folder, name, imported)
+                self.shards[rank] = _read_shard(read)
                 self.ranks[rank] = read
             except UnreadableError as error:
                 self.lost[rank] = f"rank {rank}: {error}"
@@ -436,10 +444,10 @@ class Optimizer:
         #: What a save by more ranks has left behind.
         self.stale = [self.ranks.pop(rank).name for rank in list(self.shards) if rank >= self.count]
         self.shards = {rank: shard for rank, shard in self.shards.items() if rank < self.count}
-        self.missing = self._missing()
+        self.missing = self._count_missing()
 
-    def _missing(self) -> int:
-        """How many ranks are not here; beyond the first that is missing nothing is put together."""
+    def _count_missing(self) -> int:
+        """Count the missing ranks; nothing is joined beyond the first missing rank."""
         here = {*self.shards, *self.lost}
         absent = (rank for rank in range(self.count) if rank not in here)
         for rank in islice(absent, len(here) + 1):
@@ -447,39 +455,41 @@ class Optimizer:
         return max(self.count - sum(rank < self.count for rank in here), 0)
 
     def rows(self, trained: list[dict[str, Shape]], clashes: Mapping[str, str], owner: Owner) -> Iterator[TensorInfo]:
-        """Each state of each parameter that is `trained`, by group, and what is not parted.
+        """Yield each state of each `trained` parameter, by group, then unpartitioned state.
 
-        `clashes` says of a name why it cannot be put together.
+        `clashes` has a reason for each name that cannot be joined.
         """
         if not self.shards:
             why = next(iter(self.lost.values()), None)
             named = ((name, shape) for group in trained for name, shape in group.items()) if why else ()
-            yield from (joined(Part(name, shape, (), why), [], owner, f"optimizer.{MASTER}") for name, shape in named)
+            yield from (
+                build_row(Part(name, shape, (), why), [], owner, f"optimizer.{MASTER}") for name, shape in named
+            )
             return
         layout = Layout(self.shards, self.lost)
         parts = [
             part._replace(pieces=(), wrong=clashes[part.name]) if part.name in clashes else part
             for part in layout.parts(trained)
         ]
-        self.odd.extend(islice(self._misplaced(parts), 1))
+        self.odd.extend(islice(self._find_misplaced(parts), 1))
         names = dict.fromkeys(name for shard in self.shards.values() for name in shard.vectors)
         for name in names:
-            yield from _rows_of(name, layout, parts, owner)
-        yield from self._loose(owner)
+            yield from _build_rows(name, layout, parts, owner)
+        yield from self._build_loose_rows(owner)
 
-    def _misplaced(self, parts: list[Part]) -> Iterator[Oddity]:
-        """Where a rank says itself which part of a parameter it holds, and the order of `param_shapes` says another."""
+    def _find_misplaced(self, parts: list[Part]) -> Iterator[Oddity]:
+        """Yield parts that a rank locates differently than the order of `param_shapes`."""
         for part in parts:
             for piece in part.pieces:
                 slices = self.shards[piece.rank].slices
                 own = slices[piece.group].get(part.name) if piece.group < len(slices) else None
                 if own is not None and own != (piece.at, piece.elements):
-                    said = f"rank {piece.rank} says that it has elements {own[0]} to {own[0] + own[1]}"
-                    found = f"param_shapes says {piece.at} to {piece.at + piece.elements}"
-                    yield Oddity("misplaced-partition", f"{quoting.name(part.name)}: {said}, {found}", part.name)
+                    claimed = f"rank {piece.rank} says that it has elements {own[0]} to {own[0] + own[1]}"
+                    computed = f"param_shapes says {piece.at} to {piece.at + piece.elements}"
+                    yield Oddity("misplaced-partition", f"{quoting.name(part.name)}: {claimed}, {computed}", part.name)
 
-    def _loose(self, owner: Owner) -> Iterator[TensorInfo]:
-        """What each rank has by itself, an Adam's `step`: that of the first."""
+    def _build_loose_rows(self, owner: Owner) -> Iterator[TensorInfo]:
+        """Yield the unpartitioned state of the first rank, such as Adam's `step`."""
         rank, shard = next(iter(self.shards.items()))
         for name, tensor in shard.loose.items():
             yield TensorInfo(

@@ -1,7 +1,7 @@
-"""One numpy array as `numpy.save` writes it: a magic number, a header that is a Python literal, the elements.
+"""One numpy array as written by `numpy.save`: a magic number, a header (a Python literal), the elements.
 
-Format: numpy/lib/format.py, versions 1.0 to 3.0 (NEP 1). The literal is read by a parser of its own that knows texts,
-whole numbers, True, False and brackets, and nothing else. An array of objects is a pickle, and never loaded.
+Format: numpy/lib/format.py, versions 1.0 to 3.0 (NEP 1). The literal has a parser of its own for texts, whole numbers,
+True, False and brackets only. An array of objects is a pickle, and never loaded.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Head = Callable[[int], bytes]
 
 
 class Element(NamedTuple):
-    """What one element is: its dtype, its bytes, and what a person should know of it."""
+    """One element: its dtype, its size in bytes, and a note for people."""
 
     dtype: str
     size: int
@@ -62,7 +62,7 @@ class Element(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What the header says, and how many bytes it takes with its magic number."""
+    """A parsed header, and its size in bytes including the magic number."""
 
     element: Element
     shape: tuple[int, ...]
@@ -75,8 +75,8 @@ class Header(NamedTuple):
         return prod(self.shape) * self.element.size
 
 
-def header(head: Head) -> Header:
-    """The header of one array. Raises MalformedError for what is none, UnreadableError for one of a newer numpy."""
+def read_header(head: Head) -> Header:
+    """Read the header of one array. Raises MalformedError for anything else, UnreadableError for a newer numpy."""
     raw = head(USUAL)
     if not raw.startswith(MAGIC):
         raise MalformedError("is no numpy array: it does not begin with \\x93NUMPY")
@@ -95,50 +95,50 @@ def header(head: Head) -> Header:
         text = raw[start : start + length].decode("utf-8" if raw[6] == 3 else "latin-1")
     except UnicodeDecodeError as error:
         raise MalformedError(f"its header is no UTF-8 near byte {error.start}") from error
-    return _checked(_Literal(text).whole(), start + length)
+    return _parse_literal(_Literal(text).parse(), start + length)
 
 
-def row(fqn: str, found: Header, storage: ByteRange) -> TensorInfo:
-    """The array as a tensor, damaged where it is cut short. `storage` is all of its file, the header with it.
+def build_row(fqn: str, header: Header, storage: ByteRange) -> TensorInfo:
+    """Build the tensor, damaged if truncated. `storage` is the whole file, header included.
 
-    Raises MalformedError for more elements of no bytes than the file has bytes.
+    Raises MalformedError for more elements without bytes than the file has bytes.
     """
-    element, held = found.element, storage.length - found.length
-    elements = prod(found.shape)
+    element, available = header.element, storage.length - header.length
+    elements = prod(header.shape)
     kind, evidence = (Kind.PARAMETER, Evidence.ASSUMED) if element.is_number else (Kind.OTHER, Evidence.CONVENTION)
-    bare = TensorInfo(fqn, element.dtype, found.shape, elements, 0, kind=kind, evidence=evidence, saved=True)
+    bare = TensorInfo(fqn, element.dtype, header.shape, elements, 0, kind=kind, evidence=evidence, saved=True)
     if element.has_objects:
-        return replace(bare, nbytes=held, note=element.note)
-    if found.nbytes > held:
+        return replace(bare, nbytes=available, note=element.note)
+    if header.nbytes > available:
         why = (
-            f"{element.dtype} {quoting.shape(found.shape)} takes {found.nbytes} bytes, {held} follow the header: "
-            "truncated; copy or download it again"
+            f"{element.dtype} {quoting.shape(header.shape)} takes {header.nbytes} bytes, {available} follow the "
+            "header: truncated; copy or download it again"
         )
         damage = f"{storage.path}: {quoting.name(fqn)}: {why}"
         return replace(bare, note=f"cannot be read: {why}", damage=damage)
     if not element.size and elements > storage.length:
         raise MalformedError(f"claims {elements} elements of no bytes, in a file of {storage.length}")
-    strides = tuple(prod(found.shape[:axis]) for axis in range(len(found.shape))) if found.is_fortran else None
-    data = _behind(found, storage, strides)
-    return replace(bare, nbytes=found.nbytes, note=element.note, data=data)
+    strides = tuple(prod(header.shape[:axis]) for axis in range(len(header.shape))) if header.is_fortran else None
+    data = _build_data(header, storage, strides)
+    return replace(bare, nbytes=header.nbytes, note=element.note, data=data)
 
 
-def _behind(found: Header, storage: ByteRange, strides: tuple[int, ...] | None) -> TensorData:
-    """The elements behind the header: the storage is kept whole, for its checksum is that of all of it."""
-    dtype, size = found.element.dtype, found.element.size
-    if dtype in BITS and found.length % size == 0:
-        return TensorData(storage, dtype, found.shape, offset=found.length // size, strides=strides)
+def _build_data(header: Header, storage: ByteRange, strides: tuple[int, ...] | None) -> TensorData:
+    """Build the data after the header; the storage stays whole because the checksum covers the whole record."""
+    dtype, size = header.element.dtype, header.element.size
+    if dtype in BITS and header.length % size == 0:
+        return TensorData(storage, dtype, header.shape, offset=header.length // size, strides=strides)
     # An offset is in elements, which may be of any size: the bytes behind the header are one piece of another storage.
-    piece = Box((0,), TensorData(storage, "uint8", (found.nbytes,), offset=found.length))
-    boxes = Boxes((found.nbytes,), 1, (piece,))
-    where = ByteRange(storage.path, 0, found.nbytes, big_endian=storage.big_endian, boxes=boxes)
-    return TensorData(where, dtype, found.shape, strides=strides)
+    piece = Box((0,), TensorData(storage, "uint8", (header.nbytes,), offset=header.length))
+    boxes = Boxes((header.nbytes,), 1, (piece,))
+    where = ByteRange(storage.path, 0, header.nbytes, big_endian=storage.big_endian, boxes=boxes)
+    return TensorData(where, dtype, header.shape, strides=strides)
 
 
 # --- what the header says --------------------------------------------------------------------------------------------
 
 
-def _checked(literal: Any, length: int) -> Header:
+def _parse_literal(literal: Any, length: int) -> Header:
     if type(literal) is not dict or literal.keys() != {"descr", "fortran_order", "shape"}:
         raise MalformedError("its header is no dict of descr, fortran_order and shape")
     order, shape = literal["fortran_order"], literal["shape"]
@@ -150,14 +150,14 @@ def _checked(literal: Any, length: int) -> Header:
         raise MalformedError(f"its shape has {len(shape)} dimensions, more than {MAX_DIMENSIONS}")
     if max(shape, default=0) > MAX_ELEMENTS or prod(shape) > MAX_ELEMENTS:
         raise MalformedError(f"shape {quoting.shape(shape)} is impossible: more than 2^63 elements")
-    return Header(_element(literal["descr"]), shape, order, length)
+    return Header(_parse_element(literal["descr"]), shape, order, length)
 
 
-def _element(descr: Any) -> Element:
-    """What a descr says: a code, a list of fields, or a code and a shape."""
+def _parse_element(descr: Any) -> Element:
+    """Parse a descr: a code, a list of fields, or a code and a shape."""
     if type(descr) is str:
-        return _coded(descr)
-    size, has_objects = _laid_out(descr)
+        return _parse_code(descr)
+    size, has_objects = _measure_layout(descr)
     if has_objects:
         return Element("numpy O", size, _OBJECTS, has_objects=True, is_number=False)
     named = [field[0] for field in descr if type(field[0]) is str and field[0]] if type(descr) is list else []
@@ -165,23 +165,23 @@ def _element(descr: Any) -> Element:
     return Element(f"numpy V{size}", size, note, is_number=False)
 
 
-def _laid_out(descr: Any) -> tuple[int, bool]:
-    """Bytes of an element of such a descr, and whether objects are in it."""
+def _measure_layout(descr: Any) -> tuple[int, bool]:
+    """Return the size of an element of this descr, and whether the element holds objects."""
     if type(descr) is str:
-        element = _coded(descr)
+        element = _parse_code(descr)
         return element.size, element.has_objects
     if type(descr) is list and all(type(field) is tuple and len(field) in (2, 3) for field in descr):
-        parts = [_laid_out(field[1:] if len(field) == 3 else field[1]) for field in descr]
+        parts = [_measure_layout(field[1:] if len(field) == 3 else field[1]) for field in descr]
         return sum(size for size, _ in parts), any(objects for _, objects in parts)
     if type(descr) is tuple and len(descr) == 2:
-        size, objects = _laid_out(descr[0])
+        size, objects = _measure_layout(descr[0])
         shape = descr[1] if type(descr[1]) is tuple else (descr[1],)
         if all(type(count) is int for count in shape) and prod(shape) * size <= MAX_ELEMENTS:
             return prod(shape) * size, objects
     raise MalformedError("its descr is neither a code nor a list of fields")
 
 
-def _coded(descr: str) -> Element:
+def _parse_code(descr: str) -> Element:
     match = _DESCR.fullmatch(descr)
     if match is None:
         raise MalformedError(f"its descr {quoting.quoted(descr)} is no type of numpy's")
@@ -205,7 +205,7 @@ def _coded(descr: str) -> Element:
 
 
 class _Literal:
-    """A parser of Python literals, of those that headers are made of."""
+    """Parser of the Python literals that headers consist of."""
 
     def __init__(self, text: str) -> None:
         """Raises MalformedError where something else is in it."""
@@ -219,14 +219,14 @@ class _Literal:
             at = match.end()
         self._tokens.reverse()
 
-    def whole(self) -> Any:
-        """The one value that the text is."""
-        found = self._value(0)
+    def parse(self) -> Any:
+        """Parse the text as one value."""
+        value = self._parse_value(0)
         if self._tokens:
             raise MalformedError("its header goes on behind its dict")
-        return found
+        return value
 
-    def _value(self, depth: int) -> Any:
+    def _parse_value(self, depth: int) -> Any:
         token = self._next()
         if token["number"]:
             return int(token["number"])
@@ -237,36 +237,36 @@ class _Literal:
         sign = token["sign"]
         if sign not in _CLOSING or depth == MAX_DEPTH:
             raise MalformedError("its header is no literal of numpy's, or nests too deep")
-        return self._dict(depth + 1) if sign == "{" else self._items(_CLOSING[sign], depth + 1)
+        return self._parse_dict(depth + 1) if sign == "{" else self._parse_items(_CLOSING[sign], depth + 1)
 
-    def _items(self, closing: str, depth: int) -> Any:
-        found, comma = [], False
+    def _parse_items(self, closing: str, depth: int) -> Any:
+        items, comma = [], False
         while not self._closes(closing):
-            found.append(self._value(depth))
+            items.append(self._parse_value(depth))
             comma = self._comma(closing)
         if closing == "]":
-            return found
-        return tuple(found) if comma or len(found) != 1 else found[0]
+            return items
+        return tuple(items) if comma or len(items) != 1 else items[0]
 
-    def _dict(self, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _parse_dict(self, depth: int) -> dict[str, Any]:
+        entries: dict[str, Any] = {}
         while not self._closes("}"):
-            key = self._value(depth)
-            if type(key) is not str or self._next()["sign"] != ":" or key in found:
+            key = self._parse_value(depth)
+            if type(key) is not str or self._next()["sign"] != ":" or key in entries:
                 raise MalformedError("its header is no dict of descr, fortran_order and shape, each once")
-            found[key] = self._value(depth)
+            entries[key] = self._parse_value(depth)
             self._comma("}")
-        return found
+        return entries
 
     def _closes(self, closing: str) -> bool:
-        """Whether the bracket closes here; it is then behind us."""
+        """Return whether the bracket closes here, and skip the bracket."""
         if not self._tokens or self._tokens[-1]["sign"] != closing:
             return False
         self._tokens.pop()
         return True
 
     def _comma(self, closing: str) -> bool:
-        """Past the comma after an item; whether there was one. Else the bracket must close."""
+        """Skip the comma after an item and return True; without a comma, the bracket must close."""
         if self._tokens and self._tokens[-1]["sign"] == closing:
             return False
         if self._next()["sign"] != ",":

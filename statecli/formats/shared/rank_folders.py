@@ -1,4 +1,4 @@
-"""What folders of ranks share: which one is meant, what was odd, told once, a row for a rank that cannot be read."""
+"""Common code for folders of ranks: the pointer to the current folder, merged oddities, rows for unreadable ranks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from statecli.core.state import Evidence, Kind, Oddity, TensorInfo
 from statecli.storage.source import Source
 
 
-def noted(oddities: Mapping[str, Iterable[Oddity]]) -> list[Oddity]:
-    """What was odd, by the names of ranks or files; told once where it is the same in several."""
+def merge_oddities(oddities: Mapping[str, Iterable[Oddity]]) -> list[Oddity]:
+    """Merge oddities by the names of ranks or files; an oddity of several files is listed once."""
     where: dict[Oddity, list[str]] = {}
-    for name, found in oddities.items():
-        for odd in found:
-            where.setdefault(odd, []).append(name)
-    more = {odd: f" and {len(names) - 1} more" if len(names) > 1 else "" for odd, names in where.items()}
-    return [replace(odd, message=f"{names[0]}{more[odd]}: {odd.message}") for odd, names in where.items()]
+    for name, of_rank in oddities.items():
+        for oddity in of_rank:
+            where.setdefault(oddity, []).append(name)
+    more = {oddity: f" and {len(names) - 1} more" if len(names) > 1 else "" for oddity, names in where.items()}
+    return [replace(oddity, message=f"{names[0]}{more[oddity]}: {oddity.message}") for oddity, names in where.items()]
 
 
-def small(path: str, what: str, most: int) -> bytes:
-    """A file that says which folder is meant. Raises UnreadableError for one of more than `most` bytes."""
+def read_small(path: str, what: str, most: int) -> bytes:
+    """Read a pointer file. Raises UnreadableError for a file of more than `most` bytes."""
     try:
         with Source(path) as source:
             if source.size > most:
@@ -33,7 +33,7 @@ def small(path: str, what: str, most: int) -> bytes:
         raise type(error)(quoting.with_reason(what, error)) from error.__cause__
 
 
-def lost(fqn: str, section: str, why: str) -> TensorInfo:
-    """A row in place of all that a rank has. `why` is one line that begins with the file or the folder."""
+def build_missing_row(fqn: str, section: str, why: str) -> TensorInfo:
+    """Build a row in place of a rank's tensors. `why` is one line, starting with the file or the folder."""
     note = f"cannot be read: {why}"
     return TensorInfo(fqn, "unknown", None, 0, 0, section, Kind.OTHER, Evidence.CONVENTION, note=note, damage=why)

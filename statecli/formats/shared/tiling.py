@@ -1,8 +1,8 @@
-"""Whether boxes fill a larger box: every element in exactly one of them.
+"""Check that boxes fill a larger box: every element is in exactly one box.
 
-What shards a tensor cuts it along whole planes: all of its boxes lie in slabs, these in columns, and so on. So boxes
-are split where a plane cuts none of them, again and again along each dimension, until each is alone in its place. A few
-that no plane splits are held against each other, and what no sharding makes is refused rather than computed at length.
+Sharding cuts a tensor along whole planes: all boxes lie in slabs, the slabs consist of columns, and so on. Boxes are
+therefore split along planes that cut no box, recursively in each dimension, until each box is alone. A few boxes
+without such a plane are compared pairwise; larger sets are refused, because no sharding produces them.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ MAX_LOOKS = 64
 
 
 class Box(NamedTuple):
-    """The elements of an array from `start` up to `stop`, which is not of it, in each dimension."""
+    """The elements of an array from `start` up to `stop` (exclusive), in each dimension."""
 
     start: Sizes
     stop: Sizes
 
 
-def fault(whole: Sizes, boxes: Sequence[Box]) -> str | None:
-    """What is wrong with `boxes`, none of them empty, as pieces of an array of shape `whole`; None where nothing is.
+def find_fault(whole: Sizes, boxes: Sequence[Box]) -> str | None:
+    """Return the fault of `boxes` (none is empty) as pieces of an array of shape `whole`; None if there is no fault.
 
     The sentence says where an element is twice, nowhere, or outside.
     """
     region = Box((0,) * len(whole), whole)
     for box in boxes:
         if not _lies_in(box, region):
-            return f"a chunk holds {shown(box)} of {list(whole)}"
+            return f"a chunk holds {format_box(box)} of {list(whole)}"
     looks = MAX_LOOKS * (len(boxes) + 16)
     stack: list[tuple[Box, Sequence[Box]]] = [(region, boxes)]
     while stack:
-        place, held = stack.pop()
-        if held and held[0] == place and len(held) == 1:
+        place, inside = stack.pop()
+        if inside and inside[0] == place and len(inside) == 1:
             continue
-        looks -= len(held)
+        looks -= len(inside)
         if looks < 0:
             return f"its {len(boxes)} chunks lie in no order that sharding makes"
-        slabs = _slabs(place, held) if held else None
+        slabs = _split_into_slabs(place, inside) if inside else None
         if slabs is not None:
             stack.extend(slabs)
-        elif told := _told(place, held):
-            return told
+        elif problem := _find_problem(place, inside):
+            return problem
     return None
 
 
-def shown(box: Box) -> str:
+def format_box(box: Box) -> str:
     """`[0:3, 4:8]`."""
     dims = [f"{a}:{b}" for a, b in zip(box.start, box.stop, strict=True)]
     return f"[{', '.join(dims[:8])}{', …' if len(dims) > 8 else ''}]"
@@ -63,16 +63,16 @@ def _lies_in(box: Box, region: Box) -> bool:
     return all(a >= 0 and b <= stop for a, b, stop in zip(box.start, box.stop, region.stop, strict=True))
 
 
-def _slabs(place: Box, boxes: Sequence[Box]) -> list[tuple[Box, Sequence[Box]]] | None:
-    """`place` cut along the first dimension that a plane can cut, and what lies in each part; None where none can."""
+def _split_into_slabs(place: Box, boxes: Sequence[Box]) -> list[tuple[Box, Sequence[Box]]] | None:
+    """Split `place` along the first dimension with a plane that cuts no box; None if there is no such plane."""
     for axis, (first, last) in enumerate(zip(place.start, place.stop, strict=True)):
-        parts = list(_cut(sorted(boxes, key=lambda box: box.start[axis]), axis, first, last))
+        parts = list(_split_along(sorted(boxes, key=lambda box: box.start[axis]), axis, first, last))
         if len(parts) > 1:
-            return [(_between(place, axis, low, high), held) for low, high, held in parts]
+            return [(_make_slab(place, axis, low, high), inside) for low, high, inside in parts]
     return None
 
 
-def _cut(ordered: Sequence[Box], axis: int, first: int, last: int) -> Iterator[tuple[int, int, Sequence[Box]]]:
+def _split_along(ordered: Sequence[Box], axis: int, first: int, last: int) -> Iterator[tuple[int, int, Sequence[Box]]]:
     """Runs of boxes that no plane between `first` and `last` divides, the gaps between them as runs of none."""
     at, begin, n = first, first, 0
     for end, box in enumerate(ordered):
@@ -89,23 +89,23 @@ def _cut(ordered: Sequence[Box], axis: int, first: int, last: int) -> Iterator[t
         yield at, last, ()
 
 
-def _between(place: Box, axis: int, low: int, high: int) -> Box:
+def _make_slab(place: Box, axis: int, low: int, high: int) -> Box:
     return Box(
         (*place.start[:axis], low, *place.start[axis + 1 :]), (*place.stop[:axis], high, *place.stop[axis + 1 :])
     )
 
 
-def _told(place: Box, boxes: Sequence[Box]) -> str | None:
-    """What is wrong with boxes that no plane parts; None where they fill the place all the same, as a pinwheel does."""
+def _find_problem(place: Box, boxes: Sequence[Box]) -> str | None:
+    """Return the fault of boxes without a dividing plane; None if they still fill the place, as a pinwheel does."""
     if not boxes:
-        return f"no chunk holds {shown(place)}"
-    for one, two in combinations(boxes[:MAX_PAIRED], 2):
-        if all(a < d and c < b for a, b, c, d in zip(one.start, one.stop, two.start, two.stop, strict=True)):
-            return f"two chunks hold the same elements, {shown(one)} and {shown(two)}"
+        return f"no chunk holds {format_box(place)}"
+    for first, two in combinations(boxes[:MAX_PAIRED], 2):
+        if all(a < d and c < b for a, b, c, d in zip(first.start, first.stop, two.start, two.stop, strict=True)):
+            return f"two chunks hold the same elements, {format_box(first)} and {format_box(two)}"
     if len(boxes) > MAX_PAIRED:
-        return f"{len(boxes)} chunks of {shown(place)} lie in no order that sharding makes"
-    held, needed = sum(map(_volume, boxes)), _volume(place)
-    return None if held == needed else f"its chunks hold {held} of the {needed} elements of {shown(place)}"
+        return f"{len(boxes)} chunks of {format_box(place)} lie in no order that sharding makes"
+    covered, needed = sum(map(_volume, boxes)), _volume(place)
+    return None if covered == needed else f"its chunks hold {covered} of the {needed} elements of {format_box(place)}"
 
 
 def _volume(box: Box) -> int:

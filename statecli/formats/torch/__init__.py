@@ -1,1 +1,1 @@
-"""What the readers of torch's own formats share: sections, tensors, optimizers, whole modules."""
+"""Code shared by the readers of torch's own formats: sections, tensors, optimizers, whole modules."""

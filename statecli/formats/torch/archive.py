@@ -1,7 +1,7 @@
-"""What every zip archive that torch writes has in common, whoever reads it: one folder, a version, a byte order.
+"""Common parts of the zip archives that torch writes: one folder, a version, a byte order.
 
 Sources: caffe2/serialize/inline_container.cc and torch/serialization.py of torch 2.13. torch.save, torch.jit.save and
-torch.export.save all write through it.
+torch.export.save use the same writer.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ByteRange, Oddity, Place
 from statecli.pickles.machine import Pickle, load
 from statecli.storage.zip_archive import MAX_PADDING, STORED, Archive, Record
@@ -23,14 +24,14 @@ MAX_VERSION = 10
 _MAX_WORD = 64
 
 
-def record_of(archive: Archive, name: str) -> Record | None:
+def find_record(archive: Archive, name: str) -> Record | None:
     """The record of that name in the archive's folder."""
     return archive.records.get(f"{archive.folder}/{name}")
 
 
-def word_of(archive: Archive, name: str) -> str | None:
+def read_word(archive: Archive, name: str) -> str | None:
     """The text in a small record; None where there is no such record."""
-    record = record_of(archive, name)
+    record = find_record(archive, name)
     if record is None:
         return None
     content = archive.read(record, _MAX_WORD)
@@ -38,7 +39,7 @@ def word_of(archive: Archive, name: str) -> str | None:
 
 
 def prefetch(archive: Archive, *storages: str) -> None:
-    """All but the storages in these folders is about to be read."""
+    """Prefetch all records except the storages in these folders."""
     folders = tuple(f"{archive.folder}/{name}/" for name in storages)
     archive.prefetch(lambda name: not name.startswith(folders))
 
@@ -54,11 +55,11 @@ def check_folder(archive: Archive) -> None:
 
 
 def check_version(archive: Archive) -> None:
-    """Refuse a version of the container that is none, or newer than is known.
+    """Refuse a version of the container that is malformed or newer than known.
 
-    torch looks for it in two places, and writes it to the first where a trace keeps its inputs.
+    torch looks in two places, and uses the first for a trace with stored inputs.
     """
-    text = word_of(archive, ".data/version" if record_of(archive, ".data/version") else "version")
+    text = read_word(archive, ".data/version" if find_record(archive, ".data/version") else "version")
     if text is None:
         raise MalformedError("holds no version record: torch refuses it; save it again")
     if not (text.isdecimal() and text.isascii()) or int(text) == 0:
@@ -67,7 +68,7 @@ def check_version(archive: Archive) -> None:
         raise UnreadableError(
             f"version record says {text}: written by a newer torch; statecli knows up to {MAX_VERSION}"
         )
-    layout = word_of(archive, ".format_version")
+    layout = read_word(archive, ".format_version")
     if layout not in (None, "1"):
         archive.oddities.append(
             Oddity("format-version", f".format_version record says {layout!r}, and only '1' is known")
@@ -76,14 +77,14 @@ def check_version(archive: Archive) -> None:
 
 def is_big_endian(archive: Archive) -> bool:
     """Files older than the record are little-endian: torch on big-endian machines came with it."""
-    order = word_of(archive, "byteorder")
+    order = read_word(archive, "byteorder")
     if order not in (None, "little", "big"):
         raise MalformedError(f"byteorder record says {order!r}, neither 'little' nor 'big'")
     return order == "big"
 
 
-def pickle_of(archive: Archive, name: str = "data.pkl") -> Pickle:
-    """The pickle in that record of the folder, which is there. What follows it is an oddity."""
+def read_pickle(archive: Archive, name: str = "data.pkl") -> Pickle:
+    """Read the pickle in a record of the folder, which must exist; trailing bytes are an oddity."""
     record = archive.records[f"{archive.folder}/{name}"]
     if not record.crc32 and record.size:
         archive.oddities.append(Oddity("no-checksums", f"{name} has no checksum recorded"))
@@ -93,14 +94,16 @@ def pickle_of(archive: Archive, name: str = "data.pkl") -> Pickle:
         message = f"{len(data) - pickle.end} bytes follow the pickle in {name}"
         # Of a compressed record, the bytes behind the pickle are nowhere by themselves.
         place = Place(archive.path, record.data_offset + pickle.end, record.size - pickle.end)
-        archive.oddities.append(Oddity("pickle-trailing", message, place=place if record.method == STORED else UNSET))
+        archive.oddities.append(
+            Oddity(OddityKind.PICKLE_TRAILING.value, message, place=place if record.method == STORED else UNSET)
+        )
     return pickle
 
 
-def storages_of(archive: Archive, base: int = 0, folder: str = "data") -> dict[str, ByteRange]:
-    """Storage key -> where its bytes are. A recorded checksum of 0 counts for an empty storage only.
+def locate_storages(archive: Archive, base: int = 0, folder: str = "data") -> dict[str, ByteRange]:
+    """Return the byte range of each storage by key. A recorded checksum of 0 counts for an empty storage only.
 
-    `base` is where the archive begins in its file, `folder` what lies below its own.
+    `base` is the start of the archive in its file, `folder` is relative to the archive's own.
     """
     prefix = f"{archive.folder}/{folder}/"
     skip, big_endian = len(prefix), is_big_endian(archive)
@@ -115,9 +118,11 @@ def storages_of(archive: Archive, base: int = 0, folder: str = "data") -> dict[s
     return storages
 
 
-def idle_of(pickle: Pickle, storages: Mapping[str, ByteRange], folder: str = "data") -> Iterator[Oddity]:
-    """Storages with bytes that the pickle does not name."""
-    pids = (one.pid for one in pickle.persistent if type(one.pid) is tuple and len(one.pid) > 2)
+def find_unused_storages(pickle: Pickle, storages: Mapping[str, ByteRange], folder: str = "data") -> Iterator[Oddity]:
+    """Yield storages with bytes that the pickle does not name."""
+    pids = (
+        persistent.pid for persistent in pickle.persistent if type(persistent.pid) is tuple and len(persistent.pid) > 2
+    )
     used = {pid[2] for pid in pids if type(pid[2]) is str}
     idle = [key for key, where in storages.items() if key not in used and where.length]
     if idle:
@@ -125,13 +130,13 @@ def idle_of(pickle: Pickle, storages: Mapping[str, ByteRange], folder: str = "da
         message = (
             f"{total} bytes are of storages that no tensor uses: {quoting.names([f'{folder}/{key}' for key in idle])}"
         )
-        yield Oddity("unused-storages", message, place=Place(first.path, first.offset, first.length))
+        yield Oddity(OddityKind.UNUSED_STORAGES.value, message, place=Place(first.path, first.offset, first.length))
 
 
-def unused_of(archive: Archive, *known: str) -> Iterator[Oddity]:
-    """Records with bytes that a loader does not know: `known` are names in the archive's folder, or folders with /."""
+def find_unused_records(archive: Archive, *used: str) -> Iterator[Oddity]:
+    """Yield records with bytes that no loader reads: `used` are names in the archive's folder, or folders with /."""
     prefix = f"{archive.folder}/"
-    names = {prefix + name for name in known}
+    names = {prefix + name for name in used}
     folders = tuple(name for name in names if name.endswith("/"))
     records = (record for name, record in archive.records.items() if name not in names)
     unused = [record for record in records if record.size and not record.name.startswith(folders)]
@@ -140,17 +145,17 @@ def unused_of(archive: Archive, *known: str) -> Iterator[Oddity]:
         size = sum(record.compressed_size for record in unused)
         place = Place(archive.path, unused[0].data_offset, unused[0].compressed_size)
         message = f"{size} bytes are of records that torch does not know: {shown}"
-        yield Oddity("unused-records", message, place=place)
+        yield Oddity(OddityKind.UNUSED_RECORDS.value, message, place=place)
 
 
-def gaps_of(archive: Archive) -> Iterator[Oddity]:
+def find_gaps(archive: Archive) -> Iterator[Oddity]:
     """Bytes between the records that are more than padding."""
     if not archive.spaces:
         return
-    alignment = word_of(archive, ".storage_alignment") or ""
+    alignment = read_word(archive, ".storage_alignment") or ""
     padding = int(alignment) if alignment.isascii() and alignment.isdecimal() else 0
     gaps = [(name, place) for name, place in archive.spaces if place.length > padding + MAX_PADDING]
     if gaps:
         (name, place), total = gaps[0], sum(place.length for _, place in gaps)
         behind = quoting.name(name) + (f" and {len(gaps) - 1} other records" if len(gaps) > 1 else "")
-        yield Oddity("gap", f"{total} bytes behind {behind} belong to no record", place=place)
+        yield Oddity(OddityKind.GAP.value, f"{total} bytes behind {behind} belong to no record", place=place)

@@ -1,7 +1,8 @@
-"""Digests of what a pickle holds beside its tensors: equal contents have equal ones, others have others.
+"""Digests of a pickle's settings: equal contents have equal digests, different contents have different digests.
 
-The order of a dict and of a set means nothing, a list is a tuple, 1 is 1.0 and True is not; what is shared counts as
-if it were copied. Every part is written with its type and its length, so that no two contents are written alike.
+The order of a dict and of a set is ignored, a list equals a tuple, 1 equals 1.0 and True does not equal 1; shared
+objects count as copies. Every part is written with its type and its length, so that different contents are written
+differently.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from statecli.formats.torch.reading import Reading
-from statecli.formats.torch.tensors import raw_bytes
+from statecli.formats.torch.tensors import read_raw_bytes
 from statecli.pickles.graph import LEAVES, attributes, loose_arguments, mapping, name_of, sequence
 from statecli.pickles.machine import Global, Key, Obj, Persistent, SetOf
 
@@ -36,7 +37,7 @@ _Part = tuple[bytes, tuple[Any, ...]]
 
 
 class Digests:
-    """The digests of one file's settings. Each container is read once, however often it is shared."""
+    """Digests of one file's settings. Each container is read once, however often the container is shared."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -47,7 +48,7 @@ class Digests:
         self._kept: list[Any] = []
 
     def of(self, node: Any, where: str) -> str:
-        """`sha256` and 128 bits of it. What is beyond `MAX_DIGESTED` is left out, and an oddity says so."""
+        """Return the first 128 bits of a SHA-256; content beyond `MAX_DIGESTED` is left out, with an oddity."""
         if not self.is_leaf(node) and id(node) not in self._known:
             self._read(node)
         if self._left < 0 and not self._said:
@@ -55,26 +56,26 @@ class Digests:
             entries = f"hold more than {MAX_DIGESTED:,} entries (a container counts as {_CONTAINER})"
             limit = f"nest more than {MAX_NESTED:,} containers" if self._is_deep else entries
             message = f"{where} and what follows {limit}; only the first are read"
-            self._reading.odd("metadata-cut", message)
-        return _shown(self._leaf(node))
+            self._reading.add_oddity("metadata-cut", message)
+        return _format_digest(self._hash_leaf(node))
 
     def keep(self, node: Any) -> Any:
-        """The node, which is then known by its address for as long as these digests are."""
+        """Keep the node alive, because its address identifies the node as long as the digests exist."""
         self._kept.append(node)
         return node
 
     def is_tensor(self, node: Any) -> bool:
-        """Whether this is no setting but a tensor, or a part of one, which is compared as such."""
+        """Return whether the node is a tensor or a part of a tensor, which is not compared as a setting."""
         return type(node) is Persistent or self._reading.decoder.is_tensor(node)
 
     def is_leaf(self, node: Any) -> bool:
         """Whether nothing hangs below that would be a setting."""
         if type(node) in _SCALARS or type(node) in (Global, bytes) or self.is_tensor(node):
             return True
-        return type(node) is Obj and (raw_bytes(node) is not None or numpy_scalar(node) is not None)
+        return type(node) is Obj and (read_raw_bytes(node) is not None or numpy_scalar(node) is not None)
 
     def _read(self, root: Any) -> None:
-        """Tarjan's algorithm: containers that hold each other come together, and after all that they hold."""
+        """Walk by Tarjan's algorithm: cyclic containers come together, after all containers below."""
         number: dict[int, int] = {}
         lowest: dict[int, int] = {}
         opened: list[tuple[Any, list[_Part]]] = []
@@ -82,13 +83,13 @@ class Digests:
         entered = root
         while True:
             if entered is not None:
-                held = self._parts(entered)
-                below = self._below(held)
+                parts = self._list_parts(entered)
+                below = self._collect_below(parts)
                 if not below:
-                    self._known[id(entered)] = self._container(entered, held, {})
+                    self._known[id(entered)] = self._hash_container(entered, parts, {})
                 else:
                     number[id(entered)] = lowest[id(entered)] = len(number)
-                    opened.append((entered, held))
+                    opened.append((entered, parts))
                     frames.append((entered, iter(below)))
                     if len(frames) > MAX_NESTED:
                         self._is_deep, self._left = True, -1
@@ -108,7 +109,7 @@ class Digests:
                 del opened[start:]
 
     def _next(self, node: Any, rest: Iterator[Any], number: dict[int, int], lowest: dict[int, int]) -> Any:
-        """The next container below that was not entered yet; None where all were. Those that are open reach up."""
+        """Return the next container below that was not entered yet; None after the last. Open containers reach up."""
         for child in rest:
             if id(child) in self._known:
                 continue
@@ -117,7 +118,7 @@ class Digests:
             lowest[id(node)] = min(lowest[id(node)], number[id(child)])
         return None
 
-    def _parts(self, node: Any) -> list[_Part]:
+    def _list_parts(self, node: Any) -> list[_Part]:
         """What a container holds; nothing where too much was read already."""
         if self._left < 0:
             return []
@@ -125,66 +126,66 @@ class Digests:
         if type(node) in (list, tuple):
             self._left -= len(node)
             return [(b"", (child,)) for child in node]
-        held = list(_held(node))
-        self._left -= len(held)
-        return held
+        parts = list(_list_parts(node))
+        self._left -= len(parts)
+        return parts
 
-    def _below(self, held: list[_Part]) -> list[Any]:
+    def _collect_below(self, parts: list[_Part]) -> list[Any]:
         return [
-            child for _, nodes in held for child in nodes if type(child) not in _SCALARS and not self.is_leaf(child)
+            child for _, nodes in parts for child in nodes if type(child) not in _SCALARS and not self.is_leaf(child)
         ]
 
     def _settle(self, together: list[tuple[Any, list[_Part]]]) -> None:
-        first, held = together[0]
-        if len(together) > 1 or any(child is first for child in self._below(held)):
-            self._known.update(self._cycle([node for node, _ in together], [held for _, held in together]))
+        first, parts = together[0]
+        if len(together) > 1 or any(child is first for child in self._collect_below(parts)):
+            self._known.update(self._hash_cycle([node for node, _ in together], [parts for _, parts in together]))
         else:
-            self._known[id(first)] = self._container(first, held, {})
+            self._known[id(first)] = self._hash_container(first, parts, {})
 
-    def _cycle(self, together: list[Any], held: list[list[_Part]]) -> dict[int, bytes]:
-        """Containers that hold each other, told apart until looking further tells no more apart.
+    def _hash_cycle(self, together: list[Any], parts_of_each: list[list[_Part]]) -> dict[int, bytes]:
+        """Refine classes of cyclic containers until a round distinguishes no more.
 
-        The classes of a round and what they hold say all of the cycle, wherever it was entered.
+        The classes of a round and their parts describe all of the cycle, independent of the entry point.
         """
         classes, seen = {id(node): b"itself" for node in together}, 1
-        size = sum(map(len, held)) + _CONTAINER * len(held)
+        size = sum(map(len, parts_of_each)) + _CONTAINER * len(parts_of_each)
         while True:
             self._left -= size
-            pairs = zip(together, held, strict=True)
-            further = {id(node): self._container(node, parts, classes) for node, parts in pairs}
+            pairs = zip(together, parts_of_each, strict=True)
+            further = {id(node): self._hash_container(node, parts, classes) for node, parts in pairs}
             every = set(further.values())
             if len(every) == seen or self._left < 0:
-                whole = _hash(sorted(every))
-                return {node: _hash([digest, whole]) for node, digest in further.items()}
+                whole = _hash_parts(sorted(every))
+                return {node: _hash_parts([digest, whole]) for node, digest in further.items()}
             classes, seen = further, len(every)
 
-    def _container(self, node: Any, held: list[_Part], classes: Mapping[int, bytes]) -> bytes:
+    def _hash_container(self, node: Any, parts: list[_Part], classes: Mapping[int, bytes]) -> bytes:
         if type(node) in (list, tuple):
-            return _hash([b"list", *(self._told(child, classes) for _, (child,) in held)])
-        ordered: list[bytes] = [kind_of(node).encode("utf-8", "surrogatepass")]
+            return _hash_parts([b"list", *(self._find_digest(child, classes) for _, (child,) in parts)])
+        ordered: list[bytes] = [describe_kind(node).encode("utf-8", "surrogatepass")]
         unordered: list[bytes] = []
         in_order = not _is_set(node)
-        for tag, nodes in held:
-            part = _framed([tag, *(self._told(one, classes) for one in nodes)])
+        for tag, nodes in parts:
+            part = _join_framed([tag, *(self._find_digest(node, classes) for node in nodes)])
             (ordered if in_order and len(nodes) == 1 else unordered).append(part)
-        return _hash([_framed(ordered), *sorted(unordered)])
+        return _hash_parts([_join_framed(ordered), *sorted(unordered)])
 
-    def _told(self, node: Any, classes: Mapping[int, bytes]) -> bytes:
-        return classes.get(id(node)) or self._leaf(node)
+    def _find_digest(self, node: Any, classes: Mapping[int, bytes]) -> bytes:
+        return classes.get(id(node)) or self._hash_leaf(node)
 
-    def _leaf(self, node: Any) -> bytes:
-        """What is known of a container, and of a leaf what it is."""
-        known = self._known.get(id(node))
-        if known is not None:
-            return known
-        text = self._written(node)
+    def _hash_leaf(self, node: Any) -> bytes:
+        """Return the cached digest of a container, or the encoding of a leaf."""
+        cached = self._known.get(id(node))
+        if cached is not None:
+            return cached
+        text = self._encode_leaf(node)
         if len(text) <= _SHORT:
             return text
         self._left -= len(text) >> 4
-        self._known[id(self.keep(node))] = _hash([text])
+        self._known[id(self.keep(node))] = _hash_parts([text])
         return self._known[id(node)]
 
-    def _written(self, node: Any) -> bytes:
+    def _encode_leaf(self, node: Any) -> bytes:
         if type(node) is str:
             return b"s" + node.encode("utf-8", "surrogatepass")
         if type(node) is bool or node is None:
@@ -197,19 +198,19 @@ class Digests:
             return b"g" + node.qualified.encode("utf-8", "surrogatepass")
         if self.is_tensor(node):
             return b"t"
-        raw = raw_bytes(node)
+        raw = read_raw_bytes(node)
         if raw is not None:
             return b"b" + raw
-        return self._written(numpy_scalar(node))
+        return self._encode_leaf(numpy_scalar(node))
 
 
 def of_text(text: str, _: str = "") -> str:
-    """The digest of one text, as `Digests.of` has it."""
+    """Return the digest of a text, equal to `Digests.of`."""
     written = b"s" + text.encode("utf-8", "surrogatepass")
-    return _shown(written if len(written) <= _SHORT else _hash([written]))
+    return _format_digest(written if len(written) <= _SHORT else _hash_parts([written]))
 
 
-def _held(node: Any) -> Iterator[_Part]:
+def _list_parts(node: Any) -> Iterator[_Part]:
     """What a container or an object holds: what has a name as name and value, what has a place alone, in order."""
     items, elements = mapping(node), None
     if items is not None:
@@ -220,40 +221,40 @@ def _held(node: Any) -> Iterator[_Part]:
     if type(node) is Obj:
         if type(node.cls) is not Global:
             yield b"class", (node.cls,)
-        yield from ((b"attribute", pair) for pair in own_attributes(node).items())
-        yield from ((b"argument", (value,)) for value in own_arguments(node))
+        yield from ((b"attribute", pair) for pair in select_own_attributes(node).items())
+        yield from ((b"argument", (value,)) for value in select_own_arguments(node))
         yield from ((b"keyword", pair) for pair in (node.kwargs or {}).items())
         if odd_state(node) is not None:
             yield b"state", (node.state,)
 
 
-def own_attributes(node: Any) -> dict[str, Any]:
-    """An object's attributes; not the versions of its modules, which torch hangs on a state_dict."""
-    held = attributes(node)
-    return {name: value for name, value in held.items() if name != "_metadata"} if mapping(node) is not None else held
+def select_own_attributes(node: Any) -> dict[str, Any]:
+    """Return an object's attributes, without the versions of its modules that torch attaches to a state_dict."""
+    own = attributes(node)
+    return {name: value for name, value in own.items() if name != "_metadata"} if mapping(node) is not None else own
 
 
-def own_arguments(node: Obj) -> tuple[Any, ...]:
-    """What an object was made with; () for a container that is what it holds."""
+def select_own_arguments(node: Obj) -> tuple[Any, ...]:
+    """Return the constructor arguments of an object; () if a container's items are all its content."""
     name = name_of(node.cls)
     if (mapping(node) is not None or sequence(node) is not None) and name.startswith(_PLAIN):
         return tuple(value for _, value in loose_arguments(node) if type(value) not in LEAVES)
     if name.endswith("._reconstructor"):  # (class, its built-in base, what the base holds)
-        return tuple(held for held in node.args[2:] if held is not None)
+        return tuple(argument for argument in node.args[2:] if argument is not None)
     return node.args
 
 
 def odd_state(node: Obj) -> Any:
-    """What BUILD gave an object, where it is more than its attributes; else None."""
+    """Return the argument of BUILD if it is more than attributes; else None."""
     if node.state is None:
         return None
     pair = node.state if type(node.state) is tuple and len(node.state) == 2 else (node.state, None)
-    held = [mapping(part) for part in pair if part is not None]
-    plain = all(items is not None and all(type(key) is str for key in items) for items in held)
+    mappings = [mapping(part) for part in pair if part is not None]
+    plain = all(items is not None and all(type(key) is str for key in items) for items in mappings)
     return None if plain else node.state
 
 
-def kind_of(node: Any) -> str:
+def describe_kind(node: Any) -> str:
     """`dict`, `list`, `set`, or the class of an object by its full name."""
     if _is_set(node):
         return "set"
@@ -273,7 +274,7 @@ def numpy_scalar(node: Obj) -> Any:
     """The number in `numpy.core.multiarray.scalar(dtype('f8'), b'...')`, as best_metric often is; else None."""
     if not name_of(node.cls).endswith("multiarray.scalar") or len(node.args) != 2:
         return None
-    dtype, raw = node.args[0], raw_bytes(node.args[1])
+    dtype, raw = node.args[0], read_raw_bytes(node.args[1])
     if raw is None:
         return None
     code = dtype.args[0] if type(dtype) is Obj and dtype.args else None
@@ -285,16 +286,16 @@ def numpy_scalar(node: Obj) -> Any:
     return struct.unpack(order + form, raw)[0]
 
 
-def _framed(parts: Iterable[bytes]) -> bytes:
+def _join_framed(parts: Iterable[bytes]) -> bytes:
     return b"".join([b"%d:%b" % (len(part), part) for part in parts])
 
 
-def _hash(parts: Iterable[bytes]) -> bytes:
-    """A hash, told from whatever is written as it is by its first byte."""
+def _hash_parts(parts: Iterable[bytes]) -> bytes:
+    """Return a hash, distinct from verbatim leaves by its first byte."""
     import hashlib  # OpenSSL below it takes longer to load than most checkpoints to list
 
-    return b"#" + hashlib.sha256(_framed(parts)).digest()
+    return b"#" + hashlib.sha256(_join_framed(parts)).digest()
 
 
-def _shown(told: bytes) -> str:
-    return f"sha256 {_hash([told]).hex()[2:34]}"
+def _format_digest(digest: bytes) -> str:
+    return f"sha256 {_hash_parts([digest]).hex()[2:34]}"

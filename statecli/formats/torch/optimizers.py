@@ -1,4 +1,4 @@
-"""What an optimizer in a training checkpoint says of the parameters it trains."""
+"""Facts in an optimizer's section about the trained parameters."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from statecli.pickles.graph import FLAT, attributes, is_flat_optimizer, mapping,
 MOMENTS = ("exp_avg", "momentum_buffer", "exp_avg_sq", "square_avg", "grad_avg", "acc_delta", "sum", "prev", "ax", "mu")
 
 
-def tells_of_training(section: Section) -> bool:
-    """Whether `optimizer_facts` finds something in it."""
+def has_training_facts(section: Section) -> bool:
+    """Return whether `collect_optimizer_facts` finds anything in the section."""
     return section.role == "optimizer" or (section.role == "moments" and is_flat_optimizer(section.node))
 
 
-def optimizer_facts(section: Section, reading: Reading) -> OptimizerFacts:
-    """Which parameters an optimizer says it trains, as far as its `state_dict()` tells."""
+def collect_optimizer_facts(section: Section, reading: Reading) -> OptimizerFacts:
+    """Collect the parameters of an optimizer, as far as its `state_dict()` lists them."""
     if is_flat_optimizer(section.node):
-        return _flat_facts(section, reading)
+        return _collect_flat_facts(section, reading)
     items = mapping(section.node)
     if items is None:
         items = attributes(section.node)
@@ -30,14 +30,14 @@ def optimizer_facts(section: Section, reading: Reading) -> OptimizerFacts:
     groups = []
     for node in sequence(items["param_groups"]) or ():
         group = mapping(node) or {}
-        ids = tuple(one for one in sequence(group.get("params")) or () if type(one) in (int, str))
-        names = tuple(one for one in sequence(group.get("param_names")) or () if type(one) is str)
-        shapes = tuple(_moment_shape(mapping(state.get(one)), reading) for one in ids)
+        ids = tuple(number for number in sequence(group.get("params")) or () if type(number) in (int, str))
+        names = tuple(name for name in sequence(group.get("param_names")) or () if type(name) is str)
+        shapes = tuple(_find_moment_shape(mapping(state.get(number)), reading) for number in ids)
         groups.append(OptimizerGroup(ids, names if names and len(names) == len(ids) else None, shapes))
     return OptimizerFacts(section.path, tuple(groups))
 
 
-def _moment_shape(state: Mapping[Any, Any] | None, reading: Reading) -> tuple[int, ...] | None:
+def _find_moment_shape(state: Mapping[Any, Any] | None, reading: Reading) -> tuple[int, ...] | None:
     for name in MOMENTS:
         moment = reading.tensor((state or {}).get(name), name)
         if moment is not None:
@@ -45,13 +45,13 @@ def _moment_shape(state: Mapping[Any, Any] | None, reading: Reading) -> tuple[in
     return None
 
 
-def _flat_facts(section: Section, reading: Reading) -> OptimizerFacts:
+def _collect_flat_facts(section: Section, reading: Reading) -> OptimizerFacts:
     """The names that stand in the keys: "state.fc.weight.exp_avg"."""
     items = mapping(section.node) or {}
     shapes: dict[str, tuple[int, ...] | None] = {}
     for key, value in items.items():
         name, _, what = key.removeprefix(FLAT[0]).rpartition(".") if type(key) is str else ("", "", "")
         if name and key.startswith(FLAT[0]):
-            shape = _moment_shape({what: value}, reading)
+            shape = _find_moment_shape({what: value}, reading)
             shapes[name] = shapes.get(name) or shape
     return OptimizerFacts(section.path, (OptimizerGroup(tuple(shapes), None, tuple(shapes.values())),))

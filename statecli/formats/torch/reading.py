@@ -1,16 +1,18 @@
-"""One file's reading: its decoder, what was odd, and the walk that finds tensors below a node."""
+"""The reading of one file: decoder, oddities, and the walk to the tensors below a node."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from statecli.core.errors import MalformedError
-from statecli.core.state import Evidence, Kind, Oddity
+from statecli.core.oddity_kind import OddityKind
+from statecli.core.state import ByteRange, Evidence, Kind, Oddity
 from statecli.formats.torch.tensors import Decoder, Tensor
 from statecli.pickles.graph import LEAVES, children, is_module
+from statecli.pickles.machine import Pickle
 
 #: Containers inside containers that are walked; deeper ones are said to be left out.
 MAX_DEPTH = 200
@@ -22,8 +24,16 @@ MAX_PREFIX = 10_000
 MAX_CHARACTERS = 300_000_000
 
 
+class Contents(NamedTuple):
+    """Contents of one file of torch.save: the object's pickle, the place of each storage by key, and the oddities."""
+
+    pickle: Pickle
+    storages: dict[str, ByteRange]
+    oddities: list[Oddity]
+
+
 class Row(msgspec.Struct, gc=False):
-    """A tensor that was found, before it is a `TensorInfo`."""
+    """A decoded tensor before conversion to `TensorInfo`."""
 
     fqn: str
     tensor: Tensor
@@ -39,8 +49,8 @@ class Row(msgspec.Struct, gc=False):
     derived: str | None = None
 
 
-def row_of(fqn: str, tensor: Tensor, kind: Kind, evidence: Evidence) -> Row:
-    """A row of that kind, unless the tensor itself says better what it is."""
+def build_row(fqn: str, tensor: Tensor, kind: Kind, evidence: Evidence) -> Row:
+    """Build a row of this kind, unless the tensor itself knows better."""
     if kind is Kind.PARAMETER and tensor.is_parameter:
         evidence = Evidence.TYPE
     elif kind is Kind.PARAMETER and tensor.is_buffer:
@@ -50,33 +60,33 @@ def row_of(fqn: str, tensor: Tensor, kind: Kind, evidence: Evidence) -> Row:
     return Row(fqn, tensor, kind, evidence, requires_grad=grad)
 
 
-def damaged(fqn: str, error: MalformedError, known: Any = None) -> Tensor:
-    """What stands for a tensor that contradicts its file; with what is known of it, where that is a tensor itself."""
+def mark_damaged(fqn: str, error: MalformedError, tensor: Any = None) -> Tensor:
+    """Return a damaged tensor; with the facts of `tensor` if a tensor is given."""
     why = str(error).removeprefix(f"{fqn}: ")
-    found = known if type(known) is Tensor else Tensor("unknown", None, 0, 0, None, False)
-    return msgspec.structs.replace(found, note=f"cannot be read: {why}", damage=f"{fqn}: {why}")
+    tensor_read = tensor if type(tensor) is Tensor else Tensor("unknown", None, 0, 0, None, False)
+    return msgspec.structs.replace(tensor_read, note=f"cannot be read: {why}", damage=f"{fqn}: {why}")
 
 
 class Reading:
-    """What all parts of one file's reading share."""
+    """State shared by all parts of one file's reading."""
 
     def __init__(self, decoder: Decoder, oddities: list[Oddity]) -> None:
         self.decoder = decoder
         self.oddities = oddities
         self.characters = 0
 
-    def odd(self, name: str, message: str, fqn: str | None = None) -> None:
+    def add_oddity(self, name: str, message: str, fqn: str | None = None) -> None:
         """Record something odd but readable."""
         self.oddities.append(Oddity(name, message, fqn))
 
     def tensor(self, node: Any, fqn: str) -> Tensor | None:
-        """As `Decoder.tensor`; one that contradicts the file is there, and says how."""
+        """Decode as `Decoder.tensor` does; a contradiction becomes `damage`."""
         try:
             return self.decoder.tensor(node, fqn)
         except MalformedError as error:
-            return damaged(fqn, error, node)
+            return mark_damaged(fqn, error, node)
 
-    def below(self, node: Any, path: str, *, seen: set[int] | None = None) -> Iterator[tuple[str, Any, Any]]:
+    def walk(self, node: Any, path: str, *, seen: set[int] | None = None) -> Iterator[tuple[str, Any, Any]]:
         """(path, node, Tensor or module node) of everything below, each container once, in the order of the file."""
         seen = set() if seen is None else seen
         stack = [(path, node, 0)]
@@ -84,9 +94,9 @@ class Reading:
             path, node, depth = stack.pop()
             if type(node) in LEAVES:
                 continue
-            found = self.tensor(node, path)
-            if found is not None:
-                yield path, node, found
+            tensor = self.tensor(node, path)
+            if tensor is not None:
+                yield path, node, tensor
                 continue
             if id(node) in seen:
                 continue
@@ -95,7 +105,9 @@ class Reading:
                 yield path, node, None
                 continue
             if depth == MAX_DEPTH:
-                self.odd("too-deep", f"nests more than {MAX_DEPTH} levels: what is below is not listed", path)
+                self.add_oddity(
+                    OddityKind.TOO_DEEP.value, f"nests more than {MAX_DEPTH} levels: what is below is not listed", path
+                )
                 continue
             if len(path) > MAX_PREFIX:
                 raise MalformedError(f"a name of {len(path)} characters, {path[:40]!r}…, holds others: refused")

@@ -1,4 +1,4 @@
-"""Where the sections of a checkpoint are: the containers that hold one model's or one optimizer's state."""
+"""Sections of a checkpoint: containers with the state of a model or an optimizer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OTHER_WORDS = re.compile(
 
 
 class Section(msgspec.Struct):
-    """One container of state: its path, its node, and what is in it.
+    """One container of state: its path, its node and its role.
 
     `role` is "module", "optimizer", "model", "other", or "moments" for a container inside an optimizer.
     """
@@ -73,7 +73,7 @@ class Search:
                 above.pop()
                 continue
             if self.known.get(id(node)) or self.is_tensor(node):
-                self.known.update((id(one), True) for one in (*above, node))
+                self.known.update((id(parent), True) for parent in (*above, node))
                 return
             if type(node) in LEAVES or id(node) in self.known:
                 continue
@@ -84,24 +84,27 @@ class Search:
 
 
 def find_sections(root: Any, search: Search, wanted: str | None = None) -> list[Section]:
-    """The containers that hold state, in the order of the file. A lone state is the section `model`.
+    """Find the containers of state, in file order. A single state is the section `model`.
 
-    `wanted` is the dotted path of a container that must be one, or hold some, if it holds tensors at all.
+    `wanted` is the dotted path of a container that must be a section, or contain sections, if there are tensors in the
+    container.
     """
-    found = _found(root, search)
-    if not wanted or any(f"{one.path}.".startswith(f"{wanted}.") for one in found):
-        return found
-    held = (node for node in _at(wanted, root) if not search.is_tensor(node) and search.holds_tensor(node))
-    node = next(held, None)
+    sections = _find_all(root, search)
+    if not wanted or any(f"{section.path}.".startswith(f"{wanted}.") for section in sections):
+        return sections
+    candidates = (
+        node for node in _resolve_path(wanted, root) if not search.is_tensor(node) and search.holds_tensor(node)
+    )
+    node = next(candidates, None)
     if node is None:
-        return found
-    around = [one for one in found if one.node is root or wanted.startswith(f"{one.path}.")]
-    role = max(around, key=lambda one: len(one.path)).role if around else "other"
-    rest = [one for one in found if one not in around]
-    return [*rest, *_within(wanted, node, "moments" if role == "optimizer" else role, search)]
+        return sections
+    around = [section for section in sections if section.node is root or wanted.startswith(f"{section.path}.")]
+    role = max(around, key=lambda section: len(section.path)).role if around else "other"
+    rest = [section for section in sections if section not in around]
+    return [*rest, *_find_within(wanted, node, "moments" if role == "optimizer" else role, search)]
 
 
-def _at(path: str, root: Any) -> Iterator[Any]:
+def _resolve_path(path: str, root: Any) -> Iterator[Any]:
     """What lies at a dotted path. A key may have dots of its own, and 1 is written as '1' is."""
     stack = [(f"{path}.", root)]
     while stack:
@@ -112,17 +115,17 @@ def _at(path: str, root: Any) -> Iterator[Any]:
         stack.extend((rest[len(step) :], child) for step, child in steps if rest.startswith(step))
 
 
-def _within(path: str, node: Any, role: str, search: Search) -> list[Section]:
+def _find_within(path: str, node: Any, role: str, search: Search) -> list[Section]:
     if is_module(node):
         return [Section(path, node, "module")]
     if is_optimizer(node):
         return [Section(path, node, "optimizer")]
-    if role == "model" and _descends(node, search):
+    if role == "model" and _should_descend(node, search):
         return list(_sections(path, node, search, 0))
     return [Section(path, node, role)]
 
 
-def _found(root: Any, search: Search) -> list[Section]:
+def _find_all(root: Any, search: Search) -> list[Section]:
     if is_module(root):
         return [Section("model", root, "module")]
     if is_optimizer(root):
@@ -131,7 +134,7 @@ def _found(root: Any, search: Search) -> list[Section]:
         return [Section("rng", root, "other")]
     if is_flat_optimizer(root):
         return [Section("optimizer", root, "moments")]
-    if not _descends(root, search):
+    if not _should_descend(root, search):
         return [Section("model", root, "model")]
     return list(_sections("", root, search, 0))
 
@@ -148,20 +151,20 @@ def _is_generator_state(root: Any) -> bool:
 def _sections(path: str, node: Any, search: Search, depth: int) -> Iterator[Section]:
     loose: dict[Any, Any] = {}
     below: list[Section] = []
-    held = ((step.removeprefix("."), child) for step, child in beside(node) if type(child) not in LEAVES)
-    for key, child in chain(entries(node), held):
-        role = _role(child, str(key), search)
+    children = ((step.removeprefix("."), child) for step, child in beside(node) if type(child) not in LEAVES)
+    for key, child in chain(entries(node), children):
+        role = _find_role(child, str(key), search)
         where = dotted(path, key)
         if role is None:
             loose[key] = child
         elif role == "other" or role == "model":
-            nested = depth < MAX_SECTION_DEPTH and not OTHER_WORDS.search(str(key)) and _descends(child, search)
+            nested = depth < MAX_SECTION_DEPTH and not OTHER_WORDS.search(str(key)) and _should_descend(child, search)
             below.extend(_sections(where, child, search, depth + 1) if nested else [Section(where, child, role)])
         else:
             below.append(Section(where, child, role))
     if any(search.is_tensor(value) for value in loose.values()):
         # torchtitan puts the model's entries beside the optimizer.
-        is_model = not path and _looks_like_state(loose, "") and not any(one.role in _MODELS for one in below)
+        is_model = not path and _looks_like_state(loose, "") and not any(section.role in _MODELS for section in below)
         yield Section("model", loose, "model") if is_model else Section(path, loose, "other")
     yield from below
 
@@ -169,8 +172,8 @@ def _sections(path: str, node: Any, search: Search, depth: int) -> Iterator[Sect
 _MODELS = frozenset(["model", "module"])
 
 
-def _role(node: Any, key: str, search: Search) -> str | None:
-    """What a container is; None for what is no container of tensors (a tensor, a scalar, a list of numbers)."""
+def _find_role(node: Any, key: str, search: Search) -> str | None:
+    """Return the role of a container; None for a tensor, a scalar or a list of numbers."""
     if is_module(node):
         return "module"
     if is_optimizer(node):
@@ -193,14 +196,14 @@ def _looks_like_state(node: Any, key: str) -> bool:
     return any("." in name or name in ("weight", "bias") for name in names)
 
 
-def _descends(node: Any, search: Search) -> bool:
-    """Whether the entries of a container are sections of their own, rather than one model's nested state."""
+def _should_descend(node: Any, search: Search) -> bool:
+    """Return whether the entries of a container are sections of their own, not one model's nested state."""
     for key, child in islice(entries(node), 4096):
         if is_module(child) or is_optimizer(child) or is_flat_optimizer(child):
             return True
         items = mapping(child)
         if items is None:
-            if type(child) is list and any(is_optimizer(one) or is_module(one) for one in islice(child, 64)):
+            if type(child) is list and any(is_optimizer(item) or is_module(item) for item in islice(child, 64)):
                 return True
             continue
         if _is_extra_state(key) or not search.holds_tensor(child):

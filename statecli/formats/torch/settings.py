@@ -1,4 +1,4 @@
-"""What a training checkpoint says beside its tensors: epoch, step, lr, hyper-parameters, as numbers and words.
+"""Settings of a training checkpoint: epoch, step, lr and hyper-parameters, as numbers and words.
 
 Nothing is passed over: what is too long, too deep or too strange to be told in a word is told as what it is and a
 digest of its content, so that two of them can be compared. What is told in words no text of the file can say as well:
@@ -17,16 +17,16 @@ from msgspec.structs import replace
 from statecli.core.state import Scalar, Settings
 from statecli.formats.torch.digest import (
     Digests,
-    kind_of,
+    describe_kind,
     numpy_scalar,
     odd_state,
     of_text,
-    own_arguments,
-    own_attributes,
+    select_own_arguments,
+    select_own_attributes,
 )
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.sections import MAX_SECTION_DEPTH
-from statecli.formats.torch.tensors import raw_bytes
+from statecli.formats.torch.tensors import read_raw_bytes
 from statecli.pickles.graph import is_module, is_optimizer, mapping, sequence
 from statecli.pickles.machine import Global, Key, Obj
 
@@ -58,18 +58,18 @@ _LETTERS = {str: "t", int: "i", bool: "b", type(None): "n"}
 
 
 def add_file(settings: Settings, name: str, other: Settings) -> Settings:
-    """Return the settings with those of a file next to the weights, below the file's name, which has no dot."""
+    """Return the settings with the settings of a file next to the weights, below the file's name (without a dot)."""
     both = join((settings, put_below(other, f"{name}.")))
     return replace(both, beside=settings.beside | {name})
 
 
 def rename(settings: Settings, renaming: Callable[[str], tuple[str, str] | None]) -> Settings:
     """Return the settings with another beginning for each path, (old, new), and without the paths that get None."""
-    found = {key: both for key in (*settings.values, *settings.kinds) if (both := renaming(key)) is not None}
+    renamed = {key: both for key in (*settings.values, *settings.kinds) if (both := renaming(key)) is not None}
     # A container's path has no dot at its end.
-    names = {key: new + key[len(old) :] if key else new.removesuffix(".") for key, (old, new) in found.items()}
+    names = {key: new + key[len(old) :] if key else new.removesuffix(".") for key, (old, new) in renamed.items()}
     types = {
-        names[key]: read(found[key][1]) + letters[len(found[key][0]) :]
+        names[key]: read(renamed[key][1]) + letters[len(renamed[key][0]) :]
         for key, letters in settings.types.items()
         if key in names
     }
@@ -91,13 +91,13 @@ def select(settings: Settings, is_wanted: Callable[[str], object]) -> Settings:
     return rename(settings, lambda key: ("", "") if is_wanted(key) else None)
 
 
-def join(several: Iterable[Settings]) -> Settings:
+def join(parts: Iterable[Settings]) -> Settings:
     """Return all settings; where two have the same path, the later value counts."""
     values: dict[str, Scalar] = {}
     types: dict[str, str] = {}
     kinds: dict[str, str] = {}
     beside: frozenset[str] = frozenset()
-    for settings in several:
+    for settings in parts:
         types = {key: letters for key, letters in types.items() if key not in settings.values}
         values.update(settings.values)
         types.update(settings.types)
@@ -106,55 +106,55 @@ def join(several: Iterable[Settings]) -> Settings:
     return Settings(values, types, kinds, beside)
 
 
-def without_same(settings: Settings, other: Settings) -> Settings:
-    """Return the settings that the other ones lack or have with another value, type of key or container."""
+def drop_same(settings: Settings, other: Settings) -> Settings:
+    """Return the settings without those equal in `other` by value, type of key and container."""
     return select(settings, lambda key: not is_same_setting(key, settings, other))
 
 
-def is_same_setting(key: str, one: Settings, other: Settings) -> bool:
+def is_same_setting(key: str, side: Settings, other: Settings) -> bool:
     """Return whether both have this path, with the same value, the same types of keys and the same containers."""
-    if (key in one.values) is not (key in other.values):
+    if (key in side.values) is not (key in other.values):
         return False
-    first, second = one.values.get(key), other.values.get(key)
+    first, second = side.values.get(key), other.values.get(key)
     alike = type(first) is type(second) and first == second
-    return alike and one.types.get(key) == other.types.get(key) and one.kinds.get(key) == other.kinds.get(key)
+    return alike and side.types.get(key) == other.types.get(key) and side.kinds.get(key) == other.kinds.get(key)
 
 
-def scalars(root: Any, reading: Reading) -> Settings:
+def collect_settings(root: Any, reading: Reading) -> Settings:
     """Settings by dotted path; tensors left out. Where they are too many, `MORE` has a digest of the whole file."""
-    found = _Found()
+    collected = _CollectedSettings()
     digests = Digests(reading)
     looked_at = 0
     stack: list[tuple[str, str, Any, tuple[Any, ...]]] = [] if digests.is_tensor(root) else [("", "", root, (root,))]
     while stack:
         path, types, node, above = stack.pop()
-        found.opened(path, node)
+        collected.add_container(path, node)
         below = []
-        for step, letter, child in _entries(node, digests):
+        for step, letter, child in _list_entries(node, digests):
             if digests.is_tensor(child):
                 continue
             looked_at += 1
-            if len(path) > MAX_SETTING or len(found.told) == MAX_METADATA or looked_at > MAX_LOOKED_AT:
+            if len(path) > MAX_SETTING or len(collected.told) == MAX_METADATA or looked_at > MAX_LOOKED_AT:
                 # Containers may hold each other and be shared without end; what they hold is one thing all the same.
-                return found.settings(digests.of(root, "the file"))
+                return collected.settings(digests.of(root, "the file"))
             where, letters = (f"{path}.{step}", f"{types}.{letter * len(step)}") if path else (step, letter * len(step))
-            if _is_listed(child) and len(above) <= MAX_SECTION_DEPTH and not any(child is one for one in above):
+            if _is_listed(child) and len(above) <= MAX_SECTION_DEPTH and not any(child is parent for parent in above):
                 below.append((where, letters, child, (*above, child)))
             else:
-                found.told.append((where, letters, _told(child, where, digests)))
+                collected.told.append((where, letters, _describe_value(child, where, digests)))
         stack.extend(reversed(below))
-    return found.settings()
+    return collected.settings()
 
 
-class _Found:
-    """What was found, before it is known which paths read the same."""
+class _CollectedSettings:
+    """Collected settings, before equal paths are told apart."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str, Scalar]] = []
         self._kinds: dict[str, set[str]] = {}
 
-    def opened(self, path: str, node: Any) -> None:
-        self._kinds.setdefault(path, set()).add(kind_of(node))
+    def add_container(self, path: str, node: Any) -> None:
+        self._kinds.setdefault(path, set()).add(describe_kind(node))
 
     def settings(self, more: str | None = None) -> Settings:
         """By path; of two paths that read the same, the one that does not read as what it is has it spelled out."""
@@ -163,7 +163,7 @@ class _Found:
         count = Counter(path for path, _, _ in self.told)
         again: dict[str, list[Scalar]] = {}
         for path, types, value in self.told:
-            key = path if count[path] == 1 else spelled(path, types)
+            key = path if count[path] == 1 else format_path(path, types)
             if key == path and types != read(path):
                 spelled_types[key] = types
             again.setdefault(key, []).append(value)
@@ -191,8 +191,8 @@ def _letter(step: str) -> str:
     return "i" if _INT.fullmatch(step) else "n" if step == "None" else "t"
 
 
-def spelled(path: str, types: str) -> str:
-    """The path with each text in it that does not read as such in brackets and quotes."""
+def format_path(path: str, types: str) -> str:
+    """Format the path; texts that read as another type are in brackets and quotes."""
     steps, at = [], 0
     for letters in types.split("."):
         step = path[at : at + len(letters)]
@@ -201,27 +201,27 @@ def spelled(path: str, types: str) -> str:
     return ".".join(steps)
 
 
-def _entries(node: Any, digests: Digests) -> Iterator[tuple[str, str, Any]]:
+def _list_entries(node: Any, digests: Digests) -> Iterator[tuple[str, str, Any]]:
     """Of each entry its step in the path, the letter of its key's type, and the entry."""
     items = mapping(node)
     if items is not None:
         skip = {"state"} if is_optimizer(node) and _is_empty(items["state"]) else ()
-        yield from ((*_step(key, digests), value) for key, value in items.items() if key not in skip)
+        yield from ((*_format_step(key, digests), value) for key, value in items.items() if key not in skip)
     elif (elements := sequence(node)) is not None:
         yield from ((str(index), "i", value) for index, value in enumerate(elements))
     if type(node) is Obj:
-        yield from _of_object(node, digests)
+        yield from _list_object_entries(node, digests)
 
 
-def _of_object(node: Obj, digests: Digests) -> Iterator[tuple[str, str, Any]]:
-    held = own_attributes(node)
+def _list_object_entries(node: Obj, digests: Digests) -> Iterator[tuple[str, str, Any]]:
+    attributes = select_own_attributes(node)
     if mapping(node) is not None:
-        if held:
-            yield "__dict__", "k", digests.keep(held)
+        if attributes:
+            yield "__dict__", "k", digests.keep(attributes)
     else:
-        skip = _bare(node, held)
-        yield from ((*_step(name, digests), value) for name, value in held.items() if name not in skip)
-    arguments = own_arguments(node)
+        skip = _list_bare_names(node, attributes)
+        yield from ((*_format_step(name, digests), value) for name, value in attributes.items() if name not in skip)
+    arguments = select_own_arguments(node)
     if arguments:
         yield "__args__", "k", digests.keep(arguments)
     if node.kwargs:
@@ -230,15 +230,17 @@ def _of_object(node: Obj, digests: Digests) -> Iterator[tuple[str, str, Any]]:
         yield "__state__", "k", node.state
 
 
-def _bare(node: Obj, held: dict[str, Any]) -> set[str]:
-    """The empty containers that torch itself gives each module and optimizer, of hooks and the like."""
+def _list_bare_names(node: Obj, attributes: dict[str, Any]) -> set[str]:
+    """List the empty containers (hooks and the like) that torch gives to every module and optimizer."""
     if not is_module(node) and not is_optimizer(node):
         return set()
-    return {name for name, value in held.items() if (name.startswith("_") or name == "state") and _is_empty(value)}
+    return {
+        name for name, value in attributes.items() if (name.startswith("_") or name == "state") and _is_empty(value)
+    }
 
 
-def _step(key: Any, digests: Digests) -> tuple[str, str]:
-    """A key as a step of a path, and the letter of its type. Keys that are equal in Python are one step."""
+def _format_step(key: Any, digests: Digests) -> tuple[str, str]:
+    """Format a key as a step of a path, with the letter of its type. Keys equal in Python are one step."""
     if type(key) is str and key not in ("", MORE):
         return key, "t"
     value = key.value if type(key) is Key else key
@@ -246,12 +248,12 @@ def _step(key: Any, digests: Digests) -> tuple[str, str]:
         value = int(value)
     if type(value) in (int, bool) or value is None:
         short = type(value) is not int or abs(value) < 2**63
-        return (str(value), _LETTERS[type(value)]) if short else (f"[{_number(value, digests)}]", "k")
+        return (str(value), _LETTERS[type(value)]) if short else (f"[{_describe_number(value, digests)}]", "k")
     parts = value if type(value) is tuple else (value,)
     if len(parts) <= 8 and all(map(_is_short, parts)):
         plain = tuple(int(part) if type(part) is float and part.is_integer() else part for part in parts)
         return f"[{plain if type(value) is tuple else plain[0]!r}]", "k"
-    return f"[{kind_of(value)}, {digests.of(value, 'a key')}]", "k"
+    return f"[{describe_kind(value)}, {digests.of(value, 'a key')}]", "k"
 
 
 def _is_short(value: Any) -> bool:
@@ -262,8 +264,8 @@ def _is_short(value: Any) -> bool:
 
 def _is_empty(node: Any) -> bool:
     items = mapping(node)
-    held = sequence(node) if items is None else items
-    return held is not None and not held and not (type(node) is Obj and own_attributes(node))
+    items_below = sequence(node) if items is None else items
+    return items_below is not None and not items_below and not (type(node) is Obj and select_own_attributes(node))
 
 
 def _is_listed(node: Any) -> bool:
@@ -271,54 +273,54 @@ def _is_listed(node: Any) -> bool:
         return 0 < len(node) <= MAX_LISTED
     if mapping(node) is not None:
         return not _is_empty(node)
-    return type(node) is Obj and sequence(node) is None and bool(own_attributes(node))
+    return type(node) is Obj and sequence(node) is None and bool(select_own_attributes(node))
 
 
-def _told(node: Any, where: str, digests: Digests) -> Scalar:
-    """A scalar, a name, a number that numpy or a short call stands for, else a kind, a length and a digest."""
+def _describe_value(node: Any, where: str, digests: Digests) -> Scalar:
+    """Describe a scalar, a name or a short call verbatim; anything else by kind, length and digest."""
     if type(node) in _SCALARS:
-        return _scalar(node, digests)
+        return _describe_scalar(node, digests)
     if type(node) is Global:
         return _name(node, digests)
     if type(node) in (list, tuple) and not node:
         return "[]"
     if mapping(node) is not None and _is_empty(node):
         return "{}"
-    raw = raw_bytes(node)
+    raw = read_raw_bytes(node)
     if raw is not None:
         return f"{len(raw)} bytes, {digests.of(node, where)}"
     if type(node) is Obj:
         number = numpy_scalar(node)
-        called = _call(node) if number is None else None
+        called = _describe_call(node) if number is None else None
         if number is not None or called is not None:
-            return _scalar(number, digests) if called is None else called
-    held = sequence(node)
-    count = "" if held is None else f" of {len(held)}"
-    return f"{kind_of(node)[:MAX_TEXT]}{count}, {digests.of(node, where)}"
+            return _describe_scalar(number, digests) if called is None else called
+    items = sequence(node)
+    count = "" if items is None else f" of {len(items)}"
+    return f"{describe_kind(node)[:MAX_TEXT]}{count}, {digests.of(node, where)}"
 
 
-def _scalar(value: Any, digests: Digests) -> Scalar:
-    """Itself, or as a text what JSON has no number for and what is too long."""
+def _describe_scalar(value: Any, digests: Digests) -> Scalar:
+    """Return the scalar; as text if JSON has no such number or if the number is too long."""
     if type(value) is str:
-        return text_told(value, digests.of)
+        return describe_text(value, digests.of)
     if type(value) is float and (value != value or value in (float("inf"), float("-inf"))):
         return repr(value)
-    return _number(value, digests) if type(value) is int and abs(value) >= 2**63 else value
+    return _describe_number(value, digests) if type(value) is int and abs(value) >= 2**63 else value
 
 
-def _number(value: int, digests: Digests) -> str:
+def _describe_number(value: int, digests: Digests) -> str:
     bits = value.bit_length()
     return str(value) if bits <= MAX_BITS else f"an integer of {bits} bits, {digests.of(value, 'an integer')}"
 
 
-def text_told(text: str, digest: Callable[[str, str], str] | None = None) -> str:
-    """A text as it is told: itself, or its beginning and a digest, or in quotes if it reads as something else.
+def describe_text(text: str, digest: Callable[[str, str], str] | None = None) -> str:
+    """Describe a text: the text itself, its beginning and a digest, or in quotes if ambiguous.
 
     What stands in quotes already gets one more pair, so that no two texts are told alike.
     """
     if len(text) > MAX_TEXT:
-        told = (digest or of_text)(text, "a text")
-        return f"{len(text)} characters, {told}: {text[: MAX_TEXT - 80]}..."
+        text_shown = (digest or of_text)(text, "a text")
+        return f"{len(text)} characters, {text_shown}: {text[: MAX_TEXT - 80]}..."
     pairs = min(len(text) - len(text.lstrip("'")), len(text) - len(text.rstrip("'")), len(text) // 2)
     return f"'{text}'" if _TOLD.fullmatch(text, pairs, len(text) - pairs) else text
 
@@ -328,17 +330,17 @@ def _name(node: Global, digests: Digests) -> str:
     return f"<{name if len(name) <= MAX_TEXT else digests.of(node, 'a name')}>"
 
 
-def _call(node: Obj) -> str | None:
-    """`torch.device('cuda', 0)`: an object that is no more than a short call."""
+def _describe_call(node: Obj) -> str | None:
+    """Describe an object that equals a short call: `torch.device('cuda', 0)`."""
     plain = all(type(arg) in _SCALARS for arg in node.args)
     if not plain or node.state is not None or node.items is not None or node.elems is not None or node.kwargs:
         return None
-    name = kind_of(node)
-    text = f"{name}({', '.join(map(_short, node.args))})" if re.fullmatch(r"[\w.]+", name) else " " * 201
+    name = describe_kind(node)
+    text = f"{name}({', '.join(map(_truncate_text, node.args))})" if re.fullmatch(r"[\w.]+", name) else " " * 201
     return text if len(text) <= 200 else None
 
 
-def _short(value: Any) -> str:
+def _truncate_text(value: Any) -> str:
     if type(value) is float:
         return repr(value + 0.0)  # -0.0 is 0.0
     long = (type(value) is str and len(value) > 200) or (type(value) is int and value.bit_length() > MAX_BITS)

@@ -13,47 +13,49 @@ from statecli.pickles.graph import LEAVES, attributes, mapping
 _SCALARS = frozenset([str, int, float, bool, type(None)])
 
 
-def state_dict_of(section: Section, reading: Reading) -> StateDict:
-    """The keys without a tensor, and the `_metadata` that `Module.state_dict()` leaves on the dict it returns."""
+def read_state_dict(section: Section, reading: Reading) -> StateDict:
+    """Read the keys without a tensor, and the `_metadata` of a dict returned by `Module.state_dict()`."""
     if section.role == "module":
         return StateDict(section.path, is_module=True)
     items = mapping(section.node) or {}
     others = [key for key, value in items.items() if type(key) is str and not reading.decoder.is_torch(value)]
     holders = [key for key in others if type(items[key]) not in LEAVES]
     recorded = mapping(attributes(section.node).get("_metadata"))
-    metadata = None if recorded is None else _metadata(recorded, reading)
+    metadata = None if recorded is None else _read_metadata(recorded, reading)
     return StateDict(section.path, metadata, tuple(others), tuple(holders))
 
 
-def _metadata(recorded: Mapping[Any, Any], reading: Reading) -> dict[str, dict[str, Any]]:
+def _read_metadata(recorded: Mapping[Any, Any], reading: Reading) -> dict[str, dict[str, Any]]:
     """Module path -> its metadata. Thousands of modules say {"version": 1}: one dict serves all of them."""
     shared: dict[int, dict[str, Any]] = {}
-    found: dict[str, dict[str, Any]] = {}
+    metadata: dict[str, dict[str, Any]] = {}
     for path, node in recorded.items():
         local = mapping(node)
         if type(path) is not str or local is None:
-            reading.odd("state-dict-metadata", "_metadata holds something else than a dict for each module")
+            reading.add_oddity("state-dict-metadata", "_metadata holds something else than a dict for each module")
             continue
         version = local.get("version")
         if len(local) == 1 and type(version) is int:
-            found[path] = shared.setdefault(version, {"version": version})
+            metadata[path] = shared.setdefault(version, {"version": version})
         else:
-            found[path] = _local(path, local, reading)
-    return found
+            metadata[path] = _read_local(path, local, reading)
+    return metadata
 
 
-def _local(path: str, local: Mapping[Any, Any], reading: Reading) -> dict[str, Any]:
+def _read_local(path: str, local: Mapping[Any, Any], reading: Reading) -> dict[str, Any]:
     """One module's metadata as plain values, as deep as torch writes any ({"spectral_norm": {"weight.version": 1}})."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for key, value in local.items():
         below = mapping(value)
         if type(key) is str and type(value) in _SCALARS:
-            found[key] = value
+            attributes[key] = value
         elif type(key) is str and below is not None and all(_is_plain(*item) for item in below.items()):
-            found[key] = dict(below)
+            attributes[key] = dict(below)
         else:
-            reading.odd("state-dict-metadata", f"_metadata of {path or 'the model'} holds more than versions", path)
-    return found
+            reading.add_oddity(
+                "state-dict-metadata", f"_metadata of {path or 'the model'} holds more than versions", path
+            )
+    return attributes
 
 
 def _is_plain(key: Any, value: Any) -> bool:

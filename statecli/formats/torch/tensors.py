@@ -1,4 +1,4 @@
-"""From torch's rebuild calls, as the pickle machine found them, to checked facts about one tensor.
+"""From torch's rebuild calls, recorded by the pickle machine, to checked facts about one tensor.
 
 torch pickles a tensor as a call of `torch._utils._rebuild_*` with a storage and a geometry. The calls are never made;
 their arguments are read, and each number is held against the bytes that the file really has: `torch.load(mmap=True)`
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -33,7 +33,7 @@ Builder = Callable[[tuple[Any, ...], str], "Tensor"]
 
 
 class Tensor(msgspec.Struct, gc=False):
-    """What one rebuild call says, checked. Fields as in `state.TensorInfo`."""
+    """Checked facts of one rebuild call. Fields as in `state.TensorInfo`."""
 
     dtype: str
     shape: tuple[int, ...] | None
@@ -53,8 +53,18 @@ class Tensor(msgspec.Struct, gc=False):
     damage: str | None = None
 
 
+class _StoredAs(NamedTuple):
+    """A storage of the file: `where` is None on meta, `length` is in bytes."""
+
+    key: str
+    dtype: str
+    device: str
+    where: ByteRange | None
+    length: int
+
+
 class Decoder:
-    """Turns rebuild calls into `Tensor`s, against the storages that one file holds.
+    """Decoder of rebuild calls to `Tensor`s, against the storages of one file.
 
     `storages` maps a storage key to where its bytes are, `dtypes` the class of a storage to the type of its elements.
     Each call node is decoded once: a tied Parameter is the same node under two names. All errors are `MalformedError`,
@@ -63,7 +73,7 @@ class Decoder:
 
     def __init__(self, storages: Mapping[str, ByteRange], dtypes: Mapping[str, str] = STORAGE_DTYPES) -> None:
         self.storages, self.dtypes = storages, dtypes
-        self.checked: dict[int, tuple[str, str, str, ByteRange | None, int]] = {}
+        self.checked: dict[int, _StoredAs] = {}
         # Keyed by the identity of nodes that the pickle's graph keeps alive.
         self.geometries: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...] | None, int, int]] = {}
         self.done: dict[int, Tensor | None] = {}
@@ -72,25 +82,25 @@ class Decoder:
         #: The FQNs of storages saved by themselves.
         self.bare: list[str] = []
         self.named: dict[str, Builder] = {
-            "torch._utils._rebuild_tensor": self._plain,
-            "torch._utils._rebuild_tensor_v2": self._plain,
+            "torch._utils._rebuild_tensor": self._build_plain,
+            "torch._utils._rebuild_tensor_v2": self._build_plain,
             "torch._utils._rebuild_tensor_v3": self._with_dtype,
-            "torch._utils._rebuild_parameter": self._parameter,
-            "torch._utils._rebuild_parameter_with_state": self._parameter,
-            "torch._utils._rebuild_qtensor": self._quantized,
-            "torch._utils._rebuild_sparse_tensor": self._sparse,
-            "torch._utils._rebuild_meta_tensor_no_storage": self._meta,
-            "torch._utils._rebuild_wrapper_subclass": self._wrapper,
-            "torch._tensor._rebuild_from_type": self._subclass,
-            "torch._tensor._rebuild_from_type_v2": self._subclass,
-            "torch._utils._rebuild_nested_tensor": self._nested,
-            "torch.nested._internal.nested_tensor._rebuild_njt": self._jagged,
+            "torch._utils._rebuild_parameter": self._build_parameter,
+            "torch._utils._rebuild_parameter_with_state": self._build_parameter,
+            "torch._utils._rebuild_qtensor": self._build_quantized,
+            "torch._utils._rebuild_sparse_tensor": self._build_sparse,
+            "torch._utils._rebuild_meta_tensor_no_storage": self._build_meta,
+            "torch._utils._rebuild_wrapper_subclass": self._build_wrapper,
+            "torch._tensor._rebuild_from_type": self._build_subclass,
+            "torch._tensor._rebuild_from_type_v2": self._build_subclass,
+            "torch._utils._rebuild_nested_tensor": self._build_nested,
+            "torch.nested._internal.nested_tensor._rebuild_njt": self._build_jagged,
             "torch._utils._rebuild_device_tensor_from_cpu_tensor": self._from_cpu,
             "torch._utils._rebuild_device_tensor_from_numpy": self._from_cpu,
             "torch._utils._rebuild_xla_tensor": self._from_cpu,
-            "torch.nn.parameter.Parameter": self._old_parameter,
-            "torch.nn.parameter.UninitializedParameter": self._uninitialized,
-            "torch.nn.parameter.UninitializedBuffer": self._uninitialized,
+            "torch.nn.parameter.Parameter": self._build_old_parameter,
+            "torch.nn.parameter.UninitializedParameter": self._build_uninitialized,
+            "torch.nn.parameter.UninitializedBuffer": self._build_uninitialized,
         }
 
     def tensor(self, node: Any, fqn: str) -> Tensor | None:
@@ -99,31 +109,31 @@ class Decoder:
         A format that knows its tensors without a rebuild call has them in the graph themselves.
         """
         if type(node) is Tensor:
-            return _sound(node, fqn)
+            return _check_sound(node, fqn)
         if type(node) is Persistent and type(node.pid) is Obj:  # a tar archive keeps tensors outside the pickle
             node = node.pid
         if type(node) is not Obj:
-            return self._bare(node, fqn) if type(node) is Persistent else None
-        builder = self._builder(node.cls)
-        if builder == self._plain and node.state is None:
-            return self._plain(node.args, fqn)
+            return self._decode_bare_storage(node, fqn) if type(node) is Persistent else None
+        builder = self._find_builder(node.cls)
+        if builder == self._build_plain and node.state is None:
+            return self._build_plain(node.args, fqn)
         if id(node) not in self.done:
-            self.done[id(node)] = self._composed(node, builder, fqn)
+            self.done[id(node)] = self._decode_composed(node, builder, fqn)
         return self.done[id(node)]
 
-    def _composed(self, node: Obj, builder: Builder | None, fqn: str) -> Tensor | None:
-        """A tensor made of others: a Parameter around its data, sparse parts, a subclass. Decoded once a node."""
+    def _decode_composed(self, node: Obj, builder: Builder | None, fqn: str) -> Tensor | None:
+        """Decode a tensor made of tensors: a Parameter around its data, sparse parts, a subclass. Once per node."""
         if self.depth == MAX_NESTING:
             raise MalformedError(f"{fqn}: is rebuilt from tensors more than {MAX_NESTING} levels deep")
         self.depth += 1
         try:
-            found = builder(node.args, fqn) if builder else _numpy(node)
+            tensor = builder(node.args, fqn) if builder else _decode_numpy(node)
         finally:
             self.depth -= 1
-        if found is not None and node.state is not None and builder:
-            found = msgspec.structs.replace(found)
-            _marks(found, attributes(node))
-        return found
+        if tensor is not None and node.state is not None and builder:
+            tensor = msgspec.structs.replace(tensor)
+            _copy_marks(tensor, attributes(node))
+        return tensor
 
     def is_tensor(self, node: Any) -> bool:
         """Whether `tensor` would find one, without reading or checking anything."""
@@ -134,9 +144,9 @@ class Decoder:
     def is_torch(self, node: Any) -> bool:
         """Whether Python would have a torch.Tensor there, as `load_state_dict` demands: no array and no storage."""
         node = node.pid if type(node) is Persistent else node
-        return type(node) is Tensor or (type(node) is Obj and self._builder(node.cls) is not None)
+        return type(node) is Tensor or (type(node) is Obj and self._find_builder(node.cls) is not None)
 
-    def _builder(self, cls: Any) -> Builder | None:
+    def _find_builder(self, cls: Any) -> Builder | None:
         key = id(cls)
         if key not in self.builders:
             self.builders[key] = self.named.get(name_of(cls))
@@ -144,16 +154,16 @@ class Decoder:
 
     def check_storage(self, node: Persistent, what: str) -> None:
         """Raise MalformedError for a storage that contradicts the file."""
-        self._storage(node, what)
+        self._resolve_storage(node, what)
 
-    def required(self, node: Any, fqn: str, what: str) -> Tensor:
-        found = self.tensor(node, fqn)
-        if found is None:
+    def require_tensor(self, node: Any, fqn: str, what: str) -> Tensor:
+        tensor = self.tensor(node, fqn)
+        if tensor is None:
             raise MalformedError(f"{fqn}: its {what} is no tensor")
-        return found
+        return tensor
 
-    def _bare(self, node: Persistent, fqn: str) -> Tensor:
-        key, dtype, device, where, length = self._storage(node, fqn)
+    def _decode_bare_storage(self, node: Persistent, fqn: str) -> Tensor:
+        key, dtype, device, where, length = self._resolve_storage(node, fqn)
         elements = length * 8 // BITS[dtype] * PACKED.get(dtype, 1)
         data = TensorData(where, dtype, (elements,)) if where is not None else None
         self.bare.append(fqn)
@@ -172,161 +182,170 @@ class Decoder:
 
     # One method a rebuild function; the argument orders are torch's.
 
-    def _plain(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _at_least(args, 4, fqn)
+    def _build_plain(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _require_arguments(args, 4, fqn)
         flags = args[6] if len(args) > 6 else None
-        return self._strided(args, None, args[4] if len(args) > 4 else False, flags, fqn)
+        return self._build_strided(args, None, args[4] if len(args) > 4 else False, flags, fqn)
 
     def _with_dtype(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _at_least(args, 7, fqn)
-        return self._strided(args, _dtype(args[6], fqn), args[4], args[7] if len(args) > 7 else None, fqn)
+        _require_arguments(args, 7, fqn)
+        return self._build_strided(args, _decode_dtype(args[6], fqn), args[4], args[7] if len(args) > 7 else None, fqn)
 
-    def _strided(self, args: tuple[Any, ...], dtype: str | None, grad: Any, flags: Any, fqn: str) -> Tensor:
-        key, stored_dtype, device, where, length = self._storage(args[0], fqn)
+    def _build_strided(self, args: tuple[Any, ...], dtype: str | None, grad: Any, flags: Any, fqn: str) -> Tensor:
+        key, stored_dtype, device, where, length = self._resolve_storage(args[0], fqn)
         dtype = dtype or stored_dtype
-        shape, strides, elements, last = self._geometry(args[2], args[3], fqn)
+        shape, strides, elements, last = self._compute_geometry(args[2], args[3], fqn)
         offset = args[1]
         if grad is not False and grad is not True:
-            raise MalformedError(f"{fqn}: requires_grad is recorded as {_brief(grad)}, not as a bool")
+            raise MalformedError(f"{fqn}: requires_grad is recorded as {_truncate_value(grad)}, not as a bool")
         if type(offset) is not int or offset < 0:
-            raise MalformedError(f"{fqn}: its offset into storage {key} is {_brief(offset)}")
+            raise MalformedError(f"{fqn}: its offset into storage {key} is {_truncate_value(offset)}")
         capacity = length * 8 // BITS[dtype] * PACKED.get(dtype, 1)
         if elements and offset + last >= capacity:
             raise MalformedError(
-                f"{fqn}: shape {_brief(list(shape))} at offset {offset} reaches element {offset + last}, "
+                f"{fqn}: shape {_truncate_value(list(shape))} at offset {offset} reaches element {offset + last}, "
                 f"storage {key} holds {capacity} {dtype}"
             )
-        conjugate, negative = _lazy_flags(flags)
+        conjugate, negative = _decode_lazy_flags(flags)
         data = TensorData(where, dtype, shape, offset, strides, conjugate, negative) if where is not None else None
         size = nbytes(dtype, elements)
-        note = None if size >= length else _partial(elements, capacity)
+        note = None if size >= length else _describe_partial(elements, capacity)
         if elements > capacity:
             note = f"expanded: {elements} elements over {capacity} stored"
         return Tensor(
             dtype, shape, elements, size, device, grad, note=note, storage=key, storage_bytes=length, data=data
         )
 
-    def _geometry(self, size: Any, stride: Any, fqn: str) -> tuple[tuple[int, ...], tuple[int, ...] | None, int, int]:
+    def _compute_geometry(
+        self, size: Any, stride: Any, fqn: str
+    ) -> tuple[tuple[int, ...], tuple[int, ...] | None, int, int]:
         """(shape, strides or None when contiguous, elements, the last element's position), checked once a pair."""
-        known = self.geometries.get((id(size), id(stride)))
-        if known is not None:
-            return known
-        shape, strides = _ints(size, "shape", fqn), _ints(stride, "strides", fqn)
-        elements = _elements(shape, fqn)
+        cached = self.geometries.get((id(size), id(stride)))
+        if cached is not None:
+            return cached
+        shape, strides = _decode_ints(size, "shape", fqn), _decode_ints(stride, "strides", fqn)
+        elements = _count_elements(shape, fqn)
         # No strides at all beside a shape mean contiguous, as torch reads them.
         dense = not strides or strides == contiguous_strides(shape)
-        last = elements - 1 if dense else _last(shape, strides, fqn)
-        found = (shape, None if dense else strides, elements, last)
-        self.geometries[id(size), id(stride)] = found
-        return found
+        last = elements - 1 if dense else _compute_last(shape, strides, fqn)
+        geometry = (shape, None if dense else strides, elements, last)
+        self.geometries[id(size), id(stride)] = geometry
+        return geometry
 
-    def _storage(self, node: Any, fqn: str) -> tuple[str, str, str, ByteRange | None, int]:
-        """(key, dtype, device, bytes on disk or None on meta, length in bytes) of a persistent id, checked once."""
+    def _resolve_storage(self, node: Any, fqn: str) -> _StoredAs:
+        """Return the storage of a persistent id, checked once."""
         if type(node) is not Persistent:
             raise MalformedError(f"{fqn}: malformed storage record")
-        known = self.checked.get(id(node.pid))
-        if known is not None:
-            return known
+        cached = self.checked.get(id(node.pid))
+        if cached is not None:
+            return cached
         pid = node.pid
         if type(pid) is not tuple or len(pid) < 5 or pid[0] != "storage":
             raise MalformedError(f"{fqn}: malformed storage record")
         cls, key, location, numel = pid[1], pid[2], pid[3], pid[4]
         dtype = self.dtypes.get(cls.name) if type(cls) is Global else None
         if dtype is None or type(key) is not str or type(location) is not str:
-            raise MalformedError(f"{fqn}: malformed storage record ({_brief(name_of(cls) or cls)})")
+            raise MalformedError(f"{fqn}: malformed storage record ({_truncate_value(name_of(cls) or cls)})")
         _plausible(location, fqn)
         if type(numel) is not int or numel < 0:
-            raise MalformedError(f"{fqn}: storage {key!r} claims {_brief(numel)} elements")
+            raise MalformedError(f"{fqn}: storage {key!r} claims {_truncate_value(numel)} elements")
         length = numel * BITS[dtype] // 8
         where = self.storages.get(key)
         if where is None and location != "meta":
             raise MalformedError(f"{fqn}: storage {key!r} is not in the file")
         if where is not None and where.length != length:
             raise MalformedError(
-                f"{fqn}: storage {key}: the record holds {where.length} bytes, the pickle says {_brief(length)}"
+                f"{fqn}: storage {key}: the record holds {where.length} bytes, "
+                f"the pickle says {_truncate_value(length)}"
             )
         if len(pid) > 5 and pid[5] is not None and where is not None:
             where = _part_of(where, pid[5], BITS[dtype] // 8, fqn)
             length = where.length
-        found = (key, dtype, location, where, length)
-        self.checked[id(node.pid)] = found
-        return found
+        storage = _StoredAs(key, dtype, location, where, length)
+        self.checked[id(node.pid)] = storage
+        return storage
 
-    def _parameter(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _at_least(args, 2, fqn)
-        inner = self.required(args[0], fqn, "data")
-        found = msgspec.structs.replace(inner, is_parameter=True, requires_grad=args[1] is True)
+    def _build_parameter(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _require_arguments(args, 2, fqn)
+        inner = self.require_tensor(args[0], fqn, "data")
+        tensor = msgspec.structs.replace(inner, is_parameter=True, requires_grad=args[1] is True)
         if len(args) > 3:
-            _marks(found, named(args[3]))
-        return found
+            _copy_marks(tensor, named(args[3]))
+        return tensor
 
-    def _old_parameter(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+    def _build_old_parameter(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         """A Parameter of torch before 0.4, around its data."""
-        return msgspec.structs.replace(self.required(args[0] if args else None, fqn, "data"), is_parameter=True)
+        return msgspec.structs.replace(self.require_tensor(args[0] if args else None, fqn, "data"), is_parameter=True)
 
-    def _subclass(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _at_least(args, 4, fqn)
-        builder = self._builder(args[0])
+    def _build_subclass(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _require_arguments(args, 4, fqn)
+        builder = self._find_builder(args[0])
         if builder is None or type(args[2]) is not tuple:
-            raise MalformedError(f"{fqn}: is rebuilt by {_brief(name_of(args[0]) or args[0])}, which is unknown")
-        if builder == self._subclass:
+            raise MalformedError(
+                f"{fqn}: is rebuilt by {_truncate_value(name_of(args[0]) or args[0])}, which is unknown"
+            )
+        if builder == self._build_subclass:
             raise MalformedError(f"{fqn}: a tensor subclass that is rebuilt from itself")
-        found = msgspec.structs.replace(builder(args[2], fqn))
-        held = of_state(args[3])
-        _marks(found, held)
+        tensor = msgspec.structs.replace(builder(args[2], fqn))
+        attributes = of_state(args[3])
+        _copy_marks(tensor, attributes)
         cls = name_of(args[1])
-        if cls not in _PLAIN_CLASSES and found.layout != "jagged":
-            found.note = _subclass_note(cls, held, self, fqn)
-        found.is_parameter |= cls == "torch.nn.parameter.Parameter"
-        found.parts = found.parts or self._inner(held, fqn)
-        return found
+        if cls not in _PLAIN_CLASSES and tensor.layout != "jagged":
+            tensor.note = _describe_subclass(cls, attributes, self, fqn)
+        tensor.is_parameter |= cls == "torch.nn.parameter.Parameter"
+        tensor.parts = tensor.parts or self._collect_inner(attributes, fqn)
+        return tensor
 
-    def _inner(self, held: Mapping[str, Any], fqn: str) -> tuple[tuple[str, TensorData], ...]:
-        inner = ((name, self.tensor(value, f"{fqn}.{name}")) for name, value in held.items())
+    def _collect_inner(self, attributes: Mapping[str, Any], fqn: str) -> tuple[tuple[str, TensorData], ...]:
+        inner = ((name, self.tensor(value, f"{fqn}.{name}")) for name, value in attributes.items())
         return tuple((name, tensor.data) for name, tensor in inner if tensor is not None and tensor.data is not None)
 
-    def _wrapper(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _at_least(args, 8, fqn)
-        shape = _ints(args[2], "shape", fqn)
-        return _without_bytes(_dtype(args[1], fqn), shape, fqn, device=_device(args[6], fqn), grad=args[7] is True)
-
-    def _meta(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _at_least(args, 4, fqn)
-        return _without_bytes(
-            _dtype(args[0], fqn), _ints(args[1], "shape", fqn), fqn, device="meta", grad=args[3] is True
+    def _build_wrapper(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _require_arguments(args, 8, fqn)
+        shape = _decode_ints(args[2], "shape", fqn)
+        return _build_without_bytes(
+            _decode_dtype(args[1], fqn), shape, fqn, device=_decode_device(args[6], fqn), grad=args[7] is True
         )
 
-    def _quantized(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _at_least(args, 6, fqn)
-        found = self._strided(args, None, args[5] if type(args[5]) is bool else False, None, fqn)
+    def _build_meta(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _require_arguments(args, 4, fqn)
+        return _build_without_bytes(
+            _decode_dtype(args[0], fqn), _decode_ints(args[1], "shape", fqn), fqn, device="meta", grad=args[3] is True
+        )
+
+    def _build_quantized(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _require_arguments(args, 6, fqn)
+        tensor = self._build_strided(args, None, args[5] if type(args[5]) is bool else False, None, fqn)
         scheme = args[4]
         if type(scheme) is not tuple or len(scheme) < 3:
             raise MalformedError(f"{fqn}: malformed quantizer record")
         name = name_of(scheme[0]).removeprefix("torch.")
-        found.layout = "quantized"
-        found.note = _join(name.replace("_", " "), found.note)
-        if found.data is not None:
-            found.data = msgspec.structs.replace(found.data, quantizer=self._quantizer(name, scheme, fqn))
-        return found
+        tensor.layout = "quantized"
+        tensor.note = _join(name.replace("_", " "), tensor.note)
+        if tensor.data is not None:
+            tensor.data = msgspec.structs.replace(tensor.data, quantizer=self._read_quantizer(name, scheme, fqn))
+        return tensor
 
-    def _quantizer(self, name: str, scheme: tuple[Any, ...], fqn: str) -> Quantizer:
+    def _read_quantizer(self, name: str, scheme: tuple[Any, ...], fqn: str) -> Quantizer:
         if len(scheme) == 3:
             if type(scheme[1]) not in (float, int) or type(scheme[2]) is not int:
                 raise MalformedError(f"{fqn}: malformed quantizer record")
             return Quantizer(name, scale=float(scheme[1]), zero_point=scheme[2])
-        scales, zeros = (self._channel_numbers(node, fqn) for node in scheme[1:3])
+        scales, zeros = (self._read_channel_numbers(node, fqn) for node in scheme[1:3])
         return Quantizer(name, axis=scheme[3] if type(scheme[3]) is int else None, scales=scales, zero_points=zeros)
 
-    def _channel_numbers(self, node: Any, fqn: str) -> TensorData | None:
+    def _read_channel_numbers(self, node: Any, fqn: str) -> TensorData | None:
         """The scales or zero points of the channels: torch stores each of them, and they are read whole."""
-        found = self.required(node, fqn, "quantizer")
-        if found.data is not None and found.nbytes > found.data.storage.length:
-            stored = f"its storage has {found.data.storage.length} bytes"
-            raise MalformedError(f"{fqn}: its quantizer has {found.elements} numbers in {found.nbytes} bytes, {stored}")
-        return found.data
+        tensor = self.require_tensor(node, fqn, "quantizer")
+        if tensor.data is not None and tensor.nbytes > tensor.data.storage.length:
+            stored = f"its storage has {tensor.data.storage.length} bytes"
+            raise MalformedError(
+                f"{fqn}: its quantizer has {tensor.elements} numbers in {tensor.nbytes} bytes, {stored}"
+            )
+        return tensor.data
 
-    def _sparse(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _at_least(args, 2, fqn)
+    def _build_sparse(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _require_arguments(args, 2, fqn)
         layout = args[0].args[0] if type(args[0]) is Obj and args[0].args else name_of(args[0])
         fields = args[1]
         if type(layout) is not str or type(fields) is not tuple or len(fields) < 3:
@@ -336,14 +355,14 @@ class Decoder:
         names = ("indices", "values") if coordinates else ("compressed_indices", "plain_indices", "values")
         if len(fields) <= len(names):
             raise MalformedError(f"{fqn}: malformed {layout} record")
-        inner = [(name, self.required(node, fqn, name)) for name, node in zip(names, fields, strict=False)]
+        inner = [(name, self.require_tensor(node, fqn, name)) for name, node in zip(names, fields, strict=False)]
         values = inner[-1][1]
-        shape = _ints(fields[len(names)], "shape", fqn)
+        shape = _decode_ints(fields[len(names)], "shape", fqn)
         coalesced = fields[3] if coordinates and len(fields) > 3 else True
         return Tensor(
             values.dtype,
             shape,
-            _elements(shape, fqn),
+            _count_elements(shape, fqn),
             sum(tensor.nbytes for _, tensor in inner),
             values.device,
             values.requires_grad,
@@ -354,47 +373,53 @@ class Decoder:
             parts=tuple((name, tensor.data) for name, tensor in inner if tensor.data is not None),
         )
 
-    def _nested(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _at_least(args, 1, fqn)
-        return self._ragged("nested", dict(zip(("values", "sizes", "strides", "offsets"), args, strict=False)), fqn)
-
-    def _jagged(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        held = named(args[0]) if args else {}
-        parts = {name: held.get(name, held.get(f"_{name}")) for name in ("values", "offsets", "lengths")}
-        found = self._ragged("jagged", parts, fqn)
-        return msgspec.structs.replace(found, requires_grad=held.get("requires_grad") is True)
-
-    def _ragged(self, layout: str, parts: Mapping[str, Any], fqn: str) -> Tensor:
-        # The inner shapes are tensors themselves, and listing reads no tensor's bytes.
-        note = "nested: its inner shapes are data, which listing does not read"
-        values = self.required(parts["values"], fqn, "values")
-        inner = ((name, self.required(node, fqn, name).data) for name, node in parts.items() if node is not None)
-        held = tuple((name, data) for name, data in inner if data is not None)
-        return msgspec.structs.replace(values, shape=None, layout=layout, note=note, data=None, parts=held)
-
-    def _from_cpu(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _at_least(args, 4, fqn)
-        found = self.required(args[0], fqn, "data")
-        return msgspec.structs.replace(
-            found, dtype=_dtype(args[1], fqn), device=_device(args[2], fqn), requires_grad=args[3] is True, note=None
+    def _build_nested(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _require_arguments(args, 1, fqn)
+        return self._build_ragged(
+            "nested", dict(zip(("values", "sizes", "strides", "offsets"), args, strict=False)), fqn
         )
 
-    def _uninitialized(self, args: tuple[Any, ...], fqn: str) -> Tensor:  # noqa: ARG002  # one signature for all
+    def _build_jagged(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        attributes = named(args[0]) if args else {}
+        parts = {name: attributes.get(name, attributes.get(f"_{name}")) for name in ("values", "offsets", "lengths")}
+        tensor = self._build_ragged("jagged", parts, fqn)
+        return msgspec.structs.replace(tensor, requires_grad=attributes.get("requires_grad") is True)
+
+    def _build_ragged(self, layout: str, parts: Mapping[str, Any], fqn: str) -> Tensor:
+        # The inner shapes are tensors themselves, and listing reads no tensor's bytes.
+        note = "nested: its inner shapes are data, which listing does not read"
+        values = self.require_tensor(parts["values"], fqn, "values")
+        inner = ((name, self.require_tensor(node, fqn, name).data) for name, node in parts.items() if node is not None)
+        inner_parts = tuple((name, data) for name, data in inner if data is not None)
+        return msgspec.structs.replace(values, shape=None, layout=layout, note=note, data=None, parts=inner_parts)
+
+    def _from_cpu(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+        _require_arguments(args, 4, fqn)
+        tensor = self.require_tensor(args[0], fqn, "data")
+        return msgspec.structs.replace(
+            tensor,
+            dtype=_decode_dtype(args[1], fqn),
+            device=_decode_device(args[2], fqn),
+            requires_grad=args[3] is True,
+            note=None,
+        )
+
+    def _build_uninitialized(self, args: tuple[Any, ...], fqn: str) -> Tensor:  # noqa: ARG002  # one signature for all
         note = "uninitialized (lazy): it has no shape before the first forward"
         return Tensor("unknown", None, 0, 0, None, bool(args and args[0] is True), is_parameter=True, note=note)
 
 
-def _sound(known: Tensor, fqn: str) -> Tensor:
-    if known.damage is not None:
-        raise MalformedError(f"{fqn}: {known.damage}")
-    return known
+def _check_sound(cached: Tensor, fqn: str) -> Tensor:
+    if cached.damage is not None:
+        raise MalformedError(f"{fqn}: {cached.damage}")
+    return cached
 
 
 _PLAIN_CLASSES = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
 
 
 def _part_of(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRange:
-    """The part of a storage that a sixth item of its persistent id names: (view key, offset, size), in elements.
+    """Return the part of a storage named by the sixth item of its persistent id: (view key, offset, size), in elements.
 
     Files of torch before 0.4 have it, where a storage could be a view of another.
     """
@@ -406,27 +431,27 @@ def _part_of(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRange:
     return ByteRange(root.path, root.offset + offset, length, None, root.big_endian)
 
 
-def _marks(found: Tensor, held: Mapping[str, Any]) -> None:
-    """nn.Buffer and subclass parameters leave Python attributes on the tensor that say what it is."""
-    if held.get("_is_param") is True:
-        found.is_parameter = True
-    if held.get("_is_buffer") is True:
-        found.is_buffer = True
-        if type(held.get("persistent")) is bool:
-            found.persistent = held["persistent"]
+def _copy_marks(tensor: Tensor, attributes: Mapping[str, Any]) -> None:
+    """Copy the marks of nn.Buffer and of subclass parameters from Python attributes to the tensor."""
+    if attributes.get("_is_param") is True:
+        tensor.is_parameter = True
+    if attributes.get("_is_buffer") is True:
+        tensor.is_buffer = True
+        if type(attributes.get("persistent")) is bool:
+            tensor.persistent = attributes["persistent"]
 
 
-def _subclass_note(cls: str, held: Mapping[str, Any], decoder: Decoder, fqn: str) -> str:
+def _describe_subclass(cls: str, state: Mapping[str, Any], decoder: Decoder, fqn: str) -> str:
     name = cls.rpartition(".")[2] or "tensor subclass"
-    local = decoder.tensor(held.get("_local_tensor"), fqn)
+    local = decoder.tensor(state.get("_local_tensor"), fqn)
     if local is None or local.shape is None:
         return name
-    placements = sequence(attributes(held.get("_spec")).get("placements")) or ()
-    shown = ", ".join(_placement(node) for node in placements)
+    placements = sequence(attributes(state.get("_spec")).get("placements")) or ()
+    shown = ", ".join(_describe_placement(node) for node in placements)
     return f"{name}: local shape {list(local.shape)}" + (f", {shown}" if shown else "")
 
 
-def _placement(node: Any) -> str:
+def _describe_placement(node: Any) -> str:
     name = name_of(node.cls).rpartition(".")[2] if type(node) is Obj else "?"
     dim = attributes(node).get("dim")
     if dim is None and type(node) is Obj and node.args and type(node.args[0]) is int:
@@ -441,7 +466,7 @@ def _is_numpy(node: Obj) -> bool:
     return type(node.state) is tuple and len(node.state) >= 5 and type(node.state[1]) is tuple
 
 
-def _numpy(node: Obj) -> Tensor | None:
+def _decode_numpy(node: Obj) -> Tensor | None:
     """A numpy array inside a pickle: shape and dtype stand in its BUILD state (version, shape, dtype, order, bytes)."""
     if not _is_numpy(node):
         return None
@@ -449,16 +474,16 @@ def _numpy(node: Obj) -> Tensor | None:
     descr = state[2].args[0] if type(state[2]) is Obj and state[2].args else None
     name = descr if type(descr) is str else name_of(descr).removeprefix("numpy.") or "of no name"
     dtype = _NUMPY_DTYPES.get(name, f"numpy {name}")
-    shape = _ints(state[1], "shape", "numpy array")
-    elements = _elements(shape, "numpy array")
-    raw = raw_bytes(state[4])
+    shape = _decode_ints(state[1], "shape", "numpy array")
+    elements = _count_elements(shape, "numpy array")
+    raw = read_raw_bytes(state[4])
     size = elements * (BITS.get(dtype, 0) // 8) if raw is None else len(raw)
-    data = None if raw is None else _inline(raw, dtype, shape, elements, state)
+    data = None if raw is None else _build_inline(raw, dtype, shape, elements, state)
     return Tensor(dtype, shape, elements, size, "cpu", False, layout="numpy", note="numpy array", data=data)
 
 
-def raw_bytes(node: Any) -> bytes | None:
-    """The bytes that a node is; protocol 2 writes them as text, a character each. None for other nodes."""
+def read_raw_bytes(node: Any) -> bytes | None:
+    """Return the bytes of a node; protocol 2 writes bytes as text, a character each. None for other nodes."""
     if type(node) is bytes:
         return node
     if type(node) is Obj and name_of(node.cls) == "_codecs.encode" and len(node.args) == 2:
@@ -471,10 +496,12 @@ def raw_bytes(node: Any) -> bytes | None:
     return None
 
 
-def _inline(raw: bytes, dtype: str, shape: tuple[int, ...], elements: int, state: tuple[Any, ...]) -> TensorData | None:
-    """Where the elements are in `raw`. Those of a type without numbers (text, records) are there to be equal."""
-    known = dtype in BITS
-    if known and len(raw) * 8 != elements * BITS[dtype]:
+def _build_inline(
+    raw: bytes, dtype: str, shape: tuple[int, ...], elements: int, state: tuple[Any, ...]
+) -> TensorData | None:
+    """Locate the elements in `raw`. Elements without numbers (text, records) are only compared for equality."""
+    is_known = dtype in BITS
+    if is_known and len(raw) * 8 != elements * BITS[dtype]:
         raise MalformedError(f"numpy array of {elements} {dtype} in {len(raw)} bytes")
     order = state[2].state if type(state[2]) is Obj and type(state[2].state) is tuple else ()
     where = ByteRange("", 0, len(raw), big_endian=">" in order[1:2])
@@ -513,26 +540,26 @@ _NUMPY_DTYPES: dict[str, str] = {
 }
 
 
-def _without_bytes(dtype: str, shape: tuple[int, ...], fqn: str, *, device: str | None, grad: bool) -> Tensor:
-    elements = _elements(shape, fqn)
+def _build_without_bytes(dtype: str, shape: tuple[int, ...], fqn: str, *, device: str | None, grad: bool) -> Tensor:
+    elements = _count_elements(shape, fqn)
     return Tensor(dtype, shape, elements, nbytes(dtype, elements), device, grad)
 
 
-def _at_least(args: tuple[Any, ...], count: int, fqn: str) -> None:
+def _require_arguments(args: tuple[Any, ...], count: int, fqn: str) -> None:
     if len(args) < count:
         raise MalformedError(f"{fqn}: its rebuild call has {len(args)} arguments, torch writes at least {count}")
 
 
-def _dtype(node: Any, fqn: str) -> str:
+def _decode_dtype(node: Any, fqn: str) -> str:
     name = name_of(node)
     dtype = name.removeprefix("torch.")
     if not name.startswith("torch.") or dtype not in BITS:
-        raise MalformedError(f"{fqn}: unknown dtype {_brief(name or node)}")
+        raise MalformedError(f"{fqn}: unknown dtype {_truncate_value(name or node)}")
     return dtype
 
 
-def _device(node: Any, fqn: str) -> str | None:
-    """A device as text: written as such, or as torch.device("cuda", 0)."""
+def _decode_device(node: Any, fqn: str) -> str | None:
+    """Decode a device written as text or as torch.device("cuda", 0)."""
     if type(node) is str:
         return _plausible(node, fqn)
     if type(node) is Obj and name_of(node.cls) == "torch.device" and node.args and type(node.args[0]) is str:
@@ -547,25 +574,25 @@ def _plausible(device: str, fqn: str) -> str:
     return device
 
 
-def _ints(node: Any, what: str, fqn: str) -> tuple[int, ...]:
+def _decode_ints(node: Any, what: str, fqn: str) -> tuple[int, ...]:
     if type(node) is Obj and name_of(node.cls) == "torch.Size":
         node = node.args[0] if node.args else ()
     if type(node) is list:
         node = tuple(node)
     if type(node) is not tuple:
-        raise MalformedError(f"{fqn}: its {what} is {_brief(node)}, not a tuple of sizes")
+        raise MalformedError(f"{fqn}: its {what} is {_truncate_value(node)}, not a tuple of sizes")
     if len(node) > MAX_DIMENSIONS:
         raise MalformedError(f"{fqn}: its {what} has {len(node)} dimensions, more than {MAX_DIMENSIONS}")
     for n in node:
         if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
-            raise MalformedError(f"{fqn}: its {what} holds {_brief(n)}: impossible")
+            raise MalformedError(f"{fqn}: its {what} holds {_truncate_value(n)}: impossible")
     return node
 
 
-def _elements(shape: tuple[int, ...], fqn: str) -> int:
+def _count_elements(shape: tuple[int, ...], fqn: str) -> int:
     elements = prod(shape)
     if elements > MAX_ELEMENTS:
-        raise MalformedError(f"{fqn}: shape {_brief(list(shape))} is impossible: more than 2^63 elements")
+        raise MalformedError(f"{fqn}: shape {_truncate_value(list(shape))} is impossible: more than 2^63 elements")
     return elements
 
 
@@ -578,21 +605,21 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _last(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) -> int:
+def _compute_last(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) -> int:
     if len(shape) != len(strides):
         raise MalformedError(f"{fqn}: {len(shape)} sizes but {len(strides)} strides")
     return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
-def _lazy_flags(node: Any) -> tuple[bool, bool]:
-    """Whether the stored values are to be conjugated, and negated. TorchScript says of the dict that it is one."""
+def _decode_lazy_flags(node: Any) -> tuple[bool, bool]:
+    """Return whether the stored values are to be conjugated, and negated. TorchScript tags the dict."""
     if type(node) is Obj and name_of(node.cls) == "torch.jit._pickle.restore_type_tag" and node.args:
         node = node.args[0]
     flags = mapping(node) or {}
     return flags.get("conj") is True, flags.get("neg") is True
 
 
-def _partial(elements: int, capacity: int) -> str | None:
+def _describe_partial(elements: int, capacity: int) -> str | None:
     return f"view: {elements} of the {capacity} elements of its storage" if elements < capacity else None
 
 
@@ -600,10 +627,10 @@ def _join(*notes: str | None) -> str | None:
     return "; ".join(note for note in notes if note) or None
 
 
-def _brief(value: Any) -> str:
+def _truncate_value(value: Any) -> str:
     """A scalar as text, anything else as its type: the repr of a pickled graph can be exponentially long."""
     if type(value) is list and len(value) <= 8 and all(type(v) is int for v in value):
-        return "[" + ", ".join(_brief(v) for v in value) + "]"
+        return "[" + ", ".join(_truncate_value(v) for v in value) + "]"
     if type(value) is int and abs(value) >= 2**63:
         return f"an integer of {value.bit_length()} bits"
     if type(value) in (int, float, bool) or value is None:

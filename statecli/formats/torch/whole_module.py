@@ -1,7 +1,7 @@
-"""A whole pickled nn.Module, grouped by the `__dict__` its pickle carries, without its class.
+"""A whole pickled nn.Module, grouped by the `__dict__` in its pickle, without its class.
 
-`_parameters`, `_buffers`, `_non_persistent_buffers_set` and `_modules` say what is registered; whatever else hangs on
-the plain attributes is not.
+`_parameters`, `_buffers`, `_non_persistent_buffers_set` and `_modules` list the registered names; plain attributes are
+not registered.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from statecli.core.errors import MalformedError
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Evidence, Kind
-from statecli.formats.torch.reading import MAX_DEPTH, MAX_ROWS, Reading, Row, row_of
+from statecli.formats.torch.reading import MAX_DEPTH, MAX_ROWS, Reading, Row, build_row
 from statecli.formats.torch.tensors import Tensor
 from statecli.pickles.graph import GRAPH_MODULE, LEAVES, attributes, mapping, name_of, sequence, unwrapped
 from statecli.pickles.machine import Obj
@@ -22,16 +23,16 @@ from statecli.pickles.machine import Obj
 HOOKS = re.compile(r"^_(?:forward|backward|state_dict|load_state_dict)_.*hooks.*$|^_is_full_backward_hook$")
 
 
-def module_rows(root: Obj, reading: Reading, *, prefix: str = "") -> Iterator[Row]:
-    """The rows of a pickled nn.Module, grouped as its own `__dict__` groups them.
+def collect_module_rows(root: Obj, reading: Reading, *, prefix: str = "") -> Iterator[Row]:
+    """Yield the rows of a pickled nn.Module, grouped by its own `__dict__`.
 
-    Registered tensors come first, in registration order and under every registered name. A tensor that plain
-    attributes reach is unregistered, unless it shares a registered storage: then it is that row's alias.
+    Registered tensors come first, in registration order and under every registered name. A tensor in a plain attribute
+    is unregistered, or an alias if a registered row shares its storage.
     """
     walk = _ModuleWalk(reading)
-    walk.registered(root, prefix)
-    walk.plain()
-    yield from walk.finished()
+    walk.walk_registered(root, prefix)
+    walk.walk_plain()
+    yield from walk.build_rows()
 
 
 class _ModuleWalk:
@@ -46,44 +47,46 @@ class _ModuleWalk:
         self.nodes: dict[int, Row] = {}
         self.aliases: dict[int, list[str]] = {}
 
-    def registered(self, root: Obj, prefix: str, *, outside: bool = False) -> None:
-        """Parameters and buffers of a module and its submodules; `outside` for a module nobody registered."""
+    def walk_registered(self, root: Obj, prefix: str, *, outside: bool = False) -> None:
+        """Walk parameters and buffers of a module and its submodules; `outside` for an unregistered module."""
         stack: list[tuple[str, Any, frozenset[int]]] = [(prefix, root, frozenset())]
         while stack:
             path, node, above = stack.pop()
             self.paths += 1
             if self.paths > MAX_ROWS:
                 raise MalformedError(f"its modules have more than {MAX_ROWS} names: they hold each other too often")
-            held = attributes(node)
-            if mapping(held.get("_parameters")) is None:
-                self._opaque(path, node)
+            module_attributes = attributes(node)
+            if mapping(module_attributes.get("_parameters")) is None:
+                self._note_opaque(path, node)
                 continue
-            self._own(path, held, outside)
+            self._add_own(path, module_attributes, outside)
             if id(node) not in self.seen:
                 self.modules.append((path, node, outside))
             self.seen.add(id(node))
             if len(above) >= MAX_DEPTH:
-                self.reading.odd("too-deep", f"nests more than {MAX_DEPTH} modules: what is below is not listed", path)
+                self.reading.add_oddity(
+                    OddityKind.TOO_DEEP.value, f"nests more than {MAX_DEPTH} modules: what is below is not listed", path
+                )
                 continue
             below = [
                 (f"{path}{name}.", unwrapped(child), above | {id(node)})
-                for name, child in (mapping(held.get("_modules")) or {}).items()
+                for name, child in (mapping(module_attributes.get("_modules")) or {}).items()
                 if type(child) is Obj and id(unwrapped(child)) not in above and child is not node
             ]
             stack.extend(reversed(below))
             if len(self.rows) > MAX_ROWS:
                 raise MalformedError(f"holds more than {MAX_ROWS} tensors")
 
-    def _own(self, path: str, held: Mapping[str, Any], outside: bool) -> None:
-        kept_out = set(map(_text, sequence(held.get("_non_persistent_buffers_set")) or ()))
+    def _add_own(self, path: str, attributes: Mapping[str, Any], outside: bool) -> None:
+        kept_out = set(map(_read_text, sequence(attributes.get("_non_persistent_buffers_set")) or ()))
         groups = ((Kind.PARAMETER, "_parameters"), (Kind.BUFFER, "_buffers"))
         for kind, group in groups:
-            for name, node in (mapping(held.get(group)) or {}).items():
+            for name, node in (mapping(attributes.get(group)) or {}).items():
                 fqn = f"{path}{name}"
                 tensor = self.reading.tensor(node, fqn)
                 if tensor is None:
                     if node is None and kind is Kind.PARAMETER:
-                        self.reading.odd("none-parameter", f"{fqn} is registered as None", fqn)
+                        self.reading.add_oddity(OddityKind.NONE_PARAMETER.value, f"{fqn} is registered as None", fqn)
                     continue
                 self.seen.add(id(node))
                 persistent = None if kind is Kind.PARAMETER else name not in kept_out
@@ -106,37 +109,39 @@ class _ModuleWalk:
         if tensor.storage is not None:
             self.storages.setdefault(tensor.storage, row)
 
-    def _opaque(self, path: str, node: Obj) -> None:
+    def _note_opaque(self, path: str, node: Obj) -> None:
         """A class with its own `__reduce__` or `__getstate__`: what its tensors are is known to its code alone."""
         name = name_of(node.cls) or "a class"
         fqn = path.rstrip(".")
-        self.reading.odd("opaque-class", f"{fqn}: {name} pickles itself: what its tensors are cannot be told", fqn)
-        for where, found, tensor in self.reading.below(node, fqn, seen=self.seen):
+        self.reading.add_oddity(
+            OddityKind.OPAQUE_CLASS.value, f"{fqn}: {name} pickles itself: what its tensors are cannot be told", fqn
+        )
+        for where, child, tensor in self.reading.walk(node, fqn, seen=self.seen):
             if tensor is not None:
-                self.rows.append(row_of(where, tensor, Kind.PARAMETER, Evidence.ASSUMED))
+                self.rows.append(build_row(where, tensor, Kind.PARAMETER, Evidence.ASSUMED))
             else:
-                self.seen.discard(id(found))  # `registered` adds it again
-                self.registered(unwrapped(found), where + ".")
+                self.seen.discard(id(child))  # `registered` adds it again
+                self.walk_registered(unwrapped(child), where + ".")
 
-    def plain(self) -> None:
+    def walk_plain(self) -> None:
         """Plain attributes of every module, those of modules found in plain containers included."""
         for path, node, _ in self.modules:  # grows while it is walked
-            held = attributes(node)
-            states, packed = _states(held), _packs(node)
-            for name, value in held.items():
+            module_attributes = attributes(node)
+            states, packed = _list_metric_states(module_attributes), _packs(node)
+            for name, value in module_attributes.items():
                 if name in _REGISTRIES or type(value) in LEAVES or HOOKS.match(name):
                     continue
-                derived = _derived_from(name, held)
+                derived = _find_source(name, module_attributes)
                 note = _PACKED if packed else OF_A_METRIC if name in states else derived
-                for where, found, tensor in self.reading.below(value, f"{path}{name}", seen=self.seen):
-                    self._reached(
-                        where, found, tensor, _PACKED if _packs(node) else note, derived, is_known=not _packs(node)
+                for where, child, tensor in self.reading.walk(value, f"{path}{name}", seen=self.seen):
+                    self._add_reached(
+                        where, child, tensor, _PACKED if _packs(node) else note, derived, is_known=not _packs(node)
                     )
-            for where, found, tensor in self._arguments(path, node):
-                self._reached(where, found, tensor, _ARGUMENT, None, is_known=False)
+            for where, child, tensor in self._walk_arguments(path, node):
+                self._add_reached(where, child, tensor, _ARGUMENT, None, is_known=False)
 
-    def _arguments(self, path: str, node: Obj) -> Iterator[tuple[str, Any, Any]]:
-        """What the function that makes the module is given, besides its `__dict__` (`__reduce__`, `__newobj_ex__`)."""
+    def _walk_arguments(self, path: str, node: Obj) -> Iterator[tuple[str, Any, Any]]:
+        """Yield the tensors in constructor arguments, besides `__dict__` (`__reduce__`, `__newobj_ex__`)."""
         if name_of(node.cls) == GRAPH_MODULE:
             return  # whose `__dict__` is an argument
         given = [(f"__args__[{index}]", value) for index, value in enumerate(node.args)]
@@ -144,13 +149,13 @@ class _ModuleWalk:
         if type(node.cls) is Obj:  # a partial of the class's __new__, as pickle writes keywords
             given.append(("__func__", node.cls))
         for label, value in given:
-            yield from self.reading.below(value, f"{path}{label}", seen=self.seen)
+            yield from self.reading.walk(value, f"{path}{label}", seen=self.seen)
 
-    def _reached(
+    def _add_reached(
         self, where: str, node: Any, tensor: Tensor | None, note: str | None, derived: str | None, *, is_known: bool
     ) -> None:
         if tensor is None:
-            self.registered(unwrapped(node), where + ".", outside=True)
+            self.walk_registered(unwrapped(node), where + ".", outside=True)
             return
         owner = self.storages.get(tensor.storage) if tensor.storage is not None else None
         same = self.nodes.get(id(node))
@@ -172,10 +177,10 @@ class _ModuleWalk:
         self.rows.append(row)
         self.nodes[id(node)] = row
 
-    def finished(self) -> Iterator[Row]:
+    def build_rows(self) -> Iterator[Row]:
         for row in self.rows:
-            found = self.aliases.get(id(row))
-            yield msgspec.structs.replace(row, aliases=tuple(found)) if found else row
+            names = self.aliases.get(id(row))
+            yield msgspec.structs.replace(row, aliases=tuple(names)) if names else row
 
 
 _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"])
@@ -192,12 +197,12 @@ _ARGUMENT = "an argument of the function that builds the module"
 OF_A_METRIC = "a metric's state, which its class moves"
 
 
-def _states(held: Mapping[str, Any]) -> frozenset[str]:
+def _list_metric_states(attributes: Mapping[str, Any]) -> frozenset[str]:
     """The attributes that a torchmetrics.Metric moves by code of its own: its states, their defaults, its results."""
-    defaults, reductions = mapping(held.get("_defaults")), mapping(held.get("_reductions"))
-    if defaults is None or reductions is None or "_forward_cache" not in held:
+    defaults, reductions = mapping(attributes.get("_defaults")), mapping(attributes.get("_reductions"))
+    if defaults is None or reductions is None or "_forward_cache" not in attributes:
         return frozenset()
-    return frozenset([*map(_text, defaults), "_defaults", "_computed", "_forward_cache"])
+    return frozenset([*map(_read_text, defaults), "_defaults", "_computed", "_forward_cache"])
 
 
 def _packs(module: Obj) -> bool:
@@ -213,8 +218,8 @@ def _is_within(tensor: Tensor, owner: Row) -> bool:
 _SOURCES = (("{}_g", "{}_v"), ("{}_orig",))
 
 
-def _derived_from(name: str, held: Mapping[str, Any]) -> str | None:
-    registered = {*(mapping(held.get("_parameters")) or ()), *(mapping(held.get("_buffers")) or ())}
+def _find_source(name: str, attributes: Mapping[str, Any]) -> str | None:
+    registered = {*(mapping(attributes.get("_parameters")) or ()), *(mapping(attributes.get("_buffers")) or ())}
     for forms in _SOURCES:
         names = [form.format(name) for form in forms]
         if registered.issuperset(names):
@@ -222,5 +227,5 @@ def _derived_from(name: str, held: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _text(value: Any) -> str:
+def _read_text(value: Any) -> str:
     return value if type(value) is str else ""

@@ -25,6 +25,7 @@ from statecli.commands.verify.proofs import move
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError, UsageError
 from statecli.core.finding import Finding, Severity
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Kind, TensorInfo
 from statecli.live import measure
 from statecli.live.walk import is_scripted
@@ -239,7 +240,7 @@ class _Proof:
     @functools.cached_property
     def _stale_views(self) -> dict[str | None, str]:
         """The messages of the stand-in on further names that a move leaves at the old memory."""
-        return {odd.fqn: odd.message for odd in self._stand_in.oddities if odd.name == "stale-view"}
+        return {odd.fqn: odd.message for odd in self._stand_in.oddities if odd.kind is OddityKind.STALE_VIEW}
 
     def _stale(self, row: TensorInfo) -> dict[str, Cell]:
         """The cells of further names of a tensor that was cast, which are left with the memory that it had."""

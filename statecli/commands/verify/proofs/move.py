@@ -32,6 +32,7 @@ from statecli.commands.verify.model_under_test import Subject
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError, UsageError
 from statecli.core.finding import Finding, Severity
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ModelState, TensorInfo
 from statecli.live import fake_gpu, fake_gpu_values, measure
 from statecli.live.device_rules import Watch
@@ -209,7 +210,7 @@ class _Proof:
     def _by_stand_in(self, row: TensorInfo, before: str) -> Cell:
         follows = self._follows.get(row.fqn)
         if follows is None:
-            note = next((one.message for one in self._stand_in.oddities if one.name == "not-measured"), None)
+            note = next((one.message for one in self._stand_in.oddities if one.kind is OddityKind.NOT_MEASURED), None)
             return judging.unclear(note or "cannot tell whether it follows", before=before)
         if not follows:
             what = "memory was given anew to what is registered and not to it: a move elsewhere leaves it behind"
@@ -279,7 +280,7 @@ class _Proof:
         """The cell of a name that a move parts from its tie, or leaves pointing at the old storage, fails."""
         for oddity in self._stand_in.oddities:
             name = oddity.fqn or ""
-            if oddity.name not in ("broken-tie", "stale-view") or name in self._recomputed:
+            if oddity.kind not in (OddityKind.BROKEN_TIE, OddityKind.STALE_VIEW) or name in self._recomputed:
                 continue
             cell = cells.get(name) or Cell(Verdict.PASSED, self._moved.before.get(name), self._moved.after.get(name))
             if cell.verdict is Verdict.PASSED:

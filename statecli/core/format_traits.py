@@ -1,0 +1,83 @@
+"""Traits of a format: everything that commands know about the format of a state besides its name.
+
+Each reader fills them, so that a new format is one module. This module imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+import msgspec
+
+
+class Legacy(Enum):
+    """Containers that torch no longer writes."""
+
+    STREAM = "stream"  # pickles in a row, before torch 1.6
+    TAR = "tar"  # a tar archive, before torch 0.1.10
+
+
+class FormatTraits(msgspec.Struct, frozen=True):
+    """What a format keeps, and how its files are used. The defaults are those of most formats.
+
+    Attributes:
+        is_class: The state is of a live model class, not of a checkpoint.
+        is_program: The file is run as saved: it stores tensors that are not registered, and may have no weights.
+        is_training_folder: A folder with the model and the rest of a training run.
+        keeps_order: Tensors are in the order in which they were saved.
+        distinguishes_case: The format's own loader distinguishes names that differ in case alone.
+        never_mapped: Reason why no loader maps the files into memory; None if loaders may.
+        legacy: Containers among the files that torch no longer writes.
+        mixed_dtypes: Reason why the tensors of one model have several dtypes on purpose; None if they have not.
+        settings_are_text: Every setting is text: numbers are written as text.
+        drops_tied_names: A tied tensor is stored under one name; its other names are settings (name: stored name).
+        own_settings: Settings that describe the files, not the model.
+        settings_vocabulary: Name of the vocabulary of the settings, if other formats have no such settings.
+        settings_describe_program: Every setting describes the program, none is an attribute of a module.
+        settings_are_compiled: Settings are attributes of compiled modules: those that the code uses, without the
+            Python types of keys and containers.
+        may_hold_settings_alone: A file with settings and without tensors is complete.
+        weights_are_optimizer_copies: Weights exist as float32 copies of the optimizer only.
+        is_partitioned: Weights without elements may be in the partitions of other ranks.
+        has_own_loader: A library loads the pickles, not `torch.load(path)`.
+        has_collections: A model's collections (trained parameters, statistics) are sections of their own.
+    """
+
+    is_class: bool = False
+    is_program: bool = False
+    is_training_folder: bool = False
+    keeps_order: bool = True
+    distinguishes_case: bool = False
+    never_mapped: str | None = None
+    legacy: frozenset[Legacy] = frozenset()
+    mixed_dtypes: str | None = None
+    settings_are_text: bool = False
+    drops_tied_names: bool = False
+    own_settings: frozenset[str] = frozenset()
+    settings_vocabulary: str = ""
+    settings_describe_program: bool = False
+    settings_are_compiled: bool = False
+    may_hold_settings_alone: bool = False
+    weights_are_optimizer_copies: bool = False
+    is_partitioned: bool = False
+    has_own_loader: bool = False
+    has_collections: bool = False
+
+
+def combine_traits(traits: Iterable[FormatTraits]) -> FormatTraits:
+    """Return the traits of a checkpoint in several files: a trait of one file that holds for all of them together.
+
+    Traits of a whole checkpoint (a program, partitions, collections) are not inherited from a file.
+    """
+    files = tuple(traits)
+    return FormatTraits(
+        is_training_folder=any(file.is_training_folder for file in files),
+        keeps_order=all(file.keeps_order for file in files),
+        legacy=frozenset[Legacy]().union(*(file.legacy for file in files)),
+        mixed_dtypes=next((file.mixed_dtypes for file in files if file.mixed_dtypes), None),
+        settings_are_text=any(file.settings_are_text for file in files),
+        drops_tied_names=any(file.drops_tied_names for file in files),
+        own_settings=frozenset[str]().union(*(file.own_settings for file in files)),
+        settings_vocabulary=next((file.settings_vocabulary for file in files if file.settings_vocabulary), ""),
+    )

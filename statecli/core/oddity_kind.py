@@ -1,0 +1,61 @@
+"""Kinds of oddities by which commands decide; all other oddities are only shown.
+
+This module imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class OddityKind(Enum):
+    """An oddity that changes what a command does. The value is the name under which it is shown."""
+
+    # What a reader could not list or compare.
+    NO_TENSORS = "no-tensors"
+    TOO_DEEP = "too-deep"
+    NOT_SEARCHED = "not-searched"
+    OPAQUE_CLASS = "opaque-class"
+    PACKED_PARAMS = "packed-params"
+    SCRIPT_MODULE = "script-module"
+    METADATA_CUT = "metadata-cut"
+    NONE_PARAMETER = "none-parameter"
+
+    # The bytes of a file.
+    PREFIXED = "prefixed"
+    SUFFIXED = "suffixed"
+    GAP = "gap"
+    ZIP_COMMENT = "zip-comment"
+    PICKLE_TRAILING = "pickle-trailing"
+    UNUSED_STORAGES = "unused-storages"
+    UNUSED_RECORDS = "unused-records"
+    CASE_ONLY_NAMES = "case-only-names"
+    CHECKSUM_MISMATCH = "checksum-mismatch"
+
+    # A checkpoint in several files.
+    MISSING_RANK = "missing-rank"
+    MISSING_SHARD = "missing-shard"
+    NO_OPTIMIZER = "no-optimizer"
+    ONE_PART = "one-part"
+    NOT_IN_INDEX = "not-in-index"
+    INDEX_TOTAL = "index-total"
+    UNNAMED_SHARDS = "unnamed-shards"
+    FOREIGN_GLOBALS = "foreign-globals"
+
+    # A move of a model.
+    NOT_MEASURED = "not-measured"
+    RECOMPUTED = "recomputed"
+    STALE_VIEW = "stale-view"
+    BROKEN_TIE = "broken-tie"
+    UNLIKE_COPY = "unlike-copy"
+
+    # A comparison or a load.
+    SECTIONS_PAIRED = "sections-paired"
+    SECTIONS_LEFT_OUT = "sections-left-out"
+    SECTIONS_APART = "sections-apart"
+    WRAPPER_PREFIX = "wrapper-prefix"
+    VALUES_NOT_COMPARED = "values-not-compared"
+    NOT_SAVED_BY_CLASS = "not-saved-by-class"
+    NOT_READ_BY_CLASS = "not-read-by-class"
+    CONVERTED_ON_LOAD = "converted-on-load"
+    BASELINE_FIXED = "baseline-fixed"
