@@ -245,15 +245,17 @@ def formats() -> None:
 
 
 def rules() -> None:
-    """Print a table of the rules of `audit`, then each with its explanation."""
+    """Print a table of the rules of all commands, then each with its explanation."""
     from statecli.report import rules as ruling
 
-    every = ruling.every()
-    print("| rule | severity | what it flags |\n| --- | --- | --- |")
+    every = ruling.list_rules()
+    print("| rule | severity | reported by | what it flags |\n| --- | --- | --- | --- |")
     for one in every:
-        print(f"| [`{one.name}`](#{one.name}) | {one.severity.value} | {one.summary.replace('|', chr(92) + '|')} |")
+        summary = one.summary.replace("|", chr(92) + "|")
+        print(f"| [`{one.name}`](#{one.name}) | {one.severity.value} | {', '.join(one.commands)} | {summary} |")
     for about in dict.fromkeys(one.about for one in every):
         print(f"\n## {about}")
         for one in every:
             if one.about == about:
                 print(f"\n### {one.name}\n\n{one.severity.value}: {one.explanation}")
+                print(f"\nReported by: {', '.join(f'`statecli {command}`' for command in one.commands)}")

@@ -79,6 +79,8 @@ def execute(options: Options, given: Given | None = None) -> int:
 def _publish(outcome: Outcome, options: Any, outputs: Sequence[Written]) -> int:
     """Write the outcome where it belongs; return the exit code."""
     quiet, last = getattr(options, "quiet", False), outputs[-1]
+    if outcome.warning is not None:
+        console.warn(outcome.warning)
     for file in outcome.files:
         console.write(file.pieces, file.path)
     if outcome.report is not None:

@@ -263,6 +263,11 @@ def _scrubbed(text: str) -> str:
     return secrets.scrubbed(text)
 
 
+def warn(message: str) -> None:
+    """Write one line on stderr; the exit status stays what it is."""
+    _say(f"statecli: warning: {message}")
+
+
 def tell(findings: Sequence[Finding]) -> None:
     """Findings for which the output has no place, on stderr."""
     for finding in findings:

@@ -42,3 +42,7 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
     place: Place | UnsetType = UNSET
     about: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+
+    def summarize(self, message: str, target: str) -> Finding:
+        """Return a finding of the same rule and severity that stands for several tensors of `target`."""
+        return Finding(self.rule, self.severity, message, target)

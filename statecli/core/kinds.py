@@ -15,9 +15,11 @@ from itertools import accumulate
 
 from msgspec.structs import replace
 
+from statecli.core import load_rules
 from statecli.core.dtypes import INTEGER
 from statecli.core.errors import NothingMatched
 from statecli.core.finding import Finding, Severity
+from statecli.core.rule import Rule
 from statecli.core.state import Evidence, Kind, ModelState, Oddity, OptimizerFacts, OptimizerGroup, TensorInfo
 
 #: Last components of names that are buffers wherever they were met: torch's norms and spectral_norm, and the buffers
@@ -375,13 +377,11 @@ def common_prefix(names: Sequence[str], registered: Container[str]) -> str:
 
 
 def _wrapped(state: ModelState, section: str, prefix: str, spec: str) -> Finding:
-    return Finding(
-        "wrapper-prefix",
-        Severity.ERROR,
+    return load_rules.WRAPPER_PREFIX.finding(
         f"every name in {section} starts with {prefix!r}, those of {spec} do not",
-        state.target,
-        None,
-        f"strip it before load_state_dict: {{k.removeprefix({prefix!r}): v for k, v in state.items()}}",
+        target=state.target,
+        help=f"strip it before load_state_dict: {{k.removeprefix({prefix!r}): v for k, v in state.items()}}",
+        severity=Severity.ERROR,
     )
 
 
@@ -391,7 +391,7 @@ def _against(
     if known is None:
         found = replace(tensor, kind=Kind.UNREGISTERED, evidence=Evidence.REGISTERED, persistent=None)
         message = f"{tensor.fqn}: unexpected: {model.target} registers no such tensor"
-        return found, [_finding("unexpected-entry", message, state, tensor.section, tensor.fqn)]
+        return found, [_finding(load_rules.UNEXPECTED_ENTRY, message, state, tensor.section, tensor.fqn)]
     found = replace(
         tensor,
         kind=known.kind,
@@ -403,17 +403,17 @@ def _against(
     findings = []
     if known.persistent is False:
         message = f"{tensor.fqn}: unexpected: to {model.target} it is non-persistent, and a strict load refuses it"
-        findings.append(_finding("unexpected-entry", message, state, tensor.section, tensor.fqn))
+        findings.append(_finding(load_rules.UNEXPECTED_ENTRY, message, state, tensor.section, tensor.fqn))
     # torch < 0.4 had no scalars, and load_state_dict still takes one element for one.
     if tensor.shape != known.shape and known.shape is not None and (tensor.shape, known.shape) != ((1,), ()):
         message = f"{tensor.fqn}: {state.target} holds {_shown(tensor)}, {model.target} registers {_shown(known)}"
-        findings.append(_finding("shape-mismatch", message, state, tensor.section, tensor.fqn))
+        findings.append(_finding(load_rules.SHAPE_MISMATCH, message, state, tensor.section, tensor.fqn))
     return found, findings
 
 
-def _finding(rule: str, message: str, state: ModelState, section: str, fqn: str) -> Finding:
+def _finding(rule: Rule, message: str, state: ModelState, section: str, fqn: str) -> Finding:
     where = f"{section}: " if len(state.sections) > 1 else ""
-    return Finding(rule, Severity.ERROR, where + message, state.target, fqn, section=section)
+    return rule.finding(where + message, target=state.target, fqn=fqn, section=section)
 
 
 def _shown(tensor: TensorInfo) -> str:
@@ -455,5 +455,5 @@ def _missing(
         tied = next((f", tied to {other}, which is there" for other in tensor.tied_to if other in held), "")
         what = f"{model.target} registers it ({tensor.kind.value} {_shown(tensor)}{tied})"
         message = f"{fqn}: missing: {what}, {_holder(state, section)} lacks it"
-        found.append(_finding("missing-entry", message, state, section, fqn))
+        found.append(_finding(load_rules.MISSING_ENTRY, message, state, section, fqn))
     return found

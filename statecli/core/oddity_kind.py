@@ -46,7 +46,7 @@ class OddityKind(Enum):
     NOT_MEASURED = "not-measured"
     RECOMPUTED = "recomputed"
     STALE_VIEW = "stale-view"
-    BROKEN_TIE = "broken-tie"
+    UNTIED_BY_MOVE = "untied-by-move"
     UNLIKE_COPY = "unlike-copy"
 
     # A comparison or a load.

@@ -382,7 +382,7 @@ def _broken_ties(sheet: _Sheet, trial: measure.Trial) -> None:
         if count:
             shown = ", ".join(names) + (f" and {count - len(names)} more" if count > len(names) else "")
             message = f"{row.fqn} shares one storage with {shown}, and a move gives each its own"
-            sheet.oddities.append(Oddity(OddityKind.BROKEN_TIE.value, message, row.fqn))
+            sheet.oddities.append(Oddity(OddityKind.UNTIED_BY_MOVE.value, message, row.fqn))
         tie.add(row.fqn, after)
 
 

@@ -15,6 +15,7 @@ import msgspec
 from statecli.core.escaping import sentence, visible
 from statecli.core.finding import Finding, Severity
 from statecli.core.json_text import encoded
+from statecli.core.output_rules import CANNOT_READ
 from statecli.report import Report, scope_notes
 from statecli.targets.location import Located, file_of, fingerprinted, of
 
@@ -42,7 +43,7 @@ def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # ev
 
 def _issues(report: Report) -> Iterator[_Issue]:
     troubles = (one for one in report.troubles if one.severity is Severity.ERROR)
-    unread = [Finding("cannot-read", Severity.ERROR, one.message, one.target) for one in troubles]
+    unread = [CANNOT_READ.finding(one.message, target=one.target) for one in troubles]
     for finding, fingerprint, which in fingerprinted(unread):
         yield _issue(finding, _unique(fingerprint, which), "blocker", Located(file_of(finding.target)))
     for finding, fingerprint, which in fingerprinted(report.described_findings()):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from statecli.core.escaping import name, sentence
 from statecli.core.finding import Finding
 from statecli.core.json_text import encoded
+from statecli.core.output_rules import CONFIGURATION, NOT_CHECKED
 from statecli.core.version import __version__
 from statecli.report import Report, RuleText, Trouble, scope_notes
 from statecli.targets.location import fingerprinted, of
@@ -64,8 +65,10 @@ def _invocation(report: Report) -> dict[str, Any]:
     notes = scope_notes(report)
     told = [*map(_notification, report.troubles)]
     failed = any(one["level"] == "error" for one in told)
-    told += [{"level": "note", "message": {"text": _words(one.message)}} for one in notes if one.rule == "not-checked"]
-    configured = [Trouble(one.target, one.message, one.severity) for one in notes if one.rule == "configuration"]
+    told += [
+        {"level": "note", "message": {"text": _words(one.message)}} for one in notes if one.rule == NOT_CHECKED.name
+    ]
+    configured = [Trouble(one.target, one.message, one.severity) for one in notes if one.rule == CONFIGURATION.name]
     invocation = {"executionSuccessful": not failed, "toolExecutionNotifications": told}
     return invocation | ({"toolConfigurationNotifications": [*map(_notification, configured)]} if configured else {})
 

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from statecli.core import output_rules
 from statecli.core.finding import Finding, Severity
 from statecli.core.scope import Configuration, NotChecked
 from statecli.core.state import Oddity
@@ -138,13 +139,17 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class RuleText(msgspec.Struct, frozen=True):
-    """What a rule is: one line, and the whole explanation where there is one. `about` is what it is of (`storage`)."""
+    """A rule as outputs show it: one line, and the whole explanation where an output may have it.
+
+    `about` is the group of the rule (`storage`), `commands` are those that report it.
+    """
 
     name: str
     severity: Severity
     summary: str
     explanation: str = ""
     about: str = ""
+    commands: tuple[str, ...] = ()
 
 
 class Outcome(str, Enum):
@@ -251,10 +256,10 @@ def scope_notes(report: Report) -> tuple[Finding, ...]:
     """Return what was not checked and what the configuration weakens as notes, for outputs that have no verdict."""
     unchecked = [f"{plural(entry.count, entry.what)}: {entry.why}" for entry in report.not_checked]
     where = "." if report.several else report.title
-    notes = [Finding("not-checked", Severity.NOTE, f"not checked: {text}", where) for text in unchecked]
+    notes = [output_rules.NOT_CHECKED.finding(f"not checked: {text}", target=where) for text in unchecked]
     message = describe_configuration(report.configuration) if report.configuration is not None else ""
     if report.configuration is not None and message:
-        notes.append(Finding("configuration", Severity.NOTE, message, report.configuration.file or where))
+        notes.append(output_rules.CONFIGURATION.finding(message, target=report.configuration.file or where))
     return tuple(notes)
 
 
@@ -272,4 +277,4 @@ def first(findings: Sequence[Finding], lines: int | None) -> tuple[Finding, ...]
     if len(findings) <= kept:
         return tuple(findings)
     more = f"… and {len(findings) - kept:,} more (-n {lines})"
-    return (*findings[:kept], Finding("more", Severity.NOTE, more, findings[0].target))
+    return (*findings[:kept], output_rules.MORE.finding(more, target=findings[0].target))

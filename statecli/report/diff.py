@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
-from statecli.commands.diff import settings
+from statecli.commands.diff import rules, settings
 from statecli.commands.diff.result import Change, Diff, Field, ScalarChange, Status
 from statecli.core import sizes
 from statecli.core.finding import Finding
@@ -45,7 +45,7 @@ from statecli.report.change_text import LETTERS, NUMBERS, largest_text, odd, rel
 from statecli.targets.location import located
 
 #: The rules of findings that are a row each.
-ROW_RULES = frozenset(("added", "removed", "changed", "renamed", "metadata"))
+ROW_RULES = frozenset(rule.name for rule in (*rules.BY_STATUS.values(), rules.METADATA))
 #: Characters of a text beside the tensors (`__metadata__`) that are shown in a row for people, and in the flat table.
 MAX_SCALAR = 60
 MAX_WHOLE = 10_000
@@ -147,7 +147,7 @@ def _sectioned(diff: Diff) -> bool:
 
 
 #: The rules of findings that say that values differ.
-_DIFFER = frozenset(("changed", "renamed", "outside-only", "frozen-changed"))
+_DIFFER = frozenset(rule.name for rule in (rules.CHANGED, rules.RENAMED, rules.OUTSIDE_ONLY, rules.FROZEN_CHANGED))
 
 
 def _described(findings: Iterable[Finding], diff: Diff) -> tuple[Finding, ...]:

@@ -274,6 +274,8 @@ class RuleRow(msgspec.Struct, frozen=True):
     about: str
     summary: str
     explanation: str
+    #: The commands that report it.
+    commands: tuple[str, ...]
 
 
 class RulesDocument(msgspec.Struct, frozen=True):
@@ -330,7 +332,7 @@ def of_config(settings: Sequence[tuple[str, object, str]], path: str | None) -> 
 
 def of_rules(texts: Sequence[RuleText]) -> RulesDocument:
     """The document of these rules."""
-    rows = (RuleRow(one.name, one.severity, one.about, one.summary, one.explanation) for one in texts)
+    rows = (RuleRow(one.name, one.severity, one.about, one.summary, one.explanation, one.commands) for one in texts)
     return RulesDocument("statecli.rules/1", __version__, tuple(rows))
 
 

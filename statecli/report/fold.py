@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Finding
 from statecli.core.state import Oddity
 from statecli.report import Line
 
@@ -77,13 +77,12 @@ def findings(found: Sequence[Finding]) -> tuple[Finding, ...]:
     """The same findings, those of repeated layers told once; few enough stay as they are."""
     if len(found) <= FEW_FINDINGS:
         return tuple(found)
-    folded = [line for line, _ in messages([Line((one.message, one.rule, one.severity.value)) for one in found])]
+    folded = list(messages([Line((one.message, one.rule, one.severity.value)) for one in found]))
     first = {one.message: one for one in reversed(found)}
     told = []
-    for line in folded:
-        message, rule, severity = line.cells
-        known = first.get(message)
-        told.append(known or Finding(rule, Severity(severity), message, found[0].target))
+    for line, positions in folded:
+        message = line.cells[0]
+        told.append(first.get(message) or found[positions[0]].summarize(message, found[0].target))
     return tuple(told)
 
 

@@ -1,4 +1,4 @@
-"""The report of `statecli rules`: what the rules of an audit are; and one of them, explained."""
+"""The report of `statecli rules`: a list of the rules of all commands, or the explanation of one rule."""
 
 from __future__ import annotations
 
@@ -8,46 +8,55 @@ from difflib import get_close_matches
 
 from statecli.core.errors import UsageError
 from statecli.core.finding import Severity
+from statecli.core.rule import FORMER_NAMES
 from statecli.core.units import plural
-from statecli.report import Column, Group, Line, Page, Report, RuleText, Table, documents, rule_texts
-from statecli.rules import RULES
+from statecli.report import Column, Group, Line, Page, Report, RuleText, Table, documents
+from statecli.report.rule_texts import describe_rule
+from statecli.rules import DICTIONARY
 
 MOODS = {Severity.ERROR: "bad", Severity.WARNING: "warn", Severity.NOTE: ""}
 #: A line of text that is wider than this is hard to read, however wide the terminal.
 WIDEST = 100
 
 
-def every() -> tuple[RuleText, ...]:
-    """The rules of an audit, in the order in which they run."""
-    return tuple(map(rule_texts.text, RULES))
+def list_rules() -> tuple[RuleText, ...]:
+    """Return the rules of all commands, those of `audit` first, in the order in which they run."""
+    return tuple(map(describe_rule, DICTIONARY.values()))
 
 
-def named(name: str) -> RuleText:
-    """The rule, or what another command calls so. Raises UsageError, with the near names, where there is none."""
-    known = {rule.name: rule for rule in every()}
-    for other, summary in rule_texts.TEXTS.items():
-        known.setdefault(other, RuleText(other, Severity.ERROR, summary))
-    if name not in known:
-        near = get_close_matches(name, known, n=3)
+def explain_rule(name: str) -> RuleText:
+    """Return the rule of this name. Raises UsageError, with the near names, if there is none."""
+    if name not in DICTIONARY:
+        near = get_close_matches(name, DICTIONARY, n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "statecli rules lists them"
         raise UsageError(f"there is no rule {name!r}; {hint}")
-    return known[name]
+    return describe_rule(DICTIONARY[name])
 
 
-def of_rules(texts: Sequence[RuleText]) -> Report:
-    """The rules as a list, for any output."""
+def describe_former_name(name: str) -> str | None:
+    """Return a warning if other rules had this name before; None if `name` always meant one rule."""
+    renamed = [DICTIONARY[new] for new, former in FORMER_NAMES.items() if former == name]
+    if not renamed:
+        return None
+    commands = " and ".join(dict.fromkeys(command for rule in renamed for command in rule.commands))
+    new_names = " or ".join(rule.name for rule in renamed)
+    return f"{name}: findings of {commands} that had this name are now called {new_names}"
+
+
+def rules_report(texts: Sequence[RuleText]) -> Report:
+    """Return the rules as a list, for any output."""
     columns = (Column("rule"), Column("severity"))
     return Report(
-        title="the rules of statecli audit",
+        title="the rules of statecli",
         document=lambda: documents.of_rules(texts),
         table=lambda: Table(
-            (*columns, Column("about"), Column("summary")),
-            tuple((one.name, one.severity.value, one.about, one.summary) for one in texts),
+            (*columns, Column("about"), Column("commands"), Column("summary")),
+            tuple((one.name, one.severity.value, one.about, ", ".join(one.commands), one.summary) for one in texts),
             told=False,
         ),
         page=lambda: Page(
             subtitle=plural(len(texts), "rule"),
-            columns=columns,
+            columns=(*columns, Column("commands")),
             groups=_groups(texts),
             totals=(),
         ),
@@ -56,20 +65,22 @@ def of_rules(texts: Sequence[RuleText]) -> Report:
 
 
 def _groups(texts: Sequence[RuleText]) -> tuple[Group, ...]:
-    about: dict[str, list[Line]] = {}
-    for one in texts:
-        about.setdefault(one.about, []).append(Line((one.name, one.severity.value), one.summary, MOODS[one.severity]))
-    return tuple(Group(name, plural(len(lines), "rule"), tuple(lines)) for name, lines in about.items())
+    groups: dict[str, list[Line]] = {}
+    for rule in texts:
+        cells = (rule.name, rule.severity.value, ", ".join(rule.commands))
+        groups.setdefault(rule.about, []).append(Line(cells, rule.summary, MOODS[rule.severity]))
+    return tuple(Group(name, plural(len(lines), "rule"), tuple(lines)) for name, lines in groups.items())
 
 
-def explained(rule: RuleText, width: int) -> str:
-    """The whole explanation, each paragraph filled to the width; `Why`, `Example` and `Fix` stand out."""
+def format_explanation(rule: RuleText, width: int) -> str:
+    """Return the whole explanation, each paragraph filled to the width; `Why`, `Example` and `Fix` stand out."""
     width = max(20, min(width, WIDEST))
-    first, *rest = (rule.explanation or rule.summary).split("\n\n")
-    parts = [f"{rule.name} ({rule.severity.value})", _filled(first, width, "")]
-    return "\n\n".join((*parts, *(_filled(part, width, "  ") for part in rest))) + "\n"
+    first, *rest = rule.explanation.split("\n\n")
+    heading = f"{rule.name} ({rule.severity.value})\nreported by {', '.join(rule.commands)}"
+    parts = [_fill(first, width, ""), *(_fill(part, width, "  ") for part in rest)]
+    return "\n\n".join((heading, *parts)) + "\n"
 
 
-def _filled(text: str, width: int, indent: str) -> str:
+def _fill(text: str, width: int, indent: str) -> str:
     words = " ".join(text.split())
     return textwrap.fill(words, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)

@@ -322,7 +322,7 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
 
 
 class RulesOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """List the rules of audit, or explain RULE: what it flags, why, an example, what to do."""
+    """List the rules of all commands, or explain RULE: what it flags, why, an example, what to do."""
 
     name: Annotated[str | None, Target("RULE", "Explain this one.")] = None
     output_format: OutputFormat = Output.TABLE

@@ -38,6 +38,7 @@ class Outcome(msgspec.Struct, frozen=True):
         findings_first: True if the exit status is 1 for findings even if something could not be done.
         reported: True if the report for people says the failures too.
         notes: What is told on standard error next to the report.
+        warning: A line for standard error about the command line itself.
         files: What is written before the report.
         plain: True if the report is plain text, whatever `--output-format` says.
     """
@@ -50,6 +51,7 @@ class Outcome(msgspec.Struct, frozen=True):
     findings_first: bool = False
     reported: bool = False
     notes: Sequence[Finding] = ()
+    warning: str | None = None
     files: Sequence[OutputFile] = ()
     plain: bool = False
 

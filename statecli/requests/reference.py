@@ -11,10 +11,11 @@ def run_rules(options: RulesOptions) -> Outcome:
     """List the rules; for people, one rule is its explanation."""
     from statecli.report import rules
 
-    texts = rules.every() if options.name is None else (rules.named(options.name),)
+    texts = rules.list_rules() if options.name is None else (rules.explain_rule(options.name),)
+    former = None if options.name is None else rules.describe_former_name(options.name)
     if options.name is not None and options.output_format in (Output.TABLE, Output.PLAIN):
-        return Outcome(texts, text=lambda width: rules.explained(texts[0], width))
-    return Outcome(texts, rules.of_rules(texts))
+        return Outcome(texts, text=lambda width: rules.format_explanation(texts[0], width), warning=former)
+    return Outcome(texts, rules.rules_report(texts), warning=former)
 
 
 def run_config(options: ConfigOptions) -> Outcome:

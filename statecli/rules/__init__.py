@@ -1,7 +1,17 @@
-"""The rules of `audit`, one module a subject. A rule is in RULES or does not exist: a test holds the folder to it."""
+"""The dictionary of findings: every rule of every command, and the rules that `audit` runs, one module a subject.
+
+The rules of the other commands are defined below this package, so that a command imports only its own.
+`tests/rules/test_dictionary.py` checks that no rule is missing.
+"""
 
 from __future__ import annotations
 
+from statecli.commands.diff import rules as diff
+from statecli.commands.inspect import rules as inspect
+from statecli.commands.lock import rules as locking
+from statecli.commands.verify import rules as verify
+from statecli.core import load_rules, move_rules, output_rules
+from statecli.core.rule import Rule
 from statecli.rules import (
     against,
     contents,
@@ -13,15 +23,16 @@ from statecli.rules import (
     placement,
     policy,
     registration,
+    run_notes,
     siblings,
     storage,
     values,
     weights,
 )
-from statecli.rules.rule import Rule
+from statecli.rules.rule import AuditRule
 
-#: In the order in which they are listed.
-RULES: tuple[Rule, ...] = (
+#: The rules that `audit` runs, in the order in which they are listed.
+RULES: tuple[AuditRule, ...] = (
     *registration.RULES,
     *against.RULES,
     *gradients.RULES,
@@ -37,3 +48,11 @@ RULES: tuple[Rule, ...] = (
     *pickles.RULES,
     *lock.RULES,
 )
+
+_OTHERS = (
+    *(*load_rules.RULES, *move_rules.RULES, *inspect.RULES, *diff.RULES, *verify.RULES, *locking.RULES),
+    *(*run_notes.RULES, *output_rules.RULES),
+)
+_OF_AUDIT: dict[str, Rule] = {rule.name: rule for rule in RULES}
+#: Name -> rule, of every command, those of `audit` first. A rule that `audit` shares with others is the one of `audit`.
+DICTIONARY: dict[str, Rule] = _OF_AUDIT | {rule.name: rule for rule in _OTHERS} | _OF_AUDIT

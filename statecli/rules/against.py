@@ -1,4 +1,4 @@
-"""What a checkpoint lacks, has too much of, or has otherwise than a class or another checkpoint."""
+"""Rules that compare a target with a class or with another checkpoint."""
 
 from __future__ import annotations
 
@@ -11,138 +11,121 @@ from statecli.core import quoting
 from statecli.core.dtypes import is_floating
 from statecli.core.finding import Finding, Severity
 from statecli.core.kinds import MODEL_KINDS, meant
+from statecli.core.load_rules import MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.rule import Rule
 from statecli.core.state import Kind, TensorInfo
 from statecli.core.units import shape_text
-from statecli.rules.rule import Found, rule
-from statecli.rules.subject import Subject, something_to_hold_to
+from statecli.rules.rule import Issue, judges, rule
+from statecli.rules.subject import Subject, needs_class_or_reference
 
 
-def _loading(subject: Subject, name: str) -> Iterator[Found]:
-    """What a strict load into the class says under that rule's name."""
-    for one in subject.load.findings if subject.load else ():
-        if one.rule == name:
-            yield _said(one)
+def _report_load_findings(subject: Subject, rule: Rule) -> Iterator[Issue]:
+    """Yield what a strict load into the class reports under that rule."""
+    for finding in subject.load.findings if subject.load else ():
+        if finding.rule == rule.name:
+            yield _convert_finding(finding)
 
 
-def _noted(subject: Subject, *kinds: OddityKind) -> Iterator[Found]:
-    """What its class loads though a strict load would not."""
+def _report_load_notes(subject: Subject, *kinds: OddityKind) -> Iterator[Issue]:
+    """Yield as notes what the class loads although a strict load refuses it."""
     for note in subject.load.notes if subject.load else ():
         if note.kind in kinds:
-            yield Found(note.message, severity=Severity.NOTE)
+            yield Issue(note.message, severity=Severity.NOTE)
 
 
-def _said(one: Finding) -> Found:
-    origin = one.origin if one.origin is not UNSET else None
-    return Found(one.message, one.fqn, one.section, one.help, origin=origin)
+def _convert_finding(finding: Finding) -> Issue:
+    origin = finding.origin if finding.origin is not UNSET else None
+    return Issue(finding.message, finding.fqn, finding.section, finding.help, origin=origin)
 
 
-def _changes(subject: Subject, field: Field | None = None, status: Status | None = None) -> Iterator[Change]:
-    """What differs from the checkpoint it is held to, of the models alone where that has one."""
+def _select_changes(subject: Subject, field: Field | None = None, status: Status | None = None) -> Iterator[Change]:
+    """Yield the changes since the reference, only those of models if the reference has a model."""
     diff = subject.reference
     if diff is None:
         return
-    wanted = _sections(diff)
-    for one in diff.changes:
-        differs = one.status is status if field is None else field in one.fields
-        if differs and (not wanted or _is_of(one, wanted) or (one.kind is Kind.OPTIMIZER and field in _OF_A_PAIR)):
-            yield one
+    sections = _find_compared_sections(diff)
+    for change in diff.changes:
+        differs = change.status is status if field is None else field in change.fields
+        if differs and (
+            not sections or _is_in_sections(change, sections) or (change.kind is Kind.OPTIMIZER and field in _OF_A_PAIR)
+        ):
+            yield change
 
 
-#: What is told of an optimizer's tensor too, which both sides then have.
+#: Fields that are also compared for tensors of an optimizer, if both sides have the tensor.
 _OF_A_PAIR = (Field.SHAPE, Field.DTYPE)
 
 
-def _sections(diff: Diff) -> frozenset[str]:
-    """The sections of both sides that are held to each other: those of models that both have, and what a load takes.
+def _find_compared_sections(diff: Diff) -> frozenset[str]:
+    """Return the sections of both sides that are compared: models that both have, and what a load would take.
 
-    An average beside the model of one side alone is nobody's duty, nor is what is no model. Empty where the reference
-    has no model: then all of it is meant.
+    An average of the model that only one side has is not compared. Empty if the reference has no model: then all
+    sections are compared.
     """
-    models = [one for one in diff.changes if one.kind in MODEL_KINDS]
-    if not any(one.before for one in models):
+    models = [change for change in diff.changes if change.kind in MODEL_KINDS]
+    if not any(change.before for change in models):
         return frozenset()
-    pairs = ((one.before.section, one.after.section) for one in models if one.before and one.after)
-    both = {section for pair in pairs for section in pair}
-    sides = ([one.before for one in models], [one.after for one in models])
-    held = (list(dict.fromkeys(row.section for row in side if row)) for side in sides)
-    return frozenset(both.union(*map(meant, held)))
+    pairs = ((change.before.section, change.after.section) for change in models if change.before and change.after)
+    common = {section for pair in pairs for section in pair}
+    sides = ([change.before for change in models], [change.after for change in models])
+    sections_by_side = (list(dict.fromkeys(row.section for row in side if row)) for side in sides)
+    return frozenset(common.union(*map(meant, sections_by_side)))
 
 
-def _is_of(change: Change, sections: frozenset[str]) -> bool:
+def _is_in_sections(change: Change, sections: frozenset[str]) -> bool:
     return change.kind in MODEL_KINDS and change.section in sections
 
 
-def _of(subject: Subject, change: Change, what: str, help: str | None = None) -> Found:
+def _build_issue(subject: Subject, change: Change, what: str, help: str | None = None) -> Issue:
     side = subject.state if change.after or subject.reference is None else subject.reference.before
     section = f"{change.section}." if len(side.sections) > 1 else ""
-    return Found(f"{section}{change.fqn}: {what}", change.fqn, change.section, help)
+    return Issue(f"{section}{change.fqn}: {what}", change.fqn, change.section, help)
 
 
-def _name(diff: Diff | None) -> str:
+def _reference_name(diff: Diff | None) -> str:
     return diff.before.target if diff else ""
 
 
-def _holder(subject: Subject, change: Change) -> str:
-    """The reference, and the section of it that is meant where it has several."""
-    several = subject.reference is not None and len(subject.reference.before.sections) > 1
-    return _name(subject.reference) + (f"#{change.section}" if several else "")
+def _describe_reference(subject: Subject, change: Change) -> str:
+    """Return the name of the reference, with the section of the change if the reference has several."""
+    has_sections = subject.reference is not None and len(subject.reference.before.sections) > 1
+    return _reference_name(subject.reference) + (f"#{change.section}" if has_sections else "")
 
 
-@rule(Severity.ERROR, something_to_hold_to)
-def missing_entry(subject: Subject) -> Iterator[Found]:
-    """An entry that the class, or the checkpoint it is held to, has is not there.
-
-    Why: `load_state_dict(strict=True)` refuses it; with `strict=False` the tensor silently keeps its initial values.
-
-    Example: a head that was renamed in the code after the checkpoint was written.
-
-    Fix: save it again from the class as it is now, or map the old name to the new one before loading.
-    """
-    yield from _loading(subject, "missing-entry")
-    yield from _noted(subject, OddityKind.NOT_SAVED_BY_CLASS, OddityKind.CONVERTED_ON_LOAD)
-    for change in _changes(subject, status=Status.REMOVED):
-        yield _of(subject, change, f"missing: {_holder(subject, change)} has it")
+@judges(MISSING_ENTRY, needs_class_or_reference)
+def missing_entry(subject: Subject) -> Iterator[Issue]:
+    """Yield what a strict load misses, and what the reference has alone."""
+    yield from _report_load_findings(subject, MISSING_ENTRY)
+    yield from _report_load_notes(subject, OddityKind.NOT_SAVED_BY_CLASS, OddityKind.CONVERTED_ON_LOAD)
+    for change in _select_changes(subject, status=Status.REMOVED):
+        yield _build_issue(subject, change, f"missing: {_describe_reference(subject, change)} has it")
 
 
-@rule(Severity.ERROR, something_to_hold_to)
-def unexpected_entry(subject: Subject) -> Iterator[Found]:
-    """There is an entry that the class, or the checkpoint it is held to, does not have.
-
-    Why: `load_state_dict(strict=True)` refuses it; with `strict=False` it is silently left out.
-
-    Example: the weights of an auxiliary loss in a checkpoint that is to be served.
-
-    Fix: leave it out when saving, or give the class what it is for.
-    """
-    yield from _loading(subject, "unexpected-entry")
-    yield from _noted(subject, OddityKind.NOT_READ_BY_CLASS)
-    for change in _changes(subject, status=Status.ADDED):
-        yield _of(subject, change, f"unexpected: {_name(subject.reference)} has no such tensor")
+@judges(UNEXPECTED_ENTRY, needs_class_or_reference)
+def unexpected_entry(subject: Subject) -> Iterator[Issue]:
+    """Yield what a strict load does not expect, and what the reference lacks."""
+    yield from _report_load_findings(subject, UNEXPECTED_ENTRY)
+    yield from _report_load_notes(subject, OddityKind.NOT_READ_BY_CLASS)
+    for change in _select_changes(subject, status=Status.ADDED):
+        yield _build_issue(subject, change, f"unexpected: {_reference_name(subject.reference)} has no such tensor")
 
 
-def _shape(row: TensorInfo | None) -> str:
+def _format_shape(row: TensorInfo | None) -> str:
     return shape_text(row.shape) if row else "?"
 
 
-@rule(Severity.ERROR, something_to_hold_to)
-def shape_mismatch(subject: Subject) -> Iterator[Found]:
-    """A tensor has another shape than the class registers, or than the checkpoint it is held to has.
-
-    Why: `load_state_dict` refuses it, with or without `strict`.
-
-    Example: an embedding for 30,522 words where the class was built for 30,528.
-
-    Fix: build the class with the sizes of the checkpoint, or resize the tensor before saving.
-    """
-    yield from _loading(subject, "shape-mismatch")
-    for change in _changes(subject, Field.SHAPE):
-        what = f"is {_shape(change.after)}, and {_shape(change.before)} in {_name(subject.reference)}"
-        yield _of(subject, change, what)
+@judges(SHAPE_MISMATCH, needs_class_or_reference)
+def shape_mismatch(subject: Subject) -> Iterator[Issue]:
+    """Yield tensors whose shape a load refuses, and those of another shape in the reference."""
+    yield from _report_load_findings(subject, SHAPE_MISMATCH)
+    for change in _select_changes(subject, Field.SHAPE):
+        here, there = _format_shape(change.after), _format_shape(change.before)
+        yield _build_issue(subject, change, f"is {here}, and {there} in {_reference_name(subject.reference)}")
 
 
-@rule(Severity.WARNING, something_to_hold_to)
-def dtype_mismatch(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, needs_class_or_reference)
+def dtype_mismatch(subject: Subject) -> Iterator[Issue]:
     """A tensor has another dtype than the class registers, or than in the checkpoint it is held to.
 
     Why: `load_state_dict` casts it without a word: values are rounded, or take twice the memory. Where most of a model
@@ -153,42 +136,42 @@ def dtype_mismatch(subject: Subject) -> Iterator[Found]:
 
     Fix: cast the whole model before saving: `model.to(torch.bfloat16)`.
     """
-    yield from _cast_by_loading(subject)
-    for change in _changes(subject, Field.DTYPE):
+    yield from _report_casts(subject)
+    for change in _select_changes(subject, Field.DTYPE):
         if change.before and change.after:
-            what = f"is {change.after.dtype}, and {change.before.dtype} in {_name(subject.reference)}"
-            yield _of(subject, change, what, f"cast it to {change.before.dtype} before saving")
+            what = f"is {change.after.dtype}, and {change.before.dtype} in {_reference_name(subject.reference)}"
+            yield _build_issue(subject, change, what, f"cast it to {change.before.dtype} before saving")
 
 
-def _loaded(subject: Subject) -> Iterator[tuple[TensorInfo, TensorInfo]]:
-    """What a load would copy: the tensor here, and the one of the class that it goes into."""
+def _pair_loaded_tensors(subject: Subject) -> Iterator[tuple[TensorInfo, TensorInfo]]:
+    """Yield each tensor that a load copies, with the tensor of the class that receives it."""
     for change in subject.load.changes if subject.load else ():
         if change.before and change.after and not change.before.damage:
             yield change.before, change.after
 
 
-def _cast_by_loading(subject: Subject) -> Iterator[Found]:
+def _report_casts(subject: Subject) -> Iterator[Issue]:
     casts: dict[tuple[str, str], list[TensorInfo]] = {}
-    for here, there in _loaded(subject):
+    for here, there in _pair_loaded_tensors(subject):
         casts.setdefault((here.dtype, there.dtype), []).append(here)
     registers = f"{subject.load.after.target if subject.load else ''} registers"
-    for (held, wanted), rows in casts.items():
-        if held == wanted:
+    for (held, expected), rows in casts.items():
+        if held == expected:
             continue
-        count = sum(len(same) for (_, one), same in casts.items() if one == wanted)
-        if len(rows) * 2 > count and is_floating(held) and is_floating(wanted):
+        count = sum(len(others) for (_, dtype), others in casts.items() if dtype == expected)
+        if len(rows) * 2 > count and is_floating(held) and is_floating(expected):
             share = "all" if len(rows) == count else f"{len(rows):,} of"
-            what = f"{share} {count:,} tensors are" if count > 1 else f"{subject.called(rows[0])}: is"
-            message = f"{what} {held}, where {registers} {wanted}: a load casts without a word"
-            yield Found(message, None, rows[0].section, severity=Severity.NOTE)
+            what = f"{share} {count:,} tensors are" if count > 1 else f"{subject.name_of(rows[0])}: is"
+            message = f"{what} {held}, where {registers} {expected}: a load casts without a word"
+            yield Issue(message, None, rows[0].section, severity=Severity.NOTE)
             continue
         for row in rows:
-            message = f"{subject.called(row)}: is {held}, and {registers} {wanted}: a load casts it without a word"
-            yield Found(message, row.fqn, row.section, f"cast it to {wanted} before saving")
+            message = f"{subject.name_of(row)}: is {held}, and {registers} {expected}: a load casts it without a word"
+            yield Issue(message, row.fqn, row.section, f"cast it to {expected} before saving")
 
 
-@rule(Severity.WARNING, something_to_hold_to)
-def broken_tie(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, needs_class_or_reference)
+def broken_tie(subject: Subject) -> Iterator[Issue]:
     """Tensors that share their memory in what it is held to are separate ones here; of a checkpoint, or the other way.
 
     Why: tied weights that were parted learn apart from then on, and take twice the memory. Into a class that ties them
@@ -199,45 +182,43 @@ def broken_tie(subject: Subject) -> Iterator[Found]:
 
     Fix: tie them again after loading (`model.tie_weights()`), and save from there.
     """
-    yield from _parted(subject)
-    for change in _changes(subject, Field.TYING):
+    yield from _report_untied_tensors(subject)
+    for change in _select_changes(subject, Field.TYING):
         if change.before and change.after:
-            yield _of(
-                subject, change, f"{_tied(change.after)}, and {_tied(change.before)} in {_name(subject.reference)}"
-            )
+            here, there = _describe_tie(change.after), _describe_tie(change.before)
+            yield _build_issue(subject, change, f"{here}, and {there} in {_reference_name(subject.reference)}")
 
 
-def _tied(row: TensorInfo) -> str:
+def _describe_tie(row: TensorInfo) -> str:
     return f"shares its memory with {', '.join(row.tied_to[:3])}" if row.tied_to else "shares its memory with nothing"
 
 
-def _parted(subject: Subject) -> Iterator[Found]:
-    """What the class ties and the checkpoint has apart."""
+def _report_untied_tensors(subject: Subject) -> Iterator[Issue]:
+    """Yield tensors that the class ties and the checkpoint holds separately."""
     groups: dict[object, list[TensorInfo]] = {}
-    for here, there in _loaded(subject):
+    for here, there in _pair_loaded_tensors(subject):
         if here.storage is not None and there.storage is not None and there.nbytes:
-            groups.setdefault(_view(there), []).append(here)
+            groups.setdefault(_view_key(there), []).append(here)
     for rows in groups.values():
-        apart = list({_view(row): row for row in reversed(rows)}.values())[::-1]
+        apart = list({_view_key(row): row for row in reversed(rows)}.values())[::-1]
         if len(apart) > 1:
-            yield _told(subject, apart)
+            yield _build_untied_issue(subject, apart)
 
 
-def _view(row: TensorInfo) -> object:
+def _view_key(row: TensorInfo) -> object:
     return row.storage, row.storage_offset, row.elements
 
 
-def _told(subject: Subject, rows: list[TensorInfo]) -> Found:
+def _build_untied_issue(subject: Subject, rows: list[TensorInfo]) -> Issue:
     first, *others = rows
-    ties = (
-        f"{subject.load.after.target if subject.load else ''} ties it to {quoting.names([one.fqn for one in others])}"
-    )
-    severity, values = _UNREAD if subject.values is None else _SAME[_are_same(subject, rows)]
-    message = f"{subject.called(first)}: {ties}, and here they are {len(rows)} tensors{values}"
-    return Found(message, first.fqn, first.section, "tie them before saving", severity)
+    model = subject.load.after.target if subject.load else ""
+    ties = f"{model} ties it to {quoting.names([other.fqn for other in others])}"
+    severity, values = _UNREAD if subject.values is None else _SAME[_have_same_values(subject, rows)]
+    message = f"{subject.name_of(first)}: {ties}, and here they are {len(rows)} tensors{values}"
+    return Issue(message, first.fqn, first.section, "tie them before saving", severity)
 
 
-#: How bad it is that tied weights are apart, by whether they are the same bytes.
+#: Severity and text for tied weights that are saved separately, by whether their bytes are equal.
 _SAME: dict[bool | None, tuple[Severity, str]] = {
     None: (Severity.WARNING, ": whether they differ cannot be told; a load keeps the last"),
     True: (Severity.NOTE, " of the same bytes"),
@@ -246,15 +227,17 @@ _SAME: dict[bool | None, tuple[Severity, str]] = {
 _UNREAD = (Severity.NOTE, ": whether they differ cannot be told without --values; a load keeps the last")
 
 
-def _are_same(subject: Subject, rows: list[TensorInfo]) -> bool | None:
-    """None where their values were not read, or are no bytes to compare."""
-    known = {(row.section, row.fqn): one for row, one in zip(subject.state.tensors, subject.values or (), strict=False)}
-    facts = [known.get((row.section, row.fqn)) for row in rows]
-    if len({row.shape for row in rows}) > 1 or any(one is None or one.digest is None for one in facts):
+def _have_same_values(subject: Subject, rows: list[TensorInfo]) -> bool | None:
+    """Return whether the tensors have equal bytes; None if their values were not read or cannot be compared."""
+    facts_by_name = {
+        (row.section, row.fqn): entry for row, entry in zip(subject.state.tensors, subject.values or (), strict=False)
+    }
+    facts = [facts_by_name.get((row.section, row.fqn)) for row in rows]
+    if len({row.shape for row in rows}) > 1 or any(entry is None or entry.digest is None for entry in facts):
         return None
     if len({row.dtype for row in rows}) > 1:
         return False
-    return len({one.digest for one in facts if one}) == 1
+    return len({entry.digest for entry in facts if entry}) == 1
 
 
 RULES = (missing_entry, unexpected_entry, shape_mismatch, dtype_mismatch, broken_tie)

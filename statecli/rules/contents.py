@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from statecli.core.finding import Severity
 from statecli.core.state import Kind, ModelState, TensorInfo
 from statecli.core.units import names
-from statecli.rules.rule import Found, rule
-from statecli.rules.subject import Subject, a_file
+from statecli.rules.rule import Issue, rule
+from statecli.rules.subject import Subject, needs_file
 from statecli.storage import checkpoint_folder, files
 from statecli.targets.load import split
 
@@ -24,8 +24,8 @@ _E3NN_BUFFER = "output_mask"
 _ELSEWHERE = ("ds_version", "param_shapes", "ds_config")
 
 
-@rule(Severity.ERROR, a_file)
-def empty_checkpoint(subject: Subject) -> Iterator[Found]:
+@rule(Severity.ERROR, needs_file)
+def empty_checkpoint(subject: Subject) -> Iterator[Issue]:
     """A checkpoint holds no tensor, or the state_dict in it is empty.
 
     Why: a loader with `strict=False`, and every loader of adapters, loads it without a message and leaves the model as
@@ -40,34 +40,34 @@ def empty_checkpoint(subject: Subject) -> Iterator[Found]:
     state, path = subject.everything, split(subject.target)[0]
     help = "save it again from a process that holds the weights"
     if state.tensors:
-        for key in _empty_models(state) if not _holds_a_model(state) else ():
-            yield Found(f"{key}: is empty, so that the checkpoint holds no model", help=help, about=key)
+        for key in _find_empty_models(state) if not _has_model_tensors(state) else ():
+            yield Issue(f"{key}: is empty, so that the checkpoint holds no model", help=help, about=key)
     elif not checkpoint_folder.COMPANIONS.match(files.name(path)):
-        yield Found("holds no tensor", help=help, severity=_severity_without_tensors(state))
+        yield Issue("holds no tensor", help=help, severity=_choose_severity(state))
 
 
-def _severity_without_tensors(state: ModelState) -> Severity | None:
+def _choose_severity(state: ModelState) -> Severity | None:
     traits = state.traits
-    is_settings = traits.may_hold_settings_alone and bool(state.metadata.values) and not _empty_models(state)
+    is_settings = traits.may_hold_settings_alone and bool(state.metadata.values) and not _find_empty_models(state)
     return Severity.NOTE if is_settings or traits.is_program else None
 
 
-def _holds_a_model(state: ModelState) -> bool:
-    """Whether a section under one of the keys has tensors: a configuration may have the name of another key.
+def _has_model_tensors(state: ModelState) -> bool:
+    """Return True if a section under one of the keys has tensors: a configuration may have the name of another key.
 
     Tensors next to an empty model are in a section called `model`, which then stands for the whole file.
     """
-    empty = set(_empty_models(state))
-    whole_file = {one.section for one in state.state_dicts if empty.intersection(one.others)}
+    empty = set(_find_empty_models(state))
+    whole_file = {state_dict.section for state_dict in state.state_dicts if empty.intersection(state_dict.others)}
     return any(section in _MODEL_KEYS and section not in whole_file for section in state.sections)
 
 
-def _empty_models(state: ModelState) -> list[str]:
+def _find_empty_models(state: ModelState) -> list[str]:
     return [key for key in _MODEL_KEYS if state.metadata.values.get(key) == "{}"]
 
 
-@rule(Severity.WARNING, a_file)
-def empty_tensor(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, needs_file)
+def empty_tensor(subject: Subject) -> Iterator[Issue]:
     """Weights have no element: their shape has a 0.
 
     Why: their names are in the file and their values are not. DeepSpeed's ZeRO-3 and FSDP free the weights that a
@@ -86,8 +86,8 @@ def empty_tensor(subject: Subject) -> Iterator[Found]:
     is_elsewhere = subject.state.traits.is_partitioned or any(
         key == name or key.startswith(f"{name}.") for key in subject.everything.metadata.values for name in _ELSEWHERE
     )
-    present = {(one.section, one.fqn) for one in subject.everything.tensors}
-    has_elements = any(one.elements or one.shape is None for one in subject.everything.tensors)
+    present = {(tensor.section, tensor.fqn) for tensor in subject.everything.tensors}
+    has_elements = any(tensor.elements or tensor.shape is None for tensor in subject.everything.tensors)
     for section in subject.state.sections:
         rows = [tensor for tensor in subject.state.tensors if tensor.section == section]
         if has_elements:
@@ -97,11 +97,11 @@ def empty_tensor(subject: Subject) -> Iterator[Found]:
         if len(empty) * 2 > len(rows):
             reported = empty
         if reported:
-            called = names(tuple(map(subject.called, reported)))
+            called = names(tuple(map(subject.name_of, reported)))
             what = "parameters" if has_elements else "tensors"
             message = f"{section}: {len(reported):,} of {len(rows):,} {what} have no element: {called}"
             help = "audit the files that hold the weights" if is_elsewhere else "gather the weights before saving"
-            yield Found(message, None, section, help, Severity.NOTE if is_elsewhere else None)
+            yield Issue(message, None, section, help, Severity.NOTE if is_elsewhere else None)
 
 
 def _is_placeholder(tensor: TensorInfo, present: set[tuple[str, str]]) -> bool:

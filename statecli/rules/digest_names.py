@@ -42,10 +42,10 @@ def named_files(text: str) -> Iterator[NamedFile]:
     if files.is_remote(path) or not files.exists(path):
         return
     paths = [files.join(path, name) for name in checkpoint_folder.files(path)] if files.isdir(path) else [path]
-    for one in paths:
-        match = _BLOB.search(files.real(one))
+    for file in paths:
+        match = _BLOB.search(files.real(file))
         if match:
-            yield NamedFile(one, files.size(one), match["digest"])
+            yield NamedFile(file, files.size(file), match["digest"])
 
 
 def compute_digest(file: NamedFile) -> CheckedFile:

@@ -1,4 +1,4 @@
-"""What is trained and what is not: the policy, the optimizer's own state, the parameters that it lacks."""
+"""Rules about what is trained: the policy, the optimizer's state, and parameters that the optimizer lacks."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from statecli.core.finding import Severity
 from statecli.core.kinds import MODEL_KINDS
 from statecli.core.selection import glob_names, matches_any
 from statecli.core.state import Evidence, Kind, OptimizerFacts, TensorInfo
-from statecli.rules.rule import Found, rule
+from statecli.rules.rule import Issue, rule
 from statecli.rules.subject import Subject
 
 
-def a_policy(subject: Subject) -> str | None:
-    """Needs `policy.frozen` or `policy.trainable`, and tensors that they could be of."""
+def needs_policy(subject: Subject) -> str | None:
+    """Return why neither `policy.frozen` nor `policy.trainable` applies; None if one of them does."""
     if not (subject.policy.frozen or subject.policy.trainable):
         return "no policy.frozen and no policy.trainable is configured"
-    return None if _of_model(subject) else "no tensor of a model is in it"
+    return None if _select_model_tensors(subject) else "no tensor of a model is in it"
 
 
-def an_optimizer_with_names(subject: Subject) -> str | None:
-    """Needs an optimizer's section that says which parameters it trains."""
+def needs_optimizer_with_names(subject: Subject) -> str | None:
+    """Return why it is unknown which parameters the optimizer trains; None if its names are known."""
     if not any(row.kind is Kind.OPTIMIZER for row in subject.everything.tensors) and not subject.everything.optimizers:
         return "there is no optimizer's state in it"
-    known = any(_names(one) for one in subject.everything.optimizers)
-    known = known or any(row.evidence is Evidence.OPTIMIZER for row in _of_model(subject))
-    return None if known else "which parameters the optimizer trains cannot be told: it saved no names"
+    is_named = any(_list_parameter_names(optimizer) for optimizer in subject.everything.optimizers)
+    is_named = is_named or any(row.evidence is Evidence.OPTIMIZER for row in _select_model_tensors(subject))
+    return None if is_named else "which parameters the optimizer trains cannot be told: it saved no names"
 
 
-def _of_model(subject: Subject) -> list[TensorInfo]:
+def _select_model_tensors(subject: Subject) -> list[TensorInfo]:
     return [row for row in subject.state.tensors if row.kind in MODEL_KINDS]
 
 
-def _names(optimizer: OptimizerFacts) -> set[str]:
+def _list_parameter_names(optimizer: OptimizerFacts) -> set[str]:
     return {
         name
         for group in optimizer.groups
-        for name in group.names or [one for one in group.params if isinstance(one, str)]
+        for name in group.names or [param for param in group.params if isinstance(param, str)]
     }
 
 
-def _matching(subject: Subject, globs: Sequence[str]) -> list[TensorInfo]:
-    several = len(subject.state.sections) > 1
-    rows = _of_model(subject)
-    return [row for row in rows if matches_any(glob_names(row.fqn, row.section, by_section=several), globs)]
+def _match_tensors(subject: Subject, globs: Sequence[str]) -> list[TensorInfo]:
+    by_section = len(subject.state.sections) > 1
+    rows = _select_model_tensors(subject)
+    return [row for row in rows if matches_any(glob_names(row.fqn, row.section, by_section=by_section), globs)]
 
 
-@rule(Severity.ERROR, a_policy)
-def trainable_mismatch(subject: Subject) -> Iterator[Found]:
+@rule(Severity.ERROR, needs_policy)
+def trainable_mismatch(subject: Subject) -> Iterator[Issue]:
     """A tensor that the policy says is frozen requires grad, or one that it says is trained does not.
 
     Why: a backbone that should be frozen drifts, or an adapter that should learn does not, and the loss shows neither.
@@ -57,29 +57,33 @@ def trainable_mismatch(subject: Subject) -> Iterator[Found]:
     Fix: `requires_grad_(False)` on what is frozen, after everything that builds or replaces modules. A state_dict
     does not say, which is a warning: audit the class. With `--lock` the values of what is frozen are held instead.
     """
-    untold = _untold(subject)
-    if untold is not None:
-        yield untold
-    for key, globs, wanted in (("frozen", subject.policy.frozen, False), ("trainable", subject.policy.trainable, True)):
+    inconclusive = _report_inconclusive(subject)
+    if inconclusive is not None:
+        yield inconclusive
+    for key, globs, expected in (
+        ("frozen", subject.policy.frozen, False),
+        ("trainable", subject.policy.trainable, True),
+    ):
         for glob in globs:
-            rows = _matching(subject, (glob,))
+            rows = _match_tensors(subject, (glob,))
             if not rows:
-                yield Found(f"policy.{key} {glob!r} matches none of the {len(_of_model(subject))} tensors of the model")
+                count = len(_select_model_tensors(subject))
+                yield Issue(f"policy.{key} {glob!r} matches none of the {count} tensors of the model")
             for row in rows:
-                if row.requires_grad is (not wanted) and row.kind is not Kind.BUFFER:
+                if row.requires_grad is (not expected) and row.kind is not Kind.BUFFER:
                     what = "requires grad" if row.requires_grad else "does not require grad"
-                    message = f"{subject.called(row)}: {what}, and policy.{key} {glob!r} says otherwise"
-                    yield Found(message, row.fqn, row.section, f"requires_grad_({wanted})", origin=row.origin)
+                    message = f"{subject.name_of(row)}: {what}, and policy.{key} {glob!r} says otherwise"
+                    yield Issue(message, row.fqn, row.section, f"requires_grad_({expected})", origin=row.origin)
 
 
-def _untold(subject: Subject) -> Found | None:
-    """That it cannot be judged, once; a lock that is given judges what is frozen by its values."""
+def _report_inconclusive(subject: Subject) -> Issue | None:
+    """Return one issue if the target does not record requires_grad; a lock checks frozen tensors by their values."""
     globs = {"frozen": () if subject.lock is not None else subject.policy.frozen, "trainable": subject.policy.trainable}
-    rows = {key: [row for row in _matching(subject, some) if _says_nothing(row)] for key, some in globs.items()}
+    rows = {key: [row for row in _match_tensors(subject, some) if _is_unknown(row)] for key, some in globs.items()}
     keys = [f"policy.{key}" for key, unknown in rows.items() if unknown]
     if not keys:
         return None
-    return Found(
+    return Issue(
         f"{' and '.join(keys)}: cannot tell: a state_dict records no requires_grad",
         help="audit the class, or a module saved whole",
         severity=Severity.WARNING,
@@ -87,12 +91,12 @@ def _untold(subject: Subject) -> Found | None:
     )
 
 
-def _says_nothing(row: TensorInfo) -> bool:
+def _is_unknown(row: TensorInfo) -> bool:
     return row.requires_grad is None and row.kind is not Kind.BUFFER
 
 
-@rule(Severity.WARNING, an_optimizer_with_names)
-def optimizer_orphan(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, needs_optimizer_with_names)
+def optimizer_orphan(subject: Subject) -> Iterator[Issue]:
     """The optimizer has state for a parameter that the model in the same checkpoint does not have.
 
     Why: resuming from it fails, or gives the momentum of one parameter to another: `load_state_dict` of an optimizer
@@ -102,31 +106,32 @@ def optimizer_orphan(subject: Subject) -> Iterator[Found]:
 
     Fix: build the optimizer anew after the model changed, and save both together.
     """
-    held = {row.fqn for row in subject.everything.tensors if row.kind in MODEL_KINDS}
-    if not held:
+    model_names = {row.fqn for row in subject.everything.tensors if row.kind in MODEL_KINDS}
+    if not model_names:
         return
     for optimizer in subject.everything.optimizers:
-        for name in sorted(_names(optimizer)):
+        for name in sorted(_list_parameter_names(optimizer)):
             if not any(
-                fqn == name or fqn.endswith(f".{name}") or name.endswith(f".{fqn}") for fqn in _near(name, held)
+                fqn == name or fqn.endswith(f".{name}") or name.endswith(f".{fqn}")
+                for fqn in _find_similar_names(name, model_names)
             ):
                 message = f"{optimizer.section}: trains {name}, which the model in this checkpoint does not have"
-                yield Found(message, name, optimizer.section, "save the optimizer that was built from this model")
+                yield Issue(message, name, optimizer.section, "save the optimizer that was built from this model")
 
 
-def _is_same(one: str, other: str) -> bool:
-    """Whether they are one name, a wrapper's prefix before either left aside."""
-    return f".{one}".endswith(f".{other}") or f".{other}".endswith(f".{one}")
+def _is_same_name(name: str, other: str) -> bool:
+    """Return True for equal names, also if one of them has the prefix of a wrapper."""
+    return f".{name}".endswith(f".{other}") or f".{other}".endswith(f".{name}")
 
 
-def _near(name: str, held: set[str]) -> Iterator[str]:
-    """The names that could be `name` behind a wrapper's prefix, on either side."""
+def _find_similar_names(name: str, names: set[str]) -> Iterator[str]:
+    """Yield the names with the same last part as `name`: only these can differ from it by a prefix."""
     last = name.rpartition(".")[2]
-    return (fqn for fqn in held if fqn.rpartition(".")[2] == last)
+    return (fqn for fqn in names if fqn.rpartition(".")[2] == last)
 
 
-@rule(Severity.WARNING, an_optimizer_with_names)
-def untracked_parameter(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, needs_optimizer_with_names)
+def untracked_parameter(subject: Subject) -> Iterator[Issue]:
     """A parameter requires grad, and no optimizer in the same checkpoint trains it.
 
     Why: it gets gradients and never changes: it was registered after the optimizer was built, or replaced.
@@ -135,13 +140,13 @@ def untracked_parameter(subject: Subject) -> Iterator[Found]:
 
     Fix: `optimizer.add_param_group({"params": model.head.parameters()})`, or build the optimizer last.
     """
-    trained = set().union(*map(_names, subject.everything.optimizers))
-    for row in _of_model(subject):
+    trained = set().union(*map(_list_parameter_names, subject.everything.optimizers))
+    for row in _select_model_tensors(subject):
         if row.kind is not Kind.PARAMETER or not row.requires_grad or row.evidence is Evidence.OPTIMIZER:
             continue
-        if trained and not any(_is_same(row.fqn, name) for name in _near(row.fqn, trained)):
-            message = f"{subject.called(row)}: requires grad, and no optimizer in this checkpoint trains it"
-            yield Found(message, row.fqn, row.section, "give it to the optimizer, or freeze it")
+        if trained and not any(_is_same_name(row.fqn, name) for name in _find_similar_names(row.fqn, trained)):
+            message = f"{subject.name_of(row)}: requires grad, and no optimizer in this checkpoint trains it"
+            yield Issue(message, row.fqn, row.section, "give it to the optimizer, or freeze it")
 
 
 RULES = (trainable_mismatch, optimizer_orphan, untracked_parameter)

@@ -1,4 +1,4 @@
-"""What is wrong with how a file is laid out: bytes too many, too few, damaged, or where they cannot be mapped."""
+"""Rules about the layout of files: bytes that are unused, missing, damaged or misaligned."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from statecli.core.format_traits import Legacy
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ByteRange, Oddity, Place, TensorData, TensorInfo
 from statecli.formats.dcp import ARCHIVE
-from statecli.rules.rule import Found, rule
-from statecli.rules.subject import Subject, a_digest_as_name, the_values
+from statecli.rules.rule import Issue, rule
+from statecli.rules.subject import Subject, needs_digest_as_name, needs_values
 from statecli.storage import files
 
 #: Bytes that no tensor and no loader uses.
 _UNUSED = (OddityKind.PREFIXED, OddityKind.GAP, OddityKind.UNUSED_STORAGES, OddityKind.UNUSED_RECORDS)
 
 
-def _a_file(subject: Subject) -> str | None:
+def _needs_file(subject: Subject) -> str | None:
     return "a class is no file" if subject.state.traits.is_class else None
 
 
-def _odd(subject: Subject, help: str, *kinds: OddityKind) -> Iterator[Found]:
-    """What the reader noted of one of these kinds."""
-    return (_found(odd, help) for odd in subject.state.oddities if odd.kind in kinds)
+def _report_oddities(subject: Subject, help: str, *kinds: OddityKind) -> Iterator[Issue]:
+    """Return an issue for each oddity of these kinds that the reader recorded."""
+    return (_build_issue(odd, help) for odd in subject.state.oddities if odd.kind in kinds)
 
 
-def _found(odd: Oddity, help: str) -> Found:
-    return Found(odd.message, odd.fqn, help=help, place=None if odd.place is UNSET else odd.place)
+def _build_issue(odd: Oddity, help: str) -> Issue:
+    return Issue(odd.message, odd.fqn, help=help, place=None if odd.place is UNSET else odd.place)
 
 
-@rule(Severity.WARNING, _a_file)
-def trailing_bytes(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, _needs_file)
+def trailing_bytes(subject: Subject) -> Iterator[Issue]:
     """Something stands behind the end of the file's content.
 
     Why: readers that look from the front and readers that look from the back see two different files, which is how
@@ -47,11 +47,11 @@ def trailing_bytes(subject: Subject) -> Iterator[Found]:
     Fix: load and save it again with torch.save, and find out who appended what.
     """
     help = "save it again with torch.save, and look at what was appended"
-    yield from _odd(subject, help, OddityKind.SUFFIXED, OddityKind.ZIP_COMMENT, OddityKind.PICKLE_TRAILING)
+    yield from _report_oddities(subject, help, OddityKind.SUFFIXED, OddityKind.ZIP_COMMENT, OddityKind.PICKLE_TRAILING)
 
 
-@rule(Severity.WARNING, _a_file)
-def unused_bytes(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, _needs_file)
+def unused_bytes(subject: Subject) -> Iterator[Issue]:
     """The file holds bytes that loading it never looks at.
 
     Why: they take room, travel with every copy, and are for anyone to read: weights that were taken out of the pickle
@@ -62,12 +62,12 @@ def unused_bytes(subject: Subject) -> Iterator[Found]:
     Fix: load and save it again with torch.save, which writes what is used and nothing else.
     """
     help = "save it again with torch.save, which writes only what is used"
-    yield from _odd(subject, help, *_UNUSED)
+    yield from _report_oddities(subject, help, *_UNUSED)
     if not subject.state.traits.distinguishes_case:  # torch reads the last of such records
-        yield from _odd(subject, help, OddityKind.CASE_ONLY_NAMES)
+        yield from _report_oddities(subject, help, OddityKind.CASE_ONLY_NAMES)
 
 
-def _mappable(subject: Subject) -> str | None:
+def _needs_mapped_format(subject: Subject) -> str | None:
     traits = subject.state.traits
     if traits.never_mapped:
         return traits.never_mapped
@@ -77,8 +77,8 @@ def _mappable(subject: Subject) -> str | None:
     return "a stream of before torch 1.6 is read, never mapped: see legacy-format" if legacy else None
 
 
-@rule(Severity.WARNING, _a_file, _mappable)
-def misaligned(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, _needs_file, _needs_mapped_format)
+def misaligned(subject: Subject) -> Iterator[Issue]:
     """Tensors begin at no multiple of their element size.
 
     Why: a mapped file (`mmap=True`, safetensors) hands out its own bytes as tensors. Where these are not aligned, each
@@ -100,30 +100,30 @@ def misaligned(subject: Subject) -> Iterator[Found]:
     for path, (tensor, data) in first.items():
         others = counts[path] - 1
         more = f", and so {'do' if others > 1 else 'does'} {others:,} more" if others else ""
-        where, name = data.storage, subject.called(tensor)
+        where, name = data.storage, subject.name_of(tensor)
         message = f"{name}: {data.dtype} begins at byte {where.offset:,}, no multiple of {_alignment(data.dtype)}{more}"
-        yield Found(message, tensor.fqn, tensor.section, "load it and save it again", place=where.place)
+        yield Issue(message, tensor.fqn, tensor.section, "load it and save it again", place=where.place)
 
 
 def _alignment(dtype: str) -> int:
-    """Bytes; a complex number is aligned as its two parts are."""
+    """Return the alignment of a dtype in bytes; a complex number is aligned as its two parts are."""
     size = max(BITS.get(dtype, 8) // 8, 1)
     return size // 2 if dtype.startswith("complex") else size
 
 
-def _with_checksums(subject: Subject) -> str | None:
-    recorded = any(_has_checksum(where) for one in subject.state.tensors for where in one.ranges)
-    recorded = recorded or any(odd.kind is OddityKind.CHECKSUM_MISMATCH for odd in subject.state.oddities)
-    return None if recorded else "no checksum of a tensor is recorded in it"
+def _needs_checksums(subject: Subject) -> str | None:
+    has_checksums = any(_has_checksum(where) for tensor in subject.state.tensors for where in tensor.ranges)
+    has_checksums = has_checksums or any(odd.kind is OddityKind.CHECKSUM_MISMATCH for odd in subject.state.oddities)
+    return None if has_checksums else "no checksum of a tensor is recorded in it"
 
 
 def _has_checksum(where: ByteRange) -> bool:
-    """An archive of its own has one inside, which is looked up when it is read."""
+    """Return True if a checksum is recorded; a nested archive has one inside, which is found when it is read."""
     return where.crc32 is not None or (where.packing is not None and where.packing.how == ARCHIVE)
 
 
-@rule(Severity.ERROR, _a_file, _with_checksums, the_values)
-def checksum_mismatch(subject: Subject) -> Iterator[Found]:
+@rule(Severity.ERROR, _needs_file, _needs_checksums, needs_values)
+def checksum_mismatch(subject: Subject) -> Iterator[Issue]:
     """The bytes of a record are not those that were written.
 
     Why: torch checks no checksum: a file that was damaged on a disk or in a transfer, or changed by hand, loads without
@@ -136,24 +136,24 @@ def checksum_mismatch(subject: Subject) -> Iterator[Found]:
     Fix: copy or download the file again.
     """
     # A reader that lists a tensor only if its checksum is right has verified the checksum already.
-    yield from _odd(subject, ChecksumMismatch.help, OddityKind.CHECKSUM_MISMATCH)
+    yield from _report_oddities(subject, ChecksumMismatch.help, OddityKind.CHECKSUM_MISMATCH)
     broken: dict[ChecksumMismatch, list[TensorInfo]] = {}
     for tensor, errors in zip(subject.state.tensors, subject.damages or (), strict=True):
         for error in errors:
             if isinstance(error, ChecksumMismatch):
                 broken.setdefault(error, []).append(tensor)
     for error, tensors in broken.items():
-        first, others = tensors[0], [subject.called(tensor) for tensor in tensors[1:]]
+        first, others = tensors[0], [subject.name_of(tensor) for tensor in tensors[1:]]
         also = f"; it is of {quoting.names(others)} too" if others else ""
         wrong = str(error).partition(": checksum wrong: ")[2].partition(";")[0]
         file = subject.member(error.place)
         saved = f"were saved in {quoting.name(file)}" if file else "were saved"
-        message = f"{subject.called(first)}: its bytes are not those that {saved}: checksum {wrong}{also}"
-        yield Found(message, first.fqn, first.section, "copy or download the file again", place=error.place)
+        message = f"{subject.name_of(first)}: its bytes are not those that {saved}: checksum {wrong}{also}"
+        yield Issue(message, first.fqn, first.section, "copy or download the file again", place=error.place)
 
 
-@rule(Severity.ERROR, _a_file)
-def missing_shard(subject: Subject) -> Iterator[Found]:
+@rule(Severity.ERROR, _needs_file)
+def missing_shard(subject: Subject) -> Iterator[Issue]:
     """A checkpoint in several files, and one of them is not there.
 
     Why: nothing can be loaded, or a loader that asks for one tensor at a time finds out hours later. Such a target
@@ -164,11 +164,13 @@ def missing_shard(subject: Subject) -> Iterator[Found]:
     Fix: copy or download the missing file, or save the checkpoint again.
     """
     # Of a checkpoint of which nothing can be read, the error is the finding: see errors.py.
-    yield from _odd(subject, "copy or download the missing file", OddityKind.MISSING_RANK, OddityKind.MISSING_SHARD)
+    yield from _report_oddities(
+        subject, "copy or download the missing file", OddityKind.MISSING_RANK, OddityKind.MISSING_SHARD
+    )
 
 
-@rule(Severity.ERROR, _a_file)
-def index_mismatch(subject: Subject) -> Iterator[Found]:
+@rule(Severity.ERROR, _needs_file)
+def index_mismatch(subject: Subject) -> Iterator[Issue]:
     """The index of a sharded checkpoint says something else than its shards.
 
     Why: a loader opens the shard that the index names and finds no such tensor. What the index does not name is loaded
@@ -182,15 +184,15 @@ def index_mismatch(subject: Subject) -> Iterator[Found]:
     help = "write the index again: save_pretrained does"
     for odd in subject.state.oddities:
         if odd.kind is OddityKind.NOT_IN_INDEX:
-            yield _found(odd, help)
+            yield _build_issue(odd, help)
         elif odd.kind is OddityKind.INDEX_TOTAL:
-            yield Found(odd.message, help=help, severity=Severity.WARNING)
+            yield Issue(odd.message, help=help, severity=Severity.WARNING)
         elif odd.kind is OddityKind.UNNAMED_SHARDS:
-            yield Found(odd.message, help="audit the folder, and each of them is a target", severity=Severity.NOTE)
+            yield Issue(odd.message, help="audit the folder, and each of them is a target", severity=Severity.NOTE)
 
 
-@rule(Severity.NOTE, _a_file)
-def legacy_format(subject: Subject) -> Iterator[Found]:
+@rule(Severity.NOTE, _needs_file)
+def legacy_format(subject: Subject) -> Iterator[Issue]:
     """The file is a stream of pickles as torch wrote it before version 1.6, or a tar archive of before 0.1.10.
 
     Why: it has no directory and no checksums. It cannot be mapped, a single tensor cannot be read without walking over
@@ -201,14 +203,14 @@ def legacy_format(subject: Subject) -> Iterator[Found]:
     Fix: `torch.save(torch.load(path), path)` with any newer torch, or safetensors.
     """
     if Legacy.STREAM in subject.state.traits.legacy:
-        yield Found("is in the format of before torch 1.6, without directory and checksums", help="save it again")
+        yield Issue("is in the format of before torch 1.6, without directory and checksums", help="save it again")
     if Legacy.TAR in subject.state.traits.legacy:
         message = "is a tar archive of before torch 0.1.10, which torch.load reads with weights_only=False only"
-        yield Found(message, help="load it with weights_only=False if this audit is clean, and save it again")
+        yield Issue(message, help="load it with weights_only=False if this audit is clean, and save it again")
 
 
-@rule(Severity.ERROR, a_digest_as_name)
-def digest_mismatch(subject: Subject) -> Iterator[Found]:
+@rule(Severity.ERROR, needs_digest_as_name)
+def digest_mismatch(subject: Subject) -> Iterator[Issue]:
     """The bytes of a file are not those that its name promises: the name is a digest, and the digest is another.
 
     Why: the Hub's cache keeps each file as `blobs/DIGEST` and never hashes the file again. A damaged disk, an
@@ -228,7 +230,7 @@ def digest_mismatch(subject: Subject) -> Iterator[Found]:
                 f"{quoting.name(files.name(path))}: its name promises digest {expected}…, its bytes have {digest}…"
             )
             help = "delete the blob and download it again"
-            yield Found(message, help=help, place=Place(path, 0, checked.file.size), about=files.name(path))
+            yield Issue(message, help=help, place=Place(path, 0, checked.file.size), about=files.name(path))
 
 
 RULES = (

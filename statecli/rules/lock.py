@@ -1,4 +1,4 @@
-"""What is no longer as it was locked, and what a lock does not hold."""
+"""Rules about the lock file: tensors and settings that differ from it, and values that it does not cover."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from statecli.commands.diff.settings import described
 from statecli.commands.lock.companion_files import CompanionChanges, FileChange
 from statecli.commands.lock.compare_lock import BESIDE, Held
 from statecli.commands.lock.lock_file import LockedTensor
+from statecli.commands.lock.rules import VALUES_NOT_LOCKED
 from statecli.core.finding import Severity
 from statecli.core.state import TensorInfo
 from statecli.core.units import names, shown
-from statecli.rules.rule import Found, rule
-from statecli.rules.subject import Subject, a_lock, locked_companions
+from statecli.rules.rule import Issue, judges, rule
+from statecli.rules.subject import Subject, needs_lock, needs_locked_companions
 
 
-@rule(Severity.ERROR, a_lock)
-def lock_mismatch(subject: Subject) -> Iterator[Found]:
+@rule(Severity.ERROR, needs_lock)
+def lock_mismatch(subject: Subject) -> Iterator[Issue]:
     """A tensor is not what the lock file says: it moved, changed its dtype, shape, kind or requires_grad, came or went.
 
     Why: a lock is a promise that these are the weights that were reviewed. A checkpoint that was trained further,
@@ -35,15 +36,15 @@ def lock_mismatch(subject: Subject) -> Iterator[Found]:
             continue
         name = shown.fqn if len(subject.state.sections) < 2 else f"{shown.section}.{shown.fqn}"
         help = "restore it; if it was meant to change, lock again"
-        yield Found(f"{name}: {_said(pair)}", shown.fqn, shown.section, help, content=_content(pair))
+        yield Issue(f"{name}: {_describe_pair(pair)}", shown.fqn, shown.section, help, content=_compute_content(pair))
     beside = {pair.tensor.section: None for pair in subject.lock or () if pair.tensor and pair.differ == BESIDE}
     if beside:
         message = f"{names(tuple(beside))}: of no model and not in the lock, which has no such section"
-        yield Found(message, severity=Severity.NOTE)
+        yield Issue(message, severity=Severity.NOTE)
 
 
-@rule(Severity.ERROR, a_lock, locked_companions)
-def settings_mismatch(subject: Subject) -> Iterator[Found]:
+@rule(Severity.ERROR, needs_lock, needs_locked_companions)
+def settings_mismatch(subject: Subject) -> Iterator[Issue]:
     """A setting, or a file next to the weights that changes the model, differs from the lock.
 
     Why: the same weights compute something else with another `rms_norm_eps`, tokenizer or `modeling_*.py`. A lock that
@@ -57,28 +58,19 @@ def settings_mismatch(subject: Subject) -> Iterator[Found]:
     changes = subject.companions or CompanionChanges()
     help = "restore it, or run `statecli lock` again if the change is intended"
     for setting in changes.settings:
-        yield Found(f"setting differs from the lock: {described(setting)}", help=help, content=_sha256(repr(setting)))
+        yield Issue(f"setting differs from the lock: {described(setting)}", help=help, content=_sha256(repr(setting)))
     for file in changes.files:
-        yield Found(f"{shown(file.name)}: {_describe_file(file)}", help=help, content=_sha256(repr(file)))
+        yield Issue(f"{shown(file.name)}: {_describe_file(file)}", help=help, content=_sha256(repr(file)))
 
 
-@rule(Severity.WARNING, a_lock)
-def values_not_locked(subject: Subject) -> Iterator[Found]:
-    """The lock has no digest of tensors whose values are here: any values pass it.
-
-    Why: a lock without values holds names, dtypes and shapes alone. It looks like one that holds the weights, and a
-    checkpoint with other weights passes it.
-
-    Example: the lock was made of the class (`statecli lock net.py:Net`), whose values are those of its constructor, or
-    somebody took the digests out of it.
-
-    Fix: run `statecli lock` on the checkpoint; where shapes are all that is to be held, ignore this rule.
-    """
+@judges(VALUES_NOT_LOCKED, needs_lock)
+def values_not_locked(subject: Subject) -> Iterator[Issue]:
+    """Yield a result if the lock has no digest of tensors that have values."""
     pairs = [(pair.locked, pair.tensor) for pair in subject.lock or () if pair.locked and pair.tensor]
-    free = [subject.called(tensor) for line, tensor in pairs if line.digest is None and (tensor.data or tensor.parts)]
+    free = [subject.name_of(tensor) for line, tensor in pairs if line.digest is None and (tensor.data or tensor.parts)]
     if free:
         message = f"the values of {len(free):,} of {len(pairs):,} tensors are not locked: {names(free)}"
-        yield Found(message, help="lock the checkpoint again")
+        yield Issue(message, help="lock the checkpoint again")
 
 
 def _describe_file(change: FileChange) -> str:
@@ -89,13 +81,13 @@ def _describe_file(change: FileChange) -> str:
     return f"content differs from the lock (digest {change.found[:12]}…, expected {change.locked[:12]}…)"
 
 
-def _content(pair: Held) -> str | None:
+def _compute_content(pair: Held) -> str | None:
     """Return a digest of what differs from the lock, with the values that were found.
 
     None without values, and "" for values without a digest: nothing accepts them, because any values would pass.
     """
     if pair.digest:
-        return _sha256(f"{_said(pair)}; {pair.digest}")
+        return _sha256(f"{_describe_pair(pair)}; {pair.digest}")
     return "" if pair.tensor is not None and (pair.tensor.data or pair.tensor.parts) else None
 
 
@@ -103,23 +95,23 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _said(pair: Held) -> str:
+def _describe_pair(pair: Held) -> str:
     tensor, line = pair.tensor, pair.locked
     if line is None:
         return "is not in the lock"
     if tensor is None:
-        return f"is missing, locked as {line.dtype} {_shape(line)}"
-    return "; ".join(_field(field, tensor, line, pair.digest) for field in pair.differ)
+        return f"is missing, locked as {line.dtype} {_format_shape(line)}"
+    return "; ".join(_describe_field(field, tensor, line, pair.digest) for field in pair.differ)
 
 
-def _field(field: str, tensor: TensorInfo, line: LockedTensor, digest: str | None) -> str:
+def _describe_field(field: str, tensor: TensorInfo, line: LockedTensor, digest: str | None) -> str:
     if field == "values" and digest is None:
         return f"its values cannot be read: {tensor.damage or 'they are not in the file'}"
     if field == "values":
-        found, wanted = (str(one)[:12] for one in (digest, line.digest))
-        return f"its values are not those that were locked (digest {found}…, not {wanted}…)"
+        actual, expected = (str(text)[:12] for text in (digest, line.digest))
+        return f"its values are not those that were locked (digest {actual}…, not {expected}…)"
     if field == "shape":
-        return f"has shape {_shape(tensor)}, locked with {_shape(line)}"
+        return f"has shape {_format_shape(tensor)}, locked with {_format_shape(line)}"
     if field == "kind":
         return f"is of kind {tensor.kind.value}, locked as {line.kind.value if line.kind else None}"
     if field == "requires_grad":
@@ -127,8 +119,8 @@ def _field(field: str, tensor: TensorInfo, line: LockedTensor, digest: str | Non
     return f"is {tensor.dtype}, locked as {line.dtype}"
 
 
-def _shape(one: TensorInfo | LockedTensor) -> str:
-    return "unknown" if one.shape is None else str(list(one.shape))
+def _format_shape(tensor: TensorInfo | LockedTensor) -> str:
+    return "unknown" if tensor.shape is None else str(list(tensor.shape))
 
 
 RULES = (lock_mismatch, settings_mismatch, values_not_locked)

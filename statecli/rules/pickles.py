@@ -1,4 +1,4 @@
-"""What loading a checkpoint's pickles would run: every pickle of the file, read and not executed."""
+"""Rules about what loading a checkpoint's pickles would run. Pickles are read and never executed."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from statecli.core.finding import Severity
 from statecli.core.state import Bomb, Mention, Place, ScannedPickle
 from statecli.pickle_scan import known_names
 from statecli.pickles import safe_globals
-from statecli.rules.rule import Found, rule
-from statecli.rules.subject import Subject, a_file, the_pickles
+from statecli.rules.rule import Issue, rule
+from statecli.rules.subject import Subject, needs_file, needs_pickles
 from statecli.storage import checkpoint_folder, files
 
-_LENGTH = 1
-#: Findings of one rule in one file; of the rest the number is told.
-_MOST = 100
+_NAME_BYTES = 1
+#: Most issues of one rule in one file; a last issue counts the rest.
+_MAX_ISSUES_PER_FILE = 100
 
 
-def _at(pickle: ScannedPickle, mention: Mention) -> Place:
-    """The byte of the file where the name is; of a compressed pickle, the pickle."""
+def _locate_mention(pickle: ScannedPickle, mention: Mention) -> Place:
+    """Return the byte of the file where the name is; for a compressed pickle the place of the pickle."""
     if not pickle.exact:
         return pickle.place
-    return Place(pickle.place.path, pickle.place.offset + mention.position, _LENGTH)
+    return Place(pickle.place.path, pickle.place.offset + mention.position, _NAME_BYTES)
 
 
-def _foreign(pickle: ScannedPickle, of_script: bool = False) -> list[tuple[Mention, str | None]]:
-    """The names that are not clean, each with what it is known for, if it is. Of code, none that is clean is there."""
+def _find_foreign_names(pickle: ScannedPickle, of_script: bool = False) -> list[tuple[Mention, str | None]]:
+    """Return the names that are not clean, each with its known harm or None. Code records no clean names."""
     if pickle.doer:
         return [(mention, mention.misuse) for mention in pickle.names]
-    names = [one if of_script else _as_python(one) for one in pickle.names]
-    return [(mention, _harm(mention)) for mention in names if not _is_clean(mention)]
+    names = [name if of_script else _treat_as_python(name) for name in pickle.names]
+    return [(mention, _find_harm(mention)) for mention in names if not _is_clean(mention)]
 
 
-def _all_foreign(subject: Subject) -> Iterator[tuple[ScannedPickle, Mention, str | None]]:
-    """The same of every pickle."""
-    seen = {(one.place.path, one.where) for one in subject.pickles if not one.hidden}
+def _find_all_foreign_names(subject: Subject) -> Iterator[tuple[ScannedPickle, Mention, str | None]]:
+    """Yield the names of every pickle that are not clean, each with its pickle and known harm."""
+    seen = {(pickle.place.path, pickle.where) for pickle in subject.pickles if not pickle.hidden}
     for pickle in subject.pickles:
         folder = pickle.where.rpartition("/")[0]
         of_script = not pickle.hidden and (pickle.place.path, f"{folder}/constants.pkl".lstrip("/")) in seen
-        for mention, harm in _foreign(pickle, of_script):
+        for mention, harm in _find_foreign_names(pickle, of_script):
             yield pickle, mention, harm
 
 
-def _as_python(mention: Mention) -> Mention:
-    """Classes of TorchScript are of the archive's own code where torch reads it so, which is where constants are."""
+def _treat_as_python(mention: Mention) -> Mention:
+    """Return a class of TorchScript as harmful if no TorchScript is in the archive: Python would import it."""
     if mention.misuse or mention.module.partition(".")[0] != "__torch__":
         return mention
     why = "is TorchScript's, and no TorchScript is here: Python imports a file of that name where it runs"
@@ -64,8 +64,8 @@ def _is_data(mention: Mention) -> bool:
     return known_names.is_clean(module, name, called=mention.called)
 
 
-def _harm(mention: Mention) -> str | None:
-    """What a name that is not clean is known for."""
+def _find_harm(mention: Mention) -> str | None:
+    """Return the known harm of a name that is not clean; None if nothing is known."""
     harm = None
     if not _is_data(mention):
         for module, name in (known_names.renamed(mention.module, mention.name), (mention.module, mention.name)):
@@ -73,52 +73,54 @@ def _harm(mention: Mention) -> str | None:
     return harm or mention.misuse
 
 
-def _does(mention: Mention) -> str:
+def _describe_use(mention: Mention) -> str:
     return "calls" if mention.called else "imports"
 
 
-def _where(subject: Subject, pickle: ScannedPickle) -> str:
-    """Which pickle of which of the target's files."""
+def _describe_place(subject: Subject, pickle: ScannedPickle) -> str:
+    """Return the file of the target and the pickle in it, as text."""
     file = subject.member(pickle.place)
     within = pickle.where.removeprefix("the file").removeprefix(", ") if file else pickle.where
     return quoting.name(": ".join(filter(None, (file, within))))
 
 
-def _told(subject: Subject, pickle: ScannedPickle, mention: Mention, why: str, help: str) -> Found:
+def _build_name_issue(subject: Subject, pickle: ScannedPickle, mention: Mention, why: str, help: str) -> Issue:
     name = quoting.name(mention.qualified.replace("__builtin__.", "builtins.", 1))
-    where = f"{_where(subject, pickle)}, byte {mention.position}"
-    message = f"{pickle.doer or 'loading it'} {_does(mention)} {name}, which {why} ({where})"
-    return Found(message, help=help, place=_at(pickle, mention), about=mention.qualified, content=pickle.digest)
+    where = f"{_describe_place(subject, pickle)}, byte {mention.position}"
+    message = f"{pickle.doer or 'loading it'} {_describe_use(mention)} {name}, which {why} ({where})"
+    return Issue(
+        message, help=help, place=_locate_mention(pickle, mention), about=mention.qualified, content=pickle.digest
+    )
 
 
-def _unknown(pickle: ScannedPickle) -> tuple[str, str]:
+def _explain_unknown_name(pickle: ScannedPickle) -> tuple[str, str]:
     if pickle.doer:
         return "is of a library that neither torch, torchvision nor torchaudio has", "look at that library"
     return "is neither torch's own nor plain data", "save plain data in its place"
 
 
-def _most(found: Iterable[Found]) -> Iterator[Found]:
-    """The first hundred of each file, and how many more there are: a hostile file can have a million."""
+def _limit_per_file(issues: Iterable[Issue]) -> Iterator[Issue]:
+    """Yield the first issues of each file and a count of the rest, because a hostile file can have a million."""
     counts: Counter[str] = Counter()
     contents: dict[str, set[str]] = {}
-    for one in found:
-        path = one.place.path if one.place else ""
+    for issue in issues:
+        path = issue.place.path if issue.place else ""
         counts[path] += 1
-        contents.setdefault(path, set()).add(f"{one.about} {one.content}")
-        if counts[path] <= _MOST:
-            yield one
+        contents.setdefault(path, set()).add(f"{issue.about} {issue.content}")
+        if counts[path] <= _MAX_ISSUES_PER_FILE:
+            yield issue
     for path, count in counts.items():
-        if count > _MOST:
-            message, about = f"and {count - _MOST} more like these", f"more than {_MOST}"
-            yield Found(message, place=Place(path, 0, 0), about=about, content=_joined(contents[path]))
+        if count > _MAX_ISSUES_PER_FILE:
+            message, about = f"and {count - _MAX_ISSUES_PER_FILE} more like these", f"more than {_MAX_ISSUES_PER_FILE}"
+            yield Issue(message, place=Place(path, 0, 0), about=about, content=_hash_contents(contents[path]))
 
 
-def _joined(contents: Iterable[str]) -> str:
+def _hash_contents(contents: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(sorted(contents)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-@rule(Severity.ERROR, a_file, the_pickles)
-def unsafe_global(subject: Subject) -> Iterator[Found]:
+@rule(Severity.ERROR, needs_file, needs_pickles)
+def unsafe_global(subject: Subject) -> Iterator[Issue]:
     """A pickle of the file imports what an attack is made of.
 
     Why: unpickling imports and calls whatever the file names, before anything of the file can be checked: the one who
@@ -132,15 +134,15 @@ def unsafe_global(subject: Subject) -> Iterator[Found]:
 
     Fix: do not load it, and ask whoever published it. If it is yours, save the state_dict, without what needs the name.
     """
-    yield from _most(
-        _told(subject, pickle, mention, harm, "do not load it; ask who published it")
-        for pickle, mention, harm in _all_foreign(subject)
+    yield from _limit_per_file(
+        _build_name_issue(subject, pickle, mention, harm, "do not load it; ask who published it")
+        for pickle, mention, harm in _find_all_foreign_names(subject)
         if harm
     )
 
 
-@rule(Severity.WARNING, a_file, the_pickles)
-def unknown_global(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, needs_file, needs_pickles)
+def unknown_global(subject: Subject) -> Iterator[Issue]:
     """A pickle of the file imports a name that is neither torch's own nor plain data.
 
     Why: loading it needs that package at the right version and runs its code; torch.load refuses it unless
@@ -150,15 +152,15 @@ def unknown_global(subject: Subject) -> Iterator[Found]:
 
     Fix: save plain dicts, numbers and text beside the tensors; or accept it with a reason.
     """
-    yield from _most(
-        _told(subject, pickle, mention, *_unknown(pickle))
-        for pickle, mention, harm in _all_foreign(subject)
+    yield from _limit_per_file(
+        _build_name_issue(subject, pickle, mention, *_explain_unknown_name(pickle))
+        for pickle, mention, harm in _find_all_foreign_names(subject)
         if not harm and mention.qualified not in pickle.modules
     )
 
 
-@rule(Severity.WARNING, a_file, the_pickles)
-def whole_module_pickle(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, needs_file, needs_pickles)
+def whole_module_pickle(subject: Subject) -> Iterator[Issue]:
     """A module is pickled whole, as an object, where its state_dict would do.
 
     Why: torch.load needs weights_only=False for it, which lets the file run anything, and the class under the same
@@ -172,11 +174,11 @@ def whole_module_pickle(subject: Subject) -> Iterator[Found]:
     if classes:
         place = next(pickle.place for pickle in subject.pickles if pickle.modules)
         message = f"a module is pickled whole: loading it needs weights_only=False and {quoting.names(list(classes))}"
-        yield Found(message, help="save model.state_dict() instead", place=place, content=", ".join(classes))
+        yield Issue(message, help="save model.state_dict() instead", place=place, content=", ".join(classes))
 
 
-@rule(Severity.WARNING, a_file, the_pickles)
-def nested_pickle(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, needs_file, needs_pickles)
+def nested_pickle(subject: Subject) -> Iterator[Issue]:
     """A pickle lies where no reader of tensors looks: in a string of another pickle, or in a record of its own.
 
     Why: it runs when whatever knows of it unpickles it, and scanners that stop at `data.pkl` never see it. It was read
@@ -186,22 +188,24 @@ def nested_pickle(subject: Subject) -> Iterator[Found]:
 
     Fix: find out what reads it; keep plain data in its place, or accept it with a reason.
     """
-    yield from _most(
-        _inside(subject, pickle) for pickle in subject.pickles if pickle.hidden and (pickle.names or not pickle.unread)
+    yield from _limit_per_file(
+        _build_nested_issue(subject, pickle)
+        for pickle in subject.pickles
+        if pickle.hidden and (pickle.names or not pickle.unread)
     )
 
 
-def _inside(subject: Subject, pickle: ScannedPickle) -> Found:
-    clean = not _foreign(pickle)
-    said = "it names nothing but plain data" if clean else "it names more than plain data"
-    message = f"a pickle inside: {_where(subject, pickle)}; {said}"
+def _build_nested_issue(subject: Subject, pickle: ScannedPickle) -> Issue:
+    clean = not _find_foreign_names(pickle)
+    content = "it names nothing but plain data" if clean else "it names more than plain data"
+    message = f"a pickle inside: {_describe_place(subject, pickle)}; {content}"
     help = "find out what reads it"
     severity = Severity.NOTE if clean else None
-    return Found(message, None, None, help, severity, None, pickle.place, pickle.where, pickle.digest)
+    return Issue(message, None, None, help, severity, None, pickle.place, pickle.where, pickle.digest)
 
 
-@rule(Severity.ERROR, a_file, the_pickles)
-def unscanned_pickle(subject: Subject) -> Iterator[Found]:
+@rule(Severity.ERROR, needs_file, needs_pickles)
+def unscanned_pickle(subject: Subject) -> Iterator[Issue]:
     """A pickle, or an archive of them, could not be read to its end.
 
     Why: what loading it would run is known up to there and no further. Pickles are made to break off, to inflate
@@ -212,11 +216,13 @@ def unscanned_pickle(subject: Subject) -> Iterator[Found]:
 
     Fix: do not load it. If it is yours, the file is damaged: fetch it again, or save it again.
     """
-    yield from _most(_broken(subject, pickle, pickle.unread) for pickle in subject.pickles if pickle.unread)
+    yield from _limit_per_file(
+        _build_unread_issue(subject, pickle, pickle.unread) for pickle in subject.pickles if pickle.unread
+    )
 
 
-@rule(Severity.ERROR, a_file, the_pickles)
-def allocation_bomb(subject: Subject) -> Iterator[Found]:
+@rule(Severity.ERROR, needs_file, needs_pickles)
+def allocation_bomb(subject: Subject) -> Iterator[Issue]:
     """Loading the file takes far more memory or time than its size explains.
 
     Why: a few bytes of a pickle can ask for any amount of memory, and a dictionary key can take for ever to hash. The
@@ -228,23 +234,29 @@ def allocation_bomb(subject: Subject) -> Iterator[Found]:
 
     Fix: do not load the file. If it is yours, save the data itself instead of a call that computes it.
     """
-    yield from _most(_describe_bomb(subject, pickle, bomb) for pickle in subject.pickles for bomb in pickle.bombs)
+    yield from _limit_per_file(
+        _build_bomb_issue(subject, pickle, bomb) for pickle in subject.pickles for bomb in pickle.bombs
+    )
 
 
-def _describe_bomb(subject: Subject, pickle: ScannedPickle, bomb: Bomb) -> Found:
+def _build_bomb_issue(subject: Subject, pickle: ScannedPickle, bomb: Bomb) -> Issue:
     place = pickle.place
     if pickle.exact and bomb.position:
-        place = Place(place.path, place.offset + bomb.position, _LENGTH)
-    where = f"{_where(subject, pickle)}, byte {bomb.position}" if bomb.position else _where(subject, pickle)
+        place = Place(place.path, place.offset + bomb.position, _NAME_BYTES)
+    where = (
+        f"{_describe_place(subject, pickle)}, byte {bomb.position}"
+        if bomb.position
+        else _describe_place(subject, pickle)
+    )
     message = f"loading it {quoting.name(bomb.text)} ({where})" if where else f"loading it {quoting.name(bomb.text)}"
-    return Found(message, help="do not load it; ask who published it", place=place, about=bomb.text)
+    return Issue(message, help="do not load it; ask who published it", place=place, about=bomb.text)
 
 
-def _broken(subject: Subject, pickle: ScannedPickle, unread: str) -> Found:
+def _build_unread_issue(subject: Subject, pickle: ScannedPickle, unread: str) -> Issue:
     unread = unread.removeprefix(pickle.where).lstrip(": ")
-    message = f"{_where(subject, pickle)}: not read to its end: {unread}"
+    message = f"{_describe_place(subject, pickle)}: not read to its end: {unread}"
     help = "do not load it; copy or save it again"
-    return Found(message, help=help, place=pickle.place, about=pickle.where, content=pickle.digest)
+    return Issue(message, help=help, place=pickle.place, about=pickle.where, content=pickle.digest)
 
 
 #: Protocols from here on have opcodes that torch's unpickler does not know (FRAME, torch 2.13).
@@ -272,8 +284,8 @@ _REPLACEMENTS = (
 )
 
 
-@rule(Severity.WARNING, a_file, the_pickles)
-def needs_weights_only_false(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, needs_file, needs_pickles)
+def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
     """`torch.load(path)` refuses the file, because a pickle in the file imports a name that is not on torch's list.
 
     Why: since torch 2.6, `torch.load` sets `weights_only=True` and refuses every name outside its list. Everyone who
@@ -295,10 +307,12 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Found]:
         if not pickle.by_torch_load or (is_companion and subject.member(pickle.place)):
             continue
         names = safe_globals.refused_by_torch_load(
-            ".".join(known_names.renamed(one.module, one.name)) for one in pickle.names
+            ".".join(known_names.renamed(mention.module, mention.name)) for mention in pickle.names
         )
         storages = [
-            one.qualified for one in pickle.names if one.called and safe_globals.is_storage_class(one.qualified)
+            mention.qualified
+            for mention in pickle.names
+            if mention.called and safe_globals.is_storage_class(mention.qualified)
         ]
         if pickle.protocol >= _REFUSED_PROTOCOL:
             names = []
@@ -307,7 +321,7 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Found]:
             names = []
             why, help = f"has the opcode {_opcode_name(pickle.refused_opcode)}", _SAVE_AGAIN
         elif names:
-            why, help = f"imports {', '.join(map(quoting.name, names))}", _replacements(names, pickle)
+            why, help = f"imports {', '.join(map(quoting.name, names))}", _suggest_replacements(names, pickle)
         elif storages:
             why, help = f"calls {quoting.name(storages[0])}", "save a tensor for a storage"
         else:
@@ -316,9 +330,9 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Found]:
         if (pickle.place.path, why) in reported:
             continue
         reported.add((pickle.place.path, why))
-        message = f"torch.load refuses it by default: {_where(subject, pickle)} {why}"
+        message = f"torch.load refuses it by default: {_describe_place(subject, pickle)} {why}"
         severity = Severity.NOTE if is_companion or subject.state.traits.has_own_loader else None
-        yield Found(message, help=help, severity=severity, place=pickle.place, about=", ".join(names))
+        yield Issue(message, help=help, severity=severity, place=pickle.place, about=", ".join(names))
 
 
 def _opcode_name(code: int) -> str:
@@ -327,22 +341,22 @@ def _opcode_name(code: int) -> str:
     return next(opcode.name for opcode in pickletools.opcodes if opcode.code == chr(code))
 
 
-def _replacements(names: list[str], pickle: ScannedPickle) -> str:
+def _suggest_replacements(names: list[str], pickle: ScannedPickle) -> str:
     """Return what to do about each refused name: what to save in place of its object, or not to load the file."""
-    if any(_harm(mention) for mention in pickle.names if not _is_clean(mention)):
+    if any(_find_harm(mention) for mention in pickle.names if not _is_clean(mention)):
         return "do not load it with weights_only=False; ask who published it"
     imports = dict.fromkeys(map(safe_globals.module_that_admits, names))
     if None not in imports:
         return f"import {' and '.join(filter(None, imports))} before torch.load"
     if pickle.modules:
         return "save model.state_dict() for a module"
-    found = dict.fromkeys(_replacement(name) for name in names)
-    return f"save {', '.join(text for text in found if text) or 'plain data for each of them'}"
+    texts = dict.fromkeys(_suggest_replacement(name) for name in names)
+    return f"save {', '.join(text for text in texts if text) or 'plain data for each of them'}"
 
 
-def _replacement(name: str) -> str:
-    known = (text for prefixes, text in _REPLACEMENTS if name.startswith(prefixes))
-    return next(known, f"plain data for {quoting.name(name)}")
+def _suggest_replacement(name: str) -> str:
+    texts = (text for prefixes, text in _REPLACEMENTS if name.startswith(prefixes))
+    return next(texts, f"plain data for {quoting.name(name)}")
 
 
 RULES = (

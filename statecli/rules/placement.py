@@ -1,4 +1,4 @@
-"""What is wrong with the devices that a checkpoint names."""
+"""Rules about the devices that a checkpoint records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from statecli.core import quoting
 from statecli.core.finding import Severity
 from statecli.core.state import Kind, TensorInfo
-from statecli.rules.rule import Found, rule
+from statecli.rules.rule import Issue, rule
 from statecli.rules.subject import Subject
 
 #: Devices that every machine has.
@@ -16,34 +16,34 @@ ANYWHERE = frozenset(["cpu", "meta"])
 MODEL = (Kind.PARAMETER, Kind.BUFFER)
 
 
-def _names_devices(subject: Subject) -> str | None:
-    known = any(tensor.device is not None for tensor in subject.state.tensors)
-    return None if known else "its format records no device"
+def _needs_recorded_devices(subject: Subject) -> str | None:
+    has_devices = any(tensor.device is not None for tensor in subject.state.tensors)
+    return None if has_devices else "its format records no device"
 
 
-def _by_device(tensors: Iterator[TensorInfo]) -> dict[str, list[TensorInfo]]:
-    found: dict[str, list[TensorInfo]] = {}
+def _group_by_device(tensors: Iterator[TensorInfo]) -> dict[str, list[TensorInfo]]:
+    by_device: dict[str, list[TensorInfo]] = {}
     for tensor in tensors:
         if tensor.device is not None:
-            found.setdefault(tensor.device, []).append(tensor)
-    return found
+            by_device.setdefault(tensor.device, []).append(tensor)
+    return by_device
 
 
-def _once(found: Mapping[str, list[TensorInfo]]) -> dict[str, list[TensorInfo]]:
-    """`cuda` is the device that is current when it is loaded: `cuda:0` unless the program says otherwise."""
+def _merge_default_device(by_device: Mapping[str, list[TensorInfo]]) -> dict[str, list[TensorInfo]]:
+    """Merge `cuda` into `cuda:0`, the current device of most programs, if both are recorded."""
     merged: dict[str, list[TensorInfo]] = {}
-    for device, tensors in found.items():
+    for device, tensors in by_device.items():
         first = f"{device}:0"
-        merged.setdefault(first if first in found else device, []).extend(tensors)
+        merged.setdefault(first if first in by_device else device, []).extend(tensors)
     return merged
 
 
-def _shown_on(subject: Subject, device: str, tensors: list[TensorInfo]) -> str:
-    return f"{len(tensors):,} on {device} ({quoting.names([subject.called(tensor) for tensor in tensors])})"
+def _describe_device(subject: Subject, device: str, tensors: list[TensorInfo]) -> str:
+    return f"{len(tensors):,} on {device} ({quoting.names([subject.name_of(tensor) for tensor in tensors])})"
 
 
-@rule(Severity.NOTE, _names_devices)
-def accelerator_device(subject: Subject) -> Iterator[Found]:
+@rule(Severity.NOTE, _needs_recorded_devices)
+def accelerator_device(subject: Subject) -> Iterator[Issue]:
     """Tensors are recorded on a device that not every machine has.
 
     Why: `torch.load` puts a tensor back where it was: on a machine without that device it raises, unless
@@ -56,23 +56,23 @@ def accelerator_device(subject: Subject) -> Iterator[Found]:
     Fix: save `{name: tensor.cpu() for …}`, or load with `map_location="cpu"`.
     """
     allowed = subject.policy.device
-    for device, tensors in _once(_by_device(iter(subject.state.tensors))).items():
+    for device, tensors in _merge_default_device(_group_by_device(iter(subject.state.tensors))).items():
         kind, _, index = device.partition(":")
         names = {device, kind, device if index else f"{device}:0"}
         if names.intersection(allowed) or (not allowed and kind in ANYWHERE):
             continue
-        shown = _shown_on(subject, device, tensors)
+        on_device = _describe_device(subject, device, tensors)
         if allowed:
             severity, why = Severity.ERROR, f"the policy says {' or '.join(allowed)}"
         else:
             severity = Severity.WARNING if index not in ("", "0") else Severity.NOTE
             why = "torch.load fails where there is none, unless map_location is given"
         help = 'save it from the CPU, or load it with map_location="cpu"'
-        yield Found(f"{shown}: {why}", None, help=help, severity=severity)
+        yield Issue(f"{on_device}: {why}", None, help=help, severity=severity)
 
 
-@rule(Severity.WARNING, _names_devices)
-def mixed_devices(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, _needs_recorded_devices)
+def mixed_devices(subject: Subject) -> Iterator[Issue]:
     """The parameters and buffers of one model lie on several devices.
 
     Why: the first operator that meets both raises an error. It is what a tensor leaves behind that was created in a
@@ -83,17 +83,19 @@ def mixed_devices(subject: Subject) -> Iterator[Found]:
     Fix: register what stayed behind, or move the model before saving: `model.cpu()`.
     """
     for section in subject.state.sections:
-        held = (one for one in subject.state.tensors if one.section == section and one.kind in MODEL)
-        found = _together(_by_device(held))
-        if len(found) > 1:
-            rarest = min(found, key=lambda device: len(found[device]))
-            yield Found(f"{section}: {_told(subject, found, rarest)}", found[rarest][0].fqn, section, _HELP)
+        tensors = (tensor for tensor in subject.state.tensors if tensor.section == section and tensor.kind in MODEL)
+        by_device = _merge_equal_devices(_group_by_device(tensors))
+        if len(by_device) > 1:
+            rarest = min(by_device, key=lambda device: len(by_device[device]))
+            yield Issue(
+                f"{section}: {_describe_devices(subject, by_device, rarest)}", by_device[rarest][0].fqn, section, _HELP
+            )
 
 
-def _together(found: Mapping[str, list[TensorInfo]]) -> dict[str, list[TensorInfo]]:
-    """`cuda` is `cuda:0` to one process, and what is on meta is nowhere yet."""
+def _merge_equal_devices(by_device: Mapping[str, list[TensorInfo]]) -> dict[str, list[TensorInfo]]:
+    """Merge `cuda` and `cuda:0`, which are one device to a process, and drop meta, which has no memory."""
     merged: dict[str, list[TensorInfo]] = {}
-    for device, tensors in found.items():
+    for device, tensors in by_device.items():
         if device != "meta":
             merged.setdefault(device if ":" in device or device == "cpu" else f"{device}:0", []).extend(tensors)
     return merged
@@ -102,9 +104,11 @@ def _together(found: Mapping[str, list[TensorInfo]]) -> dict[str, list[TensorInf
 _HELP = "register what stayed behind, or move the model to one device before saving"
 
 
-def _told(subject: Subject, found: Mapping[str, list[TensorInfo]], rarest: str) -> str:
-    rest = ", ".join(f"{len(tensors):,} on {device}" for device, tensors in found.items() if device != rarest)
-    return f"its tensors lie on {len(found)} devices: {rest}, {_shown_on(subject, rarest, found[rarest])}"
+def _describe_devices(subject: Subject, by_device: Mapping[str, list[TensorInfo]], rarest: str) -> str:
+    rest = ", ".join(f"{len(tensors):,} on {device}" for device, tensors in by_device.items() if device != rarest)
+    return (
+        f"its tensors lie on {len(by_device)} devices: {rest}, {_describe_device(subject, rarest, by_device[rarest])}"
+    )
 
 
 RULES = (accelerator_device, mixed_devices)

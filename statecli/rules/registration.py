@@ -1,4 +1,4 @@
-"""What a module holds and does not register: PyTorch saves, moves and trains only what is registered."""
+"""Rules about registration: PyTorch saves, moves and trains only what a module registers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Iterator
 
 from msgspec import UNSET
 
+from statecli.commands.verify.rules import NON_LEAF_ATTRIBUTE
 from statecli.core import quoting
 from statecli.core.finding import Severity
+from statecli.core.move_rules import STALE_VIEW
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Evidence, Kind, TensorInfo
 from statecli.formats.torch.whole_module import OF_A_METRIC
-from statecli.rules.rule import Found, rule
-from statecli.rules.subject import Subject, a_module
+from statecli.rules.rule import Issue, judges, rule
+from statecli.rules.subject import Subject, needs_module
 
 
-def _unregistered(subject: Subject) -> Iterator[TensorInfo]:
-    """Those of which it is known: what is assumed is kept by a class with code of its own for it. No sample inputs."""
+def _select_unregistered(subject: Subject) -> Iterator[TensorInfo]:
+    """Yield the tensors that are known to be unregistered, without sample inputs and what a class may handle itself."""
     rows = [row for row in (subject.module.tensors if subject.module else ()) if not row.is_input]
     return (row for row in rows if row.kind is Kind.UNREGISTERED and row.evidence is Evidence.REGISTERED)
 
@@ -28,24 +30,24 @@ def _is_archive(subject: Subject) -> bool:
     return subject.module is not None and subject.module.traits.is_program
 
 
-def _of(row: TensorInfo, what: str, severity: Severity | None = None, help: str | None = None) -> Found:
-    return Found(f"{row.fqn}: {what}", row.fqn, row.section, row.fix or help, severity, row.origin)
+def _build_issue(row: TensorInfo, what: str, severity: Severity | None = None, help: str | None = None) -> Issue:
+    return Issue(f"{row.fqn}: {what}", row.fqn, row.section, row.fix or help, severity, row.origin)
 
 
-def _lacks(row: TensorInfo) -> str:
-    """What does not happen to it: `not saved, stays behind when the model moves`."""
+def _describe_consequences(row: TensorInfo) -> str:
+    """Return what does not happen to a tensor: `not saved, stays behind when the model moves`."""
     unsaved = "not saved" if row.data is None else "in no state_dict"  # a program's own archive has it all the same
     parts = [unsaved] if row.saved is False else []
     parts += ["stays behind when the model moves"] if row.moves is False else []
     return ", ".join(parts) or "neither parameter nor buffer"
 
 
-def _learns(row: TensorInfo) -> bool:
+def _is_trainable(row: TensorInfo) -> bool:
     return bool(row.requires_grad) and row.derived is None
 
 
-@rule(Severity.WARNING, a_module)
-def unregistered_tensor(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, needs_module)
+def unregistered_tensor(subject: Subject) -> Iterator[Issue]:
     """A tensor is a plain attribute, and not registered as a buffer or parameter.
 
     Why: `state_dict()` leaves it out and `.to()` leaves it behind. The checkpoint loads without a word and the model
@@ -58,15 +60,15 @@ def unregistered_tensor(subject: Subject) -> Iterator[Found]:
     Fix: `self.register_buffer("table", torch.randn(5, 5))`, with `persistent=False` where it can be computed again.
     """
     stored = _is_archive(subject)
-    for row in _unregistered(subject):
-        if row.within is None and row.derived is None and not _learns(row):
+    for row in _select_unregistered(subject):
+        if row.within is None and row.derived is None and not _is_trainable(row):
             harmless = stored or row.moves is True or row.note == OF_A_METRIC or not row.shape or not row.elements
             severity, help = Severity.NOTE if harmless else None, _STORED if stored else None
-            yield _of(row, f"is not registered: {_lacks(row)}", severity, help)
+            yield _build_issue(row, f"is not registered: {_describe_consequences(row)}", severity, help)
 
 
-@rule(Severity.ERROR, a_module)
-def unregistered_parameter(subject: Subject) -> Iterator[Found]:
+@rule(Severity.ERROR, needs_module)
+def unregistered_parameter(subject: Subject) -> Iterator[Issue]:
     """A tensor that requires grad is no parameter of any module.
 
     Why: `model.parameters()` does not give it, so no optimizer trains it; it is not saved and does not move. The loss
@@ -77,13 +79,15 @@ def unregistered_parameter(subject: Subject) -> Iterator[Found]:
     Fix: `self.scale = nn.Parameter(torch.ones(3))`; `nn.ParameterList` for a list of them.
     """
     severity, help = (Severity.NOTE, _STORED) if _is_archive(subject) else (None, None)
-    for row in _unregistered(subject):
-        if row.within is None and _learns(row):
-            yield _of(row, f"requires grad and is no parameter: never trained, {_lacks(row)}", severity, help)
+    for row in _select_unregistered(subject):
+        if row.within is None and _is_trainable(row):
+            yield _build_issue(
+                row, f"requires grad and is no parameter: never trained, {_describe_consequences(row)}", severity, help
+            )
 
 
-@rule(Severity.ERROR, a_module)
-def unregistered_module(subject: Subject) -> Iterator[Found]:
+@rule(Severity.ERROR, needs_module)
+def unregistered_module(subject: Subject) -> Iterator[Issue]:
     """A module with tensors of its own is held in a plain list, dict or attribute of another object.
 
     Why: its parent does not know it: none of its parameters is trained, saved or moved.
@@ -92,22 +96,22 @@ def unregistered_module(subject: Subject) -> Iterator[Found]:
 
     Fix: `nn.ModuleList([...])` or `nn.ModuleDict({...})`.
     """
-    held: dict[str, list[TensorInfo]] = {}
-    for row in _unregistered(subject):
+    rows_by_module: dict[str, list[TensorInfo]] = {}
+    for row in _select_unregistered(subject):
         if row.within is not None:
-            held.setdefault(row.within, []).append(row)
-    for name, rows in held.items():
-        theirs = f"its {len(rows)} tensors ({quoting.names([row.fqn for row in rows])}) are"
-        one = f"its only tensor ({rows[0].fqn}) is"
-        message = f"{name}: is no registered module: {theirs if rows[1:] else one} never trained, saved or moved"
-        yield Found(message, rows[0].fqn, rows[0].section, rows[0].fix or _LIST, None, rows[0].origin)
+            rows_by_module.setdefault(row.within, []).append(row)
+    for name, rows in rows_by_module.items():
+        several = f"its {len(rows)} tensors ({quoting.names([row.fqn for row in rows])}) are"
+        only = f"its only tensor ({rows[0].fqn}) is"
+        message = f"{name}: is no registered module: {several if rows[1:] else only} never trained, saved or moved"
+        yield Issue(message, rows[0].fqn, rows[0].section, rows[0].fix or _LIST, None, rows[0].origin)
 
 
 _LIST = "hold it in nn.ModuleList or nn.ModuleDict, or as an attribute of a module"
 
 
-@rule(Severity.NOTE, a_module)
-def non_persistent_buffer(subject: Subject) -> Iterator[Found]:
+@rule(Severity.NOTE, needs_module)
+def non_persistent_buffer(subject: Subject) -> Iterator[Issue]:
     """A buffer is registered with `persistent=False`.
 
     Why: it is in no state_dict, which is often meant; `to_empty()` and a build on meta leave it without values, and no
@@ -119,11 +123,13 @@ def non_persistent_buffer(subject: Subject) -> Iterator[Found]:
     """
     for row in subject.module.tensors if subject.module else ():
         if row.kind is Kind.BUFFER and row.persistent is False:
-            yield _of(row, "is a non-persistent buffer: no state_dict holds it", help="see that it can be made again")
+            yield _build_issue(
+                row, "is a non-persistent buffer: no state_dict holds it", help="see that it can be made again"
+            )
 
 
-@rule(Severity.WARNING, a_module)
-def buffer_requires_grad(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, needs_module)
+def buffer_requires_grad(subject: Subject) -> Iterator[Issue]:
     """A buffer requires grad.
 
     Why: it collects gradients that no optimizer applies, and keeps the graph behind them in memory.
@@ -134,43 +140,31 @@ def buffer_requires_grad(subject: Subject) -> Iterator[Found]:
     """
     for row in subject.module.tensors if subject.module else ():
         if row.kind is Kind.BUFFER and row.requires_grad:
-            yield _of(row, "is a buffer and requires grad: nothing trains it", help="nn.Parameter, or detach() it")
+            yield _build_issue(
+                row, "is a buffer and requires grad: nothing trains it", help="nn.Parameter, or detach() it"
+            )
 
 
-@rule(Severity.WARNING, a_module)
-def stale_view(subject: Subject) -> Iterator[Found]:
-    """A further name of a registered tensor still points at the old memory after a move.
-
-    Why: a move gives a buffer new memory under its registered name alone. A view or second name of it keeps the old
-    values on the old device, and the two part without a word.
-
-    Example: `self.cos = self.table[0]` beside `self.register_buffer("table", table)`.
-
-    Fix: make it a property that takes the view when it is asked for, or register it too.
-    """
+@judges(STALE_VIEW, needs_module)
+def stale_view(subject: Subject) -> Iterator[Issue]:
+    """Yield the further names that a move leaves at the old memory."""
     for odd in subject.module.oddities if subject.module else ():
         if odd.kind is OddityKind.STALE_VIEW:
             origin = None if odd.origin is UNSET else odd.origin
-            yield Found(odd.message, odd.fqn, help="make it a property that computes it", origin=origin)
+            yield Issue(odd.message, odd.fqn, help="make it a property that computes it", origin=origin)
 
 
-@rule(Severity.WARNING, a_module)
-def non_leaf_attribute(subject: Subject) -> Iterator[Found]:
-    """An attribute is the result of an operation on tensors that require grad.
-
-    Why: it was computed once, when the model was built: it does not follow what its parameters learn or where they
-    move, a second backward through it raises, and `copy.deepcopy` of the model does too.
-
-    Example: `self.kernel = self.weight.softmax(0)` in `__init__`.
-
-    Fix: compute it in `forward`, or register `.detach()` of it as a buffer where a constant is meant.
-    """
+@judges(NON_LEAF_ATTRIBUTE, needs_module)
+def non_leaf_attribute(subject: Subject) -> Iterator[Issue]:
+    """Yield the unregistered tensors that an operation computed."""
     if subject.module is None or not subject.module.traits.is_class:
         return  # what a file is known to derive, hooks of torch compute before each forward
     recomputed = {odd.fqn for odd in subject.module.oddities if odd.kind is OddityKind.RECOMPUTED}
-    for row in _unregistered(subject):
+    for row in _select_unregistered(subject):
         if row.derived is not None and row.fqn not in recomputed:
-            yield _of(row, f"was computed once ({row.derived}), and follows nothing", help="compute it in forward")
+            yield _build_issue(
+                row, f"was computed once ({row.derived}), and follows nothing", help="compute it in forward"
+            )
 
 
 RULES = (

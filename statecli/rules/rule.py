@@ -1,4 +1,4 @@
-"""What a rule is: a name for what it flags, how bad that is, what it needs to judge, and a generator of findings.
+"""A rule of `audit`: an entry of the dictionary of findings, with a generator that judges one target.
 
 A rule never reads a file: readers have recorded what is odd, and `Subject` has all that was read.
 """
@@ -6,20 +6,22 @@ A rule never reads a file: readers have recorded what is odd, and `Subject` has 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from statecli.core.finding import Severity
+from statecli.core.rule import Rule
 from statecli.core.state import Origin, Place
 
 if TYPE_CHECKING:
     from statecli.rules.subject import Subject
 
 
-class Found(msgspec.Struct, frozen=True):
-    """What a rule says: `message` is one line that names the tensor; `severity` None is the rule's own.
+class Issue(msgspec.Struct, frozen=True):
+    """One result of a rule: `message` is one line that names the tensor; `severity` None is the default of the rule.
 
     `content` is a digest of what the rule judged, where the message does not say all of it. A baseline accepts a
     finding only with the same content, or else with the same message.
@@ -36,35 +38,41 @@ class Found(msgspec.Struct, frozen=True):
     content: str | None = None
 
 
-#: Why a subject lacks what a rule needs, in a few words with what to do; None where it has it.
+#: Returns why a subject lacks what a rule needs, in a few words with what to do; None if it has it.
 Need = Callable[["Subject"], str | None]
+Find = Callable[["Subject"], Iterator[Issue]]
 
 
-class Rule(msgspec.Struct, frozen=True):
-    """`about` is the module that has it (`storage`), `explanation` its docstring: what, why, example, fix."""
+class AuditRule(Rule, frozen=True):
+    """A rule that `audit` runs: `find` yields its results on a subject that has what it `needs`."""
 
-    name: str
-    about: str
-    severity: Severity
-    explanation: str
-    find: Callable[[Subject], Iterator[Found]]
+    find: Find
     needs: tuple[Need, ...] = ()
 
-    @property
-    def summary(self) -> str:
-        """The first line of the explanation."""
-        return self.explanation.partition("\n")[0]
-
     def why_not(self, subject: Subject) -> str | None:
-        """Why it cannot judge this subject; None where it can."""
+        """Return why the rule cannot judge this subject; None if it can."""
         return next((reason for need in self.needs if (reason := need(subject))), None)
 
 
-def rule(severity: Severity, *needs: Need) -> Callable[[Callable[[Subject], Iterator[Found]]], Rule]:
-    """Makes a `Rule` of a generator function: its name with dashes is the rule's, its docstring the explanation."""
+_LABELS = re.compile(r"\n\n(?:Why|Example|Fix): ")
 
-    def made(find: Callable[[Subject], Iterator[Found]]) -> Rule:
-        name, about = find.__name__.strip("_").replace("_", "-"), find.__module__.rpartition(".")[2]
-        return Rule(name, about, severity, inspect.cleandoc(find.__doc__ or ""), find, needs)
 
-    return made
+def rule(severity: Severity, *needs: Need) -> Callable[[Find], AuditRule]:
+    """Decorate a generator function: its name with dashes becomes the rule's name, its docstring the explanation."""
+
+    def build(find: Find) -> AuditRule:
+        name, group = find.__name__.strip("_").replace("_", "-"), find.__module__.rpartition(".")[2]
+        summary, why, example, fix = _LABELS.split(inspect.cleandoc(find.__doc__ or ""))
+        return AuditRule(name, group, ("audit",), severity, summary, why, example, fix, find, needs)
+
+    return build
+
+
+def judges(entry: Rule, *needs: Need) -> Callable[[Find], AuditRule]:
+    """Decorate the generator function by which `audit` finds what other commands report under the same entry."""
+
+    def build(find: Find) -> AuditRule:
+        text = (entry.summary, entry.why, entry.example, entry.fix)
+        return AuditRule(entry.name, entry.group, entry.commands, entry.severity, *text, find, needs)
+
+    return build

@@ -13,7 +13,7 @@ import msgspec
 from statecli.core.finding import Severity
 from statecli.core.state import Kind, TensorInfo
 from statecli.core.units import names, shape_text
-from statecli.rules.rule import Found, rule
+from statecli.rules.rule import Issue, rule
 from statecli.rules.subject import Subject
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Stack(msgspec.Struct, frozen=True):
 
 
 @rule(Severity.WARNING)
-def sibling_gap(subject: Subject) -> Iterator[Found]:
+def sibling_gap(subject: Subject) -> Iterator[Issue]:
     """One layer of a stack differs from all of its siblings: in its tensors, a dtype, a shape, or the size of values.
 
     Why: layers of a stack are built by the same code. A layer that is missing, lacks a tensor that all others have, or
@@ -80,43 +80,43 @@ def sibling_gap(subject: Subject) -> Iterator[Found]:
     if subject.state.traits.mixed_dtypes:
         return
     for stack in find_stacks(subject.state.tensors):
-        yield from _missing_layer(subject, stack)
-        yield from _odd_names(stack)
-        yield from _odd_dtypes(subject, stack)
-        yield from _odd_shapes(subject, stack)
+        yield from _report_missing_layer(subject, stack)
+        yield from _report_odd_names(stack)
+        yield from _report_odd_dtypes(subject, stack)
+        yield from _report_odd_shapes(subject, stack)
         if subject.values is not None:
-            yield from _odd_scales(subject, subject.values, stack)
-            yield from _lost_values(subject, subject.values, stack)
+            yield from _report_odd_scales(subject, subject.values, stack)
+            yield from _report_lost_values(subject, subject.values, stack)
 
 
 def find_stacks(tensors: tuple[TensorInfo, ...]) -> list[Stack]:
     """Return the stacks of at least `MIN_LAYERS` layers: parameters whose names differ in one number."""
-    found: dict[tuple[str, str], dict[int, dict[str, int]]] = {}
+    layers_by_stack: dict[tuple[str, str], dict[int, dict[str, int]]] = {}
     for position, tensor in enumerate(tensors):
         if tensor.kind is not Kind.PARAMETER:
             continue
         for match in _INDEX.finditer(tensor.fqn):
-            layers = found.setdefault((tensor.section, tensor.fqn[: match.start()]), {})
+            layers = layers_by_stack.setdefault((tensor.section, tensor.fqn[: match.start()]), {})
             layers.setdefault(int(match[0]), {})[tensor.fqn[match.end() + 1 :]] = position
-    return [Stack(*key, layers) for key, layers in found.items() if len(layers) >= MIN_LAYERS]
+    return [Stack(*key, layers) for key, layers in layers_by_stack.items() if len(layers) >= MIN_LAYERS]
 
 
-def _missing_layer(subject: Subject, stack: Stack) -> Iterator[Found]:
+def _report_missing_layer(subject: Subject, stack: Stack) -> Iterator[Issue]:
     indexes = sorted(stack.layers)
     holes = sorted(set(range(indexes[0], indexes[-1])) - set(indexes))
     common = frozenset.intersection(*map(frozenset, stack.layers.values()))
     kinds = {
-        tuple((name, subject.state.tensors[n].shape) for name, n in sorted(one.items()))
-        for one in stack.layers.values()
+        tuple((name, subject.state.tensors[n].shape) for name, n in sorted(layer.items()))
+        for layer in stack.layers.values()
     }
     is_block = len(kinds) == 1 and any("." in name for name in common)
     if len(holes) == 1 and len(common) >= (MIN_TENSORS_OF_EQUAL_BLOCK if is_block else MIN_TENSORS_OF_BLOCK):
         name = f"{stack.prefix}{holes[0]}"
         message = f"{name}: layer is missing; the other {len(indexes)} layers have {len(common)} tensors in common"
-        yield Found(message, None, stack.section, "save the missing layer too", about=name)
+        yield Issue(message, None, stack.section, "save the missing layer too", about=name)
 
 
-def _odd_names(stack: Stack) -> Iterator[Found]:
+def _report_odd_names(stack: Stack) -> Iterator[Issue]:
     """Find layers that lack some tensors of their siblings and have no others, and one that has more."""
     kinds = {index: frozenset(rest) for index, rest in stack.layers.items()}
     usual, _ = Counter(kinds[index] for index in stack.inner).most_common(1)[0]
@@ -138,69 +138,69 @@ def _odd_names(stack: Stack) -> Iterator[Found]:
             else ("has", "lack", "save the tensors of all layers, or remove these")
         )
         message = f"{name}: {verb} {names(sorted(what))}, which {count} other layers {others}"
-        yield Found(message, None, stack.section, help, about=name)
+        yield Issue(message, None, stack.section, help, about=name)
 
 
-def _odd_dtypes(subject: Subject, stack: Stack) -> Iterator[Found]:
-    for rest, positions in _by_suffix(stack).items():
+def _report_odd_dtypes(subject: Subject, stack: Stack) -> Iterator[Issue]:
+    for rest, positions in _group_by_suffix(stack).items():
         dtypes = {index: subject.state.tensors[n].dtype for index, n in positions.items()}
-        if (odd := _odd_layer(stack, dtypes)) is not None:
-            tensor, usual = subject.state.tensors[positions[odd]], _usual(dtypes)
+        if (odd := _find_odd_layer(stack, dtypes)) is not None:
+            tensor, usual = subject.state.tensors[positions[odd]], _most_common_value(dtypes)
             message = (
-                f"{subject.called(tensor)}: is {tensor.dtype}, {usual} in the other {len(dtypes) - 1} layers ({rest})"
+                f"{subject.name_of(tensor)}: is {tensor.dtype}, {usual} in the other {len(dtypes) - 1} layers ({rest})"
             )
-            yield Found(message, tensor.fqn, tensor.section, "convert it to the dtype of its siblings")
+            yield Issue(message, tensor.fqn, tensor.section, "convert it to the dtype of its siblings")
 
 
-def _odd_shapes(subject: Subject, stack: Stack) -> Iterator[Found]:
+def _report_odd_shapes(subject: Subject, stack: Stack) -> Iterator[Issue]:
     """Find a shape that one layer has, if the layers are modules of several parts: plain layers change their width."""
-    for rest, positions in _by_suffix(stack).items():
+    for rest, positions in _group_by_suffix(stack).items():
         shapes = {index: subject.state.tensors[n].shape for index, n in positions.items()}
-        if "." in rest and None not in shapes.values() and (odd := _odd_layer(stack, shapes)) is not None:
-            tensor, usual = subject.state.tensors[positions[odd]], shape_text(_usual(shapes))
+        if "." in rest and None not in shapes.values() and (odd := _find_odd_layer(stack, shapes)) is not None:
+            tensor, usual = subject.state.tensors[positions[odd]], shape_text(_most_common_value(shapes))
             others = f"{usual} in the other {len(shapes) - 1} layers"
-            message = f"{subject.called(tensor)}: has shape {shape_text(tensor.shape)}, {others}"
-            yield Found(message, tensor.fqn, tensor.section, "save it again with the shape of its siblings")
+            message = f"{subject.name_of(tensor)}: has shape {shape_text(tensor.shape)}, {others}"
+            yield Issue(message, tensor.fqn, tensor.section, "save it again with the shape of its siblings")
 
 
-def _usual(values: Mapping[int, _T]) -> _T:
+def _most_common_value(values: Mapping[int, _T]) -> _T:
     return Counter(values.values()).most_common(1)[0][0]
 
 
-def _odd_layer(stack: Stack, values: Mapping[int, _T]) -> int | None:
+def _find_odd_layer(stack: Stack, values: Mapping[int, _T]) -> int | None:
     """Return the index of an inner layer whose value differs from that of all others, which are equal."""
-    usual = _usual(values)
+    usual = _most_common_value(values)
     odd = [index for index, value in values.items() if value != usual]
     return odd[0] if len(odd) == 1 and odd[0] in stack.inner else None
 
 
-def _odd_scales(subject: Subject, values: Sequence[Facts], stack: Stack) -> Iterator[Found]:
-    for positions in _by_suffix(stack).values():
-        sizes = {index: _size(values[n]) for index, n in positions.items()}
-        known = {index: size for index, size in sizes.items() if size}
-        if len(known) < MIN_LAYERS or len(known) < len(positions):
+def _report_odd_scales(subject: Subject, values: Sequence[Facts], stack: Stack) -> Iterator[Issue]:
+    for positions in _group_by_suffix(stack).values():
+        sizes = {index: _typical_size(values[n]) for index, n in positions.items()}
+        nonzero = {index: size for index, size in sizes.items() if size}
+        if len(nonzero) < MIN_LAYERS or len(nonzero) < len(positions):
             continue
-        middle = median(known.values())
-        factors = sorted((max(size / middle, middle / size), index) for index, size in known.items())
+        middle = median(nonzero.values())
+        factors = sorted((max(size / middle, middle / size), index) for index, size in nonzero.items())
         (second, _), (largest, odd) = factors[-2:]
         if largest >= SCALE_FACTOR and largest >= second**ISOLATION and odd in stack.inner:
             tensor = subject.state.tensors[positions[odd]]
-            much = "larger" if known[odd] > middle else "smaller"
-            message = f"{subject.called(tensor)}: its values are {largest:,.0f} times {much} than in the other layers"
-            yield Found(message, tensor.fqn, tensor.section, "check whether a scale was applied twice or not at all")
+            much = "larger" if nonzero[odd] > middle else "smaller"
+            message = f"{subject.name_of(tensor)}: its values are {largest:,.0f} times {much} than in the other layers"
+            yield Issue(message, tensor.fqn, tensor.section, "check whether a scale was applied twice or not at all")
 
 
-def _size(facts: Facts) -> float | None:
+def _typical_size(facts: Facts) -> float | None:
     if facts.elements == 1 and facts.reason is None and isinstance(facts.high, float):
         return abs(facts.high)
     return facts.typical if facts.reason is None and facts.elements >= MIN_ELEMENTS else None
 
 
-def _lost_values(subject: Subject, values: Sequence[Facts], stack: Stack) -> Iterator[Found]:
+def _report_lost_values(subject: Subject, values: Sequence[Facts], stack: Stack) -> Iterator[Issue]:
     """Find a weight whose values are all 0, and a scale of one element that is not positive."""
-    for rest, positions in _by_suffix(stack).items():
+    for rest, positions in _group_by_suffix(stack).items():
         facts = {index: values[n] for index, n in positions.items()}
-        odd = _odd_layer(stack, {index: _is_lost(one, rest) for index, one in facts.items()})
+        odd = _find_odd_layer(stack, {index: _is_lost(layer_facts, rest) for index, layer_facts in facts.items()})
         if odd is None or not _is_lost(facts[odd], rest):
             continue
         tensor, others = subject.state.tensors[positions[odd]], [facts[index] for index in facts if index != odd]
@@ -208,12 +208,15 @@ def _lost_values(subject: Subject, values: Sequence[Facts], stack: Stack) -> Ite
         if facts[odd].elements > 1:
             message = f"all {facts[odd].elements:,} values are 0, unlike {in_others}"
         else:
-            low, high = min(one.low or 0 for one in others), max(one.high or 0 for one in others)
-            if low <= 0 or high > low * MAX_SCALE_RANGE or any(one.elements != 1 for one in others):
+            low, high = (
+                min(layer_facts.low or 0 for layer_facts in others),
+                max(layer_facts.high or 0 for layer_facts in others),
+            )
+            if low <= 0 or high > low * MAX_SCALE_RANGE or any(layer_facts.elements != 1 for layer_facts in others):
                 continue
             message = f"is {facts[odd].high:.3g}, {low:.3g} to {high:.3g} {in_others}"
         help = "check whether its values were lost, and save that layer again"
-        yield Found(f"{subject.called(tensor)}: {message}", tensor.fqn, tensor.section, help)
+        yield Issue(f"{subject.name_of(tensor)}: {message}", tensor.fqn, tensor.section, help)
 
 
 def _is_lost(facts: Facts, rest: str) -> bool:
@@ -224,13 +227,13 @@ def _is_lost(facts: Facts, rest: str) -> bool:
     return facts.zeros == facts.elements >= MIN_ELEMENTS and not _STARTS_AT_ZERO.search(rest)
 
 
-def _by_suffix(stack: Stack) -> dict[str, dict[int, int]]:
+def _group_by_suffix(stack: Stack) -> dict[str, dict[int, int]]:
     """Return for each name below the layers its positions by layer, if at least `MIN_LAYERS` layers have it."""
-    found: dict[str, dict[int, int]] = {}
+    positions_by_suffix: dict[str, dict[int, int]] = {}
     for index, rest in stack.layers.items():
         for name, position in rest.items():
-            found.setdefault(name, {})[index] = position
-    return {name: positions for name, positions in found.items() if len(positions) >= MIN_LAYERS}
+            positions_by_suffix.setdefault(name, {})[index] = position
+    return {name: positions for name, positions in positions_by_suffix.items() if len(positions) >= MIN_LAYERS}
 
 
 RULES = (sibling_gap,)

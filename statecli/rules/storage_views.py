@@ -1,4 +1,4 @@
-"""Which tensors lie in which storage, and what each of them has of it: what the rules about storage judge."""
+"""Group tensors by storage, and compute which bytes of its storage each tensor has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statecli.core.state import ByteRange, ModelState, Place, TensorData, Tensor
 
 
 class View(msgspec.Struct, frozen=True):
-    """What a tensor has of a storage: bytes `start` to `end`, of which it holds `held`; expanded ones count once.
+    """The bytes of a storage that a tensor has: from `start` to `end`, `held` of them; expanded ones count once.
 
     `form` is dtype, shape and strides: tensors of equal views are one tensor under two names. `steps` are (count,
     stride) of its dimensions in bytes, those of an element among them; None where they are not known.
@@ -26,7 +26,7 @@ class View(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> bool:
-        """Whether it has every byte from its start to its end."""
+        """Return True if the view has every byte from its start to its end."""
         return self.steps is not None and len(self.steps) == 1
 
 
@@ -42,7 +42,7 @@ class Storage(msgspec.Struct):
 
     @property
     def plain(self) -> bool:
-        """Whether one tensor has all of it, from its first byte to its last: so nearly all of them are."""
+        """Return True if a single tensor has all bytes of the storage, as is usual."""
         if len(self.users) > 1:
             return False
         tensor, piece = self.users[0]
@@ -50,21 +50,21 @@ class Storage(msgspec.Struct):
 
     @property
     def views(self) -> dict[View, list[TensorInfo]]:
-        """Each view with the tensors that have it."""
-        found: dict[View, list[TensorInfo]] = {}
+        """Return each view with its tensors."""
+        tensors_by_view: dict[View, list[TensorInfo]] = {}
         for tensor, piece in self.users:
-            view = _of_live(tensor, self.size) if piece is None else _of_piece(piece)
-            found.setdefault(view, []).append(tensor)
-        return found
+            view = _view_of_live_tensor(tensor, self.size) if piece is None else _view_of_piece(piece)
+            tensors_by_view.setdefault(view, []).append(tensor)
+        return tensors_by_view
 
     @property
     def place(self) -> Place | None:
-        """Its bytes in the file, if one file has all of it."""
+        """Return the place of the storage if one file has all of its bytes."""
         return self.where.place if self.where else None
 
     @property
     def unused(self) -> int:
-        """Bytes that are certainly no tensor's: outside all extents, or beyond what all tensors together hold."""
+        """Return the number of bytes that certainly belong to no tensor."""
         reach = covered = 0
         views = sorted(self.views, key=lambda view: view.start)
         for view in views:
@@ -73,24 +73,24 @@ class Storage(msgspec.Struct):
         return self.size - min(covered, sum(view.held for view in views))
 
 
-def storages(state: ModelState) -> list[Storage]:
-    """All that hold bytes of its tensors, in order of first mention. What a file has on meta has none."""
+def group_by_storage(state: ModelState) -> list[Storage]:
+    """Return the storages of the tensors, in order of first use. A tensor on meta has none."""
     live = state.traits.is_class
-    found: dict[object, Storage] = {}
+    by_place: dict[object, Storage] = {}
     for tensor in state.tensors:
         if live:
             size = tensor.storage_bytes or 0
             if size and tensor.storage is not None:
-                found.setdefault(tensor.storage, Storage(size, None, [])).users.append((tensor, None))
+                by_place.setdefault(tensor.storage, Storage(size, None, [])).users.append((tensor, None))
             continue
         for piece in _pieces(tensor):
             where = piece.storage
             if where.length and piece.inline is None:
-                known = found.get(where)
-                if known is None:
-                    found[where] = known = Storage(where.length, where, [])
-                known.users.append((tensor, piece))
-    return list(found.values())
+                storage = by_place.get(where)
+                if storage is None:
+                    by_place[where] = storage = Storage(where.length, where, [])
+                storage.users.append((tensor, piece))
+    return list(by_place.values())
 
 
 def _pieces(tensor: TensorInfo) -> Iterator[TensorData]:
@@ -98,25 +98,27 @@ def _pieces(tensor: TensorInfo) -> Iterator[TensorData]:
         if piece is not None:
             yield piece
             if piece.quantizer is not None:
-                yield from (one for one in (piece.quantizer.scales, piece.quantizer.zero_points) if one)
+                yield from (extra for extra in (piece.quantizer.scales, piece.quantizer.zero_points) if extra)
 
 
-def _of_live(tensor: TensorInfo, size: int) -> View:
-    """Strides are not recorded of a live tensor: where it ends is not known."""
+def _view_of_live_tensor(tensor: TensorInfo, size: int) -> View:
+    """Return the whole storage as view, because the strides of a live tensor are not recorded."""
     return View(0, size, tensor.nbytes, (tensor.dtype, tensor.shape, tensor.storage_offset))
 
 
-def _of_piece(piece: TensorData) -> View:
+def _view_of_piece(piece: TensorData) -> View:
     held, last = prod(piece.shape), prod(piece.shape) - 1
     if held and piece.strides:
         steps = [(size, stride) for size, stride in zip(piece.shape, piece.strides, strict=True) if stride]
         held, last = prod(size for size, _ in steps), sum((size - 1) * stride for size, stride in steps)
     start, end = nbytes(piece.dtype, piece.offset), nbytes(piece.dtype, piece.offset + last + 1)
-    return View(start, end, nbytes(piece.dtype, held), (piece.dtype, piece.shape, piece.strides), _steps(piece, held))
+    return View(
+        start, end, nbytes(piece.dtype, held), (piece.dtype, piece.shape, piece.strides), _merge_steps(piece, held)
+    )
 
 
-def _steps(piece: TensorData, held: int) -> tuple[tuple[int, int], ...] | None:
-    """Merged where one dimension continues the next; None for elements of less than a byte with gaps between them."""
+def _merge_steps(piece: TensorData, held: int) -> tuple[tuple[int, int], ...] | None:
+    """Return (count, stride in bytes) of the merged dimensions; None for packed elements with gaps."""
     size = BITS.get(piece.dtype, 0) // 8
     if not size or piece.dtype in PACKED:
         return None if piece.strides else ((nbytes(piece.dtype, held), 1),)
@@ -131,30 +133,30 @@ def _steps(piece: TensorData, held: int) -> tuple[tuple[int, int], ...] | None:
     return tuple(steps)
 
 
-#: How often a group of views is parted again.
+#: How often a group of views is split again.
 _ROUNDS = 8
 
 
-def apart(views: Sequence[View]) -> Iterator[list[View]]:
-    """The views in groups, each in order of their starts, where no view has a byte of another group's.
+def split_disjoint_groups(views: Sequence[View]) -> Iterator[list[View]]:
+    """Yield groups of views, sorted by start, so that views of different groups share no byte.
 
-    They are parted where their extents are, then by what they have of each period of their outermost strides: so all
-    columns of a matrix are apart, whose extents are not.
+    Groups are split by extents, then by the part of each period of the outermost stride that a view has: so the columns
+    of a matrix are separate groups, although their extents overlap.
     """
     waiting = [(list(views), 0)]
     while waiting:
         group, rounds = waiting.pop()
-        parts = _parted([(view.start, view.end, view) for view in group])
+        parts = _split_by_span([(view.start, view.end, view) for view in group])
         if len(parts) == 1 and len(group) > 1:
-            parts = _by_period(group)
+            parts = _split_by_period(group)
         if len(parts) == 1 or rounds == _ROUNDS:
             yield sorted(group, key=lambda view: (view.start, -view.end))
         else:
             waiting += ((part, rounds + 1) for part in reversed(parts))
 
 
-def _parted(spans: list[tuple[int, int, View]]) -> list[list[View]]:
-    """The views in the fewest groups whose spans lie apart, in order."""
+def _split_by_span(spans: list[tuple[int, int, View]]) -> list[list[View]]:
+    """Split the views into groups whose spans do not overlap, in order."""
     parts: list[list[View]] = []
     reach = 0
     for start, end, view in sorted(spans, key=lambda span: span[:2]):
@@ -165,45 +167,45 @@ def _parted(spans: list[tuple[int, int, View]]) -> list[list[View]]:
     return parts
 
 
-def _by_period(views: list[View]) -> list[list[View]]:
+def _split_by_period(views: list[View]) -> list[list[View]]:
     period = gcd(*(view.steps[-1][1] for view in views if view.steps and len(view.steps) > 1))
     if not period:
         return [views]
     base = min(view.start for view in views)
-    return _parted([(*_within(view, view.start - base, period), view) for view in views])
+    return _split_by_span([(*_span_in_period(view, view.start - base, period), view) for view in views])
 
 
-def _within(view: View, start: int, period: int) -> tuple[int, int]:
-    """Between which bytes of any period it has some. All between 0 and `period` where it goes on into the next."""
+def _span_in_period(view: View, start: int, period: int) -> tuple[int, int]:
+    """Return first byte and end of the view within a period; (0, period) if it continues into the next."""
     inner = sum((count - 1) * stride for count, stride in view.steps or () if stride % period)
     first, end = start % period, start % period + inner + 1
     return (first, end) if view.steps and end <= period else (0, period)
 
 
-def share(one: View, other: View, work: list[int]) -> bool | None:
-    """Whether a byte is in both; None where that cannot be told within `work[0]` tries, which are used up.
+def have_common_byte(view: View, other: View, work: list[int]) -> bool | None:
+    """Return whether two views have a common byte; None if `work[0]` steps, which are used up, do not suffice.
 
-    The bytes of a view are its start plus 0 to count - 1 times each stride. So a byte is in both if and only if the
-    distance of their starts is a sum of the one's steps less one of the other's; these are turned around, to count up
-    from its last byte.
+    The bytes of a view are its start plus 0 to count - 1 times each stride. So a byte is common if and only if the
+    distance of the starts is a sum of steps of the first view minus a sum of steps of the second; the latter are
+    reversed, to count up from the last byte of the second view.
     """
-    if one.end <= other.start or other.end <= one.start or not (one.held and other.held):
+    if view.end <= other.start or other.end <= view.start or not (view.held and other.held):
         return False
-    if one.whole and other.whole:
+    if view.whole and other.whole:
         return True
     work[0] -= 1
-    if one.steps is None or other.steps is None or work[0] < 0:
+    if view.steps is None or other.steps is None or work[0] < 0:
         return None
     reach = sum((count - 1) * stride for count, stride in other.steps)
     most: dict[int, int] = {}
-    for count, stride in (*one.steps, *other.steps):
+    for count, stride in (*view.steps, *other.steps):
         most[stride] = most.get(stride, 0) + count - 1
     strides = sorted(most.items(), reverse=True)
-    return _reaches(other.start + reach - one.start, strides, work)
+    return _is_sum_of_strides(other.start + reach - view.start, strides, work)
 
 
-def _reaches(distance: int, strides: list[tuple[int, int]], work: list[int]) -> bool | None:
-    """Whether `distance` is a sum of the strides, each taken at most as often as it says; None where work ran out."""
+def _is_sum_of_strides(distance: int, strides: list[tuple[int, int]], work: list[int]) -> bool | None:
+    """Return whether `distance` is a sum of strides, each at most `most` times; None if `work` ran out."""
     (stride, most), *rest = strides
     if not rest:
         return distance % stride == 0 and 0 <= distance // stride <= most
@@ -211,7 +213,7 @@ def _reaches(distance: int, strides: list[tuple[int, int]], work: list[int]) -> 
     first, last = max(-((within - distance) // stride), 0), min(distance // stride, most)
     for times in range(first, last + 1):
         work[0] -= 1
-        found = None if work[0] < 0 else _reaches(distance - times * stride, rest, work)
-        if found is not False:
-            return found
+        answer = None if work[0] < 0 else _is_sum_of_strides(distance - times * stride, rest, work)
+        if answer is not False:
+            return answer
     return False

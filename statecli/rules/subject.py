@@ -1,4 +1,4 @@
-"""What a rule is given: one target as it was read, and what it is to be held to."""
+"""The subject of the rules: one target as it was read, and the class, checkpoint and lock to compare it with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from statecli.core.state import ModelState, Oddity, Place, ScannedPickle, Tensor
 from statecli.core.units import shown
 from statecli.rules.digest_names import CheckedFile
 from statecli.rules.policy_config import Policy
-from statecli.rules.storage_views import Storage, storages
+from statecli.rules.storage_views import Storage, group_by_storage
 from statecli.storage import files
 from statecli.targets.load import split
 
@@ -62,13 +62,13 @@ class Subject:
     #: Of each of `state`'s tensors, what its containers' checksums have against its bytes, where values were read.
     damages: tuple[tuple[StateError, ...], ...] | None = None
 
-    def called(self, tensor: TensorInfo) -> str:
-        """The tensor as a message names it: behind its section where there are several, and it is in one."""
+    def name_of(self, tensor: TensorInfo) -> str:
+        """Return the name of a tensor for messages, with its section if there are several."""
         name = shown(tensor.fqn)
         return name if len(self.state.sections) < 2 or not tensor.section else f"{tensor.section}.{name}"
 
     def member(self, place: Place | None) -> str:
-        """The file in which that is, as it lies in the target's folder; "" where it is the target itself."""
+        """Return the file of a place, relative to the folder of the target; "" for the target itself."""
         path, _ = split(self.target)
         if place is None or not place.path or place.path == path:
             return ""
@@ -76,57 +76,59 @@ class Subject:
 
     @property
     def chosen(self) -> tuple[Oddity, ...]:
-        """What is said of the sections that were held to each other, where there are several."""
+        """Return the notes about which sections were compared, if there are several."""
         notes = (note for diff in (self.load, self.reference) if diff is not None for note in diff.notes)
         return tuple(note for note in notes if note.kind in (OddityKind.SECTIONS_LEFT_OUT, OddityKind.SECTIONS_PAIRED))
 
     @property
     def everything(self) -> ModelState:
-        """`whole` where it is known: what bytes are used for, no filter may hide."""
+        """Return the unfiltered state, because filters must not hide what bytes are used for."""
         return self.whole or self.state
 
     @cached_property
     def storages(self) -> list[Storage]:
-        """Those of everything, found once for all rules."""
-        return storages(self.everything)
+        """Return the storages of all tensors, computed once for all rules."""
+        return group_by_storage(self.everything)
 
 
 #: Why rules about values did not run.
 NO_VALUES = "no values were read: give --values"
 
 
-def a_module(subject: Subject) -> str | None:
-    """Needed where only a class knows what is registered."""
+def needs_module(subject: Subject) -> str | None:
+    """Return why it is unknown what is registered; None if there is a module."""
     return None if subject.module is not None else "only a class knows: give --model file.py:Class"
 
 
-def something_to_hold_to(subject: Subject) -> str | None:
-    """Needed where two states are compared."""
-    there = subject.load is not None or subject.reference is not None
+def needs_class_or_reference(subject: Subject) -> str | None:
+    """Return why the target is compared with nothing; None if there is a class or a reference."""
+    is_given = subject.load is not None or subject.reference is not None
     return (
-        None if there else subject.beside or "nothing to hold it to: give --model file.py:Class or --against CHECKPOINT"
+        None
+        if is_given
+        else subject.beside or "nothing to hold it to: give --model file.py:Class or --against CHECKPOINT"
     )
 
 
-def a_file(subject: Subject) -> str | None:
-    """Needed where the bytes of a checkpoint are judged."""
+def needs_file(subject: Subject) -> str | None:
+    """Return a reason if the target is not a checkpoint."""
     return "a class is in no checkpoint" if subject.state.traits.is_class else None
 
 
-def the_pickles(subject: Subject) -> str | None:
-    """Needed where pickles are judged."""
+def needs_pickles(subject: Subject) -> str | None:
+    """Return a reason if the pickles of the target could not be read."""
     return "its pickles could not be read" if subject.unscanned else None
 
 
-def a_reference(subject: Subject) -> str | None:
-    """Needed where two checkpoints are compared."""
+def needs_reference(subject: Subject) -> str | None:
+    """Return why the target is compared with no checkpoint; None if there is a reference."""
     if subject.reference is not None:
         return None
     return subject.beside or "nothing to hold it to: give --against CHECKPOINT"
 
 
-def the_values(subject: Subject) -> str | None:
-    """Needed where values are judged."""
+def needs_values(subject: Subject) -> str | None:
+    """Return why no values were read; None if they were."""
     if subject.values is not None:
         return None
     is_class = subject.state.traits.is_class
@@ -135,19 +137,19 @@ def the_values(subject: Subject) -> str | None:
     return subject.unread_because or NO_VALUES
 
 
-def a_lock(subject: Subject) -> str | None:
-    """Needed where something was locked."""
+def needs_lock(subject: Subject) -> str | None:
+    """Return why the target is compared with no lock; None if it is."""
     return None if subject.lock is not None else subject.unlocked or "nothing is locked: give --lock FILE"
 
 
-def locked_companions(subject: Subject) -> str | None:
-    """Needed where settings and files are compared with those of a lock."""
+def needs_locked_companions(subject: Subject) -> str | None:
+    """Return a reason if settings and files are not compared with the lock."""
     return None if subject.companions is not None else "only weights are compared with the lock"
 
 
-def a_digest_as_name(subject: Subject) -> str | None:
+def needs_digest_as_name(subject: Subject) -> str | None:
     """Return why no file can be compared with the digest in its name; None if at least one can."""
     if not subject.named_by_digest:
         return "no file of it is named by its digest: audit a snapshot or a blob of the Hub's cache"
-    reasons = [one.unread_because for one in subject.named_by_digest]
+    reasons = [file.unread_because for file in subject.named_by_digest]
     return None if None in reasons else reasons[0]

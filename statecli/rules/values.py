@@ -1,4 +1,4 @@
-"""What is wrong with values. All of it is told from one pass over the bytes, which `--values` asks for."""
+"""Rules about values. All of them use the facts of one pass over the bytes (`--values`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from statecli.core.finding import Severity
 from statecli.core.state import Evidence, Kind, TensorInfo
 from statecli.core.units import names, size_text
-from statecli.rules.rule import Found, rule
-from statecli.rules.subject import Subject, the_values
+from statecli.rules.rule import Issue, rule
+from statecli.rules.subject import Subject, needs_values
 
 if TYPE_CHECKING:
     from statecli.values.facts_kernel import Facts
@@ -22,7 +22,7 @@ DENORMAL_SHARE = 0.01
 #: And their number. Each costs about 34 ns for each row of the input there: fewer take less than 0.15 ms, whatever the
 #: share, and any small tensor that training has left at rest has some.
 DENORMALS = 4096
-#: Bytes below which it is not worth a word that a tensor is saved twice, or has one value.
+#: Smallest size in bytes of a tensor that is reported for being saved twice or having one value.
 SMALL = 1 << 10
 #: Weights that begin at zero or at one value, or alike in each layer: adapters, tables of positions, A of Mamba.
 _BEGINS_SO = re.compile(
@@ -43,8 +43,8 @@ OVERFLOW = {
 }
 
 
-def _each(subject: Subject) -> Iterator[tuple[TensorInfo, Facts]]:
-    """The tensors whose values were read, with their facts; what is tied is looked at under its first name."""
+def _list_facts(subject: Subject) -> Iterator[tuple[TensorInfo, Facts]]:
+    """Yield the tensors whose values were read, with their facts; tied tensors only under their first name."""
     seen = set()
     for tensor, facts in zip(subject.state.tensors, subject.values or (), strict=True):
         place = (tensor.data, tensor.parts)
@@ -54,24 +54,26 @@ def _each(subject: Subject) -> Iterator[tuple[TensorInfo, Facts]]:
             seen.add(place)
 
 
-def _found(subject: Subject, tensor: TensorInfo, said: str, help: str, severity: Severity | None = None) -> Found:
-    return Found(f"{subject.called(tensor)}: {said}", tensor.fqn, tensor.section, help, severity)
+def _build_issue(subject: Subject, tensor: TensorInfo, text: str, help: str, severity: Severity | None = None) -> Issue:
+    return Issue(f"{subject.name_of(tensor)}: {text}", tensor.fqn, tensor.section, help, severity)
 
 
-def _share(count: int, facts: Facts, what: str) -> str:
-    """`1 of 2 values is NaN`, `3 of 4 values are`; `its only value is`."""
+def _describe_count(count: int, facts: Facts, what: str) -> str:
+    """Return `1 of 2 values is NaN`, `3 of 4 values are NaN` or `its only value is NaN`."""
     if facts.elements == 1:
         return f"its only value is {what}"
     return f"{count:,} of {facts.elements:,} values {'is' if count == 1 else 'are'} {what}"
 
 
-def _all(facts: Facts, what: str) -> str:
-    """`all of its 16 values are zero`."""
-    return _share(1, facts, what) if facts.elements == 1 else f"all of its {facts.elements:,} values are {what}"
+def _describe_all(facts: Facts, what: str) -> str:
+    """Return `all of its 16 values are zero`."""
+    return (
+        _describe_count(1, facts, what) if facts.elements == 1 else f"all of its {facts.elements:,} values are {what}"
+    )
 
 
-@rule(Severity.ERROR, the_values)
-def nan(subject: Subject) -> Iterator[Found]:
+@rule(Severity.ERROR, needs_values)
+def nan(subject: Subject) -> Iterator[Issue]:
     """A tensor has values that are not a number.
 
     Why: NaN spreads: one in a weight makes every output that it touches NaN, and one in an optimizer's state makes the
@@ -83,17 +85,17 @@ def nan(subject: Subject) -> Iterator[Found]:
     Fix: go back to the last checkpoint without them; look for a division by zero, a loss that overflowed, a batch with
     NaN in it. Clip gradients, or train in bfloat16.
     """
-    for tensor, facts in _each(subject):
+    for tensor, facts in _list_facts(subject):
         if facts.nan:
             severity = Severity.NOTE if tensor.kind is Kind.OTHER else None
-            yield _found(subject, tensor, _share(facts.nan, facts, "NaN"), _HELP[severity], severity)
+            yield _build_issue(subject, tensor, _describe_count(facts.nan, facts, "NaN"), _HELP[severity], severity)
 
 
 _HELP = {Severity.NOTE: "nothing, where it is meant", None: "go back to a checkpoint without them"}
 
 
-@rule(Severity.ERROR, the_values)
-def inf(subject: Subject) -> Iterator[Found]:
+@rule(Severity.ERROR, needs_values)
+def inf(subject: Subject) -> Iterator[Issue]:
     """A tensor has infinite values.
 
     Why: infinity times zero and infinity less infinity are NaN, so that outputs become NaN as well. In a weight or an
@@ -105,15 +107,15 @@ def inf(subject: Subject) -> Iterator[Found]:
 
     Fix: go back to a checkpoint without them, or cast to a type with the range of float32, as bfloat16 is.
     """
-    for tensor, facts in _each(subject):
+    for tensor, facts in _list_facts(subject):
         is_score = tensor.kind is Kind.OTHER and facts.elements == 1
         if facts.inf and not is_score:
-            severity = _how_infinite(tensor, facts)
+            severity = _choose_infinity_severity(tensor, facts)
             help = _HELP.get(severity, _HELP[None])
-            yield _found(subject, tensor, _share(facts.inf, facts, "infinite"), help, severity)
+            yield _build_issue(subject, tensor, _describe_count(facts.inf, facts, "infinite"), help, severity)
 
 
-def _how_infinite(tensor: TensorInfo, facts: Facts) -> Severity:
+def _choose_infinity_severity(tensor: TensorInfo, facts: Facts) -> Severity:
     is_mask = facts.minus_inf == facts.inf and facts.low == facts.high is not None and not facts.nan
     if is_mask or tensor.kind is Kind.OTHER:
         return Severity.NOTE
@@ -123,8 +125,8 @@ def _how_infinite(tensor: TensorInfo, facts: Facts) -> Severity:
     return Severity.WARNING if facts.only is None else Severity.NOTE
 
 
-@rule(Severity.NOTE, the_values)
-def all_zero(subject: Subject) -> Iterator[Found]:
+@rule(Severity.NOTE, needs_values)
+def all_zero(subject: Subject) -> Iterator[Issue]:
     """Weights of two dimensions or more are zero throughout.
 
     Why: it may be meant, as of a residual branch that begins at zero, and they may be weights that were never written:
@@ -136,16 +138,16 @@ def all_zero(subject: Subject) -> Iterator[Found]:
 
     Fix: where it is not meant, save again, and compare with `statecli diff`.
     """
-    weights = [(tensor, facts) for tensor, facts in _each(subject) if _is_weight(tensor) and not facts.reason]
+    weights = [(tensor, facts) for tensor, facts in _list_facts(subject) if _is_weight(tensor) and not facts.reason]
     zero = [(tensor, facts) for tensor, facts in weights if facts.zeros == facts.elements]
     is_all = len(zero) == len(weights) > 1
-    told = [(tensor, _all(facts, "zero")) for tensor, facts in zero if is_all or tensor.nbytes >= SMALL]
+    reported = [(tensor, _describe_all(facts, "zero")) for tensor, facts in zero if is_all or tensor.nbytes >= SMALL]
     help = "see that the weights were loaded, and gathered, before they were saved"
-    yield from _together(subject, told, "all zero", help, Severity.WARNING if is_all else None)
+    yield from _report_by_section(subject, reported, "all zero", help, Severity.WARNING if is_all else None)
 
 
-@rule(Severity.NOTE, the_values)
-def constant(subject: Subject) -> Iterator[Found]:
+@rule(Severity.NOTE, needs_values)
+def constant(subject: Subject) -> Iterator[Issue]:
     """All values of a weight of two dimensions or more are one and the same, and not zero.
 
     Why: rows that are equal compute the same and learn the same. A weight begins so where an initialization was left
@@ -156,37 +158,39 @@ def constant(subject: Subject) -> Iterator[Found]:
 
     Fix: initialize the weight at random; where it is meant (a mask of ones), nothing.
     """
-    told = []
-    for tensor, facts in _each(subject):
+    reported = []
+    for tensor, facts in _list_facts(subject):
         is_one = facts.only is not None and facts.low == facts.high
         if is_one and facts.low and tensor.nbytes >= SMALL and _is_weight(tensor):
-            told.append((tensor, _all(facts, f"{facts.low:.6g}")))
-    yield from _together(subject, told, "of one value each", "where that is not meant, initialize and train it")
+            reported.append((tensor, _describe_all(facts, f"{facts.low:.6g}")))
+    yield from _report_by_section(
+        subject, reported, "of one value each", "where that is not meant, initialize and train it"
+    )
 
 
 def _is_weight(tensor: TensorInfo) -> bool:
-    """Whether it is a matrix or more, and none of those that begin with one value."""
+    """Return True for a parameter of two dimensions or more that training does not start at one value."""
     is_matrix = sum(size > 1 for size in tensor.shape or ()) > 1
     return tensor.kind is Kind.PARAMETER and is_matrix and not _BEGINS_SO.search(tensor.fqn)
 
 
-def _together(
-    subject: Subject, told: list[tuple[TensorInfo, str]], what: str, help: str, severity: Severity | None = None
-) -> Iterator[Found]:
-    """One finding a section: what is said of its only tensor, or how many there are and the first of them."""
+def _report_by_section(
+    subject: Subject, tensors: list[tuple[TensorInfo, str]], what: str, help: str, severity: Severity | None = None
+) -> Iterator[Issue]:
+    """Yield one issue per section: the text of its only tensor, or a count and the first names."""
     sections: dict[str, list[tuple[TensorInfo, str]]] = {}
-    for tensor, said in told:
-        sections.setdefault(tensor.section, []).append((tensor, said))
+    for tensor, text in tensors:
+        sections.setdefault(tensor.section, []).append((tensor, text))
     for section, pairs in sections.items():
         if len(pairs) == 1:
-            yield _found(subject, *pairs[0], help, severity)
+            yield _build_issue(subject, *pairs[0], help, severity)
             continue
-        called = names(tuple(subject.called(tensor) for tensor, _ in pairs))
-        yield Found(f"{section}: {len(pairs):,} tensors are {what}: {called}", None, section, help, severity)
+        called = names(tuple(subject.name_of(tensor) for tensor, _ in pairs))
+        yield Issue(f"{section}: {len(pairs):,} tensors are {what}: {called}", None, section, help, severity)
 
 
-@rule(Severity.WARNING, the_values)
-def denormal(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, needs_values)
+def denormal(subject: Subject) -> Iterator[Issue]:
     """One in a hundred values or more, and 4,096 at least, are denormal: their type holds them with fewer digits.
 
     Why: processors take a hundred times longer for a denormal operand: with one in a hundred a matrix product takes ten
@@ -199,22 +203,22 @@ def denormal(subject: Subject) -> Iterator[Found]:
 
     Fix: set what is below the smallest normal number to zero, or call `torch.set_flush_denormal(True)`.
     """
-    for tensor, facts in _each(subject):
+    for tensor, facts in _list_facts(subject):
         widened = tensor.dtype.startswith(("float16", "float8", "float4"))
         if not widened and facts.denormal >= max(DENORMALS, DENORMAL_SHARE * facts.elements):
             is_factor = tensor.kind in (Kind.PARAMETER, Kind.BUFFER) and len(tensor.shape or ()) > 1
-            said = _share(facts.denormal, facts, "denormal")
+            text = _describe_count(facts.denormal, facts, "denormal")
             severity = None if is_factor else Severity.NOTE
-            yield _found(subject, tensor, said, "set them to zero, or torch.set_flush_denormal(True)", severity)
+            yield _build_issue(subject, tensor, text, "set them to zero, or torch.set_flush_denormal(True)", severity)
 
 
-def _target_dtype(subject: Subject) -> str | None:
-    known = [dtype for dtype in subject.policy.dtype if dtype in OVERFLOW]
-    return None if known else "no dtype to hold it to: set policy.dtype in the configuration"
+def _needs_known_dtype(subject: Subject) -> str | None:
+    dtypes = [dtype for dtype in subject.policy.dtype if dtype in OVERFLOW]
+    return None if dtypes else "no dtype to hold it to: set policy.dtype in the configuration"
 
 
-@rule(Severity.ERROR, the_values, _target_dtype)
-def overflows_dtype(subject: Subject) -> Iterator[Found]:
+@rule(Severity.ERROR, needs_values, _needs_known_dtype)
+def overflows_dtype(subject: Subject) -> Iterator[Issue]:
     """A value becomes infinite, NaN or another one in the dtype that the policy wants.
 
     Why: `model.to(torch.float16)` says nothing when a value of 70,000 becomes infinite, and the first forward with it
@@ -227,24 +231,24 @@ def overflows_dtype(subject: Subject) -> Iterator[Found]:
     Fix: cast to bfloat16, which has the range of float32, or scale the weight down.
     """
     wanted = subject.policy.dtype
-    for tensor, facts in _each(subject):
+    for tensor, facts in _list_facts(subject):
         is_float = "float" in tensor.dtype and tensor.kind is not Kind.OPTIMIZER
         if not is_float or tensor.dtype in wanted or facts.low is None or facts.high is None:
             continue
         furthest = max(facts.low, facts.high, key=abs)
         if all(overflows(furthest, dtype) for dtype in wanted):
-            said = f"its value {furthest:.6g} is beyond {' and '.join(wanted)}"
-            yield _found(subject, tensor, said, "cast to a dtype with the range of float32, as bfloat16 is")
+            text = f"its value {furthest:.6g} is beyond {' and '.join(wanted)}"
+            yield _build_issue(subject, tensor, text, "cast to a dtype with the range of float32, as bfloat16 is")
 
 
 def overflows(value: float, dtype: str) -> bool:
-    """Whether a finite value, rounded to nearest, ties to even, is infinite or NaN in `dtype`; False where unknown."""
+    """Return whether a finite value rounds to infinity or NaN in `dtype`; False for an unknown dtype."""
     limit, holds = OVERFLOW.get(dtype, (math.inf, True))
     return abs(value) > limit if holds else abs(value) >= limit
 
 
-@rule(Severity.NOTE, the_values)
-def duplicate_values(subject: Subject) -> Iterator[Found]:
+@rule(Severity.NOTE, needs_values)
+def duplicate_values(subject: Subject) -> Iterator[Issue]:
     """Tensors that are not tied have the same bytes, shape and dtype.
 
     Why: they are saved twice and, when they were tied in the model, are trained apart from now on. It may be meant:
@@ -256,34 +260,34 @@ def duplicate_values(subject: Subject) -> Iterator[Found]:
     Fix: tie them in the model, or save the one and tie when loading.
     """
     groups: dict[object, list[TensorInfo]] = {}
-    for tensor, facts in _each(subject):
-        is_told = tensor.kind is not Kind.BUFFER and tensor.nbytes >= SMALL and not _BEGINS_SO.search(tensor.fqn)
-        if is_told and facts.digest and facts.only is None:
+    for tensor, facts in _list_facts(subject):
+        is_reported = tensor.kind is not Kind.BUFFER and tensor.nbytes >= SMALL and not _BEGINS_SO.search(tensor.fqn)
+        if is_reported and facts.digest and facts.only is None:
             groups.setdefault((tensor.section, tensor.dtype, tensor.shape, facts.digest), []).append(tensor)
     sections: dict[str, list[list[TensorInfo]]] = {}
     for group in groups.values():
         if len(group) > 1:
             sections.setdefault(group[0].section, []).append(group)
     for section, same in sections.items():
-        yield _same(subject, section, same)
+        yield _build_duplicates_issue(subject, section, same)
 
 
-def _same(subject: Subject, section: str, groups: list[list[TensorInfo]]) -> Found:
-    """The one group of a section by its names, or how many there are and the first of them."""
+def _build_duplicates_issue(subject: Subject, section: str, groups: list[list[TensorInfo]]) -> Issue:
+    """Return one issue per section: the names of its only group, or a count and the first names."""
     first, *others = groups[0]
     size = sum(group[0].nbytes * (len(group) - 1) for group in groups)
     again, help = f"{size_text(size)} more than once", "tie them, or keep one of them"
     if len(groups) == 1:
-        called = names(tuple(map(subject.called, others)))
-        said = f"has the same values as {called}: {again}"
-        return _found(subject, first, said, help)
-    pairs = tuple(f"{subject.called(group[1])} those of {subject.called(group[0])}" for group in groups)
-    said = f"{sum(map(len, groups)) - len(groups):,} tensors have the values of others, {again}: {names(pairs)}"
-    return Found(f"{section}: {said}", None, section, help)
+        called = names(tuple(map(subject.name_of, others)))
+        text = f"has the same values as {called}: {again}"
+        return _build_issue(subject, first, text, help)
+    pairs = tuple(f"{subject.name_of(group[1])} those of {subject.name_of(group[0])}" for group in groups)
+    text = f"{sum(map(len, groups)) - len(groups):,} tensors have the values of others, {again}: {names(pairs)}"
+    return Issue(f"{section}: {text}", None, section, help)
 
 
-@rule(Severity.WARNING, the_values)
-def unread_values(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, needs_values)
+def unread_values(subject: Subject) -> Iterator[Issue]:
     """The values of a tensor are nothing that can be judged, so that no rule has.
 
     Why: a rule that has not looked has not passed. A type that holds no numbers, a quantized tensor without its scale,
@@ -297,11 +301,11 @@ def unread_values(subject: Subject) -> Iterator[Found]:
     """
     for tensor, facts in zip(subject.state.tensors, subject.values or (), strict=True):
         if facts.reason is not None and not facts.damaged:
-            severity = _how_bad(tensor) if subject.values_requested else Severity.NOTE
-            yield _found(subject, tensor, f"not read: {facts.reason}", "leave it out with -x", severity)
+            severity = _choose_unread_severity(tensor) if subject.values_requested else Severity.NOTE
+            yield _build_issue(subject, tensor, f"not read: {facts.reason}", "leave it out with -x", severity)
 
 
-def _how_bad(tensor: TensorInfo) -> Severity:
+def _choose_unread_severity(tensor: TensorInfo) -> Severity:
     none = tensor.device == "meta" or tensor.dtype.startswith("numpy") or tensor.shape is None
     return Severity.NOTE if none else Severity.WARNING
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from statecli.core.finding import Severity
 from statecli.core.state import Kind, ModelState, TensorInfo
 from statecli.core.units import names, plural
-from statecli.rules.rule import Found, rule
-from statecli.rules.subject import Subject, the_values
+from statecli.rules.rule import Issue, rule
+from statecli.rules.subject import Subject, needs_values
 
 if TYPE_CHECKING:
     from statecli.values.facts_kernel import Facts
@@ -24,8 +24,8 @@ _ZERO_AT_START = re.compile(
 _STEPS = re.compile(r"(?:^|\.)(?:global_step|global_steps|step|steps|epoch|iteration|iter|_step_count)$")
 
 
-@rule(Severity.WARNING, the_values)
-def untrained_adapter(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, needs_values)
+def untrained_adapter(subject: Subject) -> Iterator[Issue]:
     """An adapter is zero throughout, so that the model with it computes what its base model computes.
 
     Why: LoRA multiplies two factors, and `lora_B` starts at zero. If all of them are zero after training, no optimizer
@@ -40,18 +40,18 @@ def untrained_adapter(subject: Subject) -> Iterator[Found]:
     Fix: check that `model.print_trainable_parameters()` is not 0 and that the optimizer was built after the adapter.
     """
     pairs = zip(subject.state.tensors, subject.values or (), strict=True)
-    found = [pair for pair in pairs if _ZERO_AT_START.search(pair[0].fqn) and pair[1].elements and not pair[1].reason]
+    factors = [pair for pair in pairs if _ZERO_AT_START.search(pair[0].fqn) and pair[1].elements and not pair[1].reason]
     # AdaLoRA has zeros in lora_E alone, and values at random in lora_B.
-    ada = [pair for pair in found if ".lora_E" in f".{pair[0].fqn}"]
-    yield from _untrained(subject, ada or found)
+    ada = [pair for pair in factors if ".lora_E" in f".{pair[0].fqn}"]
+    yield from _report_untrained(subject, ada or factors)
 
 
-def _untrained(subject: Subject, factors: Sequence[tuple[TensorInfo, Facts]]) -> Iterator[Found]:
+def _report_untrained(subject: Subject, factors: Sequence[tuple[TensorInfo, Facts]]) -> Iterator[Issue]:
     zero = [tensor for tensor, facts in factors if facts.zeros == facts.elements]
-    sign = _sign_of_training(subject.everything)
+    sign = _find_sign_of_training(subject.everything)
     if not zero or (len(zero) < len(factors) and sign is None):
         return
-    called = names(tuple(map(subject.called, zero)))
+    called = names(tuple(map(subject.name_of, zero)))
     is_all = len(zero) == len(factors)
     of = (
         f"all {plural(len(zero), 'factor')} that start at zero are"
@@ -61,10 +61,10 @@ def _untrained(subject: Subject, factors: Sequence[tuple[TensorInfo, Facts]]) ->
     message = f"{of} zero{f' after training ({sign})' if sign else ''}: {called}"
     help = "check that the optimizer has the adapter's parameters" if sign else "no action if it was not trained yet"
     severity = None if sign and is_all else Severity.NOTE
-    yield Found(message, zero[0].fqn if len(zero) == 1 else None, zero[0].section, help, severity)
+    yield Issue(message, zero[0].fqn if len(zero) == 1 else None, zero[0].section, help, severity)
 
 
-def _sign_of_training(state: ModelState) -> str | None:
+def _find_sign_of_training(state: ModelState) -> str | None:
     """Return what in the checkpoint says that it was trained; None if nothing does."""
     for key, value in state.metadata.values.items():
         if _STEPS.search(key) and isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
@@ -83,8 +83,8 @@ OUTLIER_FACTOR = 1000.0
 _MASK = re.compile(r"mask", re.IGNORECASE)
 
 
-@rule(Severity.WARNING, the_values)
-def outlier(subject: Subject) -> Iterator[Found]:
+@rule(Severity.WARNING, needs_values)
+def outlier(subject: Subject) -> Iterator[Issue]:
     """A weight has a single value, or very few, a thousand times as large as all others.
 
     Why: training does not make such a value. A flipped bit of an exponent, a failing memory or disk, or an edit by hand
@@ -105,9 +105,9 @@ def outlier(subject: Subject) -> Iterator[Found]:
             continue
         largest = max(facts.low or 0.0, facts.high or 0.0, key=abs)
         if abs(largest) >= OUTLIER_FACTOR * facts.typical:
-            message = f"{subject.called(tensor)}: has the value {largest:.6g}; nearly all others are of size"
+            message = f"{subject.name_of(tensor)}: has the value {largest:.6g}; nearly all others are of size"
             message += f" {facts.typical:.3g} at most"
-            yield Found(message, tensor.fqn, tensor.section, "compare it with another copy, and restore it")
+            yield Issue(message, tensor.fqn, tensor.section, "compare it with another copy, and restore it")
 
 
 RULES = (untrained_adapter, outlier)

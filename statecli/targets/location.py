@@ -12,6 +12,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from statecli.core.finding import Finding
+from statecli.core.rule import FORMER_NAMES
 from statecli.core.state import Place, TensorInfo
 from statecli.live import spec
 from statecli.storage import files
@@ -168,7 +169,8 @@ def fingerprint(finding: Finding) -> str:
     """
     import hashlib  # loads OpenSSL, which no other use of a finding has to wait for
 
-    parts = [finding.rule, in_repository(finding.target), finding.section or "", finding.fqn or ""]
+    rule = FORMER_NAMES.get(finding.rule, finding.rule)  # else an alert that is known would be reported as new
+    parts = [rule, in_repository(finding.target), finding.section or "", finding.fqn or ""]
     parts += [part for part in (finding.about, finding.content) if isinstance(part, str)]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 

@@ -176,7 +176,7 @@ def test_a_subject_stands_for_all_of_its_rules():
     """`names` for each rule about names."""
     expanded = config.expand(("names",), "--select")
     assert "case-collision" in expanded
-    assert all(rule.about == "names" for rule in config.RULES if rule.name in expanded)
+    assert all(rule.group == "names" for rule in config.RULES if rule.name in expanded)
 
 
 def test_the_command_says_what_is_in_force_and_where_it_comes_from(tmp_path, capsysbinary):

@@ -10,7 +10,7 @@ import torch
 from statecli.commands.audit import required_rules
 from statecli.rules import RULES
 from statecli.rules.policy_config import Policy
-from statecli.rules.subject import a_module, a_reference, something_to_hold_to, the_values
+from statecli.rules.subject import needs_class_or_reference, needs_module, needs_reference, needs_values
 
 NET = "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(1, 1)\n"
 
@@ -27,7 +27,7 @@ def _here(tmp_path, monkeypatch, statecli):
 def test_each_key_of_a_policy_has_its_judges():
     """And each of these is a rule, or all of a subject."""
     assert set(required_rules.POLICY) == set(Policy.__struct_encode_fields__)
-    known = {name for rule in RULES for name in (rule.name, rule.about)}
+    known = {name for rule in RULES for name in (rule.name, rule.group)}
     assert {
         one for table in (required_rules.POLICY, required_rules.OPTIONS) for some in table.values() for one in some
     } <= known
@@ -36,9 +36,9 @@ def test_each_key_of_a_policy_has_its_judges():
 @pytest.mark.parametrize(
     ("option", "needs"),
     [
-        ("against", {something_to_hold_to, a_reference}),
-        ("model", {something_to_hold_to, a_module}),
-        ("values", {the_values}),
+        ("against", {needs_class_or_reference, needs_reference}),
+        ("model", {needs_class_or_reference, needs_module}),
+        ("values", {needs_values}),
     ],
     ids=["against", "model", "values"],
 )
@@ -46,7 +46,7 @@ def test_each_rule_that_needs_an_option_judges_by_it(option, needs):
     """Or it would be refused with the only rule that is to run."""
     for rule in RULES:
         if needs & set(rule.needs):
-            assert {rule.name, rule.about} & set(required_rules.OPTIONS[option]), rule.name
+            assert {rule.name, rule.group} & set(required_rules.OPTIONS[option]), rule.name
 
 
 GIVEN = [("--lock", "l.json"), ("--against", "a.pt"), ("--model", "net.py:Net"), ("--values",)]
@@ -98,7 +98,7 @@ def test_a_configuration_that_leaves_out_its_own_lock_is_refused(statecli):
 @pytest.mark.parametrize("words", [(), ("--ignore", "pickles", "--select", "pickles")], ids=["file", "line"])
 def test_no_rule_left_is_refused(statecli, words):
     """Nothing would be judged, and that is never 0."""
-    subjects = sorted({f'"{rule.about}"' for rule in RULES})
+    subjects = sorted({f'"{rule.group}"' for rule in RULES})
     Path("statecli.toml").write_text("" if words else f"ignore = [{', '.join(subjects)}]")
     result = statecli("audit", "a.pt", *words)
     assert (result.code, result.out) == (2, "")

@@ -107,7 +107,7 @@ def test_tied_buffers_come_apart(inspect, rows):
     """Two names of one buffer have a storage each after a move; two names of one parameter have not."""
     state = inspect(TIED_BUFFERS)
     assert rows(state)["b"].tied_to == ("a",)
-    assert [(o.name, o.fqn) for o in state.oddities] == [("broken-tie", "b")]
+    assert [(o.name, o.fqn) for o in state.oddities] == [("untied-by-move", "b")]
     tied = TIED_BUFFERS.replace('register_buffer("a", torch.ones(4))', "a = nn.Parameter(torch.ones(4))")
     assert inspect(tied.replace('register_buffer("b", self.a)', "b = self.a")).oddities == ()
 
@@ -202,7 +202,7 @@ def test_real_moves_to_meta_show_before_and_after(inspect, rows):
 def test_a_move_to_meta_finds_the_same_oddities(inspect):
     """Ties and second names are judged as CUDA treats them, not as meta does."""
     assert [o.name for o in inspect(ROTARY, to="meta").oddities] == ["stale-view"]
-    assert [o.name for o in inspect(TIED_BUFFERS, to="meta").oddities] == ["broken-tie"]
+    assert [o.name for o in inspect(TIED_BUFFERS, to="meta").oddities] == ["untied-by-move"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
@@ -418,7 +418,7 @@ def test_three_of_one_storage_come_apart_in_each_pair(inspect):
     lines = "self.p = nn.Parameter(torch.ones(4)); self.register_buffer('a', self.p.data); "
     lines += "self.register_buffer('b', self.p.data)"
     state = inspect(f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__(); {lines}")
-    said = [odd.message for odd in state.oddities if odd.name == "broken-tie"]
+    said = [odd.message for odd in state.oddities if odd.name == "untied-by-move"]
     assert [message.partition(", and")[0] for message in said] == [
         "a shares one storage with p",
         "b shares one storage with p, a",

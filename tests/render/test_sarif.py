@@ -43,7 +43,7 @@ def test_a_rule_has_its_explanation():
     assert rule["shortDescription"]["text"] == known.summary
     assert rule["help"] == {"text": known.explanation, "markdown": known.explanation}
     assert rule["defaultConfiguration"] == {"level": "error"}
-    assert rule["properties"] == {"tags": [known.about]}
+    assert rule["properties"] == {"tags": [known.group]}
     assert "\n" not in rule["fullDescription"]["text"]
     assert rule["fullDescription"]["text"].startswith(f"{known.summary} Why: ")
 

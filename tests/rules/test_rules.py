@@ -1,4 +1,4 @@
-"""Every rule is listed, explains itself, and has a sample that it finds and a near miss that it spares."""
+"""Every rule of `audit` is listed, and has a sample that it finds and a near miss that it spares."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from statecli import rules
-from statecli.rules.rule import Rule
+from statecli.rules.rule import AuditRule
 
 HERE = Path(__file__).parent
 NAMES = {
@@ -24,17 +24,9 @@ NAMES = {
 def test_every_rule_in_the_folder_is_listed():
     """One that is not in RULES would never run, and nobody would know."""
     modules = [importlib.import_module(f"statecli.rules.{one.name}") for one in pkgutil.iter_modules(rules.__path__)]
-    written = [value for module in modules for value in vars(module).values() if isinstance(value, Rule)]
+    written = [value for module in modules for value in vars(module).values() if isinstance(value, AuditRule)]
     assert {id(one) for one in written} == {id(one) for one in rules.RULES}
     assert len({one.name for one in rules.RULES}) == len(rules.RULES)
-
-
-@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.name)
-def test_a_rule_explains_itself(rule):
-    """What it flags in one line, why that hurts, an example, what to do."""
-    assert rule.summary.endswith(".")
-    parts = [part for part in ("Why: ", "Example: ", "Fix: ") if f"\n\n{part}" in rule.explanation]
-    assert parts == ["Why: ", "Example: ", "Fix: "]
 
 
 @pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.name)

@@ -19,7 +19,7 @@ from statecli.core.finding import Severity
 from statecli.core.state import ByteRange, TensorData
 from statecli.rules.policy_config import Policy
 from statecli.rules.storage import UNUSED_BYTES
-from statecli.rules.storage_views import _of_piece, apart, share, storages
+from statecli.rules.storage_views import _view_of_piece, group_by_storage, have_common_byte, split_disjoint_groups
 from statecli.targets.outcome import Status
 
 from ..formats import zero
@@ -280,7 +280,7 @@ def test_unused_bytes_are_never_more_than_no_tensor_has(tmp_path_factory, geomet
     marked = torch.zeros(100)
     for one in geometry:
         marked.as_strided(*one).fill_(1)
-    for storage in storages(formats.read(str(path))):
+    for storage in group_by_storage(formats.read(str(path))):
         assert storage.size == 400
         assert 0 <= storage.unused <= int((marked == 0).sum()) * 4
 
@@ -291,23 +291,23 @@ def test_views_share_a_byte_where_what_is_written_through_one_is_seen_through_th
     big = torch.zeros(100, dtype=torch.int64)
     big.as_strided(*one).fill_(-1)
     seen = bool((big.view(torch.int8).view(getattr(torch, dtype)).as_strided(*two) != 0).any())
-    assert share(_view("int64", one), _view(dtype, two), [10_000]) is seen
-    assert share(_view(dtype, two), _view("int64", one), [10_000]) is seen
+    assert have_common_byte(_view("int64", one), _view(dtype, two), [10_000]) is seen
+    assert have_common_byte(_view(dtype, two), _view("int64", one), [10_000]) is seen
 
 
 @given(st.lists(views(), min_size=2, max_size=6), st.sampled_from(["int8", "int32"]))
 def test_no_view_shares_a_byte_with_one_of_another_group(geometry, dtype):
     """All views are in the groups, once each; held against all pairs of different groups."""
     held = list(dict.fromkeys(one for one in (_view(dtype, part) for part in geometry) if one.held))
-    groups = list(apart(held))
+    groups = list(split_disjoint_groups(held))
     assert sorted(map(id, held)) == sorted(id(view) for group in groups for view in group)
     pairs = [(one, two) for a, b in combinations(groups, 2) for one in a for two in b]
-    assert not any(share(one, two, [10_000]) for one, two in pairs)
+    assert not any(have_common_byte(one, two, [10_000]) for one, two in pairs)
 
 
 def _view(dtype, geometry):
     shape, strides, offset = geometry
-    return _of_piece(TensorData(ByteRange("a", 0, 800), dtype, tuple(shape), offset, tuple(strides)))
+    return _view_of_piece(TensorData(ByteRange("a", 0, 800), dtype, tuple(shape), offset, tuple(strides)))
 
 
 # --- dtypes and sizes ------------------------------------------------------------------------------------------------

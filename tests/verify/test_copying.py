@@ -88,7 +88,7 @@ def test_a_tie_that_a_copy_parts():
     body += "    other = type(self)(); other.w.data.copy_(self.w.data); other.v = nn.Parameter(self.v.data.clone())\n"
     body += "    return other"
     check = copied(body)
-    assert rules(check) == {"v": "broken-tie"}
+    assert rules(check) == {"v": "untied-by-copy"}
     assert cell(check, "copied", "v").verdict is Verdict.FAILED
     assert cell(check, "pickled", "v").verdict is Verdict.PASSED
 

@@ -67,7 +67,7 @@ def test_the_devices_are_told():
 def test_a_tie_of_buffers_breaks():
     """Each of two names gets a storage of its own, as torch does it on any device."""
     check = moved('self.register_buffer("a", torch.ones(3)); self.register_buffer("b", self.a)')
-    assert rules(check) == {"b": "broken-tie"}
+    assert rules(check) == {"b": "untied-by-move"}
     assert cell(check, "moves", "b").verdict is Verdict.FAILED
 
 

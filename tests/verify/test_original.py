@@ -134,7 +134,7 @@ def test_where_no_copy_is_like_the_model_nothing_is_said_of_the_move():
 
 
 def test_a_tie_that_a_copy_parts_is_not_broken_by_the_move():
-    """`broken-tie` is of the move, and the copy had no tie."""
+    """`untied-by-move` is of the move, and the copy had no tie."""
 
     class Parts(nn.Module):
         def __init__(self) -> None:
@@ -148,7 +148,7 @@ def test_a_tie_that_a_copy_parts_is_not_broken_by_the_move():
             return other
 
     state = statecli.inspect(Parts()).state
-    assert [one.name for one in state.oddities if one.name == "broken-tie"] == []
+    assert [one.name for one in state.oddities if one.name == "untied-by-move"] == []
     assert state.tensors[0].tied_to == ("b",)
 
 

@@ -388,14 +388,14 @@ def test_a_frozen_parameter_that_forward_and_the_optimizer_change(train):
             "self.old.data.mul_(0.5)\nreturn self.used(x)",
         )
     )
-    assert rules(check) == {"old": "frozen-changed"}
+    assert rules(check) == {"old": "frozen-updated"}
     assert cells(check, "forward updates") == dict.fromkeys(("old", "used.weight"), "passed")
 
 
 def test_a_frozen_parameter_that_shares_memory_with_a_trained_one(train):
     """Freezing one name of a memory freezes nothing."""
     check = train(linear("self.old = nn.Parameter(self.used.weight.data, requires_grad=False)"))
-    assert rules(check) == {"old": "frozen-changed"}
+    assert rules(check) == {"old": "frozen-updated"}
     assert check.findings[0].message == (
         "old is frozen, and the optimizer's step changes it: it shares its memory with used.weight"
     )

@@ -18,11 +18,11 @@ from statecli.commands.audit import config
 from statecli.commands.audit.result import Audit
 from statecli.commands.lock.lock_file import document
 from statecli.core.errors import MalformedError
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Finding
 from statecli.core.json_text import encoded
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Oddity
-from statecli.rules import RULES
+from statecli.rules import RULES, run_notes
 from statecli.storage import files
 from statecli.targets.location import is_in, named, path_of, unnamed
 from statecli.targets.outcome import Accepted, Status, Target
@@ -31,7 +31,7 @@ SCHEMA = "statecli.baseline/2"
 #: The schema of files that accept findings by name, whatever their content.
 BY_NAME = "statecli.baseline/1"
 #: The rule of findings that say nothing of the target, and are not to be lived with.
-BUG = "internal-error"
+BUG = run_notes.INTERNAL_ERROR.name
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -219,7 +219,7 @@ def written(baseline: Baseline, folder: str = ".") -> Iterator[bytes]:
 def fixed(found: Audit) -> list[Finding]:
     """The notes of entries that nothing needs, as they are told."""
     return [
-        Finding(note.name, Severity.NOTE, f"{target.target}: {note.message}", target.target, note.fqn)
+        run_notes.BASELINE_FIXED.finding(f"{target.target}: {note.message}", target=target.target, fqn=note.fqn)
         for target in found.targets
         for note in target.notes
         if note.kind is OddityKind.BASELINE_FIXED

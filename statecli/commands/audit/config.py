@@ -245,9 +245,9 @@ def expand(names: Sequence[str], where: str) -> tuple[str, ...]:
     """
     found: dict[str, None] = {}
     for name in names:
-        meant = [rule.name for rule in RULES if name in (rule.name, rule.about)]
+        meant = [rule.name for rule in RULES if name in (rule.name, rule.group)]
         if not meant:
-            known = [*(rule.name for rule in RULES), *(rule.about for rule in RULES)]
+            known = [*(rule.name for rule in RULES), *(rule.group for rule in RULES)]
             raise UsageError(f"{where}: there is no rule {name!r}{near(name, known)}; statecli rules lists them")
         found.update(dict.fromkeys(meant))
     return tuple(found)
@@ -255,7 +255,7 @@ def expand(names: Sequence[str], where: str) -> tuple[str, ...]:
 
 def of_rules(said: Iterable[tuple[str, T]], where: str) -> dict[str, T]:
     """What is said of rules, by rule: by its own name before by its subject, of two alike the last."""
-    subjects = {rule.about for rule in RULES}
+    subjects = {rule.group for rule in RULES}
     own_last = sorted(said, key=lambda one: one[0] not in subjects)
     return {rule: what for name, what in own_last for rule in expand((name,), where)}
 

@@ -12,7 +12,7 @@ from statecli.commands.lock.companion_files import compare_companions, compare_f
 from statecli.core.state import ModelState
 from statecli.core.units import plural
 from statecli.live import spec
-from statecli.rules.rule import Found
+from statecli.rules.rule import Issue
 from statecli.rules.subject import Subject
 from statecli.storage import files
 from statecli.targets import load
@@ -67,7 +67,7 @@ def _asked(request: Request, by_name: bool) -> compare_lock.Request:
     )
 
 
-def gone(request: Request, met: Collection[str], same: Mapping[str, str]) -> Iterator[tuple[str, Found]]:
+def gone(request: Request, met: Collection[str], same: Mapping[str, str]) -> Iterator[tuple[str, Issue]]:
     """What the lock has of what was asked for, and was not met there; with what is said of it.
 
     `met` are the targets that were audited or failed, `same` those that were not because they are the same file as
@@ -83,7 +83,7 @@ def gone(request: Request, met: Collection[str], same: Mapping[str, str]) -> Ite
         is_asked = alias is not None or _would_be_found(text, request.targets)
         if one.target not in known and is_asked and (count := _held(text, request)):
             why = same.get(text, "was not found")
-            yield text, Found(f"the lock has {plural(count, 'tensor')} of it, and it {why}", help=HELP)
+            yield text, Issue(f"the lock has {plural(count, 'tensor')} of it, and it {why}", help=HELP)
 
 
 def _held(text: str, request: Request) -> int:

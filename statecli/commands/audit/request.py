@@ -14,7 +14,7 @@ from statecli.core.scope import Configuration
 from statecli.core.state import Kind
 from statecli.rules import RULES
 from statecli.rules.policy_config import Policy
-from statecli.rules.rule import Rule
+from statecli.rules.rule import AuditRule
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class Request(msgspec.Struct, frozen=True):
     configuration: Configuration = Configuration()
 
     @property
-    def rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[AuditRule, ...]:
         """Those that are to run."""
         chosen = (rule for rule in RULES if not self.select or rule.name in self.select)
         return tuple(rule for rule in chosen if rule.name not in self.ignore)
@@ -61,7 +61,7 @@ class Request(msgspec.Struct, frozen=True):
     @property
     def is_locking(self) -> bool:
         """Whether a rule holds targets to a lock."""
-        return any(rule.about == "lock" for rule in self.rules)
+        return any(rule.group == "lock" for rule in self.rules)
 
     @property
     def whole(self) -> bool:

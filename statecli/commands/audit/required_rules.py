@@ -68,7 +68,7 @@ def policy(request: Request) -> list[str]:
 
 
 def _are_left(judges: Collection[str], request: Request) -> bool:
-    return any(rule.name in judges or rule.about in judges for rule in request.rules)
+    return any(rule.name in judges or rule.group in judges for rule in request.rules)
 
 
 def _without(judges: Collection[str]) -> str:

@@ -27,10 +27,10 @@ from statecli.core.selection import Selection, matches_any, select
 from statecli.core.state import ModelState, Oddity, ScannedPickle
 from statecli.file_scan.scan import scan
 from statecli.live import hf_auto
-from statecli.rules import RULES
+from statecli.rules import RULES, run_notes
 from statecli.rules.digest_names import CheckedFile, compute_digest, named_files
-from statecli.rules.rule import Found, Rule
-from statecli.rules.subject import Subject, a_digest_as_name, the_values
+from statecli.rules.rule import AuditRule, Issue
+from statecli.rules.subject import Subject, needs_digest_as_name, needs_values
 from statecli.storage import files
 from statecli.storage.file_version import unchanged_files
 from statecli.targets import load as target
@@ -133,7 +133,7 @@ class _Run:
 
     def _named_by_digest(self, text: str) -> Iterator[CheckedFile]:
         """Yield the files of a target whose names are digests, hashed as far as the budget goes."""
-        if not any(a_digest_as_name in rule.needs for rule in self.rules) or target.spec_of(text) is not None:
+        if not any(needs_digest_as_name in rule.needs for rule in self.rules) or target.spec_of(text) is not None:
             return
         for file in named_files(text):
             why = self.budget.why_not_hashed(file.size)
@@ -230,7 +230,7 @@ class _Run:
         """
         severity = self.request.severity
         broken = [rule for rule in self.rules if rule.name == error.rule]
-        found = [_finding(rule, Found(str(error), help=error.help), text, severity.get(rule.name)) for rule in broken]
+        found = [_finding(rule, Issue(str(error), help=error.help), text, severity.get(rule.name)) for rule in broken]
         ran = [rule.name for rule in broken]
         subject = Subject(
             text, ModelState(text, "", ()), self.request.policy, pickles=pickles, named_by_digest=self.named_by_digest
@@ -350,15 +350,15 @@ class _Run:
         return dataclasses.replace(subject, values=values, damages=errors, values_requested=requested)
 
 
-def _judges_unreadable(rule: Rule, subject: Subject) -> bool:
+def _judges_unreadable(rule: AuditRule, subject: Subject) -> bool:
     """Whether the rule judges a target whose tensors cannot be listed: by its pickles, or its files' digests."""
     if _is_about_pickles(rule):
         return bool(subject.pickles)
-    return a_digest_as_name in rule.needs and rule.why_not(subject) is None
+    return needs_digest_as_name in rule.needs and rule.why_not(subject) is None
 
 
-def _is_about_pickles(rule: Rule) -> bool:
-    return rule.about == "pickles"
+def _is_about_pickles(rule: AuditRule) -> bool:
+    return rule.group == "pickles"
 
 
 def _accepted(found: Target, request: Request) -> Target:
@@ -385,8 +385,8 @@ def is_meant(name: str, glob: str, folder: str) -> bool:
 
 
 @with_denormals
-def _judged(subject: Subject, rules: Sequence[Rule], severity: Mapping[str, Severity]) -> Target:
-    found: dict[Rule, list[Finding]] = {}
+def _judged(subject: Subject, rules: Sequence[AuditRule], severity: Mapping[str, Severity]) -> Target:
+    found: dict[AuditRule, list[Finding]] = {}
     skipped = []
     for rule in rules:
         why_not = rule.why_not(subject)
@@ -396,7 +396,7 @@ def _judged(subject: Subject, rules: Sequence[Rule], severity: Mapping[str, Seve
             found[rule] = list(_found(rule, subject, severity.get(rule.name)))
     unjudged = unreadable_values.found(subject, found)
     # What found nothing where it could look has not passed.
-    blind = [rule for rule in found if not found[rule] and the_values in rule.needs] if unjudged else []
+    blind = [rule for rule in found if not found[rule] and needs_values in rule.needs] if unjudged else []
     skipped += [Skipped(rule.name, unreadable_values.NOT_ALL, subject.target) for rule in blind]
     state = subject.state
     return Target(
@@ -435,7 +435,7 @@ def _unread_values(subject: Subject) -> tuple[NotChecked, ...]:
     return (NotChecked("tensor", unjudged, "values that no rule can judge (unread-values)"),) if unjudged else ()
 
 
-def _found(rule: Rule, subject: Subject, severity: Severity | None) -> Iterator[Finding]:
+def _found(rule: AuditRule, subject: Subject, severity: Severity | None) -> Iterator[Finding]:
     """What the rule says; a bug in it is a finding that names it, and the run goes on."""
     try:
         for one in rule.find(subject):
@@ -444,13 +444,20 @@ def _found(rule: Rule, subject: Subject, severity: Severity | None) -> Iterator[
         raise
     except Exception as error:  # noqa: BLE001  # whatever it is, no audit passes for it
         message = f"rule {rule.name} failed: {type(error).__name__}: {error} (please report it)"
-        yield Finding("internal-error", Severity.ERROR, message, subject.target)
+        yield run_notes.INTERNAL_ERROR.finding(message, target=subject.target)
 
 
-def _finding(rule: Rule, one: Found, target: str, severity: Severity | None) -> Finding:
-    origin, place = one.origin or UNSET, one.place or UNSET
-    severity = severity or one.severity or rule.severity
-    about, content = one.about or UNSET, UNSET if one.content is None else one.content
-    return Finding(
-        rule.name, severity, one.message, target, one.fqn, one.help, one.section, origin, place, about, content
+def _finding(rule: AuditRule, found: Issue, target: str, configured: Severity | None) -> Finding:
+    return rule.finding(
+        found.message,
+        target=target,
+        fqn=found.fqn,
+        section=found.section,
+        help=found.help,
+        severity=found.severity,
+        configured=configured,
+        origin=found.origin or UNSET,
+        place=found.place or UNSET,
+        about=found.about or UNSET,
+        content=UNSET if found.content is None else found.content,
     )

@@ -12,22 +12,18 @@ from statecli.commands.audit.baseline import Baseline
 from statecli.commands.audit.request import Request
 from statecli.commands.audit.result import Audit
 from statecli.commands.audit.run import is_meant
-from statecli.core.finding import Finding, Severity
-from statecli.core.oddity_kind import OddityKind
+from statecli.core.finding import Finding
 from statecli.core.units import names, plural
+from statecli.rules import run_notes as rules
 from statecli.storage import files
 from statecli.targets.location import named
 
 
 def told(found: Audit, request: Request) -> list[Finding]:
     """Notes of what is asked for and no rule judges or could, and of what is accepted nowhere."""
-    left_out = (_note("not-judged", message, "") for message in required_rules.left_out(request))
+    left_out = (rules.NOT_JUDGED.finding(message, target="") for message in required_rules.left_out(request))
     known = () if request.baseline is None else _gone(request.baseline, found, request)
     return [*left_out, *_unjudged(found, request), *known, *_of_nothing(found, request), *_not_listed(found, request)]
-
-
-def _note(rule: str, message: str, target: str) -> Finding:
-    return Finding(rule, Severity.NOTE, message, target)
 
 
 def _unjudged(found: Audit, request: Request) -> Iterator[Finding]:
@@ -44,7 +40,7 @@ def _unjudged(found: Audit, request: Request) -> Iterator[Finding]:
         # That what is no model is not judged as one is told where nothing else was.
         if keys and not (reason in references.WHYS and rule in found.ran):
             message = f"{' and '.join(keys)}: {rule} did not run on {names(targets)}: {reason}"
-            yield _note("policy-not-judged", message, targets[0])
+            yield rules.POLICY_NOT_JUDGED.finding(message, target=targets[0])
 
 
 def _gone(known: Baseline, found: Audit, request: Request) -> Iterator[Finding]:
@@ -52,7 +48,7 @@ def _gone(known: Baseline, found: Audit, request: Request) -> Iterator[Finding]:
     gone = (one.target for one in baseline.gone(known, request.targets) if one.target not in met)
     for target, count in Counter(gone).items():
         accepted = f"the baseline accepts {plural(count, 'finding')} of it, which --write-baseline drops"
-        yield _note(OddityKind.BASELINE_FIXED.value, f"{target}: is no longer there; {accepted}", target)
+        yield rules.BASELINE_FIXED.finding(f"{target}: is no longer there; {accepted}", target=target)
 
 
 def _of_nothing(found: Audit, request: Request) -> Iterator[Finding]:
@@ -65,7 +61,8 @@ def _of_nothing(found: Audit, request: Request) -> Iterator[Finding]:
             [] if files.is_remote(pattern) else glob.iglob(os.path.join(glob.escape(folder), pattern), recursive=True)
         )
         if not any(is_meant(name, pattern, folder) for name in known) and next(iter(there), None) is None:
-            yield _note("ignored-nothing", f"per-target-ignore.{pattern}: matches no target, and no file", "")
+            message = f"per-target-ignore.{pattern}: matches no target, and no file"
+            yield rules.IGNORED_NOTHING.finding(message, target="")
 
 
 def _not_listed(found: Audit, request: Request) -> Iterator[Finding]:
@@ -75,12 +72,13 @@ def _not_listed(found: Audit, request: Request) -> Iterator[Finding]:
         for pattern, ignored in request.ignored.items():
             if not is_meant(name, pattern, request.ignored_from):
                 continue
-            rules = config.expand(ignored.rules, "per-target-ignore")
-            contents = {one.content: one.rule for one in target.findings if one.rule in rules and one.content}
+            accepted = config.expand(ignored.rules, "per-target-ignore")
+            contents = {one.content: one.rule for one in target.findings if one.rule in accepted and one.content}
             for content, rule in contents.items():
                 if isinstance(content, str):
                     message = f'per-target-ignore.{pattern}: {rule} is accepted only with its content: "{content}"'
-                    yield _note("content-not-listed", f"{message}; review it, then add it to contents", target.target)
+                    message = f"{message}; review it, then add it to contents"
+                    yield rules.CONTENT_NOT_LISTED.finding(message, target=target.target)
 
 
 def _is_there(pattern: str, folder: str) -> bool:

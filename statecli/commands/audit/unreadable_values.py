@@ -15,8 +15,8 @@ from statecli.core.error_causes import group_by_cause
 from statecli.core.errors import ChecksumMismatch, StateError
 from statecli.core.state import Oddity, TensorInfo
 from statecli.core.units import plural
-from statecli.rules.rule import Rule
-from statecli.rules.subject import Subject, the_values
+from statecli.rules.rule import AuditRule
+from statecli.rules.subject import Subject, needs_values
 
 if TYPE_CHECKING:
     from statecli.values.facts_kernel import Facts
@@ -36,14 +36,14 @@ def known(tensor: TensorInfo, facts: Facts, errors: Sequence[StateError]) -> Fac
     return replace(type(facts)(tensor.elements), digest=None, reason=str(errors[0]), damaged=True)
 
 
-def found(subject: Subject, ran: Collection[Rule]) -> tuple[Oddity, ...]:
+def found(subject: Subject, ran: Collection[AuditRule]) -> tuple[Oddity, ...]:
     """Each tensor that contradicts its file, or whose values one of the rules that ran could not judge, and why.
 
     Pickles that could not be read are told first.
     """
     pickles = (Oddity("unread", one) for one in (subject.unscanned,) if one)
     damaged = (Oddity("unread", one.damage, one.fqn) for one in subject.state.tensors if one.damage)
-    judges = {rule.name for rule in ran if the_values in rule.needs or rule.name == TOO}
+    judges = {rule.name for rule in ran if needs_values in rule.needs or rule.name == TOO}
     return (*pickles, *damaged, *_unjudged(subject, judges))
 
 

@@ -9,8 +9,8 @@ from math import prod
 from statecli.core.dtypes import BITS, nbytes
 from statecli.core.state import TensorInfo
 from statecli.core.units import size_text
-from statecli.rules.rule import Rule
-from statecli.rules.subject import the_values
+from statecli.rules.rule import AuditRule
+from statecli.rules.subject import needs_values
 from statecli.storage import files
 from statecli.targets import load
 
@@ -27,9 +27,9 @@ class ValuesBudget:
     `values` is True if values are read whatever their size, False if they are not read, None for the default.
     """
 
-    def __init__(self, values: bool | None, rules: Sequence[Rule]) -> None:
+    def __init__(self, values: bool | None, rules: Sequence[AuditRule]) -> None:
         self.values = values
-        self.is_needed = any(the_values in rule.needs for rule in rules)
+        self.is_needed = any(needs_values in rule.needs for rule in rules)
         self.left = DEFAULT_VALUE_BYTES
         self.tensors_left = DEFAULT_VALUE_TENSORS
         self.left_to_hash = DEFAULT_VALUE_BYTES

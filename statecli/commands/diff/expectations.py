@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from statecli.commands.diff import changed_fields
+from statecli.commands.diff import changed_fields, rules
 from statecli.commands.diff import settings as scalars
 from statecli.commands.diff.result import Broken, Change, Field, ScalarChange, Status
 from statecli.core.errors import NothingMatched
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Finding
+from statecli.core.rule import Rule
 from statecli.core.selection import glob_names, matches_any
 from statecli.formats.torch.settings import MORE
 
@@ -42,7 +43,7 @@ class Entry(msgspec.Struct, frozen=True):
     section: str | None
     target: str
     sides: tuple[tuple[str, ...], ...]
-    rule: str = ""
+    rule: Rule | None = None
     what: str = ""
     changed: bool | None = False
     moved: bool = False
@@ -52,10 +53,10 @@ class Entry(msgspec.Struct, frozen=True):
         found = [matches_any(names, globs) for names in self.sides]
         return all(found) if wholly and self.moved else any(found)
 
-    def finding(self, rule: str = "", why: str = "") -> Finding:
-        """What is to be said against it; by default, that it differs."""
+    def finding(self, rule: Rule, why: str = "") -> Finding:
+        """Report under `rule` how it differs, with the reason `why` before it."""
         message = f"{self.fqn}: {why}{self.what}"
-        return Finding(rule or self.rule, Severity.ERROR, message, self.target, self.fqn, None, self.section)
+        return rule.finding(message, target=self.target, fqn=self.fqn, section=self.section)
 
 
 def of_tensors(
@@ -73,7 +74,7 @@ def of_tensors(
             change.section,
             targets[0] if removed else targets[1],
             tuple(sides),
-            change.status.value,
+            rules.BY_STATUS.get(change.status),
             "" if change.status is Status.IDENTICAL else changed_fields.described(change),
             _is_changed(change, values),
             change.status is Status.RENAMED,
@@ -103,12 +104,12 @@ def of_settings(found: Iterable[ScalarChange], names: Iterable[str], targets: tu
         one = differing.get(name)
         what = scalars.described(one).removeprefix(f"{name}: ") if one else ""
         changed = one is not None and one.status is not Status.REMOVED
-        yield Entry(name, None, targets[1], ((name,),), "metadata", what, changed)
+        yield Entry(name, None, targets[1], ((name,),), rules.METADATA, what, changed)
 
 
 def differences(entries: Iterable[Entry]) -> list[Finding]:
     """One finding for each tensor that is not identical and for each setting that differs."""
-    return [one.finding() for one in entries if one.what]
+    return [one.finding(one.rule) for one in entries if one.what and one.rule]
 
 
 def failures(
@@ -123,9 +124,9 @@ def failures(
     found: list[Finding] = []
     for one in entries:
         if one.what and expected.only and not one.inside(expected.only, wholly=True):
-            found.append(one.finding("outside-only", f"outside --only {_globs(expected.only)}: "))
+            found.append(one.finding(rules.OUTSIDE_ONLY, f"outside --only {_globs(expected.only)}: "))
         if one.what and one.inside(expected.frozen):
-            found.append(one.finding("frozen-changed", "expected to be frozen: "))
+            found.append(one.finding(rules.FROZEN_CHANGED, "expected to be frozen: "))
     unsure = list(_beyond(expected.frozen, entries))
     for glob in expected.changed:
         inside = [one for one in entries if one.inside((glob,))]
@@ -161,7 +162,7 @@ def _check(expected: Expected, entries: Sequence[Entry], targets: tuple[str, str
 def _unchanged(glob: str, inside: Sequence[Entry], targets: tuple[str, str]) -> Finding:
     message = f"--changed {glob!r}: nothing in it changed: {_listed(inside)}"
     fqn, section = (inside[0].fqn, inside[0].section) if len(inside) == 1 else (None, None)
-    return Finding("unchanged", Severity.ERROR, message, targets[1], fqn, None, section)
+    return rules.UNCHANGED.finding(message, target=targets[1], fqn=fqn, section=section)
 
 
 def _untold(glob: str, untold: Sequence[Entry]) -> Broken:

@@ -13,10 +13,13 @@ from msgspec.structs import replace
 from statecli import live
 from statecli.commands.diff.pairing import Match, Way, counted
 from statecli.commands.diff.result import Broken, Field
+from statecli.commands.diff.rules import LOAD_REFUSED
 from statecli.core import kinds
 from statecli.core.errors import ModelError, NothingMatched, UsageError
 from statecli.core.finding import Finding, Severity
+from statecli.core.load_rules import MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY, WRAPPER_PREFIX
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.rule import Rule
 from statecli.core.state import Kind, ModelState, Oddity, StateDict, TensorInfo
 from statecli.live import Answer, Entries, hf_auto
 
@@ -258,17 +261,18 @@ class _Load:
         """The class's answer; in the order and the words of the names where these say the same."""
         # What was put in the place of a dropped tie is another entry, of which the same is said.
         mismatched = () if Field.SHAPE in ignore else _without(answer.mismatched, self.ties)
-        said: dict[tuple[str, str], Finding] = {
-            **{(MISSING, name): self._missing(name) for name in answer.missing},
-            **{(UNEXPECTED, self._own.get(name, name)): self._unexpected(name) for name in answer.unexpected},
-            **{(SHAPE, name): self._mismatch(name) for name in mismatched},
-        }
+        objections = (
+            *map(self._missing, answer.missing),
+            *map(self._unexpected, answer.unexpected),
+            *map(self._mismatch, mismatched),
+        )
+        said = {(one.rule, one.fqn or ""): one for one in objections}
         yield from self.wrappers()
         for one in self._by_names() if said else ():
             if said.pop((one.rule, one.fqn or ""), None) is not None:
                 yield one
         yield from said.values()
-        yield from (self._finding("load-refused", name, message) for name, message in answer.refused)
+        yield from (self._finding(LOAD_REFUSED, name, message) for name, message in answer.refused)
 
     def _by_names(self) -> list[Finding]:
         """What names and shapes say, in the order of the checkpoint, without asking the class."""
@@ -276,24 +280,24 @@ class _Load:
         state = replace(self.checkpoint, tensors=tuple(rows), sections=(self.section,))
         return kinds.by_model(state, self.model)[1]
 
-    def _finding(self, rule: str, name: str | None, message: str) -> Finding:
+    def _finding(self, rule: Rule, name: str | None, message: str) -> Finding:
         about = f"{name}: " if name else ""
-        return Finding(rule, Severity.ERROR, about + message, self.checkpoint.target, name, section=self.section)
+        return rule.finding(about + message, target=self.checkpoint.target, fqn=name, section=self.section)
 
     def _missing(self, name: str) -> Finding:
         message = f"missing: {self.model.target} asks for it, {self.checkpoint.target} lacks it"
-        return self._finding(MISSING, name, message)
+        return self._finding(MISSING_ENTRY, name, message)
 
     def _unexpected(self, name: str) -> Finding:
         return self._finding(
-            UNEXPECTED, self._own.get(name, name), f"unexpected: {self.model.target} takes no such entry"
+            UNEXPECTED_ENTRY, self._own.get(name, name), f"unexpected: {self.model.target} takes no such entry"
         )
 
     def _mismatch(self, name: str) -> Finding:
         row = self.tensors.get(name)
         held = "" if row is None or row.shape is None else f" {list(row.shape)}"
         message = f"{self.checkpoint.target} holds{held or ' it in another shape'}, {self.model.target} takes another"
-        return self._finding(SHAPE, name, message)
+        return self._finding(SHAPE_MISMATCH, name, message)
 
     # --- what it makes good -----------------------------------------------------------------------------------------
 
@@ -352,8 +356,6 @@ class _Load:
         return known is not None and None not in (known.shape, held.shape) and known.shape != held.shape
 
 
-#: What a strict load objects to, as `kinds.by_model` calls it.
-MISSING, UNEXPECTED, SHAPE = "missing-entry", "unexpected-entry", "shape-mismatch"
 _CODE = "code that runs on loading"
 #: Names that a note lists.
 SHOWN = 3
@@ -402,4 +404,4 @@ def _longer(stripped: tuple[str, str]) -> str:
 def _wrapped(prefix: str, count: int, checkpoint: ModelState, model: ModelState) -> Finding:
     message = f"the names of {counted(count)} differ by {prefix!r} from those that {model.target} registers"
     help = f"rename them before load_state_dict, which matches names exactly: {prefix!r} is a wrapper's prefix"
-    return Finding("wrapper-prefix", Severity.ERROR, message, checkpoint.target, None, help)
+    return WRAPPER_PREFIX.finding(message, target=checkpoint.target, help=help, severity=Severity.ERROR)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecli import live as modules
-from statecli.core import kinds
+from statecli.commands.inspect import rules
+from statecli.core import kinds, move_rules
 from statecli.core.errors import ModelError, UsageError
 from statecli.core.finding import Finding, Severity
 from statecli.core.oddity_kind import OddityKind
@@ -69,7 +70,10 @@ class Inspection(msgspec.Struct, frozen=True):
 
 
 #: Oddities that the move itself brought out; with `--to` they are what stayed behind.
-MOVE_ODDITIES = (OddityKind.BROKEN_TIE, OddityKind.STALE_VIEW)
+MOVE_RULES = {
+    OddityKind.UNTIED_BY_MOVE: move_rules.UNTIED_BY_MOVE,
+    OddityKind.STALE_VIEW: move_rules.STALE_VIEW,
+}
 
 
 def inspect(request: Request, progress: Progress | None = None, handed: Any = None) -> Inspection:
@@ -209,9 +213,11 @@ def _left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:
     ]
     names = {tensor.fqn for tensor in state.tensors} | {a for tensor in state.tensors for a in tensor.aliases}
     broken = [
-        Finding(odd.name, Severity.ERROR, odd.message, state.target, odd.fqn, section="model")
+        MOVE_RULES[odd.kind].finding(
+            odd.message, target=state.target, fqn=odd.fqn, section="model", severity=Severity.ERROR
+        )
         for odd in state.oddities
-        if odd.kind in MOVE_ODDITIES and (odd.fqn is None or odd.fqn in names)
+        if odd.kind in MOVE_RULES and (odd.fqn is None or odd.fqn in names)
     ]
     return (*stayed, *broken)
 
@@ -222,10 +228,12 @@ def _stayed(tensor: TensorInfo, state: ModelState, to: str) -> Finding:
         message = (
             f"{tensor.fqn}: cannot tell whether it follows to {to}: {tensor.note or 'it was not found after the move'}"
         )
-        return Finding("cannot-tell", Severity.WARNING, message, state.target, tensor.fqn, None, tensor.section)
+        return rules.CANNOT_TELL.finding(message, target=state.target, fqn=tensor.fqn, section=tensor.section)
     if not state.traits.is_class:
         message = f"{tensor.fqn}: the bytes that arrived on {to} are not those of the file"
-        return Finding("bytes-differ", Severity.ERROR, message, state.target, tensor.fqn, None, tensor.section)
+        return rules.BYTES_DIFFER.finding(message, target=state.target, fqn=tensor.fqn, section=tensor.section)
     where = tensor.after.device if tensor.after else tensor.device
     message = f"{tensor.fqn}: stays on {where} when the model moves to {to}"
-    return Finding("left-behind", Severity.ERROR, message, state.target, tensor.fqn, tensor.fix, tensor.section)
+    return move_rules.LEFT_BEHIND.finding(
+        message, target=state.target, fqn=tensor.fqn, section=tensor.section, help=tensor.fix
+    )

@@ -9,6 +9,7 @@ import msgspec
 
 from statecli import live
 from statecli.commands.diff.pairing import counted
+from statecli.commands.lock import rules
 from statecli.commands.lock.companion_files import companion_digests, lock_settings, pipeline_folders
 from statecli.commands.lock.lock_file import SCHEMA, Lock, LockedTarget, LockedTensor, refuse_twins
 from statecli.core.errors import BarePickle, FilteredOut, NothingMatched, UnreadableError
@@ -169,16 +170,16 @@ def without_values(found: Sequence[Read], lock: Lock) -> Iterator[Finding]:
     """
     for one in found:
         if one.unlocked is not None:
-            yield Finding("nothing-to-lock", Severity.NOTE, one.unlocked, one.state.target)
+            yield rules.NOTHING_TO_LOCK.finding(one.unlocked, target=one.state.target)
         elif one.kept:
             message = f"{one.state.target}: {counted(one.kept)} that callbacks keep are not locked: they are no weights"
-            yield Finding("callbacks-not-locked", Severity.NOTE, message, one.state.target)
+            yield rules.CALLBACKS_NOT_LOCKED.finding(message, target=one.state.target)
     for one, lines in zip((one for one in found if one.unlocked is None), lock.targets, strict=True):
         count = sum(line.digest is None for line in lines.tensors)
         if count:
             why = "a class has those of its constructor" if one.state.traits.is_class else "they are not in the file"
             message = f"{one.state.target}: the values of {count} of {len(lines.tensors)} tensors are not locked: {why}"
-            yield Finding("values-not-locked", Severity.NOTE, message, one.state.target)
+            yield rules.VALUES_NOT_LOCKED.finding(message, target=one.state.target, severity=Severity.NOTE)
 
 
 def locked(state: ModelState, digests: Sequence[str | None]) -> tuple[LockedTensor, ...]:

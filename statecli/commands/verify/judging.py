@@ -21,6 +21,7 @@ from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.rule import Rule
 from statecli.core.state import ModelState, Origin, TensorInfo
 from statecli.live import measure, tensor_sources
 from statecli.live.build import Built
@@ -104,7 +105,7 @@ def stand_in(subject: Subject) -> ModelState:
     """The rows and oddities of a used instance, with `moves` as memory given anew by `_apply` shows it.
 
     That keeps Parameter objects as a move to CUDA does, so ties and further names come out as they do there. Oddities
-    broken-tie, stale-view and recomputed are of the move; not-measured says that it could not be tried.
+    untied-by-move, stale-view and recomputed are of the move; not-measured says that it could not be tried.
     """
     if not subject.appeared:
         return subject.state
@@ -191,7 +192,7 @@ PLACED = re.compile(r"\S.*?:\d+: ")
 
 def finding(
     subject: Subject,
-    rule: str,
+    rule: Rule,
     message: str,
     fqn: str | None,
     *,
@@ -210,7 +211,7 @@ def finding(
         shown = [f"{line}: {row.fix}" if line else row.fix]
     else:
         shown = [said for said in (help, f"assigned at {line}" if line else None) if said]
-    return Finding(rule, severity or Severity.ERROR, message, subject.target, fqn, "; ".join(shown) or None)
+    return rule.finding(message, target=subject.target, fqn=fqn, help="; ".join(shown) or None, severity=severity)
 
 
 def _is_installed(origin: Origin) -> bool:

@@ -19,13 +19,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from statecli.commands.verify import judging, recreated_by_forward, tensor_bits
+from statecli.commands.verify import judging, recreated_by_forward, rules, tensor_bits
 from statecli.commands.verify.model_under_test import Subject
 from statecli.commands.verify.proofs import move
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError, UsageError
 from statecli.core.finding import Finding, Severity
+from statecli.core.move_rules import STALE_VIEW
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.rule import Rule
 from statecli.core.state import Kind, TensorInfo
 from statecli.live import measure
 from statecli.live.walk import is_scripted
@@ -65,18 +67,18 @@ class _Steps:
     before: torch.dtype
     values: torch.Tensor | None = None
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
-    wrong: dict[str, tuple[str, str]] = field(default_factory=dict)
+    wrong: dict[str, tuple[Rule, str]] = field(default_factory=dict)
     declined: str | None = None
 
     def after(self) -> str:
         """`float64 → float16`, each once."""
         return " → ".join(_short(dtype) for dtype in dict.fromkeys(self.dtypes.values()))
 
-    def fault(self) -> tuple[str, str] | None:
+    def fault(self) -> tuple[Rule, str] | None:
         """The first rule that it broke and one line on it, with the ways that it does follow."""
         for rule, what in self.wrong.values():
             followed = [called for called in self.dtypes if called not in self.wrong and called != self.declined]
-            return rule, f"{what}, though it follows {followed[0]}" if followed and rule == _KEEPS else what
+            return rule, f"{what}, though it follows {followed[0]}" if followed and rule == rules.KEEPS_DTYPE else what
         return None
 
 
@@ -139,13 +141,13 @@ class _Proof:
             self._steps.setdefault(name, _Steps(tensor.dtype)).values = _integers(tensor)
         return start
 
-    def _wrong(self, way: _Way, before: dict[str, torch.dtype]) -> dict[str, tuple[str, str]]:
+    def _wrong(self, way: _Way, before: dict[str, torch.dtype]) -> dict[str, tuple[Rule, str]]:
         """The rule that each tensor breaks, with one line on it."""
         called, dtype, _ = way
         now = {name: tensor for name, tensor in self._found.items() if name in self._steps}
         followed = [name for name, tensor in now.items() if tensor.dtype != before.get(name)]
         declining = _declining(self._used, called, followed)
-        wrong: dict[str, tuple[str, str]] = {}
+        wrong: dict[str, tuple[Rule, str]] = {}
         for name, tensor in now.items():
             if name.rpartition(".")[0] in declining:
                 self._steps[name].declined = called
@@ -153,7 +155,7 @@ class _Proof:
                 wrong[name] = fault
         return wrong
 
-    def _note(self, called: str, wrong: dict[str, tuple[str, str]]) -> None:
+    def _note(self, called: str, wrong: dict[str, tuple[Rule, str]]) -> None:
         self._done.append(called)
         for name, tensor in self._found.items():
             if name in self._steps:
@@ -175,26 +177,26 @@ class _Proof:
             why = f"the class's own {steps.declined} keeps its dtype" if steps.declined else None
             return Cell(Verdict.PASSED, before, steps.after(), why)
         rule, what = fault
-        excused = self._excused(row, steps) if rule == _KEEPS else None
+        excused = self._excused(row, steps) if rule == rules.KEEPS_DTYPE else None
         return excused or self._fail(rule, row, what, steps)
 
-    def _fail(self, rule: str, row: TensorInfo, what: str, steps: _Steps) -> Cell:
-        mild = rule == _KEEPS and judging.dimensionless(row)
+    def _fail(self, rule: Rule, row: TensorInfo, what: str, steps: _Steps) -> Cell:
+        mild = rule == rules.KEEPS_DTYPE and judging.dimensionless(row)
         severity = Severity.WARNING if mild else Severity.ERROR
         message, help = f"{row.fqn}: {what}", self._help(rule, row, steps)
         self._findings.append(judging.finding(self._subject, rule, message, row.fqn, severity=severity, help=help))
         return Cell(Verdict.FAILED, _short(steps.before), steps.after(), what)
 
-    def _help(self, rule: str, row: TensorInfo, steps: _Steps) -> str | None:
+    def _help(self, rule: Rule, row: TensorInfo, steps: _Steps) -> str | None:
         """What to do where the row itself has no fix."""
-        if rule == "imaginary-lost":
+        if rule == rules.IMAGINARY_LOST:
             return _AS_REAL
         if row.fqn in self._subject.appeared:
             return recreated_by_forward.MEND.format("dtype")
         if row.kind is Kind.UNREGISTERED:
             return None if row.fix else _IN_APPLY
         methods = [called.lstrip(".").partition("(")[0] for called in steps.wrong]
-        return judging.in_own_method(self._subject, self._used, row.fqn, (*methods, "_apply"), _OWN[rule])
+        return judging.in_own_method(self._subject, self._used, row.fqn, (*methods, "_apply"), _OWN[rule.name])
 
     def _excused(self, row: TensorInfo, steps: _Steps) -> Cell | None:
         """The cell of what keeps its dtype and does no harm by it, or may do none."""
@@ -248,16 +250,16 @@ class _Proof:
         for name in row.aliases:
             steps = self._steps.get(name)
             fault = steps.fault() if steps else None
-            if steps is None or fault is None or fault[0] != _KEEPS or name in self._recomputed:
+            if steps is None or fault is None or fault[0] != rules.KEEPS_DTYPE or name in self._recomputed:
                 continue
             what = f"{self._stale_views.get(name, f'{name} is another name of {row.fqn}')}: it {fault[1]}"
-            help = move.HELP["stale-view"]
-            self._findings.append(judging.finding(self._subject, "stale-view", what, name, help=help))
+            help = move.HELP[STALE_VIEW.name]
+            finding = judging.finding(self._subject, STALE_VIEW, what, name, help=help, severity=Severity.ERROR)
+            self._findings.append(finding)
             cells[name] = Cell(Verdict.FAILED, _short(steps.before), steps.after(), what)
         return cells
 
 
-_KEEPS = "keeps-dtype"
 _AS_REAL = (
     "keep real and imaginary part as a last dimension (torch.view_as_real), "
     "and make it complex in forward (torch.view_as_complex)"
@@ -265,26 +267,26 @@ _AS_REAL = (
 _IN_APPLY = "register it, or cast it in an _apply of the class's own, which .to(), .half() and .bfloat16() all call"
 #: What to do with the method of the class's own that breaks a rule.
 _OWN = {
-    _KEEPS: "let {} call super() and cast this one too",
-    "integer-cast": "let {} leave integers what they are",
-    "integer-changed": "let {} leave integers what they are",
+    rules.KEEPS_DTYPE.name: "let {} call super() and cast this one too",
+    rules.INTEGER_CAST.name: "let {} leave integers what they are",
+    rules.INTEGER_CHANGED.name: "let {} leave integers what they are",
 }
 
 
-def _wrong(steps: _Steps, tensor: torch.Tensor, dtype: torch.dtype, called: str) -> tuple[str, str] | None:
+def _wrong(steps: _Steps, tensor: torch.Tensor, dtype: torch.dtype, called: str) -> tuple[Rule, str] | None:
     before = steps.before
     if before.is_floating_point:
         if tensor.dtype == dtype:
             return None
-        return _KEEPS, f"is {_short(tensor.dtype)} after {called}"
+        return rules.KEEPS_DTYPE, f"is {_short(tensor.dtype)} after {called}"
     if before.is_complex:
         if tensor.dtype.is_complex:
             return None
-        return "imaginary-lost", f"is {_short(tensor.dtype)} after {called}, its imaginary part gone"
+        return rules.IMAGINARY_LOST, f"is {_short(tensor.dtype)} after {called}, its imaginary part gone"
     if tensor.dtype != before:
-        return "integer-cast", f"{_short(before)} is {_short(tensor.dtype)} after {called}"
+        return rules.INTEGER_CAST, f"{_short(before)} is {_short(tensor.dtype)} after {called}"
     if steps.values is not None and tensor_bits.same(steps.values, tensor) is False:
-        return "integer-changed", f"its {_short(before)} values change with {called}"
+        return rules.INTEGER_CHANGED, f"its {_short(before)} values change with {called}"
     return None
 
 

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from statecli.commands.verify import judging, save_roundtrip, tensor_bits
+from statecli.commands.verify import judging, rules, save_roundtrip, tensor_bits
 from statecli.commands.verify.model_under_test import Subject
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
-from statecli.core.finding import Finding
+from statecli.core.finding import Finding, Severity
+from statecli.core.rule import Rule
 from statecli.core.state import TensorInfo
 from statecli.live.tensors import derived_by, storage
 from statecli.live.walk import walk
@@ -109,7 +110,7 @@ class _Proof:
             if any(map(judging.lazy, self._found.values())):
                 self._reasons.append(raised)  # a buffer without a shape yet has no deep copy
             else:
-                self._fail("not-copyable", None, f"copy.deepcopy of the model does not work: {raised}")
+                self._fail(rules.NOT_COPYABLE, None, f"copy.deepcopy of the model does not work: {raised}")
         why = next((finding.message for finding in self._findings.values()), raised)
         for row in self._rows():
             self._columns["copied"].setdefault(row.fqn, judging.unclear(why))
@@ -127,7 +128,7 @@ class _Proof:
                 self._columns["copied"][name] = Cell(Verdict.FAILED, reason=what)
             help = _REFRESHED_HELP if name in self._refreshed else _NON_LEAF_HELP
             help = _RECOMPUTED_HELP if name in self._recomputed else help
-            rule = "non-leaf-attribute" if operation else "not-copyable"
+            rule = rules.NON_LEAF_ATTRIBUTE if operation else rules.NOT_COPYABLE
             self._fail(rule, name, f"{name} is {what}", help if operation else None)
         return bool(broken)
 
@@ -135,7 +136,7 @@ class _Proof:
         """Names the attributes that are no tensors and cannot be copied even alone; whether there are any."""
         found = _uncopyable(self._subject, module)
         for name, why in found.items():
-            self._fail("not-copyable", name, f"{name}: {why}, so copy.deepcopy of the model raises", _OBSTACLE_HELP)
+            self._fail(rules.NOT_COPYABLE, name, f"{name}: {why}, so copy.deepcopy of the model raises", _OBSTACLE_HELP)
         return bool(found)
 
     def _pickle(self, module: nn.Module) -> None:
@@ -173,7 +174,7 @@ class _Proof:
             return self._absent(row, what)
         if _in_one_storage(original, other):
             message = f"{what} shares its memory with the original: to change the one is to change the other"
-            return self._failed("shared-with-copy", row, message)
+            return self._failed(rules.SHARED_WITH_COPY, row, message)
         if judging.lazy(original):
             return judging.skipped("uninitialized: it has no values before a first forward")
         same = tensor_bits.same(original, other)
@@ -181,21 +182,22 @@ class _Proof:
             return Cell(Verdict.PASSED)
         if same is None:
             return judging.unclear("its values cannot be compared")
-        return Cell(Verdict.PASSED) if same else self._failed("changed-by-copy", row, f"{what} has other values")
+        return Cell(Verdict.PASSED) if same else self._failed(rules.CHANGED_BY_COPY, row, f"{what} has other values")
 
     def _absent(self, row: TensorInfo, what: str) -> Cell:
         if row.persistent is not None or row.kind.value == "parameter":
-            return self._failed("lost-by-copy", row, f"{what} is without it")
+            return self._failed(rules.LOST_BY_COPY, row, f"{what} is without it")
         return judging.skipped(f"the class leaves it out: {what} is without it")
 
-    def _failed(self, rule: str, row: TensorInfo, message: str) -> Cell:
+    def _failed(self, rule: Rule, row: TensorInfo, message: str) -> Cell:
         help = judging.in_own_method(self._subject, self._module, row.fqn, _METHODS, "let {} make a copy of its own")
         self._fail(rule, row.fqn, f"{row.fqn}: {message}", help)
         return Cell(Verdict.FAILED, reason=message)
 
-    def _fail(self, rule: str, fqn: str | None, message: str, help: str | None = None) -> None:
+    def _fail(self, rule: Rule, fqn: str | None, message: str, help: str | None = None) -> None:
         """One finding a tensor and rule, whichever copy shows it first."""
-        self._findings.setdefault((rule, fqn), judging.finding(self._subject, rule, message, fqn, help=help))
+        finding = judging.finding(self._subject, rule, message, fqn, help=help, severity=Severity.ERROR)
+        self._findings.setdefault((rule.name, fqn), finding)
 
     def _broken(self, copied: dict[str, torch.Tensor], cells: dict[str, Cell], what: str) -> None:
         """Fails the later name of each tie that the copy has parted, and each further name that points back."""
@@ -205,7 +207,7 @@ class _Proof:
                 if name in self._recomputed | self._refreshed or _in_one_storage(copied[first], copied[name]):
                     continue
                 back = name not in cells and _in_one_storage(self._found[name], copied[name])
-                rule = "shared-with-copy" if back else "broken-tie"
+                rule = rules.SHARED_WITH_COPY if back else rules.UNTIED_BY_COPY
                 message = "still points at the original's memory" if back else f"no longer tied to {first}"
                 if name in cells:
                     cells[name] = Cell(Verdict.FAILED, reason=f"{message} in {what}")

@@ -30,6 +30,7 @@ from statecli.commands.verify import judging, recreated_by_forward
 from statecli.commands.verify.model_under_test import Subject
 from statecli.commands.verify.proofs import move
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
+from statecli.commands.verify.rules import DEVICE_MISMATCH
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding
 from statecli.core.state import TensorInfo
@@ -41,7 +42,6 @@ from statecli.live.tensor_sources import Fault, How, Mismatch, Place, Refused, S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-RULE = "device-mismatch"
 #: How torch's own checks put it: "Expected all tensors to be on the same device", "are not at the same device".
 _SAME_DEVICE = re.compile(r"\b(on|at) the same device\b")
 #: And of an argument that has to be on the CPU, by its name.
@@ -336,7 +336,7 @@ def _finding(subject: Subject, one: Mismatch, trial: _Trial) -> Finding:
         )
     else:
         message, help = f"tensors on several devices meet{where}", "move what is made or kept on the cpu: .to(x.device)"
-    return judging.finding(subject, RULE, message, one.source.fqn, help=help)
+    return judging.finding(subject, DEVICE_MISMATCH, message, one.source.fqn, help=help)
 
 
 def _mixed(subject: Subject, one: Mismatch, device: str, where: str) -> Finding:
@@ -345,7 +345,7 @@ def _mixed(subject: Subject, one: Mismatch, device: str, where: str) -> Finding:
     row = subject.rows().get(one.source.fqn or "")
     if row is not None and row.origin is not None:
         message += f"; assigned at {row.origin.file}:{row.origin.line}"
-    return judging.finding(subject, RULE, message, one.source.fqn, help=help)
+    return judging.finding(subject, DEVICE_MISMATCH, message, one.source.fqn, help=help)
 
 
 def _what(subject: Subject, source: Source, device: str) -> tuple[str, str | None]:

@@ -27,12 +27,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from statecli.commands.verify import judging, recreated_by_forward, tensor_bits
+from statecli.commands.verify import judging, recreated_by_forward, rules, tensor_bits
 from statecli.commands.verify.model_under_test import Subject
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError, UsageError
 from statecli.core.finding import Finding, Severity
+from statecli.core.move_rules import LEFT_BEHIND, STALE_VIEW, UNTIED_BY_MOVE
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.rule import Rule
 from statecli.core.state import ModelState, TensorInfo
 from statecli.live import fake_gpu, fake_gpu_values, measure
 from statecli.live.device_rules import Watch
@@ -123,11 +125,12 @@ def device_of(text: str) -> torch.device:
         raise UsageError(f"--device {text}: no such device here; {instead}") from error
 
 
+_RULES = {OddityKind.UNTIED_BY_MOVE: UNTIED_BY_MOVE, OddityKind.STALE_VIEW: STALE_VIEW}
 #: What to do about a name that is no longer what it was a name of.
 HELP = {
-    "broken-tie": "register it once and read it under the other name through a property, "
+    UNTIED_BY_MOVE.name: "register it once and read it under the other name through a property, "
     "or tie them again in an _apply of the class's own",
-    "stale-view": "make it a property that computes it from the registered tensor",
+    STALE_VIEW.name: "make it a property that computes it from the registered tensor",
 }
 
 
@@ -161,7 +164,11 @@ def _lost(subject: Subject, owner: type[nn.Module], given: object) -> Finding:
     what = "None" if given is None else f"a {type(given).__name__}"
     message = f"{owner.__name__}.to gives {what}: model = model.to(...) loses the model"
     return judging.finding(
-        subject, "lost-by-move", message, None, help=judging.at_method(subject, owner.to, "end it with: return self")
+        subject,
+        rules.LOST_BY_MOVE,
+        message,
+        None,
+        help=judging.at_method(subject, owner.to, "end it with: return self"),
     )
 
 
@@ -225,7 +232,7 @@ class _Proof:
         if what is None:
             return Cell(Verdict.PASSED, before, after)
         message = f"{what} when the model moves there and back"
-        return self._fail("changed-by-move", row, message, before, after, "let {} change nothing but the device")
+        return self._fail(rules.CHANGED_BY_MOVE, row, message, before, after, "let {} change nothing but the device")
 
     def _stayed(self, row: TensorInfo, before: str, after: str, what: str) -> Cell:
         harmless = self._harmless(row)
@@ -236,11 +243,11 @@ class _Proof:
             return judging.unclear(
                 f"whether forward makes it anew cannot be told: {untold}", before=before, after=after
             )
-        return self._fail("left-behind", row, what, before, after, "let {} call super() and move this one too")
+        return self._fail(LEFT_BEHIND, row, what, before, after, "let {} call super() and move this one too")
 
-    def _fail(self, rule: str, row: TensorInfo, what: str, before: str, after: str, mend: str) -> Cell:
+    def _fail(self, rule: Rule, row: TensorInfo, what: str, before: str, after: str, mend: str) -> Cell:
         """`mend` is what to do with the class's own `_apply` or `to`, where there is one and nothing else is known."""
-        mild = rule == "left-behind" and judging.dimensionless(row)
+        mild = rule == LEFT_BEHIND and judging.dimensionless(row)
         severity = Severity.WARNING if mild else Severity.ERROR
         help = None
         if row.fqn in self._subject.appeared:
@@ -280,13 +287,15 @@ class _Proof:
         """The cell of a name that a move parts from its tie, or leaves pointing at the old storage, fails."""
         for oddity in self._stand_in.oddities:
             name = oddity.fqn or ""
-            if oddity.kind not in (OddityKind.BROKEN_TIE, OddityKind.STALE_VIEW) or name in self._recomputed:
+            rule = _RULES.get(oddity.kind) if oddity.kind else None
+            if rule is None or name in self._recomputed:
                 continue
             cell = cells.get(name) or Cell(Verdict.PASSED, self._moved.before.get(name), self._moved.after.get(name))
             if cell.verdict is Verdict.PASSED:
                 cells[name] = Cell(Verdict.FAILED, cell.before, cell.after, oddity.message)
-                help = HELP[oddity.name]
-                self._findings.append(judging.finding(self._subject, oddity.name, oddity.message, name, help=help))
+                help, severity = HELP[oddity.name], Severity.ERROR
+                finding = judging.finding(self._subject, rule, oddity.message, name, help=help, severity=severity)
+                self._findings.append(finding)
 
 
 def _moved(subject: Subject, wanted: torch.device) -> Moved:

@@ -23,11 +23,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
-from statecli.commands.verify import judging, save_roundtrip, tensor_bits
+from statecli.commands.verify import judging, rules, save_roundtrip, tensor_bits
 from statecli.commands.verify.model_under_test import Subject
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Finding
+from statecli.core.rule import Rule
 from statecli.core.state import Kind, TensorInfo
 from statecli.live.skip_random_init import LARGE
 from statecli.live.tensors import storage
@@ -101,7 +102,7 @@ class _Proof:
             what = f": it holds a {refused}" if refused else ""
             message = f"torch.load(weights_only=True) refuses the model's own state_dict{what}"
             help = "keep plain data in get_extra_state: tensors, numbers, text, lists and dicts of these"
-            self.fail("not-plain-data", message, None, help, Severity.WARNING)
+            self.fail(rules.NOT_PLAIN_DATA, message, None, help)
         return loaded
 
     def _same_already(self, blank: Mapping[str, torch.Tensor]) -> set[str]:
@@ -128,7 +129,9 @@ class _Proof:
         new = (row for row in self._subject.state.tensors if row.appeared and f'"{row.fqn}"' in why)
         places = (row.origin for row in new if row.origin)
         help = next((f"{place.file}:{place.line}: {_IN_CONSTRUCTOR}" for place in places), None)
-        self.fail("not-loadable", f"load_state_dict(strict=True) refuses the model's own state_dict: {why}", None, help)
+        self.fail(
+            rules.NOT_LOADABLE, f"load_state_dict(strict=True) refuses the model's own state_dict: {why}", None, help
+        )
         self._unloadable = None if by_torch else f"load_state_dict raised {why}"
         return False
 
@@ -171,14 +174,14 @@ class _Proof:
             other = "something else under its name" if entry.dtype == expected.dtype else cast
             message = f"{name}: state_dict() holds {other}"
             help = self._in_own(name, _SAVERS, _KEEP)
-            self._saved[name] = self._failed("changed-by-saving", row, message, help)
+            self._saved[name] = self._failed(rules.CHANGED_BY_SAVING, row, message, help)
         else:
             what = "brings back other values" if self._is_decided(name, there) else "does not bring it back"
             message = f"{name}: saved, and load_state_dict() {what}"
             help = self._in_own(name, _LOADERS, "let {} hand super() what was saved")
             if name in self._subject.appeared and not help:
                 help = _IN_CONSTRUCTOR
-            self._restored[name] = self._failed("not-restored", row, message, help)
+            self._restored[name] = self._failed(rules.NOT_RESTORED, row, message, help)
 
     def _is_decided(self, name: str, there: torch.Tensor | None) -> bool:
         """Whether B holds what load_state_dict() gave it: another instance, which held something else, has the same."""
@@ -222,10 +225,10 @@ class _Proof:
         if row.kind is Kind.PARAMETER or row.persistent:
             message = f"{row.fqn}: registered, and state_dict() leaves it out"
             help = self._in_own(row.fqn, _SAVERS, _KEEP) or _OWN_STATE_DICT
-            return self._failed("lost-by-saving", row, message, help)
+            return self._failed(rules.LOST_BY_SAVING, row, message, help)
         if row.requires_grad and row.kind is Kind.UNREGISTERED and "derived from" not in (row.note or ""):
             message = f"{row.fqn}: not saved, though it requires grad: what it learns is lost"
-            return self._failed("lost-by-saving", row, message)
+            return self._failed(rules.LOST_BY_SAVING, row, message)
         if self._subject.rebuilds:
             return None
         if row.persistent is False:
@@ -240,19 +243,17 @@ class _Proof:
             return judging.unclear("not saved; two instances of it cannot be compared")
         message = f"{row.fqn}: not saved, and the constructor makes it anew at random: a loaded model has other values"
         help = "register it with persistent=True" if row.persistent is False else None
-        return self._failed("lost-by-saving", row, message, help)
+        return self._failed(rules.LOST_BY_SAVING, row, message, help)
 
     # --- failures ------------------------------------------------------------------------------------------------
 
-    def _failed(self, rule: str, row: TensorInfo, message: str, help: str | None = None) -> Cell:
+    def _failed(self, rule: Rule, row: TensorInfo, message: str, help: str | None = None) -> Cell:
         self.fail(rule, message, row.fqn, help)
         return Cell(Verdict.FAILED, reason=message.removeprefix(f"{row.fqn}: "))
 
-    def fail(
-        self, rule: str, message: str, fqn: str | None, help: str | None = None, severity: Severity | None = None
-    ) -> None:
+    def fail(self, rule: Rule, message: str, fqn: str | None, help: str | None = None) -> None:
         """Add a finding."""
-        self._findings.append(judging.finding(self._subject, rule, message, fqn, help=help, severity=severity))
+        self._findings.append(judging.finding(self._subject, rule, message, fqn, help=help))
 
 
 _OWN_STATE_DICT = "let the class's own state_dict, or its hook, keep what torch's puts there"
@@ -303,7 +304,7 @@ class _Safetensors:
         if same is None:
             return judging.unclear("its values cannot be compared")
         message = "comes back from safetensors with other values"
-        self._proof.fail("changed-by-safetensors", f"{name}: {message}", name)
+        self._proof.fail(rules.CHANGED_BY_SAFETENSORS, f"{name}: {message}", name)
         return Cell(Verdict.FAILED, reason=message)
 
     def _same(self) -> Cell:
@@ -336,9 +337,9 @@ class _Safetensors:
         entries = self._entries.items()
         return {name: value for name, value in entries if name not in self._refused and not judging.lazy(value)}
 
-    def _refuse(self, rule: str, name: str, what: str, help: str) -> None:
+    def _refuse(self, rule: Rule, name: str, what: str, help: str) -> None:
         self._refused[name] = what
-        self._proof.fail(rule, f"{name}: {what}", name, help, Severity.WARNING)
+        self._proof.fail(rule, f"{name}: {what}", name, help)
 
     def _refuse_others(self) -> None:
         """An entry that is no tensor; one that holds none is no loss: the user saves it elsewhere, or by torch.save."""
@@ -349,7 +350,7 @@ class _Safetensors:
             if all(isinstance(leaf, _PLAIN_DATA) for leaf in tree_iter(value)):
                 self._refused[name], self._beside = what, f"{name} is {what}"
             else:
-                self._refuse("not-in-safetensors", name, what, "save it beside the tensors, or as a tensor")
+                self._refuse(rules.NOT_IN_SAFETENSORS, name, what, "save it beside the tensors, or as a tensor")
 
     def _refuse_shared(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:
         tensors = self._left()
@@ -359,7 +360,7 @@ class _Safetensors:
             for name in names[1:]:
                 what = f"shares its memory with {names[0]}, and safetensors' save_file refuses to write both"
                 help = "safetensors.torch.save_model and load_model keep one of the names and tie them again"
-                self._refuse("shared-in-safetensors", name, what, help)
+                self._refuse(rules.SHARED_IN_SAFETENSORS, name, what, help)
 
     def _refuse_odd(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:
         for name, tensor in self._entries.items():
@@ -367,12 +368,12 @@ class _Safetensors:
                 continue
             what = f"{_oddness(tensor)}, which safetensors does not write"
             if tensor.layout is not torch.strided or tensor.is_contiguous():
-                self._refuse("not-in-safetensors", name, what, "save it in a form that safetensors has")
+                self._refuse(rules.NOT_IN_SAFETENSORS, name, what, "save it in a form that safetensors has")
                 continue
             self._refused[name] = what  # nothing to mend at the line of the tensor, which may be one of torch's own
             target = self._proof._subject.target
-            found = Finding("not-in-safetensors", Severity.WARNING, f"{name}: {what}", target, name, _CONTIGUOUS)
-            self._proof._findings.append(found)
+            rule = rules.NOT_IN_SAFETENSORS
+            self._proof._findings.append(rule.finding(f"{name}: {what}", target=target, fqn=name, help=_CONTIGUOUS))
 
 
 #: What is surely no tensor, and holds none.

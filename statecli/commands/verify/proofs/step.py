@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from msgspec.structs import replace
 
-from statecli.commands.verify import gradient_graph, judging, overwritten_by_forward, training_rounds
+from statecli.commands.verify import gradient_graph, judging, overwritten_by_forward, rules, training_rounds
 from statecli.commands.verify import inputs as inputs_of
 from statecli.commands.verify.inputs import Inputs
 from statecli.commands.verify.model_under_test import Subject
@@ -19,6 +19,7 @@ from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.commands.verify.training_rounds import Seen, Training
 from statecli.core.errors import UsageError
 from statecli.core.finding import Finding, Severity
+from statecli.core.rule import Rule
 from statecli.core.state import Kind, TensorInfo
 
 _DIGITS = re.compile(r"\d+")
@@ -77,7 +78,7 @@ class _Verdicts:
         seen = self.run.seen
         return {key: [name for name in names if None in seen[name].peaks] for key, names in self.reached.items()}
 
-    def fail(self, rule: str, fqn: str, why: str, help: str, severity: Severity = Severity.ERROR) -> Cell:
+    def fail(self, rule: Rule, fqn: str, why: str, help: str, severity: Severity | None = None) -> Cell:
         """A failed cell and its finding."""
         message = f"{fqn} {why}"
         self.findings.append(judging.finding(self.run.subject, rule, message, fqn, help=help, severity=severity))
@@ -176,7 +177,7 @@ def _not_finite(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
     help = (
         "look for sqrt, norm or a division at zero, and for torch.where around them; torch.autograd.set_detect_anomaly"
     )
-    return verdicts.fail("non-finite-gradient", name, why, help)
+    return verdicts.fail(rules.NON_FINITE_GRADIENT, name, why, help)
 
 
 def _not_chosen(sibling: str | None, when: str = "") -> str:
@@ -196,7 +197,7 @@ def _zero(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
     if run.in_eval is not None:
         why += " and in eval mode, where nothing is dropped"
     help = "look for a factor of zero behind it, for what cancels out, and for a hook that changes its gradient"
-    return verdicts.fail("zero-gradient", name, why, help, Severity.WARNING)
+    return verdicts.fail(rules.ZERO_GRADIENT, name, why, help)
 
 
 def _unclear_zero(verdicts: _Verdicts, name: str, seen: Seen) -> str | None:
@@ -231,7 +232,7 @@ def _none(verdicts: _Verdicts, name: str) -> Cell:
         reason = f"none in {_rounds(verdicts.run)}, and one in a further: forward does not always use it"
         return judging.unclear(reason)
     why, help = _cause(watched, name, cut_off=verdicts.run.cut_off)
-    return verdicts.fail("no-gradient", name, _NONE + why, help)
+    return verdicts.fail(rules.NO_GRADIENT, name, _NONE + why, help)
 
 
 def _cause(watched: gradient_graph.Watched | None, name: str, *, cut_off: bool) -> tuple[str, str]:
@@ -295,7 +296,7 @@ def _updated(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
             "is overwritten by forward, so that each update is lost",
             "make it a buffer, or leave it to training",
         )
-        return verdicts.fail("overwritten-by-forward", name, why, help)
+        return verdicts.fail(rules.OVERWRITTEN_BY_FORWARD, name, why, help)
     if name in verdicts.run.written and verdicts.overwritten.why_not:
         why_not = verdicts.overwritten.why_not
         return judging.unclear(f"forward writes to it, and whether an update outlives that is not told: {why_not}")
@@ -308,7 +309,7 @@ def _updated(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
         reason = f"an update of {training_rounds.RATE} is lost in the rounding of {dtype} at {seen.lost:.3g}"
         return judging.unclear(reason)
     why = f"has a gradient, and {verdicts.run.made_by.__name__} does not change it"
-    return verdicts.fail("not-updated", name, why, "look for a hook that undoes its update")
+    return verdicts.fail(rules.NOT_UPDATED, name, why, "look for a hook that undoes its update")
 
 
 def _left_out(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
@@ -316,7 +317,7 @@ def _left_out(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
     if name in verdicts.run.replaced:
         why = "is replaced by forward, and the optimizer trains the tensor that it was before"
         return verdicts.fail(
-            "not-in-optimizer", name, why, "change its values in place, or give the new one another name"
+            rules.NOT_IN_OPTIMIZER, name, why, "change its values in place, or give the new one another name"
         )
     if seen.peak is None and verdicts.tensors.get(name) is not seen.tensor:
         return judging.skipped("forward puts another tensor in its place, and does not read it")
@@ -325,8 +326,8 @@ def _left_out(verdicts: _Verdicts, name: str, seen: Seen) -> Cell:
         Kind.BUFFER: "requires grad and is a buffer: no optimizer trains it",
         Kind.UNREGISTERED: "requires grad and is not registered: no optimizer trains it",
     }.get(row.kind, "is left out by the model's own parameters(): no optimizer trains it")
-    severity = Severity.WARNING if seen.peak is None else Severity.ERROR
-    return verdicts.fail("not-in-optimizer", name, why, row.fix or _made_trainable(row), severity)
+    severity = Severity.WARNING if seen.peak is None else None
+    return verdicts.fail(rules.NOT_IN_OPTIMIZER, name, why, row.fix or _made_trainable(row), severity)
 
 
 def _made_trainable(row: TensorInfo) -> str:
@@ -345,7 +346,7 @@ def _frozen(verdicts: _Verdicts, name: str) -> Cell:
     tied = verdicts.run.subject.rows()[name].tied_to
     shares = f": it shares its memory with {tied[0]}" if tied else ""
     why = f"is frozen, and the optimizer's step changes it{shares}"
-    return verdicts.fail("frozen-changed", name, why, "clone() it, or freeze both")
+    return verdicts.fail(rules.FROZEN_UPDATED, name, why, "clone() it, or freeze both")
 
 
 # --- changed by forward -------------------------------------------------------------------------------------

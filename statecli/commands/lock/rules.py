@@ -1,0 +1,43 @@
+"""Rules of the notes of `lock`: what the lock file does not cover."""
+
+from __future__ import annotations
+
+from statecli.core.finding import Severity
+from statecli.core.rule import Rule
+
+NOTHING_TO_LOCK = Rule(
+    "nothing-to-lock",
+    "lock",
+    ("lock",),
+    Severity.NOTE,
+    summary="A target has no tensor that can be locked, so it is not in the lock file.",
+    why="`audit --lock` compares only what is in the lock file. A later version of this target always passes.",
+    example="`statecli lock runs/` where one checkpoint holds only the state of callbacks.",
+    fix="check that the note names no model file; name the targets one by one to leave this file out.",
+)
+CALLBACKS_NOT_LOCKED = Rule(
+    "callbacks-not-locked",
+    "lock",
+    ("lock",),
+    Severity.NOTE,
+    summary="Tensors that callbacks keep in a checkpoint are not in the lock file.",
+    why="""these tensors are bookkeeping of the training, such as the best score, and not weights. A lock of them would
+report each further epoch.""",
+    example="a Lightning checkpoint whose `ModelCheckpoint` keeps `best_model_score` as a tensor.",
+    fix="ignore the note, unless one of these tensors is a weight: then save the weight in the state_dict.",
+)
+#: A note where a lock file is written, a warning where a checkpoint is compared with the file.
+VALUES_NOT_LOCKED = Rule(
+    "values-not-locked",
+    "lock",
+    ("lock", "audit"),
+    Severity.WARNING,
+    summary="The lock has no digest of tensors whose values are here: any values pass it.",
+    why="""a lock without values holds names, dtypes and shapes alone. It looks like one that holds the weights, and a
+checkpoint with other weights passes it.""",
+    example="the lock was made of the class (`statecli lock net.py:Net`), whose values are those of its constructor, "
+    "or\nsomebody took the digests out of it.",
+    fix="run `statecli lock` on the checkpoint; where shapes are all that is to be held, ignore this rule.",
+)
+
+RULES = (NOTHING_TO_LOCK, CALLBACKS_NOT_LOCKED, VALUES_NOT_LOCKED)

@@ -1,0 +1,278 @@
+"""Rules of the proofs of `verify`, in the order of the proofs; those about moves are in `core/move_rules.py`."""
+
+from __future__ import annotations
+
+from statecli.core.finding import Severity
+from statecli.core.rule import Rule
+
+
+def _rule(
+    name: str, proof: str, summary: str, why: str, example: str, fix: str, severity: Severity = Severity.ERROR
+) -> Rule:
+    return Rule(name, proof, ("verify",), severity, summary, why, example, fix)
+
+
+# --- move -----------------------------------------------------------------------------------------------------------
+
+LOST_BY_MOVE = _rule(
+    "lost-by-move",
+    "move",
+    summary="The class's own `.to` does not return the model.",
+    why="`model = model.to(device)` is what everyone writes. After it, `model` is None or something else.",
+    example="a method `def to(self, device): self.net.to(device)` without a return statement.",
+    fix="end the method with `return self`.",
+)
+CHANGED_BY_MOVE = _rule(
+    "changed-by-move",
+    "move",
+    summary="A tensor has other values after it was moved and moved back.",
+    why="a move must not change values. The model gives other results after each move to a GPU or back.",
+    example="an `_apply` of the class's own that also rounds the weights to float16.",
+    fix="change only the device in the class's own `_apply` or `to`: call `super()` and return what it returns.",
+)
+
+# --- cast -----------------------------------------------------------------------------------------------------------
+
+KEEPS_DTYPE = _rule(
+    "keeps-dtype",
+    "cast",
+    summary="A tensor keeps its dtype when its model is cast.",
+    why="""after `.half()` or `.to(torch.bfloat16)`, forward mixes two dtypes. It raises "expected scalar type Half but
+found Float", or it computes in float32 silently and is slow.""",
+    example="`self.scale = torch.ones(8)` in `__init__`, then `model.half()`.",
+    fix="register the tensor as a buffer; if the class has its own `half` or `_apply`, call `super()` in it.",
+)
+IMAGINARY_LOST = _rule(
+    "imaginary-lost",
+    "cast",
+    summary="A cast drops the imaginary part of a complex tensor.",
+    why="the values cannot be restored: a cast back gives zeros as imaginary part. Forward computes something else.",
+    example='`self.register_buffer("freqs", torch.polar(r, angle))`, then `model.to(torch.bfloat16)`.',
+    fix="""store real and imaginary part as a last dimension with `torch.view_as_real`, and call `torch.view_as_complex`
+in forward.""",
+)
+INTEGER_CAST = _rule(
+    "integer-cast",
+    "cast",
+    summary="A cast makes an integer tensor a floating-point one.",
+    why="a float cannot be an index, so forward raises. In half precision, integers above 2,048 are also rounded.",
+    example="an `_apply` of the class's own that casts every tensor, including `position_ids`.",
+    fix="cast only tensors for which `tensor.is_floating_point()` is true.",
+)
+INTEGER_CHANGED = _rule(
+    "integer-changed",
+    "cast",
+    summary="A cast changes the values of an integer tensor.",
+    why="the tensor holds other indices or counts than before, although its dtype is the same. No error says so.",
+    example="an `_apply` that casts `position_ids` to float16 and back: 2,049 becomes 2,048.",
+    fix="leave integer tensors as they are in the class's own `half`, `to` or `_apply`.",
+)
+
+# --- save -----------------------------------------------------------------------------------------------------------
+
+LOST_BY_SAVING = _rule(
+    "lost-by-saving",
+    "save",
+    summary="What is saved does not restore a tensor.",
+    why="the tensor is not in `state_dict()`. A loaded model has other values than the one that was saved, silently.",
+    example="`self.noise = torch.randn(16)` in `__init__`: each new instance draws other values.",
+    fix="register the tensor as a parameter or a persistent buffer; let an own `state_dict` keep every entry.",
+)
+CHANGED_BY_SAVING = _rule(
+    "changed-by-saving",
+    "save",
+    summary="A tensor has other values after it was saved and loaded.",
+    why="`state_dict()` holds other values than the model, so the checkpoint is not the model that was evaluated.",
+    example="a `state_dict` of the class's own that rounds the weights to float16.",
+    fix="return the entries of `super().state_dict()` unchanged, or convert a copy outside the class.",
+)
+NOT_RESTORED = _rule(
+    "not-restored",
+    "save",
+    summary="A saved entry is not restored when the model is loaded.",
+    why="`load_state_dict` succeeds, and the tensor keeps other values. Training continues from a wrong state.",
+    example="a `_load_from_state_dict` of the class's own that removes the entry before it calls `super()`.",
+    fix="pass every saved entry to `super()`, and register the tensor in the constructor, not in forward.",
+)
+NOT_LOADABLE = _rule(
+    "not-loadable",
+    "save",
+    summary="The model does not load what was saved of it.",
+    why="no checkpoint of this class loads strictly. People then write `strict=False`, which hides real errors.",
+    example="forward registers a buffer, so a used model saves an entry that a new model does not have.",
+    fix="register every tensor in the constructor with its final shape, and let no hook of `state_dict` rename them.",
+)
+NOT_PLAIN_DATA = _rule(
+    "not-plain-data",
+    "save",
+    summary="A saved entry is no plain data: only unpickling code loads it.",
+    why="""`torch.load` refuses the file by default (`weights_only=True`). With `weights_only=False`, loading can run
+code of whoever wrote the file.""",
+    example="`get_extra_state` returns an object of a class of the project.",
+    fix="return plain data from `get_extra_state`: tensors, numbers, text, and lists and dicts of these.",
+    severity=Severity.WARNING,
+)
+CHANGED_BY_SAFETENSORS = _rule(
+    "changed-by-safetensors",
+    "save",
+    summary="A tensor has other values after it was saved as safetensors and loaded.",
+    why="the weights that you publish as safetensors are not the weights that you evaluated.",
+    example="a tensor subclass whose quantized values are written without their scales.",
+    fix="save the tensor in a form that safetensors has: a plain, contiguous, strided tensor.",
+)
+NOT_IN_SAFETENSORS = _rule(
+    "not-in-safetensors",
+    "save",
+    summary="safetensors has no place for an entry of the state_dict.",
+    why="`safetensors.torch.save_file` raises, or the entry is missing in the file that you publish.",
+    example="a sparse tensor, a tensor that is not contiguous, or an extra state with an object in it.",
+    fix="save the entry as a contiguous, dense tensor, or in a second file next to the tensors.",
+    severity=Severity.WARNING,
+)
+SHARED_IN_SAFETENSORS = _rule(
+    "shared-in-safetensors",
+    "save",
+    summary="safetensors refuses entries that share their memory.",
+    why="`safetensors.torch.save_file(model.state_dict(), path)` raises for tied weights, and writes no file.",
+    example="`self.lm_head.weight = self.embed.weight`.",
+    fix="call `safetensors.torch.save_model` and `load_model`: they keep one of the names and tie the weights again.",
+    severity=Severity.WARNING,
+)
+
+# --- copy -----------------------------------------------------------------------------------------------------------
+
+NOT_COPYABLE = _rule(
+    "not-copyable",
+    "copy",
+    summary="The model cannot be copied or pickled.",
+    why="`copy.deepcopy(model)` raises. EMA, swapped weights and many trainers copy the model.",
+    example="`self.lock = threading.Lock()` in `__init__`.",
+    fix="leave the attribute out in a `__getstate__` of the class, and create it again in `__setstate__`.",
+)
+#: An error where the copy was tried, a warning where an audit predicts it.
+NON_LEAF_ATTRIBUTE = Rule(
+    "non-leaf-attribute",
+    "registration",
+    ("verify", "audit"),
+    Severity.WARNING,
+    summary="An attribute is the result of an operation on tensors that require grad.",
+    why="""it was computed once, when the model was built: it does not follow what its parameters learn or where they
+move, a second backward through it raises, and `copy.deepcopy` of the model does too.""",
+    example="`self.kernel = self.weight.softmax(0)` in `__init__`.",
+    fix="compute it in `forward`, or register `.detach()` of it as a buffer where a constant is meant.",
+)
+SHARED_WITH_COPY = _rule(
+    "shared-with-copy",
+    "copy",
+    summary="A copy of the model shares a tensor with it.",
+    why="training the model also changes its copy. An EMA or a teacher that is a copy is then no longer separate.",
+    example="a `__deepcopy__` of the class's own that copies the attribute dict but not the tensors.",
+    fix="copy every tensor in the class's own `__deepcopy__` or `__setstate__`, or remove the method.",
+)
+LOST_BY_COPY = _rule(
+    "lost-by-copy",
+    "copy",
+    summary="A copy of the model lacks a tensor.",
+    why="the copy raises in its first forward, or computes without the tensor.",
+    example="a `__getstate__` that removes a cache and also a registered buffer.",
+    fix="keep every registered tensor in the class's own `__getstate__`.",
+)
+CHANGED_BY_COPY = _rule(
+    "changed-by-copy",
+    "copy",
+    summary="A copy of the model has other values.",
+    why="the copy is another model: its results differ from those of the original.",
+    example="a `__setstate__` that calls `reset_parameters()`.",
+    fix="copy the values in the class's own `__deepcopy__`, `__getstate__` and `__setstate__`.",
+)
+UNTIED_BY_COPY = _rule(
+    "untied-by-copy",
+    "copy",
+    summary="Two tensors that share their memory no longer do in a copy of the model.",
+    why="in the copy the tied tensors are separate. They learn apart, and the copy uses more memory than the model.",
+    example="a `__deepcopy__` of the class's own that clones each parameter by itself.",
+    fix="pass `memo` on to each `copy.deepcopy` in the class's own method, or tie the weights again at its end.",
+)
+
+# --- step -----------------------------------------------------------------------------------------------------------
+
+NO_GRADIENT = _rule(
+    "no-gradient",
+    "step",
+    summary="A trainable parameter gets no gradient.",
+    why="the optimizer never changes it. DistributedDataParallel also raises for a parameter without a gradient.",
+    example="`y = self.fc(x.detach())` cuts off every layer before it; a layer that forward does not call.",
+    fix="use the parameter in forward; look for `.detach()`, `.data` and `torch.no_grad()`; else freeze or delete it.",
+)
+ZERO_GRADIENT = _rule(
+    "zero-gradient",
+    "step",
+    summary="A trainable parameter gets a gradient of zeros.",
+    why="only weight decay and momentum change the parameter, so it does not learn.",
+    example="a gate that starts at 0 and is multiplied by a branch that is 0 as well.",
+    fix="look for a factor of zero in forward, for terms that cancel out, and for a hook that changes the gradient.",
+    severity=Severity.WARNING,
+)
+NON_FINITE_GRADIENT = _rule(
+    "non-finite-gradient",
+    "step",
+    summary="A parameter's gradient is NaN or infinite.",
+    why="one step of the optimizer with this gradient makes the weights NaN.",
+    example="`torch.where(x > 0, x.sqrt(), 0)`: the gradient of `sqrt` at 0 is infinite, and infinite × 0 is NaN.",
+    fix="""keep the input of sqrt, norm and division away from zero. `torch.autograd.set_detect_anomaly(True)` shows the
+line.""",
+)
+NOT_IN_OPTIMIZER = _rule(
+    "not-in-optimizer",
+    "step",
+    summary="No optimizer that is given the model's parameters trains the tensor.",
+    why="the tensor requires grad, but `model.parameters()` does not give it. The loss falls, the tensor stays.",
+    example="`self.scale = torch.ones(3, requires_grad=True)`.",
+    fix="register the tensor as `nn.Parameter` to train it; otherwise call `requires_grad_(False)` on it.",
+)
+OVERWRITTEN_BY_FORWARD = _rule(
+    "overwritten-by-forward",
+    "step",
+    summary="Forward overwrites a parameter, so that each update of the optimizer is lost.",
+    why="the optimizer spends memory and time on a parameter that never learns.",
+    example="`self.scale.data.copy_(x.abs().mean())` in forward, where `scale` is an `nn.Parameter`.",
+    fix="register the tensor as a buffer, or do not write to it in forward.",
+)
+NOT_UPDATED = _rule(
+    "not-updated",
+    "step",
+    summary="A step of the optimizer leaves a trainable parameter as it was.",
+    why="the parameter has a gradient and still does not learn.",
+    example="a hook on `optimizer.step` that writes the old values back.",
+    fix="look for a hook of the module or the optimizer that undoes the update.",
+)
+FROZEN_UPDATED = _rule(
+    "frozen-updated",
+    "step",
+    summary="A step of the optimizer changes a frozen tensor.",
+    why="freezing the layer has no effect: what a checkpoint promises to be unchanged is trained.",
+    example="`self.old = nn.Parameter(self.fc.weight.data, requires_grad=False)`: both names share one memory.",
+    fix="clone the frozen tensor, or freeze both with `requires_grad_(False)`.",
+)
+
+# --- forward --------------------------------------------------------------------------------------------------------
+
+DEVICE_MISMATCH = _rule(
+    "device-mismatch",
+    "forward",
+    summary="forward meets tensors of several devices.",
+    why="""on a GPU this operator raises "Expected all tensors to be on the same device". Tests on the CPU do not find
+it.""",
+    example="`x + torch.arange(8)` in forward: `torch.arange` creates its tensor on the CPU.",
+    fix="create the tensor with `device=x.device`, or register it as a buffer that moves with the model.",
+)
+
+RULES = (
+    *(LOST_BY_MOVE, CHANGED_BY_MOVE),
+    *(KEEPS_DTYPE, IMAGINARY_LOST, INTEGER_CAST, INTEGER_CHANGED),
+    *(LOST_BY_SAVING, CHANGED_BY_SAVING, NOT_RESTORED, NOT_LOADABLE, NOT_PLAIN_DATA),
+    *(CHANGED_BY_SAFETENSORS, NOT_IN_SAFETENSORS, SHARED_IN_SAFETENSORS),
+    *(NOT_COPYABLE, NON_LEAF_ATTRIBUTE, SHARED_WITH_COPY, LOST_BY_COPY, CHANGED_BY_COPY, UNTIED_BY_COPY),
+    *(NO_GRADIENT, ZERO_GRADIENT, NON_FINITE_GRADIENT, NOT_IN_OPTIMIZER, OVERWRITTEN_BY_FORWARD, NOT_UPDATED),
+    *(FROZEN_UPDATED, DEVICE_MISMATCH),
+)

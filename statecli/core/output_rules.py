@@ -1,0 +1,49 @@
+"""Rules of the notes that an output adds to the findings of a command."""
+
+from __future__ import annotations
+
+from statecli.core.finding import Severity
+from statecli.core.rule import Rule
+
+NOT_CHECKED = Rule(
+    "not-checked",
+    "outputs",
+    ("audit",),
+    Severity.NOTE,
+    summary="Files or tensors that no rule has looked at.",
+    why="the exit status says nothing about them: an audit without findings can have skipped the broken tensor.",
+    example="the values of 12 tensors were not read, because the file is larger than the default limit.",
+    fix="add the option that the note names, such as `--values`, or audit the file by its own name.",
+)
+CONFIGURATION = Rule(
+    "configuration",
+    "outputs",
+    ("audit",),
+    Severity.NOTE,
+    summary="The configuration disables rules, or accepts findings that would fail the audit without it.",
+    why="a change of the configuration can hide a finding. Whoever reads the result has to know which rules ran.",
+    example='`ignore = ["unsafe-global"]` in `statecli.toml`.',
+    fix="review the file that the note names; run `statecli audit --no-config` to see all findings.",
+)
+MORE = Rule(
+    "more",
+    "outputs",
+    ("diff",),
+    Severity.NOTE,
+    summary="There are more findings than the output shows.",
+    why="`-n` limits what people see, not what is compared. The exit status counts every finding.",
+    example="`statecli diff a.pt b.pt -n 10` where 200 tensors differ.",
+    fix="give a larger number to `-n`, or leave the option out.",
+)
+CANNOT_READ = Rule(
+    "cannot-read",
+    "outputs",
+    ("inspect", "diff", "verify", "audit"),
+    Severity.ERROR,
+    summary="A file or a tensor could not be read, so nothing was checked in it.",
+    why="`-f gitlab` has no other place for an error. Without this issue, an unreadable file would look clean.",
+    example="a checkpoint whose download was interrupted.",
+    fix="correct what the message names, for example copy the file again, and run the command again.",
+)
+
+RULES = (NOT_CHECKED, CONFIGURATION, MORE, CANNOT_READ)

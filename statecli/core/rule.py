@@ -1,0 +1,72 @@
+"""A rule: one kind of finding, with its name, default severity and explanation. Commands build findings from it.
+
+`statecli.rules` joins the rules of all commands in one dictionary. A module that reports findings imports its rules
+from a module below its own, so that listing a checkpoint does not import the rules of `audit`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from statecli.core.finding import Finding, Severity
+from statecli.core.state import Origin, Place
+
+#: Present name -> the name that findings had before, which meant two things. Fingerprints keep the former name.
+FORMER_NAMES: dict[str, str] = {
+    "untied-by-move": "broken-tie",
+    "untied-by-copy": "broken-tie",
+    "frozen-updated": "frozen-changed",
+}
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """One entry of the dictionary of findings.
+
+    Attributes:
+        name: Name in findings, in the configuration and in `statecli rules NAME`.
+        group: Group in the list of `statecli rules`; for a rule of `audit` the module that has it.
+        commands: Commands that report it.
+        severity: Default severity.
+        summary: What it reports, in one sentence.
+        why: What goes wrong for the user.
+        example: A case that is reported.
+        fix: What to do.
+    """
+
+    name: str
+    group: str
+    commands: tuple[str, ...]
+    severity: Severity
+    summary: str
+    why: str
+    example: str
+    fix: str
+
+    @property
+    def explanation(self) -> str:
+        """The summary and three labelled paragraphs, as Markdown."""
+        return f"{self.summary}\n\nWhy: {self.why}\n\nExample: {self.example}\n\nFix: {self.fix}"
+
+    def finding(
+        self,
+        message: str,
+        *,
+        target: str,
+        fqn: str | None = None,
+        section: str | None = None,
+        help: str | None = None,
+        severity: Severity | None = None,
+        configured: Severity | None = None,
+        origin: Origin | UnsetType = UNSET,
+        place: Place | UnsetType = UNSET,
+        about: str | UnsetType = UNSET,
+        content: str | UnsetType = UNSET,
+    ) -> Finding:
+        """Return a finding of this rule. `severity` and `configured` are those of `decide_severity`."""
+        decided = self.decide_severity(severity, configured)
+        return Finding(self.name, decided, message, target, fqn, help, section, origin, place, about, content)
+
+    def decide_severity(self, severity: Severity | None = None, configured: Severity | None = None) -> Severity:
+        """Return the configured severity, else the one of this case, else the default of the rule."""
+        return configured or severity or self.severity

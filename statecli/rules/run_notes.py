@@ -1,0 +1,59 @@
+"""Rules about a run of `audit`: a rule that failed, and what the configuration or the baseline asks for in vain."""
+
+from __future__ import annotations
+
+from statecli.core.finding import Severity
+from statecli.core.rule import Rule
+
+
+def _note(name: str, summary: str, why: str, example: str, fix: str) -> Rule:
+    return Rule(name, "audit", ("audit",), Severity.NOTE, summary, why, example, fix)
+
+
+INTERNAL_ERROR = Rule(
+    "internal-error",
+    "audit",
+    ("audit",),
+    Severity.ERROR,
+    summary="A rule failed itself: what it would have found is not known.",
+    why="the target was not checked by this rule, so the audit must not pass. No baseline accepts this finding.",
+    example="a bug in statecli that a checkpoint of an unusual form triggers.",
+    fix="report the message as an issue of statecli; until then, leave the rule out with `--ignore RULE`.",
+)
+NOT_JUDGED = _note(
+    "not-judged",
+    summary="An option or a key of the configuration has no effect, because the rules that need it do not run.",
+    why="you asked for a check that did not happen. The audit can pass although the checkpoint would fail it.",
+    example="`policy.dtype` is configured, and `--select names` leaves out the rules that check dtypes.",
+    fix="add the rules that the note names to `--select`, or remove the key from the configuration.",
+)
+POLICY_NOT_JUDGED = _note(
+    "policy-not-judged",
+    summary="A key of the policy was checked on no tensor of a target, because its rule did not run there.",
+    why="the project requires something that nobody has checked for this target.",
+    example="`policy.must-not-change` is configured, and the target is a class, which has no trained values.",
+    fix="follow the reason in the note, for example audit the checkpoint and not the class.",
+)
+BASELINE_FIXED = _note(
+    "baseline-fixed",
+    summary="An entry of the baseline accepts a finding that no longer exists.",
+    why="an old entry would accept the same finding again if it comes back.",
+    example="a NaN that the baseline accepts was removed from the checkpoint.",
+    fix="drop the entry, or write the baseline again with `--write-baseline FILE --reason TEXT`.",
+)
+IGNORED_NOTHING = _note(
+    "ignored-nothing",
+    summary="A glob of `per-target-ignore` matches no target and no file.",
+    why="the glob has a spelling mistake or names a file that was moved. What it should accept is reported.",
+    example='`per-target-ignore."checkpoint/*"` where the folder is `checkpoints/`.',
+    fix="correct the glob, relative to the folder of the configuration file, or delete the entry.",
+)
+CONTENT_NOT_LISTED = _note(
+    "content-not-listed",
+    summary="`per-target-ignore` accepts the rule, but not the content of this finding.",
+    why="a finding about code or a lock is accepted only with its content, so that changed code is reported again.",
+    example="`unsafe-global` is accepted for `model.pt`, and somebody replaced the file.",
+    fix="review the file. If it is sound, add the content in the note to `contents`.",
+)
+
+RULES = (INTERNAL_ERROR, NOT_JUDGED, POLICY_NOT_JUDGED, BASELINE_FIXED, IGNORED_NOTHING, CONTENT_NOT_LISTED)

@@ -1,0 +1,119 @@
+"""Every finding of every command is built from an entry of one dictionary, and each entry explains itself."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import statecli
+from statecli.core.errors import StateError
+from statecli.core.finding import Finding, Severity
+from statecli.core.rule import FORMER_NAMES, Rule
+from statecli.report.documents import DOCUMENTS
+from statecli.rules import DICTIONARY, RULES
+from statecli.targets.location import fingerprint
+
+PACKAGE = Path(statecli.__file__).parent
+TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
+COMMANDS = {"inspect", "diff", "verify", "audit", "lock"}
+
+
+def calls(tree, *names):
+    """Yield the calls of functions or methods of these names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in names:
+            yield node
+
+
+def defined_names(tree):
+    """Yield the name of each rule that a module defines: by Rule, by a helper that returns one, or by a decorator."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    helpers = [node.name for node in functions if node.returns and ast.unparse(node.returns) == "Rule"]
+    for call in calls(tree, "Rule", *helpers):
+        if isinstance(call.args[0], ast.Constant):
+            yield call.args[0].value
+    for function in functions:
+        if any(isinstance(one, ast.Call) and ast.unparse(one.func) == "rule" for one in function.decorator_list):
+            yield function.name.strip("_").replace("_", "-")
+
+
+def test_every_rule_in_the_code_is_in_the_dictionary():
+    """A finding of another rule could not be explained."""
+    defined = [name for tree in TREES.values() for name in defined_names(tree)]
+    assert sorted(defined) == sorted(DICTIONARY)
+
+
+def test_findings_are_built_from_rules_alone():
+    """`Rule.finding` gives a finding its name; only a summary of several findings copies it from one of them."""
+    built = {path for path, tree in TREES.items() for _ in calls(tree, "Finding")}
+    assert built == {"core/rule.py", "core/finding.py"}
+
+
+def test_a_severity_is_decided_in_one_function():
+    """No other function calls it, sets the severity of a finding, or chooses between a rule's default and another."""
+    decided = {path for path, tree in TREES.items() for _ in calls(tree, "decide_severity")}
+    assert decided == {"core/rule.py"}
+    for path, tree in TREES.items():
+        for call in calls(tree, "replace"):
+            assert "severity" not in {keyword.arg for keyword in call.keywords}, f"{path}:{call.lineno}"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.BoolOp) and path != "core/rule.py":
+                parts = {ast.unparse(value).rpartition(".")[2] for value in node.values}
+                assert "severity" not in parts, f"{path}:{node.lineno}"
+
+
+def test_the_configured_severity_comes_before_that_of_the_case_and_the_default():
+    """In this order."""
+    rule = DICTIONARY["left-behind"]
+    assert rule.decide_severity() is Severity.ERROR
+    assert rule.decide_severity(Severity.WARNING) is Severity.WARNING
+    assert rule.decide_severity(Severity.WARNING, Severity.NOTE) is Severity.NOTE
+    assert rule.finding("message", target="a.pt", severity=Severity.NOTE).severity is Severity.NOTE
+
+
+@pytest.mark.parametrize("rule", DICTIONARY.values(), ids=lambda rule: rule.name)
+def test_an_entry_explains_itself(rule):
+    """What it reports in one line, why that hurts, an example, what to do; and who reports it."""
+    assert rule.summary.endswith(".")
+    assert "\n" not in rule.summary
+    assert all(text.strip() == text and len(text) > 10 for text in (rule.why, rule.example, rule.fix))
+    assert set(rule.commands) <= COMMANDS
+    assert rule.commands
+    parts = [part for part in ("Why: ", "Example: ", "Fix: ") if f"\n\n{part}" in rule.explanation]
+    assert parts == ["Why: ", "Example: ", "Fix: "]
+
+
+def test_the_commands_are_those_that_have_a_document():
+    """Rules and configuration are no findings."""
+    assert set(DOCUMENTS) - {"rules", "config"} == COMMANDS
+
+
+def test_a_rule_of_audit_is_in_the_group_of_its_module():
+    """So `--select GROUP` and the list of rules mean the same."""
+    groups = {rule.name: rule.find.__module__.rpartition(".")[2] for rule in RULES}
+    assert {rule.name: rule.group for rule in RULES} == groups
+    assert all("audit" in rule.commands for rule in RULES)
+
+
+def test_every_error_names_a_rule():
+    """An error that breaks a rule of audit is reported under it."""
+    kinds = [StateError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    assert {kind.rule for kind in kinds if kind.rule} <= {rule.name for rule in RULES}
+
+
+def test_a_renamed_rule_keeps_its_fingerprint():
+    """GitHub and GitLab would show a known finding as new."""
+    for new, former in FORMER_NAMES.items():
+        known = DICTIONARY[former]
+        old = Finding(known.name, Severity.ERROR, "message", "net.py:Net", "fc.weight")
+        assert fingerprint(DICTIONARY[new].finding("message", target="net.py:Net", fqn="fc.weight")) == fingerprint(old)
+
+
+def test_a_rule_is_a_value():
+    """Two rules of the same text are equal, whatever built them."""
+    rule = DICTIONARY["added"]
+    assert rule == Rule(*(getattr(rule, field) for field in Rule.__struct_fields__))
