@@ -102,9 +102,9 @@ def _run() -> None:
     from statecli.cli import commands, parser
     from statecli.storage import files
 
-    files.forget()
+    files.forget_command()
     # Before anything can show it: a URL may hold a password or a signature.
-    sys.argv[1:] = map(files.shown, sys.argv[1:])
+    sys.argv[1:] = map(files.mask_urls, sys.argv[1:])
     options = parser.parse(sys.argv[1:])
     if options is not None:
         commands.leave(options)

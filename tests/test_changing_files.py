@@ -204,10 +204,10 @@ def test_git_keeps_no_text_of_a_file_that_changed(path, after_listing):
 
 def test_what_is_opened_within_is_opened_without(path):
     """A file that an inner block opened first has the version that it had then."""
-    with files.recording_opened() as outer:
-        with files.recording_opened() as inner:
-            files.opened(str(path)).close()
+    with files.record_opened_files() as outer:
+        with files.record_opened_files() as inner:
+            files.open_file(str(path)).close()
         touch(path)
-        files.opened(str(path)).close()
+        files.open_file(str(path)).close()
     assert inner == outer
-    assert comparing.changed(outer) == ["a.pt"]
+    assert comparing.find_changed(outer) == ["a.pt"]

@@ -47,7 +47,7 @@ def name_of(target: object) -> str:
 def path_of(target: object) -> str:
     """A path or spec as text. Raises UsageError for anything else."""
     if isinstance(target, (str, os.PathLike)):
-        return files.shown(os.fsdecode(target))
+        return files.mask_urls(os.fsdecode(target))
     if isinstance(target, type):
         raise UsageError(f"{target.__name__} is a class: give an instance, or name it: 'file.py:{target.__name__}'")
     if is_live(target):
@@ -57,7 +57,7 @@ def path_of(target: object) -> str:
 
 def engine_of(executor: Any) -> Any:
     """It, with what may be shown of an address."""
-    return files.shown(executor) if isinstance(executor, str) else executor
+    return files.mask_urls(executor) if isinstance(executor, str) else executor
 
 
 def text(value: object) -> str | None:
@@ -140,7 +140,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
 
 def inspect(target: Any, inputs: Any, executor: Any = None, **given: Any) -> Inspection:
     """See `statecli.inspect`."""
-    files.forget()
+    files.forget_command()
     options = options_of(InspectOptions, {"target": target, "executor": executor, **given})
     model = target if is_live(target) else None
     device = options.to or ""
@@ -155,7 +155,7 @@ def inspect(target: Any, inputs: Any, executor: Any = None, **given: Any) -> Ins
 
 def diff(before: Any, after: Any, **given: Any) -> Diff:
     """See `statecli.diff`."""
-    files.forget()
+    files.forget_command()
     options = options_of(DiffOptions, {"before": before, "after": after, **given})
     any_class = spec_of(options.before) or spec_of(options.after)
     with _as_it_was(options.device) if any_class else nullcontext():
@@ -166,7 +166,7 @@ def diff(before: Any, after: Any, **given: Any) -> Diff:
 def merge(parts: Any, **given: Any) -> Inspection | Diff:
     """See `statecli.merge`."""
     several = (parts,) if isinstance(parts, (str, os.PathLike)) else parts
-    given["url"] = tuple(map(files.shown, many("url", given["url"])))
+    given["url"] = tuple(map(files.mask_urls, many("url", given["url"])))
     options = options_of(MergeOptions, {"parts": tuple(map(path_of, several)), **given})
     executors.check(options.executor, jobs=options.jobs)
     result: Inspection | Diff = run(options, _ForPython(options.parts[0])).result
@@ -186,7 +186,7 @@ class _ForPython(Caller):
 
 def verify(model: Any, inputs: Any, checks: Any = (), **given: Any) -> Verification:
     """See `statecli.verify`."""
-    files.forget()
+    files.forget_command()
     options = options_of(VerifyOptions, {"target": model, "check": checks, **given})
     live = model if is_live(model) else None
     with nullcontext() if live is not None else _as_it_was(options.device or ""):

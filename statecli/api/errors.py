@@ -30,7 +30,7 @@ def told(given: dict[str, Any], ask: Callable[[], _Found]) -> _Found:
     except StateError as error:
         if isinstance(error, UsageError):
             error.args = (in_python(str(error), given),)
-        error.args = tuple(files.harmless(one) if isinstance(one, str) else one for one in error.args)
+        error.args = tuple(files.remove_secrets(one) if isinstance(one, str) else one for one in error.args)
         # That of a store or an engine was raised by a package, whose frames may hold what must not be shown.
         cause = None if isinstance(error, _OF_PACKAGES) else error.__cause__
         theirs = _theirs(cause.__traceback__) if cause is not None else None

@@ -21,7 +21,7 @@ from statecli.core.progress import Progress
 from statecli.render import Look
 from statecli.render.plain import finding_line
 from statecli.report import Report
-from statecli.storage import files
+from statecli.storage import prefetch_progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -260,7 +260,7 @@ def _describe_system_error(error: OSError) -> str:
 def _scrubbed(text: str) -> str:
     from statecli.storage import redact as secrets
 
-    return secrets.scrubbed(text)
+    return secrets.scrub(text)
 
 
 def warn(message: str) -> None:
@@ -281,7 +281,7 @@ def _say(text: str, *, direct: bool = False) -> None:
     """
     secrets = sys.modules.get("statecli.storage.redact")
     with suppress(OSError, ValueError):
-        line = as_line(secrets.without(text) if secrets else text)
+        line = as_line(secrets.remove_secrets(text) if secrets else text)
         parent = None if direct else _parent()
         if parent is not None:
             parent.write_error(line)
@@ -351,7 +351,7 @@ def progress(*, enabled: bool, color: str, values: bool = True) -> Iterator[Prog
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    with files.watching(lambda total: _fetching(total, color)):
+    with prefetch_progress.watch_prefetch(lambda total: _fetching(total, color)):
         if not values:
             yield None
             return

@@ -26,7 +26,7 @@ from statecli.core.units import kind_text, shape_text
 from statecli.core.version import __version__
 from statecli.pickle_scan.known_names import renamed
 from statecli.pickles.safe_globals import refused_by_torch_load
-from statecli.storage.file_version import unchanged_files
+from statecli.storage.file_version import refuse_files_that_change
 from statecli.storage.source import Source
 from statecli.targets import load
 from statecli.targets.expand import BINS
@@ -178,7 +178,7 @@ def textconv(path: str) -> Iterator[str]:
 
     Raises `UnreadableError` for a file that changes meanwhile: git would keep the text for the content it had.
     """
-    with unchanged_files():
+    with refuse_files_that_change():
         lines = list(_lines_of(path))
     yield from lines
 

@@ -94,8 +94,8 @@ def _read(options: Any) -> Iterator[str]:
 
 def _matches(text: str) -> Iterator[str]:
     """Yield the local files that a glob matches, as far as it is one."""
-    if files.has_magic(text) and not files.is_remote(text):
-        yield from files.matching(text)
+    if files.is_glob(text) and not files.is_remote(text):
+        yield from files.match_glob(text)
 
 
 def refuse(one: Written, options: Any) -> None:

@@ -36,7 +36,7 @@ from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.machine import without_gc
 from statecli.storage import checkpoint_folder, files, json_object
 from statecli.storage.checkpoint_names import METADATA
-from statecli.storage.source import HEAD, Source
+from statecli.storage.source import HEAD_BYTES, Source
 from statecli.storage.zip_archive import BEGINNING, FARTHEST_END, STORED, Archive, Record
 
 #: Bytes of one inflated record. What one file may cost in all is in `_steps.Budget`.
@@ -118,7 +118,7 @@ def _places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
     """What `dcp.places` says of the folder and of those that its model is in, by the files' paths."""
     found: dict[str, list[Stored]] = {}
     unread: list[tuple[str, str]] = []
-    for way in dict.fromkeys(map(files.folder, ("", *_members(path)))) if files.isdir(path) else ():
+    for way in dict.fromkeys(map(files.get_folder, ("", *_members(path)))) if files.is_folder(path) else ():
         folder = files.join(path, way) if way else path
         places, others = dcp.collect_places(folder) if dcp.sniff(folder, b"") else ({}, [])
         found.update((files.join(path, way, name), places[name]) for name in filter(_is_plain_name, places))
@@ -132,11 +132,11 @@ def _places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
 def _files(path: str) -> list[str]:
     """The files of a folder's model, an index's shards, or the file itself."""
     try:
-        if files.isdir(path):
+        if files.is_folder(path):
             return [files.join(path, name) for name in _members(path)]
-        return list(_shards(path)) if checkpoint_folder.INDEX.search(files.name(path)) else [path]
+        return list(_shards(path)) if checkpoint_folder.INDEX.search(files.get_name(path)) else [path]
     except (OSError, UnreadableError) as error:  # whoever lists the tensors meets the same, and says so
-        if files.is_remote(path) or _is_of_the_system(error):
+        if files.reads_are_requests(path) or _is_of_the_system(error):
             raise UnreadableError(f"{path}: {error}") from error
         return []
 
@@ -146,22 +146,22 @@ def _members(path: str) -> list[str]:
     try:
         return list(formats.members(path))
     except UnreadableError:
-        return sorted(files.names(path))
+        return sorted(files.list_names(path))
 
 
 def _shards(path: str) -> Iterator[str]:
     with Source(path) as source:
-        document, _ = json_object.object_of(source.read(0, min(source.size, 2**25)), path)
+        document, _ = json_object.parse_object(source.read(0, min(source.size, 2**25)), path)
     named = document.get("weight_map")
     for name in sorted({one for one in named.values() if type(one) is str} if type(named) is dict else ()):
-        file = files.join(files.folder(path), name)
-        if files.name(name) == name and files.isfile(file):
+        file = files.join(files.get_folder(path), name)
+        if files.get_name(name) == name and files.is_file(file):
             yield file
 
 
 def _is_plain_name(name: str) -> bool:
     """Whether it is a file of the folder: what leads out of it is refused by whoever reads the folder."""
-    return files.name(name) == name and "\0" not in name
+    return files.get_name(name) == name and "\0" not in name
 
 
 def _of_file(path: str, places: Collection[Stored] = (), *, alone: bool = False) -> list[ScannedPickle]:
@@ -176,7 +176,7 @@ def _of_file(path: str, places: Collection[Stored] = (), *, alone: bool = False)
     except Unfetched as error:
         raise UnreadableError(f"{path}: {error}") from error
     except UnreadableError as error:  # as above
-        if (files.is_remote(path) and not _is_empty(path)) or _is_of_the_system(error):
+        if (files.reads_are_requests(path) and not _is_empty(path)) or _is_of_the_system(error):
             raise UnreadableError(f"{path}: {error}") from error
         return []
 
@@ -190,7 +190,7 @@ def _is_of_the_system(error: Exception) -> bool:
 def _is_empty(path: str) -> bool:
     """Whether there is nothing in it that could have come."""
     try:
-        return files.size(path) == 0
+        return files.get_size(path) == 0
     except UnreadableError:
         return False
 
@@ -238,7 +238,7 @@ class _Scan:
         """Everything that was found."""
         head = self.whole.head
         header = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= self.whole.size - 8
-        is_metadata = files.name(self.whole.path).endswith(METADATA)
+        is_metadata = files.get_name(self.whole.path).endswith(METADATA)
         sure = is_metadata or (head[:1] == b"\x80" and not header)
         first = _Piece(self.whole, "the file", 0, sure=sure, hidden=False)
         with self._within_budgets():
@@ -423,7 +423,7 @@ class _Scan:
             return
         if unread is not None:
             self._unread(piece, f"{_TAR}: {unread}")
-        if not torch_tar.sniff("", region.read(0, min(HEAD, region.size))):
+        if not torch_tar.sniff("", region.read(0, min(HEAD_BYTES, region.size))):
             self._unread(piece, f"{_TAR}; it does not begin as torch.save began one")
         for span in spans:
             part = region.part(span.offset, span.length)
@@ -584,7 +584,7 @@ class _Scan:
         data = region.read(0, min(region.size, _MAX_PROGRAM))
         self.steps.take(Budget.BYTES, len(data))
         try:
-            document, _ = json_object.object_of(data, where)
+            document, _ = json_object.parse_object(data, where)
         except MalformedError as error:
             self._unread(_Piece(region, where, 0), str(error))
             return

@@ -57,19 +57,19 @@ def _read_with_path(path: str, section: str | None = None) -> ModelState:
         # a tensor `model.norm` begin alike.
         if isinstance(error.__cause__, UnreadableError):
             raise
-        beside = files.unlisted(path) or files.cut_short(path, section, error)
+        beside = files.explain_missing_names(path) or files.suggest_escaped_hash(path, section, error)
         raise type(error)(f"{path}: {error}{f'; {beside}' if beside else ''}") from error
 
 
 def _read(path: str, section: str | None) -> ModelState:
     head, size = b"", 0
-    if not files.isdir(path):
+    if not files.is_folder(path):
         with Source(path) as source:
             head, size = source.head, source.size
-    for format in FOLDERS if files.isdir(path) else FORMATS:
+    for format in FOLDERS if files.is_folder(path) else FORMATS:
         if format.sniff(path, head):
             state = _read_format(format, path, section)
-            beside = files.unlisted(path)
+            beside = files.explain_missing_names(path)
             oddities = _find_other_weights(format, path)
             if beside:
                 oddities += (Oddity("unlisted-folder", f"the folder's other files are not known: {beside}"),)
@@ -79,10 +79,10 @@ def _read(path: str, section: str | None) -> ModelState:
 
 def _find_other_weights(format: ModuleType, path: str) -> tuple[Oddity, ...]:
     """Report weights next to a checkpoint of ranks or pieces that another loader takes."""
-    if format not in (dcp, dcp_safetensors, deepspeed, megatron) or not files.isdir(path):
+    if format not in (dcp, dcp_safetensors, deepspeed, megatron) or not files.is_folder(path):
         return ()
     try:
-        oddity = checkpoint_folder.other_weights(path, (*format.members(path), dcp.BESIDE))
+        oddity = checkpoint_folder.find_other_weights(path, (*format.members(path), dcp.BESIDE))
     except UnreadableError:  # which files are its own is not known
         return ()
     return (oddity,) if oddity else ()
@@ -93,10 +93,10 @@ def _read_format(format: ModuleType, path: str, section: str | None) -> ModelSta
     try:
         state: ModelState = format.read(path, _make_file_reader(section) if format in FOLDERS else section)
     except MalformedError:
-        files.confirm(path)
+        files.confirm_guards(path)
         raise
     if any(tensor.damage for tensor in state.tensors):
-        files.confirm(path)
+        files.confirm_guards(path)
     return state
 
 

@@ -43,7 +43,7 @@ from statecli.pickles.graph import sequence
 from statecli.pickles.machine import Global, Pickle
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.checkpoint_names import METADATA
-from statecli.storage.source import Source, small
+from statecli.storage.source import Source, read_small_file
 
 NAME = "dcp"
 TRAITS = FormatTraits(never_mapped="what torch.distributed.checkpoint writes is read, never mapped")
@@ -69,17 +69,17 @@ ReadFile = Callable[[str], ModelState]
 
 def sniff(path: str, head: bytes) -> bool:
     """Return whether this is a DCP folder, or a file of a DCP folder."""
-    if files.isdir(path):
+    if files.is_folder(path):
         names = members(path)
         return any(name.endswith(SUFFIX) or _is_metadata(files.join(path, name)) for name in names)
-    return files.name(path).endswith(SUFFIX) or _MARK in head[:MARKED] or _is_metadata(path)
+    return files.get_name(path).endswith(SUFFIX) or _MARK in head[:MARKED] or _is_metadata(path)
 
 
 def _is_metadata(path: str) -> bool:
     """Return whether the file has the name of metadata and is a pickle: torch.distributed.checkpoint unpickles any."""
     from statecli.pickle_scan.one_pickle import begins_as_pickle
 
-    if not _METADATA.fullmatch(files.name(path)):
+    if not _METADATA.fullmatch(files.get_name(path)):
         return False
     try:
         with Source(path) as source:
@@ -93,7 +93,9 @@ def members(path: str) -> tuple[str, ...]:
 
     Raises UnreadableError for a folder that cannot be listed.
     """
-    return tuple(name for name in checkpoint_folder.files(path) if name.endswith(SUFFIX) or _METADATA.fullmatch(name))
+    return tuple(
+        name for name in checkpoint_folder.list_files(path) if name.endswith(SUFFIX) or _METADATA.fullmatch(name)
+    )
 
 
 def collect_places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
@@ -106,7 +108,7 @@ def collect_places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, 
     for name in members(path):
         if _METADATA.fullmatch(name):
             try:
-                metadata = parse_metadata(small(files.join(path, name), MAX_METADATA), name)
+                metadata = parse_metadata(read_small_file(files.join(path, name), MAX_METADATA), name)
             except UnreadableError as error:
                 unread.append((name, str(error)))
                 continue
@@ -121,8 +123,8 @@ def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001 - what l
     A tensor whose chunks contradict each other, or are in a missing or bad file, is a row with `damage`. Raises
     UnreadableError for a single file of such a folder and the errors of `Metadata`.
     """
-    if not files.isdir(path):
-        folder = files.folder(path) or "."
+    if not files.is_folder(path):
+        folder = files.get_folder(path) or "."
         raise UnreadableError(f"is one file of a torch.distributed.checkpoint: name its folder, {folder}")
     return _Folder(path).state()
 
@@ -168,7 +170,7 @@ class _Folder:
         if left:
             message = f"named by no metadata, and not read: {quoting.names(left)}; left from another save?"
             self.oddities.append(Oddity("unused-file", message))
-        if BESIDE in checkpoint_folder.files(self.path):
+        if BESIDE in checkpoint_folder.list_files(self.path):
             message = f"what Lightning saves beside tensors (epoch, hyper_parameters) is in {BESIDE}: name that file"
             self.oddities.append(Oddity("beside", message))
         return "; ".join(why[:2]) or "save it again"
@@ -253,7 +255,7 @@ class _Files:
         if message := self._find_missing():
             oddities.append(Oddity(OddityKind.MISSING_RANK.value, message))
         here = [name for name in self.ends if name not in self.bad]
-        files.ahead(files.join(path, name) for name in here)
+        files.prefetch(files.join(path, name) for name in here)
         for name in here:
             try:
                 with Source(files.join(path, name)) as source:
@@ -271,7 +273,7 @@ class _Files:
     def _find_missing(self) -> str | None:
         """Report the missing files."""
         names = [name for name in self.ends if name not in self.bad]
-        files.ahead(files.join(self.path, name) for name in names)
+        files.prefetch(files.join(self.path, name) for name in names)
         missing = [name for name in names if not files.exists(files.join(self.path, name))]
         if not missing:
             return None
@@ -341,7 +343,7 @@ class _Items:
             for name, spans in wanted.items()
             if name in self.folder.files.sizes
         }
-        with files.fetched(here):
+        with files.prefetch_ranges(here):
             pass
 
     def node(self, fqn: str) -> Any:
@@ -394,14 +396,14 @@ def _read_metadata(path: str) -> tuple[dict[str, Metadata], dict[str, Unreadable
 
 def _read_bytes(path: str, name: str) -> bytes:
     try:
-        return small(files.join(path, name), MAX_METADATA)
+        return read_small_file(files.join(path, name), MAX_METADATA)
     except UnreadableError as error:
         raise type(error)(quoting.with_reason(name, error)) from error.__cause__
 
 
 def _holds_bytes(path: str) -> bool:
     """Not so the file of a rank that had nothing to save."""
-    return files.isfile(path) and files.size(path) > 0
+    return files.is_file(path) and files.get_size(path) > 0
 
 
 def _note_foreign_names(state: ModelState, names: Sequence[Global]) -> ModelState:

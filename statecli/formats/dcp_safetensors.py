@@ -32,18 +32,18 @@ _KEYS = (INFO, "DCP_VERSION", "format")
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     """Return whether this is a folder of HuggingFaceStorageWriter shards."""
-    return files.isdir(path) and bool(members(path))
+    return files.is_folder(path) and bool(members(path))
 
 
 def members(path: str) -> tuple[str, ...]:
     """The names of the shards. Raises UnreadableError for a folder that cannot be listed."""
-    return tuple(name for name in checkpoint_folder.files(path) if _SHARD.fullmatch(name))
+    return tuple(name for name in checkpoint_folder.list_files(path) if _SHARD.fullmatch(name))
 
 
 def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
     """Read and join the tensors. Raises MalformedError for a shard without the offsets of its pieces."""
     names = members(path)
-    files.ahead(files.join(path, name) for name in names)
+    files.prefetch(files.join(path, name) for name in names)
     pieces: dict[str, list[Box]] = {}
     metadata = {}
     for name in names:
@@ -63,7 +63,7 @@ def _read_offsets(state: ModelState, name: str) -> dict[str, tuple[int, ...]]:
     text = state.metadata.values.get(INFO)
     if type(text) is not str:
         raise MalformedError(f"{name} has no {INFO} in its header: where its pieces belong is not recorded")
-    document, _ = json_object.object_of(text.encode("utf-8", "surrogatepass"), f"{INFO} of {name}")
+    document, _ = json_object.parse_object(text.encode("utf-8", "surrogatepass"), f"{INFO} of {name}")
     offsets = {}
     for fqn, entry in document.items():
         start = entry.get("saved_offsets") if type(entry) is dict else None

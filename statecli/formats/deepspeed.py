@@ -77,31 +77,31 @@ class Files(NamedTuple):
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     """Return whether this is a folder of ranks' files, or contains such a folder and no weights of its own."""
-    names = checkpoint_folder.files(path) if files.isdir(path) else []
+    names = checkpoint_folder.list_files(path) if files.is_folder(path) else []
     if any(map(_MODEL.fullmatch, names)) or any(map(_OPTIMIZER.fullmatch, names)):
         return True
-    if files.isdir(path) and (deepspeed_universal.is_universal(path) or _find_misleading_tracker(path) is not None):
+    if files.is_folder(path) and (deepspeed_universal.is_universal(path) or _find_misleading_tracker(path) is not None):
         return True
     if any(name in names or f"{name}.index.json" in names for name in SINGLE):
         return False
     if "zero_to_fp32.py" in names:
         return True
     alone = "latest" in names or not any(name.endswith(checkpoint_folder.WEIGHTS) for name in names)
-    return files.isdir(path) and alone and bool(list_steps(path))
+    return files.is_folder(path) and alone and bool(list_steps(path))
 
 
 def list_steps(path: str) -> list[str]:
     """List the subfolders with a rank's model or `zero/`: one folder for each saved step."""
-    return [name for name in checkpoint_folder.inner(path) if _is_step(files.join(path, name))]
+    return [name for name in checkpoint_folder.list_inner_folders(path) if _is_step(files.join(path, name))]
 
 
 def _is_step(path: str) -> bool:
-    return any(map(_MODEL.fullmatch, checkpoint_folder.files(path))) or deepspeed_universal.is_universal(path)
+    return any(map(_MODEL.fullmatch, checkpoint_folder.list_files(path))) or deepspeed_universal.is_universal(path)
 
 
 def _resolve_step(path: str) -> str:
     """Return the folder in `path` with the ranks' files, "" for `path`. Raises MalformedError if missing."""
-    names = checkpoint_folder.files(path)
+    names = checkpoint_folder.list_files(path)
     if (misled := _find_misleading_tracker(path)) is not None:
         raise MalformedError(f"{misled[0]} points outside its folder: {misled[1]} is no plain folder name")
     if _has_ranks(path):
@@ -121,7 +121,7 @@ def _find_tracker(names: Collection[str]) -> str | None:
 
 
 def _has_ranks(path: str) -> bool:
-    names = checkpoint_folder.files(path)
+    names = checkpoint_folder.list_files(path)
     return any(
         _MODEL.fullmatch(name) or _OPTIMIZER.fullmatch(name) for name in names
     ) or deepspeed_universal.is_universal(path)
@@ -130,7 +130,7 @@ def _has_ranks(path: str) -> bool:
 def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
     """Return the tracker file that leads DeepSpeed elsewhere than other readers look, and its quoted text."""
     for name in TRACKERS:
-        if name not in checkpoint_folder.files(path):
+        if name not in checkpoint_folder.list_files(path):
             continue
         try:
             tag = read_small(files.join(path, name), name, _MOST_BLANKS).decode("utf-8", "surrogateescape").strip()
@@ -138,7 +138,7 @@ def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
             if _is_padded(files.join(path, name)):
                 return name, f"text of more than {_MOST_BLANKS} bytes"
             continue
-        is_walked = tag in checkpoint_folder.folders(path) and not tag.startswith(".")
+        is_walked = tag in checkpoint_folder.list_folders(path) and not tag.startswith(".")
         if tag and "\0" not in tag and not is_walked and _may_hold_ranks(files.join(path, tag)):
             return name, quoting.quoted(tag)
     return None
@@ -146,8 +146,9 @@ def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
 
 def _may_hold_ranks(path: str) -> bool:
     """Whether DeepSpeed finds files there; zero_to_fp32 takes them by the end of their names."""
-    return files.isdir(path) and (
-        any(name.endswith(_STATES) for name in checkpoint_folder.files(path)) or deepspeed_universal.is_universal(path)
+    return files.is_folder(path) and (
+        any(name.endswith(_STATES) for name in checkpoint_folder.list_files(path))
+        or deepspeed_universal.is_universal(path)
     )
 
 
@@ -180,7 +181,7 @@ def _group_files(path: str, tag: str) -> tuple[dict[int, Files], list[str]]:
     """Group the files by model-parallel rank; also list files of unread kinds. All paths are relative to the folder."""
     files_by_rank: dict[int, Files] = {}
     others = []
-    for name in checkpoint_folder.files(files.join(path, tag)):
+    for name in checkpoint_folder.list_files(files.join(path, tag)):
         match, way = _MODEL.fullmatch(name) or _OPTIMIZER.fullmatch(name), files.join(tag, name)
         if match is None:
             others += [way] if _OTHER.fullmatch(name) else []
@@ -201,7 +202,7 @@ def members(path: str) -> tuple[str, ...]:
     files_by_rank, others = _group_files(path, tag)
     universal = (files.join(tag, way) for way in deepspeed_universal.members(files.join(path, tag)))
     ranks = (name for parts in files_by_rank.values() for part in parts for name in part.values())
-    tracker = _find_tracker(checkpoint_folder.files(path))
+    tracker = _find_tracker(checkpoint_folder.list_files(path))
     return (*([tracker] if tracker else []), *ranks, *others, *universal)
 
 
@@ -328,7 +329,7 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
     """
     tag = _resolve_step(path)
     files_by_rank, others = _group_files(path, tag)
-    files.ahead(files.join(path, way) for both in files_by_rank.values() for ranks in both for way in ranks.values())
+    files.prefetch(files.join(path, way) for both in files_by_rank.values() for ranks in both for way in ranks.values())
     states, rows = [], list(deepspeed_universal.read_states(path, files.join(path, tag)))
     masters = {row.fqn: row for row in rows if row.section == f"optimizer.{MASTER}"}
     copied: dict[str, None] = {}
@@ -368,7 +369,7 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
 
 def _is_universal(path: str, tag: str, files_by_rank: Mapping[int, Files]) -> bool:
     """Return whether `zero/` exists, or the folder is named after a conversion and no rank has an optimizer file."""
-    is_called = files.name(tag or files.absolute(path)).endswith(deepspeed_universal.NAME_END)
+    is_called = files.get_name(tag or files.make_absolute(path)).endswith(deepspeed_universal.NAME_END)
     is_parted = any(ranks.optimizer for ranks in files_by_rank.values())
     return deepspeed_universal.is_universal(files.join(path, tag)) or (is_called and not is_parted)
 
@@ -377,7 +378,7 @@ def _list_missing_copies(path: str, tag: str, copied: Iterable[str]) -> list[Ten
     """Return a row for each file that is missing below `zero/` of a universal checkpoint."""
     rows = []
     for name, way in deepspeed_universal.find_missing_files(files.join(path, tag), copied):
-        section = f"optimizer.{files.name(way).removesuffix('.pt')}"
+        section = f"optimizer.{files.get_name(way).removesuffix('.pt')}"
         why = f"{path}: {way} of parameter {quoting.name(name)} is missing; copy it, or run ds_to_universal.py again"
         rows.append(replace(build_missing_row(name, section, why), kind=Kind.OPTIMIZER, belongs_to=name))
     return rows

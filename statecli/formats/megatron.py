@@ -43,25 +43,25 @@ _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     """Return whether this is a folder of iterations or of ranks."""
-    return files.isdir(path) and (
-        TRACKER in checkpoint_folder.files(path) or bool(_find_ranks(path)) or bool(_list_arrays(path))
+    return files.is_folder(path) and (
+        TRACKER in checkpoint_folder.list_files(path) or bool(_find_ranks(path)) or bool(_list_arrays(path))
     )
 
 
 def _list_arrays(path: str) -> list[str]:
     """List the subfolders that are zarr arrays: a distributed checkpoint may store each tensor as a folder."""
-    if not {COMMON, BACKEND} <= set(checkpoint_folder.files(path)):
+    if not {COMMON, BACKEND} <= set(checkpoint_folder.list_files(path)):
         return []
-    return [name for name in checkpoint_folder.folders(path) if files.exists(files.join(path, name, _ARRAY))]
+    return [name for name in checkpoint_folder.list_folders(path) if files.exists(files.join(path, name, _ARRAY))]
 
 
 def _find_ranks(path: str) -> dict[str, str]:
     """The name of each rank's folder, and its model's file from `path` on; "" where there is none."""
     model_files = {}
-    ranks = [name for name in checkpoint_folder.folders(path) if _RANK.fullmatch(name)]
-    files.ahead(files.join(path, name) for name in ranks)
+    ranks = [name for name in checkpoint_folder.list_folders(path) if _RANK.fullmatch(name)]
+    files.prefetch(files.join(path, name) for name in ranks)
     for name in ranks:
-        present = checkpoint_folder.files(files.join(path, name))
+        present = checkpoint_folder.list_files(files.join(path, name))
         model = next((file for file in MODELS if file in present), None)
         model_files[name] = files.join(name, model) if model else ""
     return model_files if any(model_files.values()) else {}
@@ -78,7 +78,7 @@ def _resolve_iteration(path: str) -> str:
     name = word if word == "release" else f"iter_{int(word):07d}"
     if _find_ranks(files.join(path, name)):
         return name
-    if ".metadata" in checkpoint_folder.files(files.join(path, name)) or _list_arrays(files.join(path, name)):
+    if ".metadata" in checkpoint_folder.list_files(files.join(path, name)) or _list_arrays(files.join(path, name)):
         raise UnreadableError(f"is a folder of Megatron iterations; name the last of them: {files.join(path, name)}")
     raise MissingShard(f"{TRACKER} says {word}, and no folder {name} has a rank's files; name one that is here")
 
@@ -90,7 +90,7 @@ def members(path: str) -> tuple[str, ...]:
         return (COMMON, BACKEND)
     paths: list[str] = [TRACKER] if where else []
     for name in _find_ranks(files.join(path, where)):
-        present = checkpoint_folder.files(files.join(path, where, name))
+        present = checkpoint_folder.list_files(files.join(path, where, name))
         paths += [files.join(where, name, file) for file in (*MODELS, *BESIDE) if file in present]
     return tuple(paths)
 
@@ -106,7 +106,7 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
     states: dict[str, ModelState] = {}
     failed: dict[str, str] = {}
     ranks = _find_ranks(files.join(path, where))
-    files.ahead(files.join(path, where, model) for model in ranks.values() if model)
+    files.prefetch(files.join(path, where, model) for model in ranks.values() if model)
     for name, model in ranks.items():
         way = files.join(path, where, model)
         try:
@@ -250,7 +250,7 @@ def _note_unread_files(folder: str) -> Iterator[Oddity]:
         files.join(name, file)
         for name in ranks
         for file in BESIDE
-        if file in checkpoint_folder.files(f"{folder}/{name}")
+        if file in checkpoint_folder.list_files(f"{folder}/{name}")
     ]
     if paths:
         yield Oddity("not-read", f"flat buffers of the optimizer, and not read: {quoting.names(paths)}")

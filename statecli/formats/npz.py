@@ -40,7 +40,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     """
     with Source(path) as source:
         archive = Archive(source, looked_at=2 * npy_array.USUAL)
-        budget = 0 if source.is_far else MAX_VERIFIED
+        budget = 0 if source.is_remote else MAX_VERIFIED
         arrays = {name: record for name, record in archive.records.items() if name.endswith(_SUFFIX)}
         rows: dict[str, TensorInfo] = {}
         for name, record in arrays.items():

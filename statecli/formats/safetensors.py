@@ -68,7 +68,7 @@ def sniff(path: str, head: bytes) -> bool:
     A file that ends before that byte is recognised by name.
     """
     if len(head) <= 8:
-        return files.name(path).endswith(".safetensors")
+        return files.get_name(path).endswith(".safetensors")
     if not head[8:].lstrip(b"\xef\xbb\xbf \n\r\t").startswith(b"{"):
         return False
     return int.from_bytes(head[:8], "little") < 2**40 or not head[:8].isascii()
@@ -87,10 +87,10 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
             repeats: list[json_object.Repeat] = []
         except (_NotPlain, MalformedError, msgspec.MsgspecError, RecursionError):
             # The parser that knows every exception, and has the words for every error.
-            header, repeats = json_object.object_of(raw, "its header")
+            header, repeats = json_object.parse_object(raw, "its header")
             del raw
             metadata = _check_metadata(header.pop("__metadata__", None))
-            json_object.refuse((repeat for repeat in repeats if repeat[0] is not metadata), "its header")
+            json_object.refuse_repeats((repeat for repeat in repeats if repeat[0] is not metadata), "its header")
             tensors = _build_tensors(_check_entries(header), path, start, source.size)
     oddities = [Oddity("metadata-set-twice", f"__metadata__ sets {quoting.quoted(key)} twice") for _, key in repeats]
     if source.head[8:9] != b"{":
@@ -272,7 +272,7 @@ def _check_entry(name: str, entry: Any) -> HeaderEntry:
     if type(offsets) is not list or len(offsets) != 2:
         raise MalformedError(f"{quoting.name(name)}: its data_offsets are no list of two numbers")
     _check_offsets(name, *offsets)
-    if len(entry) > 3 and json_object.deeper(entry, MAX_DEPTH - 1):
+    if len(entry) > 3 and json_object.is_deeper(entry, MAX_DEPTH - 1):
         raise MalformedError(f"{quoting.name(name)}: its header entry nests too deep")
     return HeaderEntry(dtype, tuple(shape), (offsets[0], offsets[1]))
 

@@ -76,11 +76,11 @@ class Shards(NamedTuple):
 
 def sniff(path: str, head: bytes) -> bool:
     """Whether this is a folder, or a JSON file with a weight_map or the name of an index."""
-    if files.isdir(path):
+    if files.is_folder(path):
         return True
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     return start.startswith(b"{") and (
-        checkpoint_folder.INDEX.search(files.name(path)) is not None or b'"weight_map"' in head
+        checkpoint_folder.INDEX.search(files.get_name(path)) is not None or b'"weight_map"' in head
     )
 
 
@@ -90,7 +90,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
     Raises UnreadableError and MalformedError, without the path for errors of the index or the folder, and if no shard
     can be read.
     """
-    if files.isdir(path):
+    if files.is_folder(path):
         return read_folder(path, read_file)
     index = _read_index(path, "the index")
     state, beside = _read_indexed(index, path, "the index", read_file), _find_unnamed(index)
@@ -108,9 +108,9 @@ def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) ->
 
     Raises as `read` does.
     """
-    choice = checkpoint_folder.choose(path)
+    choice = checkpoint_folder.choose_checkpoint(path)
     where = files.join(path, choice.name)
-    files.ahead((where, *config_files.list_config_files(path, choice.names)))
+    files.prefetch((where, *config_files.list_config_files(path, choice.names)))
     used: list[str] = []
     if checkpoint_folder.INDEX.search(choice.name):
         index = _read_index(where, choice.name)
@@ -189,7 +189,7 @@ def _describe_missing(missing: list[str], count: int, why: str) -> str:
 
 def _refuse_absent(folder: str, shards: list[str], why: str) -> list[str]:
     """The shards that are not there. Raises MissingShard where none is."""
-    files.ahead(files.join(folder, shard) for shard in shards)
+    files.prefetch(files.join(folder, shard) for shard in shards)
     absent = [shard for shard in shards if not files.has_file(files.join(folder, shard))]
     if len(absent) == len(shards):
         raise MissingShard(f"{_describe_missing(absent, len(shards), why)}; {AGAIN}")
@@ -202,7 +202,7 @@ def _read_index(path: str, what: str) -> Index:
     weight_map = _check_weight_map(document, what)
     metadata = document.get("metadata")
     index = Index(
-        files.folder(path),
+        files.get_folder(path),
         weight_map,
         list(dict.fromkeys(weight_map.values())),
         metadata if type(metadata) is dict else {},
@@ -220,8 +220,8 @@ def _read_document(path: str, what: str) -> dict[str, Any]:
             raw = source.read(0, source.size)
     except UnreadableError as error:
         raise type(error)(quoting.with_reason(what, error)) from error.__cause__
-    document, repeats = json_object.object_of(raw, what)
-    json_object.refuse(repeats, what)
+    document, repeats = json_object.parse_object(raw, what)
+    json_object.refuse_repeats(repeats, what)
     return document
 
 
@@ -299,7 +299,7 @@ def _strip_folder(why: str, folder: str, name: str) -> str:
 def _read_shard(folder: str, name: str, read_file: ReadFile) -> ModelState:
     """Read a shard, a file with tensors: a folder or an index could name itself without end."""
     path = files.join(folder, name)
-    if files.isdir(path):
+    if files.is_folder(path):
         raise MalformedError(f"shard {quoting.name(name)} is a directory, not a regular file")
     if _is_index(path):
         raise MalformedError(f"shard {quoting.name(name)} is an index itself, not a file of tensors")
@@ -384,7 +384,9 @@ def _find_unnamed(index: Index) -> list[str]:
     """List files next to the shards, of the same format, whose names belong to no other checkpoint."""
     named, kinds = set(index.shards), {_split_series_name(shard) for shard in index.shards}
     suffixes = {os.path.splitext(shard)[1] for shard in index.shards}.intersection(checkpoint_folder.WEIGHTS)
-    names = [name for name in checkpoint_folder.files(index.folder or ".") if os.path.splitext(name)[1] in suffixes]
+    names = [
+        name for name in checkpoint_folder.list_files(index.folder or ".") if os.path.splitext(name)[1] in suffixes
+    ]
     return [
         name
         for name in names
@@ -467,7 +469,7 @@ def members(path: str) -> tuple[str, ...]:
     Empty if the folder only happens to hold a single file. Lists existing files only: raises UnreadableError for a
     folder without a model, with several models, or with no shard.
     """
-    choice = checkpoint_folder.choose(path)
+    choice = checkpoint_folder.choose_checkpoint(path)
     if checkpoint_folder.INDEX.search(choice.name):
         shards = _read_index(files.join(path, choice.name), choice.name).shards
         return (choice.name, *_list_present(path, shards, f"as {choice.name} names them"))

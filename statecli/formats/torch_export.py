@@ -234,8 +234,8 @@ class _Reader:
         where = name.removeprefix(f"{self.archive.folder}/")
         if record is None:
             raise MalformedError(f"holds no {where}: the export did not finish; export it again")
-        document, repeats = _json.object_of(self.archive.read(record, MAX_JSON), where)
-        _json.refuse(repeats, where)
+        document, repeats = _json.parse_object(self.archive.read(record, MAX_JSON), where)
+        _json.refuse_repeats(repeats, where)
         return document
 
     # --- tensors ----------------------------------------------------------------------------------------------------

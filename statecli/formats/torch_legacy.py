@@ -143,7 +143,7 @@ def _locate_storages(
     if type(keys.root) is not list:
         raise MalformedError("the list of storages is no list")
     trusted = source.is_trusted
-    if source.is_far:
+    if source.is_remote:
         places = list(_walk_storages(source, keys, declared))
         if trusted:
             source.guard(
@@ -151,7 +151,7 @@ def _locate_storages(
             )
         else:
             source.prefetch((at, 8) for _, at, _, _ in places)
-    dense = len(keys.root) * _FIRST_WINDOW > source.size and not source.is_far
+    dense = len(keys.root) * _FIRST_WINDOW > source.size and not source.is_remote
     window = Window(source, _FIRST_WINDOW if dense else 0)
     for key, at, numel, length in _walk_storages(source, keys, declared):
         if not trusted:

@@ -41,7 +41,7 @@ _RECORDS = ("data.pkl", ".format_version", ".storage_alignment", "byteorder", "v
 
 def sniff(path: str, head: bytes) -> bool:
     """Return whether the file starts as a zip archive; `read` reports other kinds of archives."""
-    return head.startswith(b"PK\3\4") and not files.name(path).endswith(".distcp")
+    return head.startswith(b"PK\3\4") and not files.get_name(path).endswith(".distcp")
 
 
 def read(path: str, section: str | None = None) -> ModelState:

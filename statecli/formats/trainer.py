@@ -47,13 +47,13 @@ ReadFile = Callable[[str], ModelState]
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     """Return whether the folder has a model's weights next to training files, or FSDP's shards."""
-    if not files.isdir(path):
+    if not files.is_folder(path):
         return False
     return "model" in _find_folders(path).values() or (_has_weights(path) and bool(_find_parts(path)))
 
 
 def _has_weights(path: str) -> bool:
-    return any(map(_is_weights, checkpoint_folder.files(path)))
+    return any(map(_is_weights, checkpoint_folder.list_files(path)))
 
 
 def _is_weights(name: str) -> bool:
@@ -64,7 +64,7 @@ def _is_weights(name: str) -> bool:
 
 def _find_parts(path: str) -> dict[str, str]:
     """Map the files and folders next to the model to their sections, further models first."""
-    names = checkpoint_folder.files(path)
+    names = checkpoint_folder.list_files(path)
     parts = {name: section for name, section in _find_folders(path).items() if section != "model"}
     for name in names:
         stem, suffix = os.path.splitext(name)
@@ -77,7 +77,7 @@ def _find_parts(path: str) -> dict[str, str]:
 
 def _find_folders(path: str) -> dict[str, str]:
     """Map the folders of torch.distributed.checkpoint to their sections."""
-    named = ((name, _SHARDED.fullmatch(name)) for name in checkpoint_folder.folders(path))
+    named = ((name, _SHARDED.fullmatch(name)) for name in checkpoint_folder.list_folders(path))
     return {
         name: match["what"] if match["number"] == "0" else f"{match['what']}_{match['number']}"
         for name, match in named
@@ -94,7 +94,7 @@ def members(path: str) -> tuple[str, ...]:
 def _list_within(path: str, name: str) -> tuple[str, ...]:
     """List the file itself, or the files of a folder."""
     inner = files.join(path, name)
-    return tuple(files.join(name, member) for member in dcp.members(inner)) if files.isdir(inner) else (name,)
+    return tuple(files.join(name, member) for member in dcp.members(inner)) if files.is_folder(inner) else (name,)
 
 
 def _find_sharded_model(path: str) -> str:
@@ -107,7 +107,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
     Raises UnreadableError and MalformedError if the model cannot be read.
     """
     parts = _find_parts(path)
-    files.ahead(files.join(path, name) for name in parts if name in checkpoint_folder.files(path))
+    files.prefetch(files.join(path, name) for name in parts if name in checkpoint_folder.list_files(path))
     model = _read_from_files(path, read_file, parts) if _has_weights(path) else _read_from_shards(path, read_file)
     return _join_states(model, [(name, _read_part(path, name, section, read_file)) for name, section in parts.items()])
 

@@ -9,7 +9,7 @@ from statecli.core import quoting
 from statecli.core.errors import BarePickle, UnreadableError
 from statecli.formats import registry
 from statecli.storage import files
-from statecli.storage.source import HEAD, Source
+from statecli.storage.source import HEAD_BYTES, Source
 
 #: What preceded GGUF: "ggml", "ggmf", "ggjt" and the "ggla" of adapters, as little-endian numbers.
 _GGML = (b"lmgg", b"fmgg", b"tjgg", b"algg")
@@ -83,7 +83,7 @@ def describe_content(path: str, head: bytes, size: int) -> str:
         return f"a tar archive{_read_first_member(head)}: unpack it first (tar -xf)"
     if head[:1] == b"\x80" and head[1:2] <= b"\x05" and len(head) > 2:
         return _PICKLE
-    if files.name(path).endswith(".onnx") or _ONNX.match(head):
+    if files.get_name(path).endswith(".onnx") or _ONNX.match(head):
         return "an ONNX model, which statecli does not read"
     return _describe_text(head, size)
 
@@ -93,7 +93,7 @@ def _unpack_head(head: bytes) -> bytes:
     if head.startswith(b"\xfd7zXZ"):
         return _unpack_xz_head(head)
     try:
-        return zlib.decompressobj(_GZIP).decompress(head, HEAD) if head.startswith(b"\x1f\x8b") else b""
+        return zlib.decompressobj(_GZIP).decompress(head, HEAD_BYTES) if head.startswith(b"\x1f\x8b") else b""
     except zlib.error:
         return b""
 
@@ -104,7 +104,7 @@ def _unpack_xz_head(head: bytes) -> bytes:
     except ImportError:  # Python can be built without it
         return b""
     try:
-        return lzma.LZMADecompressor(memlimit=_XZ_MEMORY).decompress(head, HEAD)
+        return lzma.LZMADecompressor(memlimit=_XZ_MEMORY).decompress(head, HEAD_BYTES)
     except (lzma.LZMAError, EOFError):
         return b""
 

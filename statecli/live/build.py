@@ -156,7 +156,7 @@ def _typed(spec: Spec) -> dict[str, str]:
 def _on_path(spec: Spec) -> Iterator[None]:
     if hf_auto.is_auto(spec):
         # The user has typed no code: a folder with a config.json may hold a transformers.py as well.
-        with search_path.installed_only(*map(files.folder, spec.args)):
+        with search_path.installed_only(*map(files.get_folder, spec.args)):
             yield
         return
     with search_path.including(os.path.dirname(os.path.abspath(spec.module)) if spec.is_file else os.getcwd()):

@@ -47,10 +47,10 @@ def text_for(path: str) -> str:
 
     Raises UsageError where there is no configuration beside it, or none that names a class.
     """
-    folder = path if files.isdir(path) else files.folder(path) or os.curdir
+    folder = path if files.is_folder(path) else files.get_folder(path) or os.curdir
     config = files.join(folder, CONFIG)
     if not files.exists(config):
-        adapter = files.isfile(files.join(folder, "adapter_config.json"))
+        adapter = files.is_file(files.join(folder, "adapter_config.json"))
         what = "an adapter has none: name the class of its base model" if adapter else "name the class instead"
         raise UsageError(f"{path}: there is no {CONFIG} beside it, and --model auto has no class; {what}")
     return f"transformers:{_class_name(_document(config), config)}(config={config!r})"
@@ -101,7 +101,7 @@ def _class_name(document: Mapping[str, Any], config: str) -> str:
 def _transformers(config: str) -> Any:
     """Return the installed package, whatever lies in the current folder and in that of the configuration."""
     try:
-        with search_path.installed_only(files.folder(config)):
+        with search_path.installed_only(files.get_folder(config)):
             import transformers
             import transformers.models.auto.modeling_auto
     except ImportError as error:

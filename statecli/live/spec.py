@@ -91,7 +91,7 @@ def _literal(text: str, name: str, node: ast.expr) -> Any:
 def _meant(value: Any) -> Any:
     """A literal with the URLs that the user typed, of which `text` shows the names alone."""
     if isinstance(value, str):
-        return files.meant(value)
+        return files.unmask_urls(value)
     if type(value) in (list, tuple, set):
         return type(value)(map(_meant, value))
     return {_meant(key): _meant(one) for key, one in value.items()} if isinstance(value, dict) else value

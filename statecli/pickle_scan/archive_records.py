@@ -137,8 +137,8 @@ def _declared(archive: Archive, names: Mapping[str, str]) -> _Declared | None:
         if config is None:
             continue
         try:
-            document, repeats = json_object.object_of(archive.read(record, MAX_CONFIG), record.name)
-            json_object.refuse(repeats, record.name)
+            document, repeats = json_object.parse_object(archive.read(record, MAX_CONFIG), record.name)
+            json_object.refuse_repeats(repeats, record.name)
         except UnreadableError:
             return None
         entries = document.get("config")

@@ -53,7 +53,7 @@ class Region(Source):
     def __init__(self, source: Source, offset: int, length: int, data: bytes | None = None) -> None:
         self.path = source.path
         self.size = length if data is None else len(data)
-        self.is_far = source.is_far and data is None
+        self.is_remote = source.is_remote and data is None
         self._source, self._data, self.span = source, data, Place(source.path, offset, length)
         self.base = offset if data is None else None
         self.head = self.read(0, min(REGION_HEAD, self.size))
@@ -64,9 +64,9 @@ class Region(Source):
             with fetching():
                 self._source.prefetch((self.span.offset + offset, length) for offset, length in ranges)
 
-    def here(self, offset: int, length: int) -> bytes | None:
-        """As `Source.here`."""
-        return self.read(offset, length) if self._data is not None or not self.is_far else None
+    def read_cached(self, offset: int, length: int) -> bytes | None:
+        """As `Source.read_cached`."""
+        return self.read(offset, length) if self._data is not None or not self.is_remote else None
 
     def close(self) -> None:
         """Nothing: the file is whoever's that opened it."""
@@ -95,7 +95,7 @@ class PickleReader:
     """Scans pickles of one file; `steps` counts the work that the file has caused."""
 
     def __init__(self, path: str, steps: Steps) -> None:
-        self._is_metadata = files.name(path).endswith(METADATA)
+        self._is_metadata = files.get_name(path).endswith(METADATA)
         self._steps = steps
 
     def read(self, region: Region, at: int, where: str, window: int) -> tuple[Scanner, MalformedError | None]:

@@ -42,7 +42,7 @@ def empty_checkpoint(subject: Subject) -> Iterator[Issue]:
     if state.tensors:
         for key in _find_empty_models(state) if not _has_model_tensors(state) else ():
             yield Issue(f"{key}: is empty, so that the checkpoint holds no model", help=help, about=key)
-    elif not checkpoint_folder.COMPANIONS.match(files.name(path)):
+    elif not checkpoint_folder.COMPANIONS.match(files.get_name(path)):
         yield Issue("holds no tensor", help=help, severity=_choose_severity(state))
 
 

@@ -41,11 +41,11 @@ def named_files(text: str) -> Iterator[NamedFile]:
     path = load.split(text)[0]
     if files.is_remote(path) or not files.exists(path):
         return
-    paths = [files.join(path, name) for name in checkpoint_folder.files(path)] if files.isdir(path) else [path]
+    paths = [files.join(path, name) for name in checkpoint_folder.list_files(path)] if files.is_folder(path) else [path]
     for file in paths:
-        match = _BLOB.search(files.real(file))
+        match = _BLOB.search(files.resolve_links(file))
         if match:
-            yield NamedFile(file, files.size(file), match["digest"])
+            yield NamedFile(file, files.get_size(file), match["digest"])
 
 
 def compute_digest(file: NamedFile) -> CheckedFile:
@@ -54,7 +54,7 @@ def compute_digest(file: NamedFile) -> CheckedFile:
     # git writes the size before the bytes that it hashes.
     digest = hashlib.sha256() if is_sha256 else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     try:
-        opened = files.opened(file.path)
+        opened = files.open_file(file.path)
         try:
             for start in range(0, opened.size, _PIECE):
                 digest.update(opened.read(start, min(_PIECE, opened.size - start)))

@@ -227,10 +227,10 @@ def digest_mismatch(subject: Subject) -> Iterator[Issue]:
             path = checked.file.path
             expected, digest = (quoting.name(text[:12]) for text in (checked.file.expected, str(checked.digest)))
             message = (
-                f"{quoting.name(files.name(path))}: its name promises digest {expected}…, its bytes have {digest}…"
+                f"{quoting.name(files.get_name(path))}: its name promises digest {expected}…, its bytes have {digest}…"
             )
             help = "delete the blob and download it again"
-            yield Issue(message, help=help, place=Place(path, 0, checked.file.size), about=files.name(path))
+            yield Issue(message, help=help, place=Place(path, 0, checked.file.size), about=files.get_name(path))
 
 
 RULES = (

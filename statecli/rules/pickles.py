@@ -303,7 +303,7 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
     """
     reported: set[tuple[str, str]] = set()
     for pickle in subject.pickles:
-        is_companion = checkpoint_folder.COMPANIONS.match(files.name(pickle.place.path)) is not None
+        is_companion = checkpoint_folder.COMPANIONS.match(files.get_name(pickle.place.path)) is not None
         if not pickle.by_torch_load or (is_companion and subject.member(pickle.place)):
             continue
         names = safe_globals.refused_by_torch_load(

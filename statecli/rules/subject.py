@@ -72,7 +72,7 @@ class Subject:
         path, _ = split(self.target)
         if place is None or not place.path or place.path == path:
             return ""
-        return files.relative(place.path, path if files.isdir(path) else files.folder(path))
+        return files.make_relative(place.path, path if files.is_folder(path) else files.get_folder(path))
 
     @property
     def chosen(self) -> tuple[Oddity, ...]:

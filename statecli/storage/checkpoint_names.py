@@ -1,8 +1,8 @@
-"""The names that the files of a checkpoint folder usually have."""
+"""Usual names of the files in a checkpoint folder."""
 
 from __future__ import annotations
 
-#: What a model folder calls its weights, in the order transformers and diffusers look; each may be an index instead.
+#: Names of weight files, in the order of transformers and diffusers; each may be an index instead.
 SINGLE = (
     "model.safetensors",
     "diffusion_pytorch_model.safetensors",
@@ -14,11 +14,11 @@ SINGLE = (
     "consolidated.safetensors",
     "flax_model.msgpack",
 )
-#: The files, by what their settings are called, and the bytes of each that are read. A Trainer logs every few steps.
+#: Names of settings files, without `.json`, and the largest size in bytes. A Trainer logs every few steps.
 SETTINGS_FILES = {
     "config": 4 * 2**20,
     "adapter_config": 4 * 2**20,
     "trainer_state": 64 * 2**20,
 }
-#: The pickle in which torch.distributed.checkpoint says where each tensor is; the names of others end so.
+#: The pickle of torch.distributed.checkpoint with the position of each tensor; other such names end like this.
 METADATA = ".metadata"

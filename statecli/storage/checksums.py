@@ -1,4 +1,4 @@
-"""CRC-32 of an object's pieces, taken as they come, so that a checksum over them needs no other journey."""
+"""CRC-32 of the pieces of a file, computed as the pieces arrive, so that a checksum of a range needs no other read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from functools import cache
 _POLYNOMIAL = 0xEDB88320
 
 
-class Sums:
-    """By where each piece begins: where it ends, and its CRC-32."""
+class Checksums:
+    """The pieces that were read: by offset, the end and the CRC-32."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, tuple[int, int]] = {}
@@ -21,7 +21,7 @@ class Sums:
         self._lock = threading.Lock()
 
     def add(self, start: int, data: memoryview, cuts: Iterable[int]) -> None:
-        """The bytes from `start` on, as pieces that end at each of the `cuts` among them, which are sorted."""
+        """Add the bytes from `start` on, in pieces that end at each of the sorted `cuts`."""
         at, end = start, start + len(data)
         for cut in (*(cut for cut in cuts if start < cut < end), end):
             if self._pieces.get(at, (0, 0))[0] < cut:
@@ -34,47 +34,47 @@ class Sums:
                 insort(self._starts, start)
             self._pieces[start] = end, crc
 
-    def of(self, start: int, end: int, here: Callable[[int, int], bytes | None]) -> int | None:
-        """CRC-32 of all bytes from `start` to `end`; None where no pieces make them up.
+    def combine(self, start: int, end: int, read_cached: Callable[[int, int], bytes | None]) -> int | None:
+        """Return the CRC-32 of the bytes from `start` to `end`; None if some are neither in a piece nor cached.
 
-        `here` has bytes between pieces, as of a header that was read before the values behind it.
+        `read_cached`: returns the bytes between pieces, as of a header that was read before the values.
         """
-        found = 0
+        total = 0
         while start < end:
             stop, crc = self._pieces.get(start, (0, 0))
             if not start < stop <= end:
                 following = bisect_right(self._starts, start)
                 stop = min([end, *self._starts[following : following + 1]])
-                data = here(start, stop - start)
+                data = read_cached(start, stop - start)
                 if data is None:
                     return None
                 crc = zlib.crc32(data)
-            found = joined(found, crc, stop - start)
+            total = combine_crc32(total, crc, stop - start)
             start = stop
-        return found
+        return total
 
 
-def joined(one: int, two: int, length: int) -> int:
-    """CRC-32 of what has that of `one` and behind it `length` bytes that have that of `two` (zlib's crc32_combine)."""
+def combine_crc32(first: int, second: int, length: int) -> int:
+    """Return the CRC-32 of two texts from theirs; the second has `length` bytes (crc32_combine of zlib)."""
     power, n = 1 << 31, 3
     while length:
         if length & 1:
-            power = _product(_power(n), power)
+            power = _multiply(_raise_x(n), power)
         length, n = length >> 1, n + 1
-    return _product(power, one) ^ two
+    return _multiply(power, first) ^ second
 
 
 @cache
-def _power(n: int) -> int:
-    """x to the 2 to the n."""
-    return 1 << 30 if n == 0 else _product(_power(n - 1), _power(n - 1))
+def _raise_x(n: int) -> int:
+    """Return x to the power of 2 to the n."""
+    return 1 << 30 if n == 0 else _multiply(_raise_x(n - 1), _raise_x(n - 1))
 
 
-def _product(one: int, two: int) -> int:
-    """Of two polynomials over GF(2), modulo that of CRC-32."""
-    found = 0
+def _multiply(left: int, right: int) -> int:
+    """Multiply two polynomials over GF(2) modulo the polynomial of CRC-32."""
+    product = 0
     for bit in range(31, -1, -1):
-        if one >> bit & 1:
-            found ^= two
-        two = two >> 1 ^ (_POLYNOMIAL if two & 1 else 0)
-    return found
+        if left >> bit & 1:
+            product ^= right
+        right = right >> 1 ^ (_POLYNOMIAL if right & 1 else 0)
+    return product

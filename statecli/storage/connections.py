@@ -1,30 +1,29 @@
-"""Connections to servers, through whatever proxy there is, and what goes wrong on the way, in words."""
+"""Connections to web servers and proxies, and the messages for errors of the network."""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
-from functools import cache
 from typing import Any
 
 from statecli.core.errors import MissingDependency, StateError, UnreadableError
-from statecli.storage import redact
+from statecli.storage import redact, session
 from statecli.storage.credentials import NO_URL
 from statecli.storage.limits import Settings, settings
+from statecli.storage.masked_url import parse_url
 from statecli.storage.retry import Transient
-from statecli.storage.url import parts
 
-#: Seconds that a server may take to take up a connection, at most.
-CONNECT = 10.0
-#: Files or folders of certificates, as other programs are told of them.
+#: Seconds that a server may take to accept a connection.
+CONNECT_TIMEOUT_S = 10.0
+#: Variables of other programs that name a file or a folder of certificates.
 _BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _PROXY = "the proxy of the environment"
 _LOG_IN = "write them into its URL in the environment: http://USER:PASSWORD@…"
 
 
-def ask(url: str, headers: dict[str, str]) -> Any:
-    """The answer to GET, of which nothing but the head is read: a response of urllib3. Redirects are answers too.
+def send(url: str, headers: dict[str, str]) -> Any:
+    """Send a GET request and return the response of urllib3 after the headers were read. No redirect is followed.
 
     Raises UnreadableError, Transient, and MissingDependency without urllib3.
     """
@@ -33,7 +32,7 @@ def ask(url: str, headers: dict[str, str]) -> Any:
     except ImportError as missing:
         raise MissingDependency("URLs need the package urllib3: pip install 'statecli[remote]'") from missing
     try:
-        pools = _pool(*_way(url), os.getpid(), settings())
+        pools = session.for_process(_Pools).open(*_find_proxy(url))
     except urllib3.exceptions.ProxySchemeUnknown:
         error: StateError | Transient = UnreadableError(
             f"{_PROXY} is none that can be used: only http:// and https:// are"
@@ -46,64 +45,75 @@ def ask(url: str, headers: dict[str, str]) -> Any:
                 "GET", url, headers=headers, redirect=False, retries=False, preload_content=False, decode_content=False
             )
         except (urllib3.exceptions.HTTPError, ValueError) as why:
-            error = failed(why)
-    # Outside, so that the error has no other behind it, which would hold the URL.
+            error = translate_error(why)
+    # Outside, so that the error has no cause, which would hold the URL.
     raise error
 
 
-@cache
-def _pool(scheme: str, proxy: str | None, process: int, how: Settings) -> Any:
-    """The connections of this process, which a forked one must not use; certificates are loaded once.
+class _Pools:
+    """Connections by scheme, proxy, process and settings: a forked process must not use those of its parent.
 
-    Raises ValueError for a proxy that is none.
+    They outlive a command, so that certificates are loaded once.
     """
-    del process
+
+    def __init__(self) -> None:
+        self._by_key: dict[tuple[str, str | None, int, Settings], Any] = {}
+
+    def open(self, scheme: str, proxy: str | None) -> Any:
+        """Return the connections for a scheme. Raises ValueError for an impossible proxy."""
+        key = scheme, proxy, os.getpid(), settings()
+        if key not in self._by_key:
+            self._by_key.setdefault(key, _create_pool(scheme, proxy, settings()))
+        return self._by_key[key]
+
+
+def _create_pool(scheme: str, proxy: str | None, how: Settings) -> Any:
     import urllib3
 
     options: dict[str, Any] = {
         "num_pools": 64,
         "maxsize": how.connections,
-        "timeout": urllib3.Timeout(connect=min(CONNECT, how.timeout), read=how.timeout),
-        **({"ssl_context": _trusted()} if "https" in (scheme, (proxy or "").partition(":")[0]) else {}),
+        "timeout": urllib3.Timeout(connect=min(CONNECT_TIMEOUT_S, how.timeout), read=how.timeout),
+        **({"ssl_context": _load_certificates()} if "https" in (scheme, (proxy or "").partition(":")[0]) else {}),
     }
     if proxy is None:
-        return _paced(urllib3.PoolManager(**options))
-    link = parts(proxy)
+        return _limit_pace(urllib3.PoolManager(**options))
+    link = parse_url(proxy)
     from urllib.parse import unquote
 
-    known = {} if link.user is None else urllib3.make_headers(proxy_basic_auth=unquote(link.user))
-    for value in known.values():
-        redact.remember(value.rpartition(" ")[2], unquote(link.user or "").rpartition(":")[2])
-    found = urllib3.ProxyManager(link.scheme + link.way, proxy_headers=known, **options)
-    if found.proxy is None or not found.proxy.host:
+    headers = {} if link.user is None else urllib3.make_headers(proxy_basic_auth=unquote(link.user))
+    for value in headers.values():
+        redact.hide(value.rpartition(" ")[2], unquote(link.user or "").rpartition(":")[2])
+    manager = urllib3.ProxyManager(link.scheme + link.path, proxy_headers=headers, **options)
+    if manager.proxy is None or not manager.proxy.host:
         raise ValueError
-    return _paced(found)
+    return _limit_pace(manager)
 
 
-def _paced(pools: Any) -> Any:
+def _limit_pace(pools: Any) -> Any:
     from statecli.storage.minimum_speed import POOLS
 
-    redact.quiet()
+    redact.filter_logs()
     pools.pool_classes_by_scheme = POOLS
     return pools
 
 
-def _way(url: str) -> tuple[str, str | None]:
-    """The scheme, and the proxy that the environment, or the system, has for the URL."""
+def _find_proxy(url: str) -> tuple[str, str | None]:
+    """Return the scheme and the proxy that the environment or the system sets for the URL."""
     scheme, _, rest = url.partition("://")
-    everywhere = sys.platform not in ("darwin", "win32")
-    if everywhere and not any(name.lower().endswith("_proxy") for name in os.environ):
+    has_system_settings = sys.platform in ("darwin", "win32")
+    if not has_system_settings and not any(name.lower().endswith("_proxy") for name in os.environ):
         return scheme, None
     from urllib.request import getproxies, proxy_bypass
 
-    found = getproxies()
-    proxy = found.get(scheme) or found.get("all")
+    proxies = getproxies()
+    proxy = proxies.get(scheme) or proxies.get("all")
     if not proxy or proxy_bypass(rest.partition("/")[0]):
         return scheme, None
     return scheme, proxy if "://" in proxy else f"http://{proxy}"
 
 
-def _trusted() -> Any:
+def _load_certificates() -> Any:
     import ssl
 
     own = os.environ.get("SSL_CERT_FILE")
@@ -118,34 +128,36 @@ def _trusted() -> Any:
         ) from why
 
 
-def failed(why: Exception) -> StateError | Transient:
-    """The error of ours for one of urllib3."""
+def translate_error(why: Exception) -> StateError | Transient:
+    """Return the error of statecli for an error of urllib3."""
     from urllib3 import exceptions
 
     if isinstance(why, exceptions.ProxyError):
-        return _of_proxy(str(why.original_error))
+        return _explain_proxy_error(str(why.original_error))
     if isinstance(why, (exceptions.LocationValueError, ValueError)):
         return UnreadableError(NO_URL)
     if isinstance(why, exceptions.NameResolutionError):
-        return _of_name(why.__cause__)
+        return _explain_name_error(why.__cause__)
     if isinstance(why, exceptions.NewConnectionError):
         inner = why.__cause__
-        said = os.strerror(inner.errno).lower() if isinstance(inner, OSError) and inner.errno else "no connection"
-        return Transient(f"the server cannot be reached: {said}")
+        reason = os.strerror(inner.errno).lower() if isinstance(inner, OSError) and inner.errno else "no connection"
+        return Transient(f"the server cannot be reached: {reason}")
     if isinstance(why, exceptions.ConnectTimeoutError):
-        return Transient(f"the server does not answer: no connection in {min(CONNECT, settings().timeout):g} s")
+        return Transient(
+            f"the server does not answer: no connection in {min(CONNECT_TIMEOUT_S, settings().timeout):g} s"
+        )
     if isinstance(why, exceptions.ReadTimeoutError):
         return Transient(
-            f"the server stalls: {_too_slow(why.__cause__)} in {settings().timeout:g} s (STATECLI_TIMEOUT)"
+            f"the server stalls: {_describe_stall(why.__cause__)} in {settings().timeout:g} s (STATECLI_TIMEOUT)"
         )
     if isinstance(why, exceptions.SSLError):
-        return _of_tls(why.args[0] if why.args else None)
+        return _explain_tls_error(why.args[0] if why.args else None)
     if isinstance(why, exceptions.ProtocolError) and _is_garbage(why.args[-1]):
         return UnreadableError("the server does not speak HTTP, or not so that it can be understood")
     return Transient("the connection was cut")
 
 
-def _too_slow(why: BaseException | None) -> str:
+def _describe_stall(why: BaseException | None) -> str:
     from statecli.storage.minimum_speed import Stalled
 
     return str(why) if isinstance(why, Stalled) else "nothing came"
@@ -157,21 +169,21 @@ def _is_garbage(inner: object) -> bool:
     return isinstance(inner, HTTPException) and not isinstance(inner, (IncompleteRead, RemoteDisconnected))
 
 
-def _of_proxy(said: str) -> UnreadableError | Transient:
-    if "407" in said:
+def _explain_proxy_error(text: str) -> UnreadableError | Transient:
+    if "407" in text:
         return UnreadableError(f"the proxy asks for a user and a password (HTTP 407): {_LOG_IN}")
-    if "Tunnel connection failed" in said:
-        return UnreadableError(f"the proxy refuses to connect to the server ({said.partition(': ')[2][:40]})")
+    if "Tunnel connection failed" in text:
+        return UnreadableError(f"the proxy refuses to connect to the server ({text.partition(': ')[2][:40]})")
     return Transient(f"{_PROXY} cannot be reached")
 
 
-def _of_name(inner: BaseException | None) -> UnreadableError | Transient:
+def _explain_name_error(inner: BaseException | None) -> UnreadableError | Transient:
     if isinstance(inner, socket.gaierror) and inner.errno == socket.EAI_AGAIN:
         return Transient("the host's name cannot be looked up: no network?")
     return UnreadableError("there is no host of this name")
 
 
-def _of_tls(inner: object) -> UnreadableError:
+def _explain_tls_error(inner: object) -> UnreadableError:
     import ssl
 
     if isinstance(inner, ssl.SSLCertVerificationError):

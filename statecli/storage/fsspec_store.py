@@ -1,6 +1,6 @@
-"""Every place that fsspec knows and that has no module of its own here: `memory://`, `abfs://`, `zip://m.pt::s3://…`, …
+"""The object store of all other schemes of fsspec: `memory://`, `abfs://`, `zip://m.pt::s3://…`, …
 
-What is of all of them is here too: packages that may be missing, and what is made anew in each process.
+The module also has what the stores by fsspec share: optional packages, filesystems per process, errors and listings.
 """
 
 from __future__ import annotations
@@ -14,25 +14,36 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statecli.core.errors import MissingDependency, UnreadableError
 from statecli.storage.limits import settings
+from statecli.storage.object_store import Listing, Missing, Unsure, confirm_version
 from statecli.storage.retry import Transient
-from statecli.storage.store import Known, Listing, Missing, Unsure, merged
+from statecli.storage.store import FileVersion
 
 if TYPE_CHECKING:
     from statecli.storage import chained_urls
 
-_Made = TypeVar("_Made")
+_Object = TypeVar("_Object")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-#: Bytes of an answer that are taken although a range of it was asked for.
-WHOLE = 16 << 20
-#: What tells two versions of an object apart, as filesystems call it, the surest first.
-_VERSIONS = ("ETag", "etag", "generation", "content_md5", "md5", "LastModified", "last_modified", "mtime", "created")
+#: Largest file in bytes that is accepted from a server without ranges.
+MAX_WHOLE_BYTES = 16 << 20
+#: Version fields of fsspec backends, most reliable first.
+_VERSION_FIELDS = (
+    "ETag",
+    "etag",
+    "generation",
+    "content_md5",
+    "md5",
+    "LastModified",
+    "last_modified",
+    "mtime",
+    "created",
+)
 
-#: What Python says of an object that is no archive, by what it was taken for.
-_NO_ARCHIVE = {"zip": ("BadZipFile", "EOFError", "error"), "tar": ("ReadError", "EOFError", "BadGzipFile", "error")}
+#: Errors of Python for a file that is no archive, by scheme.
+_ARCHIVE_ERRORS = {"zip": ("BadZipFile", "EOFError", "error"), "tar": ("ReadError", "EOFError", "BadGzipFile", "error")}
 
 
-def imported() -> Any:
-    """fsspec. Raises MissingDependency."""
+def import_fsspec() -> Any:
+    """Return the package fsspec. Raises MissingDependency."""
     try:
         import fsspec
         import fsspec.asyn
@@ -42,190 +53,198 @@ def imported() -> Any:
     return fsspec
 
 
-class PerProcess(Generic[_Made]):
-    """What is made where it is first needed, and again in a process that was forked: fsspec's thread stays behind."""
+class PerProcess(Generic[_Object]):
+    """An object that each process creates on first use, because the thread of fsspec does not survive a fork."""
 
-    def __init__(self, make: Callable[[], _Made]) -> None:
-        self._make = make
-        self._made: dict[int, _Made] = {}
+    def __init__(self, create: Callable[[], _Object]) -> None:
+        self._create = create
+        self._objects: dict[int, _Object] = {}
 
-    def __call__(self) -> _Made:
-        made = self._made.get(os.getpid())
-        # Two threads may both make one; a lock could be held by a thread that a fork leaves behind.
-        return made if made is not None else self._made.setdefault(os.getpid(), self._make())
+    def __call__(self) -> _Object:
+        existing = self._objects.get(os.getpid())
+        # Two threads may both create an object; a lock could be held by a thread that does not survive a fork.
+        return existing if existing is not None else self._objects.setdefault(os.getpid(), self._create())
 
 
-def span(content_range: str | None, content_length: int | None, offset: int, length: int) -> tuple[int, int, int]:
-    """The first byte of an answer, the one behind its last, and the size of the object: before the body is read.
+def parse_range(
+    content_range: str | None, content_length: int | None, offset: int, length: int
+) -> tuple[int, int, int]:
+    """Return start and end of an answer and the size of the object, in bytes, before the body is read.
 
-    Raises UnreadableError for another range than was asked for; without a range all is taken, where it is little.
+    Raises UnreadableError for another range than the requested one. An answer without range may be a small object.
     """
     if content_range is None:
         size = -1 if content_length is None else content_length
-        if not 0 <= size <= WHOLE:
+        if not 0 <= size <= MAX_WHOLE_BYTES:
             raise UnreadableError("the store ignores ranges and would send all of it: download it first")
         return 0, size, size
-    found = _RANGE.fullmatch(content_range)
-    start, last, size = map(int, found.groups()) if found else (-1, -1, -1)
+    match = _RANGE.fullmatch(content_range)
+    start, last, size = map(int, match.groups()) if match else (-1, -1, -1)
     if (start, last + 1) != (offset, min(offset + length, size)) or content_length not in (None, last + 1 - start):
         raise UnreadableError("the store answered with another range than was asked for")
     return start, last + 1, size
 
 
-def held(data: bytes, start: int, end: int) -> bytes:
-    """The body of an answer that said so. Raises Transient where it was cut."""
+def check_length(data: bytes, start: int, end: int) -> bytes:
+    """Return the body of an answer. Raises Transient if the body is shorter than the answer says."""
     if len(data) != end - start:
         raise Transient(f"the connection was cut after {len(data)} of {end - start} bytes")
     return data
 
 
 class Filesystem:
-    """A filesystem of fsspec; `url` is any of those that it is for.
+    """A filesystem of fsspec: an `ObjectStore`; `url` is any URL in the filesystem.
 
-    What is behind it tells no version with its answers, so it is asked for again after each read.
+    Answers contain no version, so the version is requested again after each read.
     """
 
     def __init__(self, url: str) -> None:
         self._instance = PerProcess(lambda: _Instance(url))
         self._scheme = url.partition("://")[0]
 
-    def get(self, url: str, offset: int, length: int, known: Known | None) -> tuple[bytes, Known]:
-        """As `Store.get`."""
-        return self._asked(lambda instance: _got(instance, url, offset, length, known))
+    def get(self, url: str, offset: int, length: int, known: FileVersion | None) -> tuple[bytes, FileVersion]:
+        """See `ObjectStore.get`."""
+        return self._call(lambda instance: _get_range(instance, url, offset, length, known))
 
     def listing(self, url: str) -> Listing:
-        """As `Store.listing`."""
-        return self._asked(lambda instance: _listed(instance, url))
+        """See `ObjectStore.listing`."""
+        return self._call(lambda instance: _list_folder(instance, url))
 
-    def _asked(self, ask: Callable[[_Instance], _Made]) -> _Made:
+    def _call(self, request: Callable[[_Instance], _Object]) -> _Object:
         try:
-            return ask(self._instance())
+            return request(self._instance())
         except ImportError as missing:
-            # fsspec's own text names the package, and nothing of the URL.
-            told = str(missing) if missing.__cause__ is not None else f"a package is missing: {missing.name}"
-            raise MissingDependency(f"{self._scheme}://: {' '.join(told.split())}") from None
+            # The text of fsspec names the package, and no part of the URL.
+            text = str(missing) if missing.__cause__ is not None else f"a package is missing: {missing.name}"
+            raise MissingDependency(f"{self._scheme}://: {' '.join(text.split())}") from None
         except Exception as why:  # noqa: BLE001 - each of a hundred packages raises its own
-            raise _said(why, self._scheme) from None
+            raise _translate_error(why, self._scheme) from None
 
 
 class _Instance:
-    """A filesystem of one process, made where it is first needed, and who may ask it at a time."""
+    """Filesystem of one process, created on first use, with the lock that serialises calls."""
 
     def __init__(self, url: str) -> None:
-        known = imported().available_protocols()
+        schemes = import_fsspec().available_protocols()
         from statecli.storage import chained_urls
 
-        self._chains, self._around = chained_urls, chained_urls.Around()
-        written, token = self._around.written(url)
-        for scheme in re.findall(r"([a-zA-Z][a-zA-Z0-9+.-]*)(?=://)", written):
-            if scheme.lower() not in known and (token is None or scheme != chained_urls.SCHEME):
+        self._chains, self._outer_urls = chained_urls, chained_urls.OuterUrls()
+        rewritten, token = self._outer_urls.rewrite(url)
+        for scheme in re.findall(r"([a-zA-Z][a-zA-Z0-9+.-]*)(?=://)", rewritten):
+            if scheme.lower() not in schemes and (token is None or scheme != chained_urls.SCHEME):
                 raise UnreadableError(f"fsspec knows no {scheme}://")
         self._url, self._lock = url, threading.Lock()
-        self._made: Any = None
+        self._filesystem: Any = None
         self._members: chained_urls.Members | None = None
 
     @contextmanager
-    def asked(self) -> Iterator[Any]:
-        """Around asking the filesystem: those that are not made for it are asked by one thread at a time."""
+    def lock(self) -> Iterator[Any]:
+        """Lend the filesystem to the block; a filesystem that is not async serves one thread at a time."""
         with self._lock:
-            if self._made is None:
-                self._made = self._make()
-                self._members = self._chains.members(self._made)
-        with nullcontext() if self._made.async_impl else self._lock:
-            yield self._made
+            if self._filesystem is None:
+                self._filesystem = self._create()
+                self._members = self._chains.open_members(self._filesystem)
+        with nullcontext() if self._filesystem.async_impl else self._lock:
+            yield self._filesystem
 
     def path(self, url: str) -> str:
-        """The way in the filesystem."""
-        path: str = imported().core._un_chain(self._around.written(url)[0], {})[0][0]
+        """Return the path in the filesystem."""
+        path: str = import_fsspec().core._un_chain(self._outer_urls.rewrite(url)[0], {})[0][0]
         return path
 
-    def version(self, url: str) -> Known:
-        """The size of a file, and what tells two versions apart: of it, or of what it lies in."""
+    def version(self, url: str) -> FileVersion:
+        """Return the version of a file; the marker is that of the archive around the file."""
         path = self.path(url)
-        with self.asked() as filesystem:
-            found = filesystem.info(path)
-        if found["type"] == "directory":
+        with self.lock() as filesystem:
+            info = filesystem.info(path)
+        if info["type"] == "directory":
             raise Missing("is a folder")
-        if found.get("size") is None:
+        if info.get("size") is None:
             raise UnreadableError("its size is not told, and so it cannot be read in parts: download it first")
-        token = self._around.written(url)[1]
-        outer = None if token is None else self._around.known(token)
+        token = self._outer_urls.rewrite(url)[1]
+        outer = None if token is None else self._outer_urls.version(token)
         if outer is None:
-            version = next((str(found[key]) for key in _VERSIONS if found.get(key) is not None), None)
-            return int(found["size"]), version
-        first, second, *_ = f"{outer[1] or ''}\n".split("\n")
-        return int(found["size"]), f"{first}\n{second}\n{outer[0]} {found.get('CRC', '')}"
+            version = next((str(info[key]) for key in _VERSION_FIELDS if info.get(key) is not None), None)
+            return FileVersion(int(info["size"]), version)
+        first, second, *_ = f"{outer.marker or ''}\n".split("\n")
+        return FileVersion(int(info["size"]), f"{first}\n{second}\n{outer.size} {info.get('CRC', '')}")
 
     def read(self, url: str, offset: int, end: int) -> bytes:
-        """Bytes of a file."""
+        """Return bytes of a file."""
         path = self.path(url)
-        with self.asked() as filesystem:
+        with self.lock() as filesystem:
             if self._members is None:
                 return bytes(filesystem.cat_file(path, start=offset, end=end))
         return self._members.get(path, offset, end - offset)
 
-    def _make(self) -> Any:
-        url, token = self._around.written(self._url)
-        ours = {} if token is None else {self._chains.SCHEME: {"around": self._around}}
+    def _create(self) -> Any:
+        url, token = self._outer_urls.rewrite(self._url)
+        options = {} if token is None else {self._chains.SCHEME: {"outer_urls": self._outer_urls}}
         try:
-            # Its caches would outlive the command.
-            found, _ = imported().core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False, **ours)
+            # The caches of fsspec would outlive the command.
+            filesystem, _ = import_fsspec().core.url_to_fs(
+                url, skip_instance_cache=True, use_listings_cache=False, **options
+            )
         except (Missing, Unsure) as why:
-            # An archive is none of the files that may be in a folder of its name.
+            # An archive is missing, although a folder of the same name may exist.
             kind = Missing if isinstance(why, Missing) else UnreadableError
             raise kind(f"the object behind its `::` {why}" if str(why).startswith("is ") else str(why)) from None
-        return found
+        return filesystem
 
 
-def _got(instance: _Instance, url: str, offset: int, length: int, known: Known | None) -> tuple[bytes, Known]:
+def _get_range(
+    instance: _Instance, url: str, offset: int, length: int, known: FileVersion | None
+) -> tuple[bytes, FileVersion]:
     if known is None:
         known = instance.version(url)
-    end = min(offset + length, known[0])
+    end = min(offset + length, known.size)
     data = instance.read(url, offset, end) if offset < end else b""
-    return held(data, offset, max(offset, end)), merged(known, instance.version(url))
+    return check_length(data, offset, max(offset, end)), confirm_version(known, instance.version(url))
 
 
-def _listed(instance: _Instance, url: str) -> Listing:
+def _list_folder(instance: _Instance, url: str) -> Listing:
     path = instance.path(url)
-    with instance.asked() as filesystem:
-        found = filesystem.ls(path, detail=True)
+    with instance.lock() as filesystem:
+        entries = filesystem.ls(path, detail=True)
     own = path.strip("/")
-    return listing_of({_name(one): one["type"] == "directory" for one in found if one["name"].strip("/") != own})
+    return create_listing(
+        {_entry_name(entry): entry["type"] == "directory" for entry in entries if entry["name"].strip("/") != own}
+    )
 
 
-def _name(entry: Mapping[str, Any]) -> str:
+def _entry_name(entry: Mapping[str, Any]) -> str:
     name: str = entry["name"].rstrip("/").rpartition("/")[2]
     return name
 
 
-def take_page(folders: dict[str, bool], prefix: str, keys: Iterable[str], prefixes: Iterable[str]) -> None:
-    """Adds what one page of a bucket's listing has in the folder `prefix`: whether each name is a folder's."""
+def add_page(folders: dict[str, bool], prefix: str, keys: Iterable[str], prefixes: Iterable[str]) -> None:
+    """Add the names in the folder `prefix` of one page of a bucket's listing to `folders`, with True for a folder."""
     folders.update((key[len(prefix) :], False) for key in keys)
-    for one in prefixes:
-        name = one[len(prefix) : -1]
-        # A key and a folder may have one name.
+    for inner in prefixes:
+        name = inner[len(prefix) : -1]
+        # A key and a folder may have the same name.
         folders[f"{name}/" if name in folders else name] = True
 
 
-def bucket_listing(folders: dict[str, bool], prefix: str) -> Listing:
-    """What all pages have together. Raises Missing for a folder that no key is in, and that is no key itself."""
+def create_bucket_listing(folders: dict[str, bool], prefix: str) -> Listing:
+    """Return the listing of all pages together. Raises Missing if no key lies in the folder."""
     if prefix and not folders:
         raise Missing("is not there")
     named = {name: is_folder for name, is_folder in folders.items() if name.strip("/")}
-    # An empty folder's own key has no name in it, and that is no key behind two slashes.
+    # The key of an empty folder has no name, and is not a key with two slashes.
     nameless = any(is_folder for name, is_folder in folders.items() if name not in named)
     return Listing(named, "no name is that of what lies behind two slashes (//)" if nameless else None)
 
 
-def listing_of(folders: dict[str, bool]) -> Listing:
-    """Without what no name can mean."""
+def create_listing(folders: dict[str, bool]) -> Listing:
+    """Return the listing without names that cannot be opened: empty, `.` and `..`."""
     return Listing({name: is_folder for name, is_folder in folders.items() if name.strip("/") not in ("", ".", "..")})
 
 
-def _said(why: Exception, scheme: str) -> Exception:
-    """The error of ours for one of a package, whose own text may hold what must not be shown."""
+def _translate_error(why: Exception, scheme: str) -> Exception:
+    """Return the error of statecli, because the text of the other error may contain secrets."""
     if isinstance(why, (UnreadableError, MissingDependency, Transient)):
-        return why.with_traceback(None)  # whose frames hold the URL of what a chain lies in
+        return why.with_traceback(None)  # because the frames hold the URL
     if isinstance(why, FileNotFoundError):
         return Missing("is not there")
     if isinstance(why, (IsADirectoryError, NotADirectoryError)):
@@ -235,17 +254,17 @@ def _said(why: Exception, scheme: str) -> Exception:
     if "Credential" in type(why).__name__:
         return UnreadableError("no credentials were found that may read it: log in where it lies")
     kind = scheme.rpartition("::")[2].lower()
-    if type(why).__name__ in _NO_ARCHIVE.get(kind, ()):
+    if type(why).__name__ in _ARCHIVE_ERRORS.get(kind, ()):
         return UnreadableError(f"the object behind its `::` is no {kind} archive, or a damaged one")
-    return unreached(why)
+    return translate_network_error(why)
 
 
-def unreached(why: Exception) -> Exception:
-    """The error of ours for what went wrong on the way; what did not is said to be unknown, by its name alone."""
-    kinds = {one.__name__ for one in type(why).__mro__}
-    if any("Timeout" in one for one in kinds):
+def translate_network_error(why: Exception) -> Exception:
+    """Return the error of statecli for an error of the network; of another error only the name is shown."""
+    kinds = {kind.__name__ for kind in type(why).__mro__}
+    if any("Timeout" in kind for kind in kinds):
         return Transient(f"no answer in {settings().timeout:g} s")
-    # Of Python; of aiohttp; of botocore, which is not imported for this.
+    # Names of Python, aiohttp and botocore, which are not imported for this.
     if kinds & {"ConnectionError", "ClientConnectionError", "ClientPayloadError", "HTTPClientError", "gaierror"}:
         return Transient(f"the connection failed ({type(why).__name__})")
     return UnreadableError(f"cannot be read ({type(why).__name__})")

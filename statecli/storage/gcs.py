@@ -1,4 +1,4 @@
-"""Google Cloud Storage: ranges by gcsfs' session, each answer held to what was asked before it is read."""
+"""The object store of Google Cloud Storage: range requests by gcsfs. Each answer is checked before it is read."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from typing import Any
 from urllib.parse import quote
 
 from statecli.core.errors import MissingDependency, UnreadableError
-from statecli.storage.fsspec_store import PerProcess, bucket_listing, held, imported, span, take_page, unreached
+from statecli.storage.fsspec_store import (
+    PerProcess,
+    add_page,
+    check_length,
+    create_bucket_listing,
+    import_fsspec,
+    parse_range,
+    translate_network_error,
+)
 from statecli.storage.limits import settings
+from statecli.storage.object_store import CHANGED, Listing, Missing
 from statecli.storage.retry import Transient
-from statecli.storage.store import CHANGED, Known, Listing, Missing
+from statecli.storage.store import FileVersion
 
 _REFUSED = "access is refused (HTTP {status}): your Google credentials may not read it, or it is not there"
 _REFUSED_TO_ALL = (
@@ -20,112 +29,115 @@ _REFUSED_TO_ALL = (
 
 
 class CloudStorage:
-    """All buckets."""
+    """All buckets: an `ObjectStore`."""
 
     def __init__(self) -> None:
-        self._filesystem = PerProcess(_filesystem)
+        self._create_filesystem = PerProcess(_create_filesystem)
 
-    def get(self, url: str, offset: int, length: int, known: Known | None) -> tuple[bytes, Known]:
-        """As `Store.get`."""
-        return self._asked(_got, url, offset, length, known)  # type: ignore[no-any-return]
+    def get(self, url: str, offset: int, length: int, known: FileVersion | None) -> tuple[bytes, FileVersion]:
+        """See `ObjectStore.get`."""
+        return self._call(_get_range, url, offset, length, known)  # type: ignore[no-any-return]
 
     def listing(self, url: str) -> Listing:
-        """As `Store.listing`."""
-        return self._asked(_listed, url)  # type: ignore[no-any-return]
+        """See `ObjectStore.listing`."""
+        return self._call(_list_folder, url)  # type: ignore[no-any-return]
 
-    def _asked(self, ask: Any, *arguments: Any) -> Any:
+    def _call(self, request: Any, *arguments: Any) -> Any:
         try:
-            filesystem = self._filesystem()
-            return imported().asyn.sync(filesystem.loop, ask, filesystem, *arguments)
+            filesystem = self._create_filesystem()
+            return import_fsspec().asyn.sync(filesystem.loop, request, filesystem, *arguments)
         except (UnreadableError, MissingDependency, Transient):
             raise
         except Exception as why:  # noqa: BLE001 - of gcsfs, google.auth, aiohttp, asyncio
             if type(why).__module__.startswith("google.auth"):
-                told = f"your Google credentials cannot be used ({type(why).__name__})"
-                raise UnreadableError(f"{told}; log in again: gcloud auth application-default login") from None
-            raise unreached(why) from None
+                text = f"your Google credentials cannot be used ({type(why).__name__})"
+                raise UnreadableError(f"{text}; log in again: gcloud auth application-default login") from None
+            raise translate_network_error(why) from None
 
 
-def _filesystem() -> Any:
+def _create_filesystem() -> Any:
     try:
-        imported()
+        import_fsspec()
         import gcsfs
     except (ImportError, MissingDependency):
         raise MissingDependency("gs:// needs the package gcsfs: pip install 'statecli[gs]'") from None
-    named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    path = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     try:
-        found = gcsfs.GCSFileSystem(skip_instance_cache=True, use_listings_cache=False)
+        filesystem = gcsfs.GCSFileSystem(skip_instance_cache=True, use_listings_cache=False)
     except (IsADirectoryError, PermissionError):
-        found = None
-    # gcsfs takes others, or none, in their place.
-    if found is None or (named and not found.credentials.token and found.credentials.method != "google_default"):
-        what = "a file that holds no Google credentials" if os.path.isfile(named or "") else "no file"
+        filesystem = None
+    # gcsfs uses other credentials, or none, if it cannot read the file.
+    credentials = None if filesystem is None else filesystem.credentials
+    if credentials is None or (path and not credentials.token and credentials.method != "google_default"):
+        what = "a file that holds no Google credentials" if os.path.isfile(path or "") else "no file"
         raise UnreadableError(f"GOOGLE_APPLICATION_CREDENTIALS names {what}: name one, or unset it")
-    return found
+    return filesystem
 
 
-def _parts(url: str) -> tuple[str, str, dict[str, str]]:
-    """Bucket, name, and the generation that is asked for."""
-    way, _, generation = url.partition("://")[2].partition("?generation=")
-    bucket, _, name = way.partition("/")
+def _parse_name(url: str) -> tuple[str, str, dict[str, str]]:
+    """Return bucket, name, and the options for the requested generation."""
+    path, _, generation = url.partition("://")[2].partition("?generation=")
+    bucket, _, name = path.partition("/")
     if not bucket:
         raise UnreadableError("names no bucket: write gs://BUCKET/NAME")
     return bucket, name, {"generation": generation} if generation else {}
 
 
-async def _got(filesystem: Any, url: str, offset: int, length: int, known: Known | None) -> tuple[bytes, Known]:
-    bucket, name, asked = _parts(url)
+async def _get_range(
+    filesystem: Any, url: str, offset: int, length: int, known: FileVersion | None
+) -> tuple[bytes, FileVersion]:
+    bucket, name, options = _parse_name(url)
     if not name:
         raise Missing("is a bucket, and holds nothing")
-    where = f"{filesystem._location}/download/storage/v1/b/{quote(bucket, '')}/o/{quote(name, '')}"
-    # Whoever accepts gzip is sent what is stored, ranges and all; to others it is unpacked on the way, whole.
+    link = f"{filesystem._location}/download/storage/v1/b/{quote(bucket, '')}/o/{quote(name, '')}"
+    # A client that accepts gzip is sent ranges of the stored bytes; for others the server unpacks the whole file.
     headers = {"Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "gzip"}
-    async with await _request(filesystem, where, {"alt": "media", **asked}, headers) as answer:
+    async with await _request(filesystem, link, {"alt": "media", **options}, headers) as answer:
         if answer.status == 416 and offset == 0:
-            return b"", (0, None)
-        _refuse(answer.status, filesystem)
+            return b"", FileVersion(0, None)
+        _check_status(answer.status, filesystem)
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise UnreadableError("is stored compressed (Content-Encoding: gzip): download it first")
-        start, end, size = span(answer.headers.get("Content-Range"), answer.content_length, offset, length)
-        found = size, answer.headers.get("X-Goog-Generation") or answer.headers.get("ETag")
-        if known is not None and known != found:
+        start, end, size = parse_range(answer.headers.get("Content-Range"), answer.content_length, offset, length)
+        version = FileVersion(size, answer.headers.get("X-Goog-Generation") or answer.headers.get("ETag"))
+        if known is not None and known != version:
             raise UnreadableError(CHANGED)
-        data = held(await answer.read(), start, end)
-    return data[offset - start : offset - start + length], found
+        data = check_length(await answer.read(), start, end)
+    return data[offset - start : offset - start + length], version
 
 
-async def _listed(filesystem: Any, url: str) -> Listing:
-    bucket, name, _ = _parts(url)
+async def _list_folder(filesystem: Any, url: str) -> Listing:
+    bucket, name, _ = _parse_name(url)
     prefix = f"{name.rstrip('/')}/" if name.strip("/") else ""
-    where = f"{filesystem._location}/storage/v1/b/{quote(bucket, '')}/o"
-    asked = {"prefix": prefix, "delimiter": "/", "fields": "items(name),prefixes,nextPageToken"}
+    link = f"{filesystem._location}/storage/v1/b/{quote(bucket, '')}/o"
+    query = {"prefix": prefix, "delimiter": "/", "fields": "items(name),prefixes,nextPageToken"}
     folders: dict[str, bool] = {}
     while True:
-        async with await _request(filesystem, where, asked, {}) as answer:
-            _refuse(answer.status, filesystem)
+        async with await _request(filesystem, link, query, {}) as answer:
+            _check_status(answer.status, filesystem)
             page = await answer.json()
-        take_page(folders, prefix, [one["name"] for one in page.get("items", ())], page.get("prefixes", ()))
+        add_page(folders, prefix, [entry["name"] for entry in page.get("items", ())], page.get("prefixes", ()))
         if not page.get("nextPageToken"):
-            return bucket_listing(folders, prefix)
-        asked["pageToken"] = page["nextPageToken"]
+            return create_bucket_listing(folders, prefix)
+        query["pageToken"] = page["nextPageToken"]
 
 
-async def _request(filesystem: Any, where: str, asked: dict[str, str], headers: dict[str, str]) -> Any:
+async def _request(filesystem: Any, link: str, options: dict[str, str], headers: dict[str, str]) -> Any:
     import aiohttp
     from yarl import URL
 
     await filesystem._set_session()
     seconds = settings().timeout
-    query = "&".join(f"{key}={quote(value, '')}" for key, value in filesystem._get_params(asked).items())
+    query = "&".join(f"{key}={quote(value, '')}" for key, value in filesystem._get_params(options).items())
     return await filesystem.session.get(
-        URL(f"{where}?{query}", encoded=True),
+        URL(f"{link}?{query}", encoded=True),
         headers=filesystem._get_headers(headers),
         timeout=aiohttp.ClientTimeout(sock_connect=min(10.0, seconds), sock_read=seconds),
     )
 
 
-def _refuse(status: int, filesystem: Any) -> None:
-    """Raises for an answer that has not what was asked for."""
+def _check_status(status: int, filesystem: Any) -> None:
+    """Raise the error for a status other than success."""
     if status in (408, 429) or status >= 500:
         raise Transient(f"Google Cloud Storage is busy (HTTP {status})")
     if status == 404:

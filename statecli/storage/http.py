@@ -1,7 +1,7 @@
-"""http and https: ranges (RFC 9110, section 14), each answer held to what was asked before it is read.
+"""The object store of http and https: range requests (RFC 9110, section 14). Each answer is checked before it is read.
 
-fsspec's own reads to the end whatever comes; a server that ignores `Range` would send a checkpoint whole. Credentials
-go to the server that they were given for; where a redirect leads is known to nobody else.
+The implementation of fsspec reads any answer to the end: a server that ignores `Range` would send a whole checkpoint.
+Credentials go to the server that they were given for, and the target of a redirect is not shown.
 """
 
 from __future__ import annotations
@@ -14,45 +14,46 @@ from typing import Any, NamedTuple
 
 from statecli.core.errors import PlaceUnreadable, UnreadableError
 from statecli.storage import connections, credentials, html_listing, redact
-from statecli.storage.retry import Transient, repeated
-from statecli.storage.store import Known, Listing, Missing, Unsure, merged
-from statecli.storage.url import hide, parts
+from statecli.storage.masked_url import hide_secrets, parse_url
+from statecli.storage.object_store import Listing, Missing, Unsure, confirm_version
+from statecli.storage.retry import Transient, retry
+from statecli.storage.store import FileVersion
 
-#: Bytes of an answer that are taken although a range of it was asked for, and of all such files together.
-WHOLE, WHOLES = 16 << 20, 256 << 20
-#: Bytes of an answer that nobody wants, which are read so that its connection can be used again, if they come at once.
-DRAINED, DRAIN_S = 16 << 10, 0.1
-#: How often a request is led elsewhere.
-REDIRECTS = 10
+#: Largest file in bytes that is accepted from a server without ranges, and all such files together.
+MAX_WHOLE_BYTES, MAX_ALL_WHOLE_BYTES = 16 << 20, 256 << 20
+#: Most unread bytes of an answer that are read so that the connection can be reused, and the time limit in seconds.
+MAX_DRAINED_BYTES, DRAIN_TIMEOUT_S = 16 << 10, 0.1
+#: Most redirects of a request.
+MAX_REDIRECTS = 10
 
 _DOWNLOAD = "download it first"
 _NEXT = re.compile(r'<([^<>]+)>\s*;\s*rel="?next')
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 _LENGTH = re.compile(r"\d{1,19}")
 _EMPTY = re.compile(r"(?:bytes )?\*/(?P<size>\d{1,19})")
-#: Whoever means a folder of such a name, also one with a section behind it, ends it with a slash.
+#: Paths that name a file; the URL of a folder with such a name ends with a slash.
 _FILE = re.compile(
     r"\.(?:safetensors|bin|pth?|ckpt|gguf|msgpack|json|npy|npz|pkl|distcp|metadata|txt|py|onnx|h5)(?:#[^/]*)?$"
 )
 _BUSY = frozenset([408, 425, 429, 500, 502, 503, 504])
-_ELSEWHERE = frozenset([301, 302, 303, 307, 308])
-#: What the end of a signature, or another server, is answered with.
+_REDIRECTS = frozenset([301, 302, 303, 307, 308])
+#: Statuses of an answer to an expired signature, after which the first URL is requested again.
 _EXPIRED = frozenset([400, 401, 403, 404, 410])
 
 
 class Refused(UnreadableError):
-    """An answer of this status and with these headers has not what was asked for."""
+    """The answer does not contain the requested bytes."""
 
     def __init__(self, text: str, status: int = 0, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(text)
         self.status, self.headers = status, headers or {}
 
     def __reduce__(self) -> tuple[type[Refused], tuple[str]]:
-        return type(self), (str(self),)  # where it was led is nobody else's
+        return type(self), (str(self),)  # the headers may hold secrets
 
 
 class NoFile(Refused, Unsure):
-    """There may be a folder, though."""
+    """There is no file; there may be a folder."""
 
 
 class Gone(NoFile, Missing):
@@ -60,7 +61,7 @@ class Gone(NoFile, Missing):
 
 
 class Answer(NamedTuple):
-    """The head of an answer, the URL that gave it, and what was sent to the server that was asked first."""
+    """The head of an answer, the URL that it came from after redirects, and the credentials for the first server."""
 
     response: Any
     url: str
@@ -68,62 +69,62 @@ class Answer(NamedTuple):
 
 
 class Http:
-    """Every server there is; `headers` are sent to the host that a URL names, and to no other.
+    """All web servers: an `ObjectStore`.
 
-    None: user and password of the URL or of the netrc file.
+    `headers` are sent to the host of a URL alone; None: user and password of the URL or of the netrc file.
     """
 
     def __init__(self, headers: Mapping[str, str] | None = None) -> None:
         self._headers = headers
         for value in (headers or {}).values():
-            redact.remember(value.rpartition(" ")[2])
-        #: Where the last answer for a URL came from, if that was elsewhere.
-        self._led: dict[str, str] = {}
-        self._wholes: dict[str, tuple[bytes, Known]] = {}
-        #: Bytes of them, and of those that are on their way.
+            redact.hide(value.rpartition(" ")[2])
+        #: The URL that the last answer came from after redirects, by the first URL.
+        self._redirected: dict[str, str] = {}
+        self._wholes: dict[str, tuple[bytes, FileVersion]] = {}
+        #: Bytes of `_wholes`, and of such files that are being fetched.
         self._taken, self._lock = 0, threading.Lock()
 
     def __repr__(self) -> str:
         return "Http()"
 
-    def get(self, url: str, offset: int, length: int, known: Known | None) -> tuple[bytes, Known]:
-        """As `Store.get`, tried again where that may help: what came before a cut is not asked for twice."""
+    def get(self, url: str, offset: int, length: int, known: FileVersion | None) -> tuple[bytes, FileVersion]:
+        """See `ObjectStore.get`. After a broken connection only the rest is requested."""
         if url not in self._wholes:
-            return repeated(_Range(self, url, offset, length, known).fetch, url)
-        data, found = self._wholes[url]
-        return data[offset : offset + length], merged(known, found)
+            return retry(_Range(self, url, offset, length, known).fetch, url)
+        data, version = self._wholes[url]
+        return data[offset : offset + length], confirm_version(known, version)
 
     def listing(self, url: str) -> Listing:
-        """As `Store.listing`, of the page with links that servers make of a folder."""
-        folder = _as_folder(url)
+        """See `ObjectStore.listing`: by the page with links that servers generate for a folder."""
+        folder = _add_slash(url)
         page, answer = self.body(folder)
-        found = None
-        if _is_page(answer.response) and _is_of(answer.url, folder):
-            found = html_listing.names(page.decode("utf-8", "replace"), answer.url)
-        if found is None:
+        names = None
+        if _is_page(answer.response) and _has_same_path(answer.url, folder):
+            names = html_listing.parse_names(page.decode("utf-8", "replace"), answer.url)
+        if names is None:
             raise NoFile("answers with a page, and with no list of files", 200, answer.response.headers)
-        return Listing(found)
+        return Listing(names)
 
     def body(self, url: str) -> tuple[bytes, Answer]:
-        """All of a small answer. Raises Refused, UnreadableError and Transient."""
-        with self.answered(url, {}) as answer:
+        """Return the body of a small answer. Raises Refused, UnreadableError and Transient."""
+        with self.request(url, {}) as answer:
             response = answer.response
             _refuse(answer, url)
-            return _received(response, _length(response), []), answer
+            return _receive(response, _parse_length(response), []), answer
 
     @contextmanager
-    def room(self, length: int) -> Iterator[Callable[[int], None]]:
-        """Around fetching all of a file of `length` bytes at least; each further byte that comes is told.
+    def reserve(self, length: int) -> Iterator[Callable[[int], None]]:
+        """Reserve memory for a whole file of at least `length` bytes; the block reports further bytes as they come.
 
-        Raises UnreadableError, before they are fetched, where all such files have too many bytes together.
+        Raises UnreadableError if all such files together have too many bytes.
         """
         taken = 0
 
         def take(count: int) -> None:
             nonlocal taken
             with self._lock:
-                if self._taken + count > WHOLES:
-                    mib = WHOLES >> 20
+                if self._taken + count > MAX_ALL_WHOLE_BYTES:
+                    mib = MAX_ALL_WHOLE_BYTES >> 20
                     raise PlaceUnreadable(f"the server ignores ranges, and its files have over {mib} MiB: {_DOWNLOAD}")
                 self._taken += count
                 taken += count
@@ -136,108 +137,110 @@ class Http:
                 self._taken -= taken
             raise
 
-    def keep(self, url: str, data: bytes, known: Known) -> None:
-        """All of a file of a server without ranges, so that it is fetched once."""
+    def keep(self, url: str, data: bytes, version: FileVersion) -> None:
+        """Keep a whole file of a server without ranges for the next reads."""
         with self._lock:
             self._taken -= len(self._wholes[url][0]) if url in self._wholes else 0
-            self._wholes[url] = (data, known)
+            self._wholes[url] = (data, version)
 
     @contextmanager
-    def answered(self, url: str, headers: dict[str, str]) -> Iterator[Answer]:
-        """The answer for a URL, wherever that leads. Its connection is closed where bytes of it are left unread."""
-        led = self._led.get(url)
-        answer = self._led_to(url, led, headers)
-        if led is not None and answer.response.status in _EXPIRED:
-            _end(answer.response)
-            self._led.pop(url, None)
-            answer = self._led_to(url, None, headers)
+    def request(self, url: str, headers: dict[str, str]) -> Iterator[Answer]:
+        """Request a URL and follow redirects; after the block the connection is released, or closed with bytes left."""
+        redirected = self._redirected.get(url)
+        answer = self._follow(url, redirected, headers)
+        if redirected is not None and answer.response.status in _EXPIRED:
+            _release(answer.response)
+            self._redirected.pop(url, None)
+            answer = self._follow(url, None, headers)
         try:
             yield answer
         except (Transient, UnreadableError) as why:
-            raise _placed(why, answer.url, url) from None
+            raise _name_server(why, answer.url, url) from None
         else:
-            if answer.response.status < 300 and answer.url != credentials.bare(url):
-                self._led[url] = answer.url
+            if answer.response.status < 300 and answer.url != credentials.strip_user(url):
+                self._redirected[url] = answer.url
         finally:
-            _end(answer.response)
+            _release(answer.response)
 
-    def _led_to(self, url: str, led: str | None, headers: dict[str, str]) -> Answer:
+    def _follow(self, url: str, redirected: str | None, headers: dict[str, str]) -> Answer:
         own = self._headers
-        sent = credentials.of(url) if own is None else credentials.Sent(dict(own), "the credentials")
-        at = led or credentials.bare(url)
+        sent = credentials.credentials_for(url) if own is None else credentials.Sent(dict(own), "the credentials")
+        at = redirected or credentials.strip_user(url)
         seen = set[str]()
-        for _ in range(REDIRECTS + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             seen.add(at)
             own = sent.headers if credentials.may_have(url, at) else {}
             try:
-                response = connections.ask(at, {**headers, **own, "Accept-Encoding": "identity"})
+                response = connections.send(at, {**headers, **own, "Accept-Encoding": "identity"})
             except (Transient, UnreadableError) as why:
-                raise _placed(why, at, url) from None
-            if response.status not in _ELSEWHERE:
+                raise _name_server(why, at, url) from None
+            if response.status not in _REDIRECTS:
                 return Answer(response, at, sent)
-            _end(response)
-            at = _next(at, response.headers.get("Location"))
+            _release(response)
+            at = _resolve_redirect(at, response.headers.get("Location"))
             if at in seen:
                 raise UnreadableError("the server redirects in a circle")
-        raise UnreadableError(f"the server redirects more than {REDIRECTS} times")
+        raise UnreadableError(f"the server redirects more than {MAX_REDIRECTS} times")
 
 
 class _Range:
-    """One range on its way: what has come of it, so that after a cut only the rest is asked for."""
+    """A request for a range, with the parts received so far: after a broken connection only the rest is requested."""
 
-    def __init__(self, http: Http, url: str, offset: int, length: int, known: Known | None) -> None:
+    def __init__(self, http: Http, url: str, offset: int, length: int, known: FileVersion | None) -> None:
         self._http, self._url = http, url
         self._offset, self._length, self._known = offset, length, known
         self._parts: list[bytes] = []
 
-    def fetch(self) -> tuple[bytes, Known]:
-        """All of it, or Transient."""
+    def fetch(self) -> tuple[bytes, FileVersion]:
+        """Return the whole range. Raises Transient."""
         start = self._offset + sum(map(len, self._parts))
         end = self._offset + self._length
         if self._known is not None:
             end = min(end, self._known[0])
             if start >= end:
                 return b"".join(self._parts), self._known
-        with self._http.answered(self._url, {"Range": f"bytes={start}-{end - 1}"}) as answer:
-            return self._of(answer, start, end - start)
+        with self._http.request(self._url, {"Range": f"bytes={start}-{end - 1}"}) as answer:
+            return self._receive(answer, start, end - start)
 
-    def _of(self, answer: Answer, start: int, length: int) -> tuple[bytes, Known]:
+    def _receive(self, answer: Answer, start: int, length: int) -> tuple[bytes, FileVersion]:
         response = answer.response
         if response.status == 416:
-            return b"", merged(self._known, (_emptiness(answer, start), _version(response)))
+            return b"", confirm_version(
+                self._known, FileVersion(_parse_empty_size(answer, start), _parse_marker(response))
+            )
         _refuse(answer, self._url)
         if response.status == 200:
-            return self._whole(answer)
-        size = _span(response, start, length)
-        self._known = merged(self._known, (size, _version(response)))
+            return self._receive_whole(answer)
+        size = _check_range(response, start, length)
+        self._known = confirm_version(self._known, FileVersion(size, _parse_marker(response)))
         self._length = min(self._length, size - self._offset)
-        data = _received(response, self._length, self._parts)
-        _refuse_more(response)
+        data = _receive(response, self._length, self._parts)
+        _refuse_surplus(response)
         if start == self._offset == 0:
             _refuse_page(answer, data, self._url)
         return data, self._known
 
-    def _whole(self, answer: Answer) -> tuple[bytes, Known]:
-        length = _length(answer.response)
-        with self._http.room(length or 0) as take:
-            data = _received(answer.response, length, [], take)
+    def _receive_whole(self, answer: Answer) -> tuple[bytes, FileVersion]:
+        length = _parse_length(answer.response)
+        with self._http.reserve(length or 0) as take:
+            data = _receive(answer.response, length, [], take)
             _refuse_page(answer, data, self._url)
-            known = merged(self._known, (len(data), _version(answer.response)))
-        self._http.keep(self._url, data, known)
-        return data[self._offset : self._offset + self._length], known
+            version = confirm_version(self._known, FileVersion(len(data), _parse_marker(answer.response)))
+        self._http.keep(self._url, data, version)
+        return data[self._offset : self._offset + self._length], version
 
 
-# --- heads -----------------------------------------------------------------------------------------------------------
+# --- headers---------------------------------------------------------------------------------------------------------
 
 
-def _span(response: Any, offset: int, length: int) -> int:
-    """The size of the file, where the answer is the range that was asked for."""
-    said = response.headers.get("Content-Range", "")
-    found = _RANGE.fullmatch(said)
-    if found is None:
-        what = "how long the file is" if said.endswith("/*") else "which range it answers with"
+def _check_range(response: Any, offset: int, length: int) -> int:
+    """Return the size of the file. Raises UnreadableError if the answer is another range than the requested one."""
+    text = response.headers.get("Content-Range", "")
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        what = "how long the file is" if text.endswith("/*") else "which range it answers with"
         raise UnreadableError(f"the server does not say {what}: download it first")
-    start, last, size = map(int, found.groups())
+    start, last, size = map(int, match.groups())
     if (start, last + 1) != (offset, min(offset + length, size)) or start > last:
         raise UnreadableError(
             f"the server answered with bytes {start} to {last + 1} of {size}, asked for {offset} to {offset + length}"
@@ -247,69 +250,69 @@ def _span(response: Any, offset: int, length: int) -> int:
     return size
 
 
-def _length(response: Any) -> int | None:
-    """How many bytes a whole answer has, if that is few enough to take them; None where its end says so."""
-    said = response.headers.get("Content-Length", "")
-    if not said and "chunked" in response.headers.get("Transfer-Encoding", "").lower():
+def _parse_length(response: Any) -> int | None:
+    """Return the length of an answer without range; None for chunks. Raises UnreadableError for too many bytes."""
+    length = response.headers.get("Content-Length", "")
+    if not length and "chunked" in response.headers.get("Transfer-Encoding", "").lower():
         return None
-    if not _LENGTH.fullmatch(said):
+    if not _LENGTH.fullmatch(length):
         raise UnreadableError("the server does not say how long its answer is: download it first")
-    if int(said) > WHOLE:
-        raise UnreadableError(f"the server ignores ranges and would send all {int(said):,} bytes: download it first")
-    return int(said)
+    if int(length) > MAX_WHOLE_BYTES:
+        raise UnreadableError(f"the server ignores ranges and would send all {int(length):,} bytes: download it first")
+    return int(length)
 
 
-def _emptiness(answer: Answer, offset: int) -> int:
-    """0 where no range can be answered, for the file is empty; the size of one that has become shorter."""
-    found = _EMPTY.fullmatch(answer.response.headers.get("Content-Range", ""))
-    if found is None or int(found["size"]) > offset:
+def _parse_empty_size(answer: Answer, offset: int) -> int:
+    """Return the size of a file that ends before the requested range: 0 for an empty file."""
+    match = _EMPTY.fullmatch(answer.response.headers.get("Content-Range", ""))
+    if match is None or int(match["size"]) > offset:
         raise Refused(f"the server refuses the range (HTTP 416): {_DOWNLOAD}", 416, answer.response.headers)
-    return int(found["size"])
+    return int(match["size"])
 
 
-def _version(response: Any) -> str | None:
-    """What tells two versions apart: an ETag that is of the bytes, not of one server behind a balancer; the date."""
+def _parse_marker(response: Any) -> str | None:
+    """Return the marker of a `FileVersion`: an ETag of the bytes, not of one server behind a balancer; the date."""
     etag, when = (" ".join(response.headers.get(name, "").split()) for name in ("ETag", "Last-Modified"))
     if etag.startswith("W/") and when:
         etag = ""
     return f"{etag}\n{when}".rstrip("\n") or None
 
 
-def _next(at: str, location: str | None) -> str:
+def _resolve_redirect(at: str, location: str | None) -> str:
     from urllib.parse import urljoin
 
     if not location:
         raise UnreadableError("the server redirects, and does not say where to")
     try:
-        found = urljoin(at, location).partition("#")[0]
-        hide(found)
-        found = credentials.bare(found)
-        is_none = found.startswith("http") and not credentials.host(found)
+        target = urljoin(at, location).partition("#")[0]
+        hide_secrets(target)
+        target = credentials.strip_user(target)
+        is_url = not target.startswith("http") or bool(credentials.parse_host(target))
     except (ValueError, UnreadableError):
-        is_none = True
-    if is_none:
+        is_url = False
+    if not is_url:
         raise UnreadableError("the server redirects to what is no URL")
-    if not found.startswith(("http://", "https://")):
+    if not target.startswith(("http://", "https://")):
         raise UnreadableError("the server redirects to what is no http:// or https://")
-    if at.startswith("https://") and not found.startswith("https://"):
+    if at.startswith("https://") and not target.startswith("https://"):
         raise UnreadableError("the server redirects from https:// to http://, where anybody could change what it sends")
-    return found
+    return target
 
 
-def _as_folder(url: str) -> str:
-    """The URL with a slash at the end of its way. Raises Missing for what is a file by its name."""
-    link = parts(url)
-    if link.way.endswith("/"):
+def _add_slash(url: str) -> str:
+    """Return the URL with a slash at the end of the path. Raises Missing for the name of a file."""
+    link = parse_url(url)
+    if link.path.endswith("/"):
         return url
-    if _FILE.search(link.way):
+    if _FILE.search(link.path):
         raise Missing("is no folder")
     query = "" if link.query is None else f"?{link.query}"
     return f"{url.removesuffix(query)}/{query}"
 
 
-def _is_of(url: str, asked: str) -> bool:
-    """Whether an answer is of the folder that was asked for, on whatever server, and not of a page elsewhere."""
-    return parts(url).way.partition("/")[2].rstrip("/") == parts(asked).way.partition("/")[2].rstrip("/")
+def _has_same_path(url: str, requested: str) -> bool:
+    """Return True if an answer is about the requested folder, on any server, and not about another page."""
+    return parse_url(url).path.partition("/")[2].rstrip("/") == parse_url(requested).path.partition("/")[2].rstrip("/")
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -317,23 +320,25 @@ def _is_of(url: str, asked: str) -> bool:
 
 def _refuse(answer: Answer, url: str) -> None:
     response = answer.response
-    status, where = response.status, _where(answer, url)
+    status, where = response.status, _describe_server(answer, url)
     if status in _BUSY:
-        raise Transient(f"the server is busy (HTTP {status}{where})", _after(response.headers.get("Retry-After")))
+        raise Transient(
+            f"the server is busy (HTTP {status}{where})", _parse_retry_after(response.headers.get("Retry-After"))
+        )
     if status in (404, 410):
         raise Gone(f"is not there (HTTP {status}{where})", status, response.headers)
     if status not in (200, 206):
-        # Whom a server does not know it is not asked for thirty names more.
+        # Without credentials, the requests for thirty usual names would be refused as well.
         kind = Refused if status in (401, 407) else NoFile
-        raise kind(_words(status, where, answer, url), status, response.headers)
+        raise kind(_explain_refusal(status, where, answer, url), status, response.headers)
     codings = ",".join(response.headers.get(name, "") for name in ("Content-Encoding", "Transfer-Encoding")).lower()
-    coding = " ".join(one for one in re.split(r"[\s,]+", codings) if one not in ("", "identity", "chunked"))
+    coding = " ".join(name for name in re.split(r"[\s,]+", codings) if name not in ("", "identity", "chunked"))
     if coding:
         _refuse_page(answer, b"<html", url)
         raise UnreadableError(f"is sent compressed ({coding[:16]}), which nobody asked for: download it first")
 
 
-def _words(status: int, where: str, answer: Answer, url: str) -> str:
+def _explain_refusal(status: int, where: str, answer: Answer, url: str) -> str:
     source, why_not = answer.sent.source, answer.sent.why_not
     code = f"(HTTP {status}{where})"
     if status in (401, 403) and source is not None and not credentials.may_have(url, answer.url):
@@ -344,40 +349,42 @@ def _words(status: int, where: str, answer: Answer, url: str) -> str:
     if status == 401:
         return f"{source} are not accepted {code}"
     if status == 403:
-        return f"access is refused {code}: {_sent(source, url)}"
+        return f"access is refused {code}: {_describe_credentials(source, url)}"
     if status == 407:
         return f"the proxy asks for a user and a password {code}: write them into its URL in the environment"
     return f"cannot be read {code}"
 
 
-def _sent(source: str | None, url: str) -> str:
+def _describe_credentials(source: str | None, url: str) -> str:
     if redact.MARK in url:
         return f"with {redact.MARK} in it, it is a name as it is shown: give the URL itself"
     if source is not None:
         return f"{source} were sent"
-    if parts(url).query is not None:
+    if parse_url(url).query is not None:
         return "the query was sent as it was given; a signature in it may have expired"
     return "no user and no password were sent"
 
 
-def _where(answer: Answer, url: str) -> str:
-    """From which other server an answer is."""
-    return f" from {credentials.place(answer.url)}" if _is_elsewhere(answer.url, url) else ""
+def _describe_server(answer: Answer, url: str) -> str:
+    """Return the server that a redirect led to, for a message; empty for the server of the URL."""
+    return f" from {credentials.parse_server(answer.url)}" if _is_other_server(answer.url, url) else ""
 
 
-def _is_elsewhere(at: str, url: str) -> bool:
-    return credentials.place(at) != credentials.place(url)
+def _is_other_server(at: str, url: str) -> bool:
+    return credentials.parse_server(at) != credentials.parse_server(url)
 
 
-def _placed(why: Transient | UnreadableError, at: str, url: str) -> Transient | UnreadableError:
-    """The same, naming the server to which a redirect led, where it was that one's doing."""
-    from_there = at != credentials.bare(url)
-    if from_there and str(why) == credentials.NO_URL:
+def _name_server(why: Transient | UnreadableError, at: str, url: str) -> Transient | UnreadableError:
+    """Return the error with the name of the server that caused the error after a redirect."""
+    was_redirected = at != credentials.strip_user(url)
+    if was_redirected and str(why) == credentials.NO_URL:
         return UnreadableError("the server redirects to what is no URL")
-    if not from_there or not _is_elsewhere(at, url) or type(why) not in (Transient, UnreadableError):
+    if not was_redirected or not _is_other_server(at, url) or type(why) not in (Transient, UnreadableError):
         return why
     text = str(why)
-    text = text if credentials.place(at) in text else f"{text} ({credentials.place(at)}, after a redirect)"
+    text = (
+        text if credentials.parse_server(at) in text else f"{text} ({credentials.parse_server(at)}, after a redirect)"
+    )
     return Transient(text, why.after) if isinstance(why, Transient) else UnreadableError(text)
 
 
@@ -386,34 +393,34 @@ def _is_page(response: Any) -> bool:
 
 
 def _refuse_page(answer: Answer, data: bytes, url: str) -> None:
-    """Raises Refused for what says that it is HTML, and is; formats know what else is no checkpoint."""
+    """Raise Refused for an HTML page; readers of formats refuse other files."""
     if not _is_page(answer.response) or not html_listing.is_html(data):
         return
-    led = answer.url != credentials.bare(url)
-    after = f", after a redirect to {credentials.place(answer.url)}" if led else ""
+    was_redirected = answer.url != credentials.strip_user(url)
+    after = f", after a redirect to {credentials.parse_server(answer.url)}" if was_redirected else ""
     page = f"is an HTML page, perhaps a login or an error page (HTTP {answer.response.status}{after})"
-    raise NoFile(page + _instead(url), answer.response.status, answer.response.headers)
+    raise NoFile(page + _suggest_url(url), answer.response.status, answer.response.headers)
 
 
-def _instead(url: str) -> str:
-    """What URL people mean who give that of the page about a file."""
-    host, way = credentials.host(url), parts(url).way
-    if host in ("huggingface.co", "github.com") and "/blob/" in way:
+def _suggest_url(url: str) -> str:
+    """Return advice for the URL of a page about a file on a known host; empty for other URLs."""
+    host, path = credentials.parse_host(url), parse_url(url).path
+    if host in ("huggingface.co", "github.com") and "/blob/" in path:
         return f"; the file itself is behind /{'resolve' if host == 'huggingface.co' else 'raw'}/ in place of /blob/"
     return "; name it hf://…" if host == "huggingface.co" else ""
 
 
-def _after(said: str | None) -> float | None:
-    """Seconds that a server asks for: so many, or until a date."""
-    if not said:
+def _parse_retry_after(text: str | None) -> float | None:
+    """Return the seconds that a server asks to wait, as a number or as a date; None without a valid header."""
+    if not text:
         return None
-    if said.strip().isdecimal():
-        return float(said.strip()[:9])
+    if text.strip().isdecimal():
+        return float(text.strip()[:9])
     import time
     from email.utils import parsedate_to_datetime
 
     try:
-        return max(0.0, parsedate_to_datetime(said).timestamp() - time.time())
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
         return None
 
@@ -421,21 +428,19 @@ def _after(said: str | None) -> float | None:
 # --- bodies ----------------------------------------------------------------------------------------------------------
 
 
-def _received(
-    response: Any, length: int | None, parts: list[bytes], take: Callable[[int], None] | None = None
-) -> bytes:
-    """`parts` and what comes behind them: `length` bytes in all. Raises Transient, and `parts` has what came.
+def _receive(response: Any, length: int | None, parts: list[bytes], take: Callable[[int], None] | None = None) -> bytes:
+    """Return `parts` and the rest of the answer, `length` bytes together. Raises Transient; `parts` keeps what came.
 
-    Without a length, what comes is told to `take`.
+    Without a length, `take` is called with the number of bytes as they come.
     """
     from urllib3 import exceptions
 
     have, error = sum(map(len, parts)), None
     while length is None or have < length:
         try:
-            part = response.read1(min(1 << 18, WHOLE + 1 if length is None else length - have))
+            part = response.read1(min(1 << 18, MAX_WHOLE_BYTES + 1 if length is None else length - have))
         except (exceptions.HTTPError, ValueError) as why:
-            part, error = b"", connections.failed(why) if isinstance(why, exceptions.HTTPError) else None
+            part, error = b"", connections.translate_error(why) if isinstance(why, exceptions.HTTPError) else None
             length = -1 if length is None else length
         if not part:
             break
@@ -443,7 +448,7 @@ def _received(
         have += len(part)
         if length is None and take is not None:
             take(len(part))
-        if length is None and have > WHOLE:
+        if length is None and have > MAX_WHOLE_BYTES:
             raise UnreadableError("the server ignores ranges, and sends no one knows how much: download it first")
     if length is not None and have != length:
         _raise_cut(error, have, length)
@@ -457,13 +462,13 @@ def _raise_cut(error: Exception | None, have: int, length: int) -> None:
     raise Transient(f"the connection was cut after {have:,}{of} bytes")
 
 
-def _refuse_more(response: Any) -> None:
-    """Raises UnreadableError where chunks go on behind the range that they are said to be."""
+def _refuse_surplus(response: Any) -> None:
+    """Raise UnreadableError if chunks go on after the range."""
     from urllib3 import exceptions
 
     if response.length_remaining is not None or "chunked" not in response.headers.get("Transfer-Encoding", "").lower():
         return
-    with suppress(exceptions.HTTPError, ValueError):  # all that was asked for has come
+    with suppress(exceptions.HTTPError, ValueError):  # all requested bytes have come
         _hurry(response)
         if response.read1(1):
             raise UnreadableError("the server contradicts itself about how many bytes it answers with")
@@ -471,14 +476,14 @@ def _refuse_more(response: Any) -> None:
 
 def _hurry(response: Any) -> None:
     if response.connection is not None:
-        response.connection.pace.hurry(DRAIN_S)
+        response.connection.pace.hurry(DRAIN_TIMEOUT_S)
 
 
-def _end(response: Any) -> None:
-    """Gives the connection back, or closes it where much of the answer is left to be read, or does not come."""
+def _release(response: Any) -> None:
+    """Release the connection, or close a connection with many unread bytes."""
     left = response.length_remaining
     try:
-        if response.closed or left == 0 or (left is not None and left <= DRAINED):
+        if response.closed or left == 0 or (left is not None and left <= MAX_DRAINED_BYTES):
             _hurry(response)
             response.drain_conn()
         else:
@@ -487,14 +492,14 @@ def _end(response: Any) -> None:
         response.release_conn()
 
 
-def document(url: str, headers: Mapping[str, str]) -> tuple[Any, str | None]:
-    """A JSON document, and the URL of its next page. Raises Refused, UnreadableError and Transient."""
+def fetch_document(url: str, headers: Mapping[str, str]) -> tuple[Any, str | None]:
+    """Return a JSON document and the URL of the next page. Raises Refused, UnreadableError and Transient."""
     import json
 
     raw, answer = Http(headers).body(url)
     try:
-        found = json.loads(raw)
+        document = json.loads(raw)
     except ValueError:
         raise UnreadableError("the server answered with no JSON") from None
     following = _NEXT.search(answer.response.headers.get("Link", ""))
-    return found, following[1] if following else None
+    return document, following[1] if following else None

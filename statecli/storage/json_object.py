@@ -1,7 +1,7 @@
-"""JSON objects from files nobody vouches for: safetensors headers and shard indexes.
+"""JSON objects from untrusted files: safetensors headers and shard indexes.
 
-As strict as serde_json, which safetensors itself uses, where Python's parser is lenient: no key twice, no lone
-surrogate, no NaN or infinity. What is refused here, another reader would refuse or read differently.
+As strict as serde_json, which safetensors uses, although the parser of Python is lenient: no repeated key, no lone
+surrogate, no NaN or infinity. Other readers would refuse such a document or read the document differently.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any
 from statecli.core import quoting
 from statecli.core.errors import MalformedError
 
-#: Lists and objects together. 100 MB of safetensors header hold 5 million at most; 100 MB of `[],` hold 33 million and
-#: take 2.5 GB of memory.
+#: Most lists and objects together. 100 MB of safetensors header contain 5 million; 100 MB of `[],` contain 33 million
+#: and take 2.5 GB of memory.
 MAX_CONTAINERS = 6_000_000
 #: An escape; group 1 where it is half a surrogate pair without its other half.
 _ESCAPE = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 
-#: What the root of a document is called, whose value may be anybody's secret.
+#: Names of JSON types, for a message without the value, which may be secret.
 _KINDS = {list: "list", str: "string", bool: "boolean", type(None): "null"}
 
-#: A dict that set a key twice, and the key.
+#: An object with a repeated key, and the key.
 Repeat = tuple[dict[str, Any], str]
 
 
-def object_of(raw: bytes, what: str) -> tuple[dict[str, Any], list[Repeat]]:
-    """The object that `raw` spells, and every key set twice anywhere in it (the last one counts).
+def parse_object(raw: bytes, what: str) -> tuple[dict[str, Any], list[Repeat]]:
+    """Parse a JSON object; return the object and all repeated keys, of which the last value counts.
 
-    Raises MalformedError, its message begun with `what`, for anything that is no JSON object.
+    Raises MalformedError, with a message that begins with `what`, for another document.
     """
     repeats: list[Repeat] = []
     check_brackets(raw, what)
@@ -40,47 +40,47 @@ def object_of(raw: bytes, what: str) -> tuple[dict[str, Any], list[Repeat]]:
         del raw
         document = json.loads(
             text,
-            object_pairs_hook=lambda pairs: _pairs(pairs, repeats),
-            parse_constant=_constant,
-            parse_float=_float,
+            object_pairs_hook=lambda pairs: _build_object(pairs, repeats),
+            parse_constant=_refuse_constant,
+            parse_float=_parse_float,
         )
     except UnicodeDecodeError as error:
         raise MalformedError(f"{what} is no valid UTF-8 near its byte {error.start}") from error
     except RecursionError as error:
         raise MalformedError(f"{what} nests too deep") from error
     except ValueError as error:
-        raise MalformedError(f"{what} is no valid JSON: {_reason(error)}") from error
+        raise MalformedError(f"{what} is no valid JSON: {_describe_error(error)}") from error
     if type(document) is not dict:
         raise MalformedError(f"{what} is no JSON object but a JSON {_KINDS.get(type(document), 'number')}")
-    _no_lone_surrogate(text, what)
+    _refuse_lone_surrogate(text, what)
     return document, repeats
 
 
 def check_brackets(raw: bytes, what: str) -> None:
-    """Raise MalformedError where lists and objects would take more memory than those of any model."""
+    """Raise MalformedError for more lists and objects than the largest model has, because they take memory."""
     brackets = raw.count(b"[") + raw.count(b"{")
     if brackets > MAX_CONTAINERS:
         raise MalformedError(f"{what} holds {brackets} brackets, more than the {MAX_CONTAINERS} of the largest model")
 
 
-def refuse(repeats: Iterable[Repeat], what: str) -> None:
-    """MalformedError for the first key that was set twice."""
+def refuse_repeats(repeats: Iterable[Repeat], what: str) -> None:
+    """Raise MalformedError for the first repeated key."""
     for _, key in repeats:
         raise MalformedError(f"{what} names {quoting.quoted(key)} twice: readers disagree on which counts")
 
 
-def deeper(node: Any, levels: int) -> bool:
-    """Whether lists and dicts stand inside one another more than `levels` deep in `node`."""
+def is_deeper(node: Any, levels: int) -> bool:
+    """Return True if lists and dicts are nested more than `levels` deep in `node`."""
     level = [node]
     for _ in range(levels + 1):
-        level = [part for node in level for part in _parts(node)]
+        level = [part for node in level for part in _list_parts(node)]
         if not level:
             return False
     return True
 
 
-def _parts(node: Any) -> Iterable[Any]:
-    """Each container gives at least one part, so that an empty one counts as a level too."""
+def _list_parts(node: Any) -> Iterable[Any]:
+    """Return the parts of a container, at least one part, so that an empty container counts as a level."""
     if type(node) is dict:
         return node.values() or (None,)
     if type(node) is list:
@@ -88,36 +88,36 @@ def _parts(node: Any) -> Iterable[Any]:
     return ()
 
 
-def _pairs(pairs: list[tuple[str, Any]], repeats: list[Repeat]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _build_object(pairs: list[tuple[str, Any]], repeats: list[Repeat]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                repeats.append((found, key))
+                repeats.append((result, key))
             seen.add(key)
-    return found
+    return result
 
 
-def _constant(text: str) -> None:
+def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is no JSON")
 
 
-def _float(text: str) -> float:
+def _parse_float(text: str) -> float:
     number = float(text)
     if not isfinite(number):
         raise ValueError(f"{text[:40]} is out of range")
     return number
 
 
-def _reason(error: ValueError) -> str:
+def _describe_error(error: ValueError) -> str:
     text = str(error)
     if "BOM" in text:
         return "it begins with a byte order mark"
     return "a number too long to be one" if "digits" in text else text
 
 
-def _no_lone_surrogate(text: str, what: str) -> None:
+def _refuse_lone_surrogate(text: str, what: str) -> None:
     if "\\ud" not in text and "\\uD" not in text:
         return
     for escape in _ESCAPE.finditer(text):

@@ -1,37 +1,46 @@
-"""How patiently, and how many at a time: environment variables, which workers inherit."""
+"""Timeout, retries and connections: environment variables, which workers inherit."""
 
 from __future__ import annotations
 
 import os
-from functools import cache
 from typing import Any
 
 import msgspec
 
 from statecli.core.errors import UsageError
+from statecli.storage import session
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """`timeout`: seconds without a byte. `retries`: how often a request is sent again. `connections` at a time."""
+    """How long and how often requests are sent.
+
+    Attributes:
+        timeout: Seconds without a byte after which a request has failed.
+        retries: How often a failed request is sent again.
+        connections: Most connections at a time.
+    """
 
     timeout: float = 30.0
     retries: int = 4
     connections: int = 64
 
 
-@cache
 def settings() -> Settings:
-    """From STATECLI_TIMEOUT, STATECLI_RETRIES and STATECLI_CONNECTIONS. Raises UsageError for what is no number."""
-    found: dict[str, Any] = {}
+    """Return the settings of this command. Raises UsageError for a variable that is not a number."""
+    return session.for_command(_read_environment)
+
+
+def _read_environment() -> Settings:
+    values: dict[str, Any] = {}
     for field in msgspec.structs.fields(Settings):
         name = f"STATECLI_{field.name.upper()}"
         text = os.environ.get(name)
         if text:
-            found[field.name] = _number(name, text, field.type)
-    return Settings(**found)
+            values[field.name] = _parse_number(name, text, field.type)
+    return Settings(**values)
 
 
-def _number(name: str, text: str, kind: type[float] | type[int]) -> float:
+def _parse_number(name: str, text: str, kind: type[float] | type[int]) -> float:
     try:
         value = kind(text)
     except ValueError:

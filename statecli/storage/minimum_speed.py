@@ -1,6 +1,7 @@
-"""Connections that give up on a server which sends too little, however it keeps the connection alive.
+"""Connections with a minimum speed: they close if a server sends too few bytes.
 
-The timeout of a socket is for one piece: a server that sends a byte a second, or heads without end, never meets it.
+The timeout of a socket applies to one read: a server that sends a byte a second, or endless headers, never exceeds that
+timeout.
 """
 
 from __future__ import annotations
@@ -18,57 +19,57 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from statecli.storage.limits import settings
 
 #: Bytes a second, over the time of the timeout; a server that sends fewer stalls.
-SLOWEST = 1 << 10
+MIN_BYTES_PER_SECOND = 1 << 10
 
 
 class Stalled(TimeoutError):
-    """Too little came; its text says what was waited for."""
+    """Too few bytes came; the text says which part of the answer is missing."""
 
 
 class Pace:
-    """When the next bytes must have come: a head as a whole within the timeout, of a body so many in each such time."""
+    """The time until which bytes must come: all headers within the timeout, of a body a minimum in each timeout."""
 
     def __init__(self) -> None:
         self._seconds, self._until, self._last, self._in_body, self._came = 0.0, 0.0, 0.0, False, 0
 
-    def head(self, seconds: float) -> None:
-        """A head begins, which has so many seconds."""
+    def start_headers(self, seconds: float) -> None:
+        """Expect all headers within so many seconds."""
         self._seconds, self._in_body, self._came = seconds, False, 0
         self._last = time.monotonic()
         self._until = self._last + seconds
 
-    def body(self) -> None:
-        """The head has ended."""
+    def start_body(self) -> None:
+        """Expect the body; the headers have ended."""
         self._in_body, self._came = True, 0
         self._until = time.monotonic() + self._seconds
 
     def hurry(self, seconds: float) -> None:
-        """All that is left has so many seconds, however fast it comes."""
+        """Expect the rest within so many seconds, whatever the speed."""
         self._in_body = False
         self._until = min(self._until, time.monotonic() + seconds)
 
-    def left(self) -> float:
-        """Seconds. Raises Stalled where there are none."""
+    def remaining_seconds(self) -> float:
+        """Return the seconds until the next bytes must come. Raises Stalled if there are none."""
         left = self._until - time.monotonic()
         if left <= 0:
-            raise Stalled(self._said())
+            raise Stalled(self._describe_stall())
         return left
 
-    def came(self, size: int) -> None:
-        """So many bytes."""
+    def count(self, size: int) -> None:
+        """Count bytes that came."""
         self._came += size
         self._last = time.monotonic()
-        if self._in_body and self._came >= SLOWEST * self._seconds:
-            self.body()
+        if self._in_body and self._came >= MIN_BYTES_PER_SECOND * self._seconds:
+            self.start_body()
 
-    def _said(self) -> str:
+    def _describe_stall(self) -> str:
         if self._until - self._last > self._seconds / 2:
             return "nothing came"
         return "too little came" if self._in_body else "the head of its answer did not end"
 
 
 class _Raw(io.RawIOBase):
-    """The bytes of a socket, read at the pace."""
+    """The bytes of a socket, read within the limits of a pace."""
 
     def __init__(self, sock: socket.socket, pace: Pace) -> None:
         self._sock, self._file, self._pace = sock, sock.makefile("rb", buffering=0), pace
@@ -77,13 +78,13 @@ class _Raw(io.RawIOBase):
         return True
 
     def readinto(self, into: Any) -> int | None:
-        self._sock.settimeout(self._pace.left())
+        self._sock.settimeout(self._pace.remaining_seconds())
         try:
             count: int | None = self._file.readinto(into)
         except TimeoutError:
-            self._pace.left()
+            self._pace.remaining_seconds()
             raise
-        self._pace.came(count or 0)
+        self._pace.count(count or 0)
         return count
 
     def close(self) -> None:
@@ -96,16 +97,16 @@ class _Response(http.client.HTTPResponse):
         super().__init__(sock, *arguments, **options)
         self.fp.close()
         self._pace = pace
-        pace.head(settings().timeout)
+        pace.start_headers(settings().timeout)
         self.fp = io.BufferedReader(_Raw(sock, pace))
 
     def begin(self) -> None:
         super().begin()
-        self._pace.body()
+        self._pace.start_body()
 
     def _read_and_discard_trailer(self) -> None:
-        # What stands behind the last chunk may go on for ever, as a head may.
-        self._pace.head(settings().timeout)
+        # The trailer after the last chunk may be endless, as headers may.
+        self._pace.start_headers(settings().timeout)
         super()._read_and_discard_trailer()  # type: ignore[misc]  # of the standard library, and its own
 
 

@@ -1,4 +1,4 @@
-"""Do the requests of several objects at the same time."""
+"""Send the requests for several files at the same time."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TypeVar
 
 from statecli.storage.limits import settings
 
-_One = TypeVar("_One")
+_Task = TypeVar("_Task")
 
 
-def side_by_side(function: Callable[[_One], object], works: Sequence[_One]) -> None:
-    """`function` of each, as many at a time as there may be connections."""
-    if len(works) < 2:
-        for work in works:
-            function(work)
+def run_in_threads(function: Callable[[_Task], object], tasks: Sequence[_Task]) -> None:
+    """Call the function with each task, as many at a time as connections are allowed."""
+    if len(tasks) < 2:
+        for task in tasks:
+            function(task)
         return
-    threads = ThreadPoolExecutor(min(settings().connections, len(works)))
+    threads = ThreadPoolExecutor(min(settings().connections, len(tasks)))
     try:
-        for _ in threads.map(function, works):
+        for _ in threads.map(function, tasks):
             pass
-    finally:  # an interrupt waits for nobody
+    finally:  # an interrupt does not wait for requests
         threads.shutdown(wait=False, cancel_futures=True)

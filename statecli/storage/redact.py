@@ -1,4 +1,4 @@
-"""What must not be shown, and text without it: the last gate before standard error, behind names that hold none."""
+"""Secrets, and text without secrets: the last gate before standard error, after masked names of URLs."""
 
 from __future__ import annotations
 
@@ -7,23 +7,20 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-#: What stands where something is hidden.
-MARK = "…"
-#: Characters of the shortest word that is looked for in any text; shorter ones are found where a URL has them.
-SHORTEST = 6
-#: Characters from which on a word is one inside others too.
-LONG = 10
+from statecli.storage import session
 
-#: Words that are secret for sure, those that stood where a secret may stand, and URLs by their names.
-_sure: set[str] = set()
-_maybe: set[str] = set()
-_urls: dict[str, str] = {}
+#: Text in the place of a secret.
+MARK = "…"
+#: Characters of the shortest secret that is replaced in any text; shorter secrets are masked in URLs alone.
+MIN_SECRET_CHARS = 6
+#: Characters from which on a secret is also replaced inside a longer word.
+MIN_INNER_CHARS = 10
 
 #: Variables of the environment whose values are secret, by their names, and the characters of the shortest one.
 _VARIABLE = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|ACCESS_KEY|_SAS", re.IGNORECASE)
-_SHORTEST_VALUE = 8
+_MIN_VALUE_CHARS = 8
 
-#: Whose loggers tell of URLs and headers.
+#: Libraries whose loggers write URLs and headers.
 _LOGS = (
     "urllib3 fsspec s3fs aiobotocore botocore boto3 gcsfs google aiohttp huggingface_hub "
     "adlfs azure msal requests requests_oauthlib httpx httpcore paramiko"
@@ -31,8 +28,8 @@ _LOGS = (
 _LOGGERS = frozenset(_LOGS.split())
 
 _END = r"[^\s\"'<>&;,()\[\]{}…]"
-#: What looks like a secret wherever it stands; a group before it stays.
-_LOOKS = (
+#: Text that looks like a secret; the group before the secret stays.
+_SECRET_PATTERNS = (
     re.compile(r"((?<![\w+.-])[a-z][\w+.-]*://)[^\s\"'<>/?@…]+(?=@)", re.IGNORECASE),
     re.compile(rf"((?:[?&]|%3F|%26)[\w.%~-]{{1,64}}?(?:=|%3D)){_END}+", re.IGNORECASE),
     re.compile(
@@ -46,53 +43,69 @@ _LOOKS = (
 )
 
 
-def remember(*words: str, sure: bool = True) -> None:
-    """These are shown nowhere from now on, as they are and as URLs write them; the others in foreign text."""
+class Secrets:
+    """The secrets of this process.
+
+    Attributes:
+        certain: Words that are certainly secret.
+        possible: Words from a place in which a secret may stand.
+        masked: URLs with secrets, and their masked names.
+    """
+
+    def __init__(self) -> None:
+        self.certain: set[str] = set()
+        self.possible: set[str] = set()
+        self.masked: dict[str, str] = {}
+
+
+def secrets() -> Secrets:
+    """Return the secrets of this process."""
+    return session.for_process(Secrets)
+
+
+def hide(*words: str, sure: bool = True) -> None:
+    """Remove these words from all text from now on, as typed and percent-encoded; unless `sure`, from foreign text."""
     from urllib.parse import quote, unquote
 
+    known = secrets()
     for word in words:
         forms = (word, unquote(word), quote(word, safe=""))
-        (_sure if sure else _maybe).update(one for one in forms if len(one) >= SHORTEST)
+        (known.certain if sure else known.possible).update(form for form in forms if len(form) >= MIN_SECRET_CHARS)
 
 
-def name(url: str, shown: str) -> None:
-    """The URL is shown by its name, in whatever text it stands."""
-    _urls[url] = shown
+def mask_everywhere(url: str, name: str) -> None:
+    """Replace the URL by the masked name in all text from now on."""
+    secrets().masked[url] = name
 
 
-def forget() -> None:
-    """Nothing is secret any more."""
-    for known in (_sure, _maybe, _urls):
-        known.clear()
+def remove_secrets(text: str) -> str:
+    """Return text of statecli without known secrets."""
+    masked = secrets().masked
+    for url in sorted(masked, key=len, reverse=True):
+        text = text.replace(url, masked[url])
+    return _replace(text, secrets().certain)
 
 
-def without(text: str) -> str:
-    """The text, of ours, without what is known to be secret."""
-    for url in sorted(_urls, key=len, reverse=True):
-        text = text.replace(url, _urls[url])
-    return _replaced(text, _sure)
+def filter_logs() -> None:
+    """Remove secrets from all that network libraries log from now on, wherever the user sends the logs.
 
-
-def quiet() -> None:
-    """What the libraries that ask servers log, wherever the user sends it, is without secrets from now on.
-
-    Most of their loggers do not exist before the first request does, and a filter is of one logger alone.
+    Most of their loggers do not exist before the first request, and a filter applies to one logger alone.
     """
     import logging
 
-    make = logging.getLogRecordFactory()
-    if getattr(make, "is_quiet", False):
+    create = logging.getLogRecordFactory()
+    if getattr(create, "is_filtered", False):
         return
 
-    def made(*args: Any, **named: Any) -> logging.LogRecord:
-        record = make(*args, **named)
+    def create_filtered(*args: Any, **named: Any) -> logging.LogRecord:
+        record = create(*args, **named)
         if record.name.partition(".")[0] in _LOGGERS:
             _clean(record)
         return record
 
-    made.is_quiet = True  # type: ignore[attr-defined]
-    logging.setLogRecordFactory(made)
-    # What nobody has asked for is not written to stderr: what is wrong is said there in one line, by us.
+    create_filtered.is_filtered = True  # type: ignore[attr-defined]
+    logging.setLogRecordFactory(create_filtered)
+    # Without a handler of the user, logs do not go to stderr, because statecli reports errors there in one line.
     for name in _LOGGERS:
         logging.getLogger(name).addHandler(logging.NullHandler())
 
@@ -102,30 +115,30 @@ def _clean(record: Any) -> None:
 
     try:
         text = record.getMessage()
-    except Exception:  # noqa: BLE001 - whoever writes it would show what they are
+    except Exception:  # noqa: BLE001 - the error of another handler would show the arguments
         record.msg, record.args = f"{MARK} (a text and arguments that do not fit it)", ()
         return
     if record.exc_info and record.exc_info[1] is not None:
         text += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
-    clean = scrubbed(text)
+    clean = scrub(text)
     if clean != text:
         record.msg, record.args, record.exc_info = clean, (), None
 
 
-def _replaced(text: str, words: Iterable[str]) -> str:
+def _replace(text: str, words: Iterable[str]) -> str:
     for word in sorted(words, key=len, reverse=True):
         if word not in text:
             continue
         # `format=models` hides no part of a longer word.
-        whole = re.escape(word) if len(word) >= LONG else rf"(?<!\w){re.escape(word)}(?!\w)"
+        whole = re.escape(word) if len(word) >= MIN_INNER_CHARS else rf"(?<!\w){re.escape(word)}(?!\w)"
         text = re.sub(whole, MARK, text)
     return text
 
 
-def scrubbed(text: str) -> str:
-    """The same, also without the environment's secrets and whatever looks like one: for text that others wrote."""
-    values = [value for name, value in os.environ.items() if _VARIABLE.search(name) and len(value) >= _SHORTEST_VALUE]
-    text = _replaced(without(text), {*_maybe, *values})
-    for looks in _LOOKS:
-        text = looks.sub(rf"\1{MARK}", text)
+def scrub(text: str) -> str:
+    """Return text of others without known secrets, secrets of the environment, and all that looks like a secret."""
+    values = [value for name, value in os.environ.items() if _VARIABLE.search(name) and len(value) >= _MIN_VALUE_CHARS]
+    text = _replace(remove_secrets(text), {*secrets().possible, *values})
+    for pattern in _SECRET_PATTERNS:
+        text = pattern.sub(rf"\1{MARK}", text)
     return text

@@ -1,332 +1,351 @@
-"""What lies behind URLs: `files` asks here for what it asks of the disk elsewhere. Only the bytes needed travel.
+"""The store of files behind URLs. Only the bytes that a reader needs are fetched.
 
-    name shown ──▶ names.py (the URL as it was typed) ──▶ a store: http.py, hub.py, or fsspec's in filesystems.py
-                                                            ▲
-                        objects.py (what was fetched of an object) ── attempts.py (again, where that may help)
+    masked name ──▶ masked_url.py (the URL as typed) ──▶ object store: http.py, hub.py, s3.py, gcs.py, fsspec_store.py
+                                                           ▲
+                      object_cache.py (the fetched bytes of a file) ── retry.py (requests again after an error)
 
-What is known of an object or a folder is known for one command; `forget` begins another.
+What the store learns of a file or a folder is valid for one command; see `session`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import msgspec
 
 from statecli.core.errors import StateError, UnreadableError
-from statecli.storage import files, object_cache, retry, unlisted_folder
-from statecli.storage import url as _names
-from statecli.storage.limits import settings
-from statecli.storage.object_cache import Handle, Missing, Object
-from statecli.storage.parallel import side_by_side
-from statecli.storage.retry import repeated
-from statecli.storage.store import Listing, Store, Unsure, store_of
-from statecli.storage.store import forget as forget_stores
+from statecli.storage import masked_url, object_cache, session, unlisted_folder, url, url_glob
+from statecli.storage.object_cache import Handle, RemoteFile
+from statecli.storage.object_store import Listing, Missing, ObjectStore, Unsure, open_store
+from statecli.storage.parallel import run_in_threads
+from statecli.storage.prefetch_progress import report_prefetch
+from statecli.storage.retry import retry
+from statecli.storage.store import FileVersion
 
 _FILE, _FOLDER, _MISSING = "file", "folder", "missing"
 
-#: Objects whose beginnings are kept once they were read: a folder may hold a million.
-KEPT = 4096
-
-_objects: dict[str, Object] = {}
-_kept: dict[str, Object] = {}
-#: What the stores say is in a folder, and what was found in those that they list for nobody.
-_listings: dict[str, Listing | UnreadableError] = {}
-_trials: dict[str, Listing | UnreadableError] = {}
-_kinds: dict[str, str] = {}
-#: What others found out about remote files, by keys of theirs.
-remembered: dict[Any, Any] = {}
-
-
-def named(text: str) -> str:
-    """The name that a URL has in everything that is shown; what is secret in it is known by that name from now on."""
-    return _names.shown(text)
-
-
-def named_in(text: str) -> str:
-    """Text that is no URL, with such names for the URLs in it."""
-    return _names.inside(text)
-
-
-def hide_in_typo(text: str) -> None:
-    """What may be a password in a text that is nearly a URL is shown nowhere from now on."""
-    _names.hide_in_typo(text)
-
-
-def meant_by(text: str) -> str:
-    """The text again, with the URLs as they were typed."""
-    return _names.outside(text)
-
-
-def forget() -> None:
-    """Nothing is known any more of what lies behind URLs, but for the URLs themselves."""
-    remembered.clear()
-    for known in (_objects, _kept, _listings, _trials, _kinds):
-        known.clear()
-    _store.cache_clear()
-    settings.cache_clear()
-    retry.forget()
-    forget_stores()
-
-
-def opened(path: str) -> Handle:
-    """What lies there, open. Raises UnreadableError, without the path."""
-    if _names.is_folder(path):
-        raise Missing("is an empty folder" if not _listed(path).folders else "is a folder")
-    one = _object(path)
-    try:
-        one.prime()
-    except Missing:
-        listed = _listings.get(files.absolute(path))
-        if _is_refused(listed):
-            raise listed from None
-        raise
-    _kept[path] = one
-    if len(_kept) > KEPT:
-        _kept.pop(next(iter(_kept))).release()
-    return Handle(one)
-
-
-def exists(path: str) -> bool:
-    """Whether there is a file or a folder; what cannot be asked counts as there, and opening it says why."""
-    return _kind(path) != _MISSING
-
-
-def has_file(path: str) -> bool:
-    """Whether there is a file; what cannot be asked counts as one. Nothing is asked for below its name."""
-    if path not in _kinds:
-        if path not in _objects and _is_not_listed(path):
-            return False
-        try:
-            _object(path).prime()
-        except Missing:
-            return False
-        except UnreadableError:  # whoever opens it meets the same
-            pass
-        _kinds[path] = _FILE
-    return _kinds[path] != _MISSING
-
-
-def isdir(path: str) -> bool:
-    """Whether there is a folder."""
-    return _kind(path) == _FOLDER
-
-
-def isfile(path: str) -> bool:
-    """Whether there is a file; what cannot be asked counts as one, and opening it says why."""
-    return _kind(path) == _FILE
-
-
-def names_in(path: str) -> list[str]:
-    """The names of what is in the folder. Raises UnreadableError where that cannot be asked."""
-    return list(_listed(path).folders)
-
-
-def may_list(path: str) -> bool:
-    """Whether the names in the folder are known, or can be asked for."""
-    path = files.absolute(path)
-    return isinstance(_told(path), Listing) or isinstance(_trials.get(path), Listing)
-
-
-def is_listed(path: str) -> bool:
-    """Whether the folder around it was listed with it."""
-    around, name = files.split(path)
-    found = _listings.get(around)
-    return isinstance(found, Listing) and name in found.folders
-
-
-def unlisted(path: str) -> str | None:
-    """Why the names in the folder are not all of them, if that is so."""
-    path = files.absolute(path)
-    found = _trials.get(path, _listings.get(path))
-    return found.unlisted if isinstance(found, Listing) else None
-
-
-def ahead(paths: Sequence[str]) -> None:
-    """Fetches the beginning of each, of a folder its names, many at a time."""
-    wanted = [path for path in paths if path not in _objects and path not in _listings]
-    if len(wanted) > 1:
-        with files.watched(len(wanted)) as done:
-
-            def one(path: str) -> None:
-                _ahead(path)
-                done()
-
-            side_by_side(one, wanted)
-    else:
-        side_by_side(_ahead, wanted)
-
-
-def _ahead(path: str) -> None:
-    with suppress(StateError):  # whoever opens it meets the same
-        if _kinds.get(path) == _FOLDER or _names.is_folder(path):
-            _told(files.absolute(path))
-        else:
-            _object(path).prime()
-
-
-@contextmanager
-def fetched(wanted: Mapping[str, list[tuple[int, int]]]) -> Iterator[None]:
-    """Around reading these (offset, length) of several files, which are fetched many at a time."""
-    ahead(list(wanted))
-    primed = [(one, spans) for path, spans in wanted.items() if (one := _object(path)).known is not None]
-    with ExitStack() as stack:
-        for one, _ in primed:
-            one.opened()
-            stack.callback(one.closed)
-        side_by_side(_try_fetch, [(one, span) for one, spans in primed for span in one.missing(spans)])
-        yield
-
-
-def _try_fetch(work: tuple[Object, list[int]]) -> None:
-    with suppress(UnreadableError):  # whoever reads it meets the same, and says so
-        work[0].fetch(work[1])
-
-
-def is_in_use() -> bool:
-    """Whether anything has been opened since `forget`."""
-    return bool(_objects)
-
-
-def crc32_of(path: str, offset: int, length: int) -> int | None:
-    """That of these bytes, where all of them were read as values, or are here."""
-    return _object(path).crc32_of(offset, offset + length)
-
-
-def confirm(path: str) -> None:
-    """Asks all of a file's guards that were not. Raises MalformedError, without the path, as they do."""
-    if path in _objects:
-        _objects[path].confirm()
-
-
-@contextmanager
-def reading(ranges: Iterable[tuple[str, int, int]]) -> Iterator[None]:
-    """Around reading the values of these (path, offset, length) in this thread, one after another."""
-    with object_cache.reading((_object(path), offset, length) for path, offset, length in ranges):
-        yield
+#: Files whose beginnings are kept after the first read: a folder may contain a million files.
+MAX_KEPT_FILES = 4096
 
 
 class Access(msgspec.Struct, frozen=True):
-    """What another process needs: URLs as they were typed, by the names shown, and what is known of the objects."""
+    """What another process needs to read the same files.
 
-    urls: dict[str, _names.Typed]
-    known: dict[str, tuple[int, str | None]]
+    Attributes:
+        urls: URLs as typed, by their masked names.
+        versions: The version of each file that was opened.
+        moved: See `RemoteFile.moved`, by path.
+        command: The command that the other process works for.
+    """
+
+    urls: dict[str, masked_url.TypedUrl]
+    versions: dict[str, FileVersion]
     moved: dict[str, dict[int, tuple[int, int]]]
-    #: Which command it is that wants it.
     command: str
 
     def __repr__(self) -> str:
         return f"Access({', '.join(self.urls)})"
 
 
-def access() -> Access:
-    """What this process knows. Raises MalformedError where an archive's directory, on trust so far, is wrong."""
-    for path in list(_objects):
+class RemoteStore:
+    """Files behind URLs, for one command: `Store` by an `ObjectStore`. Paths are masked names."""
+
+    reads_are_requests = True
+
+    def __init__(self) -> None:
+        #: A random name of the command, so that a worker process notices the next command.
+        self.command = os.urandom(8).hex()
+        self._files: dict[str, RemoteFile] = {}
+        self._kept: dict[str, RemoteFile] = {}
+        #: Listings that the object stores sent, and those that were found by requests for usual names.
+        self._listings: dict[str, Listing | UnreadableError] = {}
+        self._trials: dict[str, Listing | UnreadableError] = {}
+        self._kinds: dict[str, str] = {}
+        self._stores: dict[str, ObjectStore] = {}
+
+    # --- syntax -------------------------------------------------------------------------------------------------------
+
+    def join(self, folder: str, *names: str) -> str:
+        """See `Store.join`: the query stays at the end."""
+        return url.join(folder, *names)
+
+    def split(self, path: str) -> tuple[str, str]:
+        """See `Store.split`: the query stays with the folder."""
+        return url.split(path)
+
+    def parents(self, path: str) -> Iterator[str]:
+        """See `Store.parents`, down to the host or the bucket."""
+        return url.parents(path)
+
+    def make_relative(self, path: str, folder: str) -> str:
+        """See `Store.make_relative`: a URL outside the folder stays as it is."""
+        return url.make_relative(path, folder)
+
+    def make_absolute(self, path: str) -> str:
+        """See `Store.make_absolute`: a URL without the slash at the end."""
+        return url.make_absolute(path)
+
+    def is_glob(self, text: str) -> bool:
+        """See `Store.is_glob`: `?` begins a query."""
+        return url.is_glob(text)
+
+    # --- names --------------------------------------------------------------------------------------------------------
+
+    def exists(self, path: str) -> bool:
+        """See `Store.exists`. A path that cannot be requested counts as present, and opening the path raises."""
+        return self._kind(path) != _MISSING
+
+    def has_file(self, path: str) -> bool:
+        """See `Store.has_file`. A path that cannot be requested counts as present."""
+        if path not in self._kinds:
+            if path not in self._files and self._is_absent_from_listing(path):
+                return False
+            try:
+                self._file(path).prefetch_head()
+            except Missing:
+                return False
+            except UnreadableError:  # opening the file raises the same
+                pass
+            self._kinds[path] = _FILE
+        return self._kinds[path] != _MISSING
+
+    def is_folder(self, path: str) -> bool:
+        """See `Store.is_folder`."""
+        return self._kind(path) == _FOLDER
+
+    def is_file(self, path: str) -> bool:
+        """See `Store.is_file`. A path that cannot be requested counts as a file, and opening the path raises."""
+        return self._kind(path) == _FILE
+
+    def is_link(self, path: str) -> bool:  # noqa: ARG002 - a URL is no link
+        """See `Store.is_link`."""
+        return False
+
+    def resolve_links(self, path: str) -> str:
+        """See `Store.resolve_links`."""
+        return path
+
+    def list_names(self, folder: str) -> list[str]:
+        """See `Store.list_names`. Raises UnreadableError."""
+        return list(self._list(folder).folders)
+
+    def may_list(self, folder: str) -> bool:
+        """See `Store.may_list`."""
+        folder = url.make_absolute(folder)
+        return isinstance(self._ask_listing(folder), Listing) or isinstance(self._trials.get(folder), Listing)
+
+    def is_listed(self, path: str) -> bool:
+        """See `Store.is_listed`."""
+        folder, name = url.split(path)
+        listing = self._listings.get(folder)
+        return isinstance(listing, Listing) and name in listing.folders
+
+    def explain_missing_names(self, folder: str) -> str | None:
+        """See `Store.explain_missing_names`."""
+        folder = url.make_absolute(folder)
+        listing = self._trials.get(folder, self._listings.get(folder))
+        return listing.incomplete if isinstance(listing, Listing) else None
+
+    def match_glob(self, pattern: str) -> list[str]:
+        """See `Store.match_glob`. Raises UnreadableError for a folder that cannot be listed."""
+        return url_glob.match_url_glob(self, pattern)
+
+    # --- bytes --------------------------------------------------------------------------------------------------------
+
+    def open(self, path: str) -> Handle:
+        """See `Store.open`."""
+        if url.is_folder_url(path):
+            raise Missing("is an empty folder" if not self._list(path).folders else "is a folder")
+        file = self._file(path)
         try:
-            confirm(path)
-        except UnreadableError as why:
-            raise type(why)(f"{path}: {why}") from why
-    known = {path: one.known for path, one in _objects.items() if one.known is not None}
-    moved = {path: one.moved for path, one in _objects.items() if one.moved}
-    return Access(dict(_names.typed), known, moved, remembered.setdefault(Access, os.urandom(8).hex()))
+            file.prefetch_head()
+        except Missing:
+            listing = self._listings.get(url.make_absolute(path))
+            if _is_refused(listing):
+                raise listing from None
+            raise
+        self._kept[path] = file
+        if len(self._kept) > MAX_KEPT_FILES:
+            self._kept.pop(next(iter(self._kept))).release()
+        return Handle(file)
 
+    def size(self, path: str) -> int:
+        """See `Store.size`. Raises UnreadableError."""
+        return self.open(path).size
 
-def accept(found: Access) -> None:
-    """Takes over what another process knows."""
-    if remembered.get(Access) != found.command:  # a worker lives on, and what it knows may be so no longer
-        forget()
-        remembered[Access] = found.command
-    _names.typed.update(found.urls)
-    for path, known in found.known.items():
-        if path not in _objects:
-            _objects[path] = Object(_names.url_of(path), _store(path), known)
-        _objects[path].moved.update(found.moved.get(path, {}))
+    def version(self, path: str) -> None:
+        """See `Store.version`: each answer is compared with the version of the first."""
 
+    def prefetch(self, paths: Iterable[str]) -> None:
+        """See `Store.prefetch`."""
+        unknown = [path for path in paths if path not in self._files and path not in self._listings]
+        if len(unknown) < 2:
+            run_in_threads(self._prefetch, unknown)
+            return
+        with report_prefetch(len(unknown)) as done:
 
-# --- what is known ---------------------------------------------------------------------------------------------------
+            def prefetch_one(path: str) -> None:
+                self._prefetch(path)
+                done()
 
+            run_in_threads(prefetch_one, unknown)
 
-def _object(path: str) -> Object:
-    if path not in _objects:
-        _objects[path] = Object(_names.url_of(path), _store(path))
-    return _objects[path]
+    def _prefetch(self, path: str) -> None:
+        with suppress(StateError):  # opening the file raises the same
+            if self._kinds.get(path) == _FOLDER or url.is_folder_url(path):
+                self._ask_listing(url.make_absolute(path))
+            else:
+                self._file(path).prefetch_head()
 
+    @contextmanager
+    def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> Iterator[None]:
+        """See `Store.prefetch_ranges`."""
+        self.prefetch(list(ranges))
+        opened = [(file, spans) for path, spans in ranges.items() if (file := self._file(path)).version is not None]
+        with ExitStack() as stack:
+            for file, _ in opened:
+                file.add_reader()
+                stack.callback(file.remove_reader)
+            run_in_threads(_try_fetch, [(file, span) for file, spans in opened for span in file.missing_spans(spans)])
+            yield
 
-@cache
-def _store(path: str) -> Store:
-    return store_of(_names.url_of(path))
+    @contextmanager
+    def expect_values(self, ranges: Iterable[tuple[str, int, int]]) -> Iterator[None]:
+        """See `Store.expect_values`."""
+        with object_cache.expect_values((self._file(path), offset, length) for path, offset, length in ranges):
+            yield
 
+    def find_crc32(self, path: str, offset: int, length: int) -> int | None:
+        """See `Store.find_crc32`: of bytes that were read as values, or are cached."""
+        return self._file(path).find_crc32(offset, offset + length)
 
-def _kind(path: str) -> str:
-    if path not in _kinds:
-        _kinds[path] = _found_kind(path)
-    return _kinds[path]
+    def confirm_guards(self, path: str) -> None:
+        """See `Store.confirm_guards`."""
+        if path in self._files:
+            self._files[path].confirm_guards()
 
+    # --- other processes ----------------------------------------------------------------------------------------------
 
-def _found_kind(path: str) -> str:
-    why: UnreadableError | None = None
-    if not _names.is_folder(path):
-        if path not in _objects and _is_not_listed(path):
-            return _MISSING
+    @property
+    def is_in_use(self) -> bool:
+        """True if a file was requested during this command."""
+        return bool(self._files)
+
+    def export_access(self) -> Access:
+        """Return what this process knows. Raises MalformedError if a guard of a file fails."""
+        for path in list(self._files):
+            try:
+                self.confirm_guards(path)
+            except UnreadableError as why:
+                raise type(why)(f"{path}: {why}") from why
+        versions = {path: file.version for path, file in self._files.items() if file.version is not None}
+        moved = {path: file.moved for path, file in self._files.items() if file.moved}
+        return Access(dict(masked_url.typed_urls()), versions, moved, self.command)
+
+    def import_access(self, access: Access) -> None:
+        """Take over what another process knows."""
+        for path, version in access.versions.items():
+            if path not in self._files:
+                self._files[path] = RemoteFile(masked_url.unmask_url(path), self._store(path), version)
+            self._files[path].moved.update(access.moved.get(path, {}))
+
+    # --- what is known ------------------------------------------------------------------------------------------------
+
+    def _file(self, path: str) -> RemoteFile:
+        if path not in self._files:
+            self._files[path] = RemoteFile(masked_url.unmask_url(path), self._store(path))
+        return self._files[path]
+
+    def _store(self, path: str) -> ObjectStore:
+        if path not in self._stores:
+            self._stores[path] = open_store(masked_url.unmask_url(path))
+        return self._stores[path]
+
+    def _kind(self, path: str) -> str:
+        if path not in self._kinds:
+            self._kinds[path] = self._find_kind(path)
+        return self._kinds[path]
+
+    def _find_kind(self, path: str) -> str:
+        why: UnreadableError | None = None
+        if not url.is_folder_url(path):
+            if path not in self._files and self._is_absent_from_listing(path):
+                return _MISSING
+            try:
+                self._file(path).prefetch_head()
+            except UnreadableError as error:
+                why = error
+            if isinstance(why, Missing):
+                self._files.pop(path, None)
+            elif not isinstance(why, Unsure):
+                return _FILE
         try:
-            _object(path).prime()
+            if self._list(path).folders:
+                return _FOLDER
         except UnreadableError as error:
-            why = error
-        if isinstance(why, Missing):
-            _objects.pop(path, None)
-        elif not isinstance(why, Unsure):
-            return _FILE
-    try:
-        if _listed(path).folders:
-            return _FOLDER
-    except UnreadableError as error:
-        if _is_refused(error):
-            return _FILE
-    return _MISSING if why is None or isinstance(why, Missing) else _FILE
+            if _is_refused(error):
+                return _FILE
+        return _MISSING if why is None or isinstance(why, Missing) else _FILE
+
+    def _is_absent_from_listing(self, path: str) -> bool:
+        """Return True if a listing of the folder lacks the name; a server may hide names that begin with a dot."""
+        folder, name = url.split(path)
+        listing = self._listings.get(folder)
+        return isinstance(listing, Listing) and name not in listing.folders and not name.startswith(".")
+
+    def _list(self, folder: str) -> Listing:
+        folder = url.make_absolute(folder)
+        listing = self._ask_listing(folder)
+        if isinstance(listing, Unsure):
+            if folder not in self._trials:
+                self._trials[folder] = unlisted_folder.try_usual_names(folder, listing, self.prefetch, self._file)
+            listing = self._trials[folder]
+        if isinstance(listing, UnreadableError):
+            raise listing
+        return listing
+
+    def _ask_listing(self, folder: str) -> Listing | UnreadableError:
+        if folder not in self._listings:
+            self._listings[folder] = self._request_listing(folder)
+        return self._listings[folder]
+
+    def _request_listing(self, folder: str) -> Listing | UnreadableError:
+        try:
+            link = masked_url.unmask_url(folder)
+            listing = retry(lambda: self._store(folder).listing(link), link)
+            listing = unlisted_folder.add_hidden_names(listing, folder, self._file)
+        except UnreadableError as why:
+            return why
+        for name, is_folder in listing.folders.items():
+            self._kinds[url.join(folder, name)] = _FOLDER if is_folder else _FILE
+        return listing
 
 
-def _is_refused(listed: Listing | UnreadableError | None) -> TypeGuard[UnreadableError]:
-    """Whether there may be a folder that cannot be asked for."""
-    return isinstance(listed, UnreadableError) and not isinstance(listed, (Missing, Unsure))
+def remote_store() -> RemoteStore:
+    """Return the store of this command."""
+    return session.for_command(RemoteStore)
 
 
-def _is_not_listed(path: str) -> bool:
-    """Whether the folder around it was listed without it; a server may hide what begins with a dot."""
-    around, name = files.split(path)
-    found = _listings.get(around)
-    return isinstance(found, Listing) and name not in found.folders and not name.startswith(".")
+def accept_access(access: Access) -> None:
+    """Take over what another process knows. A worker lives on after a command, and forgets that command here."""
+    store = remote_store()
+    if store.command != access.command:
+        session.forget_command()
+        store = remote_store()
+        store.command = access.command
+    masked_url.typed_urls().update(access.urls)
+    store.import_access(access)
 
 
-def _listed(path: str) -> Listing:
-    path = files.absolute(path)
-    found = _told(path)
-    if isinstance(found, Unsure):
-        if path not in _trials:
-            _trials[path] = unlisted_folder.tried(path, found, ahead, _object)
-        found = _trials[path]
-    if isinstance(found, UnreadableError):
-        raise found
-    return found
+def _try_fetch(task: tuple[RemoteFile, tuple[int, int]]) -> None:
+    file, span = task
+    with suppress(UnreadableError):  # reading the bytes raises the same
+        file.fetch(span)
 
 
-def _told(path: str) -> Listing | UnreadableError:
-    if path not in _listings:
-        _listings[path] = _listing(path)
-    return _listings[path]
-
-
-def _listing(path: str) -> Listing | UnreadableError:
-    try:
-        url = _names.url_of(path)
-        found = repeated(lambda: _store(path).listing(url), url)
-        found = unlisted_folder.with_hidden(found, path, _object)
-    except UnreadableError as why:
-        return why
-    for name, is_folder in found.folders.items():
-        inner = files.join(path, name)
-        _kinds[inner] = _FOLDER if is_folder else _FILE
-    return found
+def _is_refused(listing: Listing | UnreadableError | None) -> TypeGuard[UnreadableError]:
+    """Return True if there may be a folder that cannot be requested."""
+    return isinstance(listing, UnreadableError) and not isinstance(listing, (Missing, Unsure))

@@ -1,6 +1,7 @@
-"""Asking again, later and later, where that may help: a connection that broke, a server that is busy.
+"""Send a request again after a broken connection or a busy server, with longer and longer pauses.
 
-A file has thousands of ranges, and a folder hundreds of files: what was in vain for one is not waited for with each.
+A file has thousands of ranges and a folder hundreds of files: a URL that failed after all retries fails at once from
+then on, and other URLs of the same server get one attempt.
 """
 
 from __future__ import annotations
@@ -11,76 +12,79 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from statecli.core.errors import UnreadableError
-from statecli.storage import files, redact
+from statecli.storage import redact, session
 from statecli.storage.limits import settings
+from statecli.storage.url import is_remote, split_url
 
 _Result = TypeVar("_Result")
-#: Seconds before the second attempt, twice as many before each next one, at most LONGEST.
-FIRST, LONGEST = 0.2, 20.0
-#: Seconds that a server may ask to wait; nobody sits before a terminal for longer and knows why.
-PATIENCE = 20.0
+#: Seconds before the second attempt, doubled before each next attempt, and the longest pause.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 20.0
+#: Longest pause in seconds that a server may ask for: a user at a terminal would not know the reason for more.
+MAX_RETRY_AFTER_S = 20.0
 
-#: By URL, why it was asked for in vain as often as that may help: it is not asked for again.
-_lost: dict[str, str] = {}
-#: Places of such, where one attempt is enough until one succeeds.
-_silent: set[str] = set()
+
+class _Failures:
+    """What failed after all retries during a command.
+
+    Attributes:
+        by_url: The message for each URL, which is not requested again.
+        servers: Servers that get one attempt until an attempt succeeds.
+    """
+
+    def __init__(self) -> None:
+        self.by_url: dict[str, str] = {}
+        self.servers: set[str] = set()
 
 
 class Transient(Exception):
-    """What went wrong this time; `after` seconds, if the server says when it is worth asking again."""
+    """An error that may not come again; `after`: seconds that the server asks to wait, None if it says nothing."""
 
     def __init__(self, why: str, after: float | None = None) -> None:
         super().__init__(why)
         self.after = after
 
 
-def forget() -> None:
-    """The next command finds out anew what answers."""
-    _lost.clear()
-    _silent.clear()
+def retry(attempt: Callable[[], _Result], url: str) -> _Result:
+    """Return the result of the first attempt that does not raise `Transient`.
 
-
-def repeated(attempt: Callable[[], _Result], url: str) -> _Result:
-    """The result of the first attempt that succeeds, of those to get something of what is behind the URL.
-
-    Raises UnreadableError where none did, now or earlier, and whatever an attempt raises that is no `Transient`.
+    Raises UnreadableError if all attempts did, now or earlier for this URL. Other errors are raised at once.
     """
-    place = _place(url)
-    retries = 0 if place in _silent else settings().retries
-    redact.quiet()
+    failures, server = session.for_command(_Failures), _find_server(url)
+    retries = 0 if server in failures.servers else settings().retries
+    redact.filter_logs()
     for count in range(retries + 1):
-        if url in _lost:  # since, in another thread, too
-            raise UnreadableError(_lost[url])
+        if url in failures.by_url:  # another thread may have given up meanwhile
+            raise UnreadableError(failures.by_url[url])
         try:
             result = attempt()
         except Transient as why:
-            if count < retries and (why.after is None or why.after <= PATIENCE):
-                time.sleep(min(LONGEST, why.after if why.after is not None else _pause(count)))
+            if count < retries and (why.after is None or why.after <= MAX_RETRY_AFTER_S):
+                time.sleep(min(LONGEST_PAUSE_S, why.after if why.after is not None else _choose_pause(count)))
                 continue
-            text = _in_vain(why, count)
+            text = _explain_failure(why, count)
         else:
-            _silent.discard(place)
+            failures.servers.discard(server)
             return result
-        _silent.add(place)
-        raise UnreadableError(_lost.setdefault(url, text))
+        failures.servers.add(server)
+        raise UnreadableError(failures.by_url.setdefault(url, text))
     raise AssertionError  # pragma: no cover - range(1) or more
 
 
-def _in_vain(why: Transient, retries: int) -> str:
-    if why.after is not None and why.after > PATIENCE:
+def _explain_failure(why: Transient, retries: int) -> str:
+    if why.after is not None and why.after > MAX_RETRY_AFTER_S:
         return f"{why}: it asks to wait {why.after:,.0f} s; try again later"
     return f"{why}{f', {retries + 1} times' if retries else ''}; try again later"
 
 
-def _place(url: str) -> str:
-    """Scheme and host, or bucket; of a chain those of what it leads to."""
-    link = files.link(url)
-    behind = link.rest.removeprefix("::")
-    if behind != link.rest and files.is_remote(behind):
-        return _place(behind)
-    return link.scheme + link.way.partition("/")[0]
+def _find_server(url: str) -> str:
+    """Return scheme and host, or bucket; of a chain those of the last link."""
+    parts = split_url(url)
+    outer = parts.rest.removeprefix("::")
+    if outer != parts.rest and is_remote(outer):
+        return _find_server(outer)
+    return parts.scheme + parts.path.partition("/")[0]
 
 
-def _pause(count: int) -> float:
-    """With chance in it: a hundred connections that broke together must not come back together."""
-    return FIRST * float(2**count) * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
+def _choose_pause(count: int) -> float:
+    """Return seconds, partly random, because a hundred connections that broke together must not return together."""
+    return FIRST_PAUSE_S * float(2**count) * random.uniform(0.5, 1.5)  # noqa: S311 - no secret

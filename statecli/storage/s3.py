@@ -1,7 +1,7 @@
-"""S3, and what speaks its language: ranges by s3fs' own calls, each answer held to what was asked before it is read.
+"""The object store of S3 and compatible servers: range requests by s3fs. Each answer is checked before it is read.
 
-Credentials are those that the AWS tools find. Where they find none, what is public is read without; so it is wherever
-AWS_NO_SIGN_REQUEST says so.
+Credentials are those that the AWS tools find. Without credentials, and with AWS_NO_SIGN_REQUEST, requests are not
+signed, so that public buckets can be read.
 """
 
 from __future__ import annotations
@@ -13,22 +13,31 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from statecli.core.errors import MissingDependency, UnreadableError
-from statecli.storage.fsspec_store import PerProcess, bucket_listing, held, imported, span, take_page, unreached
+from statecli.storage.fsspec_store import (
+    PerProcess,
+    add_page,
+    check_length,
+    create_bucket_listing,
+    import_fsspec,
+    parse_range,
+    translate_network_error,
+)
 from statecli.storage.limits import settings
+from statecli.storage.object_store import CHANGED, Listing, Missing
 from statecli.storage.retry import Transient
-from statecli.storage.store import CHANGED, Known, Listing, Missing
+from statecli.storage.store import FileVersion
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 _BUSY = frozenset(
     ["SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "Throttling", "OperationAborted"]
 )
-#: What may be another answer later, whoever gave it.
-_AGAIN = frozenset([408, 429, 500, 502, 503, 504])
-#: What leads elsewhere.
-_MOVED = frozenset([301, 302, 303, 307, 308])
+#: Statuses after which the same request may succeed.
+_TRANSIENT = frozenset([408, 429, 500, 502, 503, 504])
+#: Statuses of redirects.
+_REDIRECTS = frozenset([301, 302, 303, 307, 308])
 _NO_BUCKET = "its bucket is not there"
-#: What the codes of S3 mean to whoever asked.
+#: Messages for error codes of S3.
 _CODES = {
     "NoSuchBucket": _NO_BUCKET,
     "InvalidBucketName": "its bucket's name is none that S3 has",
@@ -48,7 +57,7 @@ _REFUSED = (
     "access is refused (HTTP 403): your AWS credentials may not read it, or it is not there; if it is public, "
     "AWS_NO_SIGN_REQUEST=yes reads it without them"
 )
-#: What is said of whatever answers instead of an S3.
+#: Message about a server that is not S3.
 _FOREIGN = "no S3 gave this answer ({what}): check AWS_ENDPOINT_URL, and proxies on the way"
 _REFUSED_TO_ALL = (
     "access is refused (HTTP 403): no AWS credentials were found, and without them it may not be read; log in, or set "
@@ -58,7 +67,7 @@ _REFUSED_UNSIGNED = (
     "access is refused (HTTP 403): AWS_NO_SIGN_REQUEST asks without AWS credentials, and without them it may not be "
     "read; unset it"
 )
-#: What is at fault, by a part of the name of what in botocore looked for credentials and had none.
+#: Messages about missing credentials, by a part of the name of the provider in botocore.
 _SOURCES = {
     "SSO": "there is no AWS login, or it has expired; log in again: aws sso login",
     "WebIdentity": "AWS gives no credentials for a web identity: check AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN",
@@ -69,9 +78,9 @@ _SOURCES = {
     "EnvProvider": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong together: set both",
     "": "your AWS credentials cannot be used ({name}); log in again",
 }
-#: The variables that say where S3 is, the one that counts first.
+#: The variables with the URL of S3, the first one counts.
 _ENDPOINTS = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"
-#: What is at fault where nothing was asked for yet, by a part of the error's name.
+#: Messages about the configuration, by a part of the name of the error.
 _SETTINGS = {
     "ProfileNotFound": "AWS_PROFILE names a profile that is not in the AWS configuration",
     "ConfigParseError": "the AWS configuration is not written as one: mend {path}",
@@ -83,100 +92,100 @@ _SETTINGS = {
 
 
 class S3:
-    """All buckets."""
+    """All buckets: an `ObjectStore`."""
 
     def __init__(self) -> None:
-        self._signed, self._unsigned = PerProcess(_filesystem), PerProcess(lambda: _filesystem(anon=True))
+        self._signed, self._unsigned = PerProcess(_create_filesystem), PerProcess(lambda: _create_filesystem(anon=True))
         self._anonymous = _is_unsigned()
 
-    def get(self, url: str, offset: int, length: int, known: Known | None) -> tuple[bytes, Known]:
-        """As `Store.get`."""
-        return self._asked(lambda filesystem: _got(filesystem, url, offset, length, known))
+    def get(self, url: str, offset: int, length: int, known: FileVersion | None) -> tuple[bytes, FileVersion]:
+        """See `ObjectStore.get`."""
+        return self._call(lambda filesystem: _get_range(filesystem, url, offset, length, known))
 
     def listing(self, url: str) -> Listing:
-        """As `Store.listing`."""
-        return self._asked(lambda filesystem: _listed(filesystem, url))
+        """See `ObjectStore.listing`."""
+        return self._call(lambda filesystem: _list_folder(filesystem, url))
 
-    def _asked(self, ask: Callable[[Any], Coroutine[Any, Any, _Found]]) -> _Found:
+    def _call(self, request: Callable[[Any], Coroutine[Any, Any, _Result]]) -> _Result:
         filesystem = (self._unsigned if self._anonymous else self._signed)()
         try:
-            found: _Found = imported().asyn.sync(filesystem.loop, ask, filesystem)
+            result: _Result = import_fsspec().asyn.sync(filesystem.loop, request, filesystem)
         except (UnreadableError, Transient):
             raise
         except Exception as why:  # noqa: BLE001 - of s3fs, botocore, aiohttp, asyncio
             if type(why).__name__ != "NoCredentialsError" or self._anonymous:
-                raise _said(why, anonymous=filesystem.anon) from None
+                raise _translate_error(why, anonymous=filesystem.anon) from None
         else:
-            return found
+            return result
         self._anonymous = True
-        return self._asked(ask)
+        return self._call(request)
 
 
 def _is_unsigned() -> bool:
     return os.environ.get("AWS_NO_SIGN_REQUEST", "").lower() in ("1", "true", "yes", "on")
 
 
-def _filesystem(*, anon: bool | None = None) -> Any:
-    imported()
+def _create_filesystem(*, anon: bool | None = None) -> Any:
+    import_fsspec()
     try:
         import s3fs
     except ImportError:
         raise MissingDependency("s3:// needs the package s3fs: pip install 'statecli[remote]'") from None
-    # What fsspec's own configuration says (an endpoint, a profile) is kept.
+    # Settings of fsspec, such as an endpoint or a profile, are kept.
     options = {} if anon is None else {"anon": anon}
-    found = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False, **options)
-    patience = settings()
-    ours = {
-        "connect_timeout": min(10.0, patience.timeout),
-        "read_timeout": patience.timeout,
-        "max_pool_connections": patience.connections,
+    filesystem = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False, **options)
+    limits = settings()
+    own_options = {
+        "connect_timeout": min(10.0, limits.timeout),
+        "read_timeout": limits.timeout,
+        "max_pool_connections": limits.connections,
         "retries": {"total_max_attempts": 1},
-        "http_session_cls": _session(),
+        "http_session_cls": _create_session_class(),
     }
-    found.config_kwargs = {**found.config_kwargs, **ours}
-    found.retries = 1  # `attempts` asks again
-    return found
+    filesystem.config_kwargs = {**filesystem.config_kwargs, **own_options}
+    filesystem.retries = 1  # `retry` sends a request again
+    return filesystem
 
 
-def _session() -> type:
-    """How aiobotocore asks, but for redirects: aiohttp would follow them anywhere, and take session tokens along.
+def _create_session_class() -> type:
+    """Return the session class of aiobotocore without redirects: aiohttp would send session tokens to any server.
 
-    botocore itself follows those to another region.
+    botocore itself follows redirects to another region.
     """
     from aiobotocore.config import AioConfig  # type: ignore[import-untyped]
     from aiobotocore.httpsession import AIOHTTPSession  # type: ignore[import-untyped]
 
     class Session(AIOHTTPSession):  # type: ignore[misc]  # it has no types
         async def _get_session(self, proxy_url: str | None) -> Any:
-            return _Direct(await super()._get_session(proxy_url))
+            return _SessionWithoutRedirects(await super()._get_session(proxy_url))
 
     try:
         AioConfig(http_session_cls=Session)
-        AIOHTTPSession._get_session  # noqa: B018 - what is not there cannot be told not to follow
+        AIOHTTPSession._get_session  # noqa: B018 - without this method redirects cannot be refused
     except (AttributeError, TypeError):
         raise MissingDependency("s3:// needs another aiobotocore: pip install -U s3fs aiobotocore") from None
     return Session
 
 
-class _Direct:
-    """A session of aiohttp that follows no redirect, and refuses those that name no region."""
+class _SessionWithoutRedirects:
+    """A session of aiohttp that follows no redirect and refuses redirects without a region."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
 
-    async def request(self, *what: Any, **options: Any) -> Any:
-        answer = await self._session.request(*what, **options, allow_redirects=False)
-        leads_away = "Location" in answer.headers or answer.method == "HEAD"  # by which botocore asks for the region
-        if answer.status in _MOVED and leads_away and "x-amz-bucket-region" not in answer.headers:
+    async def request(self, *arguments: Any, **options: Any) -> Any:
+        answer = await self._session.request(*arguments, **options, allow_redirects=False)
+        leads_away = "Location" in answer.headers or answer.method == "HEAD"  # the request of botocore for the region
+        if answer.status in _REDIRECTS and leads_away and "x-amz-bucket-region" not in answer.headers:
             answer.close()
             raise UnreadableError(_FOREIGN.format(what=f"HTTP {answer.status}"))
         return answer
 
 
-def _parts(url: str) -> tuple[str, str, dict[str, str]]:
-    """Bucket, key, and the version that is asked for."""
-    way, _, version = url.partition("://")[2].partition("?versionId=")
-    bucket, _, key = way.partition("/")
+def _parse_key(url: str) -> tuple[str, str, dict[str, str]]:
+    """Return bucket, key, and the options for the requested version."""
+    path, _, version = url.partition("://")[2].partition("?versionId=")
+    bucket, _, key = path.partition("/")
     if "@" in bucket:
         raise UnreadableError("has credentials in it, which s3:// has no place for: set AWS_PROFILE or log in")
     if not bucket:
@@ -184,51 +193,53 @@ def _parts(url: str) -> tuple[str, str, dict[str, str]]:
     return bucket, key, {"VersionId": version} if version else {}
 
 
-async def _got(filesystem: Any, url: str, offset: int, length: int, known: Known | None) -> tuple[bytes, Known]:
-    bucket, key, asked = _parts(url)
+async def _get_range(
+    filesystem: Any, url: str, offset: int, length: int, known: FileVersion | None
+) -> tuple[bytes, FileVersion]:
+    bucket, key, options = _parse_key(url)
     if not key:
         raise Missing("is a bucket, and holds nothing")
-    asked["Range"] = f"bytes={offset}-{offset + length - 1}"
-    if known is not None and known[1] is not None:
-        asked["IfMatch"] = known[1]
+    options["Range"] = f"bytes={offset}-{offset + length - 1}"
+    if known is not None and known.marker is not None:
+        options["IfMatch"] = known.marker
     try:
-        answer = await filesystem._call_s3("get_object", Bucket=bucket, Key=key, **asked)
+        answer = await filesystem._call_s3("get_object", Bucket=bucket, Key=key, **options)
     except OSError as why:
-        if _answer(why)[0] in ("InvalidRange", "416") and offset == 0:
-            return b"", (0, None)  # of an empty object no byte can be asked for
+        if _find_answer(why)[0] in ("InvalidRange", "416") and offset == 0:
+            return b"", FileVersion(0, None)  # no range of an empty object is valid
         raise
     body = answer["Body"]
     try:
-        start, end, size = span(answer.get("ContentRange"), answer.get("ContentLength"), offset, length)
-        found = size, answer.get("ETag")
-        if known is not None and known != found:
+        start, end, size = parse_range(answer.get("ContentRange"), answer.get("ContentLength"), offset, length)
+        version = FileVersion(size, answer.get("ETag"))
+        if known is not None and known != version:
             raise UnreadableError(CHANGED)
-        data = held(await body.read(), start, end)
+        data = check_length(await body.read(), start, end)
     finally:
         body.close()
-    return data[offset - start : offset - start + length], found
+    return data[offset - start : offset - start + length], version
 
 
-async def _listed(filesystem: Any, url: str) -> Listing:
-    bucket, key, _ = _parts(url)
+async def _list_folder(filesystem: Any, url: str) -> Listing:
+    bucket, key, _ = _parse_key(url)
     prefix = f"{key.rstrip('/')}/" if key.strip("/") else ""
     folders: dict[str, bool] = {}
     more: dict[str, str] = {}
     while True:
         page = await filesystem._call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, Delimiter="/", **more)
-        if "IsTruncated" not in page:  # a page of HTML is a listing of nothing to botocore
+        if "IsTruncated" not in page:  # botocore parses an HTML page as an empty listing
             raise UnreadableError(_FOREIGN.format(what="it is no listing"))
-        keys = [one["Key"] for one in page.get("Contents", ())]
-        take_page(folders, prefix, keys, [one["Prefix"] for one in page.get("CommonPrefixes", ())])
+        keys = [entry["Key"] for entry in page.get("Contents", ())]
+        add_page(folders, prefix, keys, [entry["Prefix"] for entry in page.get("CommonPrefixes", ())])
         if not page.get("IsTruncated"):
-            return bucket_listing(folders, prefix)
+            return create_bucket_listing(folders, prefix)
         more = {"ContinuationToken": page["NextContinuationToken"]}
 
 
-def _answer(why: BaseException) -> tuple[str | None, int]:
-    """The code of S3's answer, which s3fs hides behind an error of Python's, and the HTTP status; None, 0 without one.
+def _find_answer(why: BaseException) -> tuple[str | None, int]:
+    """Return the error code of S3, which s3fs hides behind an error of Python, and the HTTP status; None, 0 without.
 
-    Where there was no code in it, botocore says none or the status in its place.
+    For an answer without code, botocore has no code or the status as the code.
     """
     error: BaseException | None = why
     while error is not None:
@@ -240,14 +251,14 @@ def _answer(why: BaseException) -> tuple[str | None, int]:
     return None, 0
 
 
-def _said(why: Exception, *, anonymous: bool) -> Exception:
-    """The error of ours; the text of theirs may hold what must not be shown."""
-    own = _unready(why)
+def _translate_error(why: Exception, *, anonymous: bool) -> Exception:
+    """Return the error of statecli, because the text of the other error may contain secrets."""
+    own = _explain_setup_error(why)
     if own is not None:
         return own
-    code, status = _answer(why)
+    code, status = _find_answer(why)
     if code is not None:
-        return _foreign(code, status) or _told(code, status, anonymous=anonymous)
+        return _explain_foreign_answer(code, status) or _explain_code(code, status, anonymous=anonymous)
     name = type(why).__name__
     if name == "ParamValidationError":
         return UnreadableError(_CODES["InvalidBucketName"])
@@ -260,50 +271,50 @@ def _said(why: Exception, *, anonymous: bool) -> Exception:
         return UnreadableError("AWS_CA_BUNDLE names no file of certificates that can be read")
     if isinstance(inner, ValueError):
         return UnreadableError("your AWS credentials hold what no header may: set them again, without line breaks")
-    return unreached(why)
+    return translate_network_error(why)
 
 
-def _unready(why: Exception) -> Exception | None:
-    """The error where S3 was not asked, for want of credentials or of a configuration; None where it was."""
-    frames = list(_frames(why))
+def _explain_setup_error(why: Exception) -> Exception | None:
+    """Return the error for credentials or a configuration that prevented a request; None if a request was sent."""
+    frames = list(_walk_frames(why))
     modules = {frame.f_globals.get("__name__", "").removeprefix("aio") for frame in frames}
     name = type(why).__name__
     if modules & {"botocore.credentials", "botocore.tokens"} and name not in ("ConfigParseError", "ProfileNotFound"):
-        error = unreached(why)
+        error = translate_network_error(why)
         if isinstance(error, Transient):
             return Transient(f"no AWS credentials came: {error}")
         makers = {type(frame.f_locals.get("self")).__name__ for frame in frames}
-        told = next(told for part, told in _SOURCES.items() if any(part in maker for maker in makers))
-        return UnreadableError(told.format(name=name))
+        text = next(text for part, text in _SOURCES.items() if any(part in maker for maker in makers))
+        return UnreadableError(text.format(name=name))
     if "botocore.session" not in modules and name != "EndpointResolutionError":
         return None
-    endpoint = next((one for one in _ENDPOINTS if os.environ.get(one)), "endpoint_url in the AWS configuration")
-    told = next(told for part, told in _SETTINGS.items() if part in name)
-    return UnreadableError(told.format(name=name, endpoint=endpoint, path=getattr(why, "kwargs", {}).get("path")))
+    endpoint = next((name for name in _ENDPOINTS if os.environ.get(name)), "endpoint_url in the AWS configuration")
+    text = next(text for part, text in _SETTINGS.items() if part in name)
+    return UnreadableError(text.format(name=name, endpoint=endpoint, path=getattr(why, "kwargs", {}).get("path")))
 
 
-def _frames(why: Exception) -> Iterator[FrameType]:
-    """Where an error came by, also before s3fs made another of it."""
+def _walk_frames(why: Exception) -> Iterator[FrameType]:
+    """Yield the frames of an error and of its causes, which s3fs replaces by errors of Python."""
     error: BaseException | None = why
     while error is not None:
         yield from (frame for frame, _ in walk_tb(error.__traceback__))
         error = error.__cause__
 
 
-def _foreign(code: str, status: int) -> Exception | None:
-    """The error for an answer that no S3 gave: of a proxy, of a web server."""
+def _explain_foreign_answer(code: str, status: int) -> Exception | None:
+    """Return the error for an answer of a proxy or a web server; None for an answer of S3."""
     if code in _CODES or (code and not code.isdecimal()):
         return None
-    if status in _AGAIN:
-        # botocore says 500 of a page that came with 200 too.
+    if status in _TRANSIENT:
+        # botocore sets 500 for a page that came with 200 as well.
         what = "no XML" if status == 500 else f"HTTP {status}"
         return Transient(f"an answer that is none of S3's ({what}; is AWS_ENDPOINT_URL right?)")
     return (Missing if status == 404 else UnreadableError)(_FOREIGN.format(what=f"HTTP {status}"))
 
 
-def _told(code: str, status: int, *, anonymous: bool) -> Exception:
-    """The error for what S3 says."""
-    if code in _BUSY or status in _AGAIN:
+def _explain_code(code: str, status: int, *, anonymous: bool) -> Exception:
+    """Return the error for an error code of S3."""
+    if code in _BUSY or status in _TRANSIENT:
         return Transient(f"S3 is busy ({code})")
     if code == "NoSuchKey":
         return Missing("is not there")

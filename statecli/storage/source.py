@@ -1,6 +1,6 @@
-"""A file, local or remote, read by position: what every format reader reads through.
+"""A file, local or remote, read by position. Every reader of a format uses this class.
 
-Messages carry no path; whoever knows what the user typed puts it in front.
+Messages contain no path; the caller, who knows what the user typed, adds the path.
 """
 
 from __future__ import annotations
@@ -11,25 +11,29 @@ from types import TracebackType
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.storage import files
 
-#: Bytes kept of the start of every file: enough to tell each format that statecli knows.
-HEAD = 4096
+#: Bytes kept of the start of every file: enough to recognise each format that statecli reads.
+HEAD_BYTES = 4096
 
 
 class Source:
-    """An open regular file: `path`, its `size` in bytes, its first 4096 bytes as `head`; `is_far` if each read of it
-    is a journey.
+    """An open regular file, or `length` bytes from byte `start` on as if they were a file, with offsets from there.
 
-    With `length`, only so many bytes from byte `start`, as if they were a file; places count from there. Raises
-    UnreadableError for what is missing, not permitted, empty or no regular file.
+    Raises UnreadableError for a file that is missing, not permitted, empty or not regular.
+
+    Attributes:
+        path: Path or masked URL of the file.
+        size: Size in bytes.
+        head: The first 4096 bytes; empty for a part of a remote file.
+        is_remote: True if each read is a request to a server.
     """
 
-    __slots__ = ("_file", "head", "is_far", "path", "size", "start")
+    __slots__ = ("_file", "head", "is_remote", "path", "size", "start")
 
     def __init__(self, path: str, start: int = 0, length: int | None = None) -> None:
         self.path = path
         self.start = start
-        self.is_far = files.is_remote(path)
-        self._file = files.opened(path)
+        self.is_remote = files.reads_are_requests(path)
+        self._file = files.open_file(path)
         try:
             size = self._file.size
             if size == 0:
@@ -37,8 +41,8 @@ class Source:
             if length is not None and not 0 <= start <= start + length <= size:
                 raise _truncated(start, length, size)
             self.size = size if length is None else length
-            # Of what lies inside a file, the beginning need not be looked at: that may be a journey of its own.
-            self.head = b"" if length is not None and self.is_far else self.read(0, min(HEAD, self.size))
+            # The head of a part is not needed, and reading it may be another request.
+            self.head = b"" if length is not None and self.is_remote else self.read(0, min(HEAD_BYTES, self.size))
         except BaseException:
             self.close()
             raise
@@ -55,40 +59,40 @@ class Source:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether what a journey would be needed for is confirmed only when it is read."""
-        return self.is_far and not files.is_thorough()
+        """True if offsets that a directory states are confirmed when the bytes are read, to save requests."""
+        return self.is_remote and not files.is_strict()
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """These (offset, length) are about to be read, one after another."""
+        """Fetch these (offset, length) together if each read is a request; they are about to be read."""
         self._file.prefetch((self.start + offset, length) for offset, length in ranges)
 
-    def here(self, offset: int, length: int) -> bytes | None:
-        """As `files.File.here`; None also where the file does not hold them."""
+    def read_cached(self, offset: int, length: int) -> bytes | None:
+        """Return these bytes; None if reading them takes a request, and outside the file."""
         if offset < 0 or length < 0 or offset + length > self.size:
             return None
-        return self._file.here(self.start + offset, length)
+        return self._file.read_cached(self.start + offset, length)
 
     def guard(self, guards: Iterable[files.Guard]) -> None:
-        """As `files.File.guard`."""
+        """See `File.guard`."""
         at = self.start
         self._file.guard(
-            one._replace(header=at + one.header, start=at + one.start, stop=at + one.stop) for one in guards
+            guard._replace(header=at + guard.header, start=at + guard.start, stop=at + guard.stop) for guard in guards
         )
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from byte `offset`; MalformedError where the file does not hold them."""
+        """Return exactly `length` bytes from byte `offset`. Raises MalformedError outside the file."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise _truncated(offset, length, self.size)
         offset += self.start
         data = self._file.read(offset, length)
-        if len(data) != length:  # it was cut short since it was opened
-            raise _truncated(offset + len(data), length - len(data), self._file.now())
+        if len(data) != length:  # the file was truncated while open
+            raise _truncated(offset + len(data), length - len(data), self._file.measure())
         return data
 
 
-def small(path: str, longest: int) -> bytes:
-    """All of a regular file of `longest` bytes at most, which may be empty; UnreadableError for any other."""
-    file = files.opened(path)
+def read_small_file(path: str, longest: int) -> bytes:
+    """Return the bytes of a regular file, which may be empty. Raises UnreadableError for more than `longest` bytes."""
+    file = files.open_file(path)
     try:
         if file.size > longest:
             raise UnreadableError(f"is too long: {file.size:,} bytes, at most {longest:,} are read")
@@ -100,19 +104,19 @@ def small(path: str, longest: int) -> bytes:
 
 
 class Window:
-    """Small reads served from one larger one: for many headers that lie close together, in rising order."""
+    """A buffer for many small reads that lie close together, in rising order."""
 
     __slots__ = ("_data", "_source", "_span", "_start")
 
     def __init__(self, source: Source, span: int) -> None:
-        """Reads ahead `span` bytes at a time."""
+        """Read `span` bytes of the source at a time."""
         self._source = source
         self._span = span
         self._start = 0
         self._data = b""
 
     def read(self, offset: int, length: int) -> bytes:
-        """As `Source.read`."""
+        """See `Source.read`."""
         at = offset - self._start
         if at < 0 or at + length > len(self._data):
             ahead = min(max(length, self._span), max(length, self._source.size - offset))

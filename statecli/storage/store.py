@@ -1,101 +1,158 @@
-"""What can be asked of any place that holds objects, and which place a URL means."""
+"""Protocols of a store, the place that files lie in, and of an open file. `local` and `remote` implement both."""
 
 from __future__ import annotations
 
-import threading
-from importlib import import_module
-from itertools import zip_longest
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-from statecli.core.errors import UnreadableError
-from statecli.storage import files
-
-#: What is said of an object that is another by now.
-CHANGED = "changed while it was read: try again"
-
-#: The size of an object in bytes, and what tells two versions of it apart; None where the store says nothing.
-#: That is an ETag, or several such things of which an answer may lack some, each on its line.
-Known = tuple[int, str | None]
+#: Most folders inside one another: a server may list a folder as part of the same folder.
+MAX_FOLDER_DEPTH = 64
 
 
-class Missing(UnreadableError):
-    """There is no such object."""
+class FileVersion(NamedTuple):
+    """The size of a file in bytes, and a marker that changes with the file; None where the store sends no marker.
+
+    Of a remote file the marker is an ETag, or several such markers on a line each, some of which an answer may lack.
+    """
+
+    size: int
+    marker: str | None
 
 
-class Unfetched(UnreadableError):
-    """Its bytes did not come, whatever they are."""
+class Guard(NamedTuple):
+    """Bytes `start` to `stop` that lie where a directory says so, without proof so far.
+
+    The proof is a header from `header` up to `start`. `check` takes the bytes of the header and returns how many bytes
+    later than `start` the data begins, mostly 0. `check` raises MalformedError for a wrong header.
+    """
+
+    header: int
+    start: int
+    stop: int
+    check: Callable[[bytes], int]
 
 
-class Unsure(UnreadableError):
-    """Something answers that is no object: a refusal, a page. There may be a folder all the same."""
+class File(Protocol):
+    """An open file, read by position, by one thread at a time."""
 
+    size: int
 
-class Listing(NamedTuple):
-    """What is in a folder: whether each name is a folder's. `unlisted` says why these are not all of the names."""
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset` on, fewer where the file ends before."""
 
-    folders: dict[str, bool]
-    unlisted: str | None = None
+    def fill(self, offset: int, into: memoryview, ahead: int) -> int:
+        """Read bytes from `offset` on into a buffer; return their number, 0 at the end.
 
+        `ahead`: the number of bytes that the caller reads next.
+        """
 
-def merged(known: Known | None, found: Known) -> Known:
-    """All that is known by now. Raises UnreadableError where the object is another than it was."""
-    if known is None:
-        return found
-    old, new = ((version or "").split("\n") for _, version in (known, found))
-    apart = [(one, other) for one, other in zip_longest(old, new, fillvalue="") if one and other]
-    # The first tells more than what is behind it.
-    if known[0] != found[0] or (apart and apart[0][0] != apart[0][1]):
-        raise UnreadableError(CHANGED)
-    both = "\n".join(one or other for one, other in zip_longest(old, new, fillvalue=""))
-    return known[0], both or None
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Fetch these (offset, length) together if each read is a request; they are about to be read."""
+
+    def read_cached(self, offset: int, length: int) -> bytes | None:
+        """Return these bytes, or None if reading them takes a request."""
+
+    def guard(self, guards: Iterable[Guard]) -> None:
+        """Check the header of each guard before the file returns a byte of the guarded range."""
+
+    def measure(self) -> int:
+        """Return the size at this moment, for the message about a file that was truncated while open."""
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
 
 
 class Store(Protocol):
-    """Where objects lie. Each method raises UnreadableError without the URL, and `Missing` where there is none."""
+    """Files and folders by path. A method that reads raises OSError for a local path, else UnreadableError.
 
-    def get(self, url: str, offset: int, length: int, known: Known | None) -> tuple[bytes, Known]:
-        """The bytes from `offset` on, fewer than `length` only where the object ends, and what is known of it.
+    Attributes:
+        reads_are_requests: True if a read costs a round trip to a server, so that reads should be batched.
+    """
 
-        `known` of an earlier answer: raises UnreadableError where the object is another by now.
+    reads_are_requests: bool
+
+    # Syntax: nothing is read.
+
+    def join(self, folder: str, *names: str) -> str:
+        """Return the path of a file in a folder."""
+
+    def split(self, path: str) -> tuple[str, str]:
+        """Return the folder and the name of a file."""
+
+    def parents(self, path: str) -> Iterator[str]:
+        """Yield the folders around a file, the nearest first."""
+
+    def make_relative(self, path: str, folder: str) -> str:
+        """Return the path from the folder to the file, with `/` on every system."""
+
+    def make_absolute(self, path: str) -> str:
+        """Return the path from the root."""
+
+    def is_glob(self, text: str) -> bool:
+        """Return True if the text may be a glob."""
+
+    # Names: what exists.
+
+    def exists(self, path: str) -> bool:
+        """Return True for a file, a folder and a broken link."""
+
+    def has_file(self, path: str) -> bool:
+        """Return True if the path, which can only be that of a file, exists; no folder is asked for."""
+
+    def is_folder(self, path: str) -> bool:
+        """Return True for a folder."""
+
+    def is_file(self, path: str) -> bool:
+        """Return True for a file."""
+
+    def is_link(self, path: str) -> bool:
+        """Return True for a symbolic link."""
+
+    def resolve_links(self, path: str) -> str:
+        """Return the path without symbolic links."""
+
+    def list_names(self, folder: str) -> list[str]:
+        """Return the names in a folder."""
+
+    def may_list(self, folder: str) -> bool:
+        """Return False if the folder may be entered and not listed."""
+
+    def is_listed(self, path: str) -> bool:
+        """Return True if a listing of the folder around the path contains the path."""
+
+    def explain_missing_names(self, folder: str) -> str | None:
+        """Return the reason why the names of a folder are incomplete; None if they are complete."""
+
+    def match_glob(self, pattern: str) -> list[str]:
+        """Return the paths that match, with `**` and hidden names. Of hidden folders only the folder itself is matched,
+        unless a step of the glob begins with a dot.
         """
 
-    def listing(self, url: str) -> Listing:
-        """What is in the folder."""
+    # Bytes.
 
+    def open(self, path: str) -> File:
+        """Open a file. Raises UnreadableError, without the path, for a missing file, a folder or a device."""
 
-_stores: dict[str, Store] = {}
-_lock = threading.Lock()
+    def size(self, path: str) -> int:
+        """Return the size of a file in bytes."""
 
+    def version(self, path: str) -> FileVersion | None:
+        """Return the version of a file to compare a later one with; None if there is no file, or if the store compares
+        the version of each read itself.
+        """
 
-def store_of(url: str) -> Store:
-    """The store for a URL, the same one for all that it holds. Raises MissingDependency, UnreadableError."""
-    scheme = url.partition("://")[0].lower()
-    with _lock:
-        if scheme in ("http", "https"):
-            return _known("http", "http", "Http")
-        if scheme in ("s3", "s3a"):
-            return _known("s3", "s3", "S3")
-        if scheme in ("gs", "gcs"):
-            return _known("gs", "gcs", "CloudStorage")
-        if scheme == "hf":
-            return _known("hf", "hub", "Hub")
-        return _known(_held_by(url), "fsspec_store", "Filesystem", url)
+    def prefetch(self, paths: Iterable[str]) -> None:
+        """Fetch the beginnings of files, and the names of folders, that are about to be opened; errors are kept."""
 
+    def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> AbstractContextManager[None]:
+        """Fetch these (offset, length) of each file and keep them while the block runs; errors are kept."""
 
-def _known(key: str, module: str, name: str, *arguments: str) -> Store:
-    if key not in _stores:
-        _stores[key] = getattr(import_module(f"statecli.storage.{module}"), name)(*arguments)
-    return _stores[key]
+    def expect_values(self, ranges: Iterable[tuple[str, int, int]]) -> AbstractContextManager[None]:
+        """Fetch neighbours together while the block reads these (path, offset, length) in this thread in order."""
 
+    def find_crc32(self, path: str, offset: int, length: int) -> int | None:
+        """Return the CRC-32 of these bytes if known without another read."""
 
-def _held_by(url: str) -> str:
-    """What of a URL says which filesystem it is of: all but the way of an object in it."""
-    link = files.link(url)
-    host = "" if link.rest.startswith("::") else link.way.partition("/")[0]
-    return f"{link.scheme}{host}{link.rest}"
-
-
-def forget() -> None:
-    """The next command finds its stores anew: with the credentials that there are then."""
-    with _lock:
-        _stores.clear()
+    def confirm_guards(self, path: str) -> None:
+        """Check the guards of a file that were not checked so far. Raises MalformedError without the path."""

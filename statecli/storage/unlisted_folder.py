@@ -1,4 +1,4 @@
-"""Folders that nobody lists: what is in one of the names that checkpoints usually have, asked for all at once."""
+"""Folders that cannot be listed: request all usual names of checkpoint files at once."""
 
 from __future__ import annotations
 
@@ -7,75 +7,74 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cache
 
 from statecli.core.errors import UnreadableError
-from statecli.storage import files
 from statecli.storage.checkpoint_names import METADATA, SETTINGS_FILES, SINGLE
-from statecli.storage.object_cache import Object
-from statecli.storage.store import Listing, Missing, Unsure
+from statecli.storage.object_cache import RemoteFile
+from statecli.storage.object_store import Listing, Missing, Unsure
+from statecli.storage.url import join
 
 _TRAINING = "optimizer.pt optimizer.bin scheduler.pt scaler.pt rng_state.pth training_args.bin random_states_0.pkl"
 _TOOLS = ".metadata latest latest_checkpointed_iteration.txt zero_to_fp32.py model_index.json trainer_state.json"
 
 
 @cache
-def usual() -> tuple[str, ...]:
-    """The names, likeliest first."""
-    weights = [one for name in SINGLE for one in (name, f"{name}.index.json")]
+def list_usual_names() -> tuple[str, ...]:
+    """Return the usual names, the most likely first."""
+    weights = [file for name in SINGLE for file in (name, f"{name}.index.json")]
     settings = [f"{stem}.json" for stem in SETTINGS_FILES]
     return tuple(dict.fromkeys((*weights, *settings, *_TOOLS.split(), *_TRAINING.split())))
 
 
-def tried(
-    path: str, why: Unsure, ahead: Callable[[Sequence[str]], None], object_of: Callable[[str], Object]
+def try_usual_names(
+    folder: str, why: Unsure, prefetch: Callable[[Sequence[str]], None], open_file: Callable[[str], RemoteFile]
 ) -> Listing | UnreadableError:
-    """What of the usual names is in the folder, which cannot be listed; `why`, if nothing is."""
-    inner = {name: files.join(path, name) for name in usual()}
-    ahead(list(inner.values()))
-    errors = {name: _error(object_of(where)) for name, where in inner.items()}
-    for name, error in _untold(errors):
+    """Return the usual names that exist in a folder that cannot be listed because of `why`; an error if none exists."""
+    paths = {name: join(folder, name) for name in list_usual_names()}
+    prefetch(list(paths.values()))
+    errors = {name: _find_error(open_file(path)) for name, path in paths.items()}
+    for name, error in _find_inconclusive(errors):
         return UnreadableError(f"{name} may be in it: {error}") if isinstance(error, Unsure) else error
-    found = {name: False for name, error in errors.items() if error is None}
-    if found:
-        return Listing(found, f"it cannot be listed ({why}), and was asked for the names {', '.join(usual())} alone")
-    none = f"none of the {len(inner)} usual names of a checkpoint's files is in it: name a file"
+    present = {name: False for name, error in errors.items() if error is None}
+    if present:
+        names = ", ".join(list_usual_names())
+        return Listing(present, f"it cannot be listed ({why}), and was asked for the names {names} alone")
+    none = f"none of the {len(paths)} usual names of a checkpoint's files is in it: name a file"
     text = f"cannot be listed ({why}), and {none}"
     return Missing(text) if isinstance(why, Missing) else UnreadableError(text)
 
 
-def _untold(errors: dict[str, UnreadableError | None]) -> Iterator[tuple[str, UnreadableError]]:
-    """Of which names it is not known whether they are there.
+def _find_inconclusive(errors: dict[str, UnreadableError | None]) -> Iterator[tuple[str, UnreadableError]]:
+    """Yield the names that may exist or not, with their errors.
 
-    A server may answer what is missing with a refusal, or with a page; then it answers most of these names so. Many
-    refuse whatever begins with a dot.
+    A server may answer a request for a missing file with a refusal or a page; most of the names then get the same
+    answer. Many servers refuse names that begin with a dot.
     """
-    kinds = Counter(_kind(error) for error in errors.values() if error is not None)
+    kinds = Counter(_classify(error) for error in errors.values() if error is not None)
     usual = max(kinds, key=kinds.__getitem__, default=None)
     for name, error in errors.items():
         if error is None or isinstance(error, Missing):
             continue
-        if not isinstance(error, Unsure) or (_kind(error) != usual and not name.startswith(".")):
+        if not isinstance(error, Unsure) or (_classify(error) != usual and not name.startswith(".")):
             yield name, error
 
 
-def _kind(error: UnreadableError) -> Hashable:
-    """What answers have in common that mean the same."""
+def _classify(error: UnreadableError) -> Hashable:
+    """Return a key that answers of the same meaning share."""
     return Missing if isinstance(error, Missing) else (type(error), getattr(error, "status", 0))
 
 
-def with_hidden(found: Listing, path: str, object_of: Callable[[str], Object]) -> Listing:
-    """The same, with the `.metadata` that belongs to such files: web servers list nothing that begins with a dot."""
-    if METADATA in found.folders or not any(name.endswith(".distcp") for name in found.folders):
-        return found
-    return _checked(found, _error(object_of(files.join(path, METADATA))))
+def add_hidden_names(listing: Listing, folder: str, open_file: Callable[[str], RemoteFile]) -> Listing:
+    """Add the `.metadata` of `.distcp` files, because web servers list no names that begin with a dot."""
+    if METADATA in listing.folders or not any(name.endswith(".distcp") for name in listing.folders):
+        return listing
+    if isinstance(_find_error(open_file(join(folder, METADATA))), Missing):
+        return listing
+    # A file that cannot be requested counts as present, and opening the file raises.
+    return listing._replace(folders={**listing.folders, METADATA: False})
 
 
-def _checked(found: Listing, error: UnreadableError | None) -> Listing:
-    # What cannot be asked for counts as there, and opening it says why.
-    return found if isinstance(error, Missing) else found._replace(folders={**found.folders, METADATA: False})
-
-
-def _error(one: Object) -> UnreadableError | None:
+def _find_error(file: RemoteFile) -> UnreadableError | None:
     try:
-        one.prime()
+        file.prefetch_head()
     except UnreadableError as error:
         return error
     return None

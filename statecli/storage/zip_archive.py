@@ -1,11 +1,11 @@
-"""Zip archives as torch writes them, read strictly: every doubt that lets two readers see two archives is an error.
+"""Strict reader of zip archives as torch writes them: a file that two readers may read differently is an error.
 
 Python's `zipfile` will not do: it takes the last of two records of one name where torch takes the first, accepts
 bytes before the archive, refuses archives without checksums, and is slow for 100,000 records. torch's own reader
 (miniz) checks no checksum and no overlap.
 
 Layout: PKWARE's APPNOTE 6.3.10, sections 4.3.7 to 4.3.16, 4.5.3 (zip64). What torch writes of it: every record
-stored, sizes in the directory and in a descriptor behind the data, zip64 end records always.
+stored, sizes in the directory and in a descriptor after the data, zip64 end records always.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from statecli.core.state import Oddity, Place
 from statecli.storage.files import Guard
 from statecli.storage.source import Source, Window
 
-#: Bytes that a record may inflate to; a pickle of 64 MB describes half a million tensors.
+#: Most bytes that a record may inflate to; a pickle of 64 MB describes half a million tensors.
 MAX_INFLATED = 64 * 2**20
-#: Bytes of directory: 100,000 torch records take 9 MB.
+#: Most bytes of the directory: 100,000 torch records take 9 MB.
 MAX_DIRECTORY = 256 * 2**20
 MAX_RECORDS = 2_000_000
 
-#: Bytes between what two records hold, the next one's header and name left out: a descriptor of 24, torch's padding to
-#: 64, zip64 sizes and the times that other tools record.
+#: Most bytes between the data of two records, without the header and name of the next one: a descriptor of 24, the
+#: padding of torch to 64, zip64 sizes and the times that other tools record.
 MAX_PADDING = 24 + 64 + 64
 
 STORED, DEFLATED = 0, 8
@@ -44,9 +44,9 @@ _END64_LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQHHIIQQQQ")
 _ENTRY = struct.Struct("<4sHHHHHHIIIHHHHHII")
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
-#: Bytes from the end of a file in which torch's zip reader finds an end record: a comment, and what it reads at once.
+#: Bytes from the end of a file in which the reader of torch finds an end record: a comment, and one read.
 FARTHEST_END = _END.size + 65_535 + 4096
-#: Bytes that hold the end records of nearly every archive.
+#: Bytes from the end of a file that contain the end records of nearly every archive.
 _USUAL_END = 1024
 _U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
 
@@ -57,41 +57,40 @@ _UTF8 = 0x0800
 #: Of the external attributes, whatever system wrote them: torch's reader leaves the memory for such a record as it was.
 _FOLDER = 0x10
 
-#: Extra field with a record's name in UTF-8, behind a version and the checksum of its other name. APPNOTE 4.6.9.
+#: Extra field with the name of a record in UTF-8, after a version and the checksum of the other name. APPNOTE 4.6.9.
 _UNICODE_PATH, _UNICODE_PATH_HEADER = 0x7075, 5
 _UNICODE_PATH_BYTES = _UNICODE_PATH.to_bytes(2, "little")
 
-#: What torch aligns the bytes of each record to, unless it is told otherwise, and what is behind them:
-#: nothing, or their sizes where the flags say so.
+#: Alignment of the bytes of each record by torch, and the bytes of the descriptor after them, by flag.
 _ALIGNMENT = 64
 _DESCRIPTORS = {0: (0,), _SIZES_FOLLOW: (16, 24)}
 
-#: Local headers that are fetched at once, and bytes of a record that are worth fetching before it is read.
-_TOGETHER = 1024
-_AHEAD = 32 << 20
-#: Bytes of a record by which it is told what it is.
+#: Local headers that are fetched at once, and the largest record in bytes that is prefetched.
+_HEADERS_AT_ONCE = 1024
+_MAX_PREFETCH_BYTES = 32 << 20
+#: Bytes of a record that show its format.
 BEGINNING = 512
-#: What torch writes behind the last storage takes less.
-_SMALL = 1024
-#: Archives whose records take less than this on average are read in windows, the others header by header.
-_DENSE = 8192
+#: Most bytes of the records that torch writes after the last storage.
+_TRAILING_BYTES = 1024
+#: Archives with smaller records on average, in bytes, are read in windows, others header by header.
+_DENSE_RECORD_BYTES = 8192
 _WINDOW = 65_536
 #: Bytes that are read and inflated at a time to verify a checksum.
-_PIECE = 1 << 20
+_PIECE_BYTES = 1 << 20
 
 
 #: Bytes of either end of a directory in which `mentions` looks.
-_LOOKED_AT = 64 * 1024
+_MENTION_BYTES = 64 * 1024
 
 
 def mentions(path: str, *names: bytes) -> bool:
-    """Whether the directory of a zip file names one of these near its begin or its end, without reading it through.
+    """Return True if the directory of a zip file contains one of the names near its beginning or its end.
 
-    It is a guess which kind of archive it is, and whoever reads it checks. False for what is no zip file.
+    The answer is a guess at the kind of archive, which the reader checks. False for a file that is not a zip archive.
     """
     try:
         with Source(path) as source:
-            tail = source.read(max(0, source.size - _LOOKED_AT), min(_LOOKED_AT, source.size))
+            tail = source.read(max(0, source.size - _MENTION_BYTES), min(_MENTION_BYTES, source.size))
             at = tail.rfind(b"PK\5\6")
             fields = _END.unpack_from(tail, at) if 0 <= at <= len(tail) - _END.size else None
             if fields is None:
@@ -99,11 +98,11 @@ def mentions(path: str, *names: bytes) -> bool:
             size, offset = fields[5], fields[6]
             if offset == _U32_MAX and (end64 := tail.rfind(b"PK\6\6")) >= 0 and end64 + _END64.size <= len(tail):
                 size, offset = _END64.unpack_from(tail, end64)[-2:]
-            # Whoever reads the archive reads all of it, and small records in front of it.
-            source.prefetch([(max(0, offset - _SMALL), min(size, _AHEAD) + _SMALL)])
-            first = source.read(offset, min(size, _LOOKED_AT, max(0, source.size - offset)))
+            # The reader of the archive reads the whole directory, and small records before the directory.
+            source.prefetch([(max(0, offset - _TRAILING_BYTES), min(size, _MAX_PREFETCH_BYTES) + _TRAILING_BYTES)])
+            first = source.read(offset, min(size, _MENTION_BYTES, max(0, source.size - offset)))
             last = tail[max(0, at - size) : at]
-    except UnreadableError:  # whoever reads it meets the same, and says so
+    except UnreadableError:  # reading the archive raises the same
         return False
     return any(name in part for name in names for part in (first, last))
 
@@ -125,7 +124,7 @@ class Record(msgspec.Struct, gc=False):
 
 
 class _End(msgspec.Struct):
-    """What the end records say, and where the first of them starts."""
+    """The values of the end records, and the offset of the first of them."""
 
     at: int
     records: int
@@ -136,11 +135,13 @@ class _End(msgspec.Struct):
 class Archive:
     """The records of a zip file by name, in the order of its directory, each checked against its local header.
 
-    `folder` is the top folder of the first record, "" for a record named "/…", None where it lies in no folder.
-    `spaces` are the places between what records hold that are wider than `MAX_PADDING`, each with the record before.
-    What lies far away is not asked for the local headers of records which the directory places exactly as torch does:
-    each is checked when its record is read. With `looked_at` they are all asked, since so many bytes of each record are
-    about to be read. Raises MalformedError for a directory that contradicts itself or the file.
+    Of a remote file, local headers are not read if the directory places the records exactly as torch does: each header
+    is checked when the record is read. With `looked_at`, so many bytes of each record are about to be read, and all
+    headers are checked at once. Raises MalformedError for a directory that contradicts itself or the file.
+
+    Attributes:
+        folder: Top folder of the first record, "" for a record named "/…", None for a record in no folder.
+        spaces: Gaps of more than `MAX_PADDING` bytes between the data of records, each with the record before.
     """
 
     __slots__ = ("_looked_at", "_source", "folder", "oddities", "path", "records", "spaces")
@@ -150,67 +151,73 @@ class Archive:
         self.path = source.path
         self.oddities: list[Oddity] = []
         self.spaces: list[tuple[str, Place]] = []
-        end = self._end()
-        self.records = self._directory(end)
+        end = self._read_end()
+        self.records = self._read_directory(end)
         self._locate(end)
         first = next(iter(self.records), "")
         self.folder = first.partition("/")[0] if "/" in first else None
         if len({name.casefold() for name in self.records}) < len(self.records):
-            self._odd(
+            self._add_oddity(
                 OddityKind.CASE_ONLY_NAMES.value, "two records of the zip archive differ in upper and lower case only"
             )
 
     def prefetch(self, is_wanted: Callable[[str], bool]) -> None:
-        """The records of these names are about to be read."""
-        records = (one for name, one in self.records.items() if one.compressed_size <= _AHEAD and is_wanted(name))
-        self._source.prefetch((one.offset, one.data_offset - one.offset + one.compressed_size) for one in records)
+        """Fetch the records of these names together; they are about to be read."""
+        records = (
+            record
+            for name, record in self.records.items()
+            if record.compressed_size <= _MAX_PREFETCH_BYTES and is_wanted(name)
+        )
+        self._source.prefetch(
+            (record.offset, record.data_offset - record.offset + record.compressed_size) for record in records
+        )
 
     def read(self, record: Record, limit: int) -> bytes:
-        """The content of a record, inflated, its checksum checked unless it is recorded as 0.
+        """Return the inflated content of a record; the checksum is checked unless recorded as 0.
 
-        `limit` is in bytes; what is compressed may not inflate to more than 64 MiB either.
+        `limit`: most bytes of the content; a compressed record may not inflate to more than 64 MiB either.
         """
         if record.method == DEFLATED:
             limit = min(limit, MAX_INFLATED)
         if record.size > limit or record.compressed_size > limit:
-            raise _too_big(record, limit)
+            raise _limit_error(record, limit)
         data = self._source.read(record.data_offset, record.compressed_size)
         if record.method == DEFLATED:
-            data = _inflated(record, data)
+            data = _inflate(record, data)
         elif record.method != STORED:
-            raise _unsupported(record)
+            raise _unsupported_error(record)
         _check_crc(record, zlib.crc32(data))
         return data
 
     def verify(self, record: Record) -> None:
-        """Read a record piece by piece and raise ChecksumMismatch where its checksum is wrong; 0 is none."""
+        """Read a record in pieces. Raises ChecksumMismatch for a wrong checksum; 0 is no checksum."""
         if not record.crc32:
             return
         crc = size = 0
-        for piece in self._inflated_pieces(record) if record.method == DEFLATED else self._pieces(record):
+        for piece in self._inflate_pieces(record) if record.method == DEFLATED else self._read_pieces(record):
             crc, size = zlib.crc32(piece, crc), size + len(piece)
             if size > record.size:
-                raise _wrong_size(record)
+                raise _size_error(record)
         _check_crc(record, crc)
 
-    def _pieces(self, record: Record) -> Iterator[bytes]:
+    def _read_pieces(self, record: Record) -> Iterator[bytes]:
         end = record.data_offset + record.compressed_size
-        for at in range(record.data_offset, end, _PIECE):
-            yield self._source.read(at, min(_PIECE, end - at))
+        for at in range(record.data_offset, end, _PIECE_BYTES):
+            yield self._source.read(at, min(_PIECE_BYTES, end - at))
 
-    def _inflated_pieces(self, record: Record) -> Iterator[bytes]:
+    def _inflate_pieces(self, record: Record) -> Iterator[bytes]:
         inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-        for packed in self._pieces(record):
+        for packed in self._read_pieces(record):
             content = _inflate_piece(record, inflater, packed)
             while content:
                 yield content
                 content = _inflate_piece(record, inflater, inflater.unconsumed_tail)
 
-    def _odd(self, name: str, message: str, at: int = 0, length: int = 0) -> None:
+    def _add_oddity(self, name: str, message: str, at: int = 0, length: int = 0) -> None:
         self.oddities.append(Oddity(name, message, place=Place(self.path, at, length) if length else UNSET))
 
-    def _end(self) -> _End:
-        """The end record, with the zip64 one where there is one."""
+    def _read_end(self) -> _End:
+        """Return the values of the end record, or of the zip64 end record."""
         source = self._source
         for reach in (_USUAL_END, FARTHEST_END):
             tail_at = max(0, source.size - reach)
@@ -224,7 +231,7 @@ class Archive:
                 f"{source.size} bytes; copy or download it again"
             )
         _, disk, first_disk, here, records, size, offset, comment = _END.unpack_from(tail, at - tail_at)
-        end = self._end64(_End(at, records, size, offset))
+        end = self._read_end64(_End(at, records, size, offset))
         if here != records or disk not in (0, _U16_MAX) or first_disk not in (0, _U16_MAX):
             raise MalformedError("the zip archive spans several disks")
         if end.offset + end.size != end.at:
@@ -239,22 +246,22 @@ class Archive:
         after = self._source.size - end
         if after > comment:
             extra = after - comment
-            self._odd(
+            self._add_oddity(
                 OddityKind.SUFFIXED.value, f"{extra} bytes are appended after the zip archive", end + comment, extra
             )
         elif after < comment:
-            self._odd(
+            self._add_oddity(
                 OddityKind.SUFFIXED.value, f"the zip archive's comment should have {comment} bytes and has {after}"
             )
         elif comment:
-            self._odd(
+            self._add_oddity(
                 OddityKind.ZIP_COMMENT.value,
                 f"a comment of {comment} bytes is appended after the zip archive",
                 end,
                 comment,
             )
 
-    def _end64(self, end: _End) -> _End:
+    def _read_end64(self, end: _End) -> _End:
         at = end.at - _END64_LOCATOR.size
         locator = self._source.read(at, _END64_LOCATOR.size) if at >= 0 else b""
         if not locator.startswith(b"PK\6\7"):
@@ -283,12 +290,12 @@ class Archive:
             raise MalformedError("damaged zip: its two end records disagree about the central directory")
         return real
 
-    def _directory(self, end: _End) -> dict[str, Record]:
+    def _read_directory(self, end: _End) -> dict[str, Record]:
         if end.size > MAX_DIRECTORY or end.records > MAX_RECORDS:
             raise MalformedError(f"a central directory of {end.records} records in {end.size} bytes: too large to read")
         records: dict[str, Record] = {}
         count = 0
-        for record in _entries(self._source.read(end.offset, end.size)):
+        for record in _parse_entries(self._source.read(end.offset, end.size)):
             count += 1
             if records.setdefault(record.name, record) is not record:
                 raise MalformedError(f"two records named {record.name!r}: readers disagree which one counts")
@@ -303,61 +310,61 @@ class Archive:
         ordered = sorted(self.records.values(), key=lambda record: record.offset)
         if ordered and ordered[0].offset > 0:
             before = ordered[0].offset
-            self._odd(
+            self._add_oddity(
                 OddityKind.PREFIXED.value, f"{before} bytes lie before the first record of the zip archive", 0, before
             )
         trusted = self._looked_at is None and self._source.is_trusted
-        starts = self._aligned(ordered, end.offset) if trusted else None
-        starts = starts or self._confirmed_starts(ordered, end.offset)
+        starts = self._place_as_torch(ordered, end.offset) if trusted else None
+        starts = starts or self._read_starts(ordered, end.offset)
         free, last = 0, ""
         for record in ordered:
             if record.offset < free:
-                raise _overlapping(last, record)
+                raise _overlap_error(last, record)
             if record.offset + _LOCAL.size > end.offset:
                 raise MalformedError(f"{record.name!r} lies outside the file: its header is at byte {record.offset}")
             record.data_offset = next(starts)
-            self._space(last, free, record.data_offset - _LOCAL.size - len(record.name))
+            self._add_space(last, free, record.data_offset - _LOCAL.size - len(record.name))
             free, last = record.data_offset + record.compressed_size, record.name
             if free > end.offset:
-                raise _outside(last, free, end.offset)
-        self._space(last, free, end.offset)
+                raise _outside_error(last, free, end.offset)
+        self._add_space(last, free, end.offset)
 
-    def _confirmed_starts(self, ordered: list[Record], end: int) -> Iterator[int]:
-        """Where each record's bytes start, by its local header."""
-        dense = len(ordered) * _DENSE > end and not self._source.is_far
+    def _read_starts(self, ordered: list[Record], end: int) -> Iterator[int]:
+        """Yield the offset of the data of each record, by the local header."""
+        dense = len(ordered) * _DENSE_RECORD_BYTES > end and not self._source.is_remote
         window = Window(self._source, _WINDOW if dense else 0)
         more = _LOCAL.size + MAX_PADDING + (self._looked_at or BEGINNING)
         for n, record in enumerate(ordered):
-            if n % _TOGETHER == 0:
-                soon = ordered[n : n + _TOGETHER]
-                self._source.prefetch((one.offset, more + len(one.name) * 4) for one in soon)
-            yield _data_offset(record, window.read)
+            if n % _HEADERS_AT_ONCE == 0:
+                soon = ordered[n : n + _HEADERS_AT_ONCE]
+                self._source.prefetch((later.offset, more + len(later.name) * 4) for later in soon)
+            yield _find_data(record, window.read)
 
-    def _aligned(self, ordered: list[Record], end: int) -> Iterator[int] | None:
-        """Where each record's bytes start if torch wrote them, where it is a journey to ask the local headers.
+    def _place_as_torch(self, ordered: list[Record], end: int) -> Iterator[int] | None:
+        """Return the offset of the data of each record as torch aligns the records, without reading local headers.
 
-        None unless then nothing but descriptors is between them. Every header that is here is asked, the others when
-        their record's bytes are read.
+        None if other bytes than descriptors would lie between the records. Cached headers are checked at once, others
+        when the record is read.
         """
         guards = []
-        for record, next_one in zip_longest(ordered, ordered[1:]):
-            start, free = _aligned_start(record), next_one.offset if next_one else end
+        for record, following in zip_longest(ordered, ordered[1:]):
+            start, free = _align(record), following.offset if following else end
             if free - start - record.compressed_size not in _DESCRIPTORS[record.flags & _SIZES_FOLLOW]:
                 return None
-            if (header := self._source.here(record.offset, start - record.offset)) is None:
-                guards.append(Guard(record.offset, start, free, partial(_later, record, start, next_one, free)))
-            elif _data_offset(record, _within(header, record.offset)) != start:
+            if (header := self._source.read_cached(record.offset, start - record.offset)) is None:
+                guards.append(Guard(record.offset, start, free, partial(_find_shift, record, start, following, free)))
+            elif _find_data(record, _read_of(header, record.offset)) != start:
                 return None
         self._source.guard(guards)
-        return map(_aligned_start, ordered)
+        return map(_align, ordered)
 
-    def _space(self, last: str, start: int, end: int) -> None:
+    def _add_space(self, last: str, start: int, end: int) -> None:
         if last and end - start > MAX_PADDING:
             self.spaces.append((last, Place(self.path, start, end - start)))
 
 
-def _entries(directory: bytes) -> Iterator[Record]:
-    """The records the central directory lists, `data_offset` not yet known."""
+def _parse_entries(directory: bytes) -> Iterator[Record]:
+    """Yield the records of the central directory, without `data_offset`."""
     at, end, unpack = 0, len(directory), _ENTRY.unpack_from
     while at < end:
         if at + 46 > end or directory[at : at + 4] != b"PK\1\2":
@@ -368,12 +375,12 @@ def _entries(directory: bytes) -> Iterator[Record]:
         after = name_end + extra + comment
         if after > end:
             raise MalformedError("damaged central directory: a name runs past its end")
-        name = _text(directory[at + 46 : name_end], flags)
+        name = _decode_name(directory[at + 46 : name_end], flags)
         if _UNICODE_PATH_BYTES in directory[name_end : name_end + extra]:
             _check_unicode_path(name, directory[name_end : name_end + extra])
         if size == _U32_MAX or packed == _U32_MAX or offset == _U32_MAX or disk == _U16_MAX:
             extras = directory[name_end : name_end + extra]
-            size, packed, offset, disk = _zip64(name, extras, size, packed, offset, disk)
+            size, packed, offset, disk = _read_zip64(name, extras, size, packed, offset, disk)
         record = Record(name, offset, 0, size, packed, method, crc, flags)
         if disk or flags & _ENCRYPTED or (method != DEFLATED and (method != STORED or size != packed)):
             _refuse(record, disk)
@@ -385,7 +392,7 @@ def _entries(directory: bytes) -> Iterator[Record]:
 
 def _check_unicode_path(name: str, extras: bytes) -> None:
     """Refuse another name in an extra field, because Python's zipfile takes it since 3.12 and torch does not."""
-    other = _extra_field(name, extras, _UNICODE_PATH)[_UNICODE_PATH_HEADER:]
+    other = _find_extra_field(name, extras, _UNICODE_PATH)[_UNICODE_PATH_HEADER:]
     if other and other != name.encode("utf-8", "surrogateescape"):
         raise MalformedError(f"{name!r} has another name in an extra field: readers disagree which one counts")
 
@@ -396,27 +403,27 @@ def _refuse(record: Record, disk: int) -> None:
     if record.flags & _ENCRYPTED:
         raise UnreadableError(f"{record.name!r} is encrypted")
     if record.method != STORED:
-        raise _unsupported(record)
+        raise _unsupported_error(record)
     raise MalformedError(
         f"{record.name!r} is stored in {record.compressed_size} bytes and said to hold {record.size}: "
         "the central directory is damaged"
     )
 
 
-def _text(name: bytes, flags: int) -> str:
+def _decode_name(name: bytes, flags: int) -> str:
     try:
         return str(name, "utf-8" if flags & _UTF8 or name.isascii() else "cp437")
     except UnicodeDecodeError:
         return str(name, "utf-8", "surrogateescape")
 
 
-def _zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, int]:
-    """Size, compressed size, offset and disk with the overflown ones replaced from the zip64 extra field.
+def _read_zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, int]:
+    """Return size, compressed size, offset and disk, the overflown ones from the zip64 extra field.
 
-    The field holds just those that overflowed, in this order: 8, 8, 8 and 4 bytes.
+    The field contains the overflown values alone, in this order: 8, 8, 8 and 4 bytes.
     """
     values = []
-    rest = _extra_field(name, extras, 1)
+    rest = _find_extra_field(name, extras, 1)
     for field, width in zip(fields, (8, 8, 8, 4), strict=True):
         if field != (_U16_MAX if width == 4 else _U32_MAX):
             values.append(field)
@@ -429,55 +436,55 @@ def _zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, int]:
     return size, packed, offset, disk
 
 
-def _extra_field(name: str, extras: bytes, wanted: int) -> bytes:
+def _find_extra_field(name: str, extras: bytes, kind_wanted: int) -> bytes:
     at = 0
     while at + 4 <= len(extras):
         kind, length = struct.unpack_from("<HH", extras, at)
         if at + 4 + length > len(extras):
             raise MalformedError(f"{name!r} has an extra field that runs past its end")
-        if kind == wanted:
+        if kind == kind_wanted:
             return extras[at + 4 : at + 4 + length]
         at += 4 + length
     return b""
 
 
-def _aligned_start(record: Record) -> int:
-    """Where the bytes of a record begin that torch wrote (`getPadding` in inline_container.cc)."""
+def _align(record: Record) -> int:
+    """Return the offset of the data of a record written by torch (`getPadding` in inline_container.cc)."""
     wide = 4 * (record.size >= _U32_MAX or record.offset >= _U32_MAX)
     wide += 16 * (record.size >= _U32_MAX) + 8 * (record.offset >= _U32_MAX)
     least = record.offset + _LOCAL.size + len(record.name.encode("utf-8", "surrogateescape")) + 4 + wide
     return -(-least // _ALIGNMENT) * _ALIGNMENT
 
 
-def _later(record: Record, start: int, next_one: Record | None, free: int, header: bytes) -> int:
-    """How much later than at `start` the record's bytes begin by its local header.
+def _find_shift(record: Record, start: int, following: Record | None, free: int, header: bytes) -> int:
+    """Return how many bytes after `start` the data of a record begins by the local header.
 
-    Raises MalformedError where they end behind `free`, where what follows begins.
+    Raises MalformedError if the data ends after `free`, the offset of the following record.
     """
-    found = _data_offset(record, _within(header, record.offset))
-    end = found + record.compressed_size
+    data_offset = _find_data(record, _read_of(header, record.offset))
+    end = data_offset + record.compressed_size
     if end > free:
-        raise _overlapping(record.name, next_one) if next_one else _outside(record.name, end, free)
-    return found - start
+        raise _overlap_error(record.name, following) if following else _outside_error(record.name, end, free)
+    return data_offset - start
 
 
-def _overlapping(last: str, record: Record) -> MalformedError:
+def _overlap_error(last: str, record: Record) -> MalformedError:
     return MalformedError(f"records {last!r} and {record.name!r} overlap")
 
 
-def _outside(name: str, end: int, records_end: int) -> MalformedError:
+def _outside_error(name: str, end: int, records_end: int) -> MalformedError:
     return MalformedError(
         f"{name!r} lies outside the file: it ends at byte {end}, and the records end at {records_end}"
     )
 
 
-def _within(data: bytes, start: int) -> Callable[[int, int], bytes]:
-    """Reads, as `Source.read` does, of bytes that begin at `start`."""
+def _read_of(data: bytes, start: int) -> Callable[[int, int], bytes]:
+    """Return a function like `Source.read` for bytes that begin at `start`."""
     return lambda offset, length: data[offset - start : offset - start + length]
 
 
-def _data_offset(record: Record, read: Callable[[int, int], bytes]) -> int:
-    """Where the record's bytes start. Only the local header knows: torch pads it to align them."""
+def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
+    """Return the offset of the data of a record, by the local header, which torch pads to align the data."""
     header = read(record.offset, _LOCAL.size)
     n: int
     extra: int
@@ -487,11 +494,11 @@ def _data_offset(record: Record, read: Callable[[int, int], bytes]) -> int:
             f"{record.name!r}: no local header at byte {record.offset}, where the directory says it is"
         )
     # No character takes more than four bytes.
-    same = n <= 4 * len(record.name) and _text(read(record.offset + _LOCAL.size, n), flags) == record.name
+    same = n <= 4 * len(record.name) and _decode_name(read(record.offset + _LOCAL.size, n), flags) == record.name
     same = same and method == record.method and flags & _ENCRYPTED == record.flags & _ENCRYPTED
     if same and not flags & _SIZES_FOLLOW:
-        said = ((crc, record.crc32), (packed, record.compressed_size), (size, record.size))
-        same = all(local in (_U32_MAX, central) for local, central in said)
+        pairs = ((crc, record.crc32), (packed, record.compressed_size), (size, record.size))
+        same = all(local in (_U32_MAX, central) for local, central in pairs)
     if not same:
         raise MalformedError(f"{record.name!r}: its local header disagrees with the directory; readers may too")
     return record.offset + _LOCAL.size + n + extra
@@ -505,7 +512,7 @@ def _check_crc(record: Record, crc: int) -> None:
         )
 
 
-def _inflate_piece(record: Record, inflater: Any, piece: bytes, limit: int = _PIECE) -> bytes:
+def _inflate_piece(record: Record, inflater: Any, piece: bytes, limit: int = _PIECE_BYTES) -> bytes:
     try:
         content: bytes = inflater.decompress(piece, limit)
     except zlib.error as error:
@@ -513,24 +520,24 @@ def _inflate_piece(record: Record, inflater: Any, piece: bytes, limit: int = _PI
     return content
 
 
-def _inflated(record: Record, data: bytes) -> bytes:
+def _inflate(record: Record, data: bytes) -> bytes:
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     content = _inflate_piece(record, inflater, data, record.size + 1)
     if len(content) != record.size or not inflater.eof:
-        raise _wrong_size(record)
+        raise _size_error(record)
     return content
 
 
-def _wrong_size(record: Record) -> MalformedError:
+def _size_error(record: Record) -> MalformedError:
     return MalformedError(f"{record.name} does not inflate to the {record.size} bytes the archive says")
 
 
-def _unsupported(record: Record) -> UnreadableError:
+def _unsupported_error(record: Record) -> UnreadableError:
     method = _METHODS.get(record.method, f"method {record.method}")
     return UnreadableError(f"{record.name!r} has an unsupported compression ({method}); save it again without")
 
 
-def _too_big(record: Record, limit: int) -> MalformedError:
+def _limit_error(record: Record, limit: int) -> MalformedError:
     if record.method == DEFLATED:
         return MalformedError(
             f"{record.name} is compressed and inflates to {record.size:,} bytes: refused, the limit is {limit:,}"

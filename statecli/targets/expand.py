@@ -92,16 +92,16 @@ class Homes:
 
     def around(self, path: str) -> Iterator[_Model]:
         """Those that it lies in, the nearest first, whether or not it is a part of their models."""
-        above = islice(files.parents(path), DEPTH)
+        above = islice(files.iter_parents(path), DEPTH)
         yield from (_Model(folder, own) for folder in above if (own := self._members(folder)))
 
     def of(self, path: str) -> Iterator[_Model]:
         """Those whose models it is a part of."""
-        return (one for one in self.around(path) if files.relative(path, one.path) in one.members)
+        return (one for one in self.around(path) if files.make_relative(path, one.path) in one.members)
 
     def instead(self, path: str) -> _Found | None:
         """What stands for a file: the model that the lock has in its place, or that is in several files."""
-        if not files.isfile(path) or not (self.as_found or self.is_locked):
+        if not files.is_file(path) or not (self.as_found or self.is_locked):
             return None
         models = [] if self.is_locked and self.is_locked(path) else list(self.of(path))
         for model in models if self.is_locked else ():
@@ -130,7 +130,7 @@ def expand(texts: Sequence[str], *, allow_empty: bool = False, homes: Homes | No
         path = _path(one)
         if isinstance(one, Target):
             yield one
-        elif _key(name := names[files.real(path)]) == key:
+        elif _key(name := names[files.resolve_links(path)]) == key:
             yield path
         else:
             yield Target(path, Status.SKIPPED, f"{SAME} {name}")
@@ -139,12 +139,12 @@ def expand(texts: Sequence[str], *, allow_empty: bool = False, homes: Homes | No
 def is_reached(path: str, texts: Sequence[str]) -> bool:
     """Whether a walk over one of the folders, or over what a glob matches, comes to this path; it need not exist."""
     parts = _parts(path)
-    return any(glob_covers(_parts(text), parts) for text in texts if files.isdir(text) or files.has_magic(text))
+    return any(glob_covers(_parts(text), parts) for text in texts if files.is_folder(text) or files.is_glob(text))
 
 
 def _parts(path: str) -> list[str]:
     if files.is_remote(path):
-        scheme, way, rest = files.link(path)
+        scheme, way, rest = files.split_url(path)
         return [scheme, rest, *way.strip("/").split("/")]
     return os.path.abspath(path).strip(os.sep).split(os.sep)
 
@@ -167,7 +167,7 @@ def _key(text: str) -> str:
     """What is no path, a class or a section, is known by its text. In buckets a file and a folder may have one name."""
     if not files.exists(text):
         return text
-    return f"{files.absolute(text)}/" if files.isdir(text) else files.absolute(text)
+    return f"{files.make_absolute(text)}/" if files.is_folder(text) else files.make_absolute(text)
 
 
 def _names(found: Collection[_Found]) -> dict[str, str]:
@@ -176,35 +176,35 @@ def _names(found: Collection[_Found]) -> dict[str, str]:
     for model in found:
         if isinstance(model, _Model):
             paths = (files.join(model.path, member) for member in model.members)
-            names.update((files.real(path), path) for path in paths)
+            names.update((files.resolve_links(path), path) for path in paths)
     typed = [_path(one) for one in found if not isinstance(one, Target)]
-    for path in sorted(typed, key=files.islink):
-        names.setdefault(files.real(path), path)
+    for path in sorted(typed, key=files.is_link):
+        names.setdefault(files.resolve_links(path), path)
     return names
 
 
 def _named(text: str, nothing: Status, homes: Homes) -> Iterator[_Found]:
     """What is there of what was typed; `nothing` is what a glob that matches no file is."""
-    if files.isdir(text):
+    if files.is_folder(text):
         yield from _folder_of(text)
     elif (model := homes.instead(text)) is not None:
         yield model
-    elif homes.as_found and files.isfile(text):
+    elif homes.as_found and files.is_file(text):
         yield from _file(text)
-    elif files.exists(text) or not files.has_magic(text) or "(" in text:
+    elif files.exists(text) or not files.is_glob(text) or "(" in text:
         yield text
     else:
         try:
-            found = sorted(files.matching(text), key=natural)
+            found = sorted(files.match_glob(text), key=natural)
         except UnreadableError as error:
             yield Target(text, Status.FAILED, str(error))
             return
-        names_hidden = files.name(text).startswith(".")
-        hidden = [] if names_hidden else [path for path in found if _is_hidden(path) and files.isdir(path)]
+        names_hidden = files.get_name(text).startswith(".")
+        hidden = [] if names_hidden else [path for path in found if _is_hidden(path) and files.is_folder(path)]
         yield from (_hidden_folder(path) for path in hidden)
         for path in (path for path in found if path not in hidden):
             model = homes.instead(path)
-            yield from _folder_of(path) if files.isdir(path) else _file(path) if model is None else (model,)
+            yield from _folder_of(path) if files.is_folder(path) else _file(path) if model is None else (model,)
         if len(found) == len(hidden):
             yield Target(text, nothing, f"{text}: matches no file")
 
@@ -223,11 +223,13 @@ def _in_folder(path: str, taken: frozenset[str] = frozenset(), depth: int = 0) -
     """What is in a folder, `depth` below what was named, but for the files that are `taken`: those of a model whose
     folder is around it.
     """
-    if depth > files.DEEPEST:
-        yield Target(path, Status.FAILED, f"{path}: lies in more than {files.DEEPEST} folders: name one further in")
+    if depth > files.MAX_FOLDER_DEPTH:
+        yield Target(
+            path, Status.FAILED, f"{path}: lies in more than {files.MAX_FOLDER_DEPTH} folders: name one further in"
+        )
         return
     try:
-        names = sorted(files.names(path), key=natural)
+        names = sorted(files.list_names(path), key=natural)
     except OSError as error:
         yield Target(path, Status.FAILED, f"{path}: cannot be listed: {(error.strerror or 'unknown error').lower()}")
         return
@@ -238,7 +240,7 @@ def _in_folder(path: str, taken: frozenset[str] = frozenset(), depth: int = 0) -
     here = "" if path in (os.curdir, files.join(os.curdir, "")) else path
     own = members(path)
     held = frozenset(files.join(here, way) for way in own)
-    if TORCH_PACKAGE[0] in names and files.isfile(files.join(path, *TORCH_PACKAGE)):
+    if TORCH_PACKAGE[0] in names and files.is_file(files.join(path, *TORCH_PACKAGE)):
         reason = f"{path}: is an unpacked torch.package, whose loader runs its Python files: audit it in one file"
         yield Target(path, Status.FAILED, reason)
     # What one model has taken is no other's.
@@ -246,12 +248,12 @@ def _in_folder(path: str, taken: frozenset[str] = frozenset(), depth: int = 0) -
         yield _Model(path, own)
     ahead = _ahead(files.join(here, name) for name in names)
     for inner in ahead:
-        if files.isdir(inner):
+        if files.is_folder(inner):
             skipped = unwalked(inner)
             yield from _in_folder(inner, taken | held, depth + 1) if skipped is None else (skipped,)
         elif inner not in taken | held:
             yield from _file(inner)
-    if (why := files.unlisted(path)) is not None:
+    if (why := files.explain_missing_names(path)) is not None:
         # What was not looked at has not passed.
         reason = f"{path}: what else is in it is not known: {why}: name its files"
         yield Target(files.join(here, "*"), Status.FAILED, reason)
@@ -261,7 +263,7 @@ def _ahead(paths: Iterable[str]) -> Iterator[str]:
     """The same paths, what lies behind URLs being fetched for the next AHEAD of them together."""
     paths = iter(paths)
     while some := list(islice(paths, AHEAD)):
-        files.ahead(one for one in some if "#" not in one and not files.has_magic(one))
+        files.prefetch(one for one in some if "#" not in one and not files.is_glob(one))
         yield from some
 
 
@@ -271,19 +273,19 @@ def members(path: str) -> frozenset[str]:
         return frozenset(formats.members(path))
     except UnreadableError:
         # What is wrong with an index is the folder's own fault, and is told as that.
-        return frozenset(name for name in files.names(path) if checkpoint_folder.INDEX.search(name))
+        return frozenset(name for name in files.list_names(path) if checkpoint_folder.INDEX.search(name))
 
 
 def unwalked(path: str) -> Target | None:
     """Return the skipped target of a folder in a folder that a walk does not look into; None for any other."""
-    if _is_hidden(path) or files.name(path) in TOOLS:
+    if _is_hidden(path) or files.get_name(path) in TOOLS:
         return _hidden_folder(path)
-    return skipped_folder(path, "a link to a folder", "link") if files.islink(path) else None
+    return skipped_folder(path, "a link to a folder", "link") if files.is_link(path) else None
 
 
 def _file(path: str) -> Iterator[str | Target]:
     """The file, unless neither its name nor its content is a checkpoint's."""
-    is_named = files.name(path).lower().endswith(NAMED)
+    is_named = files.get_name(path).lower().endswith(NAMED)
     if is_named and not _is_anybodys(path):
         yield path
         return
@@ -312,7 +314,7 @@ def _hidden_folder(path: str) -> Target:
 
 
 def _is_hidden(path: str) -> bool:
-    return files.name(path.rstrip("/")).startswith(".")
+    return files.get_name(path.rstrip("/")).startswith(".")
 
 
 def skipped_folder(path: str, reason: str, why: str) -> Target:
@@ -325,20 +327,20 @@ def _unread(path: str, error: UnreadableError) -> Target:
     with suppress(UnreadableError, OSError):
         if not files.is_remote(path) and not os.path.isfile(path):
             return skipped_file(path, "a broken link" if os.path.islink(path) else "a pipe, a socket or a device")
-        if not files.size(path):
+        if not files.get_size(path):
             return Target(path, Status.SKIPPED, str(error))
     return Target(path, Status.FAILED, f"{path}: {error}")
 
 
 def is_called_weights(path: str) -> bool:
     """Whether its name says that a checkpoint is meant; a pickle may be of anything."""
-    name = files.name(path).lower()
+    name = files.get_name(path).lower()
     return name.endswith(NAMED) and not name.endswith(PICKLES) and not _is_anybodys(path)
 
 
 def _is_anybodys(path: str) -> bool:
     """Firmware and game data are called `.bin` too: but for the names that weights have, the content tells."""
-    name = files.name(path)
+    name = files.get_name(path)
     return name.lower().endswith(".bin") and not WEIGHTS.search(name)
 
 

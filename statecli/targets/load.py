@@ -67,7 +67,7 @@ def part(state: ModelState, text: str) -> ModelState:
 
 def split(text: str) -> tuple[str, str | None]:
     """The path and the section that the text names; None for the whole checkpoint."""
-    if os.path.lexists(text) or "#" not in text or files.is_listed(files.absolute(text)):
+    if os.path.lexists(text) or "#" not in text or files.is_listed(files.make_absolute(text)):
         return text, None
     path, _, section = text.rpartition("#")
     return path, section

@@ -57,7 +57,7 @@ def named(text: str, folder: str = ".") -> str:
 def is_in(path: str, folder: str) -> bool:
     """Whether it lies in the folder, however deep."""
     if files.is_remote(path) or files.is_remote(folder):
-        return files.relative(path, folder) != path
+        return files.make_relative(path, folder) != path
     return named(path, folder).split("/")[0] != os.pardir
 
 
@@ -72,7 +72,7 @@ def _below(folder: str, name: str) -> str:
     """What a file behind a URL calls `name`; above its host there is nothing."""
     path = load.split(name)[0]
     for step in path.split("/"):
-        above = files.folder(files.absolute(folder))
+        above = files.get_folder(files.make_absolute(folder))
         folder = folder if step == os.curdir else above if step == os.pardir else files.join(folder, step)
     return folder + name[len(path) :]
 
@@ -109,7 +109,7 @@ def path_of(text: str) -> str | None:
 def _way(path: str, folder: str) -> str:
     """Through links as they were typed, unless the real way climbs less."""
     if files.is_remote(path) or files.is_remote(folder):
-        return files.relative(path, folder)
+        return files.make_relative(path, folder)
     parent, name = os.path.split(os.path.abspath(path))
     typed = os.path.relpath(path, folder or os.curdir)
     parent = os.path.realpath(parent) if os.path.isdir(parent) else parent

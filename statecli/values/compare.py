@@ -24,7 +24,7 @@ from statecli.core.float_mode import with_denormals
 from statecli.core.ggml_types import BLOCKS
 from statecli.core.state import ByteRange, TensorData, TensorInfo
 from statecli.storage import files
-from statecli.storage.file_version import CHANGED, Stamp, changed, stamps
+from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_versions
 from statecli.values import kernels, pool, sparse
 from statecli.values.compare_task import TASK, Found, Piece, Task, run_batch
 from statecli.values.delta import Delta, How
@@ -78,7 +78,7 @@ def compare_all(
     *,
     jobs: int = 0,
     progress: Progress | None = None,
-    seen: Mapping[str, Stamp] | None = None,
+    seen: Mapping[str, FileVersion | None] | None = None,
     derived: bool = False,
 ) -> list[Outcome]:
     """The outcome of each pair, in order. What goes wrong with one file is the outcome of its pairs alone.
@@ -88,13 +88,13 @@ def compare_all(
     `progress` is called with bytes of `before`. `jobs` 0: the cores. `derived`: as in `pool.run`, of the pairs.
     """
     paths = {storage.path for pair in pairs for one in (pair.before, pair.after) for storage in one.ranges}
-    before = {**stamps(path for path in paths if path not in (seen or {})), **(seen or {})}
+    before = {**read_versions(path for path in paths if path not in (seen or {})), **(seen or {})}
     tallies = _small_tallies(pairs, how, progress)
     rest = [pair for n, pair in enumerate(pairs) if n not in tallies]
     compared = iter(_compare(rest, how, jobs, progress, derived=derived))
     outcomes = [_outcome(tallies[n], pair) if n in tallies else next(compared) for n, pair in enumerate(pairs)]
     stale: dict[str | ByteRange, StateError] = {
-        path: UnreadableError(CHANGED) for path in changed({path: before[path] for path in paths})
+        path: UnreadableError(CHANGED) for path in find_changed({path: before[path] for path in paths})
     }
     if not stale:
         return outcomes
@@ -258,9 +258,9 @@ def _run(tasks: list[Task], how: How, jobs: int, progress: Progress | None = Non
 def _first_side(task: Task) -> Iterator[ByteRange | TensorData]:
     for side in (task.after, task.before):
         if isinstance(side, TensorData):
-            if files.is_remote(side.storage.path):
+            if files.reads_are_requests(side.storage.path):
                 yield side
-        elif files.is_remote(side.path):
+        elif files.reads_are_requests(side.path):
             yield ByteRange(side.path, side.offset + task.start * width(side.dtype), 0)
 
 

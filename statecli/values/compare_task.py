@@ -300,7 +300,7 @@ def run_batch(how: How, tasks: Sequence[Task]) -> list[Found | StateError]:
     """The results of a batch of tasks, each its own result or its own error."""
     sides = [side for task in tasks for side in (task.before, task.after) if isinstance(side, TensorData)]
     spans = (span for task in tasks for span in _spans(task))
-    with looking_up(*sides), files.reading(spans), Worker(how) as worker:
+    with looking_up(*sides), files.expect_values(spans), Worker(how) as worker:
         return worker.results(tasks)
 
 
@@ -308,6 +308,6 @@ def _spans(task: Task) -> Iterator[tuple[str, int, int]]:
     """Where what it reads of remote files lies."""
     for side in (task.before, task.after):
         if isinstance(side, TensorData):
-            yield from places(side) if files.is_remote(side.storage.path) else ()
-        elif files.is_remote(side.path):
+            yield from places(side) if files.reads_are_requests(side.storage.path) else ()
+        elif files.reads_are_requests(side.path):
             yield side.path, side.offset + task.start * _width(side), task.count * _width(side)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from statecli.core.errors import StateError, UnreadableError
 from statecli.core.float_mode import with_denormals
 from statecli.core.state import TensorData, TensorInfo
-from statecli.storage.file_version import changed, stamps
+from statecli.storage.file_version import find_changed, read_versions
 from statecli.values import facts_kernel, pool
 from statecli.values.compare_task import rechunked
 from statecli.values.elements import Array, Decoder, Element, element
@@ -45,7 +45,7 @@ def read_all(tensors: Sequence[TensorInfo], *, jobs: int = 0, progress: Progress
 
     What goes wrong with one is in its own facts alone. `jobs` processes, 0: one a core. Checksums are not verified.
     """
-    before = stamps({storage.path for tensor in tensors for storage in tensor.ranges if storage.path})
+    before = read_versions({storage.path for tensor in tensors for storage in tensor.ranges if storage.path})
     pieces: dict[TensorData, int] = {}
     names: list[str] = []
     for tensor in tensors:
@@ -55,7 +55,7 @@ def read_all(tensors: Sequence[TensorInfo], *, jobs: int = 0, progress: Progress
     with looking_up(*pieces):
         tasks = [task for (data, n), name in zip(pieces.items(), names, strict=True) for task in _tasks(n, name, data)]
     found = _run(tasks, jobs, progress)
-    gone = set(changed(before))
+    gone = set(find_changed(before))
     facts = [_of_tensor(tensor, [found[pieces[data]] for data in _datas(tensor)], gone) for tensor in tensors]
     return _confirmed(tensors, facts, jobs)
 

@@ -18,7 +18,7 @@ import numpy as np
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.core.ggml_types import BLOCKS
 from statecli.core.state import Box, ByteRange, TensorData
-from statecli.storage import files
+from statecli.storage import files, session
 from statecli.storage.files import File
 from statecli.values.elements import Array, element
 from statecli.values.ggml_blocks import numbers, quantized, why_no_numbers
@@ -28,6 +28,19 @@ _Task = TypeVar("_Task")
 #: Bytes read at once to pick elements from, and how far apart these may lie before each is read by itself.
 WINDOW = 1 << 20
 GAP = 16 << 10
+
+
+class _RemoteFacts:
+    """What reading remote files has shown during this command, because asking again would take requests.
+
+    Attributes:
+        tensors: The tensor that each archive of one tensor holds.
+        crc32: CRC-32 of inflated bytes, by path and offset.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[ByteRange, TensorData] = {}
+        self.crc32: dict[tuple[str, int], int] = {}
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -52,7 +65,7 @@ def _cut_short(where: ByteRange, what: str, size: int) -> MalformedError:
 def opened_file(path: str) -> File:
     """The file, open. Raises `UnreadableError` for what is not there any more, or no regular file."""
     try:
-        return files.opened(path)
+        return files.open_file(path)
     except UnreadableError as why:
         raise type(why)(f"{path}: {why}") from why
 
@@ -69,7 +82,7 @@ def fill(into: Array, file: File, offset: int, where: ByteRange, what: str) -> N
         except UnreadableError as why:
             raise type(why)(f"{where.path}: {what}: {why}") from why
         if not more:
-            raise _cut_short(where, what, file.now())
+            raise _cut_short(where, what, file.measure())
         got += more
 
 
@@ -100,8 +113,10 @@ def places(*things: ByteRange | TensorData) -> Iterator[tuple[str, int, int]]:
 @contextmanager
 def reading(*things: ByteRange | TensorData) -> Iterator[None]:
     """Around reading these, one after another: what they need of what is remote is fetched together."""
-    far = [one for one in things if files.is_remote((one.storage if isinstance(one, TensorData) else one).path)]
-    with looking_up(*far), files.reading(list(places(*far))):
+    far = [
+        one for one in things if files.reads_are_requests((one.storage if isinstance(one, TensorData) else one).path)
+    ]
+    with looking_up(*far), files.expect_values(list(places(*far))):
         yield
 
 
@@ -131,7 +146,7 @@ def looking_up(*things: ByteRange | TensorData) -> Iterator[None]:
         assert where.packing is not None  # noqa: S101 - it is an archive
         last = where.offset + max(0, where.packing.length - ENDS)
         ends.setdefault(where.path, []).extend(((where.offset, ENDS), (last, ENDS)))
-    with files.fetched(ends):
+    with files.prefetch_ranges(ends):
         yield
 
 
@@ -140,7 +155,11 @@ def _archives(things: Iterable[ByteRange | TensorData]) -> Iterator[ByteRange]:
         where = one.storage if isinstance(one, TensorData) else one
         if where.boxes is not None:
             yield from _archives(box.data for box in where.boxes.boxes)
-        elif is_archive(where) and files.is_remote(where.path) and where not in files.remembered():
+        elif (
+            is_archive(where)
+            and files.reads_are_requests(where.path)
+            and where not in session.for_command(_RemoteFacts).tensors
+        ):
             yield where
 
 
@@ -202,7 +221,7 @@ class Inflated(Range):
         super().__init__(where, what, file)
         assert where.packing is not None  # noqa: S101 - narrows the type
         self._end = where.offset + where.packing.length
-        self._is_remote = files.is_remote(where.path)
+        self._keeps_crc = files.reads_are_requests(where.path)
         self._rewind()
 
     def _rewind(self) -> None:
@@ -222,8 +241,8 @@ class Inflated(Range):
             done += len(block)
         if self._at == self.size and not self._is_over():
             raise self._wrong(f"more than {self.size}")
-        if self._at == self.size and self._is_remote:
-            files.remembered()[_crc32_key(self._where)] = self._crc
+        if self._at == self.size and self._keeps_crc:
+            session.for_command(_RemoteFacts).crc32[self._where.path, self._where.offset] = self._crc
 
     def _is_over(self) -> bool:
         """Whether nothing more comes of it; the last block's end may be left to read."""
@@ -234,7 +253,7 @@ class Inflated(Range):
         if not block:
             raise self._wrong(str(self._at))
         self._at += len(block)
-        if self._is_remote:
+        if self._keeps_crc:
             self._crc = zlib.crc32(block, self._crc)
         return block
 
@@ -454,7 +473,7 @@ def _single(where: ByteRange, what: str) -> TensorData:
     from statecli.formats import torch_zip
 
     assert where.packing is not None  # noqa: S101 - narrows the type
-    known: dict[object, TensorData] = files.remembered() if files.is_remote(where.path) else {}
+    known = session.for_command(_RemoteFacts).tensors if files.reads_are_requests(where.path) else {}
     try:
         if where not in known:
             known[where] = torch_zip.read_single(where.path, where.offset, where.packing.length)
@@ -463,16 +482,11 @@ def _single(where: ByteRange, what: str) -> TensorData:
         raise type(why)(f"{where.path}: {what}: the archive at byte {where.offset}: {why}") from why
 
 
-def _crc32_key(where: ByteRange) -> tuple[str, str, int]:
-    return "crc32 of what it inflates to", where.path, where.offset
-
-
 def _known_crc(where: ByteRange) -> int | None:
     """That of what is remote and was read to its end."""
-    if where.packing is None or not files.is_remote(where.path):
-        return files.crc32_of(where.path, where.offset, where.length)
-    found: int | None = files.remembered().get(_crc32_key(where))
-    return found
+    if where.packing is None or not files.reads_are_requests(where.path):
+        return files.find_crc32(where.path, where.offset, where.length)
+    return session.for_command(_RemoteFacts).crc32.get((where.path, where.offset))
 
 
 def _crc(where: ByteRange, what: str) -> int:

@@ -72,7 +72,7 @@ def _candidate(
     if one.dtype != two.dtype or one.storage.crc32 != two.storage.crc32 or before.parts or after.parts:
         return None
     first, second = place_of(one), place_of(two)
-    if first is None or second is None or files.is_remote(first[0]) or files.is_remote(second[0]):
+    if first is None or second is None or any(files.reads_are_requests(path) for path, _ in (first, second)):
         return None
     dtype = one.dtype if one.storage.crc32 is None and one.shape == two.shape else None
     return _Candidate(first[0], second[0], first[1], second[1], before.nbytes, number, dtype)

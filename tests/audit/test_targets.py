@@ -331,7 +331,7 @@ LISTING = {
 def test_a_folder_that_cannot_be_listed_has_failed(tmp_path, monkeypatch, case):
     """It alone, with its path and the reason; its neighbours are found."""
     error, reason = LISTING[case]
-    names = files.names
+    names = files.list_names
     (tmp_path / "closed").mkdir()
     torch.save({"w": torch.zeros(1)}, tmp_path / "a.pt")
     closed = str(tmp_path / "closed")
@@ -341,7 +341,7 @@ def test_a_folder_that_cannot_be_listed_has_failed(tmp_path, monkeypatch, case):
             raise error
         return names(path)
 
-    monkeypatch.setattr(files, "names", listed)
+    monkeypatch.setattr(files, "list_names", listed)
     paths, (one,) = found(tmp_path)
     assert paths == [str(tmp_path / "a.pt")]
     assert told(one) == (closed, Status.FAILED, f"{closed}: {reason}")
@@ -350,7 +350,7 @@ def test_a_folder_that_cannot_be_listed_has_failed(tmp_path, monkeypatch, case):
 def test_a_folder_of_which_a_part_is_listed_has_failed_for_the_rest(tmp_path, monkeypatch):
     """What was listed is found, and what was not looked at has not passed."""
     torch.save({"w": torch.zeros(1)}, tmp_path / "a.pt")
-    monkeypatch.setattr(files, "unlisted", lambda path: "its server stopped")
+    monkeypatch.setattr(files, "explain_missing_names", lambda path: "its server stopped")
     paths, (one,) = found(tmp_path)
     assert paths == [str(tmp_path / "a.pt")]
     reason = f"{tmp_path}: what else is in it is not known: its server stopped: name its files"
@@ -363,7 +363,7 @@ def test_a_glob_that_cannot_be_listed_has_failed(tmp_path, monkeypatch):
     def matching(pattern):
         raise UnreadableError("the server answered 503")
 
-    monkeypatch.setattr(files, "matching", matching)
+    monkeypatch.setattr(files, "match_glob", matching)
     paths, (one,) = found(tmp_path / "*.pt")
     assert (paths, told(one)) == ([], (str(tmp_path / "*.pt"), Status.FAILED, "the server answered 503"))
 
@@ -396,7 +396,7 @@ def test_a_file_that_cannot_be_opened_has_failed(tmp_path, monkeypatch, content)
     def opened(path):
         raise UnreadableError("cannot be opened: permission denied")
 
-    monkeypatch.setattr(files, "opened", opened)
+    monkeypatch.setattr(files, "open_file", opened)
     paths, (one,) = found(tmp_path)
     path = str(tmp_path / "notes")
     assert (paths, told(one)) == ([], (path, Status.FAILED, f"{path}: cannot be opened: permission denied"))
@@ -409,8 +409,8 @@ def test_a_file_that_is_gone_meanwhile_has_failed_or_is_skipped_without_an_error
     def fails(path):
         raise UnreadableError("is not there")
 
-    monkeypatch.setattr(files, "opened", fails)
-    monkeypatch.setattr(files, "size", fails)
+    monkeypatch.setattr(files, "open_file", fails)
+    monkeypatch.setattr(files, "get_size", fails)
     _, (one,) = found(tmp_path)
     assert told(one) == (str(tmp_path / "notes"), Status.FAILED, f"{tmp_path / 'notes'}: is not there")
 

@@ -266,7 +266,7 @@ NONE = f"import sys; sys.path[:] = [one for one in sys.path if one not in ('', {
 )
 def test_a_worker_of_another_statecli(preload, said, workers, statecli, monkeypatch, tmp_path):
     """One line, exit 2, no numbers; and nothing of what was sent is in the worker's log."""
-    monkeypatch.setattr(files, "access", lambda: {"token": "s3cr3t"})
+    monkeypatch.setattr(files, "export_access", lambda: {"token": "s3cr3t"})
     cluster, _ = workers(1, preload)
     engine = f"dask:{cluster.scheduler_address}"
     found = statecli("diff", "a", "b", "--executor", engine)

@@ -240,8 +240,8 @@ def test_a_bug_is_told_where_the_command_is(tasks):
 def test_what_is_shown_of_a_parcel_holds_no_secret(tasks, monkeypatch):
     """Engines log the repr of what failed; access to remote files travels with it, and is given to the worker."""
     given = []
-    monkeypatch.setattr(files, "access", lambda: {"token": "s3cr3t"})
-    monkeypatch.setattr(files, "accept", given.append)
+    monkeypatch.setattr(files, "export_access", lambda: {"token": "s3cr3t"})
+    monkeypatch.setattr(files, "import_access", given.append)
     packed = pack(stats_batch, None, tasks)
     assert "s3cr3t" not in f"{packed!r} {packed} {[packed]}"
     assert "a.pt" not in repr(packed)

@@ -14,7 +14,7 @@ from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.state import ByteRange
 from statecli.formats import torch_legacy, torch_zip
 from statecli.pickles.machine import Pickle
-from statecli.storage.source import HEAD, Source, Window
+from statecli.storage.source import HEAD_BYTES, Source, Window
 
 from .attacks import Lies, Member, build, changed, legacy, number, pickled, records, state_dict, tensor, text, without
 
@@ -64,7 +64,7 @@ def test_a_source_reads_by_position(tmp_path):
     """Size, head and any range are those of the file."""
     (tmp_path / "x").write_bytes(bytes(range(256)) * 32)
     with Source(str(tmp_path / "x")) as source:
-        assert (source.size, len(source.head)) == (8192, HEAD)
+        assert (source.size, len(source.head)) == (8192, HEAD_BYTES)
         assert source.read(250, 10) == bytes([250, 251, 252, 253, 254, 255, 0, 1, 2, 3])
 
 
@@ -442,7 +442,7 @@ def test_every_storage_of_a_real_file_holds_torchs_bytes(tmp_path, reader, proto
     data = (tmp_path / "net.v2.pt").read_bytes()
     loaded = torch.load(path, weights_only=False)  # weights_only does not know protocols 4 and 5
     with open(path, "rb") as file:
-        assert reader.sniff(path, file.read(HEAD))
+        assert reader.sniff(path, file.read(HEAD_BYTES))
     state = formats.read(path)
     assert [one.fqn for one in state.tensors] == list(loaded)
     for one in state.tensors:

@@ -320,7 +320,7 @@ def test_a_record_is_verified_piece_by_piece(opened, monkeypatch):
     """Stored or deflated, in pieces of any size: the right checksum passes and a wrong one does not."""
     content = bytes(range(256)) * 40 + bytes(50_000)
     for piece in (1, 7, 1000, 1 << 20):
-        monkeypatch.setattr(zip_archive, "_PIECE", piece if piece > 1 else 64)
+        monkeypatch.setattr(zip_archive, "_PIECE_BYTES", piece if piece > 1 else 64)
         for method in (0, 8):
             good = opened(build([Member("a/x", content, method=method)]))
             good.verify(good.records["a/x"])
@@ -604,7 +604,7 @@ def test_the_directory_alone_places_a_record_of_4_gib(tmp_path, size):
             found = Archive(source).records
         path.unlink()
         assert found[f"{path.name}/data/0"].size == size
-        assert {name: zip_archive._aligned_start(one) for name, one in found.items()} == {
+        assert {name: zip_archive._align(one) for name, one in found.items()} == {
             name: one.data_offset for name, one in found.items()
         }
 

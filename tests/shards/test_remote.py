@@ -86,9 +86,9 @@ def test_a_part_holds_no_secret_and_merge_asks_for_it(server, statecli, shares):
     assert codes == [0, 0]
     assert all(SECRET not in Path(path).read_text() for path in paths)
     whole = statecli("inspect", url, "--stats", "-f", "json")
-    from statecli.storage import url as names
+    from statecli.storage import masked_url as names
 
-    names.typed.clear()  # the merge is another process
+    names.typed_urls().clear()  # the merge is another process
     result = statecli("merge", *paths)
     said = f"statecli: {shown}: parts hold no secrets: give it with them once more, as --url URL\n"
     assert (result.code, result.out, result.err) == (2, "", said)

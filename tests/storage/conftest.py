@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from statecli.storage import remote, retry
+from statecli.storage import files, retry
 
 from .gcs import CloudStorage
 from .hub import Hub
@@ -61,10 +61,10 @@ def _models_of_aws_once() -> Iterator[None]:
 @pytest.fixture
 def begun(monkeypatch) -> Iterator[None]:
     """A command of its own, that waits for nobody."""
-    monkeypatch.setattr(retry, "FIRST", 0.0)
-    remote.forget()
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.0)
+    files.forget_command()
     yield
-    remote.forget()
+    files.forget_command()
 
 
 @pytest.fixture
@@ -164,17 +164,17 @@ def cloud_storage(tmp_path, monkeypatch) -> Iterator[CloudStorage]:
 @pytest.fixture(autouse=True)
 def anew(monkeypatch) -> Iterator[None]:
     """Nothing is known of another test's servers, and nobody waits between two attempts."""
-    from statecli.storage import redact, remote, retry
-    from statecli.storage import url as names
+    from statecli.storage import files, redact, retry
+    from statecli.storage import masked_url as names
 
     for name in [
         name for name in os.environ if name.startswith(("STATECLI_", "SSL_CERT_")) or name.endswith("_CA_BUNDLE")
     ]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(retry, "FIRST", 0.0)
-    monkeypatch.setattr(retry, "LONGEST", 0.0)
-    monkeypatch.setattr(names, "typed", {})
-    redact.forget()
-    remote.forget()
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(retry, "LONGEST_PAUSE_S", 0.0)
+    names.typed_urls().clear()
+    vars(redact.secrets()).update(vars(redact.Secrets()))
+    files.forget_command()
     yield
-    remote.forget()
+    files.forget_command()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.storage import remote
+from statecli.storage import files as storage_files
 
 from .server import Cut, Headers, Refuse, Reply, Request, Stall
 
@@ -22,7 +22,7 @@ def _at_once(monkeypatch):
     """No request is tried a second time."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     monkeypatch.setenv("STATECLI_TIMEOUT", "1")
-    remote.forget()
+    storage_files.forget_command()
 
 
 def far(folder: Path) -> Path:
@@ -56,15 +56,15 @@ def test_values_that_did_not_come_end_2_whatever_is_asked(served, statecli, tmp_
     url, baseline = served.url("m.safetensors"), tmp_path / "b.json"
     for options in ((), ("--select", "nan"), ("--ignore", "unread-values")):
         asked = ("audit", url, "--values", "--jobs", "1", *options)  # behind what did not come nothing is asked for
-        remote.forget()
+        storage_files.forget_command()
         found = statecli(*asked, "-f", "json")
         assert (found.code, found.json["passed"]) == (2, False)
         assert [one["rule"] for one in found.json["findings"]] == ["nan"]
         (line,) = found.err.splitlines()
         assert (line.count(url), line.count(": w"), "more tensor" in line) == (1, 1, True), line
-        remote.forget()
+        storage_files.forget_command()
         accepted = statecli(*asked, "--write-baseline", baseline, "--reason", "a test")
-        remote.forget()
+        storage_files.forget_command()
         assert (accepted.code, statecli(*asked, "--baseline", baseline).code) == (2, 2)
         assert "unread" not in baseline.read_text()
 
@@ -97,7 +97,7 @@ def test_a_lock_and_a_reference_that_could_not_be_compared_end_2(served, statecl
         ("lock", url, "-o", tmp_path / "none"),
         ("inspect", "--stats", url),
     ):
-        remote.forget()
+        storage_files.forget_command()
         found = statecli(*asked, *(("--ignore", "unread-values") if asked[0] == "audit" else ()))
         assert (found.code, "HTTP 403" in found.err, "clean" in found.out) == (2, True, False), (asked, found)
     assert not (tmp_path / "none").exists()
@@ -154,7 +154,7 @@ def test_whichever_request_fails_nothing_is_left_out_of_what_is_found(served, st
     counted = len(served.requests)
     for number in range(counted):
         served.behave("*", Once(number, fault))
-        remote.forget()
+        storage_files.forget_command()
         found = statecli("audit", url, "-f", "json")
         assert found.code == 2 or (found.code, found.out) == (whole.code, whole.out)
         assert "unscanned-pickle" not in [one["rule"] for one in found.json["findings"]]

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 from statecli.core.errors import UnreadableError
-from statecli.storage import remote
-from statecli.storage import store as stores
+from statecli.storage import files
+from statecli.storage import object_store as stores
 
 from .proxy import Proxy
 from .s3 import S3
@@ -115,7 +115,7 @@ def test_another_archive_in_the_middle_is_noticed(name, served, local, statecli)
     count = len(served.requests)
     assert count > 2
     for n in range(1, count):
-        remote.forget()
+        files.forget_command()
         served.behave(name, After(n, Headers(ETag='"other"')))
         found = statecli("diff", url, str(local), "--name-status")
         assert (found.code, found.out) == (2, ""), n
@@ -125,13 +125,13 @@ def test_another_archive_in_the_middle_is_noticed(name, served, local, statecli)
 def test_another_archive_for_another_process_is_noticed(served, local, monkeypatch):
     """Which gets no more than what is known of the member: that holds what is known of the archive."""
     url = f"zip://in/m.safetensors::{served.url('a.zip')}"
-    _, known = stores.store_of(url).get(url, 0, 8, None)
-    remote.forget()
-    assert stores.store_of(url).get(url, 8, 8, known)[1] == known
-    remote.forget()
+    _, known = stores.open_store(url).get(url, 0, 8, None)
+    files.forget_command()
+    assert stores.open_store(url).get(url, 8, 8, known)[1] == known
+    files.forget_command()
     served.behave("*", Headers(ETag='"other"'))
     with pytest.raises(UnreadableError, match="changed while it was read"):
-        stores.store_of(url).get(url, 8, 8, known)
+        stores.open_store(url).get(url, 8, 8, known)
 
 
 def test_the_next_command_reads_the_archive_anew(served, local, statecli):
@@ -211,7 +211,7 @@ def test_a_packed_member_is_unpacked_once(served, local, statecli):
 def test_many_read_one_member(name, served, local):
     """From wherever they like."""
     url = f"{'tar' if 'tar' in name else 'zip'}://in/m.safetensors::{served.url(name)}"
-    store, data = stores.store_of(url), local.read_bytes()
+    store, data = stores.open_store(url), local.read_bytes()
     places = [n * 70_001 % (len(data) - 1000) for n in range(60)]
     with ThreadPoolExecutor(16) as threads:
         found = list(threads.map(lambda n: store.get(url, n, 1000, None)[0], places))

@@ -95,7 +95,7 @@ def test_a_glob_that_matches_nothing_or_cannot_be_asked(web, statecli):
     """Neither is a pass; a server that lists no folders is named."""
     nothing = f"{web.url()}none-*/m.pt"
     assert statecli("audit", nothing).err == f"statecli: {nothing}: matches no file\n"
-    remote.forget()
+    files.forget_command()
     web.listing = None
     found = statecli("audit", f"{web.url()}run-*/model.safetensors")
     assert (found.code, found.err.count("\n")) == (2, 1)
@@ -105,7 +105,7 @@ def test_a_glob_that_matches_nothing_or_cannot_be_asked(web, statecli):
 def test_a_glob_of_hosts_is_none():
     """Nobody lists those."""
     with pytest.raises(UnreadableError, match="the glob is of a host or a bucket: name it"):
-        files.matching("s3://*/m.pt")
+        files.match_glob("s3://*/m.pt")
 
 
 def test_sections(web, statecli):
@@ -129,7 +129,7 @@ def test_a_lock_of_urls_names_them(web, statecli):
     moved = Path("deeper") / lock
     lock.rename(moved)
     assert statecli("audit", web.url(), "--lock", moved).code == 0
-    remote.forget()
+    files.forget_command()
     (web.folder / "run-2" / "train.ckpt").unlink()
     found = statecli("audit", web.url(), "--lock", moved, "-f", "json")
     assert found.code == 1
@@ -192,7 +192,7 @@ def test_a_lock_that_lies_beside_what_it_locks(web, statecli, monkeypatch):
     monkeypatch.chdir(web.folder.parent)
     root = web.url()
     assert statecli("audit", f"{root}run-1", f"{root}run-2", "--lock", f"{root}all.lock").code == 0
-    remote.forget()
+    files.forget_command()
     trained(web.folder / "run-2", seed=2)
     found = statecli("audit", f"{root}run-1", f"{root}run-2", "--lock", f"{root}all.lock", "-f", "json")
     assert {one["target"] for one in found.json["findings"]} == {f"{root}run-2", f"{root}run-2/train.ckpt"}
@@ -309,10 +309,10 @@ def test_a_baseline_accepts_what_lies_behind_a_url(spoiled, served, statecli):
     assert SECRET not in written
     assert json.loads(written)["findings"][0]["target"].startswith(spoiled.partition("?")[0])
     assert statecli(*args, "--baseline", "known.json").code == 0
-    remote.forget()
+    files.forget_command()
     trained(served.folder / "run")
     assert "it is fixed, drop it from there" in statecli(*args, "--baseline", "known.json").err
-    remote.forget()
+    files.forget_command()
     (served.folder / "run" / "model.safetensors").unlink()
     (served.folder / "run" / "train.ckpt").unlink()
     served.listing = "python"
@@ -393,10 +393,10 @@ def test_many_targets_are_asked_for_together(web, statecli):
 
 def test_what_was_read_of_many_files_is_let_go(web, monkeypatch, statecli):
     """A folder may hold a million: only the last ones are kept, and what is known of all."""
-    monkeypatch.setattr(remote, "KEPT", 2)
+    monkeypatch.setattr(remote, "MAX_KEPT_FILES", 2)
     for n in range(6):
         trained(web.folder / f"many-{n}", seed=n)
     found = statecli("audit", *(web.url(f"many-{n}/model.safetensors") for n in range(6)), "-f", "json")
     assert found.code == 0
-    held = [one for one in remote._objects.values() if one._held]
+    held = [file for file in remote.remote_store()._files.values() if file._held]
     assert len(held) <= 2

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from statecli.core.errors import UnreadableError
-from statecli.storage import files, remote, retry
-from statecli.storage import store as stores
-from statecli.storage.fsspec_store import held, span
+from statecli.storage import files, retry
+from statecli.storage import object_store as stores
+from statecli.storage.fsspec_store import check_length, parse_range
 
 fsspec = pytest.importorskip("fsspec")
 pytestmark = pytest.mark.usefixtures("begun")
@@ -54,7 +54,7 @@ def test_an_object_that_changes_is_noticed(memory, tmp_path):
     """Such a filesystem says no version with its bytes, and is asked again behind them."""
     path = written(tmp_path)
     memory.pipe("/m.safetensors", path.read_bytes())
-    store = stores.store_of("memory://m.safetensors")
+    store = stores.open_store("memory://m.safetensors")
     _, known = store.get("memory://m.safetensors", 0, 8, None)
     assert known[0] == path.stat().st_size
     memory.pipe("/m.safetensors", path.read_bytes())
@@ -108,7 +108,7 @@ def test_what_is_no_archive(served, statecli, chain):
 def test_an_archive_is_read_by_many_at_once(archive):
     """A filesystem that is not made for it is asked by one thread at a time."""
     url = f"zip://model.safetensors::{archive}"
-    store = stores.store_of(url)
+    store = stores.open_store(url)
     data = store.get(url, 0, 1 << 20, None)[0]
     with ThreadPoolExecutor(16) as threads:
         found = list(threads.map(lambda n: store.get(url, n, 4, None)[0], range(64)))
@@ -142,7 +142,7 @@ def test_the_package_of_a_scheme_is_named(statecli, monkeypatch):
     found = statecli("inspect", "abfs://container/m.pt")
     assert (found.code, found.err.count("\n")) == (2, 1)
     assert "adlfs" in found.err
-    remote.forget()
+    files.forget_command()
     monkeypatch.setitem(sys.modules, "fsspec", None)
     found = statecli("inspect", "memory://m.pt")
     assert (found.code, found.err) == (2, "statecli: URLs need the package fsspec: pip install 'statecli[remote]'\n")
@@ -170,7 +170,7 @@ def test_no_text_of_a_package_is_shown(memory, statecli, monkeypatch):
 )
 def test_an_answer_that_holds(said, length, expected):
     """A range, one that the object's end cuts, and all of a small one."""
-    assert span(said, length, 0, 10) == expected
+    assert parse_range(said, length, 0, 10) == expected
 
 
 @pytest.mark.parametrize(
@@ -188,13 +188,13 @@ def test_an_answer_that_holds(said, length, expected):
 def test_an_answer_that_does_not(said, length):
     """Another range, a shorter one, a length that contradicts it, no size, no range."""
     with pytest.raises(UnreadableError):
-        span(said, length, 0, 10)
+        parse_range(said, length, 0, 10)
 
 
 def test_a_body_that_was_cut():
     """It is asked for again."""
     with pytest.raises(retry.Transient, match="after 3 of 10 bytes"):
-        held(b"abc", 0, 10)
+        check_length(b"abc", 0, 10)
 
 
 # --- names
@@ -213,11 +213,11 @@ def test_joining_and_splitting_are_inverse(root, names, rest):
     folder = f"zip://top{rest}" if rest.startswith("::") else root + rest
     path = files.join(folder, *names)
     assert path.endswith(rest)
-    assert files.name(path) == names[-1]
-    assert files.relative(path, folder) == "/".join(names)
-    assert files.absolute(files.folder(path)) == files.join(folder, *names[:-1])
-    assert files.absolute(folder) in (*files.parents(path),)
-    assert files.relative(folder, folder) == "."
+    assert files.get_name(path) == names[-1]
+    assert files.make_relative(path, folder) == "/".join(names)
+    assert files.make_absolute(files.get_folder(path)) == files.join(folder, *names[:-1])
+    assert files.make_absolute(folder) in (*files.iter_parents(path),)
+    assert files.make_relative(folder, folder) == "."
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_joining_and_splitting_are_inverse(root, names, rest):
 )
 def test_what_does_not_lie_in_a_folder(path, folder):
     """A name that begins alike, another bucket, another query."""
-    assert files.relative(path, folder) == path
+    assert files.make_relative(path, folder) == path
 
 
 def test_globs_of_urls(memory):
@@ -234,7 +234,7 @@ def test_globs_of_urls(memory):
         memory.pipe(f"/top/{name}", b"x")
 
     def found(pattern: str) -> list[str]:
-        return sorted(one.removeprefix("memory://top/") for one in files.matching(pattern))
+        return sorted(one.removeprefix("memory://top/") for one in files.match_glob(pattern))
 
     assert found("memory://top/run-*/m.pt") == ["run-1/m.pt", "run-2/m.pt"]
     assert found("memory://top/run-[2]/*.pt") == ["run-2/m.pt", "run-2/n.pt"]
@@ -254,15 +254,17 @@ def test_globs_of_urls_match_what_those_of_the_disk_do(memory, tmp_path, pattern
         memory.pipe(f"/top/{name}", b"x")
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    near = {one.removeprefix(f"{tmp_path}/") for one in files.matching(f"{tmp_path}/{pattern}")}
-    far = {one.removeprefix("memory://top/") for one in files.matching(f"memory://top/{pattern.replace('?', '[0-9]')}")}
+    near = {one.removeprefix(f"{tmp_path}/") for one in files.match_glob(f"{tmp_path}/{pattern}")}
+    far = {
+        one.removeprefix("memory://top/") for one in files.match_glob(f"memory://top/{pattern.replace('?', '[0-9]')}")
+    }
     assert far == near
     assert near
 
 
 def test_a_glob_in_an_archive_may_end_in_a_slash(archive):
     """Behind which the rest of the chain stays."""
-    assert files.matching(f"zip://d*/::{archive}") == [f"zip://deep/::{archive}"]
+    assert files.match_glob(f"zip://d*/::{archive}") == [f"zip://deep/::{archive}"]
 
 
 @pytest.mark.parametrize(
@@ -277,4 +279,4 @@ def test_a_glob_in_an_archive_may_end_in_a_slash(archive):
 )
 def test_what_is_a_glob(text, is_glob):
     """Neither a query nor an address is one."""
-    assert files.has_magic(text) is is_glob
+    assert files.is_glob(text) is is_glob

@@ -126,7 +126,7 @@ def test_a_small_file_of_a_server_without_ranges_is_taken_once(big, statecli, tm
 def test_small_files_of_a_server_without_ranges_are_not_taken_without_end(server, monkeypatch, refused, statecli):
     """Together they may have so many bytes, and no more."""
     server.behave("*", ignore_range)
-    monkeypatch.setattr(http, "WHOLES", 50)
+    monkeypatch.setattr(http, "MAX_ALL_WHOLE_BYTES", 50)
     assert refused(server.url(NAME)).endswith(
         ": the server ignores ranges, and its files have over 0 MiB: download it first"
     )
@@ -139,7 +139,7 @@ def test_files_of_a_server_without_ranges_are_refused_before_they_are_fetched(se
         save_file({name: torch.zeros(250_000)}, served.folder / name)
     index = {"metadata": {}, "weight_map": {name: name for name in names}}
     (served.folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    monkeypatch.setattr(http, "WHOLES", 3_500_000)
+    monkeypatch.setattr(http, "MAX_ALL_WHOLE_BYTES", 3_500_000)
     for behaviours in ((ignore_range,), (ignore_range, chunked)):
         served.forget()
         served.behave("*.safetensors", *behaviours)
@@ -162,7 +162,7 @@ def test_an_answer_in_chunks_has_no_length_and_is_read_to_its_end(big, statecli,
     read(big.url(NAME), statecli)
     big.behave("*", ignore_range, chunked)
     read(big.url(NAME), statecli)
-    monkeypatch.setattr(http, "WHOLE", 100_000)
+    monkeypatch.setattr(http, "MAX_WHOLE_BYTES", 100_000)
     assert refused(big.url(NAME)).endswith(
         ": the server ignores ranges, and sends no one knows how much: download it first"
     )
@@ -346,7 +346,7 @@ def test_a_busy_server_is_asked_again(server, status, statecli):
 def test_a_busy_server_says_when(server, statecli, monkeypatch, refused):
     """Seconds or a date; what is no time is not heeded, and nobody waits for longer than 20 s."""
     slept = []
-    monkeypatch.setattr(retry, "LONGEST", 20.0)
+    monkeypatch.setattr(retry, "LONGEST_PAUSE_S", 20.0)
     monkeypatch.setattr(retry, "time", types.SimpleNamespace(sleep=slept.append))
     soon = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=9)
     for said in ("7", format_datetime(soon, usegmt=True), "soon", "-3"):
@@ -662,11 +662,11 @@ def secure(served, tmp_path):
 @pytest.fixture
 def no_pools():
     """Certificates are read anew."""
-    from statecli.storage import connections
+    from statecli.storage import connections, session
 
-    connections._pool.cache_clear()
+    session.for_process(connections._Pools).__init__()
     yield
-    connections._pool.cache_clear()
+    session.for_process(connections._Pools).__init__()
 
 
 def test_a_certificate_that_nobody_vouches_for_is_one_line(secure, refused, no_pools):

@@ -46,7 +46,7 @@ def test_there_are_examples():
 @pytest.mark.parametrize(("typed", "shown"), ROWS)
 def test_what_is_typed_is_shown_so(typed, shown):
     """Row by row."""
-    assert files.shown(typed) == shown
+    assert files.mask_urls(typed) == shown
 
 
 def test_the_defaults_are_those():

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from statecli.core.errors import UnreadableError
 from statecli.storage import html_listing, unlisted_folder
-from statecli.storage import url as names
 from statecli.storage.http import Http
+from statecli.storage.url import is_folder_url
 
 from .server import Basic, Cut, Headers, Redirect, Refuse, Server, Signed, Times, login_page, page
 
@@ -73,7 +73,7 @@ def test_links_that_lead_away_are_no_names():
         "../d/j.bin", "../other/k.bin",
     ]  # fmt: skip
     text = "".join(f'<a href="{href}">x</a>' for href in hrefs)
-    found = html_listing.names(f"<html><body>{text}</body></html>", "http://host/d/")
+    found = html_listing.parse_names(f"<html><body>{text}</body></html>", "http://host/d/")
     odd = dict.fromkeys(["%2e%2e%2fetc", "a%2Fb", "a\\b", "a\0b"], False)
     assert found == {**dict.fromkeys(["a.bin", "b.bin", "c.bin", "d.bin", "j.bin"], False), "sub": True, **odd}
 
@@ -107,9 +107,9 @@ def test_a_folder_that_lists_itself_ends(served, statecli):
 
 def test_a_base_of_a_page_is_heeded():
     """Links are relative to it."""
-    found = html_listing.names('<head><base href="/d/"></head><a href="a.bin">a</a>', "http://host/d/")
+    found = html_listing.parse_names('<head><base href="/d/"></head><a href="a.bin">a</a>', "http://host/d/")
     assert found == {"a.bin": False}
-    assert html_listing.names('<base href="http://evil/d/"><a href="a.bin">a</a>', "http://host/d/") is None
+    assert html_listing.parse_names('<base href="http://evil/d/"><a href="a.bin">a</a>', "http://host/d/") is None
 
 
 def test_files_that_begin_with_a_dot_are_asked_for_where_they_are_hidden(served, statecli):
@@ -147,14 +147,14 @@ def test_a_login_page_is_no_listing(folder, statecli, refused):
 
 def test_a_page_of_the_hub_is_answered_with_the_way_that_is_read():
     """Who copies the address of a page from a browser is told what to write; nobody is asked for that."""
-    from statecli.storage.http import _instead
+    from statecli.storage.http import _suggest_url
 
-    assert _instead("https://huggingface.co/org/net/blob/main/model.safetensors").endswith(
+    assert _suggest_url("https://huggingface.co/org/net/blob/main/model.safetensors").endswith(
         "; the file itself is behind /resolve/ in place of /blob/"
     )
-    assert _instead("https://github.com/org/net/blob/main/m.pt").endswith("behind /raw/ in place of /blob/")
-    assert _instead("https://huggingface.co/org/net") == "; name it hf://…"
-    assert _instead("https://example.com/blob/") == ""
+    assert _suggest_url("https://github.com/org/net/blob/main/m.pt").endswith("behind /raw/ in place of /blob/")
+    assert _suggest_url("https://huggingface.co/org/net") == "; name it hf://…"
+    assert _suggest_url("https://example.com/blob/") == ""
 
 
 # --- not listed -----------------------------------------------------------------------------------------------------
@@ -209,7 +209,9 @@ def test_the_usual_names_are_asked_for_once_each(folder, statecli):
     """And nothing is read of what is not there."""
     statecli("inspect", folder.url("net/inner/"))
     asked = [one.path for one in folder.requests]
-    assert sorted(asked) == sorted(["net/inner/", *(f"net/inner/{name}" for name in unlisted_folder.usual())])
+    assert sorted(asked) == sorted(
+        ["net/inner/", *(f"net/inner/{name}" for name in unlisted_folder.list_usual_names())]
+    )
 
 
 def test_a_folder_without_any_of_the_usual_names_is_one_line(served, refused):
@@ -219,7 +221,7 @@ def test_a_folder_without_any_of_the_usual_names_is_one_line(served, refused):
     why = refused(url)
     assert why == (
         f"{url}: cannot be listed (access is refused (HTTP 403): no user and no password were sent), and none of the "
-        f"{len(unlisted_folder.usual())} usual names of a checkpoint's files is in it: name a file"
+        f"{len(unlisted_folder.list_usual_names())} usual names of a checkpoint's files is in it: name a file"
     )
 
 
@@ -299,9 +301,9 @@ def test_a_listing_that_does_not_say_html_is_none(folder):
 
 def test_a_name_ends_as_a_folder_does():
     """With a slash, or with the host."""
-    assert names.is_folder("https://host")
-    assert names.is_folder("https://host/a/?x=…")
-    assert not names.is_folder("https://host/a?x=/")
+    assert is_folder_url("https://host")
+    assert is_folder_url("https://host/a/?x=…")
+    assert not is_folder_url("https://host/a?x=/")
 
 
 @pytest.mark.parametrize("status", [404, 403])

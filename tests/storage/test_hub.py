@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.storage import remote
-from statecli.storage.hub import Place, _places
+from statecli.storage import files
+from statecli.storage.hub import Place, _parse_places
 
 from .hub import SIGNATURE
 from .server import After, Headers, Refuse, Times, login_page
@@ -140,8 +140,8 @@ def test_a_listing_that_goes_on_elsewhere_is_refused(net, statecli, monkeypatch,
 )
 def test_how_urls_are_written(url, places):
     """As HfFileSystem has them: kinds, revisions with a slash, repositories of one word."""
-    assert [tuple(place) for place in _places(url)] == places
-    assert isinstance(_places(url)[0], Place)
+    assert [tuple(place) for place in _parse_places(url)] == places
+    assert isinstance(_parse_places(url)[0], Place)
 
 
 @pytest.mark.parametrize(
@@ -167,10 +167,10 @@ def test_a_private_repository(net, statecli, monkeypatch):
     """Without a token, with a wrong one, and with the right one, which the CDN never sees."""
     net.private["org/net"] = TOKEN
     assert "or it is private: log in with `hf auth login`" in shown(statecli, "hf://org/net")
-    remote.forget()
+    files.forget_command()
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert shown(statecli, "hf://org/net").endswith("or it is private and your token may not read it")
-    remote.forget()
+    files.forget_command()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     found = statecli("inspect", "hf://org/net", "--stats", "--debug")
     assert found.code == 0
@@ -184,10 +184,10 @@ def test_a_gated_repository(net, statecli, monkeypatch):
     endpoint = net.url().rstrip("/")
     said = f"is gated: accept its conditions on {endpoint}/org/net"
     assert shown(statecli, "hf://org/net/model.safetensors").startswith(f"{said}, then log in with `hf auth login`")
-    remote.forget()
+    files.forget_command()
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert shown(statecli, "hf://org/net/model.safetensors") == f"{said}, with the account of your token"
-    remote.forget()
+    files.forget_command()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert statecli("inspect", "hf://org/net/model.safetensors").code == 0
 
@@ -201,7 +201,7 @@ def test_the_token_is_found_where_the_library_keeps_it(net, statecli, monkeypatc
     assert statecli("inspect", "hf://org/net").code == 0
     assert {one.headers.get("authorization") for one in net.requests} == {f"Bearer {TOKEN}"}
     net.forget()
-    remote.forget()
+    files.forget_command()
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
     assert statecli("inspect", "hf://org/net").code == 0
     assert {one.headers.get("authorization") for one in net.requests} == {None}

@@ -8,9 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from statecli.core.errors import UnreadableError
-from statecli.storage import remote
+from statecli.storage import files
 from statecli.storage.http import Http
-from statecli.storage.limits import settings
 
 from .server import After, Cut, Refuse, Stall, Times
 
@@ -20,9 +19,9 @@ def twice(monkeypatch):
     """Each request is sent three times at most."""
     monkeypatch.setenv("STATECLI_RETRIES", "2")
     monkeypatch.setenv("STATECLI_TIMEOUT", "0.3")
-    settings.cache_clear()
+    files.forget_command()
     yield
-    settings.cache_clear()
+    files.forget_command()
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_a_file_that_was_asked_for_in_vain_is_not_asked_for_with_each_tensor(ser
     assert 0 < found.json["summary"]["identical"] < 60
     assert len(served.requests) == 4 + 3
     served.behave("*")
-    remote.forget()
+    files.forget_command()
     assert statecli("diff", url, tmp_path / "m.safetensors").code == 0
 
 
@@ -119,10 +118,10 @@ def test_a_server_that_asks_for_much_patience_is_not_asked_again(served, get):
 def test_what_a_worker_could_not_reach_is_asked_for_again_by_the_next_command(served, get):
     """A worker of Dask lives on, and is not told when a command begins."""
     served.behave("a", Times(3, Refuse(503)))
-    command = remote.access()
-    remote.accept(command)
+    command = files.export_access()
+    files.import_access(command)
     assert get("a") is not None
-    remote.accept(command)
+    files.import_access(command)
     assert get("a") is not None
-    remote.accept(msgspec.structs.replace(command, command="the next one"))
+    files.import_access(msgspec.structs.replace(command, command="the next one"))
     assert get("a") is None

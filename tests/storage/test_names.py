@@ -11,9 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from statecli.storage import files
-from statecli.storage import url as names
-from statecli.storage.remote import accept, access, forget
-from statecli.storage.url import shown, url_of
+from statecli.storage import masked_url as names
+from statecli.storage.masked_url import mask_url, unmask_url
 
 SECRET = "Zq7Kx9"  # noqa: S105 - it opens nothing; no other part of these URLs has it
 PLAIN = string.ascii_lowercase + string.digits + "._-"
@@ -29,7 +28,7 @@ secrets = st.text(string.ascii_letters + string.digits + "@:/?#=&;%+ é…[](){}
 @pytest.fixture(autouse=True)
 def nothing_typed(monkeypatch):
     """No URL is known."""
-    names.typed.clear()
+    names.typed_urls().clear()
 
 
 @st.composite
@@ -78,40 +77,41 @@ def urls(draw):
 @given(url=urls())
 def test_no_secret_of_a_url_is_in_its_name(url):
     """And the name leads to the URL, and is the name of itself."""
-    names.typed.clear()
-    name = shown(url)
+    names.typed_urls().clear()
+    name = mask_url(url)
     assert SECRET not in name, name
-    assert url_of(name) == url
-    assert shown(name) == name
+    assert unmask_url(name) == url
+    assert mask_url(name) == name
     assert (name == url) == (SECRET not in url and "me:" not in url and not hides(url))
 
 
 def hides(url):
     """Whether something harmless of it is hidden too, as `version2=…` is."""
-    return "…" in shown(url)
+    return "…" in mask_url(url)
 
 
 @given(typed=st.lists(urls(), min_size=2, max_size=5, unique=True))
 def test_urls_that_differ_stay_apart(typed):
     """However little differs, and in whatever order they are typed."""
-    names.typed.clear()
-    found = [shown(url) for url in typed]
+    names.typed_urls().clear()
+    found = [mask_url(url) for url in typed]
     assert len(set(found)) == len(typed)
-    assert [url_of(name) for name in found] == typed
+    assert [unmask_url(name) for name in found] == typed
 
 
 @given(url=urls(), beside=steps)
 def test_what_is_around_and_beside_is_asked_for_with_the_same_credentials(url, beside):
     """A file in a folder that was typed, one beside a file, and one in a folder beside it."""
-    names.typed.clear()
-    link = names.parts(url.removeprefix("simplecache::"))
-    assume("@" not in link.way and not (link.user and set(link.user) & set("/?#@")))
-    name = shown(url)
+    names.typed_urls().clear()
+    link = names.parse_url(url.removeprefix("simplecache::"))
+    assume("@" not in link.path and not (link.user and set(link.user) & set("/?#@")))
+    name = mask_url(url)
     query = "" if link.query is None else f"?{link.query}"
     whole = url.removesuffix(query)
-    assert url_of(files.join(name, beside)) == f"{whole}/{beside}{query}"
-    assert url_of(files.join(files.folder(name), beside)) == f"{whole.rpartition('/')[0]}/{beside}{query}"
-    assert url_of(files.join(files.folder(name), beside, "x.pt")) == f"{whole.rpartition('/')[0]}/{beside}/x.pt{query}"
+    assert unmask_url(files.join(name, beside)) == f"{whole}/{beside}{query}"
+    assert unmask_url(files.join(files.get_folder(name), beside)) == f"{whole.rpartition('/')[0]}/{beside}{query}"
+    inner = files.join(files.get_folder(name), beside, "x.pt")
+    assert unmask_url(inner) == f"{whole.rpartition('/')[0]}/{beside}/x.pt{query}"
 
 
 @pytest.mark.parametrize(
@@ -158,28 +158,28 @@ def test_what_is_around_and_beside_is_asked_for_with_the_same_credentials(url, b
 )
 def test_what_is_shown(url, name):
     """By example."""
-    assert shown(url) == name
-    assert shown(name) == name
+    assert mask_url(url) == name
+    assert mask_url(name) == name
 
 
 def test_several_that_differ_in_what_is_hidden_are_counted():
     """Of one user all have one mark."""
-    assert shown("https://a:1@host/m.pt") == "https://…@host/m.pt"
-    assert shown("https://b:2@host/m.pt") == "https://…2@host/m.pt"
-    assert shown("https://b:2@host/n.pt") == "https://…2@host/n.pt"
-    assert shown("https://a:1@host/o.pt") == "https://…@host/o.pt"
-    assert shown("https://host/m.pt") == "https://host/m.pt"
-    assert url_of("https://…2@host/config.json") == "https://b:2@host/config.json"
-    assert shown("https://host/m.pt?sig=1") == "https://host/m.pt?sig=…"
-    assert shown("https://host/m.pt?sig=2") == "https://host/m.pt?sig=…2"
-    assert shown("https://host/n.pt?sig=3") == "https://host/n.pt?sig=…"
+    assert mask_url("https://a:1@host/m.pt") == "https://…@host/m.pt"
+    assert mask_url("https://b:2@host/m.pt") == "https://…2@host/m.pt"
+    assert mask_url("https://b:2@host/n.pt") == "https://…2@host/n.pt"
+    assert mask_url("https://a:1@host/o.pt") == "https://…@host/o.pt"
+    assert mask_url("https://host/m.pt") == "https://host/m.pt"
+    assert unmask_url("https://…2@host/config.json") == "https://b:2@host/config.json"
+    assert mask_url("https://host/m.pt?sig=1") == "https://host/m.pt?sig=…"
+    assert mask_url("https://host/m.pt?sig=2") == "https://host/m.pt?sig=…2"
+    assert mask_url("https://host/n.pt?sig=3") == "https://host/n.pt?sig=…"
 
 
 def test_a_name_that_is_typed_is_no_other_url():
     """Copied from output before anything was typed, it means itself, and whatever is typed later is another."""
-    assert shown("https://host/m.pt?sig=…") == "https://host/m.pt?sig=…"
-    assert shown("https://host/m.pt?sig=1") == "https://host/m.pt?sig=…2"
-    assert url_of("https://host/m.pt?sig=…") == "https://host/m.pt?sig=…"
+    assert mask_url("https://host/m.pt?sig=…") == "https://host/m.pt?sig=…"
+    assert mask_url("https://host/m.pt?sig=1") == "https://host/m.pt?sig=…2"
+    assert unmask_url("https://host/m.pt?sig=…") == "https://host/m.pt?sig=…"
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_a_name_that_is_typed_is_no_other_url():
 )
 def test_whatever_is_typed_is_shown_without_secrets(text, expected):
     """Behind an option, in a class's arguments, in a sentence."""
-    assert files.shown(text) == expected
-    assert files.shown(expected) == expected
+    assert files.mask_urls(text) == expected
+    assert files.mask_urls(expected) == expected
 
 
 @pytest.mark.parametrize(
@@ -219,14 +219,14 @@ def test_whatever_is_typed_is_shown_without_secrets(text, expected):
 )
 def test_where_a_query_begins(text, way, rest):
     """In a bucket `?` is in names, but for what says a version."""
-    assert files.link(text)[1:] == (way, rest)
-    assert not files.has_magic(text)
+    assert files.split_url(text)[1:] == (way, rest)
+    assert not files.is_glob(text)
 
 
 @pytest.mark.parametrize("url", ["file://me:hidden-2@host/m.pt", "FILE://me:hidden-2@host/m.pt"])
 def test_a_password_of_a_file_url_is_hidden(url):
     """No file has one, and so it is that of another URL."""
-    assert files.harmless(files.shown(url)) == "me:…@host/m.pt"
+    assert files.remove_secrets(files.mask_urls(url)) == "me:…@host/m.pt"
 
 
 def test_a_class_gets_the_url_that_was_typed():
@@ -234,7 +234,7 @@ def test_a_class_gets_the_url_that_was_typed():
     from statecli.live.spec import parse
 
     typed = "https://me:pw@host/m.pt?sig=5"
-    spec = parse(files.shown(f'net.py:Net("{typed}", [("x", "{typed}")], more={{"a": "{typed}"}}, n=3)'))
+    spec = parse(files.mask_urls(f'net.py:Net("{typed}", [("x", "{typed}")], more={{"a": "{typed}"}}, n=3)'))
     assert spec is not None
     assert spec.args == (typed, [("x", typed)])
     assert spec.kwargs == {"more": {"a": typed}, "n": 3}
@@ -245,16 +245,16 @@ def test_a_file_that_is_called_like_a_url_is_a_file(tmp_path, monkeypatch):
     """Names of files win."""
     monkeypatch.chdir(tmp_path)
     os.makedirs("a:/me:pw@host")
-    assert files.shown("a://me:pw@host") == "a://me:pw@host"
+    assert files.mask_urls("a://me:pw@host") == "a://me:pw@host"
 
 
 def test_another_process_knows_the_urls_too():
     """And no text of what it is told holds them."""
-    name = shown("https://me:hidden-1@host/m.pt?sig=5")
-    told = access()
+    name = mask_url("https://me:hidden-1@host/m.pt?sig=5")
+    told = files.export_access()
     assert "hidden-1" not in f"{told!r} {told}"
-    names.typed.clear()
-    accept(told)
-    assert url_of(name) == "https://me:hidden-1@host/m.pt?sig=5"
-    forget()
-    assert url_of(name) == "https://me:hidden-1@host/m.pt?sig=5"
+    names.typed_urls().clear()
+    files.import_access(told)
+    assert unmask_url(name) == "https://me:hidden-1@host/m.pt?sig=5"
+    files.forget_command()
+    assert unmask_url(name) == "https://me:hidden-1@host/m.pt?sig=5"

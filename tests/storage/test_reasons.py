@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.storage import remote
+from statecli.storage import files
 
 from .server import Cut, Refuse, login_page
 
@@ -19,7 +19,7 @@ INDEX = "model.safetensors.index.json"
 def _at_once(monkeypatch):
     """No request is tried a second time."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
-    remote.forget()
+    files.forget_command()
 
 
 REASONS = [

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.storage import remote
+from statecli.storage import files
 from statecli.storage.source import Source
 from statecli.storage.zip_archive import Archive
 
@@ -28,7 +28,7 @@ HEAD = 64 << 10
 @pytest.fixture(autouse=True)
 def forgotten():
     """Each test is a command of its own."""
-    remote.forget()
+    files.forget_command()
 
 
 class Crowd:

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.storage import files, remote
-from statecli.storage import store as stores
-from statecli.storage.s3 import _listed
+from statecli.storage import files
+from statecli.storage import object_store as stores
+from statecli.storage.s3 import _list_folder
 
 from .conftest import SECRET
 from .s3 import S3, refusal
@@ -81,14 +81,14 @@ def test_64_threads_read_at_once(s3, signed):
     """Each gets its own bytes, through one client."""
     data = bytes(range(256)) * 4096
     (s3.folder / "models" / "big.bin").write_bytes(data)
-    store, url = stores.store_of("s3://models/big.bin"), "s3://models/big.bin"
+    store, url = stores.open_store("s3://models/big.bin"), "s3://models/big.bin"
     with ThreadPoolExecutor(64) as threads:
         found = list(threads.map(lambda n: store.get(url, n * 1000, 1000, None)[0], range(512)))
     assert b"".join(found) == data[: 512 * 1000]
 
 
 def _worker(url: str) -> bytes:
-    return stores.store_of(url).get(url, 8, 4, None)[0]
+    return stores.open_store(url).get(url, 8, 4, None)[0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks here")
@@ -120,7 +120,7 @@ def test_names_that_only_a_store_has():
         return pages.pop(0)
 
     Answers._call_s3 = staticmethod(answer)
-    assert asyncio.run(_listed(Answers, "s3://models/run")).folders == {"a": False, "a/": True, "b": True}
+    assert asyncio.run(_list_folder(Answers, "s3://models/run")).folders == {"a": False, "a/": True, "b": True}
 
 
 ODD = ["a b", "a+b", "a%20b", "a%b", "ä€ 模型", "a=b&c", "a;b", "a[1]", "a'b", "a:b", "a..b", "a~b"]
@@ -144,10 +144,10 @@ def test_a_key_with_a_hash(bucket, tmp_path, statecli):
     bucket.upload(tmp_path / "up")
     url = bucket.url("odd/a#b.safetensors")
     for way in ("odd", "odd/", "odd/*", "o*/"):
-        remote.forget()
+        files.forget_command()
         found = statecli("audit", bucket.url(way), "-f", "json")
         assert (found.code, [one["target"] for one in found.json["targets"]]) == (0, [url])
-    remote.forget()
+    files.forget_command()
     assert statecli("lock", bucket.url("odd"), "-o", tmp_path / "one.lock").code == 0
     assert statecli("audit", bucket.url("odd"), "--lock", tmp_path / "one.lock").code == 0
     assert statecli("inspect", f"{url}#model").code == 0
@@ -170,10 +170,10 @@ def test_keys_with_a_question_mark(bucket, tmp_path, statecli):
         "odd/d?*": 1,
         "odd/d?d/*": 1,
     }.items():
-        remote.forget()
+        files.forget_command()
         found = statecli("audit", bucket.url(way), "-f", "json")
         assert (found.code, len(found.json["targets"]), found.err) == (0, count, ""), way
-    remote.forget()
+    files.forget_command()
     for way in ("odd/d?d", "odd/d?d/", "odd/d?d/model.safetensors"):
         assert statecli("inspect", bucket.url(way)).code == 0
 
@@ -193,7 +193,7 @@ def test_a_walk_lists_a_folder_once(s3, signed, statecli):
     written(s3.folder / "models" / "run-2")
     for urls in (["s3://models/run-1/"], ["s3://models/run-1/", "s3://models/run-2/"]):
         s3.forget()
-        remote.forget()
+        files.forget_command()
         assert statecli("audit", *urls).code == 0
         asked = [(one.path, one.query.get("prefix")) for one in s3.requests]
         assert len(asked) == len(set(asked)) == 2 * len(urls)
@@ -213,7 +213,7 @@ def test_a_bucket_alone(bucket, tmp_path, statecli, slash):
     assert statecli("inspect", url).err == f"statecli: {url}: is an empty folder\n"
     written(tmp_path / "up", "model.safetensors")
     bucket.upload(tmp_path / "up")
-    remote.forget()
+    files.forget_command()
     for command in ("inspect", "audit"):
         assert statecli(command, url).code == 0
     gone = f"s3://nobody{slash}"
@@ -648,7 +648,7 @@ def test_a_store_without_ranges_sends_no_gigabytes(s3, signed, statecli):
     with path.open("r+b") as file:
         file.truncate(256 << 20)
     s3.forget()
-    remote.forget()
+    files.forget_command()
     found = statecli("inspect", "s3://models/m.safetensors")
     assert found.code == 2
     assert "ignores ranges" in found.err
@@ -678,7 +678,7 @@ def test_the_package_is_named(monkeypatch, statecli):
 def test_sizes_and_kinds_are_known(s3, signed):
     """files.size, isfile, isdir and exists of S3."""
     path = written(s3.folder / "models" / "run")
-    assert files.size("s3://models/run/m.safetensors") == path.stat().st_size
-    assert files.isdir("s3://models/run")
-    assert files.isfile("s3://models/run/m.safetensors")
+    assert files.get_size("s3://models/run/m.safetensors") == path.stat().st_size
+    assert files.is_folder("s3://models/run")
+    assert files.is_file("s3://models/run/m.safetensors")
     assert not files.exists("s3://models/run/n.safetensors")

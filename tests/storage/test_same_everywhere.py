@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from statecli.storage import remote
+from statecli.storage import files
 
 from ..formats.test_same_everywhere import WRITERS, dcp, npz_deflated, safetensors, torch_zip
 
@@ -51,7 +51,7 @@ def sent(request) -> Callable[[Path], str]:
         shutil.copytree(folder, request.getfixturevalue("hub").folder / "org" / "net")
         return "hf://org/net"
 
-    remote.forget()
+    files.forget_command()
     return {"http": http, "s3": s3, "gs": gs, "hub": hub}[request.param]
 
 

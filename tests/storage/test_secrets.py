@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import statecli
-from statecli.storage import connections, redact
+from statecli.storage import connections, files, redact
 from statecli.storage.http import Http
 
 from .s3 import S3
@@ -361,7 +361,7 @@ def test_a_bug_of_ours_shows_none(secret, statecli, monkeypatch):
         except KeyError as inner:
             raise RuntimeError(f"no {headers} wJalrXUtnFEMI-no-output X-Amz-Signature=0badc0ffee") from inner
 
-    monkeypatch.setattr(connections, "ask", broken)
+    monkeypatch.setattr(connections, "send", broken)
     for options in ((), ("--debug",)):
         result = statecli("inspect", secret("a.safetensors"), *options)
         assert result.code == 2
@@ -402,12 +402,14 @@ def test_what_is_typed_wrong_is_not_shown(secret, desk, statecli):
 
 def test_objects_do_not_show_what_they_hold(secret):
     """Their texts are of names, in a debugger too."""
-    from statecli.storage import remote
-
-    name = remote.named(secret("a.safetensors"))
-    handle = remote.opened(name)
+    name = files.mask_urls(secret("a.safetensors"))
+    handle, store = files.open_file(name), files.store_for(name)
     assert_none(
-        repr(handle), repr(remote._objects), repr(remote.access()), str(remote.access()), repr(Http({"A": TOKEN}))
+        repr(handle),
+        repr(store._files),
+        repr(files.export_access()),
+        str(files.export_access()),
+        repr(Http({"A": TOKEN})),
     )
 
 
@@ -467,8 +469,8 @@ def test_no_worker_shows_one(executor, server, secret, statecli, monkeypatch):
 )
 def test_what_looks_like_a_secret_is_not_shown(text, expected):
     """In text that others wrote."""
-    assert redact.scrubbed(text) == expected
-    assert redact.scrubbed(expected) == expected
+    assert redact.scrub(text) == expected
+    assert redact.scrub(expected) == expected
 
 
 @given(word=st.text(string.ascii_letters + string.digits + "/@%+=:&? é", min_size=10, max_size=30), around=st.text())
@@ -476,18 +478,18 @@ def test_what_is_known_to_be_secret_is_nowhere(word, around):
     """As it is, as a URL writes it, in the middle of anything."""
     from urllib.parse import quote
 
-    redact.forget()
-    redact.remember(word)
+    vars(redact.secrets()).update(vars(redact.Secrets()))
+    redact.hide(word)
     for text in (word, quote(word, safe="")):
-        assert word not in redact.without(f"{around}{text}{around}").replace(around, "") or word in around
+        assert word not in redact.remove_secrets(f"{around}{text}{around}").replace(around, "") or word in around
 
 
 def test_text_without_secrets_stays_as_it_is():
     """Names of tensors are no secrets, whatever they look like."""
-    redact.remember("pw", "a", "pytorch")
-    redact.remember("safetensors", sure=False)
+    redact.hide("pw", "a", "pytorch")
+    redact.hide("safetensors", sure=False)
     text = "a.pw.weight?token=x: pytorch_model.bin and model.safetensors"
-    assert redact.without(text) == text
+    assert redact.remove_secrets(text) == text
 
 
 def test_json_has_names_that_lead_nowhere(secret, statecli):

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from statecli.core.errors import MalformedError
-from statecli.storage import object_cache, remote
-from statecli.storage.checksums import Sums, joined
+from statecli.storage import files, object_cache
+from statecli.storage.checksums import Checksums, combine_crc32
 from statecli.storage.files import Guard
-from statecli.storage.limits import settings as patience
 
 from .server import After, Cut
 
@@ -31,7 +30,7 @@ HEAD = 64 << 10
 @pytest.fixture(autouse=True)
 def forgotten():
     """Each test is a command of its own."""
-    remote.forget()
+    files.forget_command()
 
 
 def weights(seed: int = 0, count: int = 6, elements: int = 2_500_000) -> dict[str, torch.Tensor]:
@@ -150,15 +149,11 @@ def test_the_result_is_that_of_the_disk_bit_for_bit(served, statecli, tmp_path, 
 def test_what_was_compared_before_the_server_died_is_shown(served, statecli, tmp_path, monkeypatch):
     """Each tensor that could not be read is named with what happened; the others are compared; exit 2."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
-    patience.cache_clear()
     here = safetensors(tmp_path, weights(0, 12))
     safetensors(served.folder, weights(0, 12))
     # Of 13 windows one of two threads has seven, and a tensor has five.
     served.behave("*", After(14, Cut(None)))
-    try:
-        found = statecli("diff", here, served.url("m.safetensors"), "--jobs", "2", "-f", "plain")
-    finally:
-        patience.cache_clear()
+    found = statecli("diff", here, served.url("m.safetensors"), "--jobs", "2", "-f", "plain")
     assert found.code == 2
     url = served.url("m.safetensors")
     lines = [line for line in found.out.splitlines() if line.startswith("not compared")]
@@ -200,15 +195,15 @@ def test_memory_is_bounded(served, tmp_path):
 @given(st.lists(st.binary(max_size=300), max_size=8))
 def test_checksums_of_pieces_are_that_of_the_whole(pieces):
     """As zlib's crc32_combine has it, which Python does not show."""
-    found, sums, at = 0, Sums(), 0
+    found, sums, at = 0, Checksums(), 0
     for piece in pieces:
-        found = joined(found, zlib.crc32(piece), len(piece))
+        found = combine_crc32(found, zlib.crc32(piece), len(piece))
         sums.add(at, memoryview(piece), [])
         at += len(piece)
     whole = b"".join(pieces)
     assert found == zlib.crc32(whole)
-    assert sums.of(0, at, lambda *_: None) == zlib.crc32(whole)
-    assert sums.of(0, at + 1, lambda *_: None) is None
+    assert sums.combine(0, at, lambda *_: None) == zlib.crc32(whole)
+    assert sums.combine(0, at + 1, lambda *_: None) is None
 
 
 class Bytes:
@@ -231,19 +226,19 @@ spans = st.tuples(st.integers(0, 400_000), st.integers(0, 90_000))
 def test_whatever_is_here_the_bytes_are_those_of_the_object(steps):
     """Reads, windows and fetches ahead, in any order and overlapping, give the object's bytes."""
     data = bytes(range(251)) * 1700
-    one = object_cache.Object("mem://x", Bytes(data))
+    one = object_cache.RemoteFile("mem://x", Bytes(data))
     for what, (offset, length) in steps:
         if what == "read":
             assert one.read(offset, length) == data[offset : offset + length]
         elif what == "window" and offset < len(data):
-            found = one.window(offset, offset + length + 1)
+            found = one.read_window(offset, offset + length + 1)
             assert found == data[offset : offset + len(found)]
             assert 0 < len(found) <= length + 1
         elif what == "prefetch":
             one.prefetch([(offset, length), (offset + length // 2, length)])
         else:
-            one.opened()
-            one.closed()
+            one.add_reader()
+            one.remove_reader()
 
 
 @given(st.lists(spans, min_size=1, max_size=12))
@@ -264,14 +259,14 @@ def test_no_byte_is_handed_out_before_its_header_is_confirmed(steps):
         bad.append(header)
         raise MalformedError("is elsewhere")
 
-    one = object_cache.Object("mem://x", Bytes(data))
+    one = object_cache.RemoteFile("mem://x", Bytes(data))
     guards = [Guard(at - 40, at, at + 50_000, check(at)) for at in (70_040, 120_080, 300_000)]
-    one.prime()
+    one.prefetch_head()
     one.guard([*guards, Guard(200_000, 200_040, 250_000, refuse)])
     for n, (offset, length) in enumerate(steps):
         try:
             if n % 2:
-                end = offset + len(one.window(offset, offset + length + 1)) if offset < len(data) else offset
+                end = offset + len(one.read_window(offset, offset + length + 1)) if offset < len(data) else offset
             else:
                 end = offset + len(one.read(offset, length))
         except MalformedError:

@@ -402,7 +402,7 @@ def test_a_file_that_is_cut_short_spoils_what_lay_there(store):
 def test_a_file_that_changes_meanwhile_is_not_judged(store, monkeypatch):
     """What was read of a file that is another by the end counts for nothing."""
     info = store(torch.randn(100))
-    monkeypatch.setattr(facts, "changed", lambda _: [info.data.storage.path])
+    monkeypatch.setattr(facts, "find_changed", lambda _: [info.data.storage.path])
     assert "changed while it was read" in of(info).reason
 
 

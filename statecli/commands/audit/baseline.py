@@ -101,7 +101,7 @@ def read(path: str) -> Baseline:
             raise MalformedError(f"{path}: accepts {what}{near or '; drop the entry'}")
         if not one.reason.strip():
             raise MalformedError(f"{path}: accepts {one.rule} of {one.target} without a reason; say why, it is shown")
-    return _renamed(listed, lambda target: unnamed(target, files.folder(path)))
+    return _renamed(listed, lambda target: unnamed(target, files.get_folder(path)))
 
 
 def _renamed(baseline: Baseline, name: Callable[[str], str]) -> Baseline:
@@ -149,7 +149,7 @@ def _accepting(target: Target, reasons: dict[_Key, str], whole: bool) -> Target:
 
 def gone(baseline: Baseline, targets: Sequence[str]) -> list[Entry]:
     """The entries of files that are no longer there, in the folders of `targets`, of which an audit tells."""
-    folders = [one for one in targets if files.isdir(one)]
+    folders = [one for one in targets if files.is_folder(one)]
     missing = {target for target in {one.target for one in baseline.findings} if _is_gone(target, folders)}
     return [one for one in baseline.findings if one.target in missing]
 

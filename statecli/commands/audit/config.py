@@ -22,7 +22,7 @@ from statecli.core.finding import Severity
 from statecli.rules import RULES
 from statecli.rules.policy_config import Policy
 from statecli.storage import files
-from statecli.storage.source import small
+from statecli.storage.source import read_small_file
 
 FILES = ("statecli.toml", "pyproject.toml")
 #: Bytes of the longest file that is read.
@@ -138,7 +138,7 @@ def _is_in_repository(path: str) -> bool:
 def _table(path: str) -> Mapping[str, Any] | None:
     """What the file has for statecli; None where that is nothing, which most projects' files have."""
     try:
-        raw = small(path, LONGEST)
+        raw = read_small_file(path, LONGEST)
     except UnreadableError as error:
         raise UnreadableError(f"{path}: the configuration {error}") from error
     own = os.path.basename(path) != "pyproject.toml"
@@ -172,7 +172,7 @@ def _shown(value: Any) -> Any:
         return {_shown(key): _shown(one) for key, one in value.items()}
     if isinstance(value, list):
         return [_shown(one) for one in value]
-    return files.harmless(files.shown(value)) if isinstance(value, str) else value
+    return files.remove_secrets(files.mask_urls(value)) if isinstance(value, str) else value
 
 
 def _checked(table: Mapping[str, Any], path: str) -> Loaded:

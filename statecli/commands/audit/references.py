@@ -16,7 +16,7 @@ from statecli.core.kinds import MODEL_KINDS
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Kind, ModelState, Oddity
 from statecli.storage import checkpoint_folder, files
-from statecli.storage.file_version import Stamp
+from statecli.storage.file_version import FileVersion
 from statecli.targets import load
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Side(msgspec.Struct, frozen=True):
     text: str
     state: ModelState
     built: Built | None = None
-    stamps: Mapping[str, Stamp] = {}
+    stamps: Mapping[str, FileVersion | None] = {}
 
     @property
     def is_lazy(self) -> bool:
@@ -41,8 +41,8 @@ def read(text: str, init_device: str) -> Side:
     """The class or the checkpoint that is named. Raises StateError."""
     spec = load.spec_of(text)
     if spec is None:
-        text = _only_model(text) if files.isdir(text) else text
-        with files.recording_opened() as opened:
+        text = _only_model(text) if files.is_folder(text) else text
+        with files.record_opened_files() as opened:
             state = load.checkpoint(text)
         return Side(text, state, None, opened)
     built = load.model(spec, init_device=init_device, values=False)
@@ -55,8 +55,8 @@ def _only_model(folder: str) -> str:
         formats.members(folder)
     except UnreadableError as error:
         # One whose index or shards contradict each other is that, whatever its files are.
-        paths = [] if error.rule else [files.join(folder, name) for name in sorted(files.names(folder))]
-        found = [path for path in paths if files.isfile(path) and _holds_model(path)]
+        paths = [] if error.rule else [files.join(folder, name) for name in sorted(files.list_names(folder))]
+        found = [path for path in paths if files.is_file(path) and _holds_model(path)]
         return found[0] if len(found) == 1 else folder
     return folder
 
@@ -143,9 +143,9 @@ def why_not(state: ModelState, *, beside: bool) -> str | None:
 
 def is_step(folder: str) -> bool:
     """Whether it is a step of a training, with all of the model: those lie in the folder of the model that was kept."""
-    return any(checkpoint_folder.COMPANIONS.match(name) for name in files.names(folder))
+    return any(checkpoint_folder.COMPANIONS.match(name) for name in files.list_names(folder))
 
 
 def is_inside(path: str, folders: Collection[str]) -> bool:
     """Whether it lies in one of these folders, which are absolute, however deep."""
-    return bool(folders) and any(above in folders for above in files.parents(files.absolute(path)))
+    return bool(folders) and any(above in folders for above in files.iter_parents(files.make_absolute(path)))

@@ -32,7 +32,7 @@ from statecli.rules.digest_names import CheckedFile, compute_digest, named_files
 from statecli.rules.rule import AuditRule, Issue
 from statecli.rules.subject import Subject, needs_digest_as_name, needs_values
 from statecli.storage import files
-from statecli.storage.file_version import unchanged_files
+from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load as target
 from statecli.targets.expand import SAME, Homes, expand, is_called_weights
 from statecli.targets.location import located, named
@@ -40,7 +40,7 @@ from statecli.targets.outcome import Accepted, Skipped, Status, Target
 from statecli.values.require_numpy import require_numpy
 
 
-@files.thorough()
+@files.read_strictly()
 def audit(
     request: Request,
     done: Callable[[Target], None] = lambda _: None,
@@ -106,7 +106,7 @@ class _Run:
         self.read = None
         self.named_by_digest = ()
         try:
-            with unchanged_files():
+            with refuse_files_that_change():
                 self.named_by_digest = tuple(self._named_by_digest(text))
                 pickles, unscanned = self._pickles(text)
                 subject = self._subject(text)
@@ -152,10 +152,10 @@ class _Run:
         rule = next((rule for rule in self.rules if rule.name == lock_check.RULE), None)
         if rule is None:
             return
-        models = {files.absolute(text) for text in met}
+        models = {files.make_absolute(text) for text in met}
         same = {one.target: one.reason for one in targets if one.reason and one.reason.startswith(SAME)}
         for text, one in lock_check.gone(self.request, met, same):
-            if files.exists(text) and any(files.absolute(model.path) in models for model in self.homes.of(text)):
+            if files.exists(text) and any(files.make_absolute(model.path) in models for model in self.homes.of(text)):
                 continue
             found = _finding(rule, one, text, self.request.severity.get(rule.name))
             reason = same.get(text, "is locked and was not found")
@@ -168,7 +168,7 @@ class _Run:
         try:
             subjects = list(lock_check.pipelines(self.request, audited)) if rules else []
         except StateError as error:  # one folder that cannot be compared must not lose what others have
-            yield Target(self.request.targets[0], Status.FAILED, files.harmless(str(error)))
+            yield Target(self.request.targets[0], Status.FAILED, files.remove_secrets(str(error)))
             return
         for subject in subjects:
             judged = _judged(subject, rules, self.request.severity)
@@ -252,9 +252,9 @@ class _Run:
         if is_other:
             unchecked = (NotChecked("file", 1, "bare pickle"),)
         return Target(
-            files.harmless(text),
+            files.remove_secrets(text),
             status,
-            files.harmless(str(error)),
+            files.remove_secrets(str(error)),
             findings=tuple(found),
             ran=tuple(ran),
             not_checked=unchecked,
@@ -267,11 +267,11 @@ class _Run:
         if target.spec_of(text) is not None:
             side = self._side(text) if text == self.request.model else references.read(text, self.request.init_device)
             return Subject(text, self._filtered(side.state, text), policy, side.state, whole=side.state)
-        if files.isdir(text):
-            self.folders.add(files.absolute(text))
+        if files.is_folder(text):
+            self.folders.add(files.make_absolute(text))
         if self.request.as_found:
-            self.folders |= {files.absolute(model.path) for model in self.homes.around(text)}
-        with files.recording_opened() as opened:
+            self.folders |= {files.make_absolute(model.path) for model in self.homes.around(text)}
+        with files.record_opened_files() as opened:
             self.read = whole = target.whole(text)
         side = Side(text, target.part(whole, text), None, opened)
         module = side.state if side.state.whole_modules else None
@@ -288,8 +288,8 @@ class _Run:
         """Why it is held to nothing; whoever names it, and whoever keeps a model in a folder, means that one."""
         if text in self.named:
             return None
-        own = next(self.homes.of(text), None) if self.request.as_found and not files.isdir(text) else None
-        home = text if files.isdir(text) else own and own.path
+        own = next(self.homes.of(text), None) if self.request.as_found and not files.is_folder(text) else None
+        home = text if files.is_folder(text) else own and own.path
         if home is not None:
             return (
                 references.INNER if references.is_inside(home, self.folders) and not references.is_step(home) else None
@@ -380,7 +380,7 @@ def _accepted(found: Target, request: Request) -> Target:
 
 def is_meant(name: str, glob: str, folder: str) -> bool:
     """Whether the glob of a configuration in `folder` is of that target, by its way from there or its file's name."""
-    way = glob if files.is_remote(glob) else files.relative(os.path.join(folder, glob), folder)
+    way = glob if files.is_remote(glob) else files.make_relative(os.path.join(folder, glob), folder)
     return matches_any((name, name.rpartition("/")[2]), (way,))
 
 

@@ -25,7 +25,7 @@ from statecli.core.state import Kind, ModelState, Oddity, TensorInfo
 from statecli.live.build import Built
 from statecli.pickles.machine import without_gc
 from statecli.storage import files
-from statecli.storage.file_version import CHANGED, Stamp, changed, stamps
+from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_versions
 from statecli.targets import load
 from statecli.values import pool
 from statecli.values.delta import Delta, How
@@ -71,8 +71,8 @@ def compare(request: Request, progress: Progress | None = None) -> Diff:
     """
     built: dict[str, Built] = {}
     # What another process reads is opened there.
-    seen = stamps(_paths(request))
-    with files.recording_opened() as opened:
+    seen = read_versions(_paths(request))
+    with files.record_opened_files() as opened:
         before, after = _read_both(request, built)
     return of_states(request, before, after, built, {**seen, **opened}, progress)
 
@@ -83,7 +83,7 @@ def of_states(
     before: ModelState,
     after: ModelState,
     built: dict[str, Built],
-    seen: Mapping[str, Stamp],
+    seen: Mapping[str, FileVersion | None],
     progress: Progress | None = None,
 ) -> Diff:
     """`compare`, of two targets that were read already; `built` has the module of each that is a class, by its text.
@@ -169,7 +169,7 @@ class _Comparison:
         before: ModelState,
         after: ModelState,
         built: dict[str, Built],
-        seen: Mapping[str, Stamp],
+        seen: Mapping[str, FileVersion | None],
     ) -> None:
         self.request, self.before, self.after, self.built, self.seen = request, before, after, built, seen
         self.selection = Selection(request.include, request.exclude, request.kind)
@@ -453,7 +453,7 @@ class _Comparison:
 
     def _moving(self, told: Sequence[Broken]) -> list[Broken]:
         """Files that changed while they were read, where no pair has said so."""
-        paths = (path for path in changed(self.seen) if not any(_is_of(path, one.message) for one in told))
+        paths = (path for path in find_changed(self.seen) if not any(_is_of(path, one.message) for one in told))
         return [Broken("(file)", "", f"{path}: {CHANGED}") for path in sorted(paths)]
 
     # --- what it means ----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from statecli.core.progress import Progress
 from statecli.core.selection import Selection, glob_names, select
 from statecli.core.state import Kind, ModelState, Stats, TensorInfo
 from statecli.live.spec import Spec
-from statecli.storage.file_version import unchanged_files
+from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load as target
 from statecli.values.require_numpy import require_numpy
 
@@ -91,7 +91,7 @@ def inspect(request: Request, progress: Progress | None = None, handed: Any = No
         raise UsageError(f"{asked}: {request.target} is a checkpoint and has no forward to be called")
     if not (request.stats or request.to):
         return _of_checkpoint(request, progress)
-    with unchanged_files():
+    with refuse_files_that_change():
         return _of_checkpoint(request, progress)
 
 

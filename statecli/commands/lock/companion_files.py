@@ -24,7 +24,7 @@ from statecli.core.scope import NotChecked
 from statecli.core.state import ModelState, Settings, StateDict
 from statecli.formats.torch.settings import rename
 from statecli.storage import checkpoint_folder, files
-from statecli.storage.source import Source, small
+from statecli.storage.source import Source, read_small_file
 from statecli.targets.load import split
 
 if TYPE_CHECKING:
@@ -100,9 +100,9 @@ def companion_digests(text: str, algorithm: Algorithm) -> dict[str, str] | None:
     `MAX_FILES` or `MAX_DEPTH` levels.
     """
     path, _ = split(text)
-    if not files.isdir(path):
+    if not files.is_folder(path):
         return _program_digests(path, algorithm) or None
-    if files.unlisted(path):
+    if files.explain_missing_names(path):
         return None
     return {name: _file_digest(files.join(path, name), algorithm) for name in sorted(companion_files(path))}
 
@@ -120,17 +120,17 @@ def companion_files(folder: str) -> list[str]:
         if depth > MAX_DEPTH:
             raise UnreadableError(f"{folder}: {inner} is nested deeper than {MAX_DEPTH} folders: lock it by itself")
         here = files.join(folder, inner) if inner else folder
-        if files.real(here) in seen:  # a link to a folder that was read
+        if files.resolve_links(here) in seen:  # a link to a folder that was read
             continue
-        seen.add(files.real(here))
+        seen.add(files.resolve_links(here))
         if is_walked and not of_model.issuperset(files.join(here, path) for path in members(here)):
             continue
-        for name in files.names(here):
+        for name in files.list_names(here):
             path = f"{inner}/{name}" if inner else name
             # No import statement can name a hidden file.
             if name.startswith("."):
                 continue
-            if files.isdir(files.join(folder, path)):
+            if files.is_folder(files.join(folder, path)):
                 is_inner = is_walked or not inner
                 pending.append((path, depth + 1, is_inner and unwalked(files.join(folder, path)) is None))
             elif _changes_model(files.join(folder, path), name):
@@ -147,18 +147,18 @@ def pipeline_folders(targets: Iterable[str], texts: Sequence[str]) -> list[str]:
     """
     from statecli.targets.expand import is_reached
 
-    around = (folder for text in targets for folder in islice(files.parents(split(text)[0]), PIPELINE_DEPTH))
+    around = (folder for text in targets for folder in islice(files.iter_parents(split(text)[0]), PIPELINE_DEPTH))
     return [
         folder
         for folder in dict.fromkeys(around)
-        if is_reached(folder, texts) and files.isfile(files.join(folder, checkpoint_folder.PIPELINE))
+        if is_reached(folder, texts) and files.is_file(files.join(folder, checkpoint_folder.PIPELINE))
     ]
 
 
 def _changes_model(path: str, name: str) -> bool:
     if name in BOOKKEEPING or checkpoint_folder.INDEX.search(name) or DOCUMENT.match(name) or _is_weights(name):
         return False
-    return not files.is_remote(path) or files.size(path) <= MAX_REMOTE_BYTES
+    return not files.reads_are_requests(path) or files.get_size(path) <= MAX_REMOTE_BYTES
 
 
 def _is_weights(name: str) -> bool:
@@ -197,10 +197,10 @@ def _file_digest(path: str, algorithm: Algorithm) -> str:
 
 def _digest_of_settings(path: str, algorithm: Algorithm) -> str | None:
     """The digest of a JSON file's content, whatever its order and indentation; None for any other file."""
-    if files.name(path) not in SETTINGS_FILES:
+    if files.get_name(path) not in SETTINGS_FILES:
         return None
     try:
-        document = json.loads(small(path, MAX_SETTINGS), object_pairs_hook=_sorted_pairs)
+        document = json.loads(read_small_file(path, MAX_SETTINGS), object_pairs_hook=_sorted_pairs)
         text = json.dumps(document, ensure_ascii=True, separators=(",", ":"))
     except (UnreadableError, ValueError, RecursionError):
         return None
@@ -224,7 +224,7 @@ def _digest(path: str, algorithm: Algorithm) -> str:
     from statecli.values.digest import hasher
 
     digest = hasher(algorithm)()
-    file = files.opened(path)
+    file = files.open_file(path)
     try:
         for start in range(0, file.size, _PIECE):
             digest.update(file.read(start, min(_PIECE, file.size - start)))
@@ -275,7 +275,7 @@ def compare_files(text: str, locked: Mapping[str, str] | None, algorithm: Algori
     """Compare the files of a folder with the lock; the result has no settings."""
     found = companion_digests(text, algorithm)
     folder = split(text)[0]
-    is_file = not files.isdir(folder)
+    is_file = not files.is_folder(folder)
     if found is None and is_file and locked:
         count, why = len(locked), "not compared: the lock has them, and the target is one file"
         return CompanionChanges(not_checked=(NotChecked("file", count, why),))

@@ -99,9 +99,9 @@ class Lock(msgspec.Struct, frozen=True):
         if self.has_no_names:
             return None if by_name else self.targets[0]
         path, section = split(text)
-        real = files.real(path) + ("" if section is None else f"#{section}")
+        real = files.resolve_links(path) + ("" if section is None else f"#{section}")
         found = {one.target: one for one in self.targets}
-        return found.get(named(text, folder)) or (found.get(named(real, folder)) if files.islink(path) else None)
+        return found.get(named(text, folder)) or (found.get(named(real, folder)) if files.is_link(path) else None)
 
 
 def written(lock: Lock) -> Iterator[bytes]:
@@ -162,8 +162,8 @@ def document(path: str, what: str) -> dict[str, object]:
         raise type(why)(f"{path}: {quoting.with_reason(what, why)}") from why
     if raw.startswith(MARKERS) or any(b"\n" + marker in raw for marker in MARKERS):
         raise MalformedError(f"{path}: {what} has conflict markers of a merge: write it again")
-    found, repeats = json_object.object_of(raw, f"{path}: {what}")
-    json_object.refuse(repeats, f"{path}: {what}")
+    found, repeats = json_object.parse_object(raw, f"{path}: {what}")
+    json_object.refuse_repeats(repeats, f"{path}: {what}")
     return found
 
 

@@ -17,7 +17,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.selection import Selection, select
 from statecli.core.state import Evidence, Kind, ModelState, TensorInfo
 from statecli.storage import files
-from statecli.storage.file_version import Stamp, refuse_changed, stamps
+from statecli.storage.file_version import FileVersion, read_versions, refuse_changed
 from statecli.targets import expand as targets
 from statecli.targets import load as target
 from statecli.targets.location import named
@@ -55,7 +55,7 @@ class Read(msgspec.Struct, frozen=True):
 
     state: ModelState
     name: str | None
-    stamps: dict[str, Stamp]
+    stamps: dict[str, FileVersion | None]
     unlocked: str | None = None
     kept: int = 0
 
@@ -88,8 +88,8 @@ def _expanded(texts: Sequence[str]) -> Iterable[str]:
 
 def _read(text: str, request: Request) -> Read | None:
     """Return one target; None for a pickle that is not a checkpoint, which is locked as a file of its folder."""
-    with files.recording_opened() as opened:
-        before = stamps([target.split(text)[0]])
+    with files.record_opened_files() as opened:
+        before = read_versions([target.split(text)[0]])
         try:
             found = _read_target(text, request)
         except BarePickle:

@@ -20,7 +20,7 @@ from statecli.formats.torch.settings import add_file, collect_settings
 from statecli.formats.torch.tensors import Decoder
 from statecli.storage import files, json_object
 from statecli.storage.checkpoint_names import SETTINGS_FILES
-from statecli.storage.source import small
+from statecli.storage.source import read_small_file
 
 #: What is said first of a folder, under the last part of its name.
 TOLD = (
@@ -47,10 +47,10 @@ def add_config_files(path: str, state: ModelState) -> ModelState:
     oddities = []
     for stem, longest in SETTINGS_FILES.items():
         where = files.join(path, f"{stem}.json")
-        if not files.isfile(where):
+        if not files.is_file(where):
             continue
         try:
-            settings = add_file(settings, stem, _parse_settings(stem, small(where, longest)))
+            settings = add_file(settings, stem, _parse_settings(stem, read_small_file(where, longest)))
         except UnreadableError as error:
             why = str(error).removeprefix("it ")
             because = f", for it {why}" if quoting.is_predicate(why) else f": {why}"
@@ -63,16 +63,16 @@ def add_config_files(path: str, state: ModelState) -> ModelState:
 def read_document(path: str, name: str) -> dict[str, Any]:
     """The object in a JSON file of the folder `path`. Raises UnreadableError; the message begins with the name."""
     try:
-        raw = small(files.join(path, name), SETTINGS_FILES["config"])
+        raw = read_small_file(files.join(path, name), SETTINGS_FILES["config"])
     except UnreadableError as error:
         raise type(error)(quoting.with_reason(name, error)) from error.__cause__
-    entries, repeats = json_object.object_of(raw, name)
-    json_object.refuse(repeats, name)
+    entries, repeats = json_object.parse_object(raw, name)
+    json_object.refuse_repeats(repeats, name)
     return entries
 
 
 def _parse_settings(stem: str, raw: bytes) -> Settings:
-    entries, _ = json_object.object_of(raw, "it")
+    entries, _ = json_object.parse_object(raw, "it")
     reading = Reading(Decoder({}), [])
     history = entries.pop("log_history", None) if stem == "trainer_state" else None
     settings = collect_settings({key: _words(key, value) for key, value in entries.items()}, reading)

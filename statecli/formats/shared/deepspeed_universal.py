@@ -39,22 +39,26 @@ _FIRST = 4
 def is_universal(path: str) -> bool:
     """Whether the folder has a folder `zero` of parameters."""
     names = _list_parameters(path)[:_FIRST]
-    return any(not _STATES.isdisjoint(checkpoint_folder.files(files.join(path, FOLDER, name))) for name in names)
+    return any(not _STATES.isdisjoint(checkpoint_folder.list_files(files.join(path, FOLDER, name))) for name in names)
 
 
 def _list_parameters(path: str) -> list[str]:
-    return checkpoint_folder.folders(files.join(path, FOLDER)) if FOLDER in checkpoint_folder.folders(path) else []
+    return (
+        checkpoint_folder.list_folders(files.join(path, FOLDER))
+        if FOLDER in checkpoint_folder.list_folders(path)
+        else []
+    )
 
 
 def members(path: str) -> Iterator[str]:
     """The files below `zero/`, by their ways from the folder."""
     if not is_universal(path):
         return
-    for name in checkpoint_folder.files(files.join(path, FOLDER)):
+    for name in checkpoint_folder.list_files(files.join(path, FOLDER)):
         if name.endswith(_SUFFIX):
             yield files.join(FOLDER, name)
     for parameter in _list_parameters(path):
-        for name in checkpoint_folder.files(files.join(path, FOLDER, parameter)):
+        for name in checkpoint_folder.list_files(files.join(path, FOLDER, parameter)):
             yield files.join(FOLDER, parameter, name)
 
 
@@ -65,7 +69,7 @@ def find_missing_files(path: str, trained: Iterable[str]) -> Iterator[tuple[str,
     """
     present = {
         name: frozenset(
-            file for file in checkpoint_folder.files(files.join(path, FOLDER, name)) if file.endswith(_SUFFIX)
+            file for file in checkpoint_folder.list_files(files.join(path, FOLDER, name)) if file.endswith(_SUFFIX)
         )
         for name in _list_parameters(path)
     }
@@ -80,7 +84,7 @@ def find_missing_files(path: str, trained: Iterable[str]) -> Iterator[tuple[str,
 def read_states(target: str, path: str) -> Iterator[TensorInfo]:
     """Yield each state of each parameter in the folder `path`; an unreadable state is a row with the reason."""
     ways = [way for way in members(path) if way.count("/") > 1 and way.endswith(_SUFFIX)]
-    files.ahead(files.join(path, way) for way in ways)
+    files.prefetch(files.join(path, way) for way in ways)
     for way in ways:
         _, parameter, name = way.split("/")
         section = f"optimizer.{name.removesuffix(_SUFFIX)}"

@@ -60,7 +60,7 @@ def pack(function: Callable[..., Any], shared: Any, batch: Sequence[Any]) -> Par
     packer = _Packer(file, here)
     packer.dump((shared, batch))
     known = {path: _known(path) for path in sorted(packer.paths)}
-    packed = pickle.dumps((here, known, files.access(), file.getvalue()))
+    packed = pickle.dumps((here, known, files.export_access(), file.getvalue()))
     return io.BytesIO(pickle.dumps(_Call(made_here(), name, packed)))
 
 
@@ -164,7 +164,7 @@ def _named(version: str, kernel: str) -> str:
 
 def _done(name: str, here: str, known: dict[str, Known | None], access: Any, tasks: bytes) -> Sequence[Any]:
     _refuse_others(here, known)
-    files.accept(access)
+    files.import_access(access)
     shared, batch = pickle.loads(tasks)  # noqa: S301 - as what is around it
     results: Sequence[Any] = getattr(importlib.import_module(FUNCTIONS[name]), name)(shared, batch)
     _refuse_others(here, known)  # one may have been copied over it meanwhile

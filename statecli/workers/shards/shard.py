@@ -11,7 +11,7 @@ import msgspec
 
 from statecli.core.errors import StateError, UnreadableError, UsageError
 from statecli.core.version import __version__
-from statecli.storage.file_version import CHANGED, Stamp, changed, stamp
+from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_version
 from statecli.values.require_numpy import require_numpy
 from statecli.workers.shards.partition import MAX_SHARDS, Cut
 
@@ -74,7 +74,7 @@ class Share:
         self._command, self._options = command, options
         self._cut = Cut(*self._shard)
         self._plan: list[str] = []
-        self._stamps: dict[str, Stamp] = {}
+        self._stamps: dict[str, FileVersion | None] = {}
         self._lines: dict[Key, Line] = {}
         self._tasks: set[Key] = set()
         #: The tensors of the tasks that could not be done, each with what was said.
@@ -103,7 +103,7 @@ class Share:
         self._plan.append(tasks.plan(keys))
         self._tasks.update(keys)
         known = {path for task in work.tasks for path in tasks.paths(task)}.difference(self._stamps)
-        self._stamps.update((path, stamp(path)) for path in known)
+        self._stamps.update((path, read_version(path)) for path in known)
         return self._cut.own(sizes, work.together)
 
     def _keep(self, key: Key, task: Any, size: int, result: Any, *, derived: bool) -> None:
@@ -125,7 +125,7 @@ class Share:
 
         # What changes while it is sampled is told too.
         files = tasks.identities(self._stamps)
-        lines = [f"{path}: {CHANGED}" for path in changed(self._stamps)]
+        lines = [f"{path}: {CHANGED}" for path in find_changed(self._stamps)]
         for line in (line for line in (*lines, *broken) if line.endswith(CHANGED)):
             raise UnreadableError(line)
         own = sum(not one.derived for one in self._lines.values())

@@ -223,7 +223,7 @@ def _pieces(path: str) -> Iterator[bytes]:
             with open(path, "rb") as pipe:
                 yield from iter(lambda: pipe.read(PIECE), b"")
             return
-        file = files.opened(path)
+        file = files.open_file(path)
         try:
             for at in range(0, file.size, PIECE):
                 yield file.read(at, min(PIECE, file.size - at))

@@ -120,7 +120,7 @@ def identities(of: Iterable[str]) -> dict[str, Identity]:
 
 def _local(path: str) -> Identity:
     try:
-        file = files.opened(path)
+        file = files.open_file(path)
     except UnreadableError:
         return Identity()
     try:
@@ -137,11 +137,12 @@ def _local(path: str) -> Identity:
 
 def _remote(paths: Sequence[str]) -> dict[str, Identity]:
     found = dict.fromkeys(paths, Identity())
-    files.ahead(paths)
+    files.prefetch(paths)
     for path in paths:
         with suppress(UnreadableError):
-            files.opened(path).close()
-    known = files.access().known if paths else {}
+            files.open_file(path).close()
+    access = files.export_access() if paths else None
+    known = {} if access is None else access.versions
     return {**found, **{path: Identity(*known[path]) for path in paths if path in known}}
 
 

@@ -1,0 +1,270 @@
+"""The store of files on disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from fnmatch import fnmatchcase
+
+from statecli.core.errors import UnreadableError
+from statecli.storage.store import FileVersion, Guard
+
+_GLOB = re.compile(r"[*?[]")
+
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISCHR, "a character device"),
+    (stat.S_ISBLK, "a block device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+#: The local files that were opened so far, each with its version at that time; None while nobody records them.
+_opened: ContextVar[dict[str, FileVersion] | None] = ContextVar("opened", default=None)
+
+
+@contextmanager
+def record_opened_files() -> Iterator[dict[str, FileVersion]]:
+    """Record each local file that this thread opens in the block, with its version when it was first opened."""
+    outer = _opened.get()
+    inner: dict[str, FileVersion] = {}
+    token = _opened.set(inner)
+    try:
+        yield inner
+    finally:
+        _opened.reset(token)
+        if outer is not None:
+            outer.update(inner | outer)
+
+
+class LocalStore:
+    """Files on disk: `Store` by `os.path`. Methods that prepare reads do nothing, because the system reads ahead."""
+
+    reads_are_requests = False
+
+    def join(self, folder: str, *names: str) -> str:
+        """See `Store.join`."""
+        return os.path.join(folder, *names)
+
+    def split(self, path: str) -> tuple[str, str]:
+        """See `Store.split`."""
+        return os.path.split(path)
+
+    def parents(self, path: str) -> Iterator[str]:
+        """See `Store.parents`."""
+        from pathlib import PurePath  # every command imports this module
+
+        return map(str, PurePath(path).parents)
+
+    def make_relative(self, path: str, folder: str) -> str:
+        """See `Store.make_relative`."""
+        return os.path.relpath(path, folder or os.curdir).replace(os.sep, "/")
+
+    def make_absolute(self, path: str) -> str:
+        """See `Store.make_absolute`."""
+        return os.path.abspath(path)
+
+    def is_glob(self, text: str) -> bool:
+        """See `Store.is_glob`."""
+        return _GLOB.search(text) is not None
+
+    def exists(self, path: str) -> bool:
+        """See `Store.exists`."""
+        return os.path.lexists(path)
+
+    def has_file(self, path: str) -> bool:
+        """See `Store.has_file`."""
+        return os.path.lexists(path)
+
+    def is_folder(self, path: str) -> bool:
+        """See `Store.is_folder`."""
+        return os.path.isdir(path)
+
+    def is_file(self, path: str) -> bool:
+        """See `Store.is_file`."""
+        return os.path.isfile(path)
+
+    def is_link(self, path: str) -> bool:
+        """See `Store.is_link`."""
+        return os.path.islink(path)
+
+    def resolve_links(self, path: str) -> str:
+        """See `Store.resolve_links`."""
+        return os.path.realpath(path)
+
+    def list_names(self, folder: str) -> list[str]:
+        """See `Store.list_names`. Raises OSError."""
+        return os.listdir(folder)
+
+    def may_list(self, folder: str) -> bool:
+        """See `Store.may_list`."""
+        return os.access(folder, os.R_OK)
+
+    def is_listed(self, path: str) -> bool:  # noqa: ARG002 - of a disk nothing is remembered
+        """See `Store.is_listed`."""
+        return False
+
+    def explain_missing_names(self, folder: str) -> None:
+        """See `Store.explain_missing_names`: the system returns all names."""
+
+    def match_glob(self, pattern: str) -> list[str]:
+        """See `Store.match_glob`."""
+        import glob
+
+        return list(dict.fromkeys((*glob.glob(pattern, recursive=True), *_match_hidden(pattern))))
+
+    def open(self, path: str) -> LocalFile:
+        """See `Store.open`. Opening never blocks and never follows a device: a fifo or `/dev/zero` named `model.pt` is
+        refused before a byte is read.
+        """
+        return LocalFile(path)
+
+    def size(self, path: str) -> int:
+        """See `Store.size`. Raises OSError."""
+        return os.path.getsize(path)
+
+    def version(self, path: str) -> FileVersion | None:
+        """See `Store.version`: device, inode, size, and the times of the last write and of the last inode change."""
+        try:
+            return _version(os.stat(path))
+        except OSError:
+            return None  # reading the file raises the error
+
+    def prefetch(self, paths: Iterable[str]) -> None:
+        """See `Store.prefetch`."""
+
+    def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> AbstractContextManager[None]:  # noqa: ARG002
+        """See `Store.prefetch_ranges`."""
+        return nullcontext()
+
+    def expect_values(self, ranges: Iterable[tuple[str, int, int]]) -> AbstractContextManager[None]:  # noqa: ARG002
+        """See `Store.expect_values`."""
+        return nullcontext()
+
+    def find_crc32(self, path: str, offset: int, length: int) -> None:
+        """See `Store.find_crc32`."""
+
+    def confirm_guards(self, path: str) -> None:
+        """See `Store.confirm_guards`: a local file checks them at once."""
+
+
+class LocalFile:
+    """A regular file on disk. Read, not mapped: touched pages of a mapping count as the process's own memory, and a
+    process that touches mapped bytes of a file which somebody truncates is killed.
+    """
+
+    __slots__ = ("_fd", "size")
+
+    def __init__(self, path: str) -> None:
+        self._fd = _open(path)
+        try:
+            with _ReadErrors():
+                status = os.fstat(self._fd)
+            self.size = _require_regular(status)
+        except BaseException:
+            self.close()
+            raise
+        opened_here = _opened.get()
+        if opened_here is not None:
+            opened_here.setdefault(path, _version(status))
+
+    def read(self, offset: int, length: int) -> bytes:
+        """See `File.read`. The kernel returns at most 2 GiB at once. Raises UnreadableError."""
+        with _ReadErrors():
+            data = os.pread(self._fd, length, offset)
+            if len(data) == length or not data:
+                return data
+            parts, have = [data], len(data)
+            while have < length and (part := os.pread(self._fd, length - have, offset + have)):
+                parts.append(part)
+                have += len(part)
+            return b"".join(parts)
+
+    def fill(self, offset: int, into: memoryview, ahead: int) -> int:  # noqa: ARG002 - the system reads ahead itself
+        """See `File.fill`. Raises UnreadableError."""
+        with _ReadErrors():
+            if hasattr(os, "preadv"):
+                return os.preadv(self._fd, [into], offset)
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            data = os.read(self._fd, len(into))
+            into[: len(data)] = data
+            return len(data)
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """See `File.prefetch`."""
+
+    def read_cached(self, offset: int, length: int) -> bytes | None:
+        """See `File.read_cached`."""
+        return self.read(offset, length)
+
+    def guard(self, guards: Iterable[Guard]) -> None:
+        """See `File.guard`."""
+        for guard in guards:
+            guard.check(self.read(guard.header, guard.start - guard.header))
+
+    def measure(self) -> int:
+        """See `File.measure`."""
+        with _ReadErrors():
+            return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        """See `File.close`."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class _ReadErrors:
+    """Context manager that raises UnreadableError, without the path, for an error of the system.
+
+    A class, because it is around every read and a generator costs four times as much.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if isinstance(error, OSError):
+            raise UnreadableError(f"cannot be read: {(error.strerror or 'unknown error').lower()}") from error
+
+
+def _version(status: os.stat_result) -> FileVersion:
+    marker = f"{status.st_dev} {status.st_ino} {status.st_mtime_ns} {status.st_ctime_ns}"
+    return FileVersion(status.st_size, marker)
+
+
+def _open(path: str) -> int:
+    # Without O_NONBLOCK, opening a named pipe waits for ever for its writer.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        return os.open(path, flags)
+    except OSError as error:
+        raise UnreadableError(f"cannot be opened: {(error.strerror or 'unknown error').lower()}") from error
+    except ValueError as error:
+        raise UnreadableError("cannot be opened: its name holds a NUL character") from error
+
+
+def _require_regular(status: os.stat_result) -> int:
+    """Return the size of a regular file. Raises UnreadableError for a folder, a pipe, a device."""
+    if not stat.S_ISREG(status.st_mode):
+        kind = next((name for test, name in _KINDS if test(status.st_mode)), "something else")
+        raise UnreadableError(f"is {kind}, not a regular file")
+    return status.st_size
+
+
+def _match_hidden(pattern: str) -> Iterator[str]:
+    """Yield the hidden files that a glob matches, and the hidden folders that the glob does not enter."""
+    import glob
+
+    steps = pattern.split(os.sep)
+    for n, step in enumerate(steps):
+        if step.startswith(".") or not _GLOB.search(step):
+            continue
+        above = [*steps[:n], *(["**"] if step == "**" else []), ".*"]
+        for path in glob.iglob(os.sep.join(above), recursive=True):
+            if step in ("*", "**") or fnmatchcase(os.path.basename(path), step):
+                yield from (path,) if n == len(steps) - 1 or os.path.isdir(path) else ()

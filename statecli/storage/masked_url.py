@@ -1,0 +1,237 @@
+"""Masked URLs: names for URLs that can be shown, without user, password and signatures.
+
+`https://me:pw@host/m.pt?version=3&X-Amz-Signature=5f…` is shown as `https://…@host/m.pt?version=3&X-Amz-Signature=…`.
+The file next to `m.pt`, `https://…@host/config.json?version=3&X-Amz-Signature=…`, is requested with the same user and
+query. URLs that differ only in their secrets are shown with `…2`, `…3`. A name that contains `…` is never a URL without
+secrets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from statecli.storage import redact, session
+from statecli.storage.url import find_query, split_url
+
+_SHOWN_PARAMETERS = "file filename name path rev revision ref version versionid generation branch raw download dl"
+#: Parameters of a query that are shown as they are: which file, and which version of it.
+SHOWN_PARAMETERS = frozenset(_SHOWN_PARAMETERS.split())
+#: A value that contains no parameter of its own.
+_PLAIN = re.compile(r"(?:[\w./~+ -]|%2[0F])*", re.IGNORECASE)
+_PARAMETER = re.compile(r"[\w.~%\[\]-]{1,40}")
+#: Names of parameters whose values are certainly secret; values of others may be a format or a date.
+_SECRET = re.compile("sig|token|secret|passw|pwd|key|auth|cred|session|jwt", re.IGNORECASE)
+#: A secret parameter outside a query, and the text after the parameter, which may contain `/`.
+_TOKEN = re.compile(rf"[?#][^/]*?(?:{_SECRET.pattern})[^/=]*=.*", re.IGNORECASE | re.DOTALL)
+#: Schemes in which the text before `@` is no user: `hf://gpt2@main`, `abfs://container@account`.
+_NO_USER = frozenset(("hf", "abfs", "abfss", "az", "adl", "wasb", "wasbs"))
+
+#: The links of a chain: `zip://m.pt::https://host/a.zip`.
+_CHAIN = re.compile(r"::(?=[a-zA-Z][\w+.-]*(?:::|://))")
+#: A URL somewhere in a text.
+_INSIDE = re.compile(r"[a-zA-Z][\w+.-]*://[^\s\"'<>(){},]+")
+
+
+class TypedUrl(NamedTuple):
+    """A URL as the user typed the text, in two: up to the end of the path, and the query or the rest of the chain."""
+
+    start: str
+    rest: str
+
+
+class PlainUrl(NamedTuple):
+    """A URL that is no chain: `https://`, `me:pw` or None, `host/m.pt`, `version=3` or None."""
+
+    scheme: str
+    user: str | None
+    path: str
+    query: str | None
+
+
+class _TypedUrls:
+    """URLs by their masked names, also those of the folders around each file."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, TypedUrl] = {}
+
+
+def typed_urls() -> dict[str, TypedUrl]:
+    """Return the URLs of this process by their masked names. They outlive a command, so that a name stays usable."""
+    return session.for_process(_TypedUrls).by_name
+
+
+def parse_url(url: str) -> PlainUrl:
+    """Parse a URL that is no chain. There is no fragment, because `#` may be in the name of a file.
+
+    Text that may be a password with `/`, `?` or `#` in the password counts as one: too much is hidden rather than too
+    little.
+    """
+    scheme, mark, rest = url.partition("://")
+    host = re.split("[/?]", rest, maxsplit=1)[0]
+    user: str | None = None
+    if "@" in host and (":" in host or scheme.rpartition("::")[2].lower() not in _NO_USER):
+        user, _, _ = host.rpartition("@")
+    elif "@" in rest and _is_odd_port(host):
+        user, _, _ = rest.rpartition("@")
+    path = rest[0 if user is None else len(user) + 1 :]
+    at = find_query(scheme, path)
+    return PlainUrl(scheme + mark, user, path[:at], path[at + 1 :] if at < len(path) else None)
+
+
+def _is_odd_port(host: str) -> bool:
+    _, colon, port = re.sub(r"^\[[^\]]*\]", "", host).partition(":")
+    return bool(colon) and not (port.isdigit() and len(port) < 6)
+
+
+def mask_url(url: str) -> str:
+    """Return the masked name of a URL or of a masked name; a section after `#` stays."""
+    file, mark, section = url.rpartition("#")
+    if not mark or re.search("[/?@:=&;]", section):
+        file, mark, section = url, "", ""
+    if file in typed_urls():
+        return url
+    return _create_name(file) + mark + section
+
+
+def _create_name(url: str) -> str:
+    typed = typed_urls()
+    hidden = redact.MARK
+    for count in range(2, 1_000_000):
+        pairs = list(_name_folders(url, hidden))
+        # URLs of one user share a mark; a signature belongs to one file.
+        distinct = pairs if _has_user(url) else pairs[:1]
+        if all(typed.get(name, real) == real for name, real in distinct):
+            break
+        hidden = f"{redact.MARK}{count}"
+    if hidden in pairs[0][0]:
+        redact.mask_everywhere(url, pairs[0][0])
+        for name, real in pairs:
+            typed.setdefault(name, real)
+    return pairs[0][0]
+
+
+def _has_user(url: str) -> bool:
+    return any(parse_url(link).user is not None for link in _CHAIN.split(url) if "://" in link)
+
+
+def _name_folders(url: str, hidden: str) -> Iterator[tuple[str, TypedUrl]]:
+    """Yield name and URL of the file, then of each folder around the file down to the host."""
+    # A link before the first path, as in `simplecache::https://…`, has no path.
+    links = re.split(_CHAIN, url)
+    first = next(n for n, link in enumerate(links) if "://" in link)
+    prefix = "".join(f"{link}::" for link in links[:first])
+    parsed, outer = parse_url(links[first]), links[first + 1 :]
+    masked_rest = _mask_query(parsed.query, hidden) + "".join(f"::{_mask_link(link, hidden)}" for link in outer)
+    rest = ("" if parsed.query is None else f"?{parsed.query}") + "".join(f"::{link}" for link in outer)
+    scheme = prefix + parsed.scheme
+    user = "" if parsed.user is None else f"{parsed.user}@"
+    masked_user = "" if parsed.user is None else f"{_hide_user(parsed.user, hidden)}@"
+    steps = _split_path(parsed.path)
+    masked_steps = [_mask_step(_mask_port(steps[0], hidden), hidden), *(_mask_step(step, hidden) for step in steps[1:])]
+    for n in range(len(steps), 0, -1):
+        path = "/".join(steps[:n])
+        yield (
+            f"{scheme}{masked_user}{'/'.join(masked_steps[:n])}{masked_rest}",
+            TypedUrl(f"{scheme}{user}{path}", rest),
+        )
+
+
+def hide_secrets(url: str) -> str:
+    """Return a URL that nobody typed without its secrets, which are shown nowhere from now on."""
+    return _mask_link(url, redact.MARK)
+
+
+def _mask_link(url: str, hidden: str) -> str:
+    if "://" not in url:
+        return url
+    parsed = parse_url(url)
+    first, *steps = _split_path(parsed.path)
+    path = "/".join((_mask_step(_mask_port(first, hidden), hidden), *(_mask_step(step, hidden) for step in steps)))
+    user = "" if parsed.user is None else f"{_hide_user(parsed.user, hidden)}@"
+    return parsed.scheme + user + path + _mask_query(parsed.query, hidden)
+
+
+def _mask_port(host: str, hidden: str) -> str:
+    """Mask a port that is no number: the port may be a password of a URL without the rest."""
+    port = re.sub(r"^\[[^\]]*\]?", "", host).partition(":")[2]
+    return host.removesuffix(port) + _hide_user(port, hidden) if port and _is_odd_port(host) else host
+
+
+def hide_in_typo(text: str) -> None:
+    """Hide what may be a password in a text that is nearly a URL: `https:/me:pw@host`, `me:pw@host`.
+
+    The text stays usable, because a file may be written to that name later.
+    """
+    scheme, colon, rest = text.partition(":")
+    secret, at, host = rest.rpartition("@")
+    if colon and at and secret:
+        _hide_user(secret.lstrip("/"), redact.MARK)
+        redact.mask_everywhere(text, f"{scheme}:{redact.MARK}@{host}")
+
+
+def _hide_user(text: str, hidden: str) -> str:
+    user, colon, password = text.partition(":")
+    redact.hide(text, password)
+    redact.hide(user, sure=not colon)
+    return hidden
+
+
+def _split_path(path: str) -> list[str]:
+    token = _TOKEN.search(path)
+    at = token.start() if token else len(path)
+    *folders, last = path[:at].split("/")
+    return [*folders, last + path[at:]]
+
+
+def _mask_step(step: str, hidden: str) -> str:
+    """Mask `;jsessionid=…`, `#access_token=…`, and `?signature=…` if `?` begins no query."""
+    return re.sub(r"(?<=[;?#])[^;?#]*=[^;?#]*", lambda match: _mask_query(match[0], hidden)[1:], step)
+
+
+def _mask_query(query: str | None, hidden: str) -> str:
+    if query is None:
+        return ""
+    return "?" + "&".join(_mask_parameter(parameter, hidden) for parameter in query.split("&"))
+
+
+def _mask_parameter(text: str, hidden: str) -> str:
+    name, _, value = text.partition("=")
+    is_shown = name.lower() in SHOWN_PARAMETERS
+    if not text or (is_shown and _PLAIN.fullmatch(value)):
+        return text
+    # Text that ends in `=` may be a token alone.
+    if not value.strip("=") or not _PARAMETER.fullmatch(name):
+        redact.hide(text)
+        return hidden
+    redact.hide(value, sure=_SECRET.search(name) is not None)
+    return f"{name}={hidden}"
+
+
+def unmask_url(name: str) -> str:
+    """Return the URL for a masked name: a typed one, that of a file in a typed folder, or of a folder around a file."""
+    typed = typed_urls()
+    if redact.MARK not in name:
+        return name
+    if name in typed:
+        return "".join(typed[name])
+    scheme, path, rest = split_url(name)
+    folder, inner = path, ""
+    while "/" in folder:
+        folder, _, step = folder.rpartition("/")
+        inner = f"/{step}{inner}"
+        url = typed.get(f"{scheme}{folder}{rest}")
+        if url is not None:
+            return url.start + inner + url.rest
+    return name
+
+
+def mask_urls_in(text: str) -> str:
+    """Return text that is no URL with masked names for the URLs in the text."""
+    return _INSIDE.sub(lambda match: mask_url(match[0]), text)
+
+
+def unmask_urls_in(text: str) -> str:
+    """Return text with the URLs as typed for the masked names in the text."""
+    return _INSIDE.sub(lambda match: unmask_url(match[0]), text) if redact.MARK in text else text

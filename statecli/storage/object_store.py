@@ -1,0 +1,99 @@
+"""Protocol of a server that holds objects, and the choice of the server by URL. An object is a remote file."""
+
+from __future__ import annotations
+
+import threading
+from importlib import import_module
+from itertools import zip_longest
+from typing import NamedTuple, Protocol
+
+from statecli.core.errors import UnreadableError
+from statecli.storage import session
+from statecli.storage.store import FileVersion
+from statecli.storage.url import split_url
+
+#: Message about a file whose version changes between two answers.
+CHANGED = "changed while it was read: try again"
+
+
+class Missing(UnreadableError):
+    """There is no such object."""
+
+
+class Unfetched(UnreadableError):
+    """The bytes did not come, whatever they are."""
+
+
+class Unsure(UnreadableError):
+    """The answer is no object: a refusal, a page. There may be a folder all the same."""
+
+
+class Listing(NamedTuple):
+    """The names in a folder, with True for a folder. `incomplete`: why some names are missing; None if none is."""
+
+    folders: dict[str, bool]
+    incomplete: str | None = None
+
+
+def confirm_version(known: FileVersion | None, answer: FileVersion) -> FileVersion:
+    """Return the version with the markers of both. Raises UnreadableError if the two are different versions."""
+    if known is None:
+        return answer
+    old, new = ((marker or "").split("\n") for _, marker in (known, answer))
+    pairs = [(before, after) for before, after in zip_longest(old, new, fillvalue="") if before and after]
+    # The first marker is the most reliable.
+    if known.size != answer.size or (pairs and pairs[0][0] != pairs[0][1]):
+        raise UnreadableError(CHANGED)
+    both = "\n".join(before or after for before, after in zip_longest(old, new, fillvalue=""))
+    return FileVersion(known.size, both or None)
+
+
+class ObjectStore(Protocol):
+    """A server with objects. Methods raise UnreadableError without the URL, and `Missing` if there is no object."""
+
+    def get(self, url: str, offset: int, length: int, known: FileVersion | None) -> tuple[bytes, FileVersion]:
+        """Return the bytes from `offset` on and the version; fewer than `length` bytes only at the end of the object.
+
+        `known`: the version of an earlier answer. Raises UnreadableError if the object has changed since.
+        """
+
+    def listing(self, url: str) -> Listing:
+        """Return the names in a folder."""
+
+
+class _Stores:
+    """The stores that a command uses, so that the next command looks for credentials again."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, ObjectStore] = {}
+        self._lock = threading.Lock()
+
+    def open(self, url: str) -> ObjectStore:
+        scheme = url.partition("://")[0].lower()
+        with self._lock:
+            if scheme in ("http", "https"):
+                return self._create("http", "http", "Http")
+            if scheme in ("s3", "s3a"):
+                return self._create("s3", "s3", "S3")
+            if scheme in ("gs", "gcs"):
+                return self._create("gs", "gcs", "CloudStorage")
+            if scheme == "hf":
+                return self._create("hf", "hub", "Hub")
+            return self._create(_filesystem_key(url), "fsspec_store", "Filesystem", url)
+
+    def _create(self, key: str, module: str, name: str, *arguments: str) -> ObjectStore:
+        if key not in self._by_key:
+            self._by_key[key] = getattr(import_module(f"statecli.storage.{module}"), name)(*arguments)
+        return self._by_key[key]
+
+
+def open_store(url: str) -> ObjectStore:
+    """Return the store for a URL, the same store for all that it holds. Raises MissingDependency, UnreadableError."""
+    return session.for_command(_Stores).open(url)
+
+
+def _filesystem_key(url: str) -> str:
+    """Return the part of a URL that names the filesystem: all but the path of an object in the filesystem."""
+    parts = split_url(url)
+    host = "" if parts.rest.startswith("::") else parts.path.partition("/")[0]
+    return f"{parts.scheme}{host}{parts.rest}"

@@ -1,0 +1,56 @@
+"""Globs in URLs, matched by the listings of the folders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from statecli.core.errors import UnreadableError
+from statecli.storage.store import MAX_FOLDER_DEPTH, Store
+from statecli.storage.url import GLOB, join, split_url
+
+
+def match_url_glob(store: Store, pattern: str) -> list[str]:
+    """Return the URLs that match; see `Store.match_glob`. Raises UnreadableError for a folder that cannot be listed."""
+    scheme, path, rest = split_url(pattern)
+    steps = path.split("/")
+    fixed = next(n for n, step in enumerate(steps) if GLOB.search(step))
+    if fixed == 0 and not rest.startswith("::"):
+        raise UnreadableError(f"{pattern}: the glob is of a host or a bucket: name it")
+    # To fnmatch, `?` is a wildcard, but in brackets.
+    globs = [re.sub(r"(\[[^]]+\])|\?", lambda match: match[1] or "[?]", step) for step in steps[fixed:]]
+    return list(dict.fromkeys(_match(store, scheme + "/".join(steps[:fixed]) + rest, globs)))
+
+
+def _match(store: Store, folder: str, steps: list[str], depth: int = 0) -> Iterator[str]:
+    """Yield what matches the remaining steps of a glob in a folder; an empty last step matches folders alone."""
+    if depth > MAX_FOLDER_DEPTH:
+        raise UnreadableError(f"{folder}: lies in more than {MAX_FOLDER_DEPTH} folders: name one further in")
+    if not any(steps):
+        scheme, path, end = split_url(folder)
+        yield scheme + "/".join((path.rstrip("/"), *steps)) + end if steps else folder
+        return
+    first, rest = steps[0], steps[1:]
+    if first == "**":
+        yield from _match(store, folder, rest, depth)
+    for name in _list_names(store, folder):
+        inner = join(folder, name)
+        if name.startswith(".") and not first.startswith(".") and store.is_folder(inner):
+            yield from (inner,) if first == "**" or fnmatchcase(name.rstrip("/"), first) else ()
+        elif first == "**":
+            yield from () if rest else (inner,)
+            yield from _match(store, inner, steps, depth + 1) if store.is_folder(inner) else ()
+        elif fnmatchcase(name.rstrip("/"), first) and (not rest or store.is_folder(inner)):
+            yield from _match(store, inner, rest, depth + 1)
+
+
+def _list_names(store: Store, folder: str) -> list[str]:
+    needed = f"{folder}: the glob needs the names of what is there"
+    try:
+        names = store.list_names(folder)
+    except UnreadableError as why:
+        raise UnreadableError(f"{needed}: {why}") from why
+    if (missing := store.explain_missing_names(folder)) is not None:
+        raise UnreadableError(f"{needed}: {missing}")
+    return names
