@@ -194,7 +194,6 @@ def options(name: str) -> None:
         if not option.is_target:
             names = ", ".join(f"`{flag}`" for flag in option.flags)
             print(f"| {names} | {option.help.replace('|', chr(92) + '|')} |")
-    print("| `--help`, `-h` | Show this message and exit. |")
 
 
 def inputs() -> None:

@@ -46,11 +46,20 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         for name, record in arrays.items():
             fqn = name.removesuffix(_SUFFIX)
             budget -= record.size
-            rows[fqn] = _read_row(fqn, record, source, archive, verify=budget >= 0)
+            row = _read_row(fqn, record, source, archive, verify=budget >= 0)
+            rows[fqn] = _mark_disputed(row, source.path) if fqn in archive.records else row
         oddities = archive.oddities
         if others := [name for name in archive.records if name not in arrays]:
             oddities.append(Oddity("no-arrays", f"beside its arrays, and not read: {quoting.names(others)}"))
         return ModelState(path, NAME, tuple(rows.values()), oddities=tuple(oddities), traits=TRAITS)
+
+
+def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:
+    """Return the row of an array that cannot be read: numpy gives the record of the bare name for it."""
+    names = f"{quoting.quoted(row.fqn)} and {quoting.quoted(row.fqn + _SUFFIX)}"
+    why = f"two records have its name, {names}, and numpy.load reads the first of these: save it again"
+    damage = f"{path}: {quoting.name(row.fqn)}: {why}"
+    return TensorInfo(row.fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {why}", damage=damage)
 
 
 def _read_row(fqn: str, record: Record, source: Source, archive: Archive, *, verify: bool) -> TensorInfo:

@@ -18,9 +18,10 @@ from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits, Legacy
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ByteRange, ModelState, Oddity, Place
+from statecli.formats.torch import checkpoint_pickle
 from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.reading import Contents
-from statecli.pickles.machine import Global, Pickle, TruncatedPickle, load
+from statecli.pickles.machine import Global, Pickle, TruncatedPickle
 from statecli.storage.files import Guard
 from statecli.storage.source import Source, Window
 
@@ -88,7 +89,7 @@ def read_pickle_at(source: Source, at: int, what: str, window: int) -> Pickle:
     while True:
         data = source.read(at, min(window, left, MAX_PICKLE))
         try:
-            return load(data, f"{what} (a pickle at byte {at})", module_ids=True)
+            return checkpoint_pickle.load(data, f"{what} (a pickle at byte {at})", module_ids=True)
         except TruncatedPickle:
             if len(data) == left:
                 raise

@@ -59,7 +59,7 @@ def read_single(path: str, base: int, length: int) -> TensorData:
     Raises as `read` does, and MalformedError for an archive with anything else.
     """
     pickle, storages, _ = read_contents(path, base, length)
-    tensor = Decoder(storages).tensor(pickle.root, "tensor")
+    tensor = Decoder(storages, persistent=pickle.persistent).tensor(pickle.root, "tensor")
     if tensor is None or tensor.data is None:
         raise MalformedError("holds no tensor with values")
     return tensor.data

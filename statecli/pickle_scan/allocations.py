@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+from statecli.core.dtypes import BITS, PACKED, STORAGE_DTYPES
 from statecli.core.state import Bomb
 from statecli.pickle_scan import array_dtypes
 from statecli.pickle_scan.step_budget import Budget, Steps
@@ -88,6 +89,8 @@ class Allocations:
         self._tensors = TensorSizes(plain, steps)
         #: Keys of the storages that were written out once, which takes as much memory as the file has of them.
         self._copied: set[Value] = set()
+        #: Bytes of each storage by its key, the fewest that the pickle says: torch takes the first description.
+        self._held: dict[Value, int] = {}
         #: How many values a container has, all that it holds counted each time; how deep it is nested. Of what is
         #: hashed, and of what is gone through element by element.
         self._expanded: dict[int, tuple[int, int]] = {}
@@ -146,8 +149,9 @@ class Allocations:
             pid = storage.pid if type(storage.pid) is tuple else ()
             if len(pid) < 5 or type(pid[1]) is not Global or type(pid[4]) is not int or pid[3] == "meta":
                 continue
-            key = pid[2] if type(pid[2]) in (str, int, bytes) else id(pid[2])
+            key = _key_of(pid)
             size = pid[4] * item_bytes(pid[1].name)
+            self._held[key] = min(size, self._held.get(key, size))
             if sizes.get(key, 0) >= size:
                 continue
             total += size - sizes.get(key, 0)
@@ -242,10 +246,12 @@ class Allocations:
                 return _capped(self._length(first) * _POINTER + size)
             return _capped(self._tensors.elements(args) * item_bytes(last)) if args else 0
         if name.startswith("torch._utils._rebuild_tensor") and len(args) > 3:
-            return self._grown_bytes(*args[:4])
+            dtype = args[6] if name.endswith("_v3") and len(args) > 6 else None
+            return _capped(self._grown_bytes(args[0], args[1], args[2], args[3], dtype))
         if name == "torch._utils._rebuild_qtensor" and len(args) > 2:
             quantizer = sum(map(self._written_bytes, self._tensors.within(args[4:5])))
-            return _capped(self._beyond(Obj(None, args)) + quantizer)
+            grown = self._grown_bytes(*args[:4]) if len(args) > 3 else 0
+            return _capped(self._beyond(Obj(None, args)) + quantizer + grown)
         if name == "torch._utils._rebuild_nested_tensor":
             sizes = (self._tensors.of(tensor) for tensor in args[1:])
             return _capped(sum(max(0, size.elements - size.held) * _TENSOR_OBJECT for size in sizes))
@@ -260,11 +266,21 @@ class Allocations:
         self._copied.add(size.key if type(size.key) in (str, int, bytes) else None)
         return max(0, size.elements - held) * _POINTER
 
-    def _grown_bytes(self, storage: Value, offset: Value, shape: Value, strides: Value) -> int:
-        """Bytes that a tensor needs beyond those of the storage that it is set to, if a call made the storage."""
-        if type(storage) is not Obj:
-            return 0
-        return self._tensors.reach(offset, shape, strides) * _POINTER
+    def _grown_bytes(self, storage: Value, offset: Value, shape: Value, strides: Value, dtype: Value = None) -> int:
+        """Bytes that a tensor needs beyond those of the storage that it is set to. `dtype` is its own where it has one.
+
+        Storages that calls make, and those of legacy files and tar archives, grow to what is set to them. Those of a
+        zip archive do not, but there is no honest tensor that is larger than its storage either.
+        """
+        needed = self._tensors.reach(offset, shape, strides)
+        pid = storage.pid if type(storage) is Persistent and type(storage.pid) is tuple else ()
+        if len(pid) < 5 or type(pid[1]) is not Global or type(pid[4]) is not int:
+            return needed * _POINTER if type(storage) in (Obj, Persistent) else 0
+        item, name = item_bytes(pid[1].name), STORAGE_DTYPES.get(pid[1].name, "")
+        held = min(pid[4] * item, self._held.get(_key_of(pid), MAX_SIZE))
+        if type(dtype) is Global:
+            item, name = BITS.get(dtype.name, 8) // 8 or 1, dtype.name
+        return max(0, -(-needed // PACKED.get(name, 1)) * item - held)
 
     def _copied_bytes(self, value: Value) -> int:
         """Bytes that numpy allocates for a tensor, or for the tensors, ranges and lists in a list."""
@@ -297,7 +313,10 @@ class Allocations:
     def _beyond(self, call: Obj) -> int:
         """Bytes of a quantized tensor that repeats its storage: memory for each element is allocated before."""
         size = self._tensors.measure(Obj(_QTENSOR, call.args))
-        return max(0, size.elements - size.held) * _POINTER
+        pid = call.args[0].pid if type(call.args[0]) is Persistent else None
+        kind = pid[1] if type(pid) is tuple and len(pid) > 1 else None
+        packed = PACKED.get(STORAGE_DTYPES.get(kind.name, ""), 1) if type(kind) is Global else 1
+        return max(0, -(-size.elements // packed) - size.held) * _POINTER
 
     def _range_length(self, args: tuple[Value, ...]) -> int:
         """Number of elements of a range."""
@@ -503,6 +522,11 @@ def _pattern_steps(pattern: Value) -> int:
         return MAX_SIZE  # text that is computed
     classes = pattern.count(b"[" if type(pattern) is bytes else "[")
     return int(classes * _STEPS_OF_CHARACTER_CLASS + len(pattern) ** 2 // _SQUARE_OF_STEP)
+
+
+def _key_of(pid: tuple[Value, ...]) -> Value:
+    """The key of a storage as what can be hashed."""
+    return pid[2] if type(pid[2]) in (str, int, bytes) else id(pid[2])
 
 
 def _capped(size: int) -> int:

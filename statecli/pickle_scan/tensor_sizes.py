@@ -170,6 +170,9 @@ class TensorSizes:
         for _ in range(_MAX_WRAPPERS):
             if type(value) in (int, bool):
                 return int(value)
+            if type(value) is Persistent and type(value.pid) is tuple and value.pid:
+                value = value.pid[0]  # what torch gives for one of a tar archive
+                continue
             if type(value) is not Obj:
                 return None
             value = self._made(value)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from statecli.pickles.machine import MAX_COPIES, Global, Key, Obj, SetOf, as_key
+from statecli.pickles.machine import MAX_COPIES, MAX_KEY_PARTS, Global, Key, Obj, SetOf, Tokens, as_key
 
 #: The function that makes a GraphModule; its first argument is the module's `__dict__`.
 GRAPH_MODULE = "torch.fx.graph_module.reduce_graph_module"
@@ -60,12 +60,12 @@ def _items(held: Any, copies: int, *, pairs: bool) -> Mapping[Any, Any] | None:
     elements = _elements(held, copies - 1) if pairs and copies else None
     if elements is None:
         return None
-    made = {}
+    made, tokens = {}, Tokens(MAX_KEY_PARTS * len(elements))
     for element in elements:
         pair = element if type(element) is str else _elements(element, copies - 1)
         if pair is None or len(pair) != 2:
             return None
-        made[as_key(pair[0])] = pair[1]
+        made[as_key(pair[0], tokens)] = pair[1]
     return made
 
 

@@ -24,7 +24,7 @@ import re
 import struct
 import sys
 from codecs import escape_decode
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
 from operator import length_hint
@@ -63,6 +63,10 @@ MAX_TEXT_NUMBER = 2 * MAX_INT_BYTES
 #: hash(n) is n modulo 2**61 - 1, so larger integers can all be made to collide.
 _HASHED_INT = 2**60
 _HASHED_BYTES = 65_536
+#: Values in a key that are compared with those of other keys where no machine keeps what it read of them.
+MAX_KEY_PARTS = 64
+#: Containers in one another that are read as a key. Deeper ones overflow the stack where Python hashes them.
+MAX_KEY_NESTING = 10_000
 #: Duplicate keys that are kept to be named.
 MAX_DUPLICATES = 100
 STOP = b"."
@@ -108,12 +112,27 @@ class Obj(msgspec.Struct, eq=False):
 
 
 class Key(msgspec.Struct, eq=False):
-    """A dictionary key that must not be hashed, by identity: a tuple, a float, a node, a huge integer."""
+    """A dictionary key that must not be hashed as it is: a tuple, a float, a node, a huge integer.
+
+    It equals the keys that Python takes for the same one, by `plain`: a number, text, bytes, or ("token", bytes) for a
+    container or a huge integer. None where only the node itself is the same.
+    """
 
     value: Value
+    plain: Value = None
 
     def __repr__(self) -> str:
         return "<Key>"
+
+    def __hash__(self) -> int:
+        return id(self.value) if self.plain is None else hash(self.plain)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Key:
+            return bool(self.plain is not None and self.plain == other)
+        if self.plain is None or other.plain is None:
+            return self.value is other.value
+        return bool(self.plain is other.plain or self.plain == other.plain)
 
 
 class Persistent(msgspec.Struct, eq=False):
@@ -218,8 +237,12 @@ class _Stopped(Exception):
     """STOP was met."""
 
 
-def as_key(value: Value) -> Value:
-    """`value` as a dictionary key: itself if hashing it is cheap, else wrapped."""
+def as_key(value: Value, tokens: Tokens | None = None) -> Value:
+    """`value` as a dictionary key: itself if hashing it is cheap, else wrapped. Text that `str` makes of text is text.
+
+    Two keys are equal where Python's are: 1 and 1.0, tuples of equal values. Without `tokens`, containers of more than
+    `MAX_KEY_PARTS` values equal themselves alone.
+    """
     kind = type(value)
     if kind is str or kind is bool or value is None:
         return value
@@ -227,7 +250,215 @@ def as_key(value: Value) -> Value:
         return value
     if kind is bytes and len(value) <= _HASHED_BYTES:
         return value
-    return Key(value)
+    plain = (Tokens(MAX_KEY_PARTS) if tokens is None else tokens).plain(value)
+    return plain if type(plain) is str else Key(value, plain)
+
+
+class Tokens:
+    """Bytes that are the same for containers that are equal as dictionary keys. Each container is read once.
+
+    Nothing is hashed but bytes, whose hashes nobody can foresee, and nothing recurses.
+    """
+
+    def __init__(self, limit: int = sys.maxsize) -> None:
+        #: By the id of a container, which is kept alive so that no other has its id.
+        self._known: dict[int, tuple[Value, bytes]] = {}
+        self._left = limit
+        #: Whether a container was too deep to be read; it is equal to itself alone, and Python cannot hash it.
+        self.is_partial = False
+
+    def plain(self, value: Value) -> Value:
+        """Return `Key.plain` of a value."""
+        if type(value) is tuple and id(value) in self._known:
+            return "token", self._known[id(value)][1]
+        value = _spelled(value)
+        if type(value) is float and value.is_integer():
+            value = int(value)
+        if type(value) in (bool, str, float) or (type(value) is int and abs(value) < _HASHED_INT):
+            return value
+        if type(value) is bytes and len(value) <= _HASHED_BYTES:
+            return value
+        if _parts(value) is not None:
+            self._read(value)
+        elif type(value) not in (int, bytes, Global):
+            return None
+        token = self._of(value)
+        return None if self._left < 0 else ("token", token)
+
+    def _read(self, root: Value) -> None:
+        """Find the tokens of a container and of those in it, as far as they may be read."""
+        waiting, entered, depth = [root], set[int](), 0
+        while waiting and self._left >= 0:
+            value = waiting[-1]
+            tag, parts = _parts(value) or (b"", ())
+            if id(value) in self._known:
+                waiting.pop()
+            elif depth > MAX_KEY_NESTING:
+                self.is_partial = True
+                self._known.update((id(deep), (deep, b"o%d" % id(deep))) for deep in waiting)
+            elif id(value) not in entered:
+                entered.add(id(value))  # what holds itself, which cannot be hashed, is entered once
+                depth += 1
+                self._left -= 1 + len(parts)
+                waiting.extend(part for part in parts if id(part) not in entered and _parts(part) is not None)
+            else:
+                waiting.pop()
+                depth -= 1
+                tokens = [self._of(part) for part in parts]
+                self._known[id(value)] = (value, _joined(tag, sorted(set(tokens)) if tag == _SET else tokens))
+
+    def _of(self, value: Value) -> bytes:
+        """The token of a container that was read, or of any other value."""
+        known = self._known.get(id(value))
+        if known is not None:
+            return known[1]
+        spelled = _spelled(value)
+        if type(spelled) in (str, bytes):
+            self._left -= len(spelled) // MAX_KEY_PARTS
+        token = _leaf_token(spelled) if self._left >= 0 else b""
+        if len(token) > _SHORT_TOKEN:
+            token = _joined(b"", [token])
+            self._known[id(value)] = (value, token)
+        return token
+
+
+def _parts(value: Value) -> tuple[bytes, Sequence[Value]] | None:
+    """The kind and the values of what is compared by its values: tuples, shapes, frozen sets, complex numbers."""
+    if type(value) is tuple:
+        return _TUPLE, value
+    if type(value) is SetOf:
+        return _SET, value.elems
+    if type(value) is not Obj or type(value.cls) is not Global or value.cls.name not in _COMPARED or not value.args:
+        return None
+    name, first = _python_name(value.cls), value.args[0]
+    if name == "builtins.complex" and all(type(number) in (int, float, bool) for number in value.args[:2]):
+        return _COMPLEX, (*value.args, 0)[:2]
+    if name in _COMPARED_CLASSES and len(value.args) == 1 and type(first) in (tuple, list):
+        return _COMPARED_CLASSES[name], first
+    if name in _COMPARED_CLASSES and len(value.args) == 1 and type(first) is SetOf:
+        return _COMPARED_CLASSES[name], first.elems
+    return None
+
+
+def _spelled(value: Value) -> Value:
+    """The text, bytes or number that a call spells out; other values as they are."""
+    if type(value) is not Obj or type(value.cls) is not Global or value.cls.name not in _SPELLING or not value.args:
+        return value
+    name, first = _python_name(value.cls), value.args[0]
+    if name == "builtins.complex" and type(first) in (int, float, bool) and value.args[1:] in ((), (0,)):
+        return first
+    if name == "_codecs.encode":
+        return _encoded(value)
+    if name.endswith(".multiarray.scalar"):
+        return _numpy_number(value)
+    kind = _SPELLED.get(name)
+    return first if kind is not None and type(first) is kind and len(value.args) == 1 else value
+
+
+def _encoded(call: Obj) -> Value:
+    """The bytes that protocol 2 writes as text; the call itself where they are others, or many."""
+    text = call.args[0]
+    if type(text) is not str or call.args[1:] != ("latin1",) or len(text) > _HASHED_BYTES:
+        return call
+    try:
+        return text.encode("latin1")
+    except UnicodeEncodeError:
+        return call
+
+
+def _numpy_number(call: Obj) -> Value:
+    """The number that a scalar of numpy equals; the call itself where it is of another type."""
+    dtype, data = call.args if len(call.args) == 2 else (None, None)
+    code = dtype.args[0] if type(dtype) is Obj and dtype.args else None
+    raw, form = _spelled(data), _NUMPY_CODES.get(code) if type(code) is str else None
+    if type(raw) is not bytes or form is None or struct.calcsize(form) != len(raw):
+        return call
+    state = dtype.state if type(dtype) is Obj and type(dtype.state) is tuple else ()
+    return struct.unpack((">" if ">" in state[1:2] else "<") + form, raw)[0]
+
+
+def is_computed(key: Obj, tokens: Tokens) -> bool:
+    """Return whether a call makes a value of Python's own that is not known here, which may equal another key."""
+    return _python_name(key.cls) in _COMPUTING and tokens.plain(key) is None
+
+
+def _python_name(name: Value) -> str:
+    return name.qualified.replace("__builtin__.", "builtins.") if type(name) is Global else ""
+
+
+def _leaf_token(value: Value) -> bytes:
+    """The token of what is no container; what is only itself has its id, as NaN."""
+    if value is None:
+        return b"N"
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    if type(value) in (int, bool):
+        return b"i%x" % value
+    if type(value) is float and value == value:
+        return b"f" + struct.pack("<d", value)
+    if type(value) is str:
+        return b"s" + value.encode("utf-8", "surrogatepass")
+    if type(value) is bytes:
+        return b"b" + value
+    if type(value) is Global:
+        return b"g" + _DTYPE_ALIASES.get(value.qualified, value.qualified).encode("utf-8", "surrogatepass")
+    return b"o%d" % id(value)
+
+
+def _joined(tag: bytes, tokens: Iterable[bytes]) -> bytes:
+    joined = tag + b"".join([b"%d:%b" % (len(token), token) for token in tokens])
+    if len(joined) <= _SHORT_TOKEN:
+        return joined
+    import hashlib  # OpenSSL below it takes longer to load than most checkpoints to list
+
+    return tag + b"#" + hashlib.sha256(joined).digest()
+
+
+_TUPLE, _SET, _COMPLEX = b"T", b"S", b"C"
+_COMPARED_CLASSES = {"builtins.tuple": _TUPLE, "torch.Size": _TUPLE, "builtins.frozenset": _SET}
+_COMPARED = frozenset(["tuple", "Size", "frozenset", "complex"])
+#: Calls that give back what they are given, by the type of that; and the plain names of all that `_spelled` looks at.
+_SPELLED = {
+    "builtins.str": str,
+    "builtins.int": int,
+    "builtins.float": float,
+    "builtins.bytes": bytes,
+    "builtins.bool": bool,
+}
+_SPELLING = frozenset(["str", "int", "float", "bytes", "bool", "complex", "encode", "scalar"])
+#: Calls whose results are equal to plain values.
+_COMPUTING = frozenset([*_SPELLED, *_COMPARED_CLASSES, "builtins.complex", "_codecs.encode"])
+_NUMPY_CODES = {
+    "b1": "?",
+    "i1": "b",
+    "i2": "h",
+    "i4": "i",
+    "i8": "q",
+    "u1": "B",
+    "u2": "H",
+    "u4": "I",
+    "u8": "Q",
+    "f2": "e",
+    "f4": "f",
+    "f8": "d",
+}
+#: Two names of torch for one type of elements.
+_DTYPE_ALIASES = {
+    f"torch.{alias}": f"torch.{name}"
+    for alias, name in {
+        "float": "float32",
+        "double": "float64",
+        "half": "float16",
+        "cfloat": "complex64",
+        "cdouble": "complex128",
+        "chalf": "complex32",
+        "int": "int32",
+        "long": "int64",
+        "short": "int16",
+    }.items()
+}
+#: Bytes of a token that stands for itself; of a longer one its hash does.
+_SHORT_TOKEN = 64
 
 
 class Machine:
@@ -270,6 +501,7 @@ class Machine:
         self._left: Iterator[None] = repeat(None, 0)
         self.numbers = _Numbers()
         self.shapes = _Shapes(self.numbers)
+        self.tokens = Tokens()
 
     def run(self, start: int) -> None:
         """Read from byte `start` to STOP; sets `root` and `end`."""
@@ -522,7 +754,7 @@ class Machine:
             raise self.error(pos, "a dictionary key without a value")
         keys = flat[0::2]
         if not _STRINGS.issuperset(map(type, keys)):
-            keys = list(map(as_key, keys))
+            keys = [as_key(key, self.tokens) for key in keys]
         before = len(target)
         if before and not target.keys().isdisjoint(keys):
             self._note_duplicates(target, keys)

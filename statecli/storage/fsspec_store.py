@@ -102,9 +102,9 @@ class Filesystem:
         self._instance = PerProcess(lambda: _Instance(url))
         self._scheme = url.partition("://")[0]
 
-    def get(self, url: str, offset: int, length: int, known: FileVersion | None) -> tuple[bytes, FileVersion]:
+    def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
         """See `ObjectStore.get`."""
-        return self._call(lambda instance: _get_range(instance, url, offset, length, known))
+        return self._call(lambda instance: _get_range(instance, url, offset, length, expected))
 
     def listing(self, url: str) -> Listing:
         """See `ObjectStore.listing`."""
@@ -193,13 +193,13 @@ class _Instance:
 
 
 def _get_range(
-    instance: _Instance, url: str, offset: int, length: int, known: FileVersion | None
+    instance: _Instance, url: str, offset: int, length: int, expected: FileVersion | None
 ) -> tuple[bytes, FileVersion]:
-    if known is None:
-        known = instance.version(url)
-    end = min(offset + length, known.size)
+    if expected is None:
+        expected = instance.version(url)
+    end = min(offset + length, expected.size)
     data = instance.read(url, offset, end) if offset < end else b""
-    return check_length(data, offset, max(offset, end)), confirm_version(known, instance.version(url))
+    return check_length(data, offset, max(offset, end)), confirm_version(expected, instance.version(url))
 
 
 def _list_folder(instance: _Instance, url: str) -> Listing:

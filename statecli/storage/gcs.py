@@ -34,9 +34,9 @@ class CloudStorage:
     def __init__(self) -> None:
         self._create_filesystem = PerProcess(_create_filesystem)
 
-    def get(self, url: str, offset: int, length: int, known: FileVersion | None) -> tuple[bytes, FileVersion]:
+    def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
         """See `ObjectStore.get`."""
-        return self._call(_get_range, url, offset, length, known)  # type: ignore[no-any-return]
+        return self._call(_get_range, url, offset, length, expected)  # type: ignore[no-any-return]
 
     def listing(self, url: str) -> Listing:
         """See `ObjectStore.listing`."""
@@ -84,7 +84,7 @@ def _parse_name(url: str) -> tuple[str, str, dict[str, str]]:
 
 
 async def _get_range(
-    filesystem: Any, url: str, offset: int, length: int, known: FileVersion | None
+    filesystem: Any, url: str, offset: int, length: int, expected: FileVersion | None
 ) -> tuple[bytes, FileVersion]:
     bucket, name, options = _parse_name(url)
     if not name:
@@ -100,7 +100,7 @@ async def _get_range(
             raise UnreadableError("is stored compressed (Content-Encoding: gzip): download it first")
         start, end, size = parse_range(answer.headers.get("Content-Range"), answer.content_length, offset, length)
         version = FileVersion(size, answer.headers.get("X-Goog-Generation") or answer.headers.get("ETag"))
-        if known is not None and known != version:
+        if expected is not None and expected != version:
             raise UnreadableError(CHANGED)
         data = check_length(await answer.read(), start, end)
     return data[offset - start : offset - start + length], version

@@ -87,12 +87,12 @@ class Http:
     def __repr__(self) -> str:
         return "Http()"
 
-    def get(self, url: str, offset: int, length: int, known: FileVersion | None) -> tuple[bytes, FileVersion]:
+    def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
         """See `ObjectStore.get`. After a broken connection only the rest is requested."""
         if url not in self._wholes:
-            return retry(_Range(self, url, offset, length, known).fetch, url)
+            return retry(_Range(self, url, offset, length, expected).fetch, url)
         data, version = self._wholes[url]
-        return data[offset : offset + length], confirm_version(known, version)
+        return data[offset : offset + length], confirm_version(expected, version)
 
     def listing(self, url: str) -> Listing:
         """See `ObjectStore.listing`: by the page with links that servers generate for a folder."""
@@ -186,9 +186,9 @@ class Http:
 class _Range:
     """A request for a range, with the parts received so far: after a broken connection only the rest is requested."""
 
-    def __init__(self, http: Http, url: str, offset: int, length: int, known: FileVersion | None) -> None:
+    def __init__(self, http: Http, url: str, offset: int, length: int, expected: FileVersion | None) -> None:
         self._http, self._url = http, url
-        self._offset, self._length, self._known = offset, length, known
+        self._offset, self._length, self._known = offset, length, expected
         self._parts: list[bytes] = []
 
     def fetch(self) -> tuple[bytes, FileVersion]:

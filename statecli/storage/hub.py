@@ -62,14 +62,14 @@ class Hub:
     def __repr__(self) -> str:
         return f"Hub({self._endpoint})"
 
-    def get(self, url: str, offset: int, length: int, known: FileVersion | None) -> tuple[bytes, FileVersion]:
+    def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
         """See `ObjectStore.get`."""
         place, commit = self._resolve(url)
         if not place.path:
             raise Missing("is a repository")
         try:
             link = f"{self._endpoint}/{place.full_name}/resolve/{commit}/{quote(place.path)}"
-            return self._http.get(link, offset, length, known)
+            return self._http.get(link, offset, length, expected)
         except Refused as why:
             raise self._explain_refusal(why, place) from None
 

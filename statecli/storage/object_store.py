@@ -35,26 +35,26 @@ class Listing(NamedTuple):
     incomplete: str | None = None
 
 
-def confirm_version(known: FileVersion | None, answer: FileVersion) -> FileVersion:
+def confirm_version(expected: FileVersion | None, answer: FileVersion) -> FileVersion:
     """Return the version with the markers of both. Raises UnreadableError if the two are different versions."""
-    if known is None:
+    if expected is None:
         return answer
-    old, new = ((marker or "").split("\n") for _, marker in (known, answer))
+    old, new = ((marker or "").split("\n") for _, marker in (expected, answer))
     pairs = [(before, after) for before, after in zip_longest(old, new, fillvalue="") if before and after]
     # The first marker is the most reliable.
-    if known.size != answer.size or (pairs and pairs[0][0] != pairs[0][1]):
+    if expected.size != answer.size or (pairs and pairs[0][0] != pairs[0][1]):
         raise UnreadableError(CHANGED)
     both = "\n".join(before or after for before, after in zip_longest(old, new, fillvalue=""))
-    return FileVersion(known.size, both or None)
+    return FileVersion(expected.size, both or None)
 
 
 class ObjectStore(Protocol):
     """A server with objects. Methods raise UnreadableError without the URL, and `Missing` if there is no object."""
 
-    def get(self, url: str, offset: int, length: int, known: FileVersion | None) -> tuple[bytes, FileVersion]:
+    def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
         """Return the bytes from `offset` on and the version; fewer than `length` bytes only at the end of the object.
 
-        `known`: the version of an earlier answer. Raises UnreadableError if the object has changed since.
+        `expected`: the version of an earlier answer. Raises UnreadableError if the object has changed since.
         """
 
     def listing(self, url: str) -> Listing:

@@ -67,10 +67,10 @@ def hide(*words: str, sure: bool = True) -> None:
     """Remove these words from all text from now on, as typed and percent-encoded; unless `sure`, from foreign text."""
     from urllib.parse import quote, unquote
 
-    known = secrets()
+    stored = secrets()
     for word in words:
         forms = (word, unquote(word), quote(word, safe=""))
-        (known.certain if sure else known.possible).update(form for form in forms if len(form) >= MIN_SECRET_CHARS)
+        (stored.certain if sure else stored.possible).update(form for form in forms if len(form) >= MIN_SECRET_CHARS)
 
 
 def mask_everywhere(url: str, name: str) -> None:

@@ -98,9 +98,9 @@ class S3:
         self._signed, self._unsigned = PerProcess(_create_filesystem), PerProcess(lambda: _create_filesystem(anon=True))
         self._anonymous = _is_unsigned()
 
-    def get(self, url: str, offset: int, length: int, known: FileVersion | None) -> tuple[bytes, FileVersion]:
+    def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
         """See `ObjectStore.get`."""
-        return self._call(lambda filesystem: _get_range(filesystem, url, offset, length, known))
+        return self._call(lambda filesystem: _get_range(filesystem, url, offset, length, expected))
 
     def listing(self, url: str) -> Listing:
         """See `ObjectStore.listing`."""
@@ -194,14 +194,14 @@ def _parse_key(url: str) -> tuple[str, str, dict[str, str]]:
 
 
 async def _get_range(
-    filesystem: Any, url: str, offset: int, length: int, known: FileVersion | None
+    filesystem: Any, url: str, offset: int, length: int, expected: FileVersion | None
 ) -> tuple[bytes, FileVersion]:
     bucket, key, options = _parse_key(url)
     if not key:
         raise Missing("is a bucket, and holds nothing")
     options["Range"] = f"bytes={offset}-{offset + length - 1}"
-    if known is not None and known.marker is not None:
-        options["IfMatch"] = known.marker
+    if expected is not None and expected.marker is not None:
+        options["IfMatch"] = expected.marker
     try:
         answer = await filesystem._call_s3("get_object", Bucket=bucket, Key=key, **options)
     except OSError as why:
@@ -212,7 +212,7 @@ async def _get_range(
     try:
         start, end, size = parse_range(answer.get("ContentRange"), answer.get("ContentLength"), offset, length)
         version = FileVersion(size, answer.get("ETag"))
-        if known is not None and known != version:
+        if expected is not None and expected != version:
             raise UnreadableError(CHANGED)
         data = check_length(await body.read(), start, end)
     finally:

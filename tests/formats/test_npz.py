@@ -542,3 +542,29 @@ def test_a_second_archive_inside_the_zip64_end_record_is_refused(tmp_path):
     with pytest.raises(UnreadableError, match="no zip64 end record"):
         formats.read(path)
     assert any("pathlib.Path.touch" in name.qualified for pickle in scan(path) for name in pickle.names)
+
+
+SAME_NAME = {
+    "bare name after": ("w.npy", "w"),
+    "bare name before": ("w", "w.npy"),
+    "suffix twice": ("w.npy", "w.npy.npy"),
+}
+
+
+@pytest.mark.parametrize("name", SAME_NAME)
+def test_two_records_of_one_name_cannot_be_told(tmp_path, name):
+    """numpy gives the record of the bare name, and calls both by it."""
+    first, second = SAME_NAME[name]
+    ones, zeros = io.BytesIO(), io.BytesIO()
+    numpy.save(ones, numpy.ones(3))
+    numpy.save(zeros, numpy.zeros(3))
+    path = file(tmp_path, build([Member(first, ones.getvalue()), Member(second, zeros.getvalue()),
+                                 Member("v.npy", ones.getvalue())]), "a.npz")  # fmt: skip
+    fqn = min((first, second), key=len)
+    with numpy.load(path) as loaded:
+        rows = {row.fqn: row for row in formats.read(path).tensors}
+        assert numpy.array_equal(loaded[fqn], numpy.ones(3) if first == fqn else numpy.zeros(3))
+    assert f"two records have its name, '{fqn}' and '{fqn}.npy', and numpy.load reads the first" in rows[fqn].damage
+    assert rows[fqn].data is None
+    for other in rows.keys() - {fqn}:
+        assert not rows[other].damage

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from statecli.commands.audit.run import Request, audit
 
@@ -615,6 +616,71 @@ def test_a_storage_that_is_larger_than_its_file_is_found(tmp_path):
     """Old torch allocated it before it read the file."""
     (message,) = bombs(tmp_path / "a.pt", legacy(state_dict(w=tensor(numel=2**40)), [("0", 4, bytes(16))]))
     assert message.startswith("loading it allocates 4.0 TiB for a storage of ")
+
+
+_STORAGE = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + b"K\4NtQ"
+_HOOKS = b"ccollections\nOrderedDict\n)R"
+
+
+def _growing(function: bytes, size: bytes, stride: bytes, offset: bytes = b"K\0", more: bytes = b"") -> bytes:
+    return function + b"(" + _STORAGE + offset + size + stride + more + b"\x89" + _HOOKS + b"tR"
+
+
+#: Tensors that reach beyond the four elements of their storage; the value of the pickle does not hold them.
+GROWING = {
+    "size": _growing(b"ctorch._utils\n_rebuild_tensor_v2\n", numbers(2**31), numbers(1)),
+    "stride": _growing(b"ctorch._utils\n_rebuild_tensor_v2\n", numbers(2), numbers(2**31)),
+    "offset": _growing(b"ctorch._utils\n_rebuild_tensor_v2\n", numbers(1), numbers(1), number(2**31)),
+    "first version": b"ctorch._utils\n_rebuild_tensor\n(" + _STORAGE + b"K\0" + numbers(2**31) + numbers(1) + b"tR",
+    "type of its own": (
+        b"ctorch._utils\n_rebuild_tensor_v3\n(" + _STORAGE + b"K\0" + numbers(2**31) + numbers(1)
+        + b"\x89" + _HOOKS + b"ctorch\nfloat64\ntR"
+    ),
+    "quantized": _growing(
+        b"ctorch._utils\n_rebuild_qtensor\n", numbers(2), numbers(2**31), more=b"(ctorch\nper_tensor_affine\nK\1K\0t"
+    ),
+    "set again": (
+        b"ctorch._utils\n_rebuild_tensor\n(" + _STORAGE + b"K\0" + numbers(4) + numbers(1) + b"tR("
+        + _STORAGE + b"K\0" + numbers(2**31) + numbers(1) + b"tb"
+    ),
+    "storage of two sizes": (
+        _STORAGE + b"0" + _growing(b"ctorch._utils\n_rebuild_tensor_v2\n", numbers(2**24), numbers(1)).replace(
+            b"K\4NtQ", number(2**24) + b"NtQ"
+        )
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_a_tensor_that_grows_its_storage_is_found(name, tmp_path):
+    """Storages of a file of before torch 1.6 grow to what is set to them, though the object holds no such tensor."""
+    held = state_dict(w=tensor().replace(b"tQ", b"NtQ", 1))
+    data = bytes(2**20) if name == "storage of two sizes" else bytes(16)
+    pickle = held[:2] + GROWING[name] + b"0" + held[2:]
+    (message,) = bombs(tmp_path / "a.pt", legacy(pickle, [("0", 4, data)]))
+    assert " by torch._utils._rebuild_" in message
+
+
+@pytest.mark.parametrize("is_legacy", [False, True], ids=["zip", "legacy"])
+def test_no_tensor_that_torch_saves_grows_its_storage(is_legacy, tmp_path):
+    """Views, expanded and empty ones, those of packed types and of types without a storage class."""
+    large = torch.arange(2.0**22)
+    made = {
+        "large": large,
+        "view": large[2**20 :: 3],
+        "expanded": large[:1].expand(2**20, 2**10),
+        "empty": large[:0],
+        "transposed": large.view(2**11, -1).t(),
+        "untyped": torch.zeros(2**22, dtype=torch.uint32)[7:],
+        "complex": torch.zeros(2**21, dtype=torch.complex128),
+        "quantized": torch.quantize_per_tensor(torch.zeros(2**22), 0.1, 0, torch.qint8),
+        "packed": torch.quantize_per_channel(
+            torch.zeros(2**12, 2**11), torch.ones(2**12), torch.zeros(2**12), 0, torch.quint4x2
+        ),
+    }
+    torch.save(made, tmp_path / "a.pt", _use_new_zipfile_serialization=not is_legacy)
+    (target,) = audit(Request((str(tmp_path / "a.pt"),), select=("allocation-bomb",))).targets
+    assert [finding.message for finding in target.findings] == []
 
 
 @pytest.mark.parametrize("key", ["0\0{}", "0\0/{}", "00{}"], ids=["NUL", "path behind NUL", "other records"])

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from statecli.core.errors import MalformedError
 from statecli.storage import files, object_cache
 from statecli.storage.checksums import Checksums, combine_crc32
-from statecli.storage.files import Guard
+from statecli.storage.files import FileVersion, Guard
 
 from .server import After, Cut
 
@@ -215,7 +215,7 @@ class Bytes:
     def get(self, url, offset, length, known):
         found = self.data[offset : offset + length]
         self.fetched += len(found)
-        return found, (len(self.data), "1")
+        return found, FileVersion(len(self.data), "1")
 
 
 spans = st.tuples(st.integers(0, 400_000), st.integers(0, 90_000))

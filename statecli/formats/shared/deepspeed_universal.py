@@ -106,7 +106,9 @@ def _read_tensor(path: str, parameter: str) -> Tensor | None:
         format = torch_legacy if torch_legacy.sniff(path, source.head) else torch_zip
     pickle, storages, _ = format.read_contents(path)
     items = mapping(pickle.root)
-    tensor = Decoder(storages).tensor(pickle.root if items is None else items.get(_PARAM), parameter)
+    tensor = Decoder(storages, persistent=pickle.persistent).tensor(
+        pickle.root if items is None else items.get(_PARAM), parameter
+    )
     if items is not None and tensor is None:
         raise MalformedError(f"holds no tensor {_PARAM!r}: convert the checkpoint again")
     return None if tensor is None else replace(tensor)

@@ -91,7 +91,7 @@ def read_rank(folder: str, name: str, imported: set[str]) -> Rank:
             imported |= names
     except UnreadableError as error:
         raise type(error)(f"{name}: {error}") from error.__cause__
-    return Rank(name, items, Decoder(storages), state)
+    return Rank(name, items, Decoder(storages, persistent=pickle.persistent), state)
 
 
 def read_shapes(node: Any, what: str) -> dict[str, Shape]:

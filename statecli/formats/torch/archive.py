@@ -14,7 +14,8 @@ from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ByteRange, Oddity, Place
-from statecli.pickles.machine import Pickle, load
+from statecli.formats.torch import checkpoint_pickle
+from statecli.pickles.machine import Pickle
 from statecli.storage.zip_archive import MAX_PADDING, STORED, Archive, Record
 
 #: Bytes of data.pkl; torch writes 115 to 128 for each tensor.
@@ -89,7 +90,7 @@ def read_pickle(archive: Archive, name: str = "data.pkl") -> Pickle:
     if not record.crc32 and record.size:
         archive.oddities.append(Oddity("no-checksums", f"{name} has no checksum recorded"))
     data = archive.read(record, MAX_PICKLE)
-    pickle = load(data, name)
+    pickle = checkpoint_pickle.load(data, name)
     if pickle.end < len(data):
         message = f"{len(data) - pickle.end} bytes follow the pickle in {name}"
         # Of a compressed record, the bytes behind the pickle are nowhere by themselves.

@@ -46,9 +46,12 @@ def build_state(
     `dtypes` are the dtypes of storage classes. A pickle without a tensor has the oddity `no-tensors`; a tensor that
     contradicts the file's storages has `damage`.
     """
-    reading = Reading(Decoder(storages, dtypes), list(oddities))
+    # torch.jit.load gives each tensor the type of its own description.
+    described = pickle.persistent if dtypes is STORAGE_DTYPES else ()
+    reading = Reading(Decoder(storages, dtypes, described), list(oddities))
     for key in pickle.duplicate_keys:
-        reading.add_oddity("key-set-twice", f"the key {key!r} is set twice: the last one counts, as in torch")
+        shown = key_path(key)[1:-1] or f"({type(key.value).__name__})"
+        reading.add_oddity("key-set-twice", f"the key {shown} is set twice: the last one counts, as in torch")
     sections = find_sections(pickle.root, Search(reading.decoder), wanted)
     tensors: list[TensorInfo] = []
     for section in sections:

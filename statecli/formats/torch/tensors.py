@@ -8,7 +8,8 @@ Argument orders: torch/_utils.py and torch/_tensor.py of torch 2.13.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import msgspec
 from statecli.core.dtypes import BITS, PACKED, STORAGE_DTYPES, nbytes
 from statecli.core.errors import MalformedError
 from statecli.core.state import ByteRange, Quantizer, TensorData
+from statecli.formats.torch.checkpoint_pickle import REPLACING
 from statecli.pickles.graph import attributes, mapping, name_of, named, of_state, sequence
 from statecli.pickles.machine import Global, Obj, Persistent
 
@@ -67,12 +69,19 @@ class Decoder:
     """Decoder of rebuild calls to `Tensor`s, against the storages of one file.
 
     `storages` maps a storage key to where its bytes are, `dtypes` the class of a storage to the type of its elements.
+    `persistent` are all storages that the pickle names, of a loader that takes the first description of each.
     Each call node is decoded once: a tied Parameter is the same node under two names. All errors are `MalformedError`,
     naming the FQN and both numbers.
     """
 
-    def __init__(self, storages: Mapping[str, ByteRange], dtypes: Mapping[str, str] = STORAGE_DTYPES) -> None:
+    def __init__(
+        self,
+        storages: Mapping[str, ByteRange],
+        dtypes: Mapping[str, str] = STORAGE_DTYPES,
+        persistent: Iterable[Persistent] = (),
+    ) -> None:
         self.storages, self.dtypes = storages, dtypes
+        self.disputed = find_disputed(persistent)
         self.checked: dict[int, _StoredAs] = {}
         # Keyed by the identity of nodes that the pickle's graph keeps alive.
         self.geometries: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...] | None, int, int]] = {}
@@ -127,13 +136,15 @@ class Decoder:
             raise MalformedError(f"{fqn}: is rebuilt from tensors more than {MAX_NESTING} levels deep")
         self.depth += 1
         try:
-            tensor = builder(node.args, fqn) if builder else _decode_numpy(node)
+            if builder == self._build_old_parameter:
+                return self._build_old_parameter(node.args, fqn, node.state)
+            if node.state is not None and (builder or _LEGACY_CLASS.fullmatch(name_of(node.cls))):
+                raise MalformedError(
+                    f"{fqn}: its values or its shape are set again after it is made: no torch saves that"
+                )
+            return builder(node.args, fqn) if builder else _decode_numpy(node)
         finally:
             self.depth -= 1
-        if tensor is not None and node.state is not None and builder:
-            tensor = msgspec.structs.replace(tensor)
-            _copy_marks(tensor, attributes(node))
-        return tensor
 
     def is_tensor(self, node: Any) -> bool:
         """Whether `tensor` would find one, without reading or checking anything."""
@@ -250,6 +261,7 @@ class Decoder:
         if type(numel) is not int or numel < 0:
             raise MalformedError(f"{fqn}: storage {key!r} claims {_truncate_value(numel)} elements")
         length = numel * BITS[dtype] // 8
+        self._refuse_disputed(pid, fqn)
         where = self.storages.get(key)
         if where is None and location != "meta":
             raise MalformedError(f"{fqn}: storage {key!r} is not in the file")
@@ -261,21 +273,35 @@ class Decoder:
         if len(pid) > 5 and pid[5] is not None and where is not None:
             where = _part_of(where, pid[5], BITS[dtype] // 8, fqn)
             length = where.length
-        storage = _StoredAs(key, dtype, location, where, length)
+        storage = _StoredAs(key, dtype, location, where if location != "meta" else None, length)
         self.checked[id(node.pid)] = storage
         return storage
+
+    def _refuse_disputed(self, pid: tuple[Any, ...], fqn: str) -> None:
+        view = pid[5] if len(pid) > 5 and type(pid[5]) is tuple else ()
+        for key in (pid[2], *view[:1]):
+            if type(key) is str and key in self.disputed:
+                raise MalformedError(f"{fqn}: storage {key!r} is described twice, as {self.disputed[key]}")
 
     def _build_parameter(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         _require_arguments(args, 2, fqn)
         inner = self.require_tensor(args[0], fqn, "data")
         tensor = msgspec.structs.replace(inner, is_parameter=True, requires_grad=args[1] is True)
         if len(args) > 3:
-            _copy_marks(tensor, named(args[3]))
+            attributes = of_state(args[3])
+            _refuse_replaced(attributes, fqn)
+            _copy_marks(tensor, attributes)
         return tensor
 
-    def _build_old_parameter(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        """A Parameter of torch before 0.4, around its data."""
-        return msgspec.structs.replace(self.require_tensor(args[0] if args else None, fqn, "data"), is_parameter=True)
+    def _build_old_parameter(self, args: tuple[Any, ...], fqn: str, state: Any = None) -> Tensor:
+        """Build a Parameter of torch before 0.4, around its data. The state is (requires_grad, volatile, hooks)."""
+        grad = args[1] if len(args) > 1 else True
+        if state is not None:
+            if type(state) is not tuple or len(state) != 3:
+                raise MalformedError(f"{fqn}: its data are set again after it is made: no torch saves that")
+            grad = state[0]
+        inner = self.require_tensor(args[0] if args else None, fqn, "data")
+        return msgspec.structs.replace(inner, is_parameter=True, requires_grad=grad is True)
 
     def _build_subclass(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         _require_arguments(args, 4, fqn)
@@ -288,6 +314,7 @@ class Decoder:
             raise MalformedError(f"{fqn}: a tensor subclass that is rebuilt from itself")
         tensor = msgspec.structs.replace(builder(args[2], fqn))
         attributes = of_state(args[3])
+        _refuse_replaced(attributes, fqn)
         _copy_marks(tensor, attributes)
         cls = name_of(args[1])
         if cls not in _PLAIN_CLASSES and tensor.layout != "jagged":
@@ -429,6 +456,53 @@ def _part_of(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRange:
     if offset + length > root.length:
         raise MalformedError(f"{fqn}: a view of bytes {offset} to {offset + length} of a storage of {root.length}")
     return ByteRange(root.path, root.offset + offset, length, None, root.big_endian)
+
+
+def find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
+    """Return the keys of storages and of views that are described twice and differently, with both descriptions.
+
+    torch takes the first description for all of them, and saves none but one. Storages without bytes, those on meta and
+    empty ones, are made anew for each description.
+    """
+    first: dict[str, tuple[Any, ...]] = {}
+    views: dict[str, tuple[Any, ...]] = {}
+    disputed: dict[str, str] = {}
+    for storage in persistent:
+        pid = storage.pid
+        if type(pid) is not tuple or len(pid) < 5 or type(pid[2]) is not str:
+            continue
+        first_pid = first.setdefault(pid[2], pid)
+        if first_pid is not pid:
+            before, after = _describe_storage(first_pid), _describe_storage(pid)
+            without_bytes = first_pid[4] == pid[4] == 0 or first_pid[3] == pid[3] == "meta"
+            if before != after and not without_bytes:
+                disputed.setdefault(pid[2], f"{before} and {after}")
+        view = pid[5] if len(pid) > 5 else None
+        if type(view) is tuple and len(view) == 3 and type(view[0]) is str:
+            first_pid = views.setdefault(view[0], pid)
+            if first_pid is not pid and (first_pid[2], *first_pid[5][1:]) != (pid[2], *view[1:]):
+                disputed.setdefault(view[0], "two views of storages")
+    disputed.update((key, "a storage and a view of one") for key in views.keys() & first.keys())
+    return disputed
+
+
+def _describe_storage(pid: tuple[Any, ...]) -> str:
+    """Return the elements, type and device of a storage, as its persistent id says."""
+    kind, location, numel = pid[1], pid[3], pid[4]
+    dtype = STORAGE_DTYPES.get(kind.name, "unknown") if type(kind) is Global else "unknown"
+    location = str(location, "latin-1") if type(location) is bytes else location
+    return f"{_truncate_value(numel)} of {dtype} on {location[:MAX_DEVICE] if type(location) is str else 'unknown'}"
+
+
+def _refuse_replaced(attributes: Mapping[str, Any], fqn: str) -> None:
+    """Refuse attributes that torch does not keep among those of Python: set, they give a tensor other values."""
+    replaced = REPLACING.intersection(attributes)
+    if replaced:
+        raise MalformedError(f"{fqn}: its {min(replaced)} is set again after it is made: no torch saves that")
+
+
+#: Classes of tensors that files of torch before 0.1.10 set to a storage.
+_LEGACY_CLASS = re.compile(r"torch\.(?:cuda\.)?\w*Tensor")
 
 
 def _copy_marks(tensor: Tensor, attributes: Mapping[str, Any]) -> None:

@@ -1,0 +1,141 @@
+"""Read the pickle of a checkpoint, and refuse one that changes what it already made, as no pickler writes it.
+
+The graph of a pickle shows each object as it is at the end. Python copies what a call or a BUILD is given at that
+moment, so that a change after it would be shown and not be there: a list that a shape was made of grows, the state of
+an object gets another name. An item that is set in a tensor changes every tensor of its storage.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from statecli.core.errors import MalformedError
+from statecli.pickles import machine
+from statecli.pickles.graph import name_of, of_state
+from statecli.pickles.machine import Global, Handler, Machine, Obj, Pickle, is_computed
+
+#: Calls that make a tensor or an array, by what they are given at that moment.
+_TENSOR = re.compile(
+    r"torch\._utils\._rebuild_\w+|torch\._tensor\._rebuild_from_type(?:_v2)?|torch\.nn\.parameter\.\w+"
+    r"|torch\.(?:cuda\.)?(?:sparse\.)?\w*Tensor|torch\.nested\._internal\.nested_tensor\._rebuild_njt"
+    r"|numpy\.(?:_?core\.multiarray|_?core\.numeric|ma\.core)\._\w+"
+)
+#: Calls that copy a container.
+_COPYING = re.compile(
+    r"(?:builtins|__builtin__)\.(?:list|tuple|dict|set|frozenset)|torch\.Size"
+    r"|collections\.(?:OrderedDict|defaultdict|Counter|deque)"
+)
+#: Functions that set the attributes in their fourth argument on a tensor.
+_SETTING = ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parameter_with_state")
+#: Attributes of a tensor that write to its storage when they are set.
+_WRITING = frozenset(["real", "imag"])
+#: Functions that may give a tensor that they are given, which then has two places in the graph.
+_SAME_TENSOR = re.compile(r"torch\._utils\._rebuild_(?:device_tensor_\w+|xla_tensor)|torch\._tensor\.\w+")
+#: Attributes that are in no tensor's `__dict__`, so that no torch saves them, and what changes where they are set.
+REPLACING = frozenset(["data", "real", "imag", "requires_grad", "__dict__", "__class__"])
+_GROWING = (list, dict, Obj)
+
+
+def load(data: bytes, what: str, *, module_ids: bool = False) -> Pickle:
+    """The graph of a checkpoint's pickle, as `machine.load`. Raises MalformedError where it changes what it made."""
+    return machine.load(data, what, module_ids=module_ids, kind=_Machine)
+
+
+class _Machine(Machine):
+    """Refuses changes of what was copied, of tensors, and of objects that have their state."""
+
+    def __init__(self, data: bytes, what: str, *, fast: bool, module_ids: bool) -> None:
+        super().__init__(data, what, fast=fast, module_ids=module_ids)
+        #: Containers that something was made of, by their ids; they are kept so that no other has that id.
+        self.copied: dict[int, Any] = {}
+        #: Whether a call makes a tensor, or copies what it is given, by the id of the global.
+        self._makes_tensor: dict[int, bool] = {}
+        self._copies: dict[int, bool] = {}
+
+    def call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
+        """As the machine does it, what is copied noted."""
+        made = super().call(function, args, pos, how)
+        if type(function) is Global and args:
+            if self.makes_tensor(function):
+                self._note(args)
+                self._refuse_writing(made, pos)
+            elif self._copies[id(function)]:
+                self._note(args)
+        return made
+
+    def makes_tensor(self, function: Any) -> bool:
+        """Return whether calling this makes a tensor or an array."""
+        if id(function) not in self._makes_tensor:
+            name = name_of(function)
+            self._makes_tensor[id(function)] = _TENSOR.fullmatch(name) is not None
+            self._copies[id(function)] = _COPYING.fullmatch(name) is not None
+        return self._makes_tensor[id(function)]
+
+    def _note(self, values: Any) -> None:
+        """Note the containers among these values, and the lists that are pairs in a list."""
+        for value in values:
+            if type(value) in _GROWING:
+                self.copied[id(value)] = value
+            if type(value) in (list, tuple):
+                self.copied.update((id(pair), pair) for pair in value if type(pair) is list and len(pair) == 2)
+
+    def _refuse_writing(self, made: Obj, pos: int) -> None:
+        if name_of(made.cls) in _SETTING and len(made.args) > 3:
+            names = (REPLACING if _is_same_tensor(made) else _WRITING).intersection(of_state(made.args[3]))
+            if names:
+                raise self.error(pos, f"writes into a tensor by its attribute {min(names)!r}, which no pickler does")
+
+    def set_state(self, target: Obj, state: Any) -> None:
+        """As the machine does it, once for each object."""
+        if target.state is not None:
+            raise MalformedError(f"{self.what} sets the state of an object twice, which no pickler does")
+        if id(target) in self.copied and name_of(target.cls).startswith("numpy."):
+            raise MalformedError(f"{self.what} sets the state of an array after it is used, which no pickler does")
+        if _is_same_tensor(target):
+            raise MalformedError(f"{self.what} sets a tensor again after it is made, which no pickler does")
+        super().set_state(target, state)
+        pair = state if type(state) is tuple and len(state) == 2 else (state, None)
+        if all(type(part) is dict or part is None for part in pair):
+            self.copied.update((id(part), part) for part in pair if part is not None)
+
+    def set_items(self, target: Any, flat: list[Any], pos: int) -> None:
+        """As the machine does it, in no container that was copied and in no tensor."""
+        self._refuse_change(target, pos)
+        super().set_items(target, flat, pos)
+        if self.tokens.is_partial:
+            raise self.error(pos, f"nests more than {machine.MAX_KEY_NESTING:,} tuples in a dictionary key")
+        for key in flat[0::2]:
+            if type(key) is Obj and is_computed(key, self.tokens):
+                raise self.error(pos, f"computes a dictionary key by {name_of(key.cls)}, which no pickler does")
+
+    def add_elements(self, target: Any, elements: list[Any], pos: int, opcode: str) -> None:
+        """As the machine does it, in no container that was copied and in no tensor."""
+        self._refuse_change(target, pos)
+        super().add_elements(target, elements, pos, opcode)
+
+    def _refuse_change(self, target: Any, pos: int) -> None:
+        if id(target) in self.copied:
+            raise self.error(pos, "changes a container after something was made of it, which no pickler does")
+        if type(target) is Obj and type(target.cls) is Global and self.makes_tensor(target.cls):
+            raise self.error(pos, "sets an item of a tensor after it is made, which no pickler does")
+
+
+def _is_same_tensor(made: Obj) -> bool:
+    """Return whether a call may give a tensor that the pickle made before."""
+    name = name_of(made.cls)
+    if name.startswith("torch._tensor.") and made.args:
+        name = name_of(made.args[0])
+    return _SAME_TENSOR.fullmatch(name) is not None
+
+
+def _set_item(m: Machine, pos: int) -> int:
+    """SETITEM, which the machine does in one step for text."""
+    value, key = m.stack.pop(), m.stack.pop()
+    m.set_items(m.stack[-1], [key, value], pos)
+    return pos
+
+
+_handlers: list[Handler] = list(Machine.handlers)
+_handlers[0x73] = _set_item
+_Machine.handlers = tuple(_handlers)

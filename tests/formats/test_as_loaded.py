@@ -1,0 +1,375 @@
+"""What is shown of a hostile file is what torch.load gives of it, or it is said that it cannot be told."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import struct
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from statecli import formats
+from statecli.core.errors import MalformedError
+from statecli.values.read import all_values
+
+from . import attacks
+from .attacks import called, numbers, pickled, tensor, text
+
+ORDERED_DICT = b"ccollections\nOrderedDict\n)R"
+PARAMETER = b"ctorch.nn.parameter\nParameter\n"
+REBUILD_PARAMETER = b"ctorch._utils\n_rebuild_parameter\n"
+WITH_STATE = b"ctorch._utils\n_rebuild_parameter_with_state\n"
+FROM_TYPE = b"ctorch._tensor\n_rebuild_from_type_v2\n"
+REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n"
+SAME = b"ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n"
+TYPE = b"ctorch\nTensor\n"
+STORAGES = {"0": struct.pack("<4f", 1, 2, 3, 4), "1": struct.pack("<4f", 90, 91, 92, 93)}
+
+
+def storage(key: str = "0", kind: str = "FloatStorage", numel: int = 4, location: str = "cpu") -> bytes:
+    """A storage's persistent id."""
+    what = text("storage") + f"ctorch\n{kind}\n".encode() + text(key) + text(location)
+    return b"(" + what + attacks.number(numel) + b"tQ"
+
+
+def arguments(offset: int = 0, size: bytes = numbers(4), stride: bytes = numbers(1), flags: bytes = b"") -> bytes:
+    """A tuple: those of `_rebuild_tensor_v2`."""
+    return b"(" + storage() + attacks.number(offset) + size + stride + b"\x89" + ORDERED_DICT + flags + b"t"
+
+
+def items(*pairs: tuple[bytes, bytes]) -> bytes:
+    """A dict."""
+    return b"}(" + b"".join(key + value for key, value in pairs) + b"u"
+
+
+def tree(**values: bytes) -> bytes:
+    return items(*((text(name), value) for name, value in values.items()))
+
+
+def real(value: float) -> bytes:
+    return b"G" + struct.pack(">d", value)
+
+
+def written(tmp_path, body: bytes, *, legacy: bool = False, storages: dict[str, bytes] = STORAGES) -> str:
+    path = tmp_path / "a.pt"
+    if legacy:
+        body = body.replace(b"tQ", b"NtQ")
+        used = [(key, len(data) // 4, data) for key, data in storages.items() if text(key) in body]
+        path.write_bytes(attacks.legacy(pickled(body), used))
+    else:
+        path.write_bytes(attacks.build(attacks.records(pickled(body), storages)))
+    return str(path)
+
+
+def loaded(path: str, *, everything: bool = False) -> dict[str, list[float]]:
+    """The tensors that torch.load gives, by their keys as statecli names them; by default as it loads by default."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        held = torch.load(path, weights_only=not everything)
+    return {key if type(key) is str else f"[{key!r}]": value.tolist() for key, value in held.items()}
+
+
+def shown(path: str) -> dict[str, list[float] | str | None]:
+    """The tensors as they are shown: values, the line that says why they cannot be told, None where there are none."""
+    state = formats.read(path)
+    return {
+        row.fqn: row.damage or (all_values(row.data).reshape(row.shape).tolist() if row.data else None)
+        for row in state.tensors
+    }
+
+
+SET_AGAIN = {
+    "set_": tensor() + b"(" + storage("1") + b"K\0" + numbers(2) + numbers(2) + b"tb",
+    "set_ of a Parameter": (
+        called(REBUILD_PARAMETER, tensor(), b"\x89", ORDERED_DICT)
+        + b"(" + storage("1") + b"K\0" + numbers(2) + numbers(2) + b"tb"
+    ),
+    "data of a Parameter": (
+        called(REBUILD_PARAMETER, tensor(), b"\x88", ORDERED_DICT)
+        + b"(" + tensor("1") + b"N" + ORDERED_DICT + b"\x89\x89tb"
+    ),
+    "data of an old Parameter": PARAMETER + tensor() + b"\x85R(" + tensor("1") + b"N" + ORDERED_DICT + b"\x89\x89tb",
+    "a class of torch before": b"ctorch\nFloatTensor\n)R(" + storage("1") + b"K\0" + numbers(2) + numbers(2) + b"tb",
+    "attribute data": called(FROM_TYPE, REBUILD, TYPE, arguments(), tree(data=tensor("1"))),
+    "attribute data of slots": called(FROM_TYPE, REBUILD, TYPE, arguments(), b"N" + tree(data=tensor("1")) + b"\x86"),
+    "attribute data of a Parameter": called(WITH_STATE, tensor(), b"\x88", ORDERED_DICT, tree(data=tensor("1"))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("name", SET_AGAIN)
+def test_a_tensor_that_is_set_again_cannot_be_told(tmp_path, name, legacy):
+    """torch gives other values than the tensor was made with; which it is made with is no longer said of it."""
+    path = written(tmp_path, tree(w=SET_AGAIN[name], v=tensor("1")), legacy=legacy)
+    assert loaded(path)["w"] != [1, 2, 3, 4]
+    held = shown(path)
+    assert "w: its " in held["w"]
+    assert "set again after it is made" in held["w"]
+    assert held["v"] == [90, 91, 92, 93]
+
+
+def test_quantized_values_whose_scales_are_set_again_cannot_be_told(tmp_path):
+    """torch has compared the number of scales with the channels before."""
+    scales = tensor("1", 4, kind="DoubleStorage") + b"q\1"
+    changed = b"h\1(" + storage("2", "DoubleStorage", 1) + b"K\0" + numbers(4) + numbers(0) + b"tb"
+    scheme = b"(ctorch\nper_channel_affine\n" + scales + tensor("3", kind="LongStorage") + b"K\0t"
+    body = called(
+        b"ctorch._utils\n_rebuild_qtensor\n",
+        *(storage("0", "QInt8Storage"), b"K\0", numbers(4, 1), numbers(1, 1), scheme, b"\x89", ORDERED_DICT),
+    )
+    data = {"0": b"\1" * 4, "1": struct.pack("<4d", 1, 2, 3, 4), "2": struct.pack("<d", 9), "3": bytes(32)}
+    path = written(tmp_path, tree(q=body, scales=changed), storages=data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert torch.load(path)["scales"].tolist() == [9, 9, 9, 9]
+    held = shown(path)
+    assert "set again" in held["q"]
+    assert "set again" in held["scales"]
+
+
+CHANGED_LATER = {
+    "an item of a tensor": (tree(w=tensor() + b"K\0" + real(7) + b"s"), "sets an item of a tensor"),
+    "items of a tensor": (tree(w=tensor() + b"(K\0" + real(7) + b"K\1" + real(7) + b"u"), "sets an item of a tensor"),
+    "an item of a tensor that is dropped": (
+        tensor() + b"K\0" + real(7) + b"s0" + tree(w=tensor()),
+        "sets an item of a tensor",
+    ),
+    "the real part of a tensor that is dropped": (
+        called(FROM_TYPE, REBUILD, TYPE, arguments(), tree(real=tensor("1"))) + b"0" + tree(w=tensor()),
+        "by its attribute 'real'",
+    ),
+    "a tensor by another call that gives it": (
+        tensor() + b"q\1" + called(SAME, b"h\1", b"ctorch\nfloat32\n", text("cpu"), b"\x89")
+        + b"(" + storage("1") + b"K\0" + numbers(2) + numbers(2) + b"tb00" + tree(w=b"h\1"),
+        "sets a tensor again",
+    ),
+    "data by another call that gives the tensor": (
+        tensor() + b"q\1"
+        + called(FROM_TYPE, SAME, TYPE, b"(h\1ctorch\nfloat32\n" + text("cpu") + b"\x89t", tree(data=tensor("1")))
+        + b"00" + tree(w=b"h\1"),
+        "by its attribute 'data'",
+    ),
+    "a shape": (
+        called(REBUILD, storage(), b"K\0", b"](K\2eq\1", b"](K\1eq\2", b"\x89", ORDERED_DICT)
+        + b"q\3" + b"0h\1(K\2e0h\2(K\0e0" + tree(w=b"h\3"),
+        "changes a container",
+    ),
+    "a torch.Size": (
+        called(REBUILD, storage(), b"K\0", b"ctorch\nSize\n](K\2eq\1\x85R", numbers(1), b"\x89", ORDERED_DICT)
+        + b"q\3" + b"0h\1K\0b0" + tree(w=b"h\3"),
+        "BUILD on a list",
+    ),
+    "flags": (
+        called(REBUILD, storage(), b"K\0", numbers(4), numbers(1), b"\x89", ORDERED_DICT, b"}q\1")
+        + b"q\3" + b"0h\1" + text("neg") + b"\x88s0" + tree(w=b"h\3"),
+        "changes a container",
+    ),
+    "what an OrderedDict was made of": (
+        b"ccollections\nOrderedDict\n](" + text("w") + tensor() + b"\x86eq\1\x85Rq\2"
+        + b"0h\1(" + text("w") + tensor("1") + b"\x86e0h\2",
+        "changes a container",
+    ),
+    "a state": (
+        b"cnowhere\nThing\n)\x81" + tree(w=tensor()) + b"q\1bq\2" + b"0h\1" + text("w") + tensor("1") + b"s0h\2",
+        "changes a container",
+    ),
+    "a second state": (
+        b"cnowhere\nThing\n)\x81" + tree(w=tensor()) + b"b" + tree(v=tensor("1")) + b"b",
+        "sets the state of an object twice",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGED_LATER)
+def test_a_change_of_what_is_made_already_is_refused(tmp_path, name):
+    """A pickle's graph has no time: what it shows at the end is not what a call was given."""
+    body, why = CHANGED_LATER[name]
+    path = written(tmp_path, body)
+    with pytest.raises(MalformedError, match=why):
+        formats.read(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("an item of a tensor that is dropped", "the real part of a tensor that is dropped"),
+        *("a tensor by another call that gives it", "data by another call that gives the tensor"),
+    ],
+)
+def test_what_is_dropped_changes_tensors_that_are_not(tmp_path, name):
+    """torch's own answer, for what the test above refuses."""
+    path = written(tmp_path, CHANGED_LATER[name][0])
+    assert loaded(path, everything=True)["w"] != [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("state", [b"\x88\x89", b"\x89\x89"])
+def test_an_old_parameter_requires_grad_as_its_state_says(tmp_path, state):
+    """torch before 0.4 set (requires_grad, volatile, hooks) on a Parameter."""
+    path = written(tmp_path, tree(w=PARAMETER + tensor() + b"\x85R(" + state + ORDERED_DICT + b"tb"), legacy=True)
+    (row,) = formats.read(path).tensors
+    assert row.requires_grad is torch.load(path)["w"].requires_grad
+    assert shown(path) == loaded(path)
+
+
+def test_attributes_of_python_stay_readable(tmp_path):
+    """What torch writes with a state: buffers, attributes of tensors and of Parameters."""
+    marked, parameter = torch.arange(4.0), torch.nn.Parameter(torch.arange(3.0))
+    marked.note, parameter.note = "mine", [1]
+    made = {"b": torch.nn.Buffer(torch.arange(2.0)), "t": marked, "p": parameter}
+    torch.save(made, tmp_path / "a.pt")
+    assert shown(str(tmp_path / "a.pt")) == {name: value.tolist() for name, value in made.items()}
+
+
+NAN = real(math.nan)
+KEYS = {
+    "int and float": (b"K\1", real(1.0)),
+    "float and int": (real(1.0), b"K\1"),
+    "int and bool": (b"K\1", b"\x88"),
+    "float and bool": (real(0.0), b"\x89"),
+    "zeros of either sign": (real(0.0), real(-0.0)),
+    "floats": (real(0.5), real(0.5)),
+    "other floats": (real(0.5), real(0.25)),
+    "NaN": (NAN, NAN),
+    "one NaN": (NAN + b"q\x09", b"h\x09"),
+    "infinities": (real(math.inf), real(math.inf)),
+    "tuples": (numbers(1, 2), numbers(1, 2)),
+    "tuples of other types": (numbers(1, 0), b"(" + real(1.0) + b"\x89t"),
+    "tuples of zeros": (b"(" + real(0.0) + b"t", b"(" + real(-0.0) + b"t"),
+    "tuples of NaN": (b"(" + NAN + b"t", b"(" + NAN + b"t"),
+    "tuples of one NaN": (b"(" + NAN + b"q\x09t", b"(h\x09t"),
+    "other tuples": (numbers(1, 2), numbers(2, 1)),
+    "nested tuples": (b"(" + numbers(1) + text("a") + b"t", b"(" + numbers(1) + text("a") + b"t"),
+    "tuples nested otherwise": (b"(" + numbers(1, 2) + b"t", numbers(1, 2)),
+    "long tuples": (numbers(*range(1000)), numbers(*range(1000))),
+    "long texts in tuples": (b"(" + text("a" * 999) + b"t", b"(" + text("a" * 999) + b"t"),
+    "shape and tuple": (b"ctorch\nSize\n" + numbers(1, 2) + b"\x85R", numbers(1, 2)),
+    "large ints": (attacks.number(2**70), attacks.number(2**70)),
+    "large int and float": (attacks.number(2**70), real(2.0**70)),
+    "other large ints": (attacks.number(2**70), attacks.number(2**70 + 1)),
+    "negative ints": (attacks.number(-(2**70)), attacks.number(2**70)),
+    "complex and int": (b"cbuiltins\ncomplex\n" + b"K\1K\0\x86R", b"K\1"),
+    "complex": (b"cbuiltins\ncomplex\n" + b"K\1K\2\x86R", b"cbuiltins\ncomplex\n" + b"K\1K\2\x86R"),
+    "bytes": (b"c_codecs\nencode\n" + text("a") + text("latin1") + b"\x86R",) * 2,
+    "bytes and text": (b"c_codecs\nencode\n" + text("a") + text("latin1") + b"\x86R", text("a")),
+    "types of two names": (b"ctorch\nfloat32\n",) * 2,
+    "None": (b"N", b"N"),
+    "empty tuples": (b")", b")"),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_keys_that_are_one_in_python_are_one(tmp_path, name):
+    """The first key stays, with the last value, in the place of the first; as many keys as torch has."""
+    first, second = KEYS[name]
+    path = written(tmp_path, items((first, tensor("0")), (text("w"), tensor("1")), (second, tensor("1"))))
+    expected = loaded(path)
+    held = shown(path)
+    assert list(held.values()) == list(expected.values())
+    assert [key for key in held if not key.startswith("[#")] == [
+        key for key, other in zip(expected, held, strict=True) if not other.startswith("[#")
+    ]
+
+
+@pytest.mark.parametrize("name", ["int and float", "tuples", "large ints"])
+def test_an_ordered_dict_of_pairs_has_pythons_keys(tmp_path, name):
+    """What a call makes of pairs, as Python 2 pickled an OrderedDict."""
+    first, second = KEYS[name]
+    pairs = b"](" + b"".join(key + tensor(to) + b"\x86" for key, to in ((first, "0"), (second, "1"))) + b"e"
+    path = written(tmp_path, b"ccollections\nOrderedDict\n" + pairs + b"\x85R")
+    assert list(shown(path).values()) == list(loaded(path).values()) == [[90, 91, 92, 93]]
+
+
+def test_text_that_str_makes_is_the_text(tmp_path):
+    """It is one key with the same text, and called what it is."""
+    computed = b"cbuiltins\nstr\n" + text("w") + b"\x85R"
+    path = written(tmp_path, items((text("w"), tensor("0")), (computed, tensor("1"))))
+    assert shown(path) == loaded(path, everything=True) == {"w": [90, 91, 92, 93]}
+
+
+@pytest.mark.parametrize("scalar", [np.int64(1), np.uint8(1), np.float64(1), np.float32(1), np.bool_(True)], ids=repr)
+def test_numbers_of_numpy_are_numbers(tmp_path, scalar):
+    """numpy.int64(1) is 1 as a key, and protocol 2 writes its bytes as text."""
+    key = pickle.dumps(scalar, 2)[2:-1]
+    path = written(tmp_path, items((b"K\1", tensor("0")), (key, tensor("1")), (b"K\2", tensor("0"))))
+    assert shown(path) == loaded(path, everything=True) == {"[1]": [90, 91, 92, 93], "[2]": [1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize("call", [b"cbuiltins\nstr\nK\1\x85R", b"cbuiltins\nint\n" + text("1") + b"\x85R"])
+def test_a_key_that_is_computed_otherwise_is_refused(tmp_path, call):
+    """Which key it is, and whether there is another like it, is not known here."""
+    path = written(tmp_path, items((text("w"), tensor("0")), (call, tensor("1"))))
+    with pytest.raises(MalformedError, match="computes a dictionary key by builtins"):
+        formats.read(path)
+
+
+def test_keys_cost_no_more_than_their_pickle(tmp_path):
+    """A tuple that is a key many times is read once, as is one in another, and a long text in many tuples."""
+    chain = b")q\1" + b"".join(b"0h\1\x85q\1" for _ in range(100_000)) + b"0"
+    long = text("a" * 4_000_000) + b"q\2" + b"0"
+    again = b"h\1N" * 50_000 + b"h\2K\1\x86N" * 50_000
+    path = written(tmp_path, chain + long + b"}(" + again + text("w") + tensor() + b"u")
+    assert shown(path) == {"w": [1, 2, 3, 4]}
+
+
+DESCRIPTIONS = {
+    "types": (storage(), storage(kind="IntStorage")),
+    "types in the other order": (storage(kind="IntStorage"), storage()),
+    "devices": (storage(), storage(location="meta")),
+}
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("dropped", [False, True], ids=["both", "first dropped"])
+@pytest.mark.parametrize("name", DESCRIPTIONS)
+def test_a_storage_of_two_descriptions_cannot_be_told(tmp_path, name, dropped, legacy):
+    """torch takes the first description for all tensors of a storage, whatever has become of it."""
+    first, second = (tensor().replace(storage(), one) for one in DESCRIPTIONS[name])
+    body = first + b"0" + tree(b=second) if dropped else tree(a=first, b=second)
+    path = written(tmp_path, body, legacy=legacy)
+    if legacy and "types" in name:
+        with pytest.raises(MalformedError, match="storage '0' has two descriptions"):
+            formats.read(path)
+    else:
+        assert all("storage '0' is described twice" in why for why in shown(path).values())
+
+
+def test_empty_storages_may_have_two_types(tmp_path):
+    """torch saves an empty tensor and a view of it as another type with one storage, and loads each as it was."""
+    empty = torch.empty(0)
+    torch.save({"a": empty, "b": empty.view(torch.int32)}, tmp_path / "a.pt")
+    rows = formats.read(str(tmp_path / "a.pt")).tensors
+    assert [(row.fqn, row.dtype, row.damage) for row in rows] == [("a", "float32", None), ("b", "int32", None)]
+
+
+def test_two_views_of_one_key_cannot_be_told(tmp_path):
+    """torch keeps the first view by its key, too."""
+
+    def view(key: bytes, start: int) -> bytes:
+        return storage()[:-2] + b"(" + key + attacks.number(start) + b"K\2ttQ"
+
+    body = tree(a=tensor(size=(2,)).replace(storage(), view(text("v"), 0)))
+    other = tensor(size=(2,)).replace(storage(), view(text("v"), 2))
+    path = tmp_path / "a.pt"
+    data = [("0", 4, STORAGES["0"])]
+    path.write_bytes(attacks.legacy(pickled(body), data))
+    assert shown(str(path)) == loaded(str(path)) == {"a": [1, 2]}
+    path.write_bytes(attacks.legacy(pickled(body[:-1] + text("b") + other + b"u"), data))
+    assert loaded(str(path))["b"] == [1, 2]
+    assert all("is described twice" in why for why in shown(str(path)).values())
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_a_tensor_on_meta_has_no_values(tmp_path, legacy):
+    """Its device is meta for torch, whatever the file holds for its storage."""
+    path = written(
+        tmp_path,
+        tree(w=tensor().replace(storage(), storage(location="meta"))),
+        legacy=legacy,
+        storages={"0": STORAGES["0"]},
+    )
+    (row,) = formats.read(path).tensors
+    assert torch.load(path)["w"].is_meta
+    assert (row.device, row.shape, row.data, row.damage) == ("meta", (4,), None, None)
