@@ -220,6 +220,8 @@ class _Contents:
         member = self.members["pickle"]
         pickle = _Stream(self, member).pickle()
         for persistent in pickle.persistent:
+            if type(persistent.pid) not in (int, str, bytes):  # torch gives back the first part of a tuple
+                raise MalformedError("pickle: a persistent id is not the key of a tensor or a storage; do not load it")
             key = _key(persistent.pid)
             persistent.pid = self.tensors.get(key) or self.ids.get(key)
         return pickle

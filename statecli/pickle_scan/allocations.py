@@ -173,10 +173,12 @@ class Allocations:
         """Count the bytes that a call allocates; the number of elements of its result."""
         plain = self._plain(name)
         self._steps.take(Budget.FLOW)
-        size, length = self._size_of_call(plain, call.args)
-        if plain == "re._compile" and call.args:
+        # Keyword arguments are in the order of the parameters where one of them decides.
+        args = (*call.args, *call.kwargs.values()) if call.kwargs else call.args
+        size, length = self._size_of_call(plain, args)
+        if plain == "re._compile" and args:
             self._patterns.append(name)
-            self._pattern_steps += _pattern_steps(call.args[0])
+            self._pattern_steps += _pattern_steps(args[0])
         self._count(name, size)
         for indirect in self._calls_made_by(plain, call.args) if depth < 8 else ():
             if type(indirect.cls) is Global:

@@ -41,6 +41,7 @@ _ALIGNMENTS = {"S": (1,), "a": (1,), "U": (4,)}
 _POWERS = (1, 2, 4, 8, 16, 32, 64)
 #: Values in the state of an array: before numpy 1.0, today, with a mask.
 _LENGTHS_OF_STATES = (4, 5, 7)
+_NUMBERS = frozenset("?biufcMm")
 #: A type of dates says its unit behind the flags.
 _DATES = frozenset("Mm")
 
@@ -155,6 +156,22 @@ def is_string_type(value: Value) -> bool:
 def is_told_by_code(dtype: Obj) -> bool:
     """Whether the call names the type by a code, or by the class of a record, as numpy writes it."""
     return _coded(dtype)[0] != ""
+
+
+def is_number(dtype: Value) -> bool:
+    """Return whether the elements of a type are numbers or dates."""
+    return _coded(dtype)[0] in _NUMBERS if type(dtype) is Obj else False
+
+
+def text_of(scalar: tuple[Value, ...]) -> str | None:
+    """Return the text of which a scalar is made by these arguments; None where they do not tell."""
+    dtype, data = scalar if len(scalar) == 2 else (None, None)
+    if type(data) is Obj and data.args and type(data.args[0]) is str:  # bytes, as protocol 2 has them
+        data = data.args[0].encode("latin-1", "replace")
+    if type(dtype) is not Obj or _coded(dtype)[0] != "U" or type(data) is not bytes:
+        return None
+    is_big = type(dtype.state) is tuple and dtype.state[1:2] == (">",)
+    return data.decode("utf-32-be" if is_big else "utf-32-le", "replace").rstrip("\0")
 
 
 def _holds_objects(dtype: Value) -> bool:

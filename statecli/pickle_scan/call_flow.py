@@ -10,16 +10,15 @@ whatever is left of it in the tree.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import lru_cache
 from typing import Any
 
 from statecli.core import quoting
-from statecli.pickle_scan import array_dtypes, known_names, packed_weights
+from statecli.pickle_scan import array_dtypes, compiled_modules, kept_functions, known_names, packed_weights
 from statecli.pickle_scan import deferred_calls as _deferred
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles import safe_globals
-from statecli.pickles.graph import is_module
 from statecli.pickles.machine import Global, Key, Obj, Persistent, SetOf, Value
 
 _DUNDER = re.compile(r"__\w+__\Z")
@@ -57,6 +56,7 @@ class Flow:
         self.steps = steps
         self._array_types = array_dtypes.ArrayTypes(steps)
         self._deferred_calls = _deferred.Calls(self._named, steps)
+        self._attributes_of_torch = kept_functions.Attributes(self._named, steps)
         #: Bytes of small storages of the archive, by their keys.
         self.read_storage: packed_weights.Read = lambda _: None
         self.misuses: dict[int, str] = {}
@@ -74,6 +74,12 @@ class Flow:
         self._unbuilt: dict[int, Obj] = {}
         #: Names and the states that were judged as theirs.
         self._judged: set[tuple[int, int]] = set()
+        #: Objects whose weights C++ packs, with their states as they are when it does.
+        self._packed: list[tuple[Global, Value]] = []
+        #: Containers in which no object is that a function may not be given.
+        self._plain_arguments: set[int] = set()
+        #: Calls that are as torch.compile writes them.
+        self._excused: Set[int] = frozenset()
 
     def made(self, made: Obj) -> None:
         """A call, in the order of the pickle."""
@@ -136,6 +142,20 @@ class Flow:
             self._fields[id(state[4])] = root
         elif name.startswith(_OF_ARRAYS) and not self._array_types.is_sound_array(state):
             self.note(root, "is given no state of an array, or other objects than the array has elements")
+        if root is not None and type(target) is Obj:
+            # What is in the state may grow until the pickle ends, so that it is judged again then.
+            self._build(target, state)
+            if _is_packed(name):
+                self._packed.append((root, self._copied(state)))
+
+    def _copied(self, state: Value, depth: int = 0) -> Value:
+        """Return the state with copies of the lists and dicts in it. Raises OutOfSteps."""
+        if type(state) not in (list, tuple, dict) or depth == _DEPTH_OF_PACKED:
+            return state
+        self.steps.take(Budget.FLOW, 1 + len(state))
+        if type(state) is dict:
+            return {key: self._copied(value, depth + 1) for key, value in state.items()}
+        return type(state)(self._copied(value, depth + 1) for value in state)
 
     def _named(self, value: Value) -> str | None:
         """The plain name of `root`."""
@@ -145,7 +165,7 @@ class Flow:
     def is_tame(self, names: Iterable[Global]) -> bool:
         """Whether all names are of tensors, and only names are called: so it is for most checkpoints."""
         return _TAME.issuperset(map(plain, names)) and all(
-            type(one.cls) is Global and not _names_codec(plain(one.cls), one) for one in self.calls
+            type(one.cls) is Global and not one.kwargs and not _names_codec(plain(one.cls), one) for one in self.calls
         )
 
     def note(self, name: Value, why: str) -> None:
@@ -157,15 +177,29 @@ class Flow:
         if root is not None:
             self.misuses.setdefault(id(root), why)
 
-    def follow(self, built: list[tuple[Value, Value]], loose: Iterable[Value]) -> None:
-        """All calls, all BUILDs, and values that are reached from neither. Raises OutOfSteps."""
+    def follow(self, built: list[tuple[Value, Value]], loose: Iterable[Value], excused: Set[int] = frozenset()) -> None:
+        """All calls, all BUILDs, and values that are reached from neither. Raises OutOfSteps.
+
+        `excused`: calls, by their ids, that are as torch.compile writes them.
+        """
+        self._excused = excused
+        self._judged.clear()
+        self._deferred_calls = _deferred.Calls(self._named, self.steps)
+        self._attributes_of_torch = kept_functions.Attributes(self._named, self.steps)
+        for root, state in self._packed:
+            if not _is_packable(plain(root), state, self.read_storage):
+                self.note(root, "is given numbers that packing its weights crashes by, or reads and writes memory by")
         for one in self.calls:
             self.steps.take(Budget.FLOW, 1 + len(one.args))
+            if id(one) in excused:
+                continue
             self._call(one)
             self._added(one)
             self._walk(one, (one.args, one.kwargs, one.items, one.elems))
         for target, state in built:
             self.steps.take(Budget.FLOW)
+            if id(target) in excused:
+                continue
             if type(target) is Obj:
                 self._build(target, state)
             self._walk(target, (state,))
@@ -194,6 +228,8 @@ class Flow:
         self.steps.take(Budget.FLOW, len(name) // _STEP_OF_NAME)
         if name in known_names.SPELLING:
             self.kept.add(id(made.cls))
+        if made.kwargs and _is_clean(name):
+            self.note(made.cls, "is given keyword arguments, which no pickler writes for it")
         if (made.how != "newobj" and known_names.is_made_empty(name)) or name in _ARRAYS:
             self.note(made.cls, "is called with arguments, where pickle makes an empty object")
         for place in known_names.CALLERS.get(name, ()):
@@ -222,7 +258,7 @@ class Flow:
             self.note(made.cls, "sets up the whole process when it is called")
         elif not _keeps(made.how, name):
             of = (self._named(made) or name) if _is_made(made) else name
-            self._given(made.cls, of, (*made.args, *(made.kwargs or {}).values()))
+            self._given(made.cls, of, (made.args, made.kwargs))
         if name == _EMPTY_UNTIL_BUILT and type(made.state) is not tuple:
             self.note(made.cls, "is called and gets no state, so that there is an address of 0 in it")
         if self._named(made) in _PLACEMENTS and type(made.state) is not dict:
@@ -237,14 +273,27 @@ class Flow:
 
     def _given(self, name: Global, called: str, args: Iterable[Value]) -> None:
         """Functions call methods of what they are given: of an object that the pickle made, any that it wants."""
-        for one in args:
-            one = _untagged(one)
-            within = one if type(one) in (list, tuple) else (one,)
-            self.steps.take(Budget.FLOW, len(within))
-            roots = [self._named(part) for part in within if type(part) is Obj]
-            plain_values = all(root is None or root.startswith(_GIVEN) or root in _ENUMERATIONS for root in roots)
-            if not plain_values and _is_clean(called):
-                self.note(name, "is given an object, whose methods it calls")
+        waiting: list[Value] = [part for part in args if type(part) in _MAY_HOLD]
+        entered: set[int] = set()
+        while waiting:
+            value = _untagged(waiting.pop())
+            kind = type(value)
+            if kind is Obj:
+                root = self._named(value)
+                if not (root is None or root.startswith(_GIVEN) or root in _ENUMERATIONS):
+                    if _is_clean(called):
+                        self.note(name, "is given an object, whose methods it calls")
+                    return
+                within: Sequence[Value] = ()
+                if root in _GONE_THROUGH:
+                    within = [*value.args, *(value.elems or ()), *(value.items or {}).values()]
+            else:
+                within = _within(value)
+            if within and id(value) not in entered and id(value) not in self._plain_arguments:
+                entered.add(id(value))
+                self.steps.take(Budget.FLOW, len(within))
+                waiting += [part for part in within if type(part) in _MAY_HOLD]
+        self._plain_arguments |= entered
 
     def _deferred(self, function: tuple[Value, ...], args: Value, kwargs: Value) -> None:
         """What a partial would call, with what it holds. Names that are not clean are told without this."""
@@ -275,10 +324,17 @@ class Flow:
             for one in parts:
                 if type(one) is Obj:
                     self._rebuilt(name, "torch._utils._rebuild_", (one,))
-        elif called.startswith(("torch._utils._rebuild_", "torch.nn.parameter.")) and args and type(args[0]) is Obj:
+        if called.startswith(_WITH_HOOKS):
+            for one in args:
+                if type(one) is Obj and self._named(one) == "collections.OrderedDict" and not self._is_empty(one):
+                    self.note(name, "is given hooks, which torch does not write for tensors")
+        if called.startswith(("torch._utils._rebuild_", "torch.nn.parameter.")) and args and type(args[0]) is Obj:
             root = self.root(args[0])
             if root is None or not _is_data(plain(root)):
                 self.note(name, "is given an object where a tensor's data belongs")
+
+    def _is_empty(self, hooks: Obj) -> bool:
+        return kept_functions.pairs_of(hooks, self._named) == []
 
     def _added(self, made: Obj) -> None:
         root = self.root(made)
@@ -287,6 +343,10 @@ class Flow:
         name = plain(root)
         if name not in _HOLD_ITEMS and _is_clean(name):
             self.note(root, "is no container, and is given items")
+        elif made.items and name in _HOLD_ELEMENTS:
+            self.note(root, "is a sequence, and is given items")
+        elif made.items and name.endswith(".AttributeDict"):
+            self._attributes(root, name, made.items)
         if name not in _HASHED and any(type(key) is Key for key in made.items or ()):
             self.note(root, "is given an attribute whose name is computed")
 
@@ -295,6 +355,8 @@ class Flow:
         if root is None:
             return
         name = plain(root)
+        if _is_clean(name) and not _is_state(name, state):
+            self.note(root, "is given a state that is no dict of attributes")
         if name == "types.GenericAlias":
             self.note(root, "hands the state that it is given on to what it stands for")
         if name == "functools.partial" and type(state) is tuple and state:
@@ -307,10 +369,12 @@ class Flow:
             and not _is_depth(state.get("num_layers"))
         ):
             self.note(root, "is given a number of layers that no memory holds")
-        if name.startswith(_MODULES[0]) and name not in known_names.HOOKS and not is_module(target):
+        if (
+            kept_functions.is_module_class(name)
+            and not packed_weights.is_convolution(name)
+            and not kept_functions.has_modules(state, self._named)
+        ):
             self.note(root, "is given a state that is no module's")
-        if not _is_packable(name, state, self.read_storage):
-            self.note(root, "is given numbers that packing its weights crashes by, or reads and writes memory by")
         if name == _HANDLE and not self._is_handle_state(state):
             self.note(root, "is given a state that is no hook's, by which it changes the numbers of all later hooks")
         if name == _POLYNOMIAL and not self._is_polynomial_state(state):
@@ -362,6 +426,7 @@ class Flow:
             return
         self._judged.add((id(root), id(state)))
         self.steps.take(Budget.FLOW, len(state) if type(state) is dict else 1)
+        is_of_torch = known_names.is_class(name)
         for key, value in state.items() if type(state) is dict else ():
             if type(key) is Key and _is_clean(name):
                 self.note(root, "is given an attribute whose name is computed")
@@ -371,22 +436,20 @@ class Flow:
                 continue
             elif type(value) in (dict, list, tuple) and _is_dunder(key) and _is_clean(name):
                 self.note(root, f"is given {quoting.name(key)}, by which code finds out what it is")
+            elif is_of_torch and type(key) is str:
+                if why := self._attributes_of_torch.misuse(name, key, value):
+                    self.note(root, why)
+                elif name.startswith("torch.optim.") and key in _OF_OPTIMIZERS and not _OF_OPTIMIZERS[key](self, value):
+                    self.note(root, f"is given an object for its {key}, whose methods it calls")
             elif self._hides(name, key, value) and _is_clean(name):
                 self.note(root, f"is given what can be called in the place of {quoting.name(str(key))}")
-            elif name.startswith("torch.optim.") and key in _OF_OPTIMIZERS and not _OF_OPTIMIZERS[key](self, value):
-                self.note(root, f"is given an object for its {key}, whose methods it calls")
 
     def _hides(self, holder: str, key: Value, value: Value) -> bool:
         """Whether a function is put where code finds it as a method of this object, or calls it with others."""
         values = value if type(value) in (list, tuple) else (value,)
         self.steps.take(Budget.FLOW, len(value) if type(value) is dict else len(values))
         found = [one for one in values if _deferred.is_callable(one, self._named)]
-        if known_names.is_class(holder) and key in _OF_MODULES:
-            return bool(found) or (type(value) is dict and any(type(one) is Global for one in value.values()))
-        if holder.startswith("torch.distributions."):
-            found = [one for one in found if not (self._named(one) or "").startswith("torch.distributions.")]
-        of_values = holder.startswith(_OF_VALUES) and not holder.startswith(_WITH_FUNCTIONS)
-        if of_values or known_names.is_configuration(holder):
+        if holder.startswith(_OF_VALUES) or known_names.is_configuration(holder):
             return bool(found)
         return key in _METHODS and bool(found) and not holder.startswith("__torch__.")
 
@@ -446,6 +509,8 @@ class Flow:
         root = self.root(value)
         if not holds and root is not None and plain(root) in known_names.HOOKS:
             self.note(root, "is put where no module has its hooks")
+        if id(value) in self._excused and not compiled_modules.is_module(value):
+            self.note(root, "is put where no compiled module has it")
 
     def _contents(self, value: Any) -> Sequence[Value]:
         """What is in a container; pairs whose key is an attribute that Python calls are noted."""
@@ -462,9 +527,26 @@ class Flow:
         return value  # type: ignore[no-any-return]
 
     def _pair(self, key: Value, value: Value) -> None:
-        looked_up = _is_dunder(key) or (type(key) is str and key in _LOOKED_UP)
-        if looked_up and type(value) in (Global, Obj):
-            self.note(value, f"is put in the place of {quoting.name(key)}")
+        if type(value) not in (Global, Obj):
+            return
+        text = self._text_of(key.value if type(key) is Key else key)
+        if text is _COMPUTED:
+            self.note(value, "is put in the place of a name that is computed")
+        elif text is not None and (_is_dunder(text) or text in _LOOKED_UP):
+            self.note(value, f"is put in the place of {quoting.name(text)}")
+
+    def _text_of(self, key: Value) -> str | None:
+        """Return the text that a key is equal to; _COMPUTED where it may be any, None where it is no text."""
+        if type(key) is str:
+            return key
+        name = self._named(key) if type(key) is Obj else None
+        if name in _OF_TEXT:
+            return key.args[0] if len(key.args) == 1 and type(key.args[0]) is str else _COMPUTED
+        if name == _TAG:
+            return self._text_of(key.args[0]) if key.args and type(key.args[0]) in (str, Obj) else None
+        if name in _SCALARS and not array_dtypes.is_number(key.args[0] if key.args else None):
+            return array_dtypes.text_of(key.args) or _COMPUTED
+        return None
 
 
 def _is_depth(layers: Value) -> bool:
@@ -481,6 +563,33 @@ def _is_within_table(state: Value, depth: int = 0) -> bool:
     positions = ((state.get(key, 0), length) for key, length in _TABLES_OF_GENERATORS.items())
     is_within = all(type(position) is int and 0 <= position <= length for position, length in positions)
     return is_within and all(_is_within_table(part, depth + 1) for part in state.values() if type(part) is dict)
+
+
+def _is_packed(name: str) -> bool:
+    """Return whether C++ packs the state of a class of this name."""
+    packed = packed_weights.is_convolution(name) or name.startswith(packed_weights.CLASSES)
+    return packed or name == _EMPTY_UNTIL_BUILT
+
+
+def _is_state(name: str, state: Value) -> bool:
+    """Return whether this is a kind of state that objects of a class of this name have.
+
+    `__setstate__` of torch's modules and optimizers gives the state to `dict.update`, which takes pairs as well.
+    """
+    parts = state if type(state) is tuple and len(state) == 2 else (state,)
+    if state is not None and all(part is None or type(part) is dict for part in parts):
+        return True
+    of_tensors = name.startswith("torch.") and name.endswith(("Tensor", "Storage"))
+    return name.startswith(_STATES) or of_tensors or (_is_packed(name) and type(state) is tuple)
+
+
+def _within(value: Any) -> Sequence[Value]:
+    """Return what code finds that goes through a value."""
+    if type(value) in (list, tuple):
+        return value  # type: ignore[no-any-return]
+    if type(value) is dict:
+        return [*value.values(), *(key.value for key in value if type(key) is Key)]
+    return value.elems if type(value) is SetOf else ()
 
 
 def _is_packable(name: str, state: Value, read: packed_weights.Read) -> bool:
@@ -556,14 +665,27 @@ _ENUMERATIONS = frozenset(
     one for one in known_names.SHARED if not one.startswith(("torch.jit.", "logging.", "accelerate.state."))
 )
 #: Classes that have no functions among their attributes.
-_OF_VALUES = (
-    *("torch._utils.", "torch._tensor.", "collections.", "torch.distributions.", "torch.distributed."),
-    *("torch.utils.data.", "torch.optim."),
+_OF_VALUES = ("torch._utils.", "torch._tensor.", "collections.", "torch.distributed.", "torchao.")
+#: Containers whose elements a function goes through that is given one.
+_GONE_THROUGH = frozenset(
+    [
+        *known_names.names("builtins", "list tuple set frozenset dict"),
+        *known_names.names("collections", "OrderedDict Counter defaultdict deque"),
+    ]
 )
-#: Those of them that have some.
-_WITH_FUNCTIONS = ("torch.optim.lr_scheduler.", "torch.optim.swa_utils.")
-#: What a module has of its class, and the modules in it, all of which are called with tensors.
-_OF_MODULES = frozenset(["forward", "_call_impl", "_wrapped_call_impl", "_slow_forward", "_modules"])
+#: What makes tensors of their data and their hooks.
+_WITH_HOOKS = ("torch._utils._rebuild_tensor_v", "torch._utils._rebuild_qtensor", "torch._utils._rebuild_parameter")
+#: Classes whose state is something else than a dict, or two dicts, of attributes.
+_STATES = (
+    *("numpy.", "random.Random", "functools.partial", "types.GenericAlias", "__torch__."),
+    *("torch.ScriptObject", "torch.Generator", "torch._C.Generator", "torch.utils.hooks.RemovableHandle"),
+    *("torch._utils._rebuild_", "torch._tensor._rebuild_", "torch.nn.parameter.", "torch._dynamo.decorators._DimRange"),
+    *("torch.distributed._shard.sharded_tensor.api.ShardedTensor",),
+    *("torch.distributed._shard.sharded_tensor.metadata.TensorProperties",),
+    *("torch.distributed.checkpoint.metadata.TensorProperties",),
+)
+#: Containers in containers of a state that C++ packs.
+_DEPTH_OF_PACKED = 8
 #: What Python's own code calls of what it takes for a container.
 _METHODS = frozenset(name for kind in (dict, list, set) for name in dir(kind) if name[0] != "_")
 #: What torch's own unpickler admits, of which nothing can be made but tensors, dicts and text.
@@ -588,8 +710,11 @@ _HANDLE = "torch.utils.hooks.RemovableHandle"
 _MOST_HOOKS = 2**31
 _POLYNOMIAL = "numpy.poly1d"
 _SCALARS = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
-#: Where modules of torch are defined.
+#: Where recurrent modules of torch are defined.
 _MODULES = ("torch.nn.modules.", "torch.ao.nn.")
+#: What makes a text of its argument, and what a computed key stands for.
+_OF_TEXT = frozenset(["builtins.str", "numpy.str_", "collections.UserString", "torch.torch_version.TorchVersion"])
+_COMPUTED = "__computed__"
 _MOST_LAYERS = 4096
 _GENERATORS = frozenset(["torch.Generator", "torch._C.Generator"])
 #: torch gives it the state of an object of C++ at once.
@@ -609,8 +734,10 @@ _JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"
 _HASHED = frozenset(
     ["collections.OrderedDict", "collections.Counter", "collections.defaultdict", "builtins.dict", *_MAKERS]
 )
+_HOLD_ELEMENTS = frozenset(["collections.deque", "builtins.list", "builtins.set"])
 _HOLD_ITEMS = _HASHED | {
-    *("collections.deque", "builtins.list", "builtins.set", "torch.nn.utils.prune.PruningContainer"),
+    *_HOLD_ELEMENTS,
+    "torch.nn.utils.prune.PruningContainer",
     *(one for one in known_names.DATA if one.endswith(".AttributeDict")),
 }
 #: What makes a container or a number of what it is given; what picklers give to it beside literals.
@@ -678,6 +805,8 @@ _OF_OPTIMIZERS = {"defaults": _is_dict, "param_groups": _is_groups, "state": _is
 _LOOKED_UP = frozenset(["as_subclass", "detach", "requires_grad_", "extend", "append", "add", "setdefault"])
 
 _CONTAINERS = frozenset([dict, list, tuple, SetOf, Persistent])
+#: What an object may be, or be in.
+_MAY_HOLD = frozenset([dict, list, tuple, SetOf, Obj])
 
 
 #: Characters of a name that is called which count as a step.
@@ -738,14 +867,18 @@ def _names_codec(name: str, made: Obj) -> bool:
     return type(codec) is not str or codec.lower().replace("_", "-") not in _CODECS
 
 
+def named_arguments(kwargs: Value) -> dict[Value, Value]:
+    """Return the keyword arguments of a call; what is no dict is in the place of a name that is computed."""
+    return kwargs if type(kwargs) is dict else {Key(kwargs): None}
+
+
 def calls_made_by(function: str, args: tuple[Value, ...]) -> Iterator[Obj]:
     """Yield the calls that a clean function makes at once of what it is given, with the arguments that it passes on."""
     match function, args:
         case "copyreg.__newobj__", (cls, *rest):
             yield Obj(cls, tuple(rest), "newobj")
         case "copyreg.__newobj_ex__", (cls, rest, kwargs):
-            named = kwargs if type(kwargs) is dict else None
-            yield Obj(cls, rest if type(rest) is tuple else (rest,), "newobj", named)
+            yield Obj(cls, rest if type(rest) is tuple else (rest,), "newobj", named_arguments(kwargs))
         case "copyreg._reconstructor", (_, base, state):
             yield Obj(base, (state,))
         case "torch._tensor._rebuild_from_type_v2", (rebuild, _, rest, *_):

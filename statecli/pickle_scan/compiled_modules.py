@@ -44,24 +44,36 @@ _SWITCHES = (bool, int, float, type(None))
 _PLAIN = (*_SWITCHES, str)
 
 
-def harmless_names(made: Sequence[Obj], built: Iterable[tuple[Value, Value]], names: Iterable[Global]) -> set[int]:
-    """Return the identities of the names that only such modules need; none where one object is out of place.
+def is_module(call: Obj) -> bool:
+    """Return whether this call makes the module, and not a part of it."""
+    return name_of(call.cls) == _MODULE
+
+
+def calls_of_modules(made: Sequence[Obj], built: Iterable[tuple[Value, Value]]) -> dict[int, Obj]:
+    """Return the calls, by their ids, that make such modules; none where one object is out of place.
 
     `made` are all calls of a pickle, `built` all its BUILDs.
     """
-    wrapped = [call for call in made if name_of(call.cls) == _MODULE]
+    wrapped = [call for call in made if is_module(call)]
     if not wrapped:
-        return set()
+        return {}
     parts: dict[int, Obj] = {}
     for call in wrapped:
         own: dict[int, Obj] = {}
         if not _is_wrapped(call, own):
-            return set()
+            return {}
         parts |= own
     states = Counter(id(target) for target, _ in built)
     if any(states[part] > 1 for part in parts):
-        return set()
+        return {}
     if any(name_of(call.cls) in _NAMES and id(call) not in parts for call in made):
+        return {}
+    return parts
+
+
+def names_of(parts: dict[int, Obj], names: Iterable[Global]) -> set[int]:
+    """Return the ids of the names that these calls need, which are harmless where nothing else has them."""
+    if not parts:
         return set()
     values = {id(name) for name in names if name.qualified == _NOTHING or name.qualified in _BACKENDS}
     return {id(part.cls) for part in parts.values()} | values

@@ -40,14 +40,26 @@ _VALUES = (
     *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
 )
 #: What a pickle calls through: by calling it, what it holds is called.
-_WRAPPERS = frozenset(["functools.partial", "types.GenericAlias", "torch.jit._pickle.restore_type_tag"])
-_MODULES = (
-    "torch.nn.modules.",
-    "torch.nn.utils.",
+_WRAPPERS = frozenset(
+    ["functools.partial", "types.GenericAlias", "torch.jit._pickle.restore_type_tag", "builtins.getattr"]
+)
+#: Where classes are defined whose objects can be called, and those of them that cannot.
+_CALLABLE = (
+    "torch.nn.",
     "torch.ao.",
+    "torch.quantization.",
     "torch.distributions.transforms.",
+    "torch.distributions.constraints.",
     "torch.optim.swa_utils.",
     "numpy.poly1d",
+)
+_NOT_CALLABLE = (
+    "torch.nn.parameter.",
+    "torch.nn.utils.rnn.",
+    "torch.nn.parallel.distributed._BucketCapacityConfig",
+    "torch.ao.quantization.qconfig.",
+    "torch.quantization.qconfig.",
+    "torch.optim.swa_utils.SWALR",
 )
 
 
@@ -107,7 +119,7 @@ def is_callable(value: Value, root: Root) -> bool:
         return False
     if type(value) is Global:
         return known_names.is_class(name) or name in _WRAPPERS or known_names.computes(name) or is_callback(name)
-    return name in _WRAPPERS or name.startswith(_MODULES)
+    return name in _WRAPPERS or (name.startswith(_CALLABLE) and not name.startswith(_NOT_CALLABLE))
 
 
 def is_callback(name: str) -> bool:

@@ -15,8 +15,8 @@ from statecli.core.errors import MalformedError
 from statecli.core.state import Bomb, Mention
 from statecli.pickle_scan import known_names
 from statecli.pickle_scan.allocations import Allocations
-from statecli.pickle_scan.call_flow import Flow, calls_made_by, plain
-from statecli.pickle_scan.compiled_modules import harmless_names
+from statecli.pickle_scan.call_flow import Flow, calls_made_by, named_arguments, plain
+from statecli.pickle_scan.compiled_modules import calls_of_modules, names_of
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.graph import is_module
 from statecli.pickles.machine import Global, Handler, Key, Machine, Obj, Persistent, SetOf, Value, as_key, native
@@ -38,6 +38,14 @@ _MODULE = re.compile(rb"[ci][A-Za-z_]")
 _LONGEST_NAME = 1000
 #: No pickle that calls anything is shorter.
 _SHORTEST = 6
+#: The last protocol in which pickle takes names for those of Python 2.
+_LAST_OF_PYTHON_2 = 2
+#: How Python's unpickler sets items, for what it is mentioned.
+_SETITEM = "Unpickler.load_setitems"
+_SET_AGAIN = "sets a key of a dict again, which no pickler does: whatever had the first value keeps it"
+#: Parts of the persistent ids of a storage, the last of which a zip archive lacks, and of a class.
+_PARTS_WITH_VIEW, _PARTS_OF_CLASS = 6, 3
+_PLAIN_TYPES = frozenset([str, bytes, int, type(None)])
 
 
 class Scanner(Machine):
@@ -69,6 +77,8 @@ class Scanner(Machine):
         #: BUILDs, and values that are reached from no call, for the flow of names through them.
         self._built: list[tuple[Value, Value]] = []
         self._loose: list[Value] = []
+        #: What no pickler does and has no name in the pickle: mentions of what Python's unpickler does then.
+        self._odd: dict[str, Mention] = {}
 
     @property
     def refused_opcode(self) -> int | None:
@@ -78,9 +88,12 @@ class Scanner(Machine):
     def mentions(self) -> Iterator[Mention]:
         """Each name once, in the order of first mention. `getattr` is left out where all it did was to spell others."""
         flow = self.flow
-        if self._spelled or not flow.is_tame(self.globals.values()):
+        names = self.globals.values()
+        compiled = {} if self.duplicates else calls_of_modules(flow.calls, self._built)
+        is_tame = not self._spelled and flow.is_tame(names)
+        if not is_tame:
             try:
-                flow.follow(self._built, [self.root, *self.persistent, *self._loose])
+                flow.follow(self._built, [self.root, *self.persistent, *self._loose], compiled.keys())
             except OutOfSteps as error:
                 self.unfollowed = error
         try:
@@ -89,11 +102,17 @@ class Scanner(Machine):
             self.unfollowed = self.unfollowed or error
         spelling = self._spelled - flow.kept - self._called - flow.misuses.keys()
         called = self._called | flow.called
-        names = self.globals.values()
-        compiled = set() if self.duplicates else harmless_names(flow.calls, self._built, names)
+        excused = names_of(compiled, names) - flow.kept - flow.called - flow.misuses.keys()
         for one in names:
-            if id(one) not in spelling and id(one) not in compiled:
+            if id(one) not in spelling and id(one) not in excused:
                 yield Mention(one.module, one.name, one.position, id(one) in called, flow.misuses.get(id(one)))
+        for odd in self._odd.values():
+            if not is_tame or odd.name != _SETITEM:
+                yield odd
+
+    def note_odd(self, name: str, pos: int, why: str) -> None:
+        """Remember the first time that the opcode before byte `pos` has an unpickler do what no pickler writes."""
+        self._odd.setdefault(name, Mention("pickle", name, pos - 1, called=True, misuse=why))
 
     def bombs(self, file_bytes: int) -> tuple[Bomb, ...]:
         """What loading the pickle allocates beyond what a file of this size holds, and keys that take too long."""
@@ -182,7 +201,11 @@ class Scanner(Machine):
     def name(self, module: Value, name: Value, pos: int) -> Global:
         """As the machine does it; strings of Python 2 may be bytes."""
         module, name = (str(one, "latin-1") if type(one) is bytes else one for one in (module, name))
-        return super().name(module, name, pos)
+        found = super().name(module, name, pos)
+        if self.protocol > _LAST_OF_PYTHON_2 and known_names.renamed(module, name) != (module, name):
+            why = "is a name of Python 2 in a later protocol, for which Python imports a file of that name"
+            self.flow.note(found, why)
+        return found
 
     def set_items(self, target: Value, flat: list[Value], pos: int) -> None:
         """Keys and values are set on anything. What they take the place of is kept to be looked at."""
@@ -192,12 +215,19 @@ class Scanner(Machine):
             self.allocations.add_keys(target, [key for key in keys if type(key) is Key])
             self.flow.hashes(keys)
             if held:
-                self._loose.extend((key, held[key]) for key in keys if key in held)
+                again = [(key, held[key]) for key in keys if key in held]
+                self._loose.extend(again)
+                if again:
+                    self.note_odd(_SETITEM, pos, _SET_AGAIN)
             before = len(held)
             super().set_items(target, flat, pos)
             now = target.items if type(target) is Obj else target
             if now is not None and len(now) != before + len(keys):
                 self._loose.extend(zip(keys, flat[1::2], strict=True))
+                self.note_odd(_SETITEM, pos, _SET_AGAIN)
+        elif type(target) is list:
+            self._loose.extend(flat)
+            self.note_odd(_SETITEM, pos, "sets an element of a list, which no pickler does")
         self.flow.changes(target)
 
     def add_elements(self, target: Value, elements: list[Value], pos: int, opcode: str) -> None:
@@ -389,10 +419,33 @@ def _same(m: Machine, pos: int) -> int:  # noqa: ARG001
 def _newobj_ex(m: Machine, pos: int) -> int:
     kwargs, args = m.stack.pop(), m.stack.pop()
     made = m.call(m.stack[-1], args, pos, "newobj")
-    if type(kwargs) is dict and type(made) is Obj:
-        made.kwargs = kwargs
+    if type(made) is Obj:
+        made.kwargs = named_arguments(kwargs)
     m.stack[-1] = made
     return pos
+
+
+def _persistent(m: Any, pos: int) -> int:
+    pid = m.stack[-1]
+    end = Machine.handlers[0x51](m, pos)
+    if not _is_written_by_torch(pid):
+        why = "is given an id that torch does not write, for which it may give back what is in the id"
+        m.note_odd("Unpickler.persistent_load", pos, why)
+    return end
+
+
+def _is_written_by_torch(pid: Value) -> bool:
+    """Return whether this is an id of a tensor, of a storage or of a class with its source code."""
+    if type(pid) is not tuple:
+        return type(pid) in (str, bytes, int)
+    if pid[:1] == ("storage",):
+        *parts, view = pid if len(pid) == _PARTS_WITH_VIEW else (*pid, None)
+        views = view if type(view) is tuple else (view,)
+        of_type = len(parts) == _PARTS_WITH_VIEW - 1 and type(parts[1]) is Global
+        return of_type and all(type(part) in _PLAIN_TYPES for part in (parts[0], *parts[2:], *views))
+    of_class = pid[1:] if pid[:1] == ("module",) else pid
+    is_class = len(of_class) == _PARTS_OF_CLASS and type(of_class[0]) is Global
+    return is_class and all(type(part) in _PLAIN_TYPES for part in of_class[1:])
 
 
 def _seen(op: int) -> Handler:
@@ -410,6 +463,7 @@ def _seen(op: int) -> Handler:
 _OTHERS: dict[int, Handler] = {
     0x53: _seen(0x53),
     0x56: _seen(0x56),
+    0x51: _persistent,
     0x62: _build,
     0x63: _global,
     0x69: _inst,

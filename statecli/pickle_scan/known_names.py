@@ -576,6 +576,11 @@ def is_clean(module: str, name: str, *, called: bool = False) -> bool:
         or ("." not in name and _KINDS.fullmatch(whole))
     ):
         return True
+    return is_member(whole)
+
+
+def is_member(whole: str) -> bool:
+    """Return whether this is a member of an enumeration that checkpoints hold."""
     owner, _, member = whole.rpartition(".")
     return _MEMBER.match(member) is not None and owner.partition(".")[0] != "builtins" and owner in DATA
 

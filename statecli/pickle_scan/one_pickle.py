@@ -114,6 +114,7 @@ class PickleReader:
         scanner, failed = Scanner(data, where, self._steps), None
         if self._is_metadata:
             scanner.budget = METADATA_BUDGET
+        self._steps.unfinished = lambda: scanner.opcodes
         try:
             scanner.run(0)
         except MalformedError as error:
@@ -121,6 +122,7 @@ class PickleReader:
             odd = scanner.framed and not isinstance(error, (OverBudget, MisframedPickle))
             if odd and frames.read_as_file(data).dropped:
                 failed = scanner.misframed(scanner.frame_end, "an opcode crosses the end of its frame")
+        self._steps.unfinished = int
         try:
             self._steps.take(Budget.OPCODES, scanner.opcodes)
         except OutOfSteps as error:  # what was read is reported with its names

@@ -7,6 +7,7 @@ scan that exceeds a budget ends there, and the file is reported as not read to i
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from enum import Enum
 
 from statecli.core.errors import MalformedError
@@ -19,7 +20,7 @@ class Budget(Enum):
     OPCODES = ("opcodes", 50_000_000)
     #: Calls, other than those that rebuild tensors: 50,000 a second. Those of a `.metadata` are not counted.
     CALLS = ("calls", 1_000_000)
-    #: Values that are followed for the names in them, a million a second; more of them for each opcode.
+    #: Values that are followed for the names in them, a million a second; more of them for a longer pickle.
     FLOW = ("values to follow for the names in them", 1_000_000)
     #: Tokens of TorchScript code, and texts of programs of torch.export, 200,000 a second.
     TEXT = ("tokens of code", 4_000_000)
@@ -38,8 +39,9 @@ class Budget(Enum):
         self.limit = limit
 
 
-#: Values that may be followed for each opcode of the file's pickles. Checkpoints of torch take 1 to 4.
-FLOW_PER_OPCODE = 16
+#: Values that may be followed for each opcode, and for each byte, of the file's pickles. Checkpoints take 0.1 to 2.1
+#: for each opcode and 0.1 to 1 for each byte. Both count: a byte is cheap in a long string, and an opcode of one byte.
+FLOW_PER_OPCODE, FLOW_PER_BYTE = 4, 1.25
 
 
 class OutOfSteps(MalformedError):
@@ -51,6 +53,8 @@ class Steps:
 
     def __init__(self) -> None:
         self.taken: Counter[Budget] = Counter()
+        #: Opcodes of the pickle that is being read, which are taken when it ends.
+        self.unfinished: Callable[[], int] = int
         #: The first budget that was exceeded.
         self.exceeded: OutOfSteps | None = None
 
@@ -64,4 +68,8 @@ class Steps:
 
     def limit(self, budget: Budget) -> int:
         """How many steps of this kind the file may take, by what was read of it so far."""
-        return budget.limit + (FLOW_PER_OPCODE * self.taken[Budget.OPCODES] if budget is Budget.FLOW else 0)
+        if budget is not Budget.FLOW:
+            return budget.limit
+        opcodes = self.taken[Budget.OPCODES] + self.unfinished()
+        by_length = min(FLOW_PER_OPCODE * opcodes, FLOW_PER_BYTE * self.taken[Budget.BYTES])
+        return budget.limit + int(by_length)

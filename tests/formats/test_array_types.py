@@ -274,7 +274,7 @@ def test_a_type_that_changes_after_it_was_used_is_not_sound():
     ]:
         scanner = Scanner(pickled(body), "it")
         scanner.run(0)
-        assert [one.qualified for one in scanner.mentions() if one.misuse] == ["numpy.dtype"], why
+        assert "numpy.dtype" in [one.qualified for one in scanner.mentions() if one.misuse], why
 
 
 @pytest.mark.parametrize(

@@ -307,11 +307,18 @@ def test_a_key_that_is_computed_otherwise_is_refused(tmp_path, call):
 
 def test_keys_cost_no_more_than_their_pickle(tmp_path):
     """A tuple that is a key many times is read once, as is one in another, and a long text in many tuples."""
-    chain = b")q\1" + b"".join(b"0h\1\x85q\1" for _ in range(100_000)) + b"0"
+    chain = b")q\1" + b"".join(b"0h\1\x85q\1" for _ in range(9_000)) + b"0"
     long = text("a" * 4_000_000) + b"q\2" + b"0"
     again = b"h\1N" * 50_000 + b"h\2K\1\x86N" * 50_000
     path = written(tmp_path, chain + long + b"}(" + again + text("w") + tensor() + b"u")
     assert shown(path) == {"w": [1, 2, 3, 4]}
+
+
+def test_a_key_that_python_cannot_hash_is_refused(tmp_path):
+    """Its stack overflows at some depth, and two such keys would not be told apart."""
+    path = written(tmp_path, b"})" + b"\x85" * 20_000 + tensor() + b"s")
+    with pytest.raises(MalformedError, match="nests more than 10,000 tuples in a dictionary key"):
+        formats.read(path)
 
 
 DESCRIPTIONS = {

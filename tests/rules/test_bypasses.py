@@ -819,6 +819,245 @@ INDIRECT = {
     + b"R",
 }
 
+PRINT = stacked("builtins", "print")
+FUSED = ("torch.ao.nn.intrinsic.modules.fused", "_FusedModule")
+IDENTITY_MODULE = ("torch.nn.modules.linear", "Identity")
+SEQUENTIAL = ("torch.nn.modules.container", "Sequential")
+PARALLEL = ("torch.nn.parallel.data_parallel", "DataParallel")
+HOOK_DICTS = (
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+)
+MODULE_PARTS = {"_parameters": b"}", "_buffers": b"}", "_modules": b"}"} | dict.fromkeys(HOOK_DICTS, b"}")
+
+
+def of_module(holder, **values):
+    """A module of that class with the dicts that each has, and these attributes."""
+    return having(holder, **(MODULE_PARTS | values))
+
+
+def pairs(**values):
+    """A list of pairs, which `dict.update` takes as it takes a dict."""
+    return b"](" + b"".join(short(name) + value + b"\x86" for name, value in values.items()) + b"e"
+
+
+def ordered(key, value):
+    """An OrderedDict with that item."""
+    return called(stacked("collections", "OrderedDict")) + key + value + b"s"
+
+
+def calling(function, state=attributes):
+    """An optimizer that calls the function for each parameter when it is loaded."""
+    groups = b"]" + attributes(params=b"]" + number(0) + b"a") + b"a"
+    return new("torch.optim.adadelta", "Adadelta") + state(defaults=b"}", param_groups=groups, state=function) + b"b"
+
+
+def wrapped(function):
+    """A DataParallel without devices, which calls what it has for its module."""
+    return of_module(PARALLEL, device_ids=b"]", module=function)
+
+
+def getting(function):
+    """An OrderedDict of which an attribute hides the method `get`."""
+    return called(stacked("collections", "OrderedDict")) + attributes(get=function) + b"b"
+
+
+def named_arguments(function, *args, **kwargs):
+    """NEWOBJ_EX."""
+    return function + b"(" + b"".join(args) + b"t" + attributes(**kwargs) + b"\x92"
+
+
+def mapped(key, value):
+    """A dict with that item."""
+    return b"}" + key + value + b"s"
+
+
+INTERFACE = attributes(
+    data=number(0x4141414141) + b"\x89\x86", shape=numbers(1), typestr=short("<u8"), version=number(3)
+)
+MASKED = stacked("numpy.ma.core", "MaskedArray")
+STORAGE, FLOATS = stacked("torch.storage", "UntypedStorage"), stacked("torch", "FloatTensor")
+NEWOBJ_EX = stacked("copyreg", "__newobj_ex__")
+DUNDER = "__array_interface__"
+CODED = called(stacked("numpy", "dtype"), short("U9"), b"\x89", b"\x88")
+#: Texts that calls make: as a key each of them is found by the name.
+TEXTS = {
+    "str": called(stacked("builtins", "str"), short("__array__")),
+    "str of numpy": called(stacked("numpy", "str_"), short("__array__")),
+    "UserString": having(("collections", "UserString"), data=short("__array__")),
+    "a version": stacked("torch.torch_version", "TorchVersion") + short("__array__") + b"\x85\x81",
+    "an identity": called(stacked("torch.jit._pickle", "restore_type_tag"), short("__array__"), short("str")),
+    "a scalar": called(SCALAR, CODED, short("__array__".encode("utf-32-le"))),
+}
+# States, arguments and attributes of another kind than picklers write, or at another time.
+STATES = {
+    # nn.Module, Optimizer and GradScaler update their dict by the state
+    "an optimizer of pairs, which calls a method of a module of pairs": calling(
+        new(*FUSED) + pairs(get=PRINT, **MODULE_PARTS) + b"b", pairs
+    ),
+    "a module of pairs": new(*FUSED) + pairs(forward=PRINT, **MODULE_PARTS) + b"b",
+    "a module of a tuple of pairs": new(*FUSED)
+    + called(stacked("builtins", "tuple"), pairs(forward=PRINT, **MODULE_PARTS))
+    + b"b",
+    "a module of two pairs": new(*FUSED) + b"(" + short("forward") + PRINT + b"\x86" + short("_modules") + b"}\x86tb",
+    "a module of a set of pairs": new(*FUSED) + b"(" + short("forward") + PRINT + b"\x86\x91b",
+    "a scaler of pairs": new("torch.amp.grad_scaler", "GradScaler") + pairs(state_dict=PRINT) + b"b",
+    "a scheduler of pairs": new("torch.optim.lr_scheduler", "StepLR") + pairs(step=PRINT) + b"b",
+    "an average whose module is a function": having(
+        ("torch.optim.swa_utils", "AveragedModel"), **MODULE_PARTS, module=PRINT
+    ),
+    # what can be called is more than functions
+    "an optimizer that calls a DataParallel": calling(getting(wrapped(PRINT))),
+    "a DataParallel as forward": of_module(IDENTITY_MODULE, forward=wrapped(of_module(IDENTITY_MODULE))),
+    "a DistributedDataParallel as a method": getting(
+        having(("torch.nn.parallel.distributed", "DistributedDataParallel"), **MODULE_PARTS)
+    ),
+    "a constraint as a method": getting(new("torch.distributions.constraints", "_DependentProperty")),
+    "a list of parametrizations as a method": getting(
+        having(("torch.nn.utils.parametrize", "ParametrizationList"), **MODULE_PARTS)
+    ),
+    "a class of containers as forward": of_module(IDENTITY_MODULE, forward=stacked("builtins", "list")),
+    "what calls anything as forward": of_module(IDENTITY_MODULE, forward=FROM_TYPE),
+    **{
+        f"a function as {method} of a module": of_module(IDENTITY_MODULE, **{method: PRINT})
+        for method in ("state_dict", "to", "eval", "train", "initialize_parameters", "module", "__call__")
+    },
+    **{
+        f"a function among {name}": of_module(IDENTITY_MODULE, **{name: mapped(number(0), PRINT)})
+        for name in HOOK_DICTS
+    },
+    "a function among ordered hooks": of_module(IDENTITY_MODULE, _forward_hooks=ordered(number(0), PRINT)),
+    "an identity among hooks": of_module(IDENTITY_MODULE, _forward_pre_hooks=mapped(number(0), IDENTITY)),
+    "a partial among hooks": of_module(IDENTITY_MODULE, _forward_hooks=mapped(number(0), put_off(RELU))),
+    "a module among hooks": of_module(IDENTITY_MODULE, _forward_hooks=mapped(number(0), of_module(IDENTITY_MODULE))),
+    "hooks that are no dict": of_module(IDENTITY_MODULE, _forward_hooks=having(("collections", "UserDict"), data=b"}")),
+    "hooks of a tensor": called(
+        stacked("torch._utils", "_rebuild_parameter"), tensor(), b"\x88", ordered(number(0), PRINT)
+    ),
+    "modules that are ordered": of_module(SEQUENTIAL, _modules=ordered(short("0"), PRINT)),
+    "modules of pairs": of_module(SEQUENTIAL, _modules=called(stacked("collections", "OrderedDict"), pairs(a=PRINT))),
+    "modules of pairs that are given others": of_module(
+        SEQUENTIAL, _modules=called(stacked("collections", "OrderedDict"), pairs(a=PRINT)) + short("a") + b"Ns"
+    ),
+    "a partial among modules": of_module(SEQUENTIAL, _modules=attributes(a=put_off(RELU))),
+    "modules that are computed": of_module(
+        SEQUENTIAL,
+        _modules=having(
+            ("torch.utils.data.dataset", "Subset"), dataset=attributes(k=PRINT), indices=attributes(a=short("k"))
+        ),
+    ),
+    # torch and numpy look while the state is another than in the end
+    "a state that is changed afterwards": calling(getting(wrapped(PRINT)))[:-1]
+    + b"q\x07bh\x07"
+    + short("state")
+    + b"}s0",
+    "an object for a state that is set again": calling(of_module(FUSED))[:-1]
+    + b"q\x07bh\x07"
+    + short("state")
+    + b"}s0",
+    "a method that is set again": new(*IDENTITY_MODULE)
+    + attributes(**MODULE_PARTS, forward=PRINT)
+    + b"q\x07bh\x07"
+    + short("forward")
+    + b"Ns0",
+    "a module that is set again": new(*SEQUENTIAL)
+    + attributes(**MODULE_PARTS | {"_modules": attributes(a=PRINT) + b"q\x07"})
+    + b"bh\x07"
+    + short("a")
+    + b"Ns",
+    "a module of an ordered dict that is set again": new(*SEQUENTIAL)
+    + attributes(**MODULE_PARTS | {"_modules": ordered(short("a"), PRINT) + b"q\x07"})
+    + b"bh\x07"
+    + short("a")
+    + b"Ns",
+    "a dict of a module that is set later": new(*IDENTITY_MODULE)
+    + b"}q\x07bh\x07("
+    + short("_parameters")
+    + b"}"
+    + short("_modules")
+    + b"}u",
+    "an element of a list that is set again": b"](" + of_module(IDENTITY_MODULE) + b"eq\x07" + number(0) + PRINT + b"s",
+    "an element of a deque that is set": called(stacked("collections", "deque"), b"](" + number(1) + b"e")
+    + number(0)
+    + PRINT
+    + b"s",
+    # code looks these up
+    "modules as buffers": of_module(IDENTITY_MODULE, _buffers=attributes(a=of_module(IDENTITY_MODULE))),
+    "a module with an interface among its buffers": called(
+        MASKED, b"]]" + of_module(IDENTITY_MODULE, _buffers=attributes(**{DUNDER: INTERFACE})) + b"aa"
+    ),
+    "a module with an interface among its parameters": of_module(
+        IDENTITY_MODULE, _parameters=attributes(**{DUNDER: INTERFACE})
+    ),
+    "a module with an interface among its modules": of_module(
+        IDENTITY_MODULE, _modules=attributes(**{DUNDER: of_module(IDENTITY_MODULE)})
+    ),
+    "a module in a list in a list": called(MASKED, b"]]" + of_module(IDENTITY_MODULE) + b"aa"),
+    "a module in a list that a call makes": called(
+        MASKED, called(stacked("builtins", "list"), b"]" + of_module(IDENTITY_MODULE) + b"a")
+    ),
+    "a module in a deque": called(
+        MASKED, called(stacked("collections", "deque"), b"]") + of_module(IDENTITY_MODULE) + b"a"
+    ),
+    "a dict of attributes with an interface": new("lightning.fabric.utilities.data", "AttributeDict")
+    + short(DUNDER)
+    + INTERFACE
+    + b"s",
+    **{
+        f"a buffer by {name}": of_module(IDENTITY_MODULE, _buffers=mapped(text, tensor()))
+        for name, text in TEXTS.items()
+    },
+    **{f"a function by {name}": mapped(text, PRINT) for name, text in TEXTS.items()},
+    "a function by a text in a pair": TEXTS["str"] + PRINT + b"\x86",
+    # keyword arguments
+    "a storage by an allocator": named_arguments(STORAGE, number(8), allocator=number(0x4141414141)),
+    "a storage by an allocator in an ordered dict": STORAGE
+    + number(8)
+    + b"\x85"
+    + ordered(short("allocator"), number(0x4141414141))
+    + b"\x92",
+    "a tensor by its address": named_arguments(stacked("torch", "Tensor"), cdata=number(0x4141414141)),
+    "a tensor by its address through copyreg": called(
+        NEWOBJ_EX, stacked("torch", "Tensor"), b")", attributes(cdata=number(0x4141414141))
+    ),
+    "a storage by an allocator through copyreg and an ordered dict": called(
+        NEWOBJ_EX, STORAGE, number(8) + b"\x85", ordered(short("allocator"), number(0x4141414141))
+    ),
+    "bytes by their source": named_arguments(stacked("builtins", "bytes"), source=number(2**33)),
+    "a tensor by its size": named_arguments(FLOATS, size=numbers(2**31)),
+    "a path by keywords": named_arguments(stacked("datetime", "date"), year=number(1)),
+}
+OLD = b"\x80\x02"
+# Names of Python 2 in later protocols, in which Python imports a file of that name.
+OLD_NAMES = {
+    "a module of Python 2": b"\x80\x03cUserDict\nUserDict\n)\x81.",
+    "a module of Python 2 by STACK_GLOBAL": four(stacked("copy_reg", "_reconstructor")),
+    "a module of Python 2 after the protocol": OLD
+    + named("UserDict", "UserDict")
+    + b"0\x80\x03"
+    + named("UserDict", "UserDict")
+    + b".",
+}
+
+
+def given_back(*parts):
+    """A persistent id of these parts: of most tuples torch gives back the first part in a tar archive."""
+    return b"(" + b"".join(parts) + b"tQ"
+
+
+#: A module whose state torch gives back, and statecli takes for a storage.
+TORN = new(*FUSED) + given_back(attributes(**MODULE_PARTS, get=PRINT), short("")) + b"b"
+# Persistent ids that torch does not write, in data.pkl and in the pickle of a tar.
+IDS = {
+    "a state": calling(TORN),
+    "an id in an id": new(*FUSED) + given_back(given_back(attributes(forward=PRINT), short("")), short("")) + b"b",
+    "a number": called(stacked("builtins", "bytearray"), given_back(number(2**33), short(""))),
+    "a list": b"](" + PRINT + b"eQ",
+    "a class with an object for its source": given_back(stacked(*IDENTITY_MODULE), short(""), TORN),
+    "a module that is an object": given_back(short("module"), attributes(a=PRINT), short(""), short("")),
+    "a storage without a type": given_back(short("storage"), attributes(a=PRINT), short("0"), short("cpu"), number(4)),
+}
+
 # Clean names put to another use than to hold data: ours, no advisory's.
 MODULE = stacked("torch.nn.modules.linear", "Identity") + b")\x81"
 FLOWS = {
@@ -923,7 +1162,8 @@ FLOWS = {
     "a class of torch on no list": four(called(stacked("torch.optim.swa_utils", "Module"))),
     "type() of something": four(called(stacked("builtins", "type"), short("X"), b")", b"}")),
     "operator.getitem of something": four(called(stacked("_operator", "getitem"), b"}", short("a"))),
-    **{name: four(body) for name, body in (METHODS | HIDDEN | INDIRECT).items()},
+    **{name: four(body) for name, body in (METHODS | HIDDEN | INDIRECT | STATES).items()},
+    **OLD_NAMES,
 }
 
 # A stream that a scanner's own reading of the opcodes took for another one.
@@ -1089,6 +1329,12 @@ FILES = {
     "two records of one name": build([*records(), Member("archive/data.pkl", EVIL)]),
     "truncated": archive(EVIL)[:-200],
     "a tar": TAR,
+    **{
+        f"a tar with the id of {name}": tar(storages=NOTHING + pickled(b"]"), tensors=NOTHING, pickle=pickled(body))
+        for name, body in IDS.items()
+    },
+    **{f"an archive with the id of {name}": archive(pickled(body)) for name, body in IDS.items()},
+    **{f"a legacy stream with the id of {name}": legacy(pickled(body), []) for name, body in IDS.items()},
     "a tar, and a pickle that says no protocol": tar(storages=SYSTEM + b"."),
     "one of several archives": build(records()) + archive(EVIL) + build(records()),
     # a stream of torch's by another beginning than torch writes, and a pickle in it that says no protocol
@@ -1152,6 +1398,16 @@ net(torch.ones(1))
 if ran == ['b']:
     open('PWNED', 'w')
 """
+# `print` stands for any function that the file chooses.
+CALLS_PRINT = """
+import builtins, pickle, torch
+builtins.print = lambda *_, **__: open('PWNED', 'w')
+made = LOAD
+if isinstance(made, torch.nn.Module):
+    made(1)
+"""
+CALLS_IN_PICKLE = CALLS_PRINT.replace("LOAD", "pickle.load(open('model.bin', 'rb'))")
+CALLS_IN_ARCHIVE = CALLS_PRINT.replace("LOAD", "torch.load('model.bin', weights_only=False)")
 LOADS_ARCHIVE = "import torch; torch.load('model.bin', weights_only=False)"
 # What loads some of the above, to see that they would do it; the process makes a file, or dies.
 LOADED = {
@@ -1162,6 +1418,20 @@ LOADED = {
             *("a generator whose state is too short", "an object of TorchScript without one"),
         )
     },
+    **{
+        f"flow: {name}": CALLS_IN_PICKLE
+        for name in (
+            *("an optimizer of pairs, which calls a method of a module of pairs", "a module of pairs"),
+            *("an optimizer that calls a DataParallel", "modules that are ordered", "a function among ordered hooks"),
+            *("a state that is changed afterwards", "a method that is set again"),
+        )
+    },
+    **dict.fromkeys(
+        ("flow: a storage by an allocator", "flow: a tensor by its address through copyreg"),
+        "import pickle, torch; pickle.load(open('model.bin', 'rb'))",
+    ),
+    "flow: a module with an interface among its buffers": "import pickle; pickle.load(open('model.bin', 'rb'))",
+    "file: a tar with the id of a state": CALLS_IN_ARCHIVE,
     "in an archive: a quantized convolution of no groups": LOADS_ARCHIVE,
     "in an archive: packed weights of no groups": LOADS_ARCHIVE,
     "flow: a hook with the number infinity": HOOKS,

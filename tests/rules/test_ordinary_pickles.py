@@ -670,6 +670,36 @@ def test_a_command_that_is_gone_when_the_pickle_ends_is_found(late, tmp_path):
     assert "unsafe-global" in {one.rule for one in target.findings}
 
 
+USES = {
+    "getattr that rebuilds": called(
+        named("torch._tensor", "_rebuild_from_type_v2"),
+        named("__builtin__", "getattr"),
+        named("builtins", "dict"),
+        b"(" + named("torch.nn.functional", "relu") + text("__builtins__") + b"t",
+        b"}",
+    ),
+    "getattr in a list": b"]" + named("__builtin__", "getattr") + b"a",
+    "getattr as a method": named("argparse", "Namespace")
+    + b")\x81}"
+    + text("a")
+    + named("__builtin__", "getattr")
+    + b"sb",
+    "the context of nothing": b"]" + named("contextlib", "nullcontext") + b"a",
+    "a part of a context": b"]" + named("torch._dynamo.convert_frame", "CatchErrorsWrapper") + b"a",
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_names_that_a_compiled_module_needs_are_for_it_alone(use, tmp_path):
+    """Another use of the same name in the same pickle is found."""
+    torch.save(torch.compile(model()), tmp_path / "a.pt")
+    with zipfile.ZipFile(tmp_path / "a.pt") as archive:
+        pickle = archive.read("a/data.pkl")
+    (tmp_path / "b.pt").write_bytes(build(records(pickle[:-1] + USES[use] + b"\x86.")))
+    (target,) = audit(Request((str(tmp_path / "b.pt"),), select=RULES)).targets
+    assert "unsafe-global" in {one.rule for one in target.findings}
+
+
 def test_safetensors_has_no_pickle(tmp_path):
     """Whatever its bytes begin with."""
     from safetensors.torch import save_file

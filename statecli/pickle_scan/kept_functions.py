@@ -1,0 +1,190 @@
+"""Functions and other callables that objects keep as attributes, and the attributes at which honest pickles keep them.
+
+Python code calls what it finds under a name of an object: `forward` of a module, the hooks in `_forward_hooks`, each
+module in `_modules`, `get` of whatever it takes for a dict. An attribute of the instance hides the method of its class.
+So a class of torch keeps functions only at the attributes that torch itself gives them (`_FUNCTIONS`), hooks only in
+dicts of hooks, and tensors and modules only where it keeps those.
+Sources: torch/nn/modules/module.py (`__setstate__`, `__getattr__`, `_call_impl`) of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from statecli.core import quoting
+from statecli.pickle_scan import deferred_calls, known_names
+from statecli.pickle_scan.step_budget import Budget, Steps
+from statecli.pickles import safe_globals
+from statecli.pickles.machine import Global, Key, Obj, Persistent, Value
+
+#: The plain name that a call gives an object of.
+Root: TypeAlias = Callable[[Value], "str | None"]
+#: Keys and values of a dict, in the order in which they were set.
+Pairs: TypeAlias = list[tuple[Value, Value]]
+
+#: Attributes of torch's classes that are functions or callable objects in pickles of torch.
+_FUNCTIONS = frozenset(
+    [
+        # torch.nn: layers of transformers, losses.
+        *("activation", "distance_function"),
+        # torch.nn.utils, torch.ao.quantization: a hook, and what it is of.
+        *("hook", "fn", "module_hook", "_pruning_methods", "p", "callable_args", "qconfig"),
+        # torch.optim.
+        *("lr_lambdas", "anneal_func", "_anneal_func", "_scale_fn_ref", "_scale_fn_custom", "avg_fn", "multi_avg_fn"),
+    ]
+)
+#: Attributes of distributions and transforms that are transforms and constraints.
+_TRANSFORMS = frozenset(
+    [
+        *("transforms", "transform", "parts", "base_transform", "_inv", "tseq"),
+        *("base_constraint", "cseq", "constraint", "distribution", "base_dist"),
+    ]
+)
+_DISTRIBUTIONS = "torch.distributions."
+#: What a hook keeps beside its function.
+_OF_HOOKS = _FUNCTIONS | {"module"}
+_HOOKS = re.compile(r"_\w*hooks(?:_with_kwargs|_always_called)?")
+_TENSORS = frozenset(["_parameters", "_buffers"])
+_MODULES = "_modules"
+#: Classes whose `__setstate__` takes a dict with the dicts of a module.
+_OF_MODULES = (
+    *("torch.nn.modules.", "torch.nn.parallel.", "torch.nn.utils.parametriz", "torch.ao.nn."),
+    *("torch.nn.quantized.", "torch.nn.qat.", "torch.nn.intrinsic.", "torch.nn.quantizable.", "torch.ao.quantization."),
+    *("torch.quantization.", "torch.optim.swa_utils.AveragedModel"),
+)
+_NO_MODULES = frozenset(
+    [
+        *known_names.HOOKS,
+        *(
+            f"torch.{package}{name}"
+            for package in ("ao.quantization.", "quantization.")
+            for name in ("qconfig.QConfig", "qconfig.QConfigDynamic", "observer._PartialWrapper")
+        ),
+        *known_names.names("torch.nn.parallel.distributed", "_BucketCapacityConfig"),
+    ]
+)
+#: What gives a tensor: that may be a parameter or a buffer.
+_OF_TENSORS = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "torch.nn.parameter.", "torch.distributed.")
+_CONSTANT = re.compile(r"torch\.[a-z]\w*")
+
+
+def is_module_class(name: str) -> bool:
+    """Return whether this is a class of torch whose objects are modules."""
+    return name.startswith(_OF_MODULES) and name not in _NO_MODULES and known_names.is_class(name)
+
+
+def pairs_of(value: Value, root: Root) -> Pairs | None:
+    """Return what was ever set in a dict or an OrderedDict; None for all other values, whose items code may compute."""
+    if type(value) is dict:
+        return list(value.items())
+    if type(value) is not Obj or root(value) not in ("collections.OrderedDict", "builtins.dict") or value.elems:
+        return None
+    pairs: Pairs = []
+    for argument in value.args:
+        if type(argument) is dict:
+            pairs += argument.items()
+        elif type(argument) in (list, tuple):
+            if not all(type(pair) in (list, tuple) and len(pair) == 2 for pair in argument):
+                return None
+            pairs += [tuple(pair) for pair in argument]
+        elif type(argument) is not Global and argument is not None:
+            return None
+    return pairs + list((value.items or {}).items())
+
+
+def has_modules(state: Value, root: Root) -> bool:
+    """Return whether a state has the dicts that each module has."""
+    parts = state if type(state) is tuple and len(state) == 2 else (state,)
+    held: dict[Value, Value] = {}
+    for part in parts:
+        held |= part if type(part) is dict else {}
+    return all(pairs_of(held.get(name), root) is not None for name in ("_parameters", _MODULES))
+
+
+class Attributes:
+    """The attributes of torch's own classes in one pickle."""
+
+    def __init__(self, root: Root, steps: Steps) -> None:
+        self._root = root
+        self._steps = steps
+        #: Dicts that were judged, by the attribute that they were judged as.
+        self._sound: set[tuple[str, int]] = set()
+
+    def misuse(self, holder: str, key: str, value: Value) -> str | None:
+        """Return why an object of the class `holder` may not have this attribute; None where it may.
+
+        Raises OutOfSteps.
+        """
+        if key == _MODULES:
+            return self._misuse_in(key, value, self._is_module, "module")
+        if key in _TENSORS:
+            return self._misuse_in(key, value, self._is_tensor, "tensor")
+        if _HOOKS.fullmatch(key) and type(value) in (dict, Obj):
+            return self._misuse_in(key, value, self._is_hook, "hook")
+        values = value if type(value) in (list, tuple) else (value,)
+        self._steps.take(Budget.FLOW, len(values))
+        if not holder.startswith(_DISTRIBUTIONS):
+            is_named = key in (_OF_HOOKS if holder in known_names.HOOKS else _FUNCTIONS)
+        else:
+            is_named = key in _TRANSFORMS and all((self._root(one) or "").startswith(_DISTRIBUTIONS) for one in values)
+        if not is_named and any(map(self._may_be_called, values)):
+            return f"is given what can be called in the place of {quoting.name(key)}"
+        return None
+
+    def _misuse_in(self, key: str, value: Value, fits: Callable[[Value], bool], noun: str) -> str | None:
+        if value is None or (key, id(value)) in self._sound:
+            return None
+        pairs = pairs_of(value, self._root)
+        if pairs is None:
+            return f"is given no dict for its {key}"
+        self._steps.take(Budget.FLOW, len(pairs))
+        for name, held in pairs:
+            if type(name) is Key or (type(name) is str and name.startswith("__")):
+                return f"is given a {noun} in its {key} by a name that code looks up"
+            if not fits(held):
+                return f"is given what is no {noun} in its {key}"
+        self._sound.add((key, id(value)))
+        return None
+
+    def _may_be_called(self, value: Value) -> bool:
+        name = self._root(value) or ""
+        if type(value) is Global:
+            is_constant = _CONSTANT.fullmatch(name) and name in safe_globals.allowed()
+            return not is_constant and _is_clean(name) and not known_names.is_member(name)
+        return type(value) is Obj and deferred_calls.is_callable(value, self._root)
+
+    def _is_module(self, value: Value) -> bool:
+        name = self._root(value) if type(value) is Obj else None
+        return value is None or (name is not None and (is_module_class(name) or not _is_clean(name)))
+
+    def _is_tensor(self, value: Value) -> bool:
+        if value is None or type(value) is Persistent:
+            return True
+        name = self._root(value) if type(value) is Obj else None
+        if name is None:
+            return False
+        named = name.startswith("torch.") and name.endswith(("Tensor", "Parameter", "Buffer"))
+        return named or name.startswith(_OF_TENSORS) or not _is_clean(name)
+
+    def _is_hook(self, value: Value) -> bool:
+        """Return whether torch may call this with a module: a hook of torch, a function of tensors, somebody's own."""
+        if type(value) not in (Global, Obj):
+            return type(value) in (bool, int, type(None))
+        name = self._root(value) or ""
+        if name == "functools.partial" and type(value) is Obj:
+            state: Any = value.state
+            functions: Sequence[Value] = (*value.args[:1], *(state[:1] if type(state) is tuple else ()))
+            return all(type(one) is Global and not _is_clean(self._root(one) or "") for one in functions)
+        if not _is_clean(name):
+            return True
+        if type(value) is Obj:
+            return name in known_names.HOOKS
+        of_tensors = name.startswith("torch.") and known_names.computes(name)
+        return of_tensors or known_names.is_hook_of_lazy_module(*name.rpartition(".")[::2])
+
+
+def _is_clean(name: str) -> bool:
+    module, _, last = name.rpartition(".")
+    return known_names.is_clean(module, last)
