@@ -27,7 +27,7 @@ import json, sys, time
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from multiprocessing import get_context
-from statecli import engines
+from statecli.workers import executors
 from statecli.commands.diff.result import How
 from statecli.values import pool
 from statecli.values.compare_task import TASK, Piece, Task, run_batch
@@ -43,10 +43,10 @@ if __name__ == "__main__":
     before, after, name, module = sys.argv[1:]
     made = import_module(f"statecli.workers.executors.{module}")
     count = made.GRAIN // (2 * TASK)
-    with engines.working("threads:1"):
+    with executors.working("threads:1"):
         work = min(took(count, TASK) for _ in range(5))
     pool.BATCH = made.GRAIN = 1
-    with engines.working(name or ProcessPoolExecutor(2, get_context("spawn"))):
+    with executors.working(name or ProcessPoolExecutor(2, get_context("spawn"))):
         took(100, 1)
         handing = min(took(1000, 1) for _ in range(3)) / 1000
     print(json.dumps([handing, work]), flush=True)

@@ -179,7 +179,7 @@ def test_options_reach_the_request(statecli, monkeypatch):
     """Each option is handed on under its name."""
     seen = []
 
-    def run(request, _done):
+    def run(request, *_):
         seen.append(request)
         raise ModelError("enough")
 

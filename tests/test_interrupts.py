@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSI
 
 SWALLOWED = """
 import os, signal, time, weakref
-from statecli import interrupts
+from statecli.cli import interrupts
 class Thing: pass
 interrupts.listen()
 thing = Thing()
@@ -23,7 +23,7 @@ time.sleep(30)
 """
 IGNORED = """
 import os, signal
-from statecli import interrupts
+from statecli.cli import interrupts
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 interrupts.listen()
 os.kill(os.getpid(), signal.SIGINT)
@@ -31,7 +31,7 @@ print("still here")
 """
 TURNED = """
 import os, signal
-from statecli import cli, interrupts
+from statecli.cli import commands, interrupts
 from statecli.core.errors import UnreadableError
 interrupts.listen()
 def run():
@@ -39,7 +39,7 @@ def run():
         os.kill(os.getpid(), signal.SIGINT)
     except KeyboardInterrupt:
         raise UnreadableError("a worker was killed") from None
-cli.leave(run, debug=False)
+commands.leave_with(run, debug=False)
 """
 
 
@@ -76,7 +76,7 @@ def test_the_interrupt_signal_is_left_alone_by_an_import():
 OPERATOR = """
 import _thread, os, signal, sys
 import torch
-from statecli import interrupts
+from statecli.cli import interrupts
 matrix = torch.randn(7000, 7000)
 interrupts.listen()
 _thread.start_new_thread(lambda: os.kill(os.getpid(), signal.SIGINT), ())
@@ -96,7 +96,7 @@ def test_an_interrupt_inside_one_long_operator_ends_the_process():
 
 CHILD = """
 import os, signal, time
-from statecli import interrupts
+from statecli.cli import interrupts
 interrupts.PATIENCE = 0
 interrupts.listen()
 child = os.fork()

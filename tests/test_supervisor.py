@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 #: A command that is supervised and imports no torch: its result, and code 1 with what a model adds.
 PROGRAM = """
 import atexit, ctypes, os, posix, signal, subprocess, sys, threading, time
-from statecli import console, supervisor
+from statecli.cli import console, supervisor
 from statecli.core.exit_code import Verdict
 def overwrite():
     for n in range(3, 30):

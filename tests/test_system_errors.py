@@ -161,7 +161,8 @@ def test_only_a_write_to_standard_output_is_an_error_of_standard_output():
     ):
         given = (*error.args, *filter(None, [getattr(error, "filename", None)]))
         raised = f"raise {type(error).__name__}{given!r}"
-        done = _program(f"from statecli import cli\ndef run(): {raised}\ncli.leave(run, debug=False)")
+        program = f"from statecli.cli import commands\ndef run(): {raised}\n"
+        done = _program(program + "commands.leave_with(run, debug=False)")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert done.stderr.startswith(f"statecli: {line}")
 

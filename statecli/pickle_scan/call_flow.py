@@ -78,13 +78,17 @@ class Flow:
         self._packed: list[tuple[Global, Value]] = []
         #: Containers in which no object is that a function may not be given.
         self._plain_arguments: set[int] = set()
+        #: Arguments, by their ids, whose numpy types are held: many calls can share them.
+        self._held_arguments: set[int] = set()
         #: Calls that are as torch.compile writes them.
         self._excused: Set[int] = frozenset()
 
     def made(self, made: Obj) -> None:
         """A call, in the order of the pickle."""
         self.calls.append(made)
-        self._array_types.hold(made.args)
+        if id(made.args) not in self._held_arguments:
+            self._held_arguments.add(id(made.args))
+            self._array_types.hold(made.args)
         root = self._roots[id(made)] = self.root(made.args[0] if _is_made(made) else made.cls)
         for unbuilt in self._unbuilt.values():
             if self._named(unbuilt) in _PLACEMENTS:

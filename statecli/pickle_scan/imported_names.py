@@ -42,7 +42,6 @@ _SHORTEST = 6
 _LAST_OF_PYTHON_2 = 2
 #: How Python's unpickler sets items, for what it is mentioned.
 _SETITEM = "Unpickler.load_setitems"
-_SET_AGAIN = "sets a key of a dict again, which no pickler does: whatever had the first value keeps it"
 #: Parts of the persistent ids of a storage, the last of which a zip archive lacks, and of a class.
 _PARTS_WITH_VIEW, _PARTS_OF_CLASS = 6, 3
 _PLAIN_TYPES = frozenset([str, bytes, int, type(None)])
@@ -110,8 +109,9 @@ class Scanner(Machine):
             if not is_tame or odd.name != _SETITEM:
                 yield odd
 
-    def note_odd(self, name: str, pos: int, why: str) -> None:
+    def note_odd(self, name: str, pos: int) -> None:
         """Remember the first time that the opcode before byte `pos` has an unpickler do what no pickler writes."""
+        why = known_names.harm("pickle", name)
         self._odd.setdefault(name, Mention("pickle", name, pos - 1, called=True, misuse=why))
 
     def bombs(self, file_bytes: int) -> tuple[Bomb, ...]:
@@ -218,16 +218,16 @@ class Scanner(Machine):
                 again = [(key, held[key]) for key in keys if key in held]
                 self._loose.extend(again)
                 if again:
-                    self.note_odd(_SETITEM, pos, _SET_AGAIN)
+                    self.note_odd(_SETITEM, pos)
             before = len(held)
             super().set_items(target, flat, pos)
             now = target.items if type(target) is Obj else target
             if now is not None and len(now) != before + len(keys):
                 self._loose.extend(zip(keys, flat[1::2], strict=True))
-                self.note_odd(_SETITEM, pos, _SET_AGAIN)
+                self.note_odd(_SETITEM, pos)
         elif type(target) is list:
             self._loose.extend(flat)
-            self.note_odd(_SETITEM, pos, "sets an element of a list, which no pickler does")
+            self.note_odd(_SETITEM, pos)
         self.flow.changes(target)
 
     def add_elements(self, target: Value, elements: list[Value], pos: int, opcode: str) -> None:
@@ -429,8 +429,7 @@ def _persistent(m: Any, pos: int) -> int:
     pid = m.stack[-1]
     end = Machine.handlers[0x51](m, pos)
     if not _is_written_by_torch(pid):
-        why = "is given an id that torch does not write, for which it may give back what is in the id"
-        m.note_odd("Unpickler.persistent_load", pos, why)
+        m.note_odd("Unpickler.persistent_load", pos)
     return end
 
 

@@ -437,6 +437,9 @@ _KNOWN = {
     "paramiko": "talks to the network",
     "pdb": "runs any Python code",
     "pickle": "unpickles again, without limits",
+    # In the name of these, opcodes that do what no pickler writes.
+    "pickle.Unpickler.load_setitems": "sets a key or an element again, which no pickler does",
+    "pickle.Unpickler.persistent_load": "may give back what is in an id that torch does not write",
     "_pickle": "unpickles again, without limits",
     "picklescan": "changes how pickles are checked",
     "pickletools": "is of no use to a checkpoint",

@@ -37,11 +37,15 @@ def reads_values(options: AuditOptions, given: Given) -> bool:  # noqa: ARG001 -
 VALUES_ARE_READ = ""
 
 
-def run(options: AuditOptions, caller: Caller, given: Given) -> Outcome:  # noqa: ARG001 - as above
-    """Audit each target; what could not be audited is a failure."""
+def prepare(options: AuditOptions, caller: Caller) -> Request:
+    """Return the request, by the options and the configuration, before a target is read."""
     configured = load_config(options)
     caller.check_files(configured_files(options, configured))
-    request = build_request(options, configured)
+    return build_request(options, configured)
+
+
+def run(options: AuditOptions, request: Request, caller: Caller, given: Given) -> Outcome:  # noqa: ARG001 - as above
+    """Audit each target; what could not be audited is a failure."""
     with caller.progress(values=bool(request.values) or request.lock is not None) as progress:
         found = audit_run.audit(request, progress=progress)
     files: tuple[OutputFile, ...] = ()

@@ -92,10 +92,15 @@ def reads_values(options: DiffOptions, given: Given) -> bool:  # noqa: ARG001 - 
 VALUES_ARE_READ = ""
 
 
-def run(options: DiffOptions, caller: Caller, given: Given) -> Outcome:
+def prepare(options: DiffOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
+    """Return the request, before anything is read."""
+    return build_request(options)
+
+
+def run(options: DiffOptions, request: Request, caller: Caller, given: Given) -> Outcome:
     """Compare both sides. What could be compared is reported, whatever could not."""
     with caller.progress(values=not options.metadata_only) as progress:
-        diff = compare(build_request(options), progress)
+        diff = compare(request, progress)
     caller.check_states(diff.before, diff.after)
     if given.name is not None:
         sides = replace(diff.before, target=f"a/{given.name}"), replace(diff.after, target=f"b/{given.name}")

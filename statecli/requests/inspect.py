@@ -31,9 +31,8 @@ def reads_values(options: InspectOptions, given: Given) -> bool:
 VALUES_ARE_READ = "inspect reads values only for --stats of a checkpoint"
 
 
-def run(options: InspectOptions, caller: Caller, given: Given) -> Outcome:
+def run(options: InspectOptions, request: Request, caller: Caller, given: Given) -> Outcome:
     """Inspect the target, or the live model that is given."""
-    request = build_request(options)
     with caller.progress(values=request.stats or request.to is not None) as progress:
         inspection = _inspect(request, progress, given)
     caller.check_states(inspection.state)
@@ -45,6 +44,11 @@ def _inspect(request: Request, progress: Progress | None, given: Given) -> Inspe
     if given.model is not None:
         return of_live(given.model, request, given.inputs)
     return inspect(request, progress, given.inputs)
+
+
+def prepare(options: InspectOptions, caller: Caller) -> Request:  # noqa: ARG001 - every command has the same signature
+    """Return the request, before anything is read."""
+    return build_request(options)
 
 
 def build_request(options: InspectOptions) -> Request:

@@ -27,9 +27,13 @@ def reads_values(options: LockOptions, given: Given) -> bool:  # noqa: ARG001 - 
 VALUES_ARE_READ = "only values of checkpoints are locked, and these are classes"
 
 
-def run(options: LockOptions, caller: Caller, given: Given) -> Outcome:  # noqa: ARG001 - as above
+def prepare(options: LockOptions, caller: Caller) -> lock_run.Request:  # noqa: ARG001 - as above
+    """Return the request, before anything is read."""
+    return build_request(options)
+
+
+def run(options: LockOptions, request: lock_run.Request, caller: Caller, given: Given) -> Outcome:  # noqa: ARG001
     """Lock the targets, all of them or none."""
-    request = build_request(options)
     with caller.progress(values=False):
         found = lock_run.read(request)
     caller.check_states(*(target.state for target in found))

@@ -59,13 +59,14 @@ def run(options: Options, caller: Caller | None = None, given: Given | None = No
     share = nullcontext() if shard is None else _shard(options)
     if (executor is not None or shard is not None) and not module.reads_values(options, given):
         raise UsageError(f"{_describe_division(executor, shard)}: {module.VALUES_ARE_READ}")
+    request = module.prepare(options, caller)
     with engine, share as mine:
-        outcome: Outcome = module.run(options, caller, given)
+        outcome: Outcome = module.run(options, request, caller, given)
     return outcome if mine is None else _outcome_of_shard(mine, outcome)
 
 
 def _module_of(options: Options) -> ModuleType:
-    """Return the module with `check`, `reads_values` and `run` of a command."""
+    """Return the module with `check`, `reads_values`, `prepare` and `run` of a command."""
     return import_module(f"statecli.requests.{_COMMAND_OF[type(options)]}")
 
 

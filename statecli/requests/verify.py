@@ -41,9 +41,13 @@ def reads_values(options: VerifyOptions, given: Given) -> bool:  # noqa: ARG001 
 VALUES_ARE_READ = ""
 
 
-def run(options: VerifyOptions, caller: Caller, given: Given) -> Outcome:
+def prepare(options: VerifyOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
+    """Return the request, before the model is built."""
+    return build_request(options)
+
+
+def run(options: VerifyOptions, request: Request, caller: Caller, given: Given) -> Outcome:
     """Run the proofs. What could be proved is reported, whatever was inconclusive."""
-    request = build_request(options)
     with caller.steps(len(request.checks or Name)) as step:
         if given.model is not None:
             verification = verify_run.of_live(given.model, request, given.inputs)

@@ -128,7 +128,7 @@ def test_from_python_in_the_words_of_its_arguments():
         package.diff("a.pt", "a.pt", executor=3)
     with pytest.raises(UsageError, match="executor='threads' and jobs=2 contradict each other"):
         package.diff("a.pt", "a.pt", executor="threads", jobs=2)
-    with pytest.raises(UsageError, match="executor='threads': is for stats=True of a checkpoint"):
+    with pytest.raises(UsageError, match="executor='threads': inspect reads values only for stats of a checkpoint"):
         package.inspect("a.pt", executor="threads")
     closed = ThreadPoolExecutor(1)
     closed.shutdown()

@@ -86,7 +86,7 @@ def once(do):
 #: The first task that any worker begins does not end by itself.
 STUCK = """
 import os, time
-from statecli.values import run
+from statecli.values import compare_task as run
 real = run.real = getattr(run, "real", run.run_batch)  # a preload may be loaded twice
 def run_batch(how, tasks):
     try:
@@ -317,7 +317,7 @@ def test_an_address_that_is_none(statecli, monkeypatch, address):
 #: A worker that says that it has begun, and does not end.
 ENDLESS = """
 import pathlib, time
-from statecli.values import run
+from statecli.values import compare_task as run
 def run_batch(how, tasks):
     pathlib.Path({path!r}).touch()
     while True:
@@ -355,7 +355,7 @@ def test_ctrl_c_while_dask_works(workers, tmp_path):
 
 THREADS = """
 import os, sys, time
-from statecli import cli, interrupts
+from statecli.cli import commands, interrupts
 from statecli.values import pool
 def endless(shared, batch):
     os.write(1, b"began\\n")  # at once: two of them begin
@@ -365,7 +365,7 @@ def run():
         pool.run(endless, None, [1, 2, 3], size_of=lambda _: pool.ALONE, absent=None)
 interrupts.listen()
 try:
-    cli.leave(run, debug=False)
+    commands.leave_with(run, debug=False)
 except SystemExit as done:
     from statecli.__main__ import _end
     _end(done.code)

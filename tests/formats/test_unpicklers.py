@@ -11,7 +11,8 @@ CASES = 2500
 
 #: Makes both machines ignore frames, as they did before they followed them.
 IGNORE_FRAMES = """
-from statecli.formats import _names, _pickle
+from statecli.pickle_scan import imported_names as _names
+from statecli.pickles import machine as _pickle
 def ignoring(handlers):
     return (*handlers[:0x95], lambda machine, pos: pos + 8, *handlers[0x96:])
 for machine in (_pickle.Machine, _names.Scanner):

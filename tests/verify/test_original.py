@@ -182,9 +182,9 @@ def test_statistics_are_of_the_model_itself():
 
 PLAIN_CLASSES = """
 from torch import nn
-from statecli.commands.verify.run import copies
+from statecli.commands.verify import copy_model
 Net = type("Net", (nn.Module,), {})
-assert not any(map(copies._copies_itself, [nn.Linear, nn.LSTM, nn.MultiheadAttention, Net]))
+assert not any(map(copy_model._copies_itself, [nn.Linear, nn.LSTM, nn.MultiheadAttention, Net]))
 """
 
 
