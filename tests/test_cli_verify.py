@@ -42,7 +42,8 @@ def ending(name, verdict, reason=None, fqn=None):
     def prove(subject, _request):
         columns = (Column("x", {fqn: Cell(verdict, reason=reason)}),) if fqn else ()
         message = f"{fqn}: {reason}"
-        found = (Finding("x", Severity.ERROR, message, subject.target, fqn),) if verdict is Verdict.FAILED else ()
+        finding = Finding("left-behind", Severity.ERROR, message, subject.target, fqn)
+        found = (finding,) if verdict is Verdict.FAILED else ()
         return Check(name, verdict, "", None if fqn else reason, columns, found)
 
     return prove
@@ -86,7 +87,7 @@ def test_what_was_proved_false_ends_1(statecli, proofs):
     proofs(move=failed())
     result = statecli("verify", NET)
     assert (result.code, result.err) == (1, "")
-    assert "error[x]: table: stays" in result.out
+    assert "error[left-behind]: table: stays" in result.out
 
 
 def test_what_cannot_be_told_ends_2(statecli, proofs):
@@ -230,7 +231,7 @@ def test_quiet_prints_findings_or_nothing(statecli, proofs):
     """-q is a gate."""
     assert statecli("verify", NET, "-q").out == ""
     proofs(move=failed())
-    assert statecli("verify", NET, "-q").out == "error[x]: table: stays\n"
+    assert statecli("verify", NET, "-q").out == "error[left-behind]: table: stays\n"
 
 
 def test_json_holds_to_the_printed_schema(statecli, proofs):
