@@ -113,7 +113,7 @@ class _CommandLine(Caller):
     """Shows progress on stderr, and protects what is read from being overwritten."""
 
     def __init__(self, options: Any, outputs: Sequence[Written]) -> None:
-        self._enabled, self._color = not getattr(options, "no_progress", True), options_color(options)
+        self._enabled, self._color = not getattr(options, "no_progress", True), _color(options)
         self._outputs = outputs
 
     def progress(self, *, values: bool) -> AbstractContextManager[Progress | None]:
@@ -136,7 +136,7 @@ class _CommandLine(Caller):
             output_files.refuse_read(output, paths)
 
 
-def options_color(options: Any) -> str:
+def _color(options: Any) -> str:
     """Return when to use colours: "auto", "always" or "never"."""
     color: str = options.color.value if hasattr(options, "color") else "auto"
     return color

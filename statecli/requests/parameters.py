@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import types
 from functools import cache
 from typing import Any, get_args, get_origin
@@ -43,11 +42,6 @@ class Parameter(msgspec.Struct, frozen=True):
         """True for an option without a value."""
         return self.type is bool
 
-    @property
-    def is_optional(self) -> bool:
-        """True for a target that may be left out."""
-        return self.default is not msgspec.NODEFAULT
-
     def convert(self, word: str) -> Any:
         """Return the value that a word of the command line stands for. Raises ValueError if it stands for none."""
         return self.type(word)
@@ -78,15 +72,3 @@ def _parameter(field: msgspec.structs.FieldInfo, annotation: Any) -> Parameter:
     assert isinstance(info, Option)  # noqa: S101 - each field is one or the other
     of = info.type or plain
     return Parameter(field.name, info.flags, of, repeatable, default, info.metavar, info.help, info.group)
-
-
-def flag_of(options: type[Options], field: str) -> str:
-    """Return the full spelling of an option on the command line."""
-    return next(one.flags[0] for one in parameters_of(options) if one.field == field)
-
-
-def choices_of(parameter: Parameter) -> list[str]:
-    """Return the words that the option takes; [] if it takes any."""
-    if isinstance(parameter.type, type) and issubclass(parameter.type, enum.Enum):
-        return [choice.value for choice in parameter.type]
-    return []
