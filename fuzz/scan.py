@@ -21,7 +21,7 @@ def check(data: bytes) -> None:
     alone.parent.mkdir(exist_ok=True)
     alone.write_bytes(data[2:])
     try:
-        scan.scan(str(alone))
+        scan.scan_pickles(str(alone))
     except UnreadableError as error:
         raise AssertionError(f"a scan of a local file is refused: {error}") from error
     finally:

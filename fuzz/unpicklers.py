@@ -135,7 +135,9 @@ def check(data: bytes) -> None:
     with zipfile.ZipFile("fuzz.pt", "w") as archive:
         archive.writestr("archive/data.pkl", data)
     Path("fuzz.legacy.pt").write_bytes(data)
-    scans = [found for found in map(scan.scan, ["fuzz.pt", "fuzz.legacy.pt"]) if not any(one.unread for one in found)]
+    scans = [
+        found for found in map(scan.scan_pickles, ["fuzz.pt", "fuzz.legacy.pt"]) if not any(one.unread for one in found)
+    ]
     for reader, read in READERS.items() if scans else ():
         Anything.made = 0
         imported = dict.fromkeys(read(data))

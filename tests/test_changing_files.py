@@ -127,14 +127,14 @@ def test_a_file_that_is_cut_or_removed_is_2(command, change, path, after_listing
 @each_change
 def test_a_change_between_the_scan_and_the_listing_fails_the_target(change, path, monkeypatch, statecli):
     """The pickles that were scanned are not those that are listed."""
-    scan = auditing.scan
+    scan = auditing.scan_pickles
 
     def and_change(text):
         found = scan(text)
         change(path)
         return found
 
-    monkeypatch.setattr(auditing, "scan", and_change)
+    monkeypatch.setattr(auditing, "scan_pickles", and_change)
     result = statecli("audit", path, "-f", "json")
     assert result.code == 2
     (row,) = result.json["targets"]

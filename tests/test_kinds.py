@@ -36,7 +36,7 @@ def stepped(net, optimizer):
 def classified(tmp_path, thing):
     path = str(tmp_path / "file.pt")
     torch.save(thing, path)
-    state = kinds.classified(formats.read(path))
+    state = kinds.classify_tensors(formats.read(path))
     return {t.fqn: t for t in state.tensors if t.section in ("model", "state_dict")}
 
 
@@ -62,9 +62,9 @@ def test_groups_of_an_optimizer_are_compared_up_to_a_number(tmp_path, monkeypatc
     path = str(tmp_path / "file.pt")
     torch.save({"model": net.state_dict(), "optimizer": stepped(net, torch.optim.Adam(groups))}, path)
     state = formats.read(path)
-    assert not kinds.classified(state).oddities
-    monkeypatch.setattr(kinds, "MAX_COMPARED_GROUPS", len(groups) * 2)
-    (oddity,) = kinds.classified(state).oddities
+    assert not kinds.classify_tensors(state).oddities
+    monkeypatch.setattr(kinds, "MAX_GROUP_ENTRY_PAIRS", len(groups) * 2)
+    (oddity,) = kinds.classify_tensors(state).oddities
     assert (
         oddity.message == f"1 optimizer(s) with {len(groups)} groups are too many to find out what each of them trains"
     )
@@ -142,7 +142,7 @@ def test_an_ema_copy_takes_its_models_evidence(tmp_path):
         {"model": net.state_dict(), "ema": ema, "optimizer": stepped(net, torch.optim.AdamW(net.named_parameters()))},
         path,
     )
-    state = kinds.classified(formats.read(path))
+    state = kinds.classify_tensors(formats.read(path))
     assert {t.evidence for t in state.tensors if t.section == "ema"} == {Evidence.OPTIMIZER}
 
 
@@ -154,7 +154,7 @@ def test_a_tied_name_is_trained_in_the_copy_as_well(tmp_path):
     ema = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     path = str(tmp_path / "ema.pt")
     torch.save({"model": net.state_dict(), "ema": ema, "optimizer": state}, path)
-    rows = [t for t in kinds.classified(formats.read(path)).tensors if t.section in ("model", "ema")]
+    rows = [t for t in kinds.classify_tensors(formats.read(path)).tensors if t.section in ("model", "ema")]
     assert [t.evidence for t in rows] == [Evidence.OPTIMIZER] * 6
 
 
@@ -165,7 +165,7 @@ def test_an_averaged_model_is_a_copy_too(tmp_path):
     optimizer = stepped(net, torch.optim.AdamW(net.parameters()))
     path = str(tmp_path / "swa.pt")
     torch.save({"model": net.state_dict(), "swa": averaged.state_dict(), "optimizer": optimizer}, path)
-    state = kinds.classified(formats.read(path))
+    state = kinds.classify_tensors(formats.read(path))
     found = {t.evidence for t in state.tensors if t.section in ("model", "swa") and t.dtype == "float32"}
     assert found == {Evidence.OPTIMIZER}
 
@@ -176,7 +176,7 @@ def test_a_twin_is_no_copy(tmp_path):
     path = str(tmp_path / "twins.pt")
     optimizer = stepped(net, torch.optim.AdamW(net.named_parameters()))
     torch.save({"net_a": net.state_dict(), "net_b": twin.state_dict(), "opt_a": optimizer}, path)
-    state = kinds.classified(formats.read(path))
+    state = kinds.classify_tensors(formats.read(path))
     assert {t.evidence for t in state.tensors if t.kind is Kind.PARAMETER} == {Evidence.ASSUMED}
 
 
@@ -187,7 +187,7 @@ def test_another_models_optimizer_says_nothing_of_this_one(tmp_path):
     path = str(tmp_path / "gan.pt")
     optimizer = stepped(generator, torch.optim.AdamW(generator.named_parameters()))
     torch.save({"generator": generator.state_dict(), "discriminator": found, "optimizer": optimizer}, path)
-    state = kinds.classified(formats.read(path))
+    state = kinds.classify_tensors(formats.read(path))
     assert {t.evidence for t in state.tensors if t.section == "discriminator"} == {Evidence.ASSUMED}
 
 
@@ -283,7 +283,7 @@ def test_optimizer_entries_name_their_parameter(tmp_path):
     net = nn.Linear(2, 2)
     path = str(tmp_path / "opt.pt")
     torch.save(stepped(net, torch.optim.AdamW(net.named_parameters())), path)
-    owners = {t.fqn: t.belongs_to for t in kinds.classified(formats.read(path)).tensors}
+    owners = {t.fqn: t.belongs_to for t in kinds.classify_tensors(formats.read(path)).tensors}
     assert owners["state[0]['exp_avg']"] == "weight"
     assert owners["state[1]['step']"] == "bias"
 
@@ -298,7 +298,7 @@ def test_what_is_forced_is_true_whatever_was_frozen(held, data):
     trained = [n for n in range(len(held)) if data.draw(st.booleans())]
     tensors = [TensorInfo(f"t{n}", "float32", shape, 1, 4) for n, shape in enumerate(held)]
     group = OptimizerGroup(tuple(range(len(trained))), None, tuple(held[n] for n in trained))
-    found = kinds.trained_by(OptimizerFacts("optimizer", (group,)), list(range(len(held))), tensors)
+    found = kinds.find_trained(OptimizerFacts("optimizer", (group,)), list(range(len(held))), tensors)
     assert found <= set(trained)
     if len(trained) == len(held):
         assert found == set(trained)
@@ -481,4 +481,4 @@ def test_one_shape_alone_is_no_evidence(tmp_path):
 )
 def test_the_model_that_a_load_takes_is_told_by_names(sections, meant):
     """`model`, `state_dict` of Lightning, or what is no average; where that does not tell, all of them."""
-    assert kinds.meant(sections) == meant
+    assert kinds.select_loaded_sections(sections) == meant

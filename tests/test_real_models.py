@@ -19,7 +19,7 @@ NAMES = sorted(SMALL)
 
 
 def rows(path):
-    return {row.fqn: row for row in kinds.classified(formats.read(str(path))).tensors}
+    return {row.fqn: row for row in kinds.classify_tensors(formats.read(str(path))).tensors}
 
 
 def agree(row, tensor):
@@ -101,7 +101,7 @@ def test_a_training_checkpoint_knows_its_parameters(tmp_path, name):
     optimizer.step()
     path = tmp_path / "train.pt"
     torch.save({"model": module.state_dict(), "optimizer": optimizer.state_dict(), "step": 1}, path)
-    found = kinds.classified(formats.read(str(path)))
+    found = kinds.classify_tensors(formats.read(str(path)))
     trained = {row.fqn for row in found.tensors if row.section == "model" and row.evidence.value == "optimizer"}
     assert {n for n, _ in module.named_parameters()} <= trained
     assert trained <= {n for n, _ in module.named_parameters(remove_duplicate=False)}

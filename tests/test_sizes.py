@@ -28,7 +28,7 @@ def test_inspect_and_audit_say_the_same_size(case, tmp_path, monkeypatch):
     state_dict, size = CASES[case]
     monkeypatch.chdir(tmp_path)
     torch.save(state_dict, "model.pt")
-    assert sizes.checkpoint_bytes(statecli.inspect("model.pt").state.tensors) == size
+    assert sizes.sum_bytes(statecli.inspect("model.pt").state.tensors) == size
     found = subprocess.run(
         [sys.executable, "-m", "statecli", "audit", "model.pt", "-f", "json"],
         capture_output=True,
@@ -41,5 +41,5 @@ def test_inspect_and_audit_say_the_same_size(case, tmp_path, monkeypatch):
 def test_kinds_that_share_a_storage_count_it_once_together():
     """An old spectral_norm's weight lies in its parameter until the first forward."""
     state = statecli.inspect(torch.nn.utils.spectral_norm(torch.nn.Linear(3, 3))).state
-    totals = sizes.totals_by_kind(state.tensors)
-    assert sizes.checkpoint_bytes(state.tensors) == totals["parameter"].bytes + totals["buffer"].bytes
+    totals = sizes.sum_by_kind(state.tensors)
+    assert sizes.sum_bytes(state.tensors) == totals["parameter"].bytes + totals["buffer"].bytes

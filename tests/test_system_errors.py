@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from statecli import formats
 from statecli.cli import commands
 from statecli.core.errors import OutputError, UnreadableError
-from statecli.file_scan.scan import scan
+from statecli.file_scan.scan import scan_pickles
 from statecli.values import pool
 
 
@@ -117,7 +117,7 @@ def test_a_read_that_fails_once_is_not_a_clean_scan(failing):
     """The listing may succeed a moment later: the pickles were not judged all the same."""
     failing("a.pt")
     with pytest.raises(UnreadableError, match=r"a\.pt: cannot be read: input/output error"):
-        scan("a.pt")
+        scan_pickles("a.pt")
 
 
 @linux

@@ -24,7 +24,7 @@ def row(
 
 def tied(*rows: TensorInfo) -> dict[str, tuple[str, ...]]:
     """What each is tied to."""
-    state = tied_tensors.tied(ModelState("t", "f", rows))
+    state = tied_tensors.fill_tied_to(ModelState("t", "f", rows))
     return {tensor.fqn: tensor.tied_to for tensor in state.tensors}
 
 
@@ -50,9 +50,9 @@ def test_by_definition(spec):
 def test_nothing_but_tied_to_changes():
     """Order, other fields and an untied state are left as they are."""
     alone = ModelState("t", "f", (row("a", 1), row("b", 2), row("c", None)))
-    assert tied_tensors.tied(alone) is alone
+    assert tied_tensors.fill_tied_to(alone) is alone
     rows = (row("a", 1, note="x"), row("b", 2), row("c", 1))
-    found = tied_tensors.tied(ModelState("t", "f", rows)).tensors
+    found = tied_tensors.fill_tied_to(ModelState("t", "f", rows)).tensors
     assert [tensor.fqn for tensor in found] == ["a", "b", "c"]
     assert [tensor.note for tensor in found] == ["x", None, None]
     assert found[1] is rows[1]
@@ -61,7 +61,7 @@ def test_nothing_but_tied_to_changes():
 def test_other_sections_are_named():
     """A tensor of another section is named with it, one of the same section without."""
     rows = (row("w", 1), row("v", 1), row("w", 1, section="ema"))
-    found = tied_tensors.tied(ModelState("t", "f", rows, ("model", "ema"))).tensors
+    found = tied_tensors.fill_tied_to(ModelState("t", "f", rows, ("model", "ema"))).tensors
     assert [tensor.tied_to for tensor in found] == [("v", "ema#w"), ("w", "ema#w"), ("model#w", "model#v")]
 
 
@@ -69,7 +69,7 @@ def test_other_sections_are_named():
 def test_a_long_list_is_cut(count):
     """Of more than 64 others, one is named and the number is said; never the tensor itself."""
     rows = [row(f"t{n:03}", 0, note="view") for n in range(count)]
-    found = tied_tensors.tied(ModelState("t", "f", tuple(rows))).tensors
+    found = tied_tensors.fill_tied_to(ModelState("t", "f", tuple(rows))).tensors
     for tensor in found:
         others = [other.fqn for other in rows if other.fqn != tensor.fqn]
         assert list(tensor.tied_to) == (others if count <= 65 else others[:1])
@@ -81,7 +81,7 @@ def test_many_views_of_one_storage_take_linear_time():
     """20,000 views of one flat storage are listed in a second of processor time."""
     rows = tuple(row(f"layers.{n}.weight", 0) for n in range(20_000))
     before = time.process_time()
-    found = tied_tensors.tied(ModelState("t", "f", rows)).tensors
+    found = tied_tensors.fill_tied_to(ModelState("t", "f", rows)).tensors
     assert time.process_time() - before < 1
     assert len(found) == 20_000
 

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from statecli import render
 from statecli.cli import interrupts, output_files
 from statecli.core.errors import OutputError, UnreadableError, UsageError
-from statecli.core.escaping import as_line, elided
+from statecli.core.escaping import escape_line, truncate_middle
 from statecli.core.finding import Finding
 from statecli.core.progress import Progress
 from statecli.render import Look
@@ -231,7 +231,7 @@ def complain(message: str, debug: bool) -> int:
     """One line on stderr; the exit code for "could not do it"."""
     for line in _scrubbed(traceback.format_exc()).splitlines() if debug else ():
         _say(line)
-    _say(f"statecli: {elided(message.rstrip(), MAX_LINE)}")
+    _say(f"statecli: {truncate_middle(message.rstrip(), MAX_LINE)}")
     return 2
 
 
@@ -281,7 +281,7 @@ def _say(text: str, *, direct: bool = False) -> None:
     """
     secrets = sys.modules.get("statecli.storage.redact")
     with suppress(OSError, ValueError):
-        line = as_line(secrets.remove_secrets(text) if secrets else text)
+        line = escape_line(secrets.remove_secrets(text) if secrets else text)
         parent = None if direct else _parent()
         if parent is not None:
             parent.write_error(line)
@@ -302,7 +302,7 @@ def warnings_once() -> Iterator[None]:
         if text not in shown:
             shown.add(text)
             # rich prints above its progress bar what goes to sys.stderr.
-            _say(elided(" ".join(text.split()), MAX_LINE), direct=True)
+            _say(truncate_middle(" ".join(text.split()), MAX_LINE), direct=True)
 
     warnings.showwarning = show  # type: ignore[assignment]
     try:

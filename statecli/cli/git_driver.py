@@ -20,12 +20,12 @@ from fnmatch import fnmatchcase
 
 from statecli.cli import output_files
 from statecli.core.errors import MissingDependency, StateError, UsageError
-from statecli.core.escaping import visible
+from statecli.core.escaping import escape
 from statecli.core.state import TensorInfo
-from statecli.core.units import kind_text, shape_text
+from statecli.core.units import format_kind, format_shape
 from statecli.core.version import __version__
-from statecli.pickle_scan.known_names import renamed
-from statecli.pickles.safe_globals import refused_by_torch_load
+from statecli.pickle_scan.known_names import rename_python2
+from statecli.pickles.safe_globals import find_refused_names
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.storage.source import Source
 from statecli.targets import load
@@ -192,13 +192,13 @@ def _lines_of(path: str) -> Iterator[str]:
         state = load.checkpoint(path)
         yield from _lines(state.tensors, several=len(state.sections) > 1)
         for key, value in sorted(state.metadata.values.items()):
-            yield f"# {visible(key)} = {visible(repr(value))}"
-        names = (".".join(renamed(*name.rpartition(".")[::2])) for name, _ in state.globals)
-        yield from (f"! imports {visible(name)}" for name in sorted(refused_by_torch_load(names)))
+            yield f"# {escape(key)} = {escape(repr(value))}"
+        names = (".".join(rename_python2(*name.rpartition(".")[::2])) for name, _ in state.globals)
+        yield from (f"! imports {escape(name)}" for name in sorted(find_refused_names(names)))
     except StateError as error:
         if not _is_the_files(error):
             raise
-        yield f"cannot be read: {visible(str(error).removeprefix(path + ': '))}; its bytes: {_digest(path)}"
+        yield f"cannot be read: {escape(str(error).removeprefix(path + ': '))}; its bytes: {_digest(path)}"
 
 
 def _digest(path: str) -> str:
@@ -222,7 +222,7 @@ def _is_the_files(error: BaseException | None) -> bool:
 def failed(error: BaseException) -> str:
     """The driver's text where the fault is not the file's: no two are equal, since git would show no difference."""
     said = str(error) if isinstance(error, StateError) else f"{type(error).__name__}: {error}"
-    return f"not read at {time.time_ns()} ({visible(said)}); when that is mended: git update-ref -d {_CACHE}"
+    return f"not read at {time.time_ns()} ({escape(said)}); when that is mended: git update-ref -d {_CACHE}"
 
 
 def _lines(tensors: tuple[TensorInfo, ...], *, several: bool) -> Iterator[str]:
@@ -234,8 +234,8 @@ def _lines(tensors: tuple[TensorInfo, ...], *, several: bool) -> Iterator[str]:
     rows = []
     for tensor, digest in zip(tensors, made, strict=True):
         name = f"{tensor.section}.{tensor.fqn}" if several else tensor.fqn
-        cells = (name, tensor.dtype, shape_text(tensor.shape), kind_text(tensor), (digest or "-")[:DIGITS])
-        rows.append(" ".join(map(visible, cells)))
+        cells = (name, tensor.dtype, format_shape(tensor.shape), format_kind(tensor), (digest or "-")[:DIGITS])
+        rows.append(" ".join(map(escape, cells)))
     yield from sorted(rows)
 
 
@@ -268,10 +268,10 @@ def difftool(before: str, after: str, compare: Callable[[str, str, str], int], n
     pointers = pointed(before), pointed(after)
     if os.devnull in (before, after):
         path, done = (after, "added") if before == os.devnull else (before, "deleted")
-        yield f"{done}: {visible(name)}"
+        yield f"{done}: {escape(name)}"
         yield from textconv(path)
     elif pointers == (None, None):
-        yield f"changed: {visible(name)}"
+        yield f"changed: {escape(name)}"
         compare(before, after, name)
     elif pointers[0] == pointers[1]:
         yield f"both are one {pointers[0]}"
@@ -291,9 +291,9 @@ def _folders(before: str, after: str, compare: Callable[[str, str, str], int]) -
         try:
             yield from difftool(one, other, compare, name)
         except StateError as error:
-            yield visible(str(error))
+            yield escape(str(error))
     if others:
-        yield f"not compared, for they are not called like checkpoints: {', '.join(map(visible, others))}"
+        yield f"not compared, for they are not called like checkpoints: {', '.join(map(escape, others))}"
 
 
 def _files(folder: str) -> Iterator[str]:

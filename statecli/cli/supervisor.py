@@ -83,10 +83,10 @@ class Child:
     def name_model(self, name: str) -> None:
         """Name the model whose code runs from now on, for the line about a crash."""
         if name != self._model:
-            from statecli.core.escaping import as_line
+            from statecli.core.escaping import escape_line
 
             self._model = name
-            self._send(_MODEL, as_line(name).encode("utf-8", "backslashreplace"))
+            self._send(_MODEL, escape_line(name).encode("utf-8", "backslashreplace"))
 
     def limit(self, seconds: float) -> None:
         """Have the parent end this process after so many seconds from its start."""

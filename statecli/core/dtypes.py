@@ -1,4 +1,4 @@
-"""The element types a checkpoint can name, and their size.
+"""Element types of checkpoints, and their sizes.
 
 Names are torch's own without `torch.`. Sizes are in bits because float4 packs two values in a byte. Sources: the
 `ScalarType` table of torch 2.13 (c10/core/ScalarType.h) and the safetensors format description, version 0.8.
@@ -7,7 +7,7 @@ Names are torch's own without `torch.`. Sizes are in bits because float4 packs t
 from __future__ import annotations
 
 #: dtype name -> bits of one element as torch counts elements (float4_e2m1fn_x2: one element is one byte, two values).
-BITS: dict[str, int] = {
+ELEMENT_BITS: dict[str, int] = {
     "float64": 64,
     "float32": 32,
     "float16": 16,
@@ -67,8 +67,8 @@ STORAGE_DTYPES: dict[str, str] = {
     "UntypedStorage": "uint8",
 }
 
-#: Those that torch.jit.save writes beside them: a storage for each element type, named as C++ has it. Python has none
-#: of these; torch.save names such a type beside an untyped storage.
+#: STORAGE_DTYPES and the storage classes that only torch.jit.save writes: one per element type, by the name in C++.
+#: Python has no such classes; torch.save writes an untyped storage and the dtype.
 SCRIPT_STORAGE_DTYPES: dict[str, str] = {
     **STORAGE_DTYPES,
     "ComplexHalfStorage": "complex32",
@@ -84,9 +84,9 @@ SCRIPT_STORAGE_DTYPES: dict[str, str] = {
 }
 
 #: Quantized types that pack several values in one byte: name -> values a byte.
-PACKED: dict[str, int] = {"quint4x2": 2, "quint2x4": 4}
+VALUES_PER_BYTE: dict[str, int] = {"quint4x2": 2, "quint2x4": 4}
 
-INTEGER = frozenset(
+INTEGER_DTYPES = frozenset(
     ["int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"]
     + [f"int{n}" for n in range(1, 8)]
     + [f"uint{n}" for n in range(1, 8)]
@@ -94,13 +94,13 @@ INTEGER = frozenset(
 
 
 def is_floating(dtype: str) -> bool:
-    """Whether its numbers have a point; complex ones count as none."""
+    """Return True for real floating-point types; complex types are not floating."""
     return dtype.startswith(("float", "bfloat"))
 
 
 def nbytes(dtype: str, elements: int) -> int:
-    """Bytes that `elements` elements of `dtype` take when stored one after another."""
-    packed = PACKED.get(dtype)
+    """Return the bytes of `elements` consecutive elements of `dtype`."""
+    packed = VALUES_PER_BYTE.get(dtype)
     if packed:
         return -(-elements // packed)
-    return elements * BITS[dtype] // 8
+    return elements * ELEMENT_BITS[dtype] // 8

@@ -7,30 +7,31 @@ from collections.abc import Iterable, Sequence
 
 from statecli.core.units import plural
 
-#: What differs between the messages of one cause: a checksum, an offset, a storage.
+#: The parts that differ between messages with the same cause: a checksum, an offset, a storage key.
 _FIGURE = re.compile(r"(0x[0-9a-f]+|\d+)")
 
 
-def group_by_cause(broken: Iterable[tuple[str, str]]) -> list[tuple[str, int]]:
-    """Of (name, `file: name: cause`): one line a file and cause, with how many there are; figures that differ are "…".
+def group_by_cause(errors: Iterable[tuple[str, str]]) -> list[tuple[str, int]]:
+    """Return one line per file and cause, with the number of errors; differing figures are shown as "…".
 
-    Tensors of one storage have one message, which names the first of them.
+    `errors` are pairs (tensor name, `file: name: cause`). Tensors of one storage share one message, which names the
+    first.
     """
     keys: dict[str, tuple[str, ...]] = {}
-    same: dict[tuple[str, ...], list[tuple[str, str]]] = {}
-    for name, message in broken:
-        file, said, cause = message.partition(f": {name}: ")
-        key = keys.setdefault(message, (file, _FIGURE.sub("", cause)) if said else (message,))
-        same.setdefault(key, []).append((name, message))
-    return [(_describe_cause(several), len(several)) for several in same.values()]
+    groups: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for name, message in errors:
+        file, has_name, cause = message.partition(f": {name}: ")
+        key = keys.setdefault(message, (file, _FIGURE.sub("", cause)) if has_name else (message,))
+        groups.setdefault(key, []).append((name, message))
+    return [(_describe_group(group), len(group)) for group in groups.values()]
 
 
-def _describe_cause(several: Sequence[tuple[str, str]]) -> str:
-    name, message = several[0]
-    file, said, _ = message.partition(f": {name}: ")
-    if len(several) == 1 or not said:
+def _describe_group(errors: Sequence[tuple[str, str]]) -> str:
+    name, message = errors[0]
+    file, has_name, _ = message.partition(f": {name}: ")
+    if len(errors) == 1 or not has_name:
         return message
-    causes = (text.partition(f": {one}: ")[2] for one, text in several)
+    causes = (text.partition(f": {tensor_name}: ")[2] for tensor_name, text in errors)
     figures = zip(*(_FIGURE.split(cause) for cause in causes if cause), strict=True)
     cause = "".join(each[0] if len(set(each)) == 1 else "…" for each in figures)
-    return f"{file}: {name} and {plural(len(several) - 1, 'more tensor')}: {cause}"
+    return f"{file}: {name} and {plural(len(errors) - 1, 'more tensor')}: {cause}"

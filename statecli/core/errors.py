@@ -1,22 +1,22 @@
-"""What can go wrong, each with the one line that a person reads.
+"""Errors that statecli raises on purpose, each with one line for the user.
 
-    StateError                 exit 2; the base of all that statecli raises on purpose
-    ├── UsageError             the command line asks for something that makes no sense
-    │   └── NothingMatched     the globs, the kind or the section left no tensor
-    │       └── FilteredOut    the globs or the kind left none of one target
-    ├── UnreadableError        the file cannot be opened, or is not a checkpoint that statecli reads
-    │   ├── PlaceUnreadable    nor can anything beside it
-    │   ├── BarePickle         it is a pickle, and none that torch.save wrote
-    │   └── MalformedError     it is one, and its bytes contradict themselves
-    │       ├── MissingShard   a file that an index or its number names is not there
-    │       ├── IndexMismatch  an index and its shards disagree on which tensor is where
-    │       └── ChecksumMismatch  bytes are not those that the container recorded a checksum of
+    StateError                 base class; exit status 2
+    ├── UsageError             contradictory or unknown option, argument or name
+    │   └── NothingMatched     no tensor left by the globs, the kind or the section
+    │       └── FilteredOut    no tensor of one target left by the globs or the kind
+    ├── UnreadableError        the file cannot be opened, or its format is not supported
+    │   ├── PlaceUnreadable    nothing else in the same place can be read either
+    │   ├── BarePickle         a pickle, but not written by torch.save
+    │   └── MalformedError     a supported format with contradictory bytes
+    │       ├── MissingShard   a file named by an index or by its number is missing
+    │       ├── IndexMismatch  an index and its shards disagree about where a tensor is
+    │       └── ChecksumMismatch  the bytes do not match the checksum in the container
     ├── OutputError            standard output cannot be written
     ├── ModelError             the user's model class could not be found, imported or built
-    ├── EngineError            the engine of --executor does not answer, or its workers are of another statecli
-    └── MissingDependency      an optional package (torch, numpy) is needed and not installed
+    ├── EngineError            the engine of --executor does not answer, or its workers have another version
+    └── MissingDependency      an optional package (torch, numpy) is not installed
 
-`cli.leave` is the only place that turns one into text, and `retold` puts it into the words of Python's arguments.
+`cli.leave` prints these errors; `api` rewrites option names to Python argument names.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class StateError(Exception):
-    """One line that says what is wrong with which file and tensor, and what to do.
+    """One line: the file and tensor, the problem, and how to fix the problem.
 
-    `rule` is the rule of `audit` that this error breaks, where there is one, and `help` what it says to do.
+    `rule` is the rule of `audit` that reports this error, if any, and `help` the fix that the rule suggests.
     """
 
     rule: ClassVar[str | None] = None
@@ -42,45 +42,45 @@ class UsageError(StateError):
 
 
 class NothingMatched(UsageError):
-    """Filters left nothing to look at. "Nothing was checked" never ends 0."""
+    """Filters left nothing to check; such a run never exits with status 0."""
 
 
 class FilteredOut(NothingMatched):
-    """Filters left nothing of one target, of which there may be others."""
+    """Filters left nothing of one target; other targets may have tensors."""
 
 
 class UnreadableError(StateError):
-    """The target cannot be opened or is not a format statecli reads."""
+    """The target cannot be opened, or its format is not supported."""
 
 
 class PlaceUnreadable(UnreadableError):
-    """Nor can anything else be read that lies in the same place: one line is enough for all of it."""
+    """The whole place (a server, a bucket) cannot be read; report it once, not for every file."""
 
 
 class BarePickle(UnreadableError):
-    """The target is a pickle, and none that torch.save wrote: what loading it would run is all that can be told."""
+    """The target is a pickle that torch.save did not write: only its imports can be reported."""
 
 
 class MalformedError(UnreadableError):
-    """The target is of a known format, and says two things that cannot both be true."""
+    """The target has a supported format, but its bytes contradict each other."""
 
 
 class MissingShard(MalformedError):
-    """Of a checkpoint in several files not all are there."""
+    """A file of a sharded checkpoint is missing."""
 
     rule = "missing-shard"
     help = "copy or download the missing file"
 
 
 class IndexMismatch(MalformedError):
-    """The index says of a tensor what the shards deny."""
+    """The index contradicts the shards about a tensor."""
 
     rule = "index-mismatch"
     help = "copy or download its files again, or write the index again: save_pretrained does"
 
 
 class ChecksumMismatch(MalformedError):
-    """The bytes of a record are not those that were written. `place` are these, where they are a tensor's."""
+    """The bytes of a record do not match their checksum. `place` is set if the record is a tensor's."""
 
     rule = "checksum-mismatch"
     help = "copy or download the file again"
@@ -96,8 +96,8 @@ class ModelError(StateError):
 
 
 class EngineError(StateError):
-    """What was to do the work does not answer, or refuses it."""
+    """The engine of --executor does not answer, or refuses the work."""
 
 
 class MissingDependency(StateError):
-    """A package that this one command needs is not installed."""
+    """An optional package that the command needs is not installed."""

@@ -1,9 +1,9 @@
-"""The exit code that a command concluded with, distinct from a SystemExit that model code raises."""
+"""Exit code of a command, distinct from a SystemExit raised by model code."""
 
 from __future__ import annotations
 
 
 class Verdict(SystemExit):
-    """Ends the process with the command's own exit code. Any other SystemExit concludes nothing."""
+    """Exit of the process with the command's own exit code; any other SystemExit is not a verdict."""
 
     code: int

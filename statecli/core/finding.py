@@ -1,4 +1,4 @@
-"""What a command has to say against its target: the reason of every exit 1."""
+"""A finding: a problem that a command reports about its target, and a reason for exit status 1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statecli.core.state import Origin, Place
 
 
 class Severity(str, Enum):
-    """How bad: a note is told, a warning may be meant, an error is wrong."""
+    """Severity of a finding: a note is informational, a warning may be intentional, an error is wrong."""
 
     NOTE = "note"
     WARNING = "warning"
@@ -19,16 +19,15 @@ class Severity(str, Enum):
 
     @property
     def rank(self) -> int:
-        """0 for a note, 2 for an error."""
+        """Return 0 for a note, 1 for a warning, 2 for an error."""
         return list(Severity).index(self)
 
 
 class Finding(msgspec.Struct, frozen=True, gc=False):
-    """One problem: the rule's name, one line, the target, the tensor and its section, and what to do.
+    """One problem: the rule's name, one line, the target, the tensor and its section, and the fix.
 
-    `origin` is the source line that it is about, `place` the bytes, `about` what else has a name (`os.system`, which a
-    pickle imports), `content` a digest of the bytes that were judged, "" where there are too many of them; each is left
-    out where there is none.
+    `origin` is the source line concerned, `place` the bytes, `about` another name (`os.system`, which a pickle
+    imports), `content` a digest of the bytes that were checked ("" if there are too many). Each is omitted if unknown.
     """
 
     rule: str

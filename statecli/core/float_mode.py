@@ -1,8 +1,8 @@
-"""Arithmetic by IEEE 754, whatever mode the calling process has set.
+"""Compute by IEEE 754 in whatever floating-point mode the calling process has set.
 
-`torch.set_flush_denormal(True)`, and libraries built with -ffast-math, make the processor read and write denormal
-numbers as zero: 2e-39 and 3e-39 are then equal, for C, numpy and Python alike. The mode is one of a thread; a new
-thread and a forked process inherit it.
+`torch.set_flush_denormal(True)`, and libraries built with -ffast-math, make the processor treat denormal numbers as
+zero: 2e-39 and 3e-39 are then equal in C, numpy and Python. The mode belongs to a thread; new threads and forked
+processes inherit it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from statecli.core.errors import StateError
 
-_Given = ParamSpec("_Given")
+_Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 #: Bytes that hold any platform's `fenv_t`.
@@ -24,7 +24,7 @@ _SMALLEST_NORMAL = sys.float_info.min
 
 
 def flushes_denormals() -> bool:
-    """Return whether this thread computes with zero in place of denormal numbers."""
+    """Return True if this thread computes with zero in place of denormal numbers."""
     return _SMALLEST_NORMAL * 0.5 == 0.0
 
 
@@ -32,7 +32,7 @@ def flushes_denormals() -> bool:
 def keep_denormals() -> Iterator[None]:
     """Compute with denormal numbers in this thread while the block runs.
 
-    Raises `StateError` where the mode cannot be changed: what would be computed is not true.
+    Raises StateError if the mode cannot be changed, because the results would be wrong.
     """
     if not flushes_denormals():
         yield
@@ -50,15 +50,15 @@ def keep_denormals() -> Iterator[None]:
         library.fesetenv(caller)
 
 
-def with_denormals(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Return the function as one that keeps denormal numbers, in whatever thread or process it runs."""
+def with_denormals(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Decorate the function to keep denormal numbers in the thread or process in which it runs."""
 
     @wraps(function)
-    def computed(*args: _Given.args, **named: _Given.kwargs) -> _Result:
+    def with_denormals_kept(*args: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
         with keep_denormals():
             return function(*args, **named)
 
-    return computed
+    return with_denormals_kept
 
 
 def _floating_point_environment() -> tuple[Any, Any, Any]:

@@ -1,12 +1,12 @@
-"""The element types that ggml numbers, and in which blocks it quantizes.
+"""Element types by ggml's numbers, and the block sizes of the quantized types.
 
 Sources: `enum ggml_type` and the structs of ggml-common.h in llama.cpp; `GGML_QUANT_SIZES` of the package gguf 0.19.
 """
 
 from __future__ import annotations
 
-#: Number in the file -> torch's name and bytes an element, of the types that torch has too.
-PLAIN: dict[int, tuple[str, int]] = {
+#: Number in the file -> dtype in torch and bytes per element, for the types that torch also has.
+TORCH_TYPES: dict[int, tuple[str, int]] = {
     0: ("float32", 4),
     1: ("float16", 2),
     24: ("int8", 1),
@@ -18,7 +18,7 @@ PLAIN: dict[int, tuple[str, int]] = {
 }
 
 #: Number in the file -> ggml's name of a quantized type. Rearranged ones (q4_0_4_4) were written until the end of 2024.
-QUANTIZED: dict[int, str] = {
+QUANTIZED_TYPES: dict[int, str] = {
     2: "q4_0",
     3: "q4_1",
     6: "q5_0",
@@ -50,8 +50,8 @@ QUANTIZED: dict[int, str] = {
     41: "q1_0",
 }
 
-#: Name of a quantized type -> values in a block, and bytes of it.
-BLOCKS: dict[str, tuple[int, int]] = {
+#: Name of a quantized type -> values in a block, bytes of a block.
+BLOCK_SIZES: dict[str, tuple[int, int]] = {
     "q4_0": (32, 18),
     "q4_1": (32, 20),
     "q5_0": (32, 22),
@@ -83,5 +83,5 @@ BLOCKS: dict[str, tuple[int, int]] = {
     "q1_0": (128, 18),
 }
 
-#: Before the name of the type, in `Packing.how`: a storage of float32 that is quantized in its file.
-PACKED = "gguf:"
+#: Prefix of the type's name in `Packing.how`: the storage is float32 after dequantization.
+PACKING_PREFIX = "gguf:"

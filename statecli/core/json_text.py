@@ -12,12 +12,12 @@ from statecli.core import escaping
 _ENCODER = msgspec.json.Encoder()
 
 
-def encoded(value: Any) -> bytes:
-    """JSON, with what a terminal would act on escaped. Lone surrogates, which UTF-8 cannot hold, are escaped too."""
+def encode_json(value: Any) -> bytes:
+    """Return JSON with terminal control characters escaped, and lone surrogates, which UTF-8 cannot encode."""
     try:
-        raw = _ENCODER.encode(value)
+        encoded = _ENCODER.encode(value)
     except UnicodeEncodeError:
         return json.dumps(msgspec.to_builtins(value), ensure_ascii=True, separators=(",", ":")).encode("ascii")
-    if raw.isascii() and b"\x7f" not in raw:
-        return raw
-    return escaping.in_json(raw.decode("utf-8")).encode("utf-8")
+    if encoded.isascii() and b"\x7f" not in encoded:
+        return encoded
+    return escaping.escape_json(encoded.decode("utf-8")).encode("utf-8")

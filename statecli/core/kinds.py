@@ -1,29 +1,25 @@
-"""Evidence -> kind, for checkpoints that do not say what is a parameter and what a buffer.
+"""Decide whether each entry of a checkpoint is a parameter or a buffer, for formats that do not record it.
 
-A bare state_dict is a flat list of names. What each entry was registered as is found out in the order of `Evidence`:
-a class given with `--model`, the type it was pickled as, the optimizer in the same file, a convention, and where
-nothing says anything, it is assumed to be a parameter and shown as assumed.
+A bare state_dict is a flat list of names. The evidence is used in the order of `Evidence`: the class given with
+`--model`, the pickled type, the optimizer in the same file, a naming convention. Without evidence, an entry is assumed
+to be a parameter and shown as assumed.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
 from msgspec.structs import replace
 
-from statecli.core import load_rules
-from statecli.core.dtypes import INTEGER
-from statecli.core.errors import NothingMatched
-from statecli.core.finding import Finding, Severity
-from statecli.core.rule import Rule
+from statecli.core.dtypes import INTEGER_DTYPES
 from statecli.core.state import Evidence, Kind, ModelState, Oddity, OptimizerFacts, OptimizerGroup, TensorInfo
 
-#: Last components of names that are buffers wherever they were met: torch's norms and spectral_norm, and the buffers
-#: that transformers, timm, diffusers and vector-quantize-pytorch register as persistent.
+#: Last components of names that are buffers in every model seen: torch's norms and spectral_norm, and the buffers that
+#: transformers, timm, diffusers and vector-quantize-pytorch register as persistent.
 BUFFER_NAMES = re.compile(
     r"^(?:running_(?:mean|var|std)|num_batches_tracked|(?:\w+_)?position_ids|token_type_ids|(?:\w+_)?inv_freq"
     r"|relative_position_index|relative_coords_table|attn_mask|causal_mask|masked_bias|(?:cos|sin)_cached|freqs_cis|freqs_(?:cos|sin)"
@@ -32,9 +28,9 @@ BUFFER_NAMES = re.compile(
     r"|positional_encoding_gaussian_matrix|mel_filters|pe)$"
 )
 
-#: Names under which wrappers hold what they wrap, and which nobody else gives a module: torch.compile; FSDP; activation
+#: Attributes in which wrappers store the wrapped module, and no other class does: torch.compile; FSDP; activation
 #: checkpointing; Lightning around DeepSpeed and others; fairscale's and XLA's FSDP; torchrec's model parallelism.
-INNER = (
+WRAPPER_ATTRIBUTES = (
     "_orig_mod",
     "_fsdp_wrapped_module",
     "_checkpoint_wrapped_module",
@@ -42,53 +38,66 @@ INNER = (
     "_fpw_module",
     "_dmp_wrapped_module",
 )
-#: Prefixes that wrappers put before every name; the last is also what half of all models call a part of their own.
-WRAPPERS = ("module.", *(f"{name}." for name in INNER), "model.")
+#: Prefixes that wrappers put before every name. The last one is also the name of a submodule in half of all models.
+WRAPPER_PREFIXES = ("module.", *(f"{name}." for name in WRAPPER_ATTRIBUTES), "model.")
+
+#: Kinds of tensors that belong to a model.
+MODEL_KINDS = (Kind.PARAMETER, Kind.BUFFER, Kind.UNREGISTERED)
 
 Shape = tuple[int, ...] | None
 
 
-def classified(state: ModelState) -> ModelState:
-    """The same state with the best evidence for each entry that is so far only assumed to be a parameter."""
+def classify_tensors(state: ModelState) -> ModelState:
+    """Return the state with the best evidence for each entry whose kind is only assumed."""
     tensors = list(state.tensors)
-    open_rows = [n for n, tensor in enumerate(tensors) if _is_open(tensor)]
-    if not open_rows:
-        return _owners(state, tensors)
-    names = {(tensor.section, tensor.fqn) for tensor in tensors if tensor.fqn.endswith("weight_orig")}
-    by_convention = {n for n in open_rows if is_buffer_by_convention(tensors[n]) or _is_spectral(tensors[n], names)}
-    groups = sum(len(optimizer.groups) for optimizer in state.optimizers)
-    if len(state.optimizers) * len(open_rows) > MAX_COMPARED or groups * len(open_rows) > MAX_COMPARED_GROUPS:
-        of_groups = f" with {groups} groups" if groups > len(state.optimizers) else ""
-        many = f"{len(state.optimizers)} optimizer(s){of_groups} are too many to find out what each of them trains"
-        state = replace(state, oddities=(*state.oddities, Oddity("many-optimizers", many)), optimizers=())
-    trained = _trained(state, open_rows, by_convention, tensors)
-    for n in open_rows:
-        if n in trained:
-            tensors[n] = replace(tensors[n], kind=Kind.PARAMETER, evidence=Evidence.OPTIMIZER)
-        elif n in by_convention:
-            tensors[n] = replace(tensors[n], kind=Kind.BUFFER, evidence=Evidence.CONVENTION, persistent=True)
-    return _owners(state, tensors)
+    unclassified = [row for row, tensor in enumerate(tensors) if _is_unclassified(tensor)]
+    if not unclassified:
+        return _fill_belongs_to(state, tensors)
+    weight_orig_names = {(tensor.section, tensor.fqn) for tensor in tensors if tensor.fqn.endswith("weight_orig")}
+    by_convention = {
+        row
+        for row in unclassified
+        if is_buffer_by_convention(tensors[row]) or _is_spectral_norm_vector(tensors[row], weight_orig_names)
+    }
+    group_count = sum(len(optimizer.groups) for optimizer in state.optimizers)
+    if (
+        len(state.optimizers) * len(unclassified) > MAX_OPTIMIZER_ENTRY_PAIRS
+        or group_count * len(unclassified) > MAX_GROUP_ENTRY_PAIRS
+    ):
+        of_groups = f" with {group_count} groups" if group_count > len(state.optimizers) else ""
+        message = f"{len(state.optimizers)} optimizer(s){of_groups} are too many to find out what each of them trains"
+        state = replace(state, oddities=(*state.oddities, Oddity("many-optimizers", message)), optimizers=())
+    trained = _find_all_trained(state, unclassified, by_convention, tensors)
+    for row in unclassified:
+        if row in trained:
+            tensors[row] = replace(tensors[row], kind=Kind.PARAMETER, evidence=Evidence.OPTIMIZER)
+        elif row in by_convention:
+            tensors[row] = replace(tensors[row], kind=Kind.BUFFER, evidence=Evidence.CONVENTION, persistent=True)
+    return _fill_belongs_to(state, tensors)
 
 
-def _is_open(tensor: TensorInfo) -> bool:
+def _is_unclassified(tensor: TensorInfo) -> bool:
     return tensor.kind is Kind.PARAMETER and tensor.evidence is Evidence.ASSUMED
 
 
 def is_buffer_by_convention(tensor: TensorInfo) -> bool:
-    """Integers and bools are never trained; some names are buffers everywhere. A quantized weight is neither."""
-    if tensor.dtype in INTEGER or _is_buffer_name(tensor.fqn.rpartition(".")[2]):
+    """Return True for dtypes that are never trained (integers, bool) and for names that are always buffers.
+
+    A quantized weight is neither.
+    """
+    if tensor.dtype in INTEGER_DTYPES or _is_buffer_name(tensor.fqn.rpartition(".")[2]):
         return True
-    return _SPECTRAL.search(tensor.fqn) is not None if tensor.fqn.endswith(("._u", "._v")) else False
+    return _SPECTRAL_NORM_VECTOR.search(tensor.fqn) is not None if tensor.fqn.endswith(("._u", "._v")) else False
 
 
-def _is_spectral(tensor: TensorInfo, names: set[tuple[str, str]]) -> bool:
-    """The vectors of the old spectral_norm, beside `weight_orig`; weight_norm's `weight_v` learns."""
+def _is_spectral_norm_vector(tensor: TensorInfo, weight_orig_names: set[tuple[str, str]]) -> bool:
+    """Return True for a vector of the old spectral_norm, next to `weight_orig`; weight_norm's `weight_v` is trained."""
     stem = tensor.fqn[:-2]
-    return tensor.fqn.endswith(("weight_u", "weight_v")) and (tensor.section, f"{stem}_orig") in names
+    return tensor.fqn.endswith(("weight_u", "weight_v")) and (tensor.section, f"{stem}_orig") in weight_orig_names
 
 
 #: The power iteration's vectors of torch.nn.utils.parametrizations.spectral_norm.
-_SPECTRAL = re.compile(r"(?:^|\.)parametrizations\.\w+\.\d+\._[uv]$")
+_SPECTRAL_NORM_VECTOR = re.compile(r"(?:^|\.)parametrizations\.\w+\.\d+\._[uv]$")
 
 
 @lru_cache(maxsize=1024)
@@ -96,364 +105,240 @@ def _is_buffer_name(last: str) -> bool:
     return BUFFER_NAMES.match(last) is not None
 
 
-#: Optimizers times entries that are compared; beyond this nothing is said by shape.
-MAX_COMPARED = 200_000
-#: Groups of optimizers times entries that are compared, a second at most.
-MAX_COMPARED_GROUPS = 20_000_000
+#: Optimizers times entries that are compared. With more, the optimizers are ignored.
+MAX_OPTIMIZER_ENTRY_PAIRS = 200_000
+#: Groups of optimizers times entries that are compared: one second at most.
+MAX_GROUP_ENTRY_PAIRS = 20_000_000
 
 
-def _trained(
+def _find_all_trained(
     state: ModelState, candidates: list[int], by_convention: set[int], tensors: Sequence[TensorInfo]
 ) -> set[int]:
-    """An optimizer trains one model, and its copies (EMA, AveragedModel's `module.`) with the same names and shapes.
+    """Return the rows that an optimizer of the state trains.
 
-    Where it fits two models, which of them it trains cannot be told, and nothing is said. Conventions are weaker
-    evidence than the optimizer: where it does not fit without what only looks like a buffer, it is tried with that.
+    An optimizer is matched to one model, and to the model's copies (EMA, AveragedModel's `module.`), by name and shape.
+    No row is returned for an optimizer that fits two models. Conventions are weaker evidence than an optimizer: if the
+    optimizer does not fit without the buffers by convention, they are included.
     """
     sections: dict[str, list[int]] = defaultdict(list)
-    for n in candidates:
-        if tensors[n].dtype not in INTEGER:
-            sections[tensors[n].section].append(n)
+    for row in candidates:
+        if tensors[row].dtype not in INTEGER_DTYPES:
+            sections[tensors[row].section].append(row)
     copies = [rows for section, rows in sections.items() if is_copy(section)]
     originals = [rows for section, rows in sections.items() if not is_copy(section)]
     whole = [set(rows) - by_convention for rows in sections.values()]
-    found: set[int] = set()
-    together = _all_together(state.optimizers)
+    trained: set[int] = set()
+    together = _merge_optimizers(state.optimizers)
     for optimizer in (*state.optimizers, *together):
-        fits = [fit for rows in originals if (fit := _fit(optimizer, rows, by_convention, tensors))]
-        fits = fits or [fit for rows in copies if (fit := _fit(optimizer, rows, by_convention, tensors))][:1]
-        if len(fits) == 1 and (optimizer not in together or fits[0] in whole):
-            trained = {_entry(tensors[n]) for n in fits[0]}
-            twins = [n for rows in copies if trained <= {_entry(tensors[n]) for n in rows} for n in rows]
-            found |= fits[0] | {n for n in twins if _entry(tensors[n]) in trained}
-    return found
+        matches = [match for rows in originals if (match := _match_section(optimizer, rows, by_convention, tensors))]
+        matches = (
+            matches
+            or [match for rows in copies if (match := _match_section(optimizer, rows, by_convention, tensors))][:1]
+        )
+        if len(matches) == 1 and (optimizer not in together or matches[0] in whole):
+            trained_entries = {_name_and_shape(tensors[row]) for row in matches[0]}
+            copied_rows = [
+                row
+                for rows in copies
+                if trained_entries <= {_name_and_shape(tensors[row]) for row in rows}
+                for row in rows
+            ]
+            trained |= matches[0] | {row for row in copied_rows if _name_and_shape(tensors[row]) in trained_entries}
+    return trained
 
 
-def _all_together(optimizers: tuple[OptimizerFacts, ...]) -> list[OptimizerFacts]:
-    """Several optimizers as one, which counts where it trains all of a model: each by itself may train too little."""
-    if not 1 < len(optimizers) <= MAX_TOGETHER:
+def _merge_optimizers(optimizers: tuple[OptimizerFacts, ...]) -> list[OptimizerFacts]:
+    """Return all optimizers merged into one, or [] for a single optimizer or too many.
+
+    The merged optimizer counts only if it trains a whole model: each part may train too little to be matched alone.
+    """
+    if not 1 < len(optimizers) <= MAX_MERGED_OPTIMIZERS:
         return []
-    return [OptimizerFacts(optimizers[0].section, tuple(group for one in optimizers for group in one.groups))]
+    return [
+        OptimizerFacts(optimizers[0].section, tuple(group for optimizer in optimizers for group in optimizer.groups))
+    ]
 
 
 #: Optimizers that may share one model: a generator's, a discriminator's, a few heads'.
-MAX_TOGETHER = 8
+MAX_MERGED_OPTIMIZERS = 8
 
 
-def _fit(
+def _match_section(
     optimizer: OptimizerFacts, rows: list[int], by_convention: set[int], tensors: Sequence[TensorInfo]
 ) -> set[int]:
-    without = [n for n in rows if n not in by_convention]
-    learnable = [n for n in rows if not _STATISTICS.search(tensors[n].fqn)]
-    return trained_by(optimizer, without, tensors) or trained_by(optimizer, learnable, tensors)
+    unconventional = [row for row in rows if row not in by_convention]
+    without_statistics = [row for row in rows if not _RUNNING_STATISTICS.search(tensors[row].fqn)]
+    return find_trained(optimizer, unconventional, tensors) or find_trained(optimizer, without_statistics, tensors)
 
 
-#: What a norm collects. Other names of buffers may well be a parameter's in somebody's class.
-_STATISTICS = re.compile(r"(?:^|\.)running_(?:mean|var|std)$")
+#: Statistics that norm layers collect. Other names of buffers may be names of parameters in a user's class.
+_RUNNING_STATISTICS = re.compile(r"(?:^|\.)running_(?:mean|var|std)$")
 
 
-def _entry(tensor: TensorInfo) -> tuple[str, Shape]:
-    return _unwrapped(tensor.fqn), tensor.shape
+def _name_and_shape(tensor: TensorInfo) -> tuple[str, Shape]:
+    return _strip_wrappers(tensor.fqn), tensor.shape
 
 
-#: Sections that are named as a copy of the model beside them. Two networks may well have the same names and shapes.
-#: `current_model_state` is Lightning's of the weights before averaging, beside a `state_dict` of the averages.
-_COPY = re.compile(
+#: Names of sections that hold a copy of the model in another section; equal names and shapes are not enough, because
+#: two networks can share them. Lightning stores the weights before averaging in `current_model_state` and the averages
+#: in `state_dict`.
+_COPY_NAME = re.compile(
     r"(?:^|[_.])(?:ema|swa|averaged?|avg|shadow|polyak)(?:$|[_.\d])|^current_model_state$", re.IGNORECASE
 )
 
 
 def is_copy(section: str) -> bool:
-    """Whether a section is called a copy of the model beside it: an average of its weights, or what was averaged."""
-    return _COPY.search(section) is not None
+    """Return True if the name of the section says that it holds averaged weights, or the weights before averaging."""
+    return _COPY_NAME.search(section) is not None
 
 
-def meant(sections: Sequence[str]) -> list[str]:
-    """Of the sections that hold models those that a load would take: one where their names tell which.
+def select_loaded_sections(sections: Sequence[str]) -> list[str]:
+    """Return the model sections that a training loop would load: one section if the names decide.
 
-    `model`, or else `state_dict`: so training loops call what they load, whatever lies beside it (Lightning has the
-    weights before averaging in `current_model_state`). Else all that are no average of another.
+    Training loops load `model`, or else `state_dict` (Lightning stores the weights before averaging in
+    `current_model_state`). Otherwise, all sections that are not an average of another section.
     """
     for name in ("model", "state_dict"):
         if name in sections:
             return [name]
-    return [one for one in sections if not is_copy(one)] or list(sections)
+    return [section for section in sections if not is_copy(section)] or list(sections)
 
 
-def trained_by(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
-    """Those of `rows` that the optimizer must be training; empty where that cannot be told.
+def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
+    """Return those of `rows` that the optimizer must be training; empty if undecidable.
 
-    By name, if it saved names, and all of them are there. Else by shape: its ids stand in the order of
-    `parameters()`, so a group is a subsequence of the entries. Where the leftmost and the rightmost way to lay it
-    agree, there is no other way. safetensors sorts its entries: there the number of each shape must tell. Half of the
-    entries at least must be accounted for, and half of the ids must have a shape, more than one of them: an optimizer
-    of something else that is not in the file would fit a few entries of any model. A group that comes after another
-    and fits only before it is no evidence: it may be of a loss that learns.
+    If the optimizer saved names, all of them must be in the file. Otherwise shapes decide: the optimizer's ids follow
+    the order of `parameters()`, so each group is a subsequence of the entries, and the assignment is unique if the
+    leftmost and the rightmost placement agree. Safetensors sorts entries; there the number of tensors of each shape
+    decides.
+
+    To avoid chance matches, at least half of the entries must be accounted for, and at least half of the ids, and more
+    than one, must have a shape. A group that follows another group but fits only before that group is no evidence: it
+    may belong to a loss with parameters.
     """
-    names = {name for group in optimizer.groups for name in group.names or _texts(group.params)}
+    names = {name for group in optimizer.groups for name in group.names or _select_texts(group.params)}
     if names:
-        by_name = {n for n in rows if tensors[n].fqn in names or _unwrapped(tensors[n].fqn) in names}
-        held = {tensors[n].fqn for n in by_name} | {_unwrapped(tensors[n].fqn) for n in by_name}
-        return by_name if names <= held else set()
-    rows, ties = _first_names(rows, tensors)
+        by_name = {row for row in rows if tensors[row].fqn in names or _strip_wrappers(tensors[row].fqn) in names}
+        present = {tensors[row].fqn for row in by_name} | {_strip_wrappers(tensors[row].fqn) for row in by_name}
+        return by_name if names <= present else set()
+    rows, ties = _split_tied_rows(rows, tensors)
     shapes = [shape for group in optimizer.groups for shape in group.shapes]
-    known = [shape for shape in shapes if shape is not None]
-    few = len(shapes) < len(rows) and (2 * len(shapes) < len(rows) or len(known) < 2)
-    if not shapes or 2 * len(known) < len(shapes) or few:
+    known_shapes = [shape for shape in shapes if shape is not None]
+    is_too_small = len(shapes) < len(rows) and (2 * len(shapes) < len(rows) or len(known_shapes) < 2)
+    if not shapes or 2 * len(known_shapes) < len(shapes) or is_too_small:
         return set()
-    if not any(tensors[n].device for n in rows):
-        found = _by_count(optimizer, rows, tensors)
-        return found | {second for first in found for second in ties.get(first, ())}
-    row_shapes = [tensors[n].shape for n in rows]
-    laid = [_laid(group, row_shapes) for group in optimizer.groups if group.shapes]
-    fits = [ways for ways in laid if ways is not None]
-    if len(fits) < len(laid):
+    if not any(tensors[row].device for row in rows):
+        trained = _match_shape_counts(optimizer, rows, tensors)
+        return trained | {second for first in trained for second in ties.get(first, ())}
+    row_shapes = [tensors[row].shape for row in rows]
+    placements = [_find_placements(group, row_shapes) for group in optimizer.groups if group.shapes]
+    found_placements = [placement for placement in placements if placement is not None]
+    if len(found_placements) < len(placements):
         return set()
-    furthest = accumulate((leftmost[0] for leftmost, _ in fits), max, initial=0)
-    in_order = [ways for ways, first in zip(fits, furthest, strict=False) if ways[1][-1] >= first]
-    if len(shapes) == len(rows) and in_order == fits and _same_shapes(known, row_shapes):
-        found = set(rows)
+    furthest_before = accumulate((leftmost[0] for leftmost, _ in found_placements), max, initial=0)
+    in_order = [
+        placement
+        for placement, first in zip(found_placements, furthest_before, strict=False)
+        if placement[1][-1] >= first
+    ]
+    if len(shapes) == len(rows) and in_order == found_placements and _has_shapes(known_shapes, row_shapes):
+        trained = set(rows)
     else:
         pairs = (pair for left, right in in_order for pair in zip(left, right, strict=True))
-        found = {rows[left] for left, right in pairs if left == right}
-    return found | {second for first in found for second in ties.get(first, ())}
+        trained = {rows[left] for left, right in pairs if left == right}
+    return trained | {second for first in trained for second in ties.get(first, ())}
 
 
-def _by_count(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
-    """Those that it trains of entries whose order says nothing, as in safetensors, which sorts them.
+def _match_shape_counts(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
+    """Return the rows that the optimizer trains if the order of the entries means nothing, as in safetensors.
 
-    Of each shape of which it trains as many tensors as there are, all; and all there are, where it trains so many and
-    has no shape of some, having met no gradient of theirs.
+    All rows of a shape are returned if the optimizer trains as many tensors of that shape as there are. All rows are
+    returned if the optimizer has as many ids as there are rows and some have no shape, because these received no
+    gradient.
     """
-    claimed = [shape for group in optimizer.groups for shape in group.shapes]
-    trained, held = Counter(claimed), Counter(tensors[n].shape for n in rows)
+    claimed_shapes = [shape for group in optimizer.groups for shape in group.shapes]
+    trained, present = Counter(claimed_shapes), Counter(tensors[row].shape for row in rows)
     unknown = trained.pop(None, 0)
-    if trained - held:
+    if trained - present:
         return set()
-    if len(claimed) == len(rows):
+    if len(claimed_shapes) == len(rows):
         return set(rows)
-    return set() if unknown else {n for n in rows if trained[tensors[n].shape] == held[tensors[n].shape]}
+    return set() if unknown else {row for row in rows if trained[tensors[row].shape] == present[tensors[row].shape]}
 
 
-def _texts(params: Iterable[int | str]) -> list[str]:
-    return [one for one in params if isinstance(one, str)]
+def _select_texts(params: Iterable[int | str]) -> list[str]:
+    return [param for param in params if isinstance(param, str)]
 
 
-def _unwrapped(fqn: str) -> str:
+def _strip_wrappers(fqn: str) -> str:
     changed = True
     while changed:
         changed = False
-        for prefix in WRAPPERS[:-1]:
+        for prefix in WRAPPER_PREFIXES[:-1]:
             if fqn.startswith(prefix):
                 fqn, changed = fqn[len(prefix) :], True
     return fqn
 
 
-def _first_names(rows: list[int], tensors: Sequence[TensorInfo]) -> tuple[list[int], dict[int, list[int]]]:
-    """`parameters()` gives a tied tensor once, under its first name."""
+def _split_tied_rows(rows: list[int], tensors: Sequence[TensorInfo]) -> tuple[list[int], dict[int, list[int]]]:
+    """Return the rows that `parameters()` yields, and for each of them the rows tied to it.
+
+    `parameters()` yields a tied tensor once, under its first name.
+    """
     first: dict[object, int] = {}
-    kept: list[int] = []
+    first_rows: list[int] = []
     ties: dict[int, list[int]] = defaultdict(list)
-    for n in rows:
-        tensor = tensors[n]
+    for row in rows:
+        tensor = tensors[row]
         key = (tensor.storage, tensor.shape, tensor.data.offset if tensor.data else 0)
         if tensor.storage is not None and tensor.tied_to and key in first:
-            ties[first[key]].append(n)
+            ties[first[key]].append(row)
             continue
-        first[key] = n
-        kept.append(n)
-    return kept, ties
+        first[key] = row
+        first_rows.append(row)
+    return first_rows, ties
 
 
-def _same_shapes(claimed: Sequence[Shape], held: Sequence[Shape]) -> bool:
-    return not Counter(claimed) - Counter(held)
+def _has_shapes(claimed: Sequence[Shape], present: Sequence[Shape]) -> bool:
+    return not Counter(claimed) - Counter(present)
 
 
-def _laid(group: OptimizerGroup, shapes: list[Shape]) -> tuple[list[int], list[int]] | None:
-    """The leftmost and the rightmost places that the group's ids can take; None where they do not fit at all."""
-    leftmost = _embed(group.shapes, shapes)
-    rightmost = _embed(group.shapes[::-1], shapes[::-1])
+def _find_placements(group: OptimizerGroup, shapes: list[Shape]) -> tuple[list[int], list[int]] | None:
+    """Return the leftmost and the rightmost positions for the group's ids; None if the ids do not fit."""
+    leftmost = _find_subsequence(group.shapes, shapes)
+    rightmost = _find_subsequence(group.shapes[::-1], shapes[::-1])
     if leftmost is None or rightmost is None:
         return None
     return leftmost, [len(shapes) - 1 - at for at in reversed(rightmost)]
 
 
-def _embed(wanted: Sequence[Shape], held: Sequence[Shape]) -> list[int] | None:
-    """The leftmost positions in `held` at which `wanted` is a subsequence; None if it is none."""
-    found, at = [], 0
-    for shape in wanted:
-        while at < len(held) and shape is not None and held[at] != shape:
-            at += 1
-        if at == len(held):
+def _find_subsequence(shapes: Sequence[Shape], candidates: Sequence[Shape]) -> list[int] | None:
+    """Return the leftmost positions in `candidates` at which `wanted` is a subsequence; None if there are none."""
+    positions, position = [], 0
+    for shape in shapes:
+        while position < len(candidates) and shape is not None and candidates[position] != shape:
+            position += 1
+        if position == len(candidates):
             return None
-        found.append(at)
-        at += 1
-    return found
+        positions.append(position)
+        position += 1
+    return positions
 
 
 _OPTIMIZER_ENTRY = re.compile(r"^state\[(?:(?P<id>\d+)|'(?P<name>[^']*)')\]")
 
 
-def _owners(state: ModelState, tensors: list[TensorInfo]) -> ModelState:
-    """`belongs_to` of the optimizer's tensors, where the optimizer names its parameters."""
+def _fill_belongs_to(state: ModelState, tensors: list[TensorInfo]) -> ModelState:
+    """Return the state with `belongs_to` set on optimizer tensors, if the optimizer names its parameters."""
     owners: dict[str, dict[str, str]] = {}
     for optimizer in state.optimizers:
         for group in optimizer.groups:
             if group.names:
                 named = zip(map(str, group.params), group.names, strict=True)
                 owners.setdefault(optimizer.section, {}).update(named)
-    for n, tensor in enumerate(tensors):
+    for row, tensor in enumerate(tensors):
         if tensor.kind is Kind.OPTIMIZER and (match := _OPTIMIZER_ENTRY.match(tensor.fqn)):
             owner = match["name"] or owners.get(tensor.section, {}).get(match["id"] or "")
             if owner:
-                tensors[n] = replace(tensor, belongs_to=owner)
+                tensors[row] = replace(tensor, belongs_to=owner)
     return replace(state, tensors=tuple(tensors))
-
-
-def by_model(
-    state: ModelState, model: ModelState, renamed: Mapping[str, tuple[str, ...]] = {}
-) -> tuple[ModelState, list[Finding]]:
-    """A checkpoint grouped by what a class registers, and what `load_state_dict` would object to.
-
-    `model` is the class's own state. Entries of optimizer and other sections are left as they are. A wrapper's prefix
-    before every name is looked through, and is a finding, since loading would fail on it. `renamed` are entries that
-    the class itself loads under other names, by their own.
-    """
-    registered = {t.fqn: t for t in model.tensors if t.kind in (Kind.PARAMETER, Kind.BUFFER)}
-    findings: list[Finding] = []
-    left_out: list[Oddity] = _renamed_note(renamed, model)
-    tensors: list[TensorInfo] = list(state.tensors)
-    entries = [n for n, t in enumerate(tensors) if t.kind in MODEL_KINDS and not _is_beside(t, state)]
-    if not entries:
-        raise NothingMatched(f"{state.target}: holds no model's tensors that {model.target} could group")
-    for section in dict.fromkeys(tensors[n].section for n in entries):
-        rows = [n for n in entries if tensors[n].section == section]
-        own = [tensors[n].fqn for n in rows if tensors[n].fqn not in renamed]
-        prefix = common_prefix(own, registered)
-        if prefix:
-            findings.append(_wrapped(state, section, prefix, model.target))
-        names = {n: renamed.get(tensors[n].fqn) or (tensors[n].fqn[len(prefix) :],) for n in rows}
-        held = {name for several in names.values() for name in several}
-        count = Counter(name for several in names.values() for name in several)
-        for n in rows:
-            known = registered.get(names[n][0])
-            if known is not None and (len(names[n]) > 1 or count[names[n][0]] > 1):
-                known = replace(known, shape=None)
-            tensors[n], problems = _against(tensors[n], known, state, model)
-            findings.extend(problems)
-        left_out += _left_out(held, registered, section) if not _keeps_ties(tensors) else ()
-        dropped = {odd.fqn for odd in left_out}
-        missing = {fqn: t for fqn, t in registered.items() if fqn not in held and fqn not in dropped}
-        findings.extend(_missing(missing, held, state, model, section))
-    return replace(state, tensors=tuple(tensors), oddities=(*state.oddities, *left_out)), findings
-
-
-def _is_beside(tensor: TensorInfo, state: ModelState) -> bool:
-    """Whether a module that is saved whole holds it, and its state_dict does not: no load will ever see it."""
-    return tensor.saved is False or (tensor.kind is Kind.UNREGISTERED and tensor.section in state.whole_modules)
-
-
-def _renamed_note(renamed: Mapping[str, tuple[str, ...]], model: ModelState) -> list[Oddity]:
-    for name, targets in renamed.items():
-        shown = f"{name} as {' and '.join(targets[:3])}"
-        message = f"{model.target} loads {len(renamed)} entries under other names, {shown}"
-        return [Oddity("renamed-on-loading", message)]
-    return []
-
-
-#: What belongs to a model.
-MODEL_KINDS = (Kind.PARAMETER, Kind.BUFFER, Kind.UNREGISTERED)
-
-
-def common_prefix(names: Sequence[str], registered: Container[str]) -> str:
-    """What stands before every name and makes none of them the class's: `module.`, or the attribute of a Trainer."""
-    prefix = ""
-    while names and not any(name[len(prefix) :] in registered for name in names):
-        first, dot, _ = names[0][len(prefix) :].partition(".")
-        if not dot or not all(name.startswith(prefix + first + dot) for name in names):
-            return ""
-        prefix += first + dot
-    return prefix
-
-
-def _wrapped(state: ModelState, section: str, prefix: str, spec: str) -> Finding:
-    return load_rules.WRAPPER_PREFIX.finding(
-        f"every name in {section} starts with {prefix!r}, those of {spec} do not",
-        target=state.target,
-        help=f"strip it before load_state_dict: {{k.removeprefix({prefix!r}): v for k, v in state.items()}}",
-        severity=Severity.ERROR,
-    )
-
-
-def _against(
-    tensor: TensorInfo, known: TensorInfo | None, state: ModelState, model: ModelState
-) -> tuple[TensorInfo, list[Finding]]:
-    if known is None:
-        found = replace(tensor, kind=Kind.UNREGISTERED, evidence=Evidence.REGISTERED, persistent=None)
-        message = f"{tensor.fqn}: unexpected: {model.target} registers no such tensor"
-        return found, [_finding(load_rules.UNEXPECTED_ENTRY, message, state, tensor.section, tensor.fqn)]
-    found = replace(
-        tensor,
-        kind=known.kind,
-        evidence=Evidence.REGISTERED,
-        persistent=known.persistent,
-        requires_grad=known.requires_grad if tensor.requires_grad is None else tensor.requires_grad,
-        origin=known.origin,
-    )
-    findings = []
-    if known.persistent is False:
-        message = f"{tensor.fqn}: unexpected: to {model.target} it is non-persistent, and a strict load refuses it"
-        findings.append(_finding(load_rules.UNEXPECTED_ENTRY, message, state, tensor.section, tensor.fqn))
-    # torch < 0.4 had no scalars, and load_state_dict still takes one element for one.
-    if tensor.shape != known.shape and known.shape is not None and (tensor.shape, known.shape) != ((1,), ()):
-        message = f"{tensor.fqn}: {state.target} holds {_shown(tensor)}, {model.target} registers {_shown(known)}"
-        findings.append(_finding(load_rules.SHAPE_MISMATCH, message, state, tensor.section, tensor.fqn))
-    return found, findings
-
-
-def _finding(rule: Rule, message: str, state: ModelState, section: str, fqn: str) -> Finding:
-    where = f"{section}: " if len(state.sections) > 1 else ""
-    return rule.finding(where + message, target=state.target, fqn=fqn, section=section)
-
-
-def _shown(tensor: TensorInfo) -> str:
-    return str(list(tensor.shape)) if tensor.shape is not None else "no shape"
-
-
-def _keeps_ties(tensors: list[TensorInfo]) -> bool:
-    """A pickle records which tensors share memory, and their devices; safetensors neither."""
-    return any(tensor.device is not None for tensor in tensors)
-
-
-def _is_expected(tensor: TensorInfo) -> bool:
-    return tensor.persistent is not False and tensor.saved is not False
-
-
-def _left_out(held: set[str], registered: dict[str, TensorInfo], section: str) -> list[Oddity]:
-    """Further names of tied tensors: safetensors' save_model and save_pretrained drop them on purpose."""
-    found = []
-    for fqn, tensor in registered.items():
-        tied = next((other for other in tensor.tied_to if other in held), None)
-        if fqn not in held and _is_expected(tensor) and tied:
-            message = f"{section} leaves {fqn} out, which is tied to {tied}: a strict load_state_dict calls it missing"
-            found.append(Oddity("tied-entry-left-out", message, fqn))
-    return found
-
-
-def _holder(state: ModelState, section: str) -> str:
-    """What to call a section of a file, which often has but one."""
-    return f"{state.target}#{section}" if section and len(state.sections) > 1 else state.target
-
-
-def _missing(
-    missing: dict[str, TensorInfo], held: set[str], state: ModelState, model: ModelState, section: str
-) -> list[Finding]:
-    found = []
-    for fqn, tensor in missing.items():
-        if not _is_expected(tensor):
-            continue
-        tied = next((f", tied to {other}, which is there" for other in tensor.tied_to if other in held), "")
-        what = f"{model.target} registers it ({tensor.kind.value} {_shown(tensor)}{tied})"
-        message = f"{fqn}: missing: {what}, {_holder(state, section)} lacks it"
-        found.append(_finding(load_rules.MISSING_ENTRY, message, state, section, fqn))
-    return found

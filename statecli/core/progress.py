@@ -1,4 +1,4 @@
-"""The type of the callback that shows how far the reading of values has come."""
+"""Type of the callback that shows the progress of reading values."""
 
 from __future__ import annotations
 

@@ -1,60 +1,64 @@
-"""How one-line messages show what comes from a file: escaped, and cut where it is absurdly long."""
+"""Format text from a file for a one-line message: escaped, and truncated if very long."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-#: Characters of a name, dimensions of a shape that a message shows.
-MAX_NAME = 200
-MAX_DIMS = 8
-#: What a text begins with that has the name before it for its subject.
-_PREDICATE = re.compile(r"(?:answers|cannot|changed|claims|does|ends|has|holds|is|lacks|lies|names|nests|stores) ")
+#: Characters of a name and dimensions of a shape that a message shows.
+MAX_NAME_CHARACTERS = 200
+MAX_SHOWN_DIMENSIONS = 8
+#: Verbs at the start of an error text. The name before the text is the subject: `x.json is empty`.
+_FIRST_VERB = re.compile(r"(?:answers|cannot|changed|claims|does|ends|has|holds|is|lacks|lies|names|nests|stores) ")
 
 
 def name(text: str) -> str:
-    """The name as it is; with escapes where it holds line breaks or what a terminal acts on, '' where it is empty."""
+    """Return the name; with escapes if it holds line breaks or control characters, '' if empty."""
     if not text:
         return "''"
-    text = _cut(text)
+    text = _truncate(text)
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-def with_reason(what: str, why: object) -> str:
-    """What is wrong behind what it is wrong with: `x.json is empty`, but `x.json: the connection was cut`."""
-    return f"{what} {why}" if is_predicate(str(why)) else f"{what}: {why}"
+def append_reason(what: str, why: object) -> str:
+    """Return the subject and the reason: `x.json is empty`, but `x.json: the connection was cut`."""
+    return f"{what} {why}" if starts_with_verb(str(why)) else f"{what}: {why}"
 
 
-def is_predicate(why: str) -> bool:
-    """Whether it begins with a verb, and so says nothing without what it is said of."""
-    return _PREDICATE.match(why) is not None
+def starts_with_verb(why: str) -> bool:
+    """Return True if the text begins with a verb and so needs a subject before it."""
+    return _FIRST_VERB.match(why) is not None
 
 
-def quoted(text: str) -> str:
-    """The same in quotes, for the middle of a sentence."""
-    return repr(_cut(text))
+def quote(text: str) -> str:
+    """Return the text in quotes, for the middle of a sentence."""
+    return repr(_truncate(text))
 
 
 def names(texts: Sequence[str]) -> str:
-    """The first four names, and how many more there are."""
+    """Return the first four names, and the number of the rest."""
     more = f", and {len(texts) - 4} more" if len(texts) > 4 else ""
     return ", ".join(map(name, texts[:4])) + more
 
 
 def shape(dims: Sequence[int]) -> str:
-    """`[2, 3]`, and `[1, 1, …] (50 dimensions)` for a shape too long to show."""
-    if len(dims) <= MAX_DIMS:
+    """Return `[2, 3]`, or `[1, 1, …] (50 dimensions)` for a shape with many dimensions."""
+    if len(dims) <= MAX_SHOWN_DIMENSIONS:
         return str(list(dims))
-    return f"[{', '.join(map(str, dims[:MAX_DIMS]))}, …] ({len(dims)} dimensions)"
+    return f"[{', '.join(map(str, dims[:MAX_SHOWN_DIMENSIONS]))}, …] ({len(dims)} dimensions)"
 
 
 def value(node: object) -> str:
-    """A scalar as JSON's reader gave it, a container by its type alone: it may be of any size."""
+    """Return a JSON scalar as text; a container by its type only, because it can have any size."""
     if isinstance(node, (list, dict)):
         return f"a {type(node).__name__}"
     text = repr(node) if not isinstance(node, int) or abs(node) < 10**30 else "an absurd number"
     return text if len(text) <= 60 else text[:60] + "…"
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME // 2]}…{text[-MAX_NAME // 2 :]}"
+def _truncate(text: str) -> str:
+    return (
+        text
+        if len(text) <= MAX_NAME_CHARACTERS
+        else f"{text[: MAX_NAME_CHARACTERS // 2]}…{text[-MAX_NAME_CHARACTERS // 2 :]}"
+    )

@@ -1,4 +1,4 @@
-"""The scope of a run: what was not checked, and which configuration was used. Every output of a report shows both."""
+"""Scope of a run: things not checked and the configuration used. Every output of a report shows both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class NotChecked(msgspec.Struct, frozen=True):
-    """Things that a run did not check: `count` of `what`, a noun in the singular, and the reason they share.
+    """Things not checked by a run: `count` of `what` (a singular noun), with a common reason.
 
     `NotChecked("tensor", 12, "values not read: larger than 256 MiB")`
     """
@@ -19,10 +19,10 @@ class NotChecked(msgspec.Struct, frozen=True):
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """The configuration that a run used: its file, None where it used the defaults, and what it weakens.
+    """Configuration of a run: its file (None for the defaults) and the checks that the file weakens.
 
-    `disabled` are the rules that it switches off; `weakened` its other entries that let more pass, a line each
-    (`severity.unsafe-global = note`). `no_config`: the command line says that no file is to be used.
+    `disabled` are the rules that it switches off, `weakened` its other entries that let more pass, one line each
+    (`severity.unsafe-global = note`). `no_config`: the command line disables the configuration file.
     """
 
     file: str | None = None

@@ -13,12 +13,12 @@ from statecli.core.state import Kind, ModelState, TensorInfo
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Which tensors a command looks at.
+    """Options that select tensors.
 
     Attributes:
-        include: Globs of which one must match a tensor's name; () selects every name.
-        exclude: Globs of which none may match.
-        kind: Kinds of which a tensor must be one; () selects every kind.
+        include: Globs; one must match the tensor's name. () selects every name.
+        exclude: Globs; none may match.
+        kind: Kinds to select. () selects every kind.
     """
 
     include: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Selection(msgspec.Struct, frozen=True):
         return " ".join(globs + [f"--kind {kind.value}" for kind in self.kind])
 
     def selects_name(self, names: tuple[str, ...]) -> bool:
-        """Return True if the globs select what has these names; one name that matches is enough."""
+        """Return True if the globs select a tensor or setting with these names; one matching name is enough."""
         return (not self.include or matches_any(names, self.include)) and not matches_any(names, self.exclude)
 
     def selects(self, tensor: TensorInfo, *, by_section: bool) -> bool:
@@ -65,7 +65,7 @@ def glob_names(fqn: str, section: str | None, *, by_section: bool) -> tuple[str,
 
 
 def matches_any(names: tuple[str, ...], globs: Sequence[str]) -> bool:
-    """Return True if a glob matches one of the names as a whole. Brackets also match themselves: names have them."""
+    """Return True if a glob matches a whole name. Brackets also match themselves, because names contain them."""
     return any(_matches(name, glob) for glob in globs for name in names)
 
 

@@ -1,7 +1,7 @@
-"""The size of a checkpoint: the bytes of its tensors, of which those that share a storage count once.
+"""Size of a checkpoint: the bytes of its tensors, with shared storage counted once.
 
-`inspect`, `diff`, `verify` and `audit` all show this number. The file is larger: by names, padding, and the part of a
-storage that no tensor sees, which the rules `oversized-storage` and `too-large` count.
+`inspect`, `diff`, `verify` and `audit` all show this number. The file is larger by names, padding, and the unused parts
+of storages, which the rules `oversized-storage` and `too-large` count.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from statecli.core.state import Kind, TensorInfo
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Sums over one kind. `tensors` counts names; `elements` and `bytes` count what is tied once."""
+    """Sums over one kind. `tensors` counts names; `elements` and `bytes` count shared storage once."""
 
     tensors: int
     elements: int
     bytes: int
 
 
-class _Sum:
-    """Tensors added up, of each storage no more than its size."""
+class _StorageSum:
+    """Sum of tensors that counts at most the size of each storage."""
 
     def __init__(self) -> None:
         self._tensors = self._elements = self._bytes = 0
@@ -39,12 +39,12 @@ class _Sum:
             if view in self._seen:
                 return
             self._seen.add(view)
-            # The parts of a sparse tensor lie in several storages; the one named is that of its values.
+            # A sparse tensor has several storages; `storage` identifies the one that holds its values.
             whole = tensor.storage_bytes if tensor.layout == "strided" and tensor.storage_bytes is not None else size
             taken = self._taken.get(tensor.storage, 0)
             size = max(0, min(size, whole - taken))
             self._taken[tensor.storage] = taken + size
-            # A view of what is counted already adds no elements, one of a part of it a part of them.
+            # Elements of the storage that were already counted are not counted again.
             elements = tensor.elements * size // tensor.nbytes
         self._elements += elements
         self._bytes += size
@@ -53,21 +53,25 @@ class _Sum:
         return Totals(self._tensors, self._elements, self._bytes)
 
 
-def checkpoint_bytes(tensors: Iterable[TensorInfo]) -> int:
-    """The size of all these tensors together, in bytes."""
-    total = _Sum()
+def sum_bytes(tensors: Iterable[TensorInfo]) -> int:
+    """Return the size of all tensors together, in bytes."""
+    storage_sum = _StorageSum()
     for tensor in tensors:
-        total.add(tensor)
-    return total.totals().bytes
+        storage_sum.add(tensor)
+    return storage_sum.totals().bytes
 
 
-def totals_by_kind(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
-    """Per kind; the contract's four kinds always, `other` where there is such a tensor.
+def sum_by_kind(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
+    """Return totals for each of the four kinds of the JSON contract, and for `other` if there is such a tensor.
 
-    What tensors of two kinds share counts in each of them.
+    Storage shared by tensors of two kinds counts for each kind.
     """
-    sums = {kind: _Sum() for kind in Kind}
+    sums = {kind: _StorageSum() for kind in Kind}
     for tensor in tensors:
         sums[tensor.kind].add(tensor)
-    totals = {kind: total.totals() for kind, total in sums.items()}
-    return {kind.value: total for kind, total in totals.items() if kind is not Kind.OTHER or total.tensors}
+    totals_by_kind = {kind: kind_totals.totals() for kind, kind_totals in sums.items()}
+    return {
+        kind.value: kind_totals
+        for kind, kind_totals in totals_by_kind.items()
+        if kind is not Kind.OTHER or kind_totals.tensors
+    }

@@ -1,7 +1,7 @@
-"""The first waist: what was read, from a file or from a live module, as plain frozen data.
+"""State of a model or checkpoint as plain frozen data, read from a file or a live module.
 
-Readers (`formats/`, `modules/`) make a `ModelState`; commands look at it and never at a file or a module.
-This module imports nothing of ours but two modules that import nothing, and neither torch nor numpy.
+Readers (`formats/`, `live/`) build a `ModelState`; commands look only at the state, never at a file or a module. This
+module imports two statecli modules that import nothing, and neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from msgspec import UNSET, UnsetType
 from statecli.core.format_traits import FormatTraits
 from statecli.core.oddity_kind import OddityKind
 
-#: A value beside the tensors that JSON can hold. NaN and infinities are kept as text.
+#: A setting of a checkpoint, as a JSON scalar. NaN and infinities are stored as text.
 Scalar = str | int | float | bool | None
 
 
 class Kind(str, Enum):
-    """What a tensor is to its model. The words and their meaning: the JSON contract, "kind"."""
+    """Role of a tensor in its model, as defined in the JSON contract under "kind"."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -32,7 +32,7 @@ class Kind(str, Enum):
 
 
 class Evidence(str, Enum):
-    """How `Kind` is known, strongest first."""
+    """Source of a tensor's `Kind`, strongest first."""
 
     REGISTERED = "registered"
     TYPE = "type"
@@ -42,10 +42,10 @@ class Evidence(str, Enum):
 
 
 class Packing(msgspec.Struct, frozen=True, gc=False):
-    """How a storage is packed into `length` bytes of its file.
+    """Packing of a storage in `length` bytes of its file.
 
     `how` is "deflate" (a zip's method 8), or "torch-zip": the bytes are a whole archive of torch.save that holds one
-    tensor, whose place in it is looked up when it is read.
+    tensor, whose offset is looked up when the tensor is read.
     """
 
     how: str
@@ -53,11 +53,11 @@ class Packing(msgspec.Struct, frozen=True, gc=False):
 
 
 class ByteRange(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Where one storage lies on disk: `length` bytes of `path` from `offset`.
+    """Bytes of one storage on disk: `length` bytes of `path` from `offset`.
 
-    `crc32` is the checksum the container recorded for exactly these bytes, None where it recorded none. What is packed
-    has `length` bytes once unpacked. What lies in several pieces has `boxes`; `path` is then the folder of their files,
-    and `offset` 0.
+    `crc32` is the checksum that the container records for exactly these bytes, None without one. For a packed storage,
+    `length` is the unpacked size. A storage in several pieces has `boxes`; `path` is then the folder of the pieces, and
+    `offset` is 0.
     """
 
     path: str
@@ -70,14 +70,14 @@ class ByteRange(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def place(self) -> Place | None:
-        """The bytes that the storage takes in its file, packed if it is; None where no one file has it."""
+        """Bytes of the storage in its file (packed, if packing is used); None if no single file holds the storage."""
         if not self.path or self.boxes is not None:
             return None
         return Place(self.path, self.offset, self.length if self.packing is None else self.packing.length)
 
 
 class Boxes(msgspec.Struct, frozen=True, gc=False):
-    """A storage put together from pieces: the C-contiguous array of `shape`, of elements of `itemsize` bytes.
+    """A storage assembled from pieces: a C-contiguous array of `shape`, with elements of `itemsize` bytes.
 
     Together the boxes hold each element exactly once.
     """
@@ -88,16 +88,17 @@ class Boxes(msgspec.Struct, frozen=True, gc=False):
 
 
 class Box(msgspec.Struct, frozen=True, gc=False):
-    """The elements of an array from `start` on, as many along each dimension as `data.shape` says."""
+    """A box of an array: the elements from index `start`, with the extent `data.shape`."""
 
     start: tuple[int, ...]
     data: TensorData
 
 
 class Quantizer(msgspec.Struct, frozen=True, gc=False):
-    """How stored integers become values: (q - zero_point) * scale. `axis` None: one scale for the whole tensor.
+    """Parameters that turn stored integers into values: (q - zero_point) * scale.
 
-    Per-channel scales and zero points are tensors themselves and lie in `scales` and `zero_points`.
+    `axis` None: one scale for the whole tensor. Per-channel scales and zero points are tensors in `scales` and
+    `zero_points`.
     """
 
     scheme: str
@@ -109,11 +110,10 @@ class Quantizer(msgspec.Struct, frozen=True, gc=False):
 
 
 class TensorData(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Where a strided tensor's elements are: a view into one storage, in elements of `dtype`.
+    """Location of a strided tensor's elements: a view into one storage, in elements of `dtype`.
 
-    Element i of the tensor lies at byte `(offset + sum(index * stride)) * itemsize` of `storage`.
-    `strides` None means C-contiguous. `conjugate` and `negative` are torch's lazy flags: the stored bytes are not
-    yet conjugated or negated.
+    Element i of the tensor is at byte `(offset + sum(index * stride)) * itemsize` of `storage`. `strides` None means
+    C-contiguous. `conjugate` and `negative` are torch's lazy flags: the stored bytes are not yet conjugated or negated.
     """
 
     storage: ByteRange
@@ -124,29 +124,29 @@ class TensorData(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     conjugate: bool = False
     negative: bool = False
     quantizer: Quantizer | None = None
-    #: The storage itself, where it lies in no file by itself: a numpy array inside a pickle. `storage.path` is then "".
+    #: The bytes of a storage without a byte range of its own (a numpy array in a pickle); `storage.path` is then "".
     inline: bytes | None = None
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False):
-    """The source line that assigned a tensor to its module. `file` is relative wherever it can be."""
+    """Source line that assigned a tensor to its module. `file` is relative if possible."""
 
     file: str
     line: int
 
 
 class After(msgspec.Struct, frozen=True, gc=False):
-    """What `--to DEVICE` did to one tensor."""
+    """Effect of `--to DEVICE` on one tensor."""
 
     device: str | None
     followed: bool | None
 
 
 class Stats(msgspec.Struct, frozen=True, gc=False):
-    """Statistics over the finite values of a tensor, accumulated in float64; null where no value is finite.
+    """Statistics over the finite values of a tensor, accumulated in float64; null if no value is finite.
 
-    `std` divides by n - 1, as `torch.std` does. `zeros`, `nan` and `inf` count elements. `reason` says why the
-    rest is null when the values could not be read as numbers.
+    `std` divides by n - 1, as `torch.std` does. `zeros`, `nan` and `inf` count elements. If the values could not be
+    read as numbers, the other fields are null and `reason` says why.
     """
 
     min: float | None = None
@@ -159,17 +159,17 @@ class Stats(msgspec.Struct, frozen=True, gc=False):
     reason: str | None = None
 
 
-#: What is said of a tensor that is one of a model's `example_input_array`, `dummy_inputs`.
-AN_INPUT = "a sample input that the model carries, and no state"
+#: Note on a tensor that is one of a model's sample inputs (`example_input_array`, `dummy_inputs`).
+SAMPLE_INPUT_NOTE = "a sample input that the model carries, and no state"
 
 
 class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One tensor under one name.
 
-    `shape` is in elements, None for a lazy parameter that has none yet; `nbytes` is `elements` times the element
-    size, in bytes, whatever the storage behind it holds; of a sparse tensor, its indices and values. `storage`
-    identifies the storage within one state: two tensors with the same `storage` are tied. None where the source does
-    not say.
+    `shape` is in elements, None for a lazy parameter without a shape; `nbytes` is `elements` times the element size, in
+    bytes, independent of the size of the storage (for a sparse tensor: indices and values). `storage` identifies the
+    storage within one state: two tensors with the same `storage` are tied. None means that the source does not record
+    the field.
     """
 
     fqn: str
@@ -188,11 +188,11 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     moves: bool | None = None
     origin: Origin | None = None
     layout: str = "strided"
-    #: Names by which Python reaches the same storage that are no rows of their own (`lstm._flat_weights[0]`).
+    #: Python expressions for the same storage that have no row of their own (`lstm._flat_weights[0]`).
     aliases: tuple[str, ...] = ()
     #: The parameter an optimizer's tensor belongs to.
     belongs_to: str | None = None
-    #: What a person should know of this tensor, in a few words.
+    #: Short remark for the reader.
     note: str | None = None
     #: Source lines to paste that would register it.
     fix: str | None = None
@@ -203,46 +203,46 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     #: Where in the storage the tensor begins, in elements.
     storage_offset: int = 0
     data: TensorData | None = None
-    #: The parts of a tensor that is no single strided view: sparse indices and values, a subclass's inner tensors.
+    #: Parts of a tensor that is not one strided view: sparse indices and values, the inner tensors of a subclass.
     parts: tuple[tuple[str, TensorData], ...] = ()
-    #: Whether only the first forward made it; it is not there when the constructor returns.
+    #: True if the first forward created it: it does not exist when the constructor returns.
     appeared: bool = False
-    #: The module that registers it and is itself registered nowhere (`projections[0]`).
+    #: The unregistered module that registers this tensor (`projections[0]`).
     within: str | None = None
-    #: What it was computed from before it was assigned: its grad_fn, or the registered names.
+    #: Source of a computed tensor: its grad_fn, or the registered names from which it was computed.
     derived: str | None = None
-    #: Whether it is a sample input that the model carries (`example_input_array`), and no state of it.
+    #: True for a sample input of the model (`example_input_array`), which is not state.
     is_input: bool = False
-    #: Why it cannot be read, in one line with its file: nothing else that is said of it counts.
+    #: Why the tensor cannot be read, in one line that names the file. The other fields are then meaningless.
     damage: str | None = None
 
     @property
     def pieces(self) -> list[TensorData]:
-        """The strided views that it is made of, those in which a quantized one keeps its scales included."""
-        found = ([self.data] if self.data else []) + [data for _, data in self.parts]
-        of_scales = [(data.quantizer.scales, data.quantizer.zero_points) for data in found if data.quantizer]
-        return found + [data for pair in of_scales for data in pair if data is not None]
+        """Strided views of which the tensor consists, including those that hold the scales of a quantized view."""
+        views = ([self.data] if self.data else []) + [data for _, data in self.parts]
+        scale_pairs = [(data.quantizer.scales, data.quantizer.zero_points) for data in views if data.quantizer]
+        return views + [data for pair in scale_pairs for data in pair if data is not None]
 
     @property
     def ranges(self) -> list[ByteRange]:
-        """Every range of a file that holds something of it."""
+        """All byte ranges that hold data of the tensor."""
         data = self.data
-        # Nearly every tensor is one view of one range; checkpoints of 300,000 tensors ask each of them several times.
+        # Fast path: nearly every tensor is one view of one range, and 300,000 tensors are asked several times each.
         if data is not None and not self.parts and data.quantizer is None and data.storage.boxes is None:
             return [data.storage]
-        return [where for data in self.pieces for where in _ranges(data.storage)]
+        return [byte_range for data in self.pieces for byte_range in _iter_file_ranges(data.storage)]
 
 
-def _ranges(where: ByteRange) -> Iterator[ByteRange]:
+def _iter_file_ranges(where: ByteRange) -> Iterator[ByteRange]:
     if where.boxes is None:
         yield where
         return
     for box in where.boxes.boxes:
-        yield from _ranges(box.data.storage)
+        yield from _iter_file_ranges(box.data.storage)
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
-    """Bytes of a file: `length` of them from `offset`."""
+    """Bytes of a file: `length` bytes from `offset`."""
 
     path: str
     offset: int
@@ -250,10 +250,10 @@ class Place(msgspec.Struct, frozen=True, gc=False):
 
 
 class Oddity(msgspec.Struct, frozen=True, gc=False):
-    """Something odd but readable that a reader met. Readers record, rules judge.
+    """Something unusual but readable, recorded by a reader and judged by rules.
 
-    `name` is a stable word (`suffixed`, `key-set-twice`), `message` one line without the target's name; `place` is
-    left out where it is about no bytes, `origin` where it is about no source line.
+    `name` is a stable word (`suffixed`, `key-set-twice`), `message` one line without the target's name. `place` is
+    unset if no bytes are concerned, `origin` if no source line is.
     """
 
     name: str
@@ -272,10 +272,10 @@ _KINDS = {kind.value: kind for kind in OddityKind}
 
 
 class OptimizerGroup(msgspec.Struct, frozen=True):
-    """One param_group as its optimizer saved it: parameter ids (or names) in order.
+    """One param_group as saved by its optimizer: parameter ids (or names) in order.
 
     `names` is None unless the optimizer was built from `named_parameters()`. `shapes` holds, for each id, the shape of
-    a moment that has its parameter's shape (`exp_avg`), None where there is no such moment.
+    a moment with the parameter's shape (`exp_avg`), None without such a moment.
     """
 
     params: tuple[int | str, ...]
@@ -284,18 +284,18 @@ class OptimizerGroup(msgspec.Struct, frozen=True):
 
 
 class OptimizerFacts(msgspec.Struct, frozen=True):
-    """What an optimizer's section says about the parameters it trains."""
+    """Parameters that an optimizer trains, according to its section."""
 
     section: str
     groups: tuple[OptimizerGroup, ...]
 
 
 class StateDict(msgspec.Struct, frozen=True):
-    """What a section of a pickle is to `load_state_dict`, beside its tensors.
+    """Facts about a section of a pickle that `load_state_dict` uses besides the tensors.
 
-    `metadata` is its `_metadata`: what each module path was saved with ({"version": 2}), None where it has none.
-    `others` are the keys whose values are no tensors, `holders` those of them below whose values tensors may lie.
-    `is_module`: it is a whole module, whose class alone knows all this.
+    `metadata` is `_metadata`: the version saved for each module path ({"version": 2}), None if missing. `others` are
+    the keys whose values are not tensors, `holders` those of them whose values may contain tensors. `is_module`: a
+    module pickled whole, whose class alone knows all this.
     """
 
     section: str
@@ -306,12 +306,12 @@ class StateDict(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a source records besides its tensors (`__metadata__`, epoch, lr), by dotted path.
+    """Values that a source records besides its tensors (`__metadata__`, epoch, lr), by dotted path.
 
-    `types` has the types of the keys of each path that does not read as what it is: a letter for each character, and a
-    dot between two keys. {"a.1": 0} is `a.1` with `ttt`; {"a": {1: 0}} is `a.1` with `t.i`, which is the default and
-    is left out. `kinds` is the type of the container at a path: `dict`, `list`, or a class. `beside` are the names of
-    a folder's files whose settings stand below these names.
+    `types` holds the key types of each path that is ambiguous as text: one letter per character, and a dot between two
+    keys. {"a.1": 0} is `a.1` with `ttt`; {"a": {1: 0}} is `a.1` with `t.i`, the default, which is omitted. `kinds` is
+    the type of the container at a path: `dict`, `list`, or a class. `beside` are the names of the files of a folder
+    whose settings are stored below these names.
     """
 
     values: Mapping[str, Scalar] = {}
@@ -321,11 +321,11 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class ModelState(msgspec.Struct, frozen=True):
-    """All that was read of one target, in the order of the source.
+    """Contents of one target, in the order of the source.
 
     `format` is the reader's NAME, or `module`; commands print it and decide by `traits`. `sections` are the dotted
-    paths that hold tensors. `globals` are the Python names a pickle would import, with the byte offset of their first
-    mention. `state_dicts` are of the sections that are a model's; a format without any key but tensors' has none.
+    paths that hold tensors. `globals` are the Python names that a pickle would import, with the byte offset of their
+    first mention. `state_dicts` describe the sections of a model; a format with tensor keys only has none.
     """
 
     target: str
@@ -341,14 +341,18 @@ class ModelState(msgspec.Struct, frozen=True):
 
     @property
     def whole_modules(self) -> tuple[str, ...]:
-        """The sections that are modules pickled whole, which hold more than their state_dict."""
-        return tuple(one.section for one in self.state_dicts if one.is_module and one.section in self.sections)
+        """Sections that are modules pickled whole, which hold more than their state_dict."""
+        return tuple(
+            state_dict.section
+            for state_dict in self.state_dicts
+            if state_dict.is_module and state_dict.section in self.sections
+        )
 
 
 class Mention(msgspec.Struct, frozen=True, gc=False):
-    """A Python name in a pickle: `position` is the byte of the pickle where it first stands.
+    """A Python name in a pickle: `position` is the byte of its first mention.
 
-    `called`: the pickle calls it; `misuse` says what it does with it that nothing does which writes data.
+    `called`: the pickle calls the object of that name. `misuse` describes a use that no serializer of data makes.
     """
 
     module: str
@@ -359,14 +363,14 @@ class Mention(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def qualified(self) -> str:
-        """`module.name`."""
+        """Name as `module.name`."""
         return f"{self.module}.{self.name}"
 
 
 class Bomb(msgspec.Struct, frozen=True, gc=False):
-    """Memory or time that loading a pickle takes beyond what the file holds.
+    """Memory or time that loading a pickle takes beyond the size of the file.
 
-    `text` is a verb phrase; `position` the byte of the pickle where the name that is called stands, 0 for no name.
+    `text` is a verb phrase; `position` the byte of the called name in the pickle, 0 without a name.
     """
 
     text: str
@@ -374,17 +378,22 @@ class Bomb(msgspec.Struct, frozen=True, gc=False):
 
 
 class ScannedPickle(msgspec.Struct, frozen=True):
-    """One pickle of a file, read for what loading it would run: `where` it is, in words that name the record.
+    """One pickle of a file, scanned for the code that loading it would run.
 
-    `place` are its bytes in the file, or those around it where it is compressed. `names` in order of first mention;
-    `modules` are the classes of modules pickled whole. `hidden`: no reader of tensors looks for a pickle there.
-    `exact`: its bytes lie in the file as they are, so that a name's position counts from `place.offset`.
-    `unread` says why it, or what is in `where`, could not be read to the end. `doer` is set of what is no pickle but
-    code in the file, and is who does what `names` say: "loading it", or "its code" when that is called.
-    `by_torch_load`: `torch.load(path)` unpickles it. `protocol` is the pickle protocol that it declares, 0 if none.
-    `refused_opcode`: an opcode in it that the unpickler of `torch.load(path)` does not know.
-    `bombs`: what takes more memory or time to load than the file's size explains.
-    `digest` is the SHA-256 of its bytes, of all that could follow where they have no end; "" where that is too much.
+    Attributes:
+        where: The record that holds the pickle, in words.
+        place: Bytes of the pickle in the file, or of the compressed record around it.
+        names: Names in order of first mention.
+        modules: Classes of modules pickled whole.
+        hidden: No reader of tensors looks for a pickle here.
+        exact: The bytes are in the file uncompressed, so that a name's position counts from `place.offset`.
+        unread: Why the pickle, or the record in `where`, could not be read to the end.
+        doer: Subject of `names` for code that is not a pickle: "loading it", or "its code" if it runs only when called.
+        by_torch_load: `torch.load(path)` unpickles it.
+        protocol: Pickle protocol that it declares, 0 if none.
+        bombs: Calls that take more memory or time to load than the file's size explains.
+        digest: SHA-256 of its bytes, of all bytes that could follow if it has no end; "" if there are too many.
+        refused_opcode: An opcode that the unpickler of `torch.load(path)` does not know.
     """
 
     where: str

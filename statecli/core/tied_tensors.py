@@ -1,4 +1,4 @@
-"""Which tensors of a state share one storage."""
+"""Find tensors of a state that share one storage."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from msgspec.structs import replace
 
 from statecli.core.state import ModelState, TensorInfo
 
-#: Names listed in one row's `tied_to`. A flat storage behind thousands of views would make the lists quadratic: there
-#: each row names the first, and the first the second.
-MAX_LISTED = 64
+#: Maximum names in one row's `tied_to`. Thousands of views of one flat storage would make the lists quadratic, so each
+#: of those rows names only the first row, and the first row names the second.
+MAX_LISTED_NAMES = 64
 
 
-def tied(state: ModelState) -> ModelState:
-    """The same state with `tied_to` filled: the names of the other rows that share the row's storage."""
+def fill_tied_to(state: ModelState) -> ModelState:
+    """Return the state with `tied_to` set to the names of the other rows with the same storage."""
     groups: dict[object, list[int]] = {}
     for position, tensor in enumerate(state.tensors):
         # An empty storage holds nothing to share.
@@ -23,21 +23,23 @@ def tied(state: ModelState) -> ModelState:
         return state
     tensors = list(state.tensors)
     for group in shared:
-        listed = group if len(group) <= MAX_LISTED + 1 else group[:2]
+        listed = group if len(group) <= MAX_LISTED_NAMES + 1 else group[:2]
         names = [(position, tensors[position]) for position in listed]
         for position in group:
-            tensors[position] = _with_names(tensors[position], position, names, len(group) - 1)
+            tensors[position] = _add_names(tensors[position], position, names, len(group) - 1)
     return replace(state, tensors=tuple(tensors))
 
 
-def _with_names(tensor: TensorInfo, own: int, group: list[tuple[int, TensorInfo]], others: int) -> TensorInfo:
-    names = tuple(_seen_from(tensor, other) for position, other in group if position != own)
-    if others <= MAX_LISTED:
+def _add_names(
+    tensor: TensorInfo, own_position: int, group: list[tuple[int, TensorInfo]], other_count: int
+) -> TensorInfo:
+    names = tuple(_name_from_section(tensor, other) for position, other in group if position != own_position)
+    if other_count <= MAX_LISTED_NAMES:
         return replace(tensor, tied_to=names)
     names = names[:1]
-    more = f"shares its storage with {others} others"
+    more = f"shares its storage with {other_count} others"
     return replace(tensor, tied_to=names, note=f"{tensor.note}; {more}" if tensor.note else more)
 
 
-def _seen_from(tensor: TensorInfo, other: TensorInfo) -> str:
+def _name_from_section(tensor: TensorInfo, other: TensorInfo) -> str:
     return other.fqn if other.section == tensor.section else f"{other.section}#{other.fqn}"

@@ -1,9 +1,9 @@
-"""Which Python names a file's pickles would import, in every pickle of the file, whatever else is wrong with it.
+"""Find the Python names that the pickles of a file would import, whatever else is wrong with the file.
 
-Listing tensors wants a file that is sound; this wants to know what loading it would run. So it does not depend on the
-listing, and looks into what no reader asks for: each record of an archive, what follows a STOP, pickles and archives
-inside a pickle's strings and inside records, arrays of objects, archives whose directory lies. What could not be read
-to its end is said (`ScannedPickle.unread`), never passed over. One pickle is read by `_names.Scanner`.
+Listing tensors requires a sound file; this module reports what loading would run. It reads records that no reader of
+tensors opens: each record of an archive, bytes after a STOP, pickles and archives inside strings and records, arrays of
+objects, archives with a false directory. Anything not read to its end is reported (`ScannedPickle.unread`). One pickle
+is read by `imported_names.Scanner`.
 """
 
 from __future__ import annotations
@@ -28,176 +28,187 @@ from statecli.formats import dcp, torch_legacy, torch_tar
 from statecli.formats.shared import npy_array
 from statecli.formats.shared.dcp_metadata import Stored
 from statecli.pickle_scan import frames, script_code
-from statecli.pickle_scan.archive_records import Use, uses_of
-from statecli.pickle_scan.export_expressions import said
+from statecli.pickle_scan.archive_records import Use, classify_records
+from statecli.pickle_scan.export_expressions import find_program_calls
 from statecli.pickle_scan.imported_names import Scanner
-from statecli.pickle_scan.one_pickle import FIRST_WINDOW, REGION_HEAD, PickleReader, Region, Unfetched, is_harmless
+from statecli.pickle_scan.one_pickle import (
+    FIRST_WINDOW_BYTES,
+    REGION_HEAD_BYTES,
+    FetchError,
+    PickleReader,
+    Region,
+    is_harmless,
+)
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
-from statecli.pickles.machine import without_gc
+from statecli.pickles.machine import pause_gc
 from statecli.storage import checkpoint_folder, files, json_object
 from statecli.storage.checkpoint_names import METADATA
 from statecli.storage.source import HEAD_BYTES, Source
 from statecli.storage.zip_archive import BEGINNING, FARTHEST_END, STORED, Archive, Record
 
-#: Bytes of one inflated record. What one file may cost in all is in `_steps.Budget`.
-MAX_INFLATED = 64 * 2**20
+#: Bytes of one inflated record. What one file may cost in all is in `step_budget.Budget`.
+MAX_INFLATED_BYTES = 64 * 2**20
 #: Archives in archives in archives, and pickles in strings of pickles.
-MAX_DEPTH = 4
+MAX_NESTING = 4
 #: Small pickles of one file that are known again.
-MAX_KEPT = 4096
+MAX_CACHED_PICKLES = 4096
 #: Bytes that compressed records may inflate to, whatever their ratio; and the ratio that larger ones may have.
-_MAX_UNPACKED = 256 * 2**20
-_MAX_RATIO = 200
+_MIN_BOMB_BYTES = 256 * 2**20
+_MIN_BOMB_RATIO = 200
 #: Bytes in which the header of a numpy array ends.
-_PAGE = 4096
+_ARRAY_HEADER_BYTES = 4096
 #: Bytes that are read again of a pickle whose frames no pickler wrote.
-_MAX_REREAD = 16 * 2**20
+_MAX_REREAD_BYTES = 16 * 2**20
 #: Archives of one tensor of which so many bytes of the beginning and of the end are fetched before any is read.
 _AHEAD, _FIRST, _LAST = 8192, 2048, 1024
-_BEGINS = re.compile(
+_PICKLE_BEGINNING = re.compile(
     rb"\x80[\x00-\x05][^\x00]|[()\]}]{0,16}[ci][A-Za-z_][\w.]{0,200}\r?\n[A-Za-z_][\w.]{0,200}\r?\n", re.ASCII
 )
 #: What an archive of torch has in its small records: digits are no opcodes that import anything.
 _INERT = re.compile(rb"[\d\n]{0,64}|little|big")
-_LONGEST_INERT = 64
+_MAX_INERT_BYTES = 64
 _ZIP = b"PK\3\4"
 _END, _LOCATOR = 22, 20
 #: Bytes of the three end records of an archive that torch writes: zip64's, its locator, the old one.
-_ENDS = 56 + 20 + _END
-_LOCAL = struct.Struct("<4sHHHHHIIIHH")
+_END_RECORDS_BYTES = 56 + 20 + _END
+_LOCAL_HEADER = struct.Struct("<4sHHHHHIIIHH")
 _NUMPY = b"\x93NUMPY"
-_NAMED = re.compile(r"\.(?:pkl|pickle|pck|pcl|joblib|dill)\Z", re.IGNORECASE)
+_PICKLE_SUFFIX = re.compile(r"\.(?:pkl|pickle|pck|pcl|joblib|dill)\Z", re.IGNORECASE)
 #: The pickles that an archive of torch's own has, in its top folder.
-_USUAL = frozenset(["data.pkl", "constants.pkl", "attributes.pkl"])
+_USUAL_PICKLES = frozenset(["data.pkl", "constants.pkl", "attributes.pkl"])
 #: Those of TorchScript next to them.
-_KNOWN = re.compile(r"bytecode\.pkl|mobile_debug_handles\.pkl|traced_inputs\.pkl|code/__torch__[^\0]*\.py\.debug_pkl")
+_TORCHSCRIPT_PICKLES = re.compile(
+    r"bytecode\.pkl|mobile_debug_handles\.pkl|traced_inputs\.pkl|code/__torch__[^\0]*\.py\.debug_pkl"
+)
 #: Bytes of a program of torch.export that are read.
-_MAX_PROGRAM = 128 * 2**20
+_MAX_PROGRAM_BYTES = 128 * 2**20
 #: Texts of a program that are searched for in it, to report where they are.
-_MAX_LOCATED = 100
-MAX_CODE = 64 * 2**20
+_MAX_LOCATED_TEXTS = 100
+MAX_CODE_BYTES = 64 * 2**20
 #: The folder of a compiled model, and what of it is opened as a library as it is.
 _COMPILED_FOLDER = re.compile(r".*?data/(?:aotinductor/[^/]*|constants[^/]*)", re.DOTALL | re.IGNORECASE)
 _LIBRARY = re.compile(r"\.(?:so|dll|dylib|pyd)\Z", re.IGNORECASE)
 _STORAGE = re.compile(r"(?:\A|/)(?:data|constants|tensors)/[^/]+\Z")
 _TAR = "is a tar archive, whose members torch.load unpickles"
 #: The pickles that are read from a legacy file, whatever follows them.
-_LEGACY = 5
+_LEGACY_PICKLES = 5
 #: Pickles one after another that are read without a sign that the next one is any.
-_IN_A_ROW = 64
+_MAX_CONSECUTIVE_PICKLES = 64
 #: The headers that numpy writes for numbers, text and fields of them.
-_KIND = rb"'[<>|=]?[?biufcSUVmM]\d*(?:\[\w+\])?'"
-_FIELD = rb"\('\w*', " + _KIND + rb"(?:, \([\d, ]*\))?\)"
+_DESCR = rb"'[<>|=]?[?biufcSUVmM]\d*(?:\[\w+\])?'"
+_FIELD = rb"\('\w*', " + _DESCR + rb"(?:, \([\d, ]*\))?\)"
 _PLAIN_ARRAY = re.compile(
-    rb"\{'descr': (?:" + _KIND + rb"|\[(?:" + _FIELD + rb"(?:, )?)*\])"
+    rb"\{'descr': (?:" + _DESCR + rb"|\[(?:" + _FIELD + rb"(?:, )?)*\])"
     rb", 'fortran_order': (?:True|False), 'shape': \([\dL, ]*\),? ?\}\s*"
 )
 #: Bytes of a header that are read.
-_MAX_HEADER = 2**20
+_MAX_ARRAY_HEADER_BYTES = 2**20
 
 
-def scan(path: str) -> tuple[ScannedPickle, ...]:
-    """Every pickle of the file, or of the files that a folder or an index stands for; () where there is none.
+def scan_pickles(path: str) -> tuple[ScannedPickle, ...]:
+    """Return every pickle of the file, or of the files of a folder or an index; () if there are none.
 
-    A file that cannot be opened has none: whoever reads its tensors meets the same, and says so. Raises
-    UnreadableError, with the file, where bytes did not come: a server that refused once may answer the next time.
+    A file that cannot be opened has no pickles: the reader of its tensors reports the same error. Raises
+    UnreadableError, with the file, if bytes could not be fetched, because a server may answer the next time.
     """
-    found: list[ScannedPickle] = []
-    with without_gc():
-        places, unread = _places(path)
-        for file in _files(path):
-            found.extend(_of_file(file, places.pop(file, ())))
+    pickles: list[ScannedPickle] = []
+    with pause_gc():
+        places, unread = _find_stored_archives(path)
+        for file in _list_files(path):
+            pickles.extend(_scan_file(file, places.pop(file, ())))
         for file, stored in places.items():
-            found.extend(_of_file(file, stored, alone=True))
+            pickles.extend(_scan_file(file, stored, alone=True))
     for file, why in unread:
-        found.append(ScannedPickle("the file", Place(file, 0, 0), unread=f"where it says that archives lie: {why}"))
-    return tuple(found)
+        pickles.append(ScannedPickle("the file", Place(file, 0, 0), unread=f"where it says that archives lie: {why}"))
+    return tuple(pickles)
 
 
-def _places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
-    """What `dcp.places` says of the folder and of those that its model is in, by the files' paths."""
-    found: dict[str, list[Stored]] = {}
+def _find_stored_archives(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
+    """Return the archives that `dcp.places` lists in the folder and its model folders, by file path."""
+    archives: dict[str, list[Stored]] = {}
     unread: list[tuple[str, str]] = []
-    for way in dict.fromkeys(map(files.get_folder, ("", *_members(path)))) if files.is_folder(path) else ():
-        folder = files.join(path, way) if way else path
+    for folder_name in (
+        dict.fromkeys(map(files.get_folder, ("", *_list_members(path)))) if files.is_folder(path) else ()
+    ):
+        folder = files.join(path, folder_name) if folder_name else path
         places, others = dcp.collect_places(folder) if dcp.sniff(folder, b"") else ({}, [])
-        found.update((files.join(path, way, name), places[name]) for name in filter(_is_plain_name, places))
+        archives.update((files.join(path, folder_name, name), places[name]) for name in filter(_is_plain_name, places))
         outside = next((name for name in places if not _is_plain_name(name)), None)
         if outside is not None:
-            others = [*others, (METADATA, f"in {quoting.quoted(outside)}, which is outside the folder")]
-        unread.extend((files.join(path, way, name), why) for name, why in others)
-    return found, unread
+            others = [*others, (METADATA, f"in {quoting.quote(outside)}, which is outside the folder")]
+        unread.extend((files.join(path, folder_name, name), why) for name, why in others)
+    return archives, unread
 
 
-def _files(path: str) -> list[str]:
-    """The files of a folder's model, an index's shards, or the file itself."""
+def _list_files(path: str) -> list[str]:
+    """Return the files of a folder's model, an index's shards, or the file itself."""
     try:
         if files.is_folder(path):
-            return [files.join(path, name) for name in _members(path)]
-        return list(_shards(path)) if checkpoint_folder.INDEX.search(files.get_name(path)) else [path]
+            return [files.join(path, name) for name in _list_members(path)]
+        return list(_iter_shards(path)) if checkpoint_folder.INDEX.search(files.get_name(path)) else [path]
     except (OSError, UnreadableError) as error:  # whoever lists the tensors meets the same, and says so
-        if files.reads_are_requests(path) or _is_of_the_system(error):
+        if files.reads_are_requests(path) or _is_system_error(error):
             raise UnreadableError(f"{path}: {error}") from error
         return []
 
 
-def _members(path: str) -> list[str]:
-    """Which files are the folder's model; all of them where that cannot be told."""
+def _list_members(path: str) -> list[str]:
+    """Return the files of the folder's model; all files if the model is undecidable."""
     try:
         return list(formats.members(path))
     except UnreadableError:
         return sorted(files.list_names(path))
 
 
-def _shards(path: str) -> Iterator[str]:
+def _iter_shards(path: str) -> Iterator[str]:
     with Source(path) as source:
         document, _ = json_object.parse_object(source.read(0, min(source.size, 2**25)), path)
     named = document.get("weight_map")
-    for name in sorted({one for one in named.values() if type(one) is str} if type(named) is dict else ()):
+    for name in sorted({shard for shard in named.values() if type(shard) is str} if type(named) is dict else ()):
         file = files.join(files.get_folder(path), name)
         if files.get_name(name) == name and files.is_file(file):
             yield file
 
 
 def _is_plain_name(name: str) -> bool:
-    """Whether it is a file of the folder: what leads out of it is refused by whoever reads the folder."""
+    """Return True for a file of the folder itself; readers refuse names that lead out of the folder."""
     return files.get_name(name) == name and "\0" not in name
 
 
-def _of_file(path: str, places: Collection[Stored] = (), *, alone: bool = False) -> list[ScannedPickle]:
-    """Those of a file, and of the `places` in it that are loaded as files; `alone` where nothing loads the rest."""
+def _scan_file(path: str, places: Collection[Stored] = (), *, alone: bool = False) -> list[ScannedPickle]:
+    """Return the pickles of a file and of the `places` loaded as files; `alone` if nothing loads the rest."""
     try:
         with Source(path) as source:
-            source.prefetch(span for one in islice(places, _AHEAD) for span in _ends(one))
-            scan = _Scan(source)
+            source.prefetch(span for archive in islice(places, _AHEAD) for span in _list_end_ranges(archive))
+            scan = FileScan(source)
             if not alone:
-                scan.run()
-            return scan.run_at(places)
-    except Unfetched as error:
+                scan.scan()
+            return scan.scan_stored(places)
+    except FetchError as error:
         raise UnreadableError(f"{path}: {error}") from error
     except UnreadableError as error:  # as above
-        if (files.reads_are_requests(path) and not _is_empty(path)) or _is_of_the_system(error):
+        if (files.reads_are_requests(path) and not _is_empty(path)) or _is_system_error(error):
             raise UnreadableError(f"{path}: {error}") from error
         return []
 
 
-def _is_of_the_system(error: Exception) -> bool:
-    """Whether reading failed, which may succeed when the tensors are listed; a file that is missing stays missing."""
+def _is_system_error(error: Exception) -> bool:
+    """Return True if reading failed and may succeed later; a missing file stays missing."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
 
 
 def _is_empty(path: str) -> bool:
-    """Whether there is nothing in it that could have come."""
+    """Return True if the file has no bytes."""
     try:
         return files.get_size(path) == 0
     except UnreadableError:
         return False
 
 
-def _ends(one: Stored) -> list[tuple[int, int]]:
-    """Where an archive of one tensor has all that is read of it."""
-    return [(one.offset, _FIRST), (one.offset + max(0, one.length - _LAST), _LAST)]
+def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
+    """Return the byte ranges that are read of an archive of one tensor."""
+    return [(archive.offset, _FIRST), (archive.offset + max(0, archive.length - _LAST), _LAST)]
 
 
 #: Bytes of pickles and code of one file whose digests are computed, and bytes that are read at once for them.
@@ -205,7 +216,7 @@ _MAX_DIGESTED, _DIGESTED_AT_ONCE = 1 << 30, 1 << 22
 
 
 class _Piece(NamedTuple):
-    """What is to be looked at: `sure` where its name or its place says that it is a pickle."""
+    """Bytes to scan; `sure` if the name or the place says that they are a pickle."""
 
     region: Region
     where: str
@@ -215,26 +226,26 @@ class _Piece(NamedTuple):
     copied: bool = False
 
 
-class _Scan:
-    """One file, piece by piece."""
+class FileScan:
+    """Scan of one file, piece by piece."""
 
     def __init__(self, source: Source) -> None:
         self.whole = Region(source, 0, source.size)
-        self.found: list[ScannedPickle] = []
+        self.pickles: list[ScannedPickle] = []
         self.pieces: deque[_Piece] = deque()
         self.steps = Steps()
         self.reader = PickleReader(source.path, self.steps)
-        self.digested = 0
+        self.digested_bytes = 0
         #: Small pickles that were read to their end, by their bytes.
-        self.read: dict[bytes, ScannedPickle] = {}
+        self.cached_pickles: dict[bytes, ScannedPickle] = {}
         #: Small records of the archive by name in lower case, because torch's reader ignores case; None for others.
         self.storages: dict[str, Region | None] = {}
         #: Where archives lie whose records were looked at.
         self.archives: set[tuple[int, int]] = set()
         #: The bytes of the file at which pickles were looked for because a frame ends there.
-        self.read_at: set[int] = set()
+        self.frame_ends: set[int] = set()
 
-    def run(self) -> list[ScannedPickle]:
+    def scan(self) -> list[ScannedPickle]:
         """Everything that was found."""
         head = self.whole.head
         header = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= self.whole.size - 8
@@ -243,35 +254,37 @@ class _Scan:
         first = _Piece(self.whole, "the file", 0, sure=sure, hidden=False)
         with self._within_budgets():
             if not head.startswith(_ZIP) and _ends_as_zip(self.whole):
-                self._archive(first._replace(hidden=True))
+                self._scan_archive(first._replace(hidden=True))
             if torch_tar.parse_header(head) is not None and not head.startswith(_ZIP):
-                self._tar(first)
+                self._scan_tar(first)
             self.pieces.append(first)
-        return _mark_loaded_by_torch(self._drained(), self.whole)
+        return _mark_loaded_by_torch(self._scan_pieces(), self.whole)
 
-    def run_at(self, places: Iterable[Stored]) -> list[ScannedPickle]:
-        """What lies at places that are loaded as files of their own, by whatever name: an archive may hold another."""
+    def scan_stored(self, places: Iterable[Stored]) -> list[ScannedPickle]:
+        """Scan archives that are loaded as files of their own, because one archive may hold another."""
         whole = _Piece(self.whole, "the file", 0, sure=True, hidden=False)
-        packed = [one for one in places if one.transforms]
+        packed = [archive for archive in places if archive.transforms]
         if packed:
-            self._unread(whole, f"{len(packed)} of its items are written through {quoting.names(packed[0].transforms)}")
-        for one in places:
-            length = min(one.length, self.whole.size - one.offset)
-            if length > 0 and not one.transforms and (one.offset, length) not in self.archives:
-                self.archives.add((one.offset, length))
-                part = self.whole.part(one.offset, length)
-                self.pieces.append(whole._replace(region=part, where=_at(whole, part)))
-        return self._drained()
+            self._add_unread(
+                whole, f"{len(packed)} of its items are written through {quoting.names(packed[0].transforms)}"
+            )
+        for archive in places:
+            length = min(archive.length, self.whole.size - archive.offset)
+            if length > 0 and not archive.transforms and (archive.offset, length) not in self.archives:
+                self.archives.add((archive.offset, length))
+                part = self.whole.get_part(archive.offset, length)
+                self.pieces.append(whole._replace(region=part, where=_describe_archive(whole, part)))
+        return self._scan_pieces()
 
-    def _drained(self) -> list[ScannedPickle]:
-        """Look at each piece that waits, until there is none or a budget is exceeded."""
+    def _scan_pieces(self) -> list[ScannedPickle]:
+        """Scan the queued pieces until none is left or a budget is exceeded."""
         with self._within_budgets():
             while self.pieces:
                 if self.steps.exceeded:
                     raise self.steps.exceeded
                 self.steps.take(Budget.PIECES)
-                self._look(self.pieces.popleft())
-        return self.found
+                self._scan_piece(self.pieces.popleft())
+        return self.pickles
 
     @contextmanager
     def _within_budgets(self) -> Iterator[None]:
@@ -280,19 +293,19 @@ class _Scan:
             yield
         except OutOfSteps as error:
             self.pieces.clear()
-            self.found.append(ScannedPickle("the file", self.whole.span, unread=f"{error}; the rest was not read"))
+            self.pickles.append(ScannedPickle("the file", self.whole.span, unread=f"{error}; the rest was not read"))
 
-    def _add(self, pickle: ScannedPickle) -> None:
+    def _add_pickle(self, pickle: ScannedPickle) -> None:
         """Keep what was found."""
-        self.found.append(pickle)
+        self.pickles.append(pickle)
         self.steps.take(Budget.PICKLES)
 
-    def _digest(self, regions: Sequence[Region]) -> str:
+    def _compute_digest(self, regions: Sequence[Region]) -> str:
         """Return the SHA-256 of these bytes; "" where the scan of the file has digested _MAX_DIGESTED without them."""
         import hashlib  # loads OpenSSL, which no other command has to wait for
 
-        self.digested += sum(region.size for region in regions)
-        if self.digested > _MAX_DIGESTED:
+        self.digested_bytes += sum(region.size for region in regions)
+        if self.digested_bytes > _MAX_DIGESTED:
             return ""
         hashed = hashlib.sha256()
         for region in regions:
@@ -301,56 +314,58 @@ class _Scan:
                 hashed.update(region.read(at, min(_DIGESTED_AT_ONCE, region.size - at)))
         return hashed.hexdigest()
 
-    def _unread(self, piece: _Piece, why: str) -> None:
-        digest = self._digest([piece.region])
-        self._add(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, unread=why, digest=digest))
+    def _add_unread(self, piece: _Piece, why: str) -> None:
+        digest = self._compute_digest([piece.region])
+        self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, unread=why, digest=digest))
 
-    def _look(self, piece: _Piece) -> None:
-        """Read one piece as what it begins like."""
+    def _scan_piece(self, piece: _Piece) -> None:
+        """Scan one piece by its first bytes."""
         head = piece.region.head
-        if piece.depth > MAX_DEPTH:
-            self._unread(piece, f"nests more than {MAX_DEPTH} pickles and archives in each other")
+        if piece.depth > MAX_NESTING:
+            self._add_unread(piece, f"nests more than {MAX_NESTING} pickles and archives in each other")
         elif head.startswith(_ZIP):
-            self._archive(piece)
+            self._scan_archive(piece)
         elif head.startswith(_NUMPY):
-            self._array(piece)
+            self._scan_array(piece)
         else:
-            self._stream(piece)
+            self._scan_stream(piece)
 
-    def _stream(self, piece: _Piece) -> None:
-        """Pickles one after another, to what is none: whoever loads the first may load the others.
+    def _scan_stream(self, piece: _Piece) -> None:
+        """Scan consecutive pickles: a program that loads the first may load the others.
 
-        Of a legacy file the first five are loaded, and storages follow.
+        Of a legacy file the first five are loaded; storages follow.
         """
         at, count, size = 0, 0, piece.region.size
         legacy = piece.sure and torch_legacy.sniff("", piece.region.head)
-        while at < size and (end := self._pickle(piece, at)):
+        while at < size and (end := self._scan_pickle(piece, at)):
             at, count = at + end, count + 1
-            if not legacy or count >= _LEGACY:
-                rest = piece.region.read(at, min(REGION_HEAD, size - at))
-                begins = _BEGINS.match(rest) is not None
+            if not legacy or count >= _LEGACY_PICKLES:
+                rest = piece.region.read(at, min(REGION_HEAD_BYTES, size - at))
+                begins = _PICKLE_BEGINNING.match(rest) is not None
                 piece = piece._replace(sure=piece.sure and begins)
-                if not begins and (legacy or count >= _IN_A_ROW):
+                if not begins and (legacy or count >= _MAX_CONSECUTIVE_PICKLES):
                     if not legacy and rest:
-                        self._unread(piece, f"{count} pickles one behind another; what follows them was not read")
+                        self._add_unread(piece, f"{count} pickles one behind another; what follows them was not read")
                     break
 
-    def _pickle(self, piece: _Piece, at: int) -> int:
-        """Read the pickle at byte `at`; its length, 0 where it has no end."""
-        key = _key(piece.region) if piece.sure and not at else None
-        if key and (again := self.read.get(key)):
-            self._add(structs.replace(again, where=piece.where, place=piece.region.span, hidden=piece.hidden))
-            return again.place.length
+    def _scan_pickle(self, piece: _Piece, at: int) -> int:
+        """Scan the pickle at byte `at` and return its length, 0 if it has no end."""
+        key = _read_cache_key(piece.region) if piece.sure and not at else None
+        if key and (cached := self.cached_pickles.get(key)):
+            self._add_pickle(structs.replace(cached, where=piece.where, place=piece.region.span, hidden=piece.hidden))
+            return cached.place.length
         where = f"{piece.where}, the pickle at byte {at}" if at else piece.where
-        known = piece.sure and piece.region is not self.whole
-        scanner, unread = self.reader.read(piece.region, at, where, piece.region.size if known else FIRST_WINDOW)
-        region = piece.region.part(at, scanner.end or len(scanner.data))
+        length_known = piece.sure and piece.region is not self.whole
+        scanner, unread = self.reader.read(
+            piece.region, at, where, piece.region.size if length_known else FIRST_WINDOW_BYTES
+        )
+        region = piece.region.get_part(at, scanner.end or len(scanner.data))
         read: list[str] = []
-        scanner.flow.read_storage = lambda key: self._storage(piece, key, read)
-        mentions, modules = tuple(scanner.mentions()), tuple(dict.fromkeys(scanner.modules))
-        bombs = scanner.bombs(self.whole.size)
+        scanner.flow.read_storage = lambda key: self._read_storage(piece, key, read)
+        mentions, modules = tuple(scanner.iter_mentions()), tuple(dict.fromkeys(scanner.module_classes))
+        bombs = scanner.find_bombs(self.whole.size)
         if piece.sure or (bombs and not unread) or not is_harmless(scanner, unread, copied=piece.copied):
-            if unread and scanner.framed:
+            if unread and scanner.has_frames:
                 mentions = self._read_frames(piece, at, scanner, mentions)
             unread = unread or scanner.unfollowed
             why, exact = str(unread) if unread else None, region.base is not None
@@ -359,20 +374,20 @@ class _Scan:
                 where, region.span, mentions, modules, piece.hidden, exact, why, protocol=protocol, bombs=bombs
             )
             pickle = structs.replace(pickle, refused_opcode=scanner.refused_opcode)
-            bounds = region if scanner.end and not unread else piece.region.part(at, piece.region.size - at)
-            self._add(structs.replace(pickle, digest=self._digest([bounds])))
+            bounds = region if scanner.end and not unread else piece.region.get_part(at, piece.region.size - at)
+            self._add_pickle(structs.replace(pickle, digest=self._compute_digest([bounds])))
             if (
                 key
                 and region.size == piece.region.size
-                and not (scanner.inner or unread or read)
-                and len(self.read) < MAX_KEPT
+                and not (scanner.nested_data or unread or read)
+                and len(self.cached_pickles) < MAX_CACHED_PICKLES
             ):
-                self.read[key] = self.found[-1]
-        for start, data in scanner.inner:
-            self.pieces.append(_Piece(region.made(data), f"{where}, the string at byte {start}", piece.depth + 1))
+                self.cached_pickles[key] = self.pickles[-1]
+        for start, data in scanner.nested_data:
+            self.pieces.append(_Piece(region.with_data(data), f"{where}, the string at byte {start}", piece.depth + 1))
         return scanner.end
 
-    def _storage(self, piece: _Piece, key: str, read: list[str]) -> bytes | None:
+    def _read_storage(self, piece: _Piece, key: str, read: list[str]) -> bytes | None:
         """Return the bytes of a small storage that a pickle of the archive names; add its key to those read."""
         read.append(key)
         folder, _, suffix = piece.where.rpartition(".")
@@ -380,57 +395,57 @@ class _Scan:
         return region.read(0, region.size) if region else None
 
     def _read_frames(self, piece: _Piece, at: int, scanner: Scanner, names: tuple[Mention, ...]) -> tuple[Mention, ...]:
-        """Add to the names those that unpicklers import which read other opcodes from the frames of the pickle."""
-        data = piece.region.read(at, min(piece.region.size - at, _MAX_REREAD))
-        uses = {structs.replace(one, position=0): one for one in names}
+        """Add the names that unpicklers import if they read other opcodes from the frames of the pickle."""
+        data = piece.region.read(at, min(piece.region.size - at, _MAX_REREAD_BYTES))
+        uses = {structs.replace(mention, position=0): mention for mention in names}
         for reading in (frames.read_in_memory(data), frames.read_as_file(data)):
-            other, unread = self.reader.run(reading.opcodes, piece.where)
-            for one in other.mentions():
-                position = reading.position(one.position)
-                uses.setdefault(structs.replace(one, position=0), structs.replace(one, position=position))
+            other, unread = self.reader.scan(reading.opcodes, piece.where)
+            for mention in other.iter_mentions():
+                position = reading.locate(mention.position)
+                uses.setdefault(structs.replace(mention, position=0), structs.replace(mention, position=position))
             end = at + reading.end
             start = piece.region.span.offset + end
-            if not unread and reading.end != scanner.end and start not in self.read_at:
-                self.read_at.add(start)
-                rest = piece.region.part(end, piece.region.size - end)
+            if not unread and reading.end != scanner.end and start not in self.frame_ends:
+                self.frame_ends.add(start)
+                rest = piece.region.get_part(end, piece.region.size - end)
                 where = f"{piece.where}, what follows the frame at byte {end}"
                 self.pieces.append(piece._replace(region=rest, where=where, depth=piece.depth + 1))
         return tuple(uses.values())
 
-    def _array(self, piece: _Piece) -> None:
-        """A numpy array: of objects it is a pickle behind the header. What is not surely none is looked at."""
+    def _scan_array(self, piece: _Piece) -> None:
+        """Scan a numpy array: an array of objects has a pickle after its header."""
         head, wide = piece.region.head, 4 if piece.region.head[6:7] != b"\1" else 2
         length = int.from_bytes(head[8 : 8 + wide], "little")
         start, left = 8 + wide + length, piece.region.size - 8 - wide - length
         if left > 0:
-            header = piece.region.read(8 + wide, min(length, _MAX_HEADER))
+            header = piece.region.read(8 + wide, min(length, _MAX_ARRAY_HEADER_BYTES))
             sure = _may_hold_objects(piece.region)
             if sure or not _PLAIN_ARRAY.fullmatch(header):
-                region = piece.region.part(start, left)
+                region = piece.region.get_part(start, left)
                 self.pieces.append(piece._replace(region=region, where=f"{piece.where}, its objects", sure=sure))
 
     # Archives.
 
-    def _tar(self, piece: _Piece) -> None:
+    def _scan_tar(self, piece: _Piece) -> None:
         """A tar, as torch wrote before 0.1.10: the pickles of its members, where nobody can make them lie elsewhere."""
         region = piece.region
         try:
             members = torch_tar.list_members(region)
             spans, unread = torch_tar.read_pickles(region)
         except MalformedError as error:
-            self._unread(piece, f"{_TAR}: {error}; only members at usual places were read")
+            self._add_unread(piece, f"{_TAR}: {error}; only members at usual places were read")
             self._salvage_tar(region)
             return
         if unread is not None:
-            self._unread(piece, f"{_TAR}: {unread}")
+            self._add_unread(piece, f"{_TAR}: {unread}")
         if not torch_tar.sniff("", region.read(0, min(HEAD_BYTES, region.size))):
-            self._unread(piece, f"{_TAR}; it does not begin as torch.save began one")
+            self._add_unread(piece, f"{_TAR}; it does not begin as torch.save began one")
         for span in spans:
-            part = region.part(span.offset, span.length)
+            part = region.get_part(span.offset, span.length)
             self.pieces.append(_Piece(part, span.member, 1, sure=True, hidden=False))
         for member in members.values():
             if member.name not in torch_tar.LOADED:
-                part = region.part(member.offset, member.size)
+                part = region.get_part(member.offset, member.size)
                 self.pieces.append(_Piece(part, member.name, 1, hidden=member.name not in torch_tar.WRITTEN))
 
     def _salvage_tar(self, region: Region) -> None:
@@ -443,106 +458,106 @@ class _Scan:
             start = at + torch_tar.BLOCK
             size = min(max(header.size, 0), region.size - start)
             sure = header.name in torch_tar.LOADED
-            self.pieces.append(_Piece(region.part(start, size), header.name, 1, sure, hidden=not sure))
+            self.pieces.append(_Piece(region.get_part(start, size), header.name, 1, sure, hidden=not sure))
             at = torch_tar.next_header(at, size)
 
-    def _archive(self, piece: _Piece) -> None:
+    def _scan_archive(self, piece: _Piece) -> None:
         try:
             archive = Archive(piece.region, looked_at=BEGINNING)
         except UnreadableError as error:
-            parts = _in_a_row(piece.region)
+            parts = _split_consecutive_archives(piece.region)
             if len(parts) > 1:
-                self.pieces.extend(piece._replace(region=part, where=_at(piece, part)) for part in parts)
+                self.pieces.extend(piece._replace(region=part, where=_describe_archive(piece, part)) for part in parts)
                 return
-            self._unread(piece, f"{error}; its records were searched for without its directory")
+            self._add_unread(piece, f"{error}; its records were searched for without its directory")
             self._salvage(piece)
             return
         if piece.region.base is not None:
             self.archives.add((piece.region.base, piece.region.size))
-        self._inflating(piece, archive)
-        use_of = uses_of(archive)
+        self._report_inflation(piece, archive)
+        use_of = classify_records(archive)
         compiled: dict[str, list[_Piece]] = {}
         modules: list[_Piece] = []
         scripts: list[tuple[Region, str]] = []
         for record in archive.records.values():
             use = use_of(record)
             name = record.name if piece.where == "the file" else f"{piece.where}, {record.name}"
-            self._record(piece, archive, record, use)
+            self._scan_record(piece, archive, record, use)
             if use is Use.SCRIPT:
-                region = piece.region.part(record.data_offset, record.compressed_size)
-                scripts.append((_inflated(region)[0] if record.method != STORED else region, name))
+                region = piece.region.get_part(record.data_offset, record.compressed_size)
+                scripts.append((_inflate(region)[0] if record.method != STORED else region, name))
             if use is Use.COMPILED:
-                region = piece.region.part(record.data_offset, record.compressed_size)
+                region = piece.region.get_part(record.data_offset, record.compressed_size)
                 folder = _COMPILED_FOLDER.match(name)
                 compiled.setdefault(folder[0] if folder else name, []).append(_Piece(region, name, piece.depth))
             if use is Use.MODULE:
-                region = piece.region.part(record.data_offset, record.compressed_size)
+                region = piece.region.get_part(record.data_offset, record.compressed_size)
                 modules.append(_Piece(region, name, piece.depth))
         for folder_name, pieces in compiled.items():
-            self._compiled(folder_name, pieces)
+            self._report_compiled(folder_name, pieces)
         if modules:
-            self._modules(modules)
-        self._run_on_load([(region, name) for region, name in scripts if region.size <= MAX_CODE])
+            self._report_modules(modules)
+        self._scan_load_code([(region, name) for region, name in scripts if region.size <= MAX_CODE_BYTES])
 
-    def _inflating(self, piece: _Piece, archive: Archive) -> None:
+    def _report_inflation(self, piece: _Piece, archive: Archive) -> None:
         """Report compressed records that inflate to far more than other data does."""
         compressed = [record for record in archive.records.values() if record.method != STORED]
         packed, size = (sum(sizes) for sizes in ((r.compressed_size for r in compressed), (r.size for r in compressed)))
-        if size > _MAX_UNPACKED and size > _MAX_RATIO * packed:
+        if size > _MIN_BOMB_BYTES and size > _MIN_BOMB_RATIO * packed:
             bomb = Bomb(f"inflates {packed:,} bytes of compressed records to {size:,}", 0)
-            self._add(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, bombs=(bomb,)))
+            self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, bombs=(bomb,)))
 
-    def _record(self, piece: _Piece, archive: Archive, record: Record, use: Use) -> None:
+    def _scan_record(self, piece: _Piece, archive: Archive, record: Record, use: Use) -> None:
         name = record.name if piece.where == "the file" else f"{piece.where}, {record.name}"
-        region = piece.region.part(record.data_offset, record.compressed_size)
+        region = piece.region.get_part(record.data_offset, record.compressed_size)
         if not piece.depth:
-            is_small = record.method == STORED and region.size <= _LONGEST_INERT and name.lower() not in self.storages
+            is_small = record.method == STORED and region.size <= _MAX_INERT_BYTES and name.lower() not in self.storages
             self.storages[name.lower()] = region if is_small else None
-        if record.method == STORED and region.size <= _LONGEST_INERT and _INERT.fullmatch(region.head):
+        if record.method == STORED and region.size <= _MAX_INERT_BYTES and _INERT.fullmatch(region.head):
             return
         own = record.name.removeprefix(f"{archive.folder}/")
         if piece.depth:  # an archive of torch.save in an archive of torch.export
-            usual = own in _USUAL and not piece.hidden
+            usual = own in _USUAL_PICKLES and not piece.hidden
         else:
-            usual = own in _USUAL or _KNOWN.fullmatch(own) is not None or use is Use.PICKLE
+            usual = own in _USUAL_PICKLES or _TORCHSCRIPT_PICKLES.fullmatch(own) is not None or use is Use.PICKLE
         is_loaded = use is Use.PICKLE and not piece.depth
-        sure = is_loaded or _NAMED.search(record.name) is not None
+        sure = is_loaded or _PICKLE_SUFFIX.search(record.name) is not None
         copied = use is Use.STORAGE and not piece.depth
-        self._member(region, name, piece.depth, record.method != STORED, sure, not usual, copied)
-        reads = self._readers(piece.depth).get(use)
+        self._add_member(region, name, piece.depth, record.method != STORED, sure, not usual, copied)
+        reads = self._get_code_readers(piece.depth).get(use)
         if reads:
-            reads(_inflated(region)[0] if record.method != STORED else region, name)
+            reads(_inflate(region)[0] if record.method != STORED else region, name)
 
-    def _readers(self, depth: int) -> dict[Use, Callable[[Region, str], None]]:
-        """What reads a record of code; torch loads no program in an archive inside an archive."""
+    def _get_code_readers(self, depth: int) -> dict[Use, Callable[[Region, str], None]]:
+        """Return the readers of code records; torch loads no program in an archive inside an archive."""
         readers: dict[Use, Callable[[Region, str], None]]
-        readers = {Use.SCRIPT: self._code, Use.BYTECODE: self._other_code, Use.OLD_SCRIPT: self._other_code}
-        return readers if depth else {**readers, Use.PROGRAM: self._program}
+        readers = {Use.SCRIPT: self._scan_code, Use.BYTECODE: self._scan_bytecode, Use.OLD_SCRIPT: self._scan_bytecode}
+        return readers if depth else {**readers, Use.PROGRAM: self._scan_program}
 
-    def _code(self, region: Region, where: str) -> None:
-        """A text of TorchScript."""
-        if region.size > MAX_CODE:
-            self._unread(_Piece(region, where, 0, hidden=False), f"code of more than {MAX_CODE:,} bytes")
+    def _scan_code(self, region: Region, where: str) -> None:
+        """Scan a source text of TorchScript."""
+        if region.size > MAX_CODE_BYTES:
+            self._add_unread(_Piece(region, where, 0, hidden=False), f"code of more than {MAX_CODE_BYTES:,} bytes")
             return
         self.steps.take(Budget.BYTES, region.size)
-        self._calls(region, where, script_code.calls(region.read(0, region.size), self.steps))
+        self._add_calls(region, where, script_code.find_calls(region.read(0, region.size), self.steps))
 
-    def _run_on_load(self, scripts: list[tuple[Region, str]]) -> None:
-        """What torch.jit.load itself runs of the texts of an archive."""
+    def _scan_load_code(self, scripts: list[tuple[Region, str]]) -> None:
+        """Report the calls that torch.jit.load itself runs."""
         codes, records = [code.read(0, code.size) for code, _ in scripts], [name for _, name in scripts]
-        for number, call in script_code.calls_on_load(codes, self.steps, records):
-            self._calls(*scripts[number], [call])
+        for number, call in script_code.find_calls_on_load(codes, self.steps, records):
+            self._add_calls(*scripts[number], [call])
 
-    def _other_code(self, region: Region, where: str) -> None:
-        """What the lite interpreter runs; and what names code that lies anywhere, as torch 1.0 wrote it."""
+    def _scan_bytecode(self, region: Region, where: str) -> None:
+        """Scan code of the lite interpreter; report records of torch 1.0, whose code may be in any record."""
         if where.endswith(".json"):
-            self._unread(_Piece(region, where, 0, hidden=False), "TorchScript of torch 1.0, whose code is not read")
+            self._add_unread(_Piece(region, where, 0, hidden=False), "TorchScript of torch 1.0, whose code is not read")
         else:
-            data = region.read(0, min(region.size, MAX_CODE))
+            data = region.read(0, min(region.size, MAX_CODE_BYTES))
             self.steps.take(Budget.BYTES, len(data))
-            self._calls(region, where, script_code.bytecode(data, self.steps))
+            self._add_calls(region, where, script_code.find_bytecode_calls(data, self.steps))
 
-    def _compiled(self, folder: str, pieces: list[_Piece]) -> None:
+    def _report_compiled(self, folder: str, pieces: list[_Piece]) -> None:
         """Files of AOTInductor: its loader opens the library, or makes one with commands that are among them."""
         escaping = [piece for piece in pieces if ".." in piece.where.split("/")]
         libraries = [piece for piece in pieces if _LIBRARY.search(piece.where)]
@@ -553,11 +568,11 @@ class _Scan:
         path, dot, suffix = main.where.rpartition(".")
         name = Mention(path if dot else folder, suffix, 0, called=True, misuse=why)
         exact = main.region.base is not None
-        digest = self._digest([piece.region for piece in pieces])
+        digest = self._compute_digest([piece.region for piece in pieces])
         code = ScannedPickle(main.where, main.region.span, (name,), exact=exact, doer="loading it", digest=digest)
-        self._add(code)
+        self._add_pickle(code)
 
-    def _modules(self, pieces: list[_Piece]) -> None:
+    def _report_modules(self, pieces: list[_Piece]) -> None:
         """Python files of torch.package, which shadow any module that a pickle of the archive names."""
         first = pieces[0]
         name = Mention(
@@ -567,72 +582,76 @@ class _Scan:
             called=True,
             misuse="torch.package runs as Python code",
         )
-        exact, digest = first.region.base is not None, self._digest([piece.region for piece in pieces])
-        self._add(ScannedPickle(first.where, first.region.span, (name,), exact=exact, doer="loading it", digest=digest))
+        exact, digest = first.region.base is not None, self._compute_digest([piece.region for piece in pieces])
+        self._add_pickle(
+            ScannedPickle(first.where, first.region.span, (name,), exact=exact, doer="loading it", digest=digest)
+        )
 
-    def _calls(self, region: Region, where: str, found: Iterable[script_code.Call]) -> None:
-        digest = self._digest([region])
-        for one in found:
-            line = f"{where}, line {one.line}" if one.line else where
-            doer = "loading it" if one.on_load else "its code"
-            names = (Mention(one.module, one.name, one.at, called=True, misuse=one.why),)
+    def _add_calls(self, region: Region, where: str, calls: Iterable[script_code.Call]) -> None:
+        digest = self._compute_digest([region])
+        for call in calls:
+            line = f"{where}, line {call.line}" if call.line else where
+            doer = "loading it" if call.on_load else "its code"
+            names = (Mention(call.module, call.name, call.at, called=True, misuse=call.why),)
             exact = region.base is not None
-            self._add(ScannedPickle(line, region.span, names, exact=exact, doer=doer, digest=digest))
+            self._add_pickle(ScannedPickle(line, region.span, names, exact=exact, doer=doer, digest=digest))
 
-    def _program(self, region: Region, where: str) -> None:
+    def _scan_program(self, region: Region, where: str) -> None:
         """A program of torch.export: loading it evaluates its sizes, compiles its names and imports what they say."""
-        data = region.read(0, min(region.size, _MAX_PROGRAM))
+        data = region.read(0, min(region.size, _MAX_PROGRAM_BYTES))
         self.steps.take(Budget.BYTES, len(data))
         try:
             document, _ = json_object.parse_object(data, where)
         except MalformedError as error:
-            self._unread(_Piece(region, where, 0), str(error))
+            self._add_unread(_Piece(region, where, 0), str(error))
             return
-        digest = self._digest([region])
-        for number, one in enumerate(said(document, self.steps)):
-            at = max(data.find(_json_text(one.text)), 0) if number < _MAX_LOCATED else 0
-            names = (Mention(one.module, one.name, at, called=one.called, misuse=one.why),)
-            code = ScannedPickle(where, region.span, names, exact=region.base is not None, doer=one.doer)
-            self._add(structs.replace(code, digest=digest))
+        digest = self._compute_digest([region])
+        for number, call in enumerate(find_program_calls(document, self.steps)):
+            at = max(data.find(_encode_json_text(call.text)), 0) if number < _MAX_LOCATED_TEXTS else 0
+            names = (Mention(call.module, call.name, at, called=call.called, misuse=call.why),)
+            code = ScannedPickle(where, region.span, names, exact=region.base is not None, doer=call.doer)
+            self._add_pickle(structs.replace(code, digest=digest))
 
-    def _member(
+    def _add_member(
         self, region: Region, name: str, depth: int, deflated: bool, sure: bool, hidden: bool, copied: bool = False
     ) -> None:
-        """Keep a record for later if it is a pickle, or begins like one."""
+        """Queue a record if it is a pickle or begins like a pickle."""
         unread = None
         self.steps.take(Budget.PIECES)
         if deflated:
-            if any(_is_plain_array(_beginning(region, size)) for size in (REGION_HEAD, _PAGE)):
+            if any(
+                _is_plain_array(_inflate_beginning(region, size)) for size in (REGION_HEAD_BYTES, _ARRAY_HEADER_BYTES)
+            ):
                 return
             # Each inflated record costs time: a storage that begins like no pickle is inflated no further.
-            opening = _beginning(region, FIRST_WINDOW, FIRST_WINDOW + 1)
+            opening = _inflate_beginning(region, FIRST_WINDOW_BYTES, FIRST_WINDOW_BYTES + 1)
             if not (sure or _may_be_pickle(name, opening, len(opening))):
                 return
-            region, unread = _inflated(region)
+            region, unread = _inflate(region)
             self.steps.take(Budget.BYTES, region.size)
         piece = _Piece(region, name, depth + 1 if region.head.startswith(_ZIP) else depth, sure, hidden, copied)
         if sure or _may_be_pickle(name, region.head, region.size):
             if unread:
-                self._unread(piece, unread)
+                self._add_unread(piece, unread)
             self.pieces.append(piece)
 
     def _salvage(self, piece: _Piece) -> None:
-        """The records that have a local header, whatever the directory says."""
+        """Queue the records that have a local header, whatever the directory says."""
         region, at = piece.region, 0
         other = self.whole.head[:1] == b"\x80" or self.whole.head[8:9] == b"{"
-        own = set() if piece.depth or other else set(_USUAL)
-        while (at := _next(region, at)) >= 0 and len(self.pieces) < Budget.PICKLES.limit:
-            if at + _LOCAL.size > region.size:
+        own = set() if piece.depth or other else set(_USUAL_PICKLES)
+        while (at := _find_local_header(region, at)) >= 0 and len(self.pieces) < Budget.PICKLES.limit:
+            if at + _LOCAL_HEADER.size > region.size:
                 break
-            fields = _LOCAL.unpack(region.read(at, _LOCAL.size))
-            start = at + _LOCAL.size + fields[-2] + fields[-1]
+            fields = _LOCAL_HEADER.unpack(region.read(at, _LOCAL_HEADER.size))
+            start = at + _LOCAL_HEADER.size + fields[-2] + fields[-1]
             if start < region.size:
-                raw = region.read(at + _LOCAL.size, fields[-2])
-                rest = region.part(start, region.size - start)
+                raw = region.read(at + _LOCAL_HEADER.size, fields[-2])
+                rest = region.get_part(start, region.size - start)
                 name = str(raw, "utf-8", "backslashreplace")
                 last = name.rpartition("/")[2]
-                sure = _NAMED.search(name) is not None
-                self._member(rest, name, piece.depth, fields[3] != STORED, sure, last not in own)
+                sure = _PICKLE_SUFFIX.search(name) is not None
+                self._add_member(rest, name, piece.depth, fields[3] != STORED, sure, last not in own)
                 own.discard(last)
             at += 4
 
@@ -643,23 +662,23 @@ def _mark_loaded_by_torch(pickles: list[ScannedPickle], whole: Region) -> list[S
     These are `data.pkl` of an archive without `constants.pkl` (torch.jit.load reads an archive that has it), or the
     first five pickles of a legacy file.
     """
-    usual = [n for n, one in enumerate(pickles) if not one.hidden and one.doer is None]
+    usual = [n for n, pickle in enumerate(pickles) if not pickle.hidden and pickle.doer is None]
     if whole.head.startswith(_ZIP):
         is_script = any(pickles[n].where.endswith("/constants.pkl") for n in usual)
         loaded = [n for n in usual if not is_script and re.fullmatch(r"[^/]+/data\.pkl", pickles[n].where)]
     else:
-        loaded = usual[:_LEGACY] if torch_legacy.sniff("", whole.head) else []
+        loaded = usual[:_LEGACY_PICKLES] if torch_legacy.sniff("", whole.head) else []
     for n in loaded:
         pickles[n] = structs.replace(pickles[n], by_torch_load=True)
     return pickles
 
 
-def _key(region: Region) -> bytes | None:
-    """The bytes of a small pickle in the file, by which it is known again: tensors of one shape have the same."""
-    return region.read(0, region.size) if region.base is not None and region.size <= _PAGE else None
+def _read_cache_key(region: Region) -> bytes | None:
+    """Return the bytes of a small pickle as its cache key: tensors of one shape have equal pickles."""
+    return region.read(0, region.size) if region.base is not None and region.size <= _ARRAY_HEADER_BYTES else None
 
 
-def _json_text(text: str) -> bytes:
+def _encode_json_text(text: str) -> bytes:
     return json.dumps(text).encode()
 
 
@@ -678,38 +697,38 @@ def _ends_as_zip(region: Region) -> bool:
         return True
     size, offset = struct.unpack_from("<II", tail, at + 12)
     begins = (offset, start + at - size)  # zipfile finds the directory by its size
-    found = (region.read(begin, 4) for begin in begins if 0 <= begin <= region.size - 4)
-    return b"PK\1\2" in found
+    signatures = (region.read(begin, 4) for begin in begins if 0 <= begin <= region.size - 4)
+    return b"PK\1\2" in signatures
 
 
-def _in_a_row(region: Region) -> list[Region]:
+def _split_consecutive_archives(region: Region) -> list[Region]:
     """The archives that fill these bytes one behind another, as torch.distributed.checkpoint puts one for each tensor.
 
     Each one's end records say where it begins. None unless all of the bytes are accounted for.
     """
     parts: list[Region] = []
     end = region.size
-    while end >= _ENDS and len(parts) < Budget.PICKLES.limit:
-        tail = region.read(end - _ENDS, _ENDS)
-        length = int.from_bytes(tail[64:72], "little") + _ENDS
+    while end >= _END_RECORDS_BYTES and len(parts) < Budget.PICKLES.limit:
+        tail = region.read(end - _END_RECORDS_BYTES, _END_RECORDS_BYTES)
+        length = int.from_bytes(tail[64:72], "little") + _END_RECORDS_BYTES
         if (tail[:4], tail[56:60], tail[76:80]) != (b"PK\6\6", b"PK\6\7", b"PK\5\6") or length > end:
             return []
         end -= length
-        parts.append(region.part(end, length))
+        parts.append(region.get_part(end, length))
     return parts[::-1] if end == 0 else []
 
 
-def _at(piece: _Piece, part: Region) -> str:
+def _describe_archive(piece: _Piece, part: Region) -> str:
     return f"{piece.where}, the archive at byte {part.span.offset}"
 
 
-def _next(region: Region, at: int) -> int:
-    """Where the next local header is, -1 where there is none."""
+def _find_local_header(region: Region, at: int) -> int:
+    """Return the offset of the next local header, -1 if there is none."""
     step = 2**20
     while at < region.size:
-        found = region.read(at, min(step + 3, region.size - at)).find(_ZIP)
-        if found >= 0:
-            return at + found
+        offset = region.read(at, min(step + 3, region.size - at)).find(_ZIP)
+        if offset >= 0:
+            return at + offset
         at += step
     return -1
 
@@ -723,13 +742,13 @@ def _may_hold_objects(region: Region) -> bool:
 
 
 def _may_be_pickle(name: str, head: bytes, size: int) -> bool:
-    """Whether a record of `size` bytes that begins with `head` is looked at: it is small, or begins like a pickle."""
-    small = size <= FIRST_WINDOW and not _STORAGE.search(name)
-    return small or _BEGINS.match(head) is not None or head.startswith((_ZIP, _NUMPY))
+    """Return True if a record of `size` bytes is small, or begins like a pickle."""
+    small = size <= FIRST_WINDOW_BYTES and not _STORAGE.search(name)
+    return small or _PICKLE_BEGINNING.match(head) is not None or head.startswith((_ZIP, _NUMPY))
 
 
-def _beginning(region: Region, size: int, most: int = _PAGE) -> bytes:
-    """What the first `size` bytes of a compressed record inflate to, `most` bytes at most."""
+def _inflate_beginning(region: Region, size: int, most: int = _ARRAY_HEADER_BYTES) -> bytes:
+    """Return the inflated form of the first `size` bytes of a compressed record, at most `most` bytes."""
     try:
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(region.read(0, min(size, region.size)), most)
     except zlib.error:
@@ -737,27 +756,27 @@ def _beginning(region: Region, size: int, most: int = _PAGE) -> bytes:
 
 
 def _is_plain_array(head: bytes) -> bool:
-    """Whether a numpy array begins so that holds no objects."""
+    """Return True if the bytes begin a numpy array without objects."""
     start = 8 + (4 if head[6:7] != b"\1" else 2)
     end = start + int.from_bytes(head[8:start], "little")
     return head.startswith(_NUMPY) and end <= len(head) and _PLAIN_ARRAY.fullmatch(head[start:end]) is not None
 
 
-def _inflated(region: Region) -> tuple[Region, str | None]:
-    """The content of a compressed record, as much of it as is wanted, and why there is no more."""
+def _inflate(region: Region) -> tuple[Region, str | None]:
+    """Return the content of a compressed record, up to a limit, and why the rest is missing."""
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     parts, size, at = [], 0, 0
     why: str | None = None
     while at < region.size and not inflater.eof and why is None:
         step = min(2**16, region.size - at)
         try:
-            parts.append(inflater.decompress(region.read(at, step), MAX_INFLATED - size + 1))
+            parts.append(inflater.decompress(region.read(at, step), MAX_INFLATED_BYTES - size + 1))
         except zlib.error as error:
             why = f"cannot be inflated to its end: {error}"
             break
         at, size = at + step, size + len(parts[-1])
-        if size > MAX_INFLATED:
-            why = f"is compressed and inflates to more than {MAX_INFLATED:,} bytes"
+        if size > MAX_INFLATED_BYTES:
+            why = f"is compressed and inflates to more than {MAX_INFLATED_BYTES:,} bytes"
     if why is None and not inflater.eof:
         why = "is compressed and breaks off in the middle"
-    return region.made(b"".join(parts)), why
+    return region.with_data(b"".join(parts)), why

@@ -20,7 +20,7 @@ from statecli.core.format_traits import FormatTraits, combine_traits
 from statecli.core.state import ModelState, Oddity
 from statecli.formats import dcp, dcp_safetensors, deepspeed, gguf, megatron, safetensors, sharded, unsupported
 from statecli.formats.registry import FILES, FOLDERS, FORMATS
-from statecli.pickles.machine import without_gc
+from statecli.pickles.machine import pause_gc
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.source import Source
 
@@ -36,8 +36,8 @@ def read(path: str, section: str | None = None) -> ModelState:
 
     Raises `UnreadableError` (with `MalformedError` below); each message starts with the path.
     """
-    with without_gc():
-        return tied_tensors.tied(_read_with_path(path, section))
+    with pause_gc():
+        return tied_tensors.fill_tied_to(_read_with_path(path, section))
 
 
 def is_quick_to_read(path: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from statecli.core import quoting
-from statecli.core.dtypes import BITS, nbytes
+from statecli.core.dtypes import ELEMENT_BITS, nbytes
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
 from statecli.core.oddity_kind import OddityKind
@@ -39,8 +39,8 @@ from statecli.formats.shared.tiling import Box as Region
 from statecli.formats.shared.tiling import find_fault
 from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.tensors import Tensor
-from statecli.pickles.graph import sequence
-from statecli.pickles.machine import Global, Pickle
+from statecli.pickles.graph import as_sequence
+from statecli.pickles.nodes import Global, Pickle
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.checkpoint_names import METADATA
 from statecli.storage.source import Source, read_small_file
@@ -231,7 +231,7 @@ class _Folder:
             Box(start, TensorData(self.locate_item(place, nbytes(saved.dtype, prod(shape))), saved.dtype, shape))
             for (start, shape), place in zip(chunks, places, strict=True)
         )
-        whole = ByteRange(self.path, 0, size, boxes=Boxes(saved.shape, BITS[saved.dtype] // 8, boxes))
+        whole = ByteRange(self.path, 0, size, boxes=Boxes(saved.shape, ELEMENT_BITS[saved.dtype] // 8, boxes))
         return TensorData(whole, saved.dtype, saved.shape)
 
 
@@ -261,13 +261,13 @@ class _Files:
                 with Source(files.join(path, name)) as source:
                     self.sizes[name] = source.size
             except UnreadableError as error:
-                self._mark_unreadable([name], quoting.with_reason(quoting.name(name), error), "copy it again")
+                self._mark_unreadable([name], quoting.append_reason(quoting.name(name), error), "copy it again")
 
     def _refuse_outside(self) -> None:
         names = [name for name in self.ends if name in ("", ".", "..") or name[0] == "~" or _NO_NAME.search(name)]
         if names:
             more = f" and {len(names) - 1} more are no plain file names" if names[1:] else " is no plain file name"
-            message = f".metadata points outside its folder: {quoting.quoted(names[0])}{more}"
+            message = f".metadata points outside its folder: {quoting.quote(names[0])}{more}"
             self._mark_unreadable(names, message, "do not load it, and save it again")
 
     def _find_missing(self) -> str | None:
@@ -398,7 +398,7 @@ def _read_bytes(path: str, name: str) -> bytes:
     try:
         return read_small_file(files.join(path, name), MAX_METADATA)
     except UnreadableError as error:
-        raise type(error)(quoting.with_reason(name, error)) from error.__cause__
+        raise type(error)(quoting.append_reason(name, error)) from error.__cause__
 
 
 def _holds_bytes(path: str) -> bool:
@@ -518,7 +518,7 @@ def _convert_parameter_ids(optimizer: dict[Any, Any]) -> None:
     state = optimizer.setdefault("state", {}) if any(listed) else None
     if type(state) is not dict:
         return
-    ids = {number for params in listed for number in sequence(params) or () if type(number) in (int, str)}
+    ids = {number for params in listed for number in as_sequence(params) or () if type(number) in (int, str)}
     numbers = {str(number): number for number in ids if type(number) is int and str(number) not in ids}
     renamed = {numbers.get(key, key): value for key, value in state.items()}
     state.clear()

@@ -13,7 +13,7 @@ from math import prod
 from operator import add
 
 from statecli.core import quoting
-from statecli.core.dtypes import BITS, nbytes
+from statecli.core.dtypes import ELEMENT_BITS, nbytes
 from statecli.core.errors import MalformedError
 from statecli.core.state import Box, Boxes, ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
 from statecli.formats.safetensors import TRAITS as SHARD_TRAITS
@@ -94,7 +94,7 @@ def _join_pieces(path: str, fqn: str, boxes: list[Box]) -> TensorInfo:
         return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {wrong}", damage=damage)
     elements = prod(shape)
     parts = tuple(box for box, _ in filled)
-    where = ByteRange(path, 0, nbytes(dtype, elements), boxes=Boxes(shape, BITS[dtype] // 8, parts))
+    where = ByteRange(path, 0, nbytes(dtype, elements), boxes=Boxes(shape, ELEMENT_BITS[dtype] // 8, parts))
     data = parts[0].data if len(parts) == 1 else TensorData(where, dtype, shape)
     note = f"{len(parts)} chunks" if len(parts) > 1 else None
     return TensorInfo(fqn, dtype, shape, elements, nbytes(dtype, elements), saved=True, note=note, data=data)

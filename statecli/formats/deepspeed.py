@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from statecli.core import quoting
-from statecli.core.dtypes import INTEGER
+from statecli.core.dtypes import INTEGER_DTYPES
 from statecli.core.errors import MalformedError, MissingShard, UnreadableError
 from statecli.core.format_traits import FormatTraits
 from statecli.core.oddity_kind import OddityKind
@@ -39,7 +39,7 @@ from statecli.formats.shared.deepspeed_zero import (
 )
 from statecli.formats.shared.rank_folders import build_missing_row, merge_oddities, read_small
 from statecli.formats.torch.settings import join, put_below, rename, select
-from statecli.pickles.graph import mapping, named, sequence
+from statecli.pickles.graph import as_mapping, as_sequence, get_text_items
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.checkpoint_names import SINGLE
 from statecli.storage.source import Source
@@ -140,7 +140,7 @@ def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
             continue
         is_walked = tag in checkpoint_folder.list_folders(path) and not tag.startswith(".")
         if tag and "\0" not in tag and not is_walked and _may_hold_ranks(files.join(path, tag)):
-            return name, quoting.quoted(tag)
+            return name, quoting.quote(tag)
     return None
 
 
@@ -166,10 +166,10 @@ def _resolve_latest(path: str, folders: list[str], tracker: str) -> str:
     raw = read_small(files.join(path, tracker), tracker, MAX_LATEST)
     tag = raw.decode("utf-8", "backslashreplace").strip()
     if tag in ("", ".", "..") or _leads_elsewhere(tag):
-        raise MalformedError(f"{tracker} points outside its folder: {quoting.quoted(tag)} is no plain folder name")
+        raise MalformedError(f"{tracker} points outside its folder: {quoting.quote(tag)} is no plain folder name")
     if tag not in folders:
         here = f"; here are {quoting.names(folders)}: name one" if folders else "; copy it again"
-        raise MissingShard(f"{tracker} names {quoting.quoted(tag)}, and no such folder has a rank's files{here}")
+        raise MissingShard(f"{tracker} names {quoting.quote(tag)}, and no such folder has a rank's files{here}")
     return tag
 
 
@@ -226,11 +226,11 @@ class Facts(NamedTuple):
 
 def _read_facts(rank: Rank) -> Facts:
     groups = rank.items.get("param_shapes")
-    trained = [read_shapes(child, f"{rank.name}: param_shapes") for child in sequence(groups) or ()]
+    trained = [read_shapes(child, f"{rank.name}: param_shapes") for child in as_sequence(groups) or ()]
     frozen = read_shapes(rank.items.get("frozen_param_shapes"), f"{rank.name}: frozen_param_shapes")
-    names = sequence(rank.items.get("buffer_names"))
+    names = as_sequence(rank.items.get("buffer_names"))
     buffers = None if names is None else frozenset(name for name in names if type(name) is str)
-    shared = named(rank.items.get("shared_params"))
+    shared = get_text_items(rank.items.get("shared_params"))
     return Facts(trained, frozen, buffers, {alias: two for alias, two in shared.items() if type(two) is str})
 
 
@@ -256,7 +256,7 @@ class Model:
             return
         uncopied = {*(self.facts.buffers or ()), *self.facts.shared, *self.facts.frozen}
         for tensor in self.rank.state.tensors:
-            is_number = tensor.dtype not in INTEGER and not tensor.fqn.endswith("_extra_state")
+            is_number = tensor.dtype not in INTEGER_DTYPES and not tensor.fqn.endswith("_extra_state")
             if tensor.section == "module" and is_number and tensor.fqn not in uncopied:
                 yield tensor.fqn
 
@@ -492,7 +492,7 @@ def _join_frozen(
 ) -> Iterator[TensorInfo]:
     """Join frozen parameters that ZeRO-3 split evenly across the ranks' model files (last part padded)."""
     count = count or max(models) + 1
-    fragments = {rank: mapping(model.items.get("frozen_param_fragments")) or {} for rank, model in models.items()}
+    fragments = {rank: as_mapping(model.items.get("frozen_param_fragments")) or {} for rank, model in models.items()}
     clashes = _find_clashes(models)
     for name, shape in facts.frozen.items() if -1 not in models else ():
         each = max(-(-prod(shape) // count), 1)

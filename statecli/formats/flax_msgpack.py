@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from statecli.core import quoting
-from statecli.core.dtypes import BITS
+from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
 from statecli.core.state import (
@@ -177,14 +177,14 @@ class _Tree:
             raise MalformedError(
                 "is of dtype object: its bytes are addresses of the process that wrote it, and no values"
             )
-        dtype = name if name in BITS else f"numpy {name[:64]}"
+        dtype = name if name in ELEMENT_BITS else f"numpy {name[:64]}"
         if dtype is not name and elements and (size % elements or not size):
             raise MalformedError(
                 f"{dtype} {quoting.shape(shape)}: its {size} bytes are no whole number for each element"
             )
-        if dtype is name and elements * BITS[name] // 8 != size:
+        if dtype is name and elements * ELEMENT_BITS[name] // 8 != size:
             raise MalformedError(
-                f"{name} {quoting.shape(shape)} takes {elements * BITS[name] // 8} bytes, it has {size}"
+                f"{name} {quoting.shape(shape)} takes {elements * ELEMENT_BITS[name] // 8} bytes, it has {size}"
             )
         where = ByteRange(self._source.path, data.offset, size)
         return Tensor(dtype, shape, elements, size, None, False, data=TensorData(where, dtype, shape))
@@ -247,7 +247,7 @@ def _join_parts(node: dict[str, Any]) -> Tensor:
     if not pieces or any(type(piece) is not Tensor or piece.data is None for piece in pieces):
         raise MalformedError("its chunks are no map of arrays")
     dtype, elements = pieces[0].dtype, sum(piece.elements for piece in pieces)
-    if any(piece.dtype != dtype or len(piece.shape) != 1 for piece in pieces) or dtype not in BITS:
+    if any(piece.dtype != dtype or len(piece.shape) != 1 for piece in pieces) or dtype not in ELEMENT_BITS:
         raise MalformedError("its chunks are no flat arrays of one dtype")
     if elements != prod(shape):
         raise MalformedError(f"shape {quoting.shape(shape)} has {prod(shape)} elements, its chunks have {elements}")
@@ -255,8 +255,10 @@ def _join_parts(node: dict[str, Any]) -> Tensor:
     for piece in pieces:
         boxes.append(Box((at,), piece.data))
         at += piece.elements
-    size = elements * BITS[dtype] // 8
-    whole = ByteRange(pieces[0].data.storage.path, 0, size, boxes=Boxes((elements,), BITS[dtype] // 8, tuple(boxes)))
+    size = elements * ELEMENT_BITS[dtype] // 8
+    whole = ByteRange(
+        pieces[0].data.storage.path, 0, size, boxes=Boxes((elements,), ELEMENT_BITS[dtype] // 8, tuple(boxes))
+    )
     note = f"in {len(pieces)} chunks"
     return Tensor(dtype, shape, elements, size, None, False, note=note, data=TensorData(whole, dtype, shape))
 

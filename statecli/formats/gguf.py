@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
-from statecli.core.ggml_types import BLOCKS, PACKED, PLAIN, QUANTIZED
+from statecli.core.ggml_types import BLOCK_SIZES, PACKING_PREFIX, QUANTIZED_TYPES, TORCH_TYPES
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ByteRange, ModelState, Oddity, Packing, Place, Scalar, Settings, TensorData, TensorInfo
 from statecli.storage.source import Source
@@ -203,10 +203,10 @@ def _read_metadata(header: _Header, count: int) -> tuple[dict[str, Scalar], list
     oddities: list[Oddity] = []
     for n in range(count):
         key = _decode_text(header.read_text(f"metadata key {n + 1} of {count}"), f"metadata key {n + 1} of {count}")
-        what = f"metadata {quoting.quoted(key)}"
+        what = f"metadata {quoting.quote(key)}"
         value = _read_value(header, header.read_number("I", what), what)
         if key in settings:
-            oddities.append(Oddity("metadata-set-twice", f"its metadata sets {quoting.quoted(key)} twice"))
+            oddities.append(Oddity("metadata-set-twice", f"its metadata sets {quoting.quote(key)} twice"))
         settings[key] = value
     return settings, oddities
 
@@ -374,14 +374,14 @@ def _read_line(header: _Header, name: str) -> _Line:
 
 
 def _build_row(line: _Line, path: str, start: int, is_big_endian: bool) -> TensorInfo:
-    if line.kind in PLAIN:
+    if line.kind in TORCH_TYPES:
         return _build_plain_row(line, ByteRange(path, start + line.offset, 0, big_endian=is_big_endian))
-    name = QUANTIZED.get(line.kind)
+    name = QUANTIZED_TYPES.get(line.kind)
     if name is None:
         return _build_damaged_row(
             line, path, f"type {line.kind}", f"type {line.kind} is unknown: written by a newer llama.cpp?"
         )
-    values, size = BLOCKS[name]
+    values, size = BLOCK_SIZES[name]
     if not line.shape or line.shape[-1] % values:
         rows = f"its rows are no whole blocks of {values} values"
         return _build_damaged_row(line, path, name, f"{name} {quoting.shape(line.shape)}: {rows}")
@@ -393,13 +393,13 @@ def _build_row(line: _Line, path: str, start: int, is_big_endian: bool) -> Tenso
         # How each type's blocks are turned round differs between the writers of such files.
         note += ", in big-endian order: not read"
     else:
-        where = ByteRange(path, start + line.offset, elements * 4, packing=Packing(f"{PACKED}{name}", nbytes))
+        where = ByteRange(path, start + line.offset, elements * 4, packing=Packing(f"{PACKING_PREFIX}{name}", nbytes))
         data = TensorData(where, "float32", line.shape)
     return TensorInfo(line.name, name, line.shape, elements, nbytes, saved=True, note=note, data=data)
 
 
 def _build_plain_row(line: _Line, where: ByteRange) -> TensorInfo:
-    dtype, size = PLAIN[line.kind]
+    dtype, size = TORCH_TYPES[line.kind]
     elements = prod(line.shape)
     where = ByteRange(where.path, where.offset, elements * size, big_endian=where.big_endian and size > 1)
     data = TensorData(where, dtype, line.shape)

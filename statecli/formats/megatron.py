@@ -74,7 +74,7 @@ def _resolve_iteration(path: str) -> str:
     raw = read_small(files.join(path, TRACKER), TRACKER, MAX_TRACKER)
     word = raw.decode("utf-8", "backslashreplace").strip()
     if word != "release" and not (word.isascii() and word.isdecimal()):
-        raise MalformedError(f"{TRACKER} says {quoting.quoted(word)}, neither a number nor 'release'")
+        raise MalformedError(f"{TRACKER} says {quoting.quote(word)}, neither a number nor 'release'")
     name = word if word == "release" else f"iter_{int(word):07d}"
     if _find_ranks(files.join(path, name)):
         return name

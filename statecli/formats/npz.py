@@ -56,7 +56,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
 
 def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:
     """Return the row of an array that cannot be read: numpy gives the record of the bare name for it."""
-    names = f"{quoting.quoted(row.fqn)} and {quoting.quoted(row.fqn + _SUFFIX)}"
+    names = f"{quoting.quote(row.fqn)} and {quoting.quote(row.fqn + _SUFFIX)}"
     why = f"two records have its name, {names}, and numpy.load reads the first of these: save it again"
     damage = f"{path}: {quoting.name(row.fqn)}: {why}"
     return TensorInfo(row.fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {why}", damage=damage)

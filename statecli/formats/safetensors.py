@@ -92,7 +92,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
             metadata = _check_metadata(header.pop("__metadata__", None))
             json_object.refuse_repeats((repeat for repeat in repeats if repeat[0] is not metadata), "its header")
             tensors = _build_tensors(_check_entries(header), path, start, source.size)
-    oddities = [Oddity("metadata-set-twice", f"__metadata__ sets {quoting.quoted(key)} twice") for _, key in repeats]
+    oddities = [Oddity("metadata-set-twice", f"__metadata__ sets {quoting.quote(key)} twice") for _, key in repeats]
     if source.head[8:9] != b"{":
         oddities.append(Oddity("padded-header", "white space before the header's first brace: other readers refuse it"))
     if start % 8:
@@ -128,7 +128,7 @@ def _check_metadata(node: Any) -> dict[str, Any]:
         raise MalformedError(f"its __metadata__ is no object but {quoting.value(node)}")
     for key, value in node.items():
         if type(value) is not str:
-            raise MalformedError(f"its __metadata__ holds {quoting.value(value)} under {quoting.quoted(key)}, no text")
+            raise MalformedError(f"its __metadata__ holds {quoting.value(value)} under {quoting.quote(key)}, no text")
     return node
 
 

@@ -219,7 +219,7 @@ def _read_document(path: str, what: str) -> dict[str, Any]:
                 raise MalformedError(f"has {source.size} bytes, more than the {MAX_INDEX} that an index may have")
             raw = source.read(0, source.size)
     except UnreadableError as error:
-        raise type(error)(quoting.with_reason(what, error)) from error.__cause__
+        raise type(error)(quoting.append_reason(what, error)) from error.__cause__
     document, repeats = json_object.parse_object(raw, what)
     json_object.refuse_repeats(repeats, what)
     return document
@@ -239,7 +239,7 @@ def _check_weight_map(document: dict[str, Any], what: str) -> dict[str, str]:
 def _check_name(shard: str, what: str) -> None:
     """Refuse a name with a path, a drive, a URL or a home folder on any system."""
     if shard in ("", ".", "..") or shard[0] == "~" or _NO_NAME.search(shard):
-        raise MalformedError(f"{what} points outside its folder: {quoting.quoted(shard)} is no plain file name")
+        raise MalformedError(f"{what} points outside its folder: {quoting.quote(shard)} is no plain file name")
 
 
 def _read_indexed(index: Index, target: str, what: str, read_file: ReadFile) -> ModelState:

@@ -36,8 +36,8 @@ from statecli.formats.torch.archive import (
 from statecli.formats.torch.objects import build_info, name_globals
 from statecli.formats.torch.reading import MAX_ROWS, Reading, Row, build_row, mark_damaged
 from statecli.formats.torch.tensors import Decoder, Tensor
-from statecli.pickles.graph import named
-from statecli.pickles.machine import Global, Obj, Persistent
+from statecli.pickles.graph import get_text_items
+from statecli.pickles.nodes import Global, Obj, Persistent
 from statecli.storage import json_object as _json
 from statecli.storage.source import Source
 from statecli.storage.zip_archive import STORED, Archive, Record, mentions
@@ -226,7 +226,7 @@ class _Reader:
         for name in self.archive.records:
             of = _PARTS.fullmatch(name.removeprefix(f"{self.archive.folder}/"))
             if of and of["model"] not in models:
-                whose = f"{of['folder']} of {quoting.quoted(of['model'])}"
+                whose = f"{of['folder']} of {quoting.quote(of['model'])}"
                 raise MalformedError(f"holds {whose} but no models/{quoting.name(of['model'])}.json; export it again")
 
     def _read_json(self, name: str) -> dict[str, Any]:
@@ -307,7 +307,7 @@ class _Reader:
         if not record.size:  # what is None was written as nothing
             return
         root, reading = self._read_inner(record)
-        for fqn, node in named(root).items():
+        for fqn, node in get_text_items(root).items():
             tensor = reading.tensor(node, fqn)
             if tensor is None:
                 self._load_object(fqn, record.name)
@@ -350,11 +350,11 @@ class _Reader:
         major = _read_major_version(program)
         if major is not None and major > SCHEMA_VERSION:
             raise UnreadableError(
-                f"schema_version of {quoting.quoted(model)} says {major}: written by a newer torch; "
+                f"schema_version of {quoting.quote(model)} says {major}: written by a newer torch; "
                 f"statecli knows up to {SCHEMA_VERSION}"
             )
         if major not in (None, 0, SCHEMA_VERSION):
-            message = f"schema_version of {quoting.quoted(model)} says {major}, which torch 2.13 does not load"
+            message = f"schema_version of {quoting.quote(model)} says {major}, which torch 2.13 does not load"
             self._add_oddity("schema-version", f"{message}: it loads {SCHEMA_VERSION}")
 
     def _read_compiled(self) -> None:

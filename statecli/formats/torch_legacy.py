@@ -21,7 +21,8 @@ from statecli.core.state import ByteRange, ModelState, Oddity, Place
 from statecli.formats.torch import checkpoint_pickle
 from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.reading import Contents
-from statecli.pickles.machine import Global, Pickle, TruncatedPickle
+from statecli.pickles.errors import TruncatedPickle
+from statecli.pickles.nodes import Global, Pickle
 from statecli.storage.files import Guard
 from statecli.storage.source import Source, Window
 

@@ -23,7 +23,7 @@ from statecli.core.state import ByteRange, ModelState
 from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.reading import MAX_ROWS
 from statecli.formats.torch_legacy import read_pickle_at
-from statecli.pickles.machine import Global, Obj, Persistent, Pickle
+from statecli.pickles.nodes import Global, Obj, Persistent, Pickle
 from statecli.storage.source import Source
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def list_members(source: Source) -> dict[str, Member]:
         elif header.type not in (b"0", b"\0"):
             raise MalformedError(f"{quoting.name(member.name)} in its tar archive is not a plain file")
         elif members.setdefault(member.name, member) is not member:
-            raise MalformedError(f"two members of its tar archive are named {quoting.quoted(member.name)}")
+            raise MalformedError(f"two members of its tar archive are named {quoting.quote(member.name)}")
         at = next_header(at, header.size)
     else:
         raise MalformedError(f"its tar archive has more than {_MAX_HEADERS} headers")

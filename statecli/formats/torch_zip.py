@@ -27,7 +27,7 @@ from statecli.formats.torch.archive import (
 from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.reading import Contents
 from statecli.formats.torch.tensors import Decoder
-from statecli.pickles.machine import Pickle
+from statecli.pickles.nodes import Pickle
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.source import Source
 from statecli.storage.zip_archive import Archive

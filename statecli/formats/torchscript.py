@@ -34,8 +34,8 @@ from statecli.formats.torch.archive import (
 from statecli.formats.torch.objects import build_info, build_state
 from statecli.formats.torch.reading import MAX_ROWS, Reading, Row
 from statecli.formats.torch.tensors import Decoder
-from statecli.pickles.graph import mapping, name_of
-from statecli.pickles.machine import Global, Obj, Pickle
+from statecli.pickles.graph import as_mapping, get_name
+from statecli.pickles.nodes import Global, Obj, Pickle
 from statecli.storage.source import Source
 from statecli.storage.zip_archive import Archive, mentions
 
@@ -186,7 +186,7 @@ class _Modules:
 
     def _fill(self, node: Obj) -> Iterator[Obj]:
         """Give the created object its attributes and create the modules among them."""
-        attributes, script_class = mapping(node.state), self._find_class(node)
+        attributes, script_class = as_mapping(node.state), self._find_class(node)
         converted = self._convert_object(node)
         if attributes is None or script_class is None:  # the class has a `__getstate__` of its own
             converted.state = node.state
@@ -212,7 +212,7 @@ class _Modules:
 
     def _find_class(self, node: Any) -> _Class | None:
         """Return the class of an object of the archive's code, else None."""
-        if type(node) is not Obj or not name_of(node.cls).startswith("__torch__."):
+        if type(node) is not Obj or not get_name(node.cls).startswith("__torch__."):
             return None
         cls = node.cls
         if cls.qualified.startswith(_IN_CPP):
@@ -262,13 +262,13 @@ _TAGS = frozenset(
 
 
 def _strip_annotation(node: Any) -> Any:
-    while type(node) is Obj and name_of(node.cls) in _TAGS and node.args:
+    while type(node) is Obj and get_name(node.cls) in _TAGS and node.args:
         node = node.args[0]
-    return node.state if type(node) is Obj and name_of(node.cls).startswith(_IN_CPP) else node
+    return node.state if type(node) is Obj and get_name(node.cls).startswith(_IN_CPP) else node
 
 
 def _is_tensor(value: Any) -> bool:
-    return type(value) is Obj and name_of(value.cls).startswith("torch._utils._rebuild_")
+    return type(value) is Obj and get_name(value.cls).startswith("torch._utils._rebuild_")
 
 
 def _parse_classes(text: str) -> Iterator[tuple[str, _Class]]:

@@ -222,7 +222,7 @@ def _merge_oddities(parts: list[tuple[str, ModelState]]) -> Iterator[Oddity]:
         if oddity.kind is OddityKind.FOREIGN_GLOBALS
     ]
     if len(importing) > 1:
-        names = safe_globals.foreign([qualified for _, state in parts for qualified, _ in state.globals])
+        names = safe_globals.find_foreign_names([qualified for _, state in parts for qualified, _ in state.globals])
         shown = quoting.names([name for name, _ in importing])
         message = f"{shown}: torch.load(weights_only=False) would import or call {len(names)} names from them"
         yield Oddity(OddityKind.FOREIGN_GLOBALS.value, f"{message}: {quoting.names(names)}")

@@ -14,7 +14,7 @@ from statecli.core import tied_tensors as ties
 from statecli.core.errors import UsageError
 from statecli.core.format_traits import FormatTraits
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import AN_INPUT, After, Evidence, Kind, ModelState, Oddity, Origin, Stats, TensorInfo
+from statecli.core.state import SAMPLE_INPUT_NOTE, After, Evidence, Kind, ModelState, Oddity, Origin, Stats, TensorInfo
 from statecli.live import measure, origin, suggest_fix
 from statecli.live.build import Built
 from statecli.live.tensors import Facts, derived_by, facts, is_lazy, kind_of, leaves_of
@@ -513,7 +513,7 @@ def _state(sheet: _Sheet, target: str) -> ModelState:
     for row in sheet.rows:
         numbers.setdefault(row.facts.storage, len(numbers))
     rows = [_info(sheet, row, numbers[row.facts.storage]) for row in sheet.rows]
-    return ties.tied(
+    return ties.fill_tied_to(
         ModelState(target, "module", tuple(rows), oddities=tuple(sheet.oddities), traits=FormatTraits(is_class=True))
     )
 
@@ -521,7 +521,7 @@ def _state(sheet: _Sheet, target: str) -> ModelState:
 def _info(sheet: _Sheet, row: _Row, number: int) -> TensorInfo:
     about, is_input = row.facts, _is_input(sheet, row)
     if is_input:
-        row.notes.append(AN_INPUT)
+        row.notes.append(SAMPLE_INPUT_NOTE)
     return TensorInfo(
         fqn=row.fqn,
         dtype=about.dtype,

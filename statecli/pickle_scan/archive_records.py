@@ -22,7 +22,7 @@ from statecli.storage import json_object
 from statecli.storage.zip_archive import Archive, Record
 
 #: Bytes of a configuration of weights that are read.
-MAX_CONFIG = 128 * 2**20
+MAX_CONFIG_BYTES = 128 * 2**20
 
 
 class Use(Enum):
@@ -57,7 +57,7 @@ _OLD_PROGRAM = "serialized_exported_program.json"
 _PROGRAMS = "models/"
 #: Prefixes without a slash at the end, because the loader compares them so.
 _COMPILED = "data/aotinductor"
-_BESIDE_COMPILED = "data/constants"
+_COMPILED_CONSTANTS = "data/constants"
 #: What the loader of AOTInductor compiles, links or opens, by the suffix.
 _MACHINE_CODE = re.compile(r"\.(?:so|dll|dylib|pyd|cpp|o|obj)\Z")
 _SCRIPT = re.compile(r"(?:\.data/ts_code/(?:[^/]+/)?)?code/.+\.py", re.DOTALL)
@@ -70,14 +70,14 @@ _NOT_PACKAGED = ".data/"
 _TENSOR_CONSTANT = "tensor_"
 
 
-def uses_of(archive: Archive) -> Callable[[Record], Use]:
+def classify_records(archive: Archive) -> Callable[[Record], Use]:
     """Return what torch's loaders do with each record of the archive, read from a file itself."""
-    folder = _key(f"{archive.folder}/")
-    names = {name: _key(name).removeprefix(folder) for name in archive.records}
+    folder = _normalize_name(f"{archive.folder}/")
+    names = {name: _normalize_name(name).removeprefix(folder) for name in archive.records}
     exported = _FORMAT in names.values()
     compiled = any(name.startswith(_COMPILED) for name in names.values())
     packaged = _PACKAGE in names.values()
-    declared = _declared(archive, names) if exported else _Declared(set(), set())
+    declared = _read_declared(archive, names) if exported else _Declared(set(), set())
 
     def use_of(record: Record) -> Use:
         name = names[record.name]
@@ -86,20 +86,22 @@ def uses_of(archive: Archive) -> Callable[[Record], Use]:
         if name == _OLD_PROGRAM or (exported and name.startswith(_PROGRAMS)):
             return Use.PROGRAM
         if packaged and not name.startswith(_NOT_PACKAGED):
-            read_otherwise = _use_of_script(name) in (Use.BYTECODE, Use.OLD_SCRIPT)
-            return Use.MODULE if name.endswith(".py") else _use_of_script(name) if read_otherwise else Use.PICKLE
+            read_otherwise = _classify_script_record(name) in (Use.BYTECODE, Use.OLD_SCRIPT)
+            return (
+                Use.MODULE if name.endswith(".py") else _classify_script_record(name) if read_otherwise else Use.PICKLE
+            )
         if declared is None or name in declared.objects or _OLD_PAYLOAD.fullmatch(name):
             return Use.PICKLE
         if exported and _ALL_TENSORS.fullmatch(name):
             return Use.PICKLE
         if exported and _PAYLOAD.fullmatch(name) and not _CONFIG.fullmatch(name):
             return Use.STORAGE if name in declared.storages else Use.PICKLE
-        return _use_of_script(name)
+        return _classify_script_record(name)
 
     return use_of
 
 
-def _use_of_script(name: str) -> Use:
+def _classify_script_record(name: str) -> Use:
     if _SCRIPT.fullmatch(name):
         return Use.SCRIPT
     return {"bytecode.pkl": Use.BYTECODE, "model.json": Use.OLD_SCRIPT}.get(name, Use.OTHER)
@@ -107,16 +109,18 @@ def _use_of_script(name: str) -> Use:
 
 def _is_machine_code(name: str) -> bool:
     """Whether AOTInductor's loader compiles, links or opens the record, or a library that it opens may."""
-    return name.startswith(_COMPILED) or (name.startswith(_BESIDE_COMPILED) and _MACHINE_CODE.search(name) is not None)
+    return name.startswith(_COMPILED) or (
+        name.startswith(_COMPILED_CONSTANTS) and _MACHINE_CODE.search(name) is not None
+    )
 
 
-def _key(name: str) -> str:
+def _normalize_name(name: str) -> str:
     """A name as torch's zip reader compares it."""
-    return name.partition("\0")[0].translate(_LOWER)
+    return name.partition("\0")[0].translate(_ASCII_LOWER_CASE)
 
 
 #: Only the letters of ASCII are folded by torch's reader.
-_LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
+_ASCII_LOWER_CASE = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 
 
 class _Declared(NamedTuple):
@@ -126,7 +130,7 @@ class _Declared(NamedTuple):
     objects: set[str]
 
 
-def _declared(archive: Archive, names: Mapping[str, str]) -> _Declared | None:
+def _read_declared(archive: Archive, names: Mapping[str, str]) -> _Declared | None:
     """Return what the configurations declare; None if one cannot be read, so that any record may be an object.
 
     `names` are those of the records as torch compares them, below the archive's folder.
@@ -137,22 +141,22 @@ def _declared(archive: Archive, names: Mapping[str, str]) -> _Declared | None:
         if config is None:
             continue
         try:
-            document, repeats = json_object.parse_object(archive.read(record, MAX_CONFIG), record.name)
+            document, repeats = json_object.parse_object(archive.read(record, MAX_CONFIG_BYTES), record.name)
             json_object.refuse_repeats(repeats, record.name)
         except UnreadableError:
             return None
         entries = document.get("config")
         for entry in entries.values() if type(entries) is dict else ():
-            name = _payload(config[1], entry)
+            name = _resolve_payload(config[1], entry)
             if name is not None:
                 (declared.storages if _is_storage(config[1], entry) else declared.objects).add(name)
     return declared
 
 
-def _payload(folder: str, entry: Any) -> str | None:
+def _resolve_payload(folder: str, entry: Any) -> str | None:
     """The record that an entry names, joined as the loader joins it."""
     name = entry.get("path_name") if type(entry) is dict else None
-    return _key(posixpath.join(f"data/{folder}/", name)) if type(name) is str else None
+    return _normalize_name(posixpath.join(f"data/{folder}/", name)) if type(name) is str else None
 
 
 def _is_storage(folder: str, entry: dict[str, Any]) -> bool:

@@ -12,47 +12,47 @@ import re
 from collections.abc import Iterable, Iterator
 
 from statecli.pickle_scan.step_budget import Budget, Steps
-from statecli.pickles.machine import Global, Obj, Value
+from statecli.pickles.nodes import Global, Obj, Value
 
 #: What numpy writes for the type, as the first argument: a letter and a number of bytes, or of characters.
 _CODE = re.compile(r"[<>|=]?([?biufcSUVOMma])(\d*)\Z", re.ASCII)
 #: The call by which numpy writes a type of texts of any length; what it is given, values without methods of the file's.
-STRING_TYPE = "numpy._core._internal._convert_to_stringdtype_kwargs"
-_STRING_TYPE_ARGUMENTS = (str, int, float, bool, type(None))
-_FIXED = {"?": 1, "O": 8}
+STRING_DTYPE = "numpy._core._internal._convert_to_stringdtype_kwargs"
+_PLAIN_ARGUMENT_TYPES = (str, int, float, bool, type(None))
+_FIXED_BYTES = {"?": 1, "O": 8}
 #: Their state says how many bytes they have.
-_SIZED = frozenset("SUVa")
+_SIZED_CODES = frozenset("SUVa")
 #: Fields in fields in fields; numpy itself goes no deeper than 64.
 _MAX_DEPTH = 64
 #: Numbers of a shape, and the largest: numpy itself has no more than 64, and none above.
 _MAX_DIMENSIONS = 64
 _MAX_LENGTH = 2**63
 #: Flags by which numpy counts references to the elements, pickles them as a list and clears new memory.
-_OBJECTS = 0x1B
+_HAS_OBJECTS_FLAGS = 0x1B
 #: Those of an object itself: elements are pointers, and are got by a function.
-_OBJECT = _OBJECTS | 0x24
+_OBJECT_FLAGS = _HAS_OBJECTS_FLAGS | 0x24
 #: Those of them by which numpy takes bytes for references.
-_REFERENCES = 0x03
+_REFERENCE_FLAGS = 0x03
 #: Of text, of a record, of an aligned record.
-_HARMLESS = 0x08 | 0x10 | 0x80
-_ALIGNED = 0x80
+_HARMLESS_FLAGS = 0x08 | 0x10 | 0x80
+_ALIGNED_FLAG = 0x80
 #: Bytes that elements of sized types are aligned at; a record may be aligned as its fields are.
 _ALIGNMENTS = {"S": (1,), "a": (1,), "U": (4,)}
-_POWERS = (1, 2, 4, 8, 16, 32, 64)
+_DEFAULT_ALIGNMENTS = (1, 2, 4, 8, 16, 32, 64)
 #: Values in the state of an array: before numpy 1.0, today, with a mask.
-_LENGTHS_OF_STATES = (4, 5, 7)
+_ARRAY_STATE_LENGTHS = (4, 5, 7)
 _NUMBERS = frozenset("?biufcMm")
 #: A type of dates says its unit behind the flags.
-_DATES = frozenset("Mm")
+_DATE_CODES = frozenset("Mm")
 
 
 class ArrayTypes:
-    """The numpy types of one pickle. A type that many others have in them is judged once."""
+    """Numpy types of one pickle. A type nested in several types is checked once."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         #: Types that something holds; numpy gives a type its state before.
-        self._held: set[int] = set()
+        self._held_types: set[int] = set()
         #: How deep the types in a type are nested, by its id; 0 where it is not sound, or is being judged.
         self._depths: dict[int, int] = {}
 
@@ -62,11 +62,11 @@ class ArrayTypes:
 
         Raises OutOfSteps.
         """
-        return id(dtype) not in self._held and self._depth(dtype, state, 1) > 0
+        return id(dtype) not in self._held_types and self._measure_depth(dtype, state, 1) > 0
 
-    def hold(self, values: Iterable[Value]) -> None:
+    def add_held_types(self, values: Iterable[Value]) -> None:
         """Remember the types among arguments, or in the state of an array."""
-        self._held.update(id(value) for value in values if is_type(value))
+        self._held_types.update(id(value) for value in values if is_dtype(value))
 
     def is_sound_array(self, state: Value) -> bool:
         """Return whether numpy writes such a state: of a type that is known, and as many objects as elements.
@@ -74,59 +74,59 @@ class ArrayTypes:
         numpy reads on behind a list that is too short. What else gives a type (a class of `numpy.dtypes`, a function
         that returns its argument) is not known, because whether its elements are pointers is not.
         """
-        if type(state) is not tuple or len(state) not in _LENGTHS_OF_STATES:
+        if type(state) is not tuple or len(state) not in _ARRAY_STATE_LENGTHS:
             return False
-        self.hold(state)
+        self.add_held_types(state)
         shape, dtype, _, elements = state[:4] if len(state) == 4 else state[1:5]
-        count = count_of(shape) if type(shape) is tuple else None
+        count = count_elements(shape) if type(shape) is tuple else None
         is_full = type(elements) is list and len(elements) == count
-        if is_string_type(dtype):
+        if is_string_dtype(dtype):
             self._steps.take(Budget.FLOW, len(elements) if is_full else 0)
-            return is_full and all(type(text) in _STRING_TYPE_ARGUMENTS for text in elements)
-        if not is_type(dtype) or not is_told_by_code(dtype):
+            return is_full and all(type(text) in _PLAIN_ARGUMENT_TYPES for text in elements)
+        if not is_dtype(dtype) or not is_named_by_code(dtype):
             return False
         return is_full if _holds_objects(dtype) else count is not None and type(elements) is not list
 
     def is_sound_scalar(self, args: tuple[Value, ...]) -> bool:
         """Whether a scalar of objects is read from an array of its own type, which is complete and not empty."""
-        if len(args) != 2 or not is_type(args[0]):
+        if len(args) != 2 or not is_dtype(args[0]):
             return False
         dtype, source = args
-        if not _holds_objects(dtype) or _coded(dtype)[0] == "O":
+        if not _holds_objects(dtype) or _parse_code(dtype)[0] == "O":
             return True
         state = source.state if type(source) is Obj else None
-        return type(state) is tuple and len(state) > 4 and state[2] is dtype and bool(count_of(state[1]))
+        return type(state) is tuple and len(state) > 4 and state[2] is dtype and bool(count_elements(state[1]))
 
-    def _depth(self, dtype: Obj, state: Value, outer: int) -> int:
-        code, size = _coded(dtype)[0], size_of(dtype, state)
+    def _measure_depth(self, dtype: Obj, state: Value, outer: int) -> int:
+        code, size = _parse_code(dtype)[0], element_bytes(dtype, state)
         if type(state) is not tuple or len(state) < 8 or size is None or outer > _MAX_DEPTH:
             return 0
         deepest, spans = 0, []
-        for inner, at, count in self._parts(state):
+        for inner, at, count in self._iter_parts(state):
             own = inner.state if type(inner) is Obj else None
-            depth = self._depth_of_part(inner, own, outer + 1) if is_type(inner) else 0
-            length = size_of(inner, own) if depth else None
+            depth = self._measure_part_depth(inner, own, outer + 1) if is_dtype(inner) else 0
+            length = element_bytes(inner, own) if depth else None
             if length is None or at < 0 or at + length * count > size:
                 return 0
-            self._held.add(id(inner))
+            self._held_types.add(id(inner))
             deepest = max(deepest, depth)
             spans.append((at, at + length * count, _holds_objects(inner)))
-        is_apart = _are_apart(spans) and deepest < _MAX_DEPTH and _is_written(dtype, state)
-        return deepest + 1 if is_apart and _are_flags(state, code, any(span[2] for span in spans)) else 0
+        is_apart = _has_no_overlap(spans) and deepest < _MAX_DEPTH and _is_numpy_state(dtype, state)
+        return deepest + 1 if is_apart and _has_valid_flags(state, code, any(span[2] for span in spans)) else 0
 
-    def _depth_of_part(self, dtype: Obj, state: Value, outer: int) -> int:
-        known = self._depths.get(id(dtype))
-        if known is None:
+    def _measure_part_depth(self, dtype: Obj, state: Value, outer: int) -> int:
+        depth = self._depths.get(id(dtype))
+        if depth is None:
             self._depths[id(dtype)] = 0  # a type that is a part of itself is not sound
-            known = self._depths[id(dtype)] = self._depth(dtype, state, outer)
-        return known
+            depth = self._depths[id(dtype)] = self._measure_depth(dtype, state, outer)
+        return depth
 
-    def _parts(self, state: tuple[Value, ...]) -> Iterator[tuple[Value, int, int]]:
+    def _iter_parts(self, state: tuple[Value, ...]) -> Iterator[tuple[Value, int, int]]:
         """Each type inside this one, where it begins, and how many of it there are; -1 where that is no number."""
         subarray, fields = state[2], state[4]
         self._steps.take(Budget.FLOW)
         if type(subarray) is tuple and len(subarray) == 2:
-            count = count_of(subarray[1])
+            count = count_elements(subarray[1])
             yield subarray[0], 0 if count is not None else -1, count or 0
         elif subarray is not None:
             yield None, -1, 0
@@ -134,33 +134,33 @@ class ArrayTypes:
             self._steps.take(Budget.FLOW, len(fields))
             # A title is a second key of its field.
             for field in {id(field): field for field in fields.values()}.values():
-                told = type(field) is tuple and len(field) > 1 and type(field[1]) is int
-                yield (field[0], field[1], 1) if told else (None, -1, 0)
+                is_field = type(field) is tuple and len(field) > 1 and type(field[1]) is int
+                yield (field[0], field[1], 1) if is_field else (None, -1, 0)
         elif fields is not None:
             yield None, -1, 0
 
 
-def is_type(value: Value) -> bool:
-    """Whether a pickle makes a type of numpy by this call."""
+def is_dtype(value: Value) -> bool:
+    """Return True if this call makes a numpy type."""
     return type(value) is Obj and type(value.cls) is Global and value.cls.qualified == "numpy.dtype"
 
 
-def is_string_type(value: Value) -> bool:
+def is_string_dtype(value: Value) -> bool:
     """Return whether a pickle makes numpy's type of texts of any length by this call, with plain values."""
-    if type(value) is not Obj or type(value.cls) is not Global or value.cls.qualified != STRING_TYPE:
+    if type(value) is not Obj or type(value.cls) is not Global or value.cls.qualified != STRING_DTYPE:
         return False
     is_plain = value.how == "reduce" and not value.kwargs and len(value.args) in (1, 2)
-    return is_plain and all(type(argument) in _STRING_TYPE_ARGUMENTS for argument in value.args)
+    return is_plain and all(type(argument) in _PLAIN_ARGUMENT_TYPES for argument in value.args)
 
 
-def is_told_by_code(dtype: Obj) -> bool:
-    """Whether the call names the type by a code, or by the class of a record, as numpy writes it."""
-    return _coded(dtype)[0] != ""
+def is_named_by_code(dtype: Obj) -> bool:
+    """Return True if the call names the type by a code, or by the class of a record, as numpy writes types."""
+    return _parse_code(dtype)[0] != ""
 
 
 def is_number(dtype: Value) -> bool:
     """Return whether the elements of a type are numbers or dates."""
-    return _coded(dtype)[0] in _NUMBERS if type(dtype) is Obj else False
+    return _parse_code(dtype)[0] in _NUMBERS if type(dtype) is Obj else False
 
 
 def text_of(scalar: tuple[Value, ...]) -> str | None:
@@ -168,18 +168,18 @@ def text_of(scalar: tuple[Value, ...]) -> str | None:
     dtype, data = scalar if len(scalar) == 2 else (None, None)
     if type(data) is Obj and data.args and type(data.args[0]) is str:  # bytes, as protocol 2 has them
         data = data.args[0].encode("latin-1", "replace")
-    if type(dtype) is not Obj or _coded(dtype)[0] != "U" or type(data) is not bytes:
+    if type(dtype) is not Obj or _parse_code(dtype)[0] != "U" or type(data) is not bytes:
         return None
     is_big = type(dtype.state) is tuple and dtype.state[1:2] == (">",)
     return data.decode("utf-32-be" if is_big else "utf-32-le", "replace").rstrip("\0")
 
 
 def _holds_objects(dtype: Value) -> bool:
-    """Whether the type is an object, or has some."""
-    return is_type(dtype) and (_coded(dtype)[0] == "O" or _has_objects(dtype.state))
+    """Return True if the type is an object type, or contains objects."""
+    return is_dtype(dtype) and (_parse_code(dtype)[0] == "O" or _has_objects(dtype.state))
 
 
-def _are_apart(spans: list[tuple[int, int, bool]]) -> bool:
+def _has_no_overlap(spans: list[tuple[int, int, bool]]) -> bool:
     """Whether nothing lies over an object. `spans`: where each field begins and ends, and whether it has objects."""
     if not any(has_objects for _, _, has_objects in spans):
         return True
@@ -193,15 +193,15 @@ def _are_apart(spans: list[tuple[int, int, bool]]) -> bool:
     return True
 
 
-def _is_written(dtype: Obj, state: tuple[Value, ...]) -> bool:
+def _is_numpy_state(dtype: Obj, state: tuple[Value, ...]) -> bool:
     """Whether numpy writes such a version, byte order, size, alignment, names and unit for a type of this code."""
     version, order, subarray, names, fields, size, alignment = state[:7]
-    code, digits = _coded(dtype)
+    code, digits = _parse_code(dtype)
     is_byte = code in "?OSVa" or (digits == "1" and code != "U")
-    is_sized = type(size) is int and 0 <= size < 2**31 and alignment in _ALIGNMENTS.get(code, _POWERS)
-    if code in _SIZED and not (is_sized and int(digits or size) * (4 if code == "U" else 1) == size):
+    is_sized = type(size) is int and 0 <= size < 2**31 and alignment in _ALIGNMENTS.get(code, _DEFAULT_ALIGNMENTS)
+    if code in _SIZED_CODES and not (is_sized and int(digits or size) * (4 if code == "U" else 1) == size):
         return False
-    if code not in _SIZED and not (size == alignment == -1 and subarray is None):
+    if code not in _SIZED_CODES and not (size == alignment == -1 and subarray is None):
         return False
     named = type(names) is tuple and type(fields) is dict and all(_is_key(fields, name) for name in names)
     plain = names is None and fields is None
@@ -211,7 +211,7 @@ def _is_written(dtype: Obj, state: tuple[Value, ...]) -> bool:
 def _has_unit(code: str, state: tuple[Value, ...]) -> bool:
     """Whether a type of dates has its unit behind the flags, and any other its metadata at most."""
     more = state[8:]
-    if code not in _DATES:
+    if code not in _DATE_CODES:
         return not more or (len(more) == 1 and type(more[0]) is dict)
     return len(more) == 1 and type(more[0]) is tuple and [type(part) for part in more[0][1:]] == [tuple]
 
@@ -220,35 +220,39 @@ def _is_key(fields: dict[Value, Value], name: Value) -> bool:
     return type(name) in (str, bytes) and name in fields
 
 
-def _are_flags(state: tuple[Value, ...], code: str, has_objects: bool) -> bool:
+def _has_valid_flags(state: tuple[Value, ...], code: str, has_objects: bool) -> bool:
     """Whether numpy writes these flags for a type of this code, whose fields have objects or not."""
     flags = state[7]
     if type(flags) is not int or not -0x80 <= flags <= 0xFF:
         return False
     flags &= 0xFF  # numpy 1 wrote a signed byte
     if code == "O":
-        return flags == _OBJECT and not has_objects
-    return flags & ~_ALIGNED in (_OBJECTS, _OBJECT) if has_objects else not flags & ~_HARMLESS
+        return flags == _OBJECT_FLAGS and not has_objects
+    return (
+        flags & ~_ALIGNED_FLAG in (_HAS_OBJECTS_FLAGS, _OBJECT_FLAGS) if has_objects else not flags & ~_HARMLESS_FLAGS
+    )
 
 
-def count_of(shape: Value) -> int | None:
-    """Number of elements in an array of this shape; None where it is no shape."""
+def count_elements(shape: Value) -> int | None:
+    """Return the number of elements in an array of this shape; None for an invalid shape."""
     lengths = shape if type(shape) is tuple else (shape,)
-    if len(lengths) > _MAX_DIMENSIONS or not all(type(one) is int and 0 <= one < _MAX_LENGTH for one in lengths):
+    if len(lengths) > _MAX_DIMENSIONS or not all(
+        type(length) is int and 0 <= length < _MAX_LENGTH for length in lengths
+    ):
         return None
     return math.prod(lengths)
 
 
-def size_of(dtype: Obj, state: Value) -> int | None:
-    """Bytes of an element; None where that cannot be told."""
-    code, digits = _coded(dtype)
-    if code in _SIZED and type(state) is tuple and len(state) > 5 and type(state[5]) is int and state[5] >= 0:
+def element_bytes(dtype: Obj, state: Value) -> int | None:
+    """Return the bytes of an element; None if unknown."""
+    code, digits = _parse_code(dtype)
+    if code in _SIZED_CODES and type(state) is tuple and len(state) > 5 and type(state[5]) is int and state[5] >= 0:
         return state[5]
-    return int(digits[:9] or _FIXED.get(code, 0)) * (4 if code == "U" else 1) if code else None
+    return int(digits[:9] or _FIXED_BYTES.get(code, 0)) * (4 if code == "U" else 1) if code else None
 
 
-def _coded(dtype: Obj) -> tuple[str, str]:
-    """The letter of the type and its digits; "" where it is told in another way. Of a record array it is a class."""
+def _parse_code(dtype: Obj) -> tuple[str, str]:
+    """Return the letter of the type and its digits; "" for a type without a code. A record array has a class."""
     first = dtype.args[0] if dtype.args else None
     if type(first) is Global and first.module.startswith("numpy") and first.name == "record":
         return "V", ""
@@ -257,4 +261,4 @@ def _coded(dtype: Obj) -> tuple[str, str]:
 
 
 def _has_objects(state: Value) -> bool:
-    return type(state) is tuple and len(state) > 7 and type(state[7]) is int and bool(state[7] & _REFERENCES)
+    return type(state) is tuple and len(state) > 7 and type(state[7]) is int and bool(state[7] & _REFERENCE_FLAGS)

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from statecli.pickles.graph import name_of
-from statecli.pickles.machine import Global, Obj, Value
+from statecli.pickles.graph import get_name
+from statecli.pickles.nodes import Global, Obj, Value
 
 _MODULE = "torch._dynamo.eval_frame.OptimizedModule"
 _CONTEXT = "torch._dynamo.eval_frame.OptimizeContext"
@@ -34,19 +34,19 @@ _PARTS = frozenset(
 #: Backends that compile nothing from the file: they run the module's operators as they are.
 _BACKENDS = frozenset(["torch._dynamo.backends.debugging.eager", "torch._dynamo.backends.debugging.aot_eager"])
 _GETATTR = ("builtins.getattr", "__builtin__.getattr")
-_NOTHING = "contextlib.nullcontext"
+_NULL_CONTEXT = "contextlib.nullcontext"
 _NAMES = frozenset([_MODULE, _CONTEXT, *_PARTS, *_GETATTR, *_BACKENDS])
 _GETTER = "get_compiler_config"
 _CONTEXT_STATE = frozenset(["export", "dynamic", "compiler_config"])
 #: Objects of one context: torch 2.13 makes nine.
-_MOST_PARTS = 50
-_SWITCHES = (bool, int, float, type(None))
-_PLAIN = (*_SWITCHES, str)
+_MAX_PARTS = 50
+_SETTING_TYPES = (bool, int, float, type(None))
+_PLAIN_TYPES = (*_SETTING_TYPES, str)
 
 
 def is_module(call: Obj) -> bool:
     """Return whether this call makes the module, and not a part of it."""
-    return name_of(call.cls) == _MODULE
+    return get_name(call.cls) == _MODULE
 
 
 def calls_of_modules(made: Sequence[Obj], built: Iterable[tuple[Value, Value]]) -> dict[int, Obj]:
@@ -66,7 +66,7 @@ def calls_of_modules(made: Sequence[Obj], built: Iterable[tuple[Value, Value]]) 
     states = Counter(id(target) for target, _ in built)
     if any(states[part] > 1 for part in parts):
         return {}
-    if any(name_of(call.cls) in _NAMES and id(call) not in parts for call in made):
+    if any(get_name(call.cls) in _NAMES and id(call) not in parts for call in made):
         return {}
     return parts
 
@@ -75,71 +75,81 @@ def names_of(parts: dict[int, Obj], names: Iterable[Global]) -> set[int]:
     """Return the ids of the names that these calls need, which are harmless where nothing else has them."""
     if not parts:
         return set()
-    values = {id(name) for name in names if name.qualified == _NOTHING or name.qualified in _BACKENDS}
+    values = {id(name) for name in names if name.qualified == _NULL_CONTEXT or name.qualified in _BACKENDS}
     return {id(part.cls) for part in parts.values()} | values
 
 
 def _is_wrapped(call: Obj, parts: dict[int, Obj]) -> bool:
     """Whether the call makes a module of a module and such a context, which are added to `parts`."""
     parts[id(call)] = call
-    if not _is_bare(call, "reduce") or len(call.args) != 2 or call.state is not None or type(call.args[1]) is not Obj:
+    if (
+        not _has_only_arguments(call, "reduce")
+        or len(call.args) != 2
+        or call.state is not None
+        or type(call.args[1]) is not Obj
+    ):
         return False
     context = call.args[1]
     parts[id(context)] = context
-    if name_of(context.cls) != _CONTEXT or not _is_bare(context, "reduce") or len(context.args) != 3:
+    if get_name(context.cls) != _CONTEXT or not _has_only_arguments(context, "reduce") or len(context.args) != 3:
         return False
     callback, manager, is_first = context.args
     state = {} if context.state is None else context.state
     return (
         type(state) is dict
         and state.keys() <= _CONTEXT_STATE
-        and name_of(manager) == _NOTHING
+        and get_name(manager) == _NULL_CONTEXT
         and type(is_first) is bool
-        and all(_is_data(value) for value in state.values())
+        and all(_is_plain_data(value) for value in state.values())
         and _is_part(callback, parts)
     )
 
 
 def _is_part(value: Value, parts: dict[int, Obj]) -> bool:
     """Whether the object is one of the compiler's, with a state of plain values and of such objects."""
-    if type(value) is not Obj or name_of(value.cls) not in _PARTS or not _is_bare(value, "newobj") or value.args:
+    if (
+        type(value) is not Obj
+        or get_name(value.cls) not in _PARTS
+        or not _has_only_arguments(value, "newobj")
+        or value.args
+    ):
         return False
-    if id(value) in parts or len(parts) > _MOST_PARTS:
+    if id(value) in parts or len(parts) > _MAX_PARTS:
         return id(value) in parts
     parts[id(value)] = value
     state = {} if value.state is None else value.state
-    return type(state) is dict and all(_is_attribute(key, held, parts) for key, held in state.items())
+    return type(state) is dict and all(_is_attribute(key, attribute, parts) for key, attribute in state.items())
 
 
 def _is_attribute(key: Value, value: Value, parts: dict[int, Obj]) -> bool:
     if key == _GETTER:
         return _is_getter(value, parts)
     if key == "config":
-        return type(value) is dict and all(type(held) in _SWITCHES for held in value.values())
+        return type(value) is dict and all(type(setting) in _SETTING_TYPES for setting in value.values())
     if key == "kwargs":
         return type(value) is dict and not value
-    return type(key) is str and (type(value) in _PLAIN or name_of(value) in _BACKENDS or _is_part(value, parts))
+    return type(key) is str and (type(value) in _PLAIN_TYPES or get_name(value) in _BACKENDS or _is_part(value, parts))
 
 
 def _is_getter(value: Value, parts: dict[int, Obj]) -> bool:
     """Whether it takes the method of that name of one of the objects."""
-    if type(value) is not Obj or name_of(value.cls) not in _GETATTR or not _is_bare(value, "reduce"):
+    if type(value) is not Obj or get_name(value.cls) not in _GETATTR or not _has_only_arguments(value, "reduce"):
         return False
     parts[id(value)] = value
     return len(value.args) == 2 and value.args[1] == _GETTER and _is_part(value.args[0], parts)
 
 
-def _is_bare(call: Obj, how: str) -> bool:
+def _has_only_arguments(call: Obj, how: str) -> bool:
     return call.how == how and not (call.kwargs or call.items or call.elems)
 
 
-def _is_data(value: Any) -> bool:
+def _is_plain_data(value: Any) -> bool:
     """Whether no object and no name is in it."""
     stack = [value]
     seen: set[int] = set()
     while stack:
         node = stack.pop()
-        if type(node) in _PLAIN or id(node) in seen:
+        if type(node) in _PLAIN_TYPES or id(node) in seen:
             continue
         seen.add(id(node))
         if type(node) is dict:

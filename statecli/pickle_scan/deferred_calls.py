@@ -1,8 +1,8 @@
-"""Calls that a pickle puts off, and what in it can be called: a partial is judged as the call that it is one day.
+"""Check the calls that a pickle defers: a partial is checked as the call that the partial makes later.
 
-Whoever loads a checkpoint calls what it keeps: an activation, a method of a configuration. So a partial may hold a
-function of tensors or a class that torch's modules are made of, with numbers, tensors and dtypes beside it. With an
-object beside it, the function calls that object's methods, which are whatever the pickle made them.
+A program that loads a checkpoint calls stored functions: an activation, a method of a configuration. So a partial may
+hold a function of tensors or a class of torch modules, with numbers, tensors and dtypes as arguments. With an object as
+argument, the function would call methods of the object, which the pickle chooses.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from statecli.pickle_scan import known_names
 from statecli.pickle_scan.step_budget import Budget, Steps
-from statecli.pickles.machine import Global, Obj, Value
+from statecli.pickles.nodes import Global, Obj, Value
 
 #: The plain name that a call gives an object of.
 Root: TypeAlias = Callable[[Value], "str | None"]
@@ -20,7 +20,7 @@ Root: TypeAlias = Callable[[Value], "str | None"]
 Fits: TypeAlias = Callable[[Value, Root], bool]
 
 #: Which words the arguments of a function of tensors may be: its ways to do it, never a path.
-_WORDS = frozenset(
+_TEXT_ARGUMENTS = frozenset(
     [
         *("approximate", "distribution", "generator", "mode", "nonlinearity", "normalization_mode", "ord"),
         *("padding", "padding_mode", "reduction", "rounding_mode", "driver", "UPLO"),
@@ -28,14 +28,14 @@ _WORDS = frozenset(
 )
 _CONTAINERS = frozenset(
     [
-        *known_names.names(
+        *known_names.qualify_names(
             "builtins", "dict list tuple set frozenset int float bool complex str bytes bytearray object"
         ),
-        *known_names.names("collections", "OrderedDict Counter deque defaultdict"),
+        *known_names.qualify_names("collections", "OrderedDict Counter deque defaultdict"),
     ]
 )
 #: Objects of these are values, whatever the pickle says of them.
-_VALUES = (
+_VALUE_PREFIXES = (
     *("torch._utils._rebuild_", "torch.device", "torch.Size", "builtins.complex", "builtins.bytearray", "numpy.dtype"),
     *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
 )
@@ -63,8 +63,8 @@ _NOT_CALLABLE = (
 )
 
 
-class Calls:
-    """The calls that one pickle puts off. A container that many of them hold is judged once."""
+class DeferredCalls:
+    """Deferred calls of one pickle. A container that several calls share is checked once."""
 
     def __init__(self, root: Root, steps: Steps) -> None:
         self._root = root
@@ -72,8 +72,8 @@ class Calls:
         #: Containers of which all values fit, by the test that they were given to.
         self._fitting: dict[Fits, set[int]] = {}
 
-    def is_of_data(self, function: str, args: Value, kwargs: Value) -> bool:
-        """Whether to call this with these arguments, and with whatever a caller adds, computes or builds data.
+    def builds_data(self, function: str, args: Value, kwargs: Value) -> bool:
+        """Return True if calling this with these arguments, and any arguments of a caller, computes or builds data.
 
         Raises OutOfSteps.
         """
@@ -81,16 +81,16 @@ class Calls:
             return False
         named = kwargs or {}
         self._steps.take(Budget.FLOW, len(args) + len(named))
-        if known_names.computes(function):
-            words = all(type(one) is not str or key in _WORDS for key, one in named.items())
-            texts = any(type(one) is str for one in args)
-            return words and not texts and self._all((*args, *named.values()), _is_value)
-        if function in _CONTAINERS or (known_names.is_class(function) and function not in known_names.HOOKS):
-            return self._all((*args, *named.values()), _is_kept)
+        if known_names.computes_tensors(function):
+            words = all(type(arg) is not str or key in _TEXT_ARGUMENTS for key, arg in named.items())
+            texts = any(type(arg) is str for arg in args)
+            return words and not texts and self._all_fit((*args, *named.values()), _is_value)
+        if function in _CONTAINERS or (known_names.is_class(function) and function not in known_names.HOOK_CLASSES):
+            return self._all_fit((*args, *named.values()), _is_constructor_argument)
         return False
 
-    def _all(self, values: Iterable[Value], fits: Fits) -> bool:
-        """Whether all of these fit, and all in the containers among them; a container may hold itself."""
+    def _all_fit(self, values: Iterable[Value], fits: Fits) -> bool:
+        """Return True if all values fit, and all values in their containers; a container may hold itself."""
         waiting: list[Any] = list(values)
         fitting = self._fitting.setdefault(fits, set())
         seen: set[int] = set()
@@ -108,34 +108,40 @@ class Calls:
 
 
 def is_container(value: Value, root: Root) -> bool:
-    """Return whether this is the name of a class of containers or numbers, which runs nothing that it is given."""
+    """Return True for the name of a class of containers or numbers, which runs none of its arguments."""
     return type(value) is Global and root(value) in _CONTAINERS
 
 
 def is_callable(value: Value, root: Root) -> bool:
-    """Whether this is a function, a class, a partial or an object that is made to be called."""
+    """Return True for a function, a class, a partial or an object made to be called."""
     name = root(value)
     if name is None:
         return False
     if type(value) is Global:
-        return known_names.is_class(name) or name in _WRAPPERS or known_names.computes(name) or is_callback(name)
+        return (
+            known_names.is_class(name) or name in _WRAPPERS or known_names.computes_tensors(name) or is_callback(name)
+        )
     return name in _WRAPPERS or (name.startswith(_CALLABLE) and not name.startswith(_NOT_CALLABLE))
 
 
 def is_callback(name: str) -> bool:
-    """Whether it is a function or class that may be kept, and that nothing which writes data would call."""
-    return known_names.is_named(name) and not known_names.computes(name) and not name.startswith(("typing.", "types."))
+    """Return True for a function or class that may be stored and that no serializer of data calls."""
+    return (
+        known_names.may_be_named(name)
+        and not known_names.computes_tensors(name)
+        and not name.startswith(("typing.", "types."))
+    )
 
 
 def _is_value(value: Value, root: Root) -> bool:
     name = root(value) or ""
     if type(value) is Global:
         return name.startswith(("torch.", "numpy.", "builtins.")) and not is_callable(value, root)
-    return name.startswith(_VALUES)
+    return name.startswith(_VALUE_PREFIXES)
 
 
-def _is_kept(value: Value, root: Root) -> bool:
-    """What a constructor may be given beside that: a class or function that it keeps, or another partial."""
+def _is_constructor_argument(value: Value, root: Root) -> bool:
+    """Return True for a plain value, or a class, function or partial that a constructor keeps."""
     name = root(value) or ""
     kept = name == "functools.partial" or (type(value) is Global and (name in _CONTAINERS or is_callable(value, root)))
     return kept or _is_value(value, root)

@@ -25,7 +25,7 @@ from statecli.pickle_scan import script_code
 from statecli.pickle_scan.step_budget import Budget, Steps
 
 #: What expressions are made of, by the names that sympy and torch have for them.
-_CALLED = frozenset(
+_EXPRESSION_FUNCTIONS = frozenset(
     re.findall(
         r"\w+",
         """
@@ -56,8 +56,8 @@ _GUARD_TOKEN = re.compile(
 )
 
 
-def expressions(document: Any) -> Iterator[str]:
-    """Every text under an `expr_str`, wherever it stands."""
+def iter_expressions(document: Any) -> Iterator[str]:
+    """Yield every text under an `expr_str`."""
     stack = [document]
     while stack:
         node = stack.pop()
@@ -70,17 +70,17 @@ def expressions(document: Any) -> Iterator[str]:
             stack.extend(node)
 
 
-def is_plain(text: str) -> bool:
-    """Whether it calls nothing but what expressions are made of: no attribute, no other function, no text but names."""
-    return _is_made_of(text, _TOKEN, lambda token: token[0] in _CALLED)
+def is_plain_expression(text: str) -> bool:
+    """Return True if the text calls only functions of expressions: no attribute, no other function, only names."""
+    return _consists_of(text, _TOKEN, lambda token: token[0] in _EXPRESSION_FUNCTIONS)
 
 
 def is_plain_guard(text: str) -> bool:
-    """Whether it computes with sizes of inputs and calls nothing but functions of numbers."""
-    return _is_made_of(text, _GUARD_TOKEN, lambda token: token["function"] is not None)
+    """Return True if the guard computes with sizes of inputs and calls only functions of numbers."""
+    return _consists_of(text, _GUARD_TOKEN, lambda token: token["function"] is not None)
 
 
-def _is_made_of(text: str, token_of: re.Pattern[str], is_function: Callable[[re.Match[str]], bool]) -> bool:
+def _consists_of(text: str, token_of: re.Pattern[str], is_function: Callable[[re.Match[str]], bool]) -> bool:
     at, opens = 0, True
     while (at := _SPACE.match(text, at).end()) < len(text):  # type: ignore[union-attr]  # it matches nothing too
         token = token_of.match(text, at)
@@ -93,26 +93,26 @@ def _is_made_of(text: str, token_of: re.Pattern[str], is_function: Callable[[re.
 #: Bits of the largest number that an expression may compute, and terms that it may have once it is multiplied out.
 _MAX_BITS, _MAX_TERMS = 4096, 4096
 #: Characters of one expression; those of real programs have some hundreds.
-_MAX_EXPRESSION = 20_000
+_MAX_EXPRESSION_CHARACTERS = 20_000
 #: Functions and operators whose second argument is an exponent, or a number of digits.
-_OF_EXPONENTS = frozenset(
+_EXPONENT_FUNCTIONS = frozenset(
     ["Pow", "PowByNatural", "FloatPow", "LShift", "RShift", "Float", "RoundDecimal", "round", "pow"]
 )
 #: Whose terms are added up, in Python and in sympy.
-_OF_TERMS = frozenset(["Add", "Sub", "Max", "Min"])
+_SUM_FUNCTIONS = frozenset(["Add", "Sub", "Max", "Min"])
 _NUMBER = re.compile(r"[-+]?[\d_]*\.?[\d_]*(?:[eE][-+]?([\d_]+))?")
 
 
-def cost_of(text: str) -> str | None:
-    """Return why computing a plain expression takes too long, None where it does not.
+def describe_cost(text: str) -> str | None:
+    """Return why computing a plain expression takes too long; None if the cost is acceptable.
 
-    sympy computes what has no symbol at once, `9**9**9` too, and torch multiplies out what has symbols.
+    sympy computes expressions without symbols at once, even `9**9**9`; torch multiplies out expressions with symbols.
     """
-    if len(text) > _MAX_EXPRESSION:
+    if len(text) > _MAX_EXPRESSION_CHARACTERS:
         return f"computes an expression of {len(text):,} characters"
     try:
         # sympy takes `^` for a power.
-        bits, terms = _size_of(ast.parse(text.strip().replace("^", "**"), mode="eval").body)
+        bits, terms = _measure_node(ast.parse(text.strip().replace("^", "**"), mode="eval").body)
     except SyntaxError:
         return None  # sympy parses it in the same way, and ends with the same error
     except (RecursionError, MemoryError, ValueError, OverflowError):
@@ -122,33 +122,33 @@ def cost_of(text: str) -> str | None:
     return f"multiplies out an expression to more than {_MAX_TERMS:,} terms" if terms > _MAX_TERMS else None
 
 
-def _size_of(node: ast.AST) -> tuple[float, float]:
-    """Bits of the largest number that a node computes, and terms that it has once it is multiplied out, at most."""
+def _measure_node(node: ast.AST) -> tuple[float, float]:
+    """Return upper bounds of the bits of the largest number in a node, and of the terms once multiplied out."""
     if isinstance(node, ast.Constant):
-        return _bits_of(node.value), 1
+        return _count_bits(node.value), 1
     if isinstance(node, ast.BinOp):
-        return _combined(type(node.op).__name__, [node.left, node.right])
+        return _measure_operation(type(node.op).__name__, [node.left, node.right])
     if isinstance(node, ast.Call):
         name = ast.unparse(node.func).rpartition(".")[2]
-        return _combined(name, [*node.args, *(keyword.value for keyword in node.keywords)])
-    return _combined("", list(ast.iter_child_nodes(node)))
+        return _measure_operation(name, [*node.args, *(keyword.value for keyword in node.keywords)])
+    return _measure_operation("", list(ast.iter_child_nodes(node)))
 
 
-def _combined(operation: str, nodes: list[ast.AST | ast.expr]) -> tuple[float, float]:
-    sizes = [_size_of(node) for node in nodes] or [(2.0, 1.0)]
+def _measure_operation(operation: str, nodes: list[ast.AST | ast.expr]) -> tuple[float, float]:
+    sizes = [_measure_node(node) for node in nodes] or [(2.0, 1.0)]
     bits, terms = [size[0] for size in sizes], [size[1] for size in sizes]
-    if operation in _OF_EXPONENTS and len(sizes) > 1:
+    if operation in _EXPONENT_FUNCTIONS and len(sizes) > 1:
         exponent = 2.0 ** min(bits[1], 64)
         return max(bits[0], 2) * exponent, terms[0] ** min(exponent, 64)
     if operation in ("Mult", "Mul"):
         return sum(bits), prod(terms)
     # sympy compares each argument of Max with all others.
     times = len(terms) if operation in ("Max", "Min") else 1
-    return max(bits) + log2(len(bits)), times * sum(terms) if operation in _OF_TERMS else max(terms)
+    return max(bits) + log2(len(bits)), times * sum(terms) if operation in _SUM_FUNCTIONS else max(terms)
 
 
-def _bits_of(value: object) -> float:
-    """Of a number, in digits or as text; of a name as many as of a small number."""
+def _count_bits(value: object) -> float:
+    """Return the bits of a number, in digits or as text; those of a small number for a name."""
     if isinstance(value, str):
         match = _NUMBER.fullmatch(value)
         digits = match[1].replace("_", "") if match and match[1] else ""
@@ -159,7 +159,7 @@ def _bits_of(value: object) -> float:
     return max(2.0, log2(abs(value) + 1)) if type(value) is int else 2.0
 
 
-class Said(NamedTuple):
+class ProgramCall(NamedTuple):
     """What loading a program does by one text of it: the name that it calls or imports.
 
     `why` is what is known of it, if that is not for its name to tell; `doer` as of a `ScannedPickle`.
@@ -173,51 +173,51 @@ class Said(NamedTuple):
     doer: str | None = None
 
 
-def said(document: Any, steps: Steps) -> Iterator[Said]:
-    """Everything that loading or calling the program does beside computing with tensors. Raises OutOfSteps."""
-    for text in dict.fromkeys(expressions(document)):
+def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall]:
+    """Yield the calls and imports of loading or calling the program, besides tensor computation. Raises OutOfSteps."""
+    for text in dict.fromkeys(iter_expressions(document)):
         steps.take(Budget.TEXT, 1 + len(text) // 8)
-        if not is_plain(text):
-            yield Said(text, "sympy", "sympify")
-        elif costs := cost_of(text):
-            yield Said(text, "sympy", "sympify", costs)
+        if not is_plain_expression(text):
+            yield ProgramCall(text, "sympy", "sympify")
+        elif costs := describe_cost(text):
+            yield ProgramCall(text, "sympy", "sympify", costs)
     bad: set[str] = set()
-    for key, text in dict.fromkeys(_texts(document)):
+    for key, text in dict.fromkeys(_iter_texts(document)):
         steps.take(Budget.TEXT)
-        found = _operator(text) if key in _OPERATORS else _imported(key, text) or _guard(key, text)
-        if found:
-            yield found
-        elif text not in bad and not _is_name(key, text):
+        call = _check_operator(text) if key in _OPERATOR_KEYS else _check_import(key, text) or _check_guard(key, text)
+        if call:
+            yield call
+        elif text not in bad and not _is_valid_name(key, text):
             bad.add(text)
-            why = f"compiles the graph, where {quoting.quoted(text)} stands for a name"
-            yield Said(text, "builtins", "exec", why, doer="loading it")
+            why = f"compiles the graph, where {quoting.quote(text)} stands for a name"
+            yield ProgramCall(text, "builtins", "exec", why, doer="loading it")
 
 
-def _is_name(key: str, text: str) -> bool:
-    """Whether it ends where a name does, in the source that it is written into."""
-    return not (key in _NAMES and not _NAME.fullmatch(text)) and not (key in _PATHS and _BREAKS.search(text))
+def _is_valid_name(key: str, text: str) -> bool:
+    """Return True if the text stays a name in the source into which torch writes the text."""
+    return not (key in _NAME_KEYS and not _NAME.fullmatch(text)) and not (key in _PATH_KEYS and _BREAKS.search(text))
 
 
 #: Texts that torch writes into the source of `forward` as they are, or in quotes, before it compiles that as it loads.
-_NAMES = frozenset(["name", "as_name", "forward_arg_names"])
-_PATHS = frozenset(
+_NAME_KEYS = frozenset(["name", "as_name", "forward_arg_names"])
+_PATH_KEYS = frozenset(
     ["parameter_name", "buffer_name", "tensor_constant_name", "custom_obj_name", "user_input_name", "input_name", "fqn"]
 )
 _NAME = re.compile(r"\*{0,2}\w*")
 _BREAKS = re.compile(r"[\"'\\\n\r]")
-_OPERATORS = frozenset(["target", "as_operator"])
+_OPERATOR_KEYS = frozenset(["target", "as_operator"])
 _OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.\w+)?", re.ASCII)
 _ARITHMETIC = re.compile(r"(?:_operator|math)\.\w+|torch\._?sym_\w+|torch\.utils\._sympy\.\w+(?:\.\w+)*", re.ASCII)
-_GUARDS = "guards_code"
+_GUARD_KEY = "guards_code"
 #: JSON in texts of the JSON: how the arguments nest.
-_SPECS = frozenset(["in_spec", "out_spec", "context"])
-_MAX_SPEC = 2**20
+_SPEC_KEYS = frozenset(["in_spec", "out_spec", "context"])
+_MAX_SPEC_CHARACTERS = 2**20
 #: Text that a trace left for people.
-_REMARKS = frozenset(["metadata"])
+_REMARK_KEYS = frozenset(["metadata"])
 
 
-def _texts(document: Any) -> Iterator[tuple[str, str]]:
-    """Each text with its key; that of a list is the list's."""
+def _iter_texts(document: Any) -> Iterator[tuple[str, str]]:
+    """Yield each text with its key; the text of a list has the key of the list."""
     stack: list[tuple[str, Any]] = [("", document)]
     while stack:
         key, node = stack.pop()
@@ -228,48 +228,48 @@ def _texts(document: Any) -> Iterator[tuple[str, str]]:
                 yield "factory", node["fqn"]
                 continue
             if key == "tensor_values":
-                stack.extend(("name", one) for one in node)
-            stack.extend((below, one) for below, one in node.items() if below not in _REMARKS)
+                stack.extend(("name", child) for child in node)
+            stack.extend((below, child) for below, child in node.items() if below not in _REMARK_KEYS)
         elif type(node) is list:
-            stack.extend((key, one) for one in node)
+            stack.extend((key, child) for child in node)
         elif type(node) is str:
-            spec = _spec(node) if key in _SPECS else None
+            spec = _parse_spec(node) if key in _SPEC_KEYS else None
             if spec is None:
                 yield key, node
             else:
                 stack.append(("", spec))
 
 
-def _spec(text: str) -> Any:
-    """The JSON in a text, None where it is none: torch reads none there either."""
+def _parse_spec(text: str) -> Any:
+    """Return the JSON in a text, None for other texts, in which torch reads no JSON either."""
     try:
-        return json.loads(text) if len(text) <= _MAX_SPEC else None
+        return json.loads(text) if len(text) <= _MAX_SPEC_CHARACTERS else None
     except (ValueError, RecursionError):
         return None
 
 
-def _operator(text: str) -> Said | None:
-    found = _OPERATOR.fullmatch(text)
-    if not found:
+def _check_operator(text: str) -> ProgramCall | None:
+    match = _OPERATOR.fullmatch(text)
+    if not match:
         module, _, name = text.rpartition(".")
         why = None if _ARITHMETIC.fullmatch(text) else "is no operator of torch"
-        return Said(text, module or "torch", name, why, doer="its graph") if why else None
-    operator = f"{found[1]}::{found[2]}"
-    why = script_code.harm(operator)
+        return ProgramCall(text, module or "torch", name, why, doer="its graph") if why else None
+    operator = f"{match[1]}::{match[2]}"
+    why = script_code.describe_harm(operator)
     if why or not script_code.is_shipped(operator):
-        return Said(text, f"torch.ops.{found[1]}", found[2], why, doer="its graph")
+        return ProgramCall(text, f"torch.ops.{match[1]}", match[2], why, doer="its graph")
     return None
 
 
-def _guard(key: str, text: str) -> Said | None:
-    """A check of the inputs, which the module of the program compiles and evaluates when it is called."""
-    if key != _GUARDS:
+def _check_guard(key: str, text: str) -> ProgramCall | None:
+    """Return the call of an unsafe input check, which the program's module evaluates when called."""
+    if key != _GUARD_KEY:
         return None
-    why = cost_of(text) if is_plain_guard(text) else f"compiles the guard {quoting.quoted(text)}"
-    return Said(text, "builtins", "exec", why, doer="its module") if why else None
+    why = describe_cost(text) if is_plain_guard(text) else f"compiles the guard {quoting.quote(text)}"
+    return ProgramCall(text, "builtins", "exec", why, doer="its module") if why else None
 
 
-def _imported(key: str, text: str) -> Said | None:
-    """What the nesting of arguments has torch import: a kind of dict, an enumeration."""
+def _check_import(key: str, text: str) -> ProgramCall | None:
+    """Return the import of a dict or enumeration class in the nesting of arguments."""
     module, _, name = text.partition(":")
-    return Said(name, module, name, called=False) if key == "factory" else None
+    return ProgramCall(name, module, name, called=False) if key == "factory" else None

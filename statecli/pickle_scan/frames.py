@@ -26,7 +26,7 @@ MAX_OPCODES = 1_000_000
 _FRAME = 0x95
 _STOP = 0x2E
 #: The number of bytes after each opcode that has a fixed number of them.
-_FIXED = {
+_ARGUMENT_BYTES = {
     **dict.fromkeys(b"Khq\x80\x82", 1),
     **dict.fromkeys(b"M\x83", 2),
     **dict.fromkeys(b"Jjr\x84", 4),
@@ -34,15 +34,15 @@ _FIXED = {
     **dict.fromkeys(b"().012NQR]abdelostu}\x81\x85\x86\x87\x88\x89\x8f\x90\x91\x92\x93\x94\x97\x98", 0),
 }
 #: The number of lines.
-_LINES = {**dict.fromkeys(b"FILPSVgp", 1), **dict.fromkeys(b"ci", 2)}
+_ARGUMENT_LINES = {**dict.fromkeys(b"FILPSVgp", 1), **dict.fromkeys(b"ci", 2)}
 #: The width of the length that comes before the bytes.
-_COUNTED = {
+_LENGTH_BYTES = {
     **dict.fromkeys(b"CU\x8a\x8c", 1),
     **dict.fromkeys(b"BTX\x8b", 4),
     **dict.fromkeys(b"\x8d\x8e\x96", 8),
 }
 #: Whose bytes are read into the new object: first what is left of the frame, then what follows the frame.
-_WHOLE = frozenset(b"BC\x8e\x96")
+_OPCODES_READ_WHOLE = frozenset(b"BC\x8e\x96")
 
 
 class Reading(NamedTuple):
@@ -57,7 +57,7 @@ class Reading(NamedTuple):
     end: int
     pieces: list[tuple[int, int]]
 
-    def position(self, at: int) -> int:
+    def locate(self, at: int) -> int:
         """Return where in the data the byte `at` of the opcodes is."""
         begins_in_opcodes, begins_in_data = self.pieces[bisect_left(self.pieces, (at + 1,)) - 1]
         return begins_in_data + at - begins_in_opcodes
@@ -101,34 +101,34 @@ class _Reader:
 
     def _read_opcode(self) -> bool:
         """Read one opcode with what belongs to it; return whether it is the last."""
-        opcode = self._bytes(1)
+        opcode = self._read_bytes(1)
         (op,) = opcode
         if op == _FRAME:
-            self._fill(int.from_bytes(self._bytes(8), "little"))
+            self._fill_buffer(int.from_bytes(self._read_bytes(8), "little"))
             return False
-        self._keep(opcode)
-        if op in _FIXED:
-            self._keep(self._bytes(_FIXED[op]))
-        elif op in _LINES:
-            for _ in range(_LINES[op]):
-                self._keep(self._line())
-        elif op in _COUNTED:
-            length = self._bytes(_COUNTED[op])
-            self._keep(length)
-            read = self._whole if op in _WHOLE else self._bytes
-            self._keep(read(int.from_bytes(length, "little")))
+        self._add_opcodes(opcode)
+        if op in _ARGUMENT_BYTES:
+            self._add_opcodes(self._read_bytes(_ARGUMENT_BYTES[op]))
+        elif op in _ARGUMENT_LINES:
+            for _ in range(_ARGUMENT_LINES[op]):
+                self._add_opcodes(self._read_line())
+        elif op in _LENGTH_BYTES:
+            length = self._read_bytes(_LENGTH_BYTES[op])
+            self._add_opcodes(length)
+            read = self._read_whole if op in _OPCODES_READ_WHOLE else self._read_bytes
+            self._add_opcodes(read(int.from_bytes(length, "little")))
         else:
             return True
         return op == _STOP
 
-    def _keep(self, taken: bytes) -> None:
+    def _add_opcodes(self, taken: bytes) -> None:
         """Add what was taken last to the opcodes."""
         begin = self.at - len(taken)
         if begin - len(self.opcodes) != self.pieces[-1][1] - self.pieces[-1][0]:
             self.pieces.append((len(self.opcodes), begin))
         self.opcodes += taken
 
-    def _fill(self, length: int) -> None:
+    def _fill_buffer(self, length: int) -> None:
         """Have at least so many bytes in the buffer; what is in it is dropped if it is less."""
         if length <= self.filled - self.at:
             return
@@ -138,17 +138,17 @@ class _Reader:
         self.at = self.filled
         self.filled += length
 
-    def _bytes(self, length: int) -> bytes:
-        self._fill(length)
+    def _read_bytes(self, length: int) -> bytes:
+        self._fill_buffer(length)
         return self._take(self.at + length)
 
-    def _whole(self, length: int) -> bytes:
+    def _read_whole(self, length: int) -> bytes:
         if length > len(self.data) - self.at:
             raise _EndOfData
         self.filled = max(self.filled, self.at + length)
         return self._take(self.at + length)
 
-    def _line(self) -> bytes:
+    def _read_line(self) -> bytes:
         """A line of the buffer if one ends there, else the line at which the file goes on."""
         end = self.data.find(b"\n", self.at, self.filled) + 1
         if not end:

@@ -17,7 +17,7 @@ from statecli.core import quoting
 from statecli.pickle_scan import deferred_calls, known_names
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles import safe_globals
-from statecli.pickles.machine import Global, Key, Obj, Persistent, Value
+from statecli.pickles.nodes import Global, Key, Obj, Persistent, Value
 
 #: The plain name that a call gives an object of.
 Root: TypeAlias = Callable[[Value], "str | None"]
@@ -56,13 +56,13 @@ _OF_MODULES = (
 )
 _NO_MODULES = frozenset(
     [
-        *known_names.HOOKS,
+        *known_names.HOOK_CLASSES,
         *(
             f"torch.{package}{name}"
             for package in ("ao.quantization.", "quantization.")
             for name in ("qconfig.QConfig", "qconfig.QConfigDynamic", "observer._PartialWrapper")
         ),
-        *known_names.names("torch.nn.parallel.distributed", "_BucketCapacityConfig"),
+        *known_names.qualify_names("torch.nn.parallel.distributed", "_BucketCapacityConfig"),
     ]
 )
 #: What gives a tensor: that may be a parameter or a buffer.
@@ -126,7 +126,7 @@ class Attributes:
         values = value if type(value) in (list, tuple) else (value,)
         self._steps.take(Budget.FLOW, len(values))
         if not holder.startswith(_DISTRIBUTIONS):
-            is_named = key in (_OF_HOOKS if holder in known_names.HOOKS else _FUNCTIONS)
+            is_named = key in (_OF_HOOKS if holder in known_names.HOOK_CLASSES else _FUNCTIONS)
         else:
             is_named = key in _TRANSFORMS and all((self._root(one) or "").startswith(_DISTRIBUTIONS) for one in values)
         if not is_named and any(map(self._may_be_called, values)):
@@ -151,7 +151,7 @@ class Attributes:
     def _may_be_called(self, value: Value) -> bool:
         name = self._root(value) or ""
         if type(value) is Global:
-            is_constant = _CONSTANT.fullmatch(name) and name in safe_globals.allowed()
+            is_constant = _CONSTANT.fullmatch(name) and name in safe_globals.list_allowed_names()
             return not is_constant and _is_clean(name) and not known_names.is_member(name)
         return type(value) is Obj and deferred_calls.is_callable(value, self._root)
 
@@ -180,8 +180,8 @@ class Attributes:
         if not _is_clean(name):
             return True
         if type(value) is Obj:
-            return name in known_names.HOOKS
-        of_tensors = name.startswith("torch.") and known_names.computes(name)
+            return name in known_names.HOOK_CLASSES
+        of_tensors = name.startswith("torch.") and known_names.computes_tensors(name)
         return of_tensors or known_names.is_hook_of_lazy_module(*name.rpartition(".")[::2])
 
 

@@ -1,16 +1,16 @@
-"""What a Python name in a pickle is: data of an ordinary checkpoint, known for harm, or unknown.
+"""Classify a Python name in a pickle: data of an ordinary checkpoint, known harm, or unknown.
 
-Three answers, asked in this order:
+Three answers, in this order:
 
-clean     torch's own list (`_globals.allowed`), and names here that ordinary checkpoints have and that only build data:
-          containers, numbers, dates, paths, enumerations, configurations. Exact names, since every pattern lets more
-          in than was meant; classes of torch where they are defined (`_classes`). Functions may be named and not called
-          (`_NAMED`); what is done with the rest is `_flow`'s.
+clean     torch's own list (`safe_globals.list_allowed_names`), and names of ordinary checkpoints that only build data:
+          containers, numbers, dates, paths, enumerations, configurations. Exact names, because every pattern admits
+          more than intended; classes of torch where they are defined (`torch_classes`). Functions may be named and not
+          called (`_NAMED_NOT_CALLED`); `call_flow` checks their use.
 unsafe    everything else in Python's standard library, functions of torch and numpy, names with a dunder in them, and
-          packages whose functions run code: what a checkpoint has no use for and published attacks are made of.
-unknown   all the rest: somebody's classes, which loading imports and runs.
+          packages whose functions run code: no checkpoint needs these names, and published attacks use them.
+unknown   all other names: user classes, which loading imports and runs.
 
-The deny-list alone decides nothing: what it lacks is unknown, not clean.
+The deny-list alone decides nothing: a name that it lacks is unknown, not clean.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from statecli.pickle_scan import torch_classes
 from statecli.pickles import safe_globals
 
 
-def names(module: str, names: str) -> list[str]:
-    """Each of the names in a text, as that of this module."""
-    return [f"{module}.{name}" for name in names.split()]
+def qualify_names(module: str, words: str) -> list[str]:
+    """Return each word of the text as a name of this module."""
+    return [f"{module}.{name}" for name in words.split()]
 
 
 #: Exceptions keep their arguments.
@@ -38,11 +38,11 @@ _EXCEPTIONS = (
     " Warning DeprecationWarning FutureWarning RuntimeWarning UserWarning"
 )
 _TORCHAO_ENUMS = (
-    *names("torchao.quantization.quant_primitives", "MappingType ZeroPointDomain"),
-    *names("torchao.quantization.quantize_.common.kernel_preference", "KernelPreference"),
-    *names("torchao.quantization.quantize_.workflows.float8.float8_packing_format", "Float8PackingFormat"),
-    *names("torchao.quantization.quantize_.workflows.intx.intx_packing_format", "IntxPackingFormat"),
-    *names(
+    *qualify_names("torchao.quantization.quant_primitives", "MappingType ZeroPointDomain"),
+    *qualify_names("torchao.quantization.quantize_.common.kernel_preference", "KernelPreference"),
+    *qualify_names("torchao.quantization.quantize_.workflows.float8.float8_packing_format", "Float8PackingFormat"),
+    *qualify_names("torchao.quantization.quantize_.workflows.intx.intx_packing_format", "IntxPackingFormat"),
+    *qualify_names(
         "torchao.quantization.quantize_.workflows.intx.intx_unpacked_to_int8_tensor",
         "IntxUnpackedToInt8TensorActivationQuantization",
     ),
@@ -50,192 +50,204 @@ _TORCHAO_ENUMS = (
 _ZERO_STAGES = ("disabled", "optimizer_states", "gradients", "weights")
 #: Enumerations of Python's own modules, by their members' values.
 _PYTHON_ENUMS = (
-    *names("calendar", "Day Month"),
-    *names("http", "HTTPMethod HTTPStatus"),
-    *names("inspect", "_ParameterKind"),
-    *names("re", "RegexFlag"),
-    *names("signal", "Signals Handlers"),
-    *names("socket", "AddressFamily SocketKind"),
-    *names("uuid", "SafeUUID"),
+    *qualify_names("calendar", "Day Month"),
+    *qualify_names("http", "HTTPMethod HTTPStatus"),
+    *qualify_names("inspect", "_ParameterKind"),
+    *qualify_names("re", "RegexFlag"),
+    *qualify_names("signal", "Signals Handlers"),
+    *qualify_names("socket", "AddressFamily SocketKind"),
+    *qualify_names("uuid", "SafeUUID"),
 )
 #: What ordinary training checkpoints hold beside tensors. Each builds a value of its arguments and runs nothing.
-DATA = frozenset(
+DATA_NAMES = frozenset(
     [
         # Python's containers and numbers, as protocols 0 to 5 spell them.
-        *names(
+        *qualify_names(
             "builtins", "dict list tuple set frozenset int float bool str bytes bytearray complex object slice range"
         ),
-        *names("builtins", "Ellipsis NotImplemented"),
-        *names("copyreg", "_reconstructor __newobj__ __newobj_ex__"),
+        *qualify_names("builtins", "Ellipsis NotImplemented"),
+        *qualify_names("copyreg", "_reconstructor __newobj__ __newobj_ex__"),
         # A call put off; what it would call is looked at.
-        *names("functools", "partial"),
-        *names("collections", "OrderedDict defaultdict Counter deque ChainMap UserDict UserList UserString"),
-        *names("datetime", "datetime date time timedelta timezone"),
-        *names("decimal", "Decimal"),
-        *names("fractions", "Fraction"),
-        *names("uuid", "UUID"),
-        *names("array", "array _array_reconstructor"),
-        *names("zoneinfo", "ZoneInfo ZoneInfo._unpickle"),
+        *qualify_names("functools", "partial"),
+        *qualify_names("collections", "OrderedDict defaultdict Counter deque ChainMap UserDict UserList UserString"),
+        *qualify_names("datetime", "datetime date time timedelta timezone"),
+        *qualify_names("decimal", "Decimal"),
+        *qualify_names("fractions", "Fraction"),
+        *qualify_names("uuid", "UUID"),
+        *qualify_names("array", "array _array_reconstructor"),
+        *qualify_names("zoneinfo", "ZoneInfo ZoneInfo._unpickle"),
         # Members of enumerations that Python before 3.11.3 wrote by the names that their modules have for them.
-        *names("signal", "SIGTERM SIGINT SIGUSR1 SIGUSR2 SIGHUP SIGQUIT SIGKILL SIGALRM SIGCHLD SIGCONT"),
-        *names("signal", "SIG_DFL SIG_IGN"),
-        *names("socket", "AF_INET AF_INET6 AF_UNIX SOCK_STREAM SOCK_DGRAM"),
-        *names("builtins", _EXCEPTIONS),
-        *names("pathlib", "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath"),
-        *names("pathlib._local", "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath"),
+        *qualify_names("signal", "SIGTERM SIGINT SIGUSR1 SIGUSR2 SIGHUP SIGQUIT SIGKILL SIGALRM SIGCHLD SIGCONT"),
+        *qualify_names("signal", "SIG_DFL SIG_IGN"),
+        *qualify_names("socket", "AF_INET AF_INET6 AF_UNIX SOCK_STREAM SOCK_DGRAM"),
+        *qualify_names("builtins", _EXCEPTIONS),
+        *qualify_names("pathlib", "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath"),
+        *qualify_names("pathlib._local", "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath"),
         # Command lines and configurations, whole or as type annotations in them.
-        *names("argparse", "Namespace"),
-        *names("ipaddress", "IPv4Address IPv4Network IPv4Interface IPv6Address IPv6Network IPv6Interface"),
-        *names("random", "Random"),
+        *qualify_names("argparse", "Namespace"),
+        *qualify_names("ipaddress", "IPv4Address IPv4Network IPv4Interface IPv6Address IPv6Network IPv6Interface"),
+        *qualify_names("random", "Random"),
         *_PYTHON_ENUMS,
-        *names("types", "SimpleNamespace GenericAlias"),
-        *names("re", "_compile"),
+        *qualify_names("types", "SimpleNamespace GenericAlias"),
+        *qualify_names("re", "_compile"),
         # Finds a logger by its name, which is how one that a module keeps is pickled.
-        *names("logging", "getLogger"),
-        *names("omegaconf.dictconfig", "DictConfig"),
-        *names("omegaconf.listconfig", "ListConfig"),
-        *names("omegaconf.base", "ContainerMetadata Metadata"),
-        *names(
+        *qualify_names("logging", "getLogger"),
+        *qualify_names("omegaconf.dictconfig", "DictConfig"),
+        *qualify_names("omegaconf.listconfig", "ListConfig"),
+        *qualify_names("omegaconf.base", "ContainerMetadata Metadata"),
+        *qualify_names(
             "omegaconf.nodes",
             "AnyNode StringNode IntegerNode FloatNode BooleanNode BytesNode PathNode EnumNode InterpolationResultNode",
         ),
         # Arrays and their scalars, before and after numpy 2 moved them.
-        *names("numpy", "ndarray dtype recarray record matrix poly1d"),
-        *names("numpy.matrixlib.defmatrix", "matrix"),
-        *names("numpy._core._internal", "_convert_to_stringdtype_kwargs"),
-        *names("numpy.rec", "recarray record"),
-        *names("numpy.ma", "MaskedArray"),
-        *names("numpy.ma.core", "MaskedArray _mareconstruct"),
+        *qualify_names("numpy", "ndarray dtype recarray record matrix poly1d"),
+        *qualify_names("numpy.matrixlib.defmatrix", "matrix"),
+        *qualify_names("numpy._core._internal", "_convert_to_stringdtype_kwargs"),
+        *qualify_names("numpy.rec", "recarray record"),
+        *qualify_names("numpy.ma", "MaskedArray"),
+        *qualify_names("numpy.ma.core", "MaskedArray _mareconstruct"),
         *(
             name
             for core in ("numpy.core", "numpy._core")
             for name in (
-                *names(f"{core}.multiarray", "_reconstruct scalar"),
-                *names(f"{core}.numeric", "_frombuffer"),
+                *qualify_names(f"{core}.multiarray", "_reconstruct scalar"),
+                *qualify_names(f"{core}.numeric", "_frombuffer"),
             )
         ),
-        *names(
+        *qualify_names(
             "numpy",
             "bool bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 longdouble"
             " complex64 complex128 clongdouble str_ bytes_ void datetime64 timedelta64 intc uintc longlong ulonglong",
         ),
-        *names("numpy.random._pickle", "__randomstate_ctor __generator_ctor __bit_generator_ctor"),
-        *names("numpy.random._mt19937", "MT19937"),
-        *names("numpy.random._pcg64", "PCG64 PCG64DXSM"),
-        *names("numpy.random._philox", "Philox"),
-        *names("numpy.random._sfc64", "SFC64"),
-        *names("numpy.random.bit_generator", "SeedSequence __pyx_unpickle_SeedSequence"),
-        *names("numpy.random._bit_generator", "SeedSequence __pyx_unpickle_SeedSequence"),
+        *qualify_names("numpy.random._pickle", "__randomstate_ctor __generator_ctor __bit_generator_ctor"),
+        *qualify_names("numpy.random._mt19937", "MT19937"),
+        *qualify_names("numpy.random._pcg64", "PCG64 PCG64DXSM"),
+        *qualify_names("numpy.random._philox", "Philox"),
+        *qualify_names("numpy.random._sfc64", "SFC64"),
+        *qualify_names("numpy.random.bit_generator", "SeedSequence __pyx_unpickle_SeedSequence"),
+        *qualify_names("numpy.random._bit_generator", "SeedSequence __pyx_unpickle_SeedSequence"),
         # torch, beside what its restricted unpickler admits.
-        *names("torch", "Generator iinfo finfo memory_format layout dtype"),
-        *names("torch._C", "Generator"),
+        *qualify_names("torch", "Generator iinfo finfo memory_format layout dtype"),
+        *qualify_names("torch._C", "Generator"),
         # `torch.__version__`, which is text.
-        *names("torch.torch_version", "TorchVersion"),
-        *names("torch", "preserve_format contiguous_format channels_last channels_last_3d strided sparse_coo"),
-        *names("torch.distributed.tensor", "DTensor"),
-        *names("torch.distributed.tensor._api", "DTensor"),
-        *names("torch.distributed._tensor.api", "DTensor"),
-        *names("torch.distributed.tensor._dtensor_spec", "DTensorSpec TensorMeta ShardOrderEntry"),
-        *names("torch.distributed._tensor._dtensor_spec", "DTensorSpec TensorMeta"),
-        *names("torch.distributed._tensor.placement_types", "DTensorSpec TensorMeta Shard Replicate Partial _Partial"),
-        *names("torch.distributed.tensor.placement_types", "Shard Replicate Partial _StridedShard"),
-        *names("torch.distributed.device_mesh", "DeviceMesh"),
-        *names("torch.distributed._mesh_layout", "_MeshLayout _FlatLayout"),
-        *names("torch.distributed._functional_collectives", "AsyncCollectiveTensor"),
-        *names("torch.distributed._shard.sharded_tensor.api", "ShardedTensor"),
-        *names("torch.distributed._shard.sharded_tensor.shard", "Shard"),
-        *names(
+        *qualify_names("torch.torch_version", "TorchVersion"),
+        *qualify_names("torch", "preserve_format contiguous_format channels_last channels_last_3d strided sparse_coo"),
+        *qualify_names("torch.distributed.tensor", "DTensor"),
+        *qualify_names("torch.distributed.tensor._api", "DTensor"),
+        *qualify_names("torch.distributed._tensor.api", "DTensor"),
+        *qualify_names("torch.distributed.tensor._dtensor_spec", "DTensorSpec TensorMeta ShardOrderEntry"),
+        *qualify_names("torch.distributed._tensor._dtensor_spec", "DTensorSpec TensorMeta"),
+        *qualify_names(
+            "torch.distributed._tensor.placement_types", "DTensorSpec TensorMeta Shard Replicate Partial _Partial"
+        ),
+        *qualify_names("torch.distributed.tensor.placement_types", "Shard Replicate Partial _StridedShard"),
+        *qualify_names("torch.distributed.device_mesh", "DeviceMesh"),
+        *qualify_names("torch.distributed._mesh_layout", "_MeshLayout _FlatLayout"),
+        *qualify_names("torch.distributed._functional_collectives", "AsyncCollectiveTensor"),
+        *qualify_names("torch.distributed._shard.sharded_tensor.api", "ShardedTensor"),
+        *qualify_names("torch.distributed._shard.sharded_tensor.shard", "Shard"),
+        *qualify_names(
             "torch.distributed._shard.sharded_tensor.metadata",
             "ShardedTensorMetadata TensorProperties MEM_FORMAT_ENCODING",
         ),
-        *names("torch.distributed._shard.metadata", "ShardMetadata"),
-        *names("torch.distributed._shard.sharding_spec.chunk_sharding_spec", "ChunkShardingSpec"),
-        *names("torch.distributed.remote_device", "_remote_device"),
+        *qualify_names("torch.distributed._shard.metadata", "ShardMetadata"),
+        *qualify_names("torch.distributed._shard.sharding_spec.chunk_sharding_spec", "ChunkShardingSpec"),
+        *qualify_names("torch.distributed.remote_device", "_remote_device"),
         # The `.metadata` of a torch.distributed.checkpoint folder.
-        *names(
+        *qualify_names(
             "torch.distributed.checkpoint.metadata",
             "Metadata TensorStorageMetadata TensorProperties ChunkStorageMetadata BytesStorageMetadata MetadataIndex"
             " StorageMeta _MEM_FORMAT_ENCODING",
         ),
-        *names("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        *names("torch.masked.maskedtensor.core", "MaskedTensor"),
+        *qualify_names("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        *qualify_names("torch.masked.maskedtensor.core", "MaskedTensor"),
         # torchao's quantized tensors: what they set is their own attributes; how they were quantized is plain data.
-        *names(
+        *qualify_names(
             "torchao.quantization",
             "Float8Tensor Int4Tensor Int4PlainInt32Tensor Int4PreshuffledTensor Int4TilePackedTo4dTensor Int8Tensor"
             " IntxOpaqueTensor IntxUnpackedToInt8Tensor",
         ),
-        *names("torchao.quantization.granularity", "PerTensor PerRow PerBlock PerAxis PerGroup PerToken"),
-        *names("torchao.quantization.quantize_.workflows.float8.float8_tensor", "QuantizeTensorToFloat8Kwargs"),
-        *names("torchao.quantization.quantize_.workflows.int8.int8_tensor", "QuantizeTensorToInt8Kwargs"),
-        *names("torchao.float8.inference", "Float8MMConfig"),
-        *names("torchao.optim.subclass_4bit", "OptimState4bit"),
-        *names("torchao.optim.subclass_8bit", "OptimState8bit"),
-        *names("torchao.optim.subclass_fp8", "OptimStateFp8"),
+        *qualify_names("torchao.quantization.granularity", "PerTensor PerRow PerBlock PerAxis PerGroup PerToken"),
+        *qualify_names("torchao.quantization.quantize_.workflows.float8.float8_tensor", "QuantizeTensorToFloat8Kwargs"),
+        *qualify_names("torchao.quantization.quantize_.workflows.int8.int8_tensor", "QuantizeTensorToInt8Kwargs"),
+        *qualify_names("torchao.float8.inference", "Float8MMConfig"),
+        *qualify_names("torchao.optim.subclass_4bit", "OptimState4bit"),
+        *qualify_names("torchao.optim.subclass_8bit", "OptimState8bit"),
+        *qualify_names("torchao.optim.subclass_fp8", "OptimStateFp8"),
         *_TORCHAO_ENUMS,
-        *names("torch._dynamo.decorators", "_DimRange"),
-        *names("torch.nested._internal.nested_tensor", "NestedTensor _rebuild_njt"),
-        *names("torch.nn.parameter", "Buffer UninitializedParameter UninitializedBuffer"),
+        *qualify_names("torch._dynamo.decorators", "_DimRange"),
+        *qualify_names("torch.nested._internal.nested_tensor", "NestedTensor _rebuild_njt"),
+        *qualify_names("torch.nn.parameter", "Buffer UninitializedParameter UninitializedBuffer"),
         # TorchScript's pickles.
-        *names("torch", "ScriptObject"),
-        *names("torch", " ".join(SCRIPT_STORAGE_DTYPES)),
-        *names("torch.jit._pickle", "build_intlist build_tensorlist build_doublelist build_boollist"),
-        *names("torch.jit._pickle", "build_tensor_from_id restore_type_tag"),
+        *qualify_names("torch", "ScriptObject"),
+        *qualify_names("torch", " ".join(SCRIPT_STORAGE_DTYPES)),
+        *qualify_names("torch.jit._pickle", "build_intlist build_tensorlist build_doublelist build_boollist"),
+        *qualify_names("torch.jit._pickle", "build_tensor_from_id restore_type_tag"),
         # Training loops. TrainingArguments has no __reduce__ and no __setstate__: unpickling it sets its __dict__.
-        *names("transformers.training_args", "TrainingArguments OptimizerNames ParallelMode"),
-        *names("transformers.training_args_seq2seq", "Seq2SeqTrainingArguments"),
-        *names(
+        *qualify_names("transformers.training_args", "TrainingArguments OptimizerNames ParallelMode"),
+        *qualify_names("transformers.training_args_seq2seq", "Seq2SeqTrainingArguments"),
+        *qualify_names(
             "transformers.trainer_utils",
             "IntervalStrategy SaveStrategy SchedulerType HubStrategy EvaluationStrategy FSDPOption",
         ),
-        *names("transformers.trainer_pt_utils", "AcceleratorConfig"),
-        *names("transformers.debug_utils", "DebugOption"),
-        *names("transformers.trainer_callback", "TrainerState TrainerControl"),
-        *names("transformers.generation.configuration_utils", "GenerationConfig"),
-        *names("transformers.configuration_utils", "PretrainedConfig PreTrainedConfig"),
-        *names("transformers.integrations.deepspeed", "HfDeepSpeedConfig HfTrainerDeepSpeedConfig"),
-        *names("accelerate.state", "PartialState AcceleratorState"),
-        *names(
+        *qualify_names("transformers.trainer_pt_utils", "AcceleratorConfig"),
+        *qualify_names("transformers.debug_utils", "DebugOption"),
+        *qualify_names("transformers.trainer_callback", "TrainerState TrainerControl"),
+        *qualify_names("transformers.generation.configuration_utils", "GenerationConfig"),
+        *qualify_names("transformers.configuration_utils", "PretrainedConfig PreTrainedConfig"),
+        *qualify_names("transformers.integrations.deepspeed", "HfDeepSpeedConfig HfTrainerDeepSpeedConfig"),
+        *qualify_names("accelerate.state", "PartialState AcceleratorState"),
+        *qualify_names(
             "accelerate.utils.dataclasses",
             "DistributedType DynamoBackend ComputeEnvironment PrecisionType TorchDynamoPlugin"
             " GradientAccumulationPlugin DeepSpeedPlugin FullyShardedDataParallelPlugin DataLoaderConfiguration"
             " ParallelismConfig",
         ),
-        *names("accelerate.utils.deepspeed", "HfDeepSpeedConfig"),
-        *names("accelerate.parallelism_config", "ParallelismConfig"),
+        *qualify_names("accelerate.utils.deepspeed", "HfDeepSpeedConfig"),
+        *qualify_names("accelerate.parallelism_config", "ParallelismConfig"),
         # What DeepSpeed keeps beside the shards of its optimizers.
-        *names("deepspeed.runtime.fp16.loss_scaler", "LossScaler DynamicLossScaler"),
-        *names("deepspeed.runtime.zero.config", "ZeroStageEnum"),
+        *qualify_names("deepspeed.runtime.fp16.loss_scaler", "LossScaler DynamicLossScaler"),
+        *qualify_names("deepspeed.runtime.zero.config", "ZeroStageEnum"),
         # By the names of its members, as Python 3.11.0 to 3.11.2 pickle them; they are not written large.
-        *(f"deepspeed.runtime.zero.config.ZeroStageEnum.{one}" for one in _ZERO_STAGES),
-        *names("deepspeed.utils.tensor_fragment", "fragment_address"),
-        *names("deepspeed.checkpoint.universal_checkpoint", "SubparamShape"),
-        *(f"{one}.AttributeDict" for one in ("lightning.fabric.utilities.data", "lightning_fabric.utilities.data")),
-        *(f"{one}.parsing.AttributeDict" for one in ("lightning.pytorch.utilities", "pytorch_lightning.utilities")),
+        *(f"deepspeed.runtime.zero.config.ZeroStageEnum.{stage}" for stage in _ZERO_STAGES),
+        *qualify_names("deepspeed.utils.tensor_fragment", "fragment_address"),
+        *qualify_names("deepspeed.checkpoint.universal_checkpoint", "SubparamShape"),
+        *(
+            f"{module}.AttributeDict"
+            for module in ("lightning.fabric.utilities.data", "lightning_fabric.utilities.data")
+        ),
+        *(
+            f"{module}.parsing.AttributeDict"
+            for module in ("lightning.pytorch.utilities", "pytorch_lightning.utilities")
+        ),
     ]
 )
 #: Functions that compute on tensors, which a configuration or a whole module keeps.
-_COMPUTING = frozenset(
+_TENSOR_FUNCTIONS = frozenset(
     [
-        *names("torch.nn.functional", torch_classes.FUNCTIONAL + " _threshold"),
-        *names("torch._C._nn", torch_classes.FUNCTIONAL),
-        *names("torch._C._VariableFunctionsClass", torch_classes.FUNCTIONAL),
-        *names("torch._C", "_VariableFunctionsClass"),
-        *names("torch", torch_classes.FUNCTIONAL + " rsqrt"),
-        *names("torch.nn.init", torch_classes.INITIAL),
+        *qualify_names("torch.nn.functional", torch_classes.FUNCTIONAL_FUNCTIONS + " _threshold"),
+        *qualify_names("torch._C._nn", torch_classes.FUNCTIONAL_FUNCTIONS),
+        *qualify_names("torch._C._VariableFunctionsClass", torch_classes.FUNCTIONAL_FUNCTIONS),
+        *qualify_names("torch._C", "_VariableFunctionsClass"),
+        *qualify_names("torch", torch_classes.FUNCTIONAL_FUNCTIONS + " rsqrt"),
+        *qualify_names("torch.nn.init", torch_classes.INIT_FUNCTIONS),
         # What a GradScaler's defaultdict makes its values with.
-        *names("torch.amp.grad_scaler", "_refresh_per_optimizer_state"),
-        *names("torch.cuda.amp.grad_scaler", "_refresh_per_optimizer_state"),
+        *qualify_names("torch.amp.grad_scaler", "_refresh_per_optimizer_state"),
+        *qualify_names("torch.cuda.amp.grad_scaler", "_refresh_per_optimizer_state"),
         # How a metric adds up what several processes have.
-        *names("torchmetrics.utilities.data", "dim_zero_cat dim_zero_max dim_zero_mean dim_zero_min dim_zero_sum"),
-        *names("torchmetrics.metric", "jit_distributed_available"),
+        *qualify_names(
+            "torchmetrics.utilities.data", "dim_zero_cat dim_zero_max dim_zero_mean dim_zero_min dim_zero_sum"
+        ),
+        *qualify_names("torchmetrics.metric", "jit_distributed_available"),
         *(
             name
             for module in ("numpy", "torch", "torch._C._VariableFunctionsClass")
-            for name in names(module, "mean median sum amax amin max min std var prod argmax argmin exp log sqrt abs")
+            for name in qualify_names(
+                module, "mean median sum amax amin max min std var prod argmax argmin exp log sqrt abs"
+            )
         ),
-        *names("torch.optim.lr_scheduler", "OneCycleLR._annealing_cos OneCycleLR._annealing_linear"),
-        *names("torch.optim.lr_scheduler", "CyclicLR._triangular_scale_fn CyclicLR._triangular2_scale_fn"),
+        *qualify_names("torch.optim.lr_scheduler", "OneCycleLR._annealing_cos OneCycleLR._annealing_linear"),
+        *qualify_names("torch.optim.lr_scheduler", "CyclicLR._triangular_scale_fn CyclicLR._triangular2_scale_fn"),
     ]
 )
 #: Modules whose parameters have no shape yet, and methods of theirs that are their hooks.
@@ -245,55 +257,57 @@ _LAZY_MODULES = frozenset(
 _HOOKS_OF_LAZY_MODULES = ("_infer_parameters", "_lazy_load_hook")
 #: What else a checkpoint may name and not call: annotations, callbacks, which old releases of Lightning took for keys,
 #: Python's functions of numbers and text.
-_NAMED = _COMPUTING | frozenset(
+_NAMED_NOT_CALLED = _TENSOR_FUNCTIONS | frozenset(
     [
-        *names(
+        *qualify_names(
             "builtins",
             "abs all any ascii bin callable chr divmod enumerate format hash hex id isinstance issubclass"
             " len max min oct ord pow print repr reversed round sorted sum zip",
         ),
-        *names(
+        *qualify_names(
             "math",
             "acos acosh asin asinh atan atan2 atanh cbrt ceil comb copysign cos cosh degrees dist erf erfc exp exp2"
             " expm1 fabs factorial floor fmod frexp fsum gamma gcd hypot isclose isfinite isinf isnan isqrt lcm ldexp"
             " lgamma log log10 log1p log2 modf nextafter perm pow prod radians remainder sin sinh sqrt tan tanh trunc"
             " ulp",
         ),
-        *names(
+        *qualify_names(
             "typing",
             "Any Union Optional List Dict Tuple Set FrozenSet Type Sequence Mapping MutableMapping Callable Iterable"
             " Iterator Literal ClassVar Final Annotated",
         ),
-        *names("types", "NoneType EllipsisType NotImplementedType"),
-        *names("torch.optim.swa_utils", "SWALR._cosine_anneal SWALR._linear_anneal"),
+        *qualify_names("types", "NoneType EllipsisType NotImplementedType"),
+        *qualify_names("torch.optim.swa_utils", "SWALR._cosine_anneal SWALR._linear_anneal"),
         *(f"{module}.{hook}" for module in _LAZY_MODULES for hook in _HOOKS_OF_LAZY_MODULES),
         *(
             f"{root}.callbacks.{where}"
             for root in ("pytorch_lightning", "lightning.pytorch")
             for where in (
-                *names("model_checkpoint", "ModelCheckpoint"),
-                *names("early_stopping", "EarlyStopping"),
-                *names("lr_monitor", "LearningRateMonitor"),
-                *names("progress", "ProgressBar TQDMProgressBar RichProgressBar"),
-                *names("stochastic_weight_avg", "StochasticWeightAveraging"),
-                *names("gradient_accumulation_scheduler", "GradientAccumulationScheduler"),
-                *names("timer", "Timer"),
+                *qualify_names("model_checkpoint", "ModelCheckpoint"),
+                *qualify_names("early_stopping", "EarlyStopping"),
+                *qualify_names("lr_monitor", "LearningRateMonitor"),
+                *qualify_names("progress", "ProgressBar TQDMProgressBar RichProgressBar"),
+                *qualify_names("stochastic_weight_avg", "StochasticWeightAveraging"),
+                *qualify_names("gradient_accumulation_scheduler", "GradientAccumulationScheduler"),
+                *qualify_names("timer", "Timer"),
             )
         ),
     ]
 )
 #: Modules of functions of tensors and nothing else, as torch names its own in C; not called either.
-_MATHEMATICS = re.compile(r"torch\._C\.(?:_linalg\.linalg|_fft\.fft|_special\.special)_[a-z0-9_]+", re.ASCII)
+_TENSOR_FUNCTION_PATTERN = re.compile(
+    r"torch\._C\.(?:_linalg\.linalg|_fft\.fft|_special\.special)_[a-z0-9_]+", re.ASCII
+)
 #: Classes of numpy's types. Pickle names them; a type itself it makes by `numpy.dtype`.
-_TYPE_CLASSES = re.compile(r"numpy\.dtypes\.\w+DType|numpy\.dtype\[\w+\]", re.ASCII)
+_DTYPE_CLASS_PATTERN = re.compile(r"numpy\.dtypes\.\w+DType|numpy\.dtype\[\w+\]", re.ASCII)
 #: What else keeps what it is given, many of a kind: what they are called is a pattern, and no attribute of them.
-_KINDS = re.compile(
+_DATA_PATTERN = re.compile(
     r"transformers\.models\.\w+\.configuration_\w+\.[A-Z]\w*Config"
     r"|__torch__\.[\w.]+",
     re.ASCII,
 )
 #: Functions of numpy that call their second argument with the first, or the first where it is alone and a class.
-GENERATOR_CONSTRUCTORS = tuple(names("numpy.random._pickle", "__randomstate_ctor __generator_ctor"))
+GENERATOR_CONSTRUCTORS = tuple(qualify_names("numpy.random._pickle", "__randomstate_ctor __generator_ctor"))
 #: Calls its argument where that is a class.
 BIT_GENERATOR_CONSTRUCTOR = "numpy.random._pickle.__bit_generator_ctor"
 #: The classes that these make an object of.
@@ -302,7 +316,7 @@ BIT_GENERATORS = tuple(
     for name in ("_mt19937.MT19937", "_pcg64.PCG64", "_pcg64.PCG64DXSM", "_philox.Philox", "_sfc64.SFC64")
 )
 #: What calls what it is given, and at which places of its arguments: a plain name must stand there.
-CALLERS = {
+CALLEE_POSITIONS = {
     "functools.partial": (0,),
     "copyreg._reconstructor": (0, 1),
     "copyreg.__newobj__": (0,),
@@ -318,61 +332,65 @@ CALLERS = {
     "numpy.random._bit_generator.__pyx_unpickle_SeedSequence": (0,),
 }
 #: What gives an object that others have as well: nothing may be set on it.
-SHARED = frozenset(
+SHARED_OBJECTS = frozenset(
     [
-        *names("logging", "getLogger"),
-        *names("torch.jit._pickle", "build_intlist build_tensorlist build_doublelist build_boollist"),
-        *names("torch.jit._pickle", "build_tensor_from_id restore_type_tag"),
-        *names("torch.serialization", "_get_layout"),
-        *names("accelerate.state", "PartialState AcceleratorState"),
-        *names("zoneinfo", "ZoneInfo ZoneInfo._unpickle"),
+        *qualify_names("logging", "getLogger"),
+        *qualify_names("torch.jit._pickle", "build_intlist build_tensorlist build_doublelist build_boollist"),
+        *qualify_names("torch.jit._pickle", "build_tensor_from_id restore_type_tag"),
+        *qualify_names("torch.serialization", "_get_layout"),
+        *qualify_names("accelerate.state", "PartialState AcceleratorState"),
+        *qualify_names("zoneinfo", "ZoneInfo ZoneInfo._unpickle"),
         *_PYTHON_ENUMS,
-        *names("transformers.training_args", "OptimizerNames ParallelMode"),
-        *names(
+        *qualify_names("transformers.training_args", "OptimizerNames ParallelMode"),
+        *qualify_names(
             "transformers.trainer_utils",
             "IntervalStrategy SaveStrategy SchedulerType HubStrategy EvaluationStrategy FSDPOption",
         ),
-        *names("transformers.debug_utils", "DebugOption"),
-        *names("accelerate.utils.dataclasses", "DistributedType DynamoBackend ComputeEnvironment PrecisionType"),
-        *names("torch.amp.grad_scaler", "OptState"),
-        *names("torch.cuda.amp.grad_scaler", "OptState"),
-        *names("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"),
-        *names("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
-        *names("deepspeed.runtime.zero.config", "ZeroStageEnum"),
+        *qualify_names("transformers.debug_utils", "DebugOption"),
+        *qualify_names(
+            "accelerate.utils.dataclasses", "DistributedType DynamoBackend ComputeEnvironment PrecisionType"
+        ),
+        *qualify_names("torch.amp.grad_scaler", "OptState"),
+        *qualify_names("torch.cuda.amp.grad_scaler", "OptState"),
+        *qualify_names("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"),
+        *qualify_names("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
+        *qualify_names("deepspeed.runtime.zero.config", "ZeroStageEnum"),
         *_TORCHAO_ENUMS,
     ]
 )
 #: Functions that pickle itself calls where it has no name for a value: in these calls they do nothing else.
-SPELLING = frozenset(["builtins.getattr", "builtins.type", "operator.getitem", "functools.reduce", "operator.or_"])
+SPELLING_FUNCTIONS = frozenset(
+    ["builtins.getattr", "builtins.type", "operator.getitem", "functools.reduce", "operator.or_"]
+)
 #: Hooks that set attributes, of a name that they are given, of whatever module they are called with.
-HOOKS = frozenset(
+HOOK_CLASSES = frozenset(
     [
-        *names("torch.nn.utils.weight_norm", "WeightNorm"),
-        *names(
+        *qualify_names("torch.nn.utils.weight_norm", "WeightNorm"),
+        *qualify_names(
             "torch.nn.utils.spectral_norm", "SpectralNorm SpectralNormLoadStateDictPreHook SpectralNormStateDictHook"
         ),
-        *names("torch.nn.modules.module", "_WrappedHook"),
-        *(one for one in torch_classes.CLASSES if one.startswith("torch.nn.utils.prune.")),
+        *qualify_names("torch.nn.modules.module", "_WrappedHook"),
+        *(name for name in torch_classes.CLASSES if name.startswith("torch.nn.utils.prune.")),
     ]
 )
 #: Enumerations: pickle makes their members by calling them; other classes of torch it makes empty.
 _CALLED_CLASSES = frozenset(
     [
-        *names("torch.amp.grad_scaler", "OptState"),
-        *names("torch.cuda.amp.grad_scaler", "OptState"),
+        *qualify_names("torch.amp.grad_scaler", "OptState"),
+        *qualify_names("torch.cuda.amp.grad_scaler", "OptState"),
     ]
 )
 #: Constructors here open connections, make folders and look for devices.
-_CONFIGURED = re.compile(
+_CONFIGURATION_PATTERN = re.compile(
     r"(?:transformers|accelerate|omegaconf|deepspeed|torch\.distributed\.(?:device_mesh|_shard\.sharded_tensor))\.(?:\w+\.)*[A-Z]\w*\Z"
 )
 #: Known of names, and no harm: Python's own, beside what is data.
-_HARMLESS = frozenset(names("operator", "itemgetter"))
+_HARMLESS = frozenset(qualify_names("operator", "itemgetter"))
 #: The name of an enumeration's member, behind that of the enumeration.
 _MEMBER = re.compile(r"[A-Z][A-Z0-9_]*\Z", re.ASCII)
 
 #: What is known of names, by their beginning; the longest counts.
-_KNOWN = {
+_HARMS = {
     "__builtin__": "reaches Python's built-in functions",
     "__builtin__.eval": "runs any Python code",
     "__builtin__.execfile": "runs any Python file",
@@ -512,13 +530,13 @@ _KNOWN = {
     "zipimport": "imports any module",
 }
 #: Parts of the longest of these names.
-_MOST_PARTS = max(name.count(".") for name in _KNOWN) + 1
+_MAX_HARM_PARTS = max(name.count(".") for name in _HARMS) + 1
 #: Packages of which nothing is clean that no list says is.
-_HARMFUL = frozenset(
+_HARMFUL_PACKAGES = frozenset(
     [
-        *names("torch", "utils hub"),
-        *names("torchvision", "io"),
-        *names("scipy", "io"),
+        *qualify_names("torch", "utils hub"),
+        *qualify_names("torchvision", "io"),
+        *qualify_names("scipy", "io"),
         *re.findall(
             r"\w+",
             "IPython aiohttp celery cloudpickle dill distutils fickling imp jax joblib keras lib2to3 mlflow modelscan"
@@ -529,7 +547,7 @@ _HARMFUL = frozenset(
     ]
 )
 #: Classes of torch.fx, wherever they are imported to: what they hold becomes code when they are loaded.
-_GRAPHS = frozenset(["GraphModule", "Graph", "CodeGen"])
+_GRAPH_CLASSES = frozenset(["GraphModule", "Graph", "CodeGen"])
 #: Classes of Python's by which other modules import them.
 _ALIASES = {
     "ABCMeta": "makes classes",
@@ -545,14 +563,14 @@ _ALIASES = {
     "ZipFile": "opens any file",
 }
 #: Modules in C, and those that are known for them.
-_TWINS = {
+_C_MODULE_NAMES = {
     "_operator": "operator",
     "_functools": "functools",
     "_collections": "collections",
     "pathlib._local": "pathlib",
 }
 #: Python's own modules: those of the Python that runs, and those of older and newer ones.
-_LIBRARY = frozenset(
+_STANDARD_LIBRARY = frozenset(
     [
         *sys.stdlib_module_names,
         *re.findall(
@@ -567,16 +585,16 @@ _LIBRARY = frozenset(
 
 
 def is_clean(module: str, name: str, *, called: bool = False) -> bool:
-    """Whether `module.name` only builds data that ordinary checkpoints hold, or is named by them and not called."""
+    """Return True if `module.name` only builds checkpoint data, or may be named and is not called."""
     whole = f"{module}.{name}"
-    if is_named(whole) or _MATHEMATICS.fullmatch(whole):
+    if may_be_named(whole) or _TENSOR_FUNCTION_PATTERN.fullmatch(whole):
         return not called
     # A class's module has all that it imports itself: behind another dot is every function there is.
     if (
-        whole in DATA
-        or whole in safe_globals.allowed()
+        whole in DATA_NAMES
+        or whole in safe_globals.list_allowed_names()
         or is_class(whole)
-        or ("." not in name and _KINDS.fullmatch(whole))
+        or ("." not in name and _DATA_PATTERN.fullmatch(whole))
     ):
         return True
     return is_member(whole)
@@ -585,23 +603,25 @@ def is_clean(module: str, name: str, *, called: bool = False) -> bool:
 def is_member(whole: str) -> bool:
     """Return whether this is a member of an enumeration that checkpoints hold."""
     owner, _, member = whole.rpartition(".")
-    return _MEMBER.match(member) is not None and owner.partition(".")[0] != "builtins" and owner in DATA
+    return _MEMBER.match(member) is not None and owner.partition(".")[0] != "builtins" and owner in DATA_NAMES
 
 
 def is_class(whole: str) -> bool:
-    """Whether it is a class of torch that only keeps what it is given, by the name of any release."""
-    moved = next((new + whole[len(old) :] for old, new in torch_classes.MOVED.items() if whole.startswith(old)), whole)
+    """Return True for a class of torch that only keeps its arguments, by the name of any release."""
+    moved = next(
+        (new + whole[len(old) :] for old, new in torch_classes.MOVED_MODULES.items() if whole.startswith(old)), whole
+    )
     return moved in torch_classes.CLASSES
 
 
-def computes(whole: str) -> bool:
-    """Whether it is a function that takes tensors and numbers and gives tensors and numbers."""
-    return whole in _COMPUTING or _MATHEMATICS.fullmatch(whole) is not None
+def computes_tensors(whole: str) -> bool:
+    """Return True for a function from tensors and numbers to tensors and numbers."""
+    return whole in _TENSOR_FUNCTIONS or _TENSOR_FUNCTION_PATTERN.fullmatch(whole) is not None
 
 
-def is_named(whole: str) -> bool:
-    """Whether it is a name that may be kept, and is clean where it is not called."""
-    return whole in _NAMED or _TYPE_CLASSES.fullmatch(whole) is not None
+def may_be_named(whole: str) -> bool:
+    """Return True for a name that is clean if it is not called."""
+    return whole in _NAMED_NOT_CALLED or _DTYPE_CLASS_PATTERN.fullmatch(whole) is not None
 
 
 def is_hook_of_lazy_module(whole: str, method: str) -> bool:
@@ -610,68 +630,68 @@ def is_hook_of_lazy_module(whole: str, method: str) -> bool:
 
 
 def is_configuration(whole: str) -> bool:
-    """Whether it is a class of settings: its constructor does more than keep them."""
-    return _CONFIGURED.match(whole) is not None
+    """Return True for a settings class, whose constructor does more than keep its arguments."""
+    return _CONFIGURATION_PATTERN.match(whole) is not None
 
 
 def is_made_empty(whole: str) -> bool:
-    """Whether pickle makes objects of this class empty, so that calling it is nothing a pickler writes."""
-    if whole in _CALLED_CLASSES or whole in SHARED:
+    """Return True if pickle makes objects of this class empty, so that no pickler writes a call of the class."""
+    if whole in _CALLED_CLASSES or whole in SHARED_OBJECTS:
         return False
     return is_class(whole) or is_configuration(whole)
 
 
-def harm(module: str, name: str, *, called: bool = False) -> str | None:
-    """What the name is known for, in a few words; None where nothing is known of it. Not for clean names."""
+def describe_harm(module: str, name: str, *, called: bool = False) -> str | None:
+    """Return the known harm of a name in a few words; None if unknown. Not for clean names."""
     parts = f"{module}.{name}".partition("[")[0].split(".")
-    if plain(module, name) in _HARMLESS:
+    if get_plain_name(module, name) in _HARMLESS:
         return None
-    known = _known(parts)
+    reason = _look_up_harm(parts)
     if any(part.startswith("__") and part.endswith("__") for part in parts[1:]):
-        return known or "reaches inside an object, where any function can be had"
-    if parts[0] in _LIBRARY or (parts[0].startswith("_") and parts[0] not in ("__main__", "__mp_main__")):
-        return known or "is a part of Python that no checkpoint needs"
-    if parts[0] in _HARMFUL or ".".join(parts[:2]) in _HARMFUL:
-        return known or "runs code or programs"
-    return _alias(name.split(".")) or (
-        _of_torch(parts, name, known, called) if parts[0] in ("torch", "numpy") else None
+        return reason or "reaches inside an object, where any function can be had"
+    if parts[0] in _STANDARD_LIBRARY or (parts[0].startswith("_") and parts[0] not in ("__main__", "__mp_main__")):
+        return reason or "is a part of Python that no checkpoint needs"
+    if parts[0] in _HARMFUL_PACKAGES or ".".join(parts[:2]) in _HARMFUL_PACKAGES:
+        return reason or "runs code or programs"
+    return _look_up_alias(name.split(".")) or (
+        _describe_torch_harm(parts, name, reason, called) if parts[0] in ("torch", "numpy") else None
     )
 
 
-def _known(parts: list[str]) -> str | None:
-    longest = min(len(parts), _MOST_PARTS)
-    return next((_KNOWN[one] for end in range(longest, 0, -1) if (one := ".".join(parts[:end])) in _KNOWN), None)
+def _look_up_harm(parts: list[str]) -> str | None:
+    longest = min(len(parts), _MAX_HARM_PARTS)
+    return next((_HARMS[prefix] for end in range(longest, 0, -1) if (prefix := ".".join(parts[:end])) in _HARMS), None)
 
 
-def _alias(parts: list[str]) -> str | None:
-    """What a class of Python's is known for where another module has imported it, or the module that it is of."""
+def _look_up_alias(parts: list[str]) -> str | None:
+    """Return the harm of a Python class or module that another module has imported."""
     for at, part in enumerate(parts):
-        if part in _KNOWN and part in _LIBRARY and at + 1 < len(parts):
-            return _known(parts[at:])
+        if part in _HARMS and part in _STANDARD_LIBRARY and at + 1 < len(parts):
+            return _look_up_harm(parts[at:])
     return _ALIASES.get(parts[-1])
 
 
-def _of_torch(parts: list[str], name: str, known: str | None, called: bool) -> str | None:
-    """Functions of torch and numpy; classes if they are called, or known for more than being theirs."""
-    if parts[0] == "torch" and parts[-1] in _GRAPHS:
-        return _KNOWN["torch.fx"]
+def _describe_torch_harm(parts: list[str], name: str, reason: str | None, called: bool) -> str | None:
+    """Return the harm of a function of torch or numpy, or of a class if it is called or known by itself."""
+    if parts[0] == "torch" and parts[-1] in _GRAPH_CLASSES:
+        return _HARMS["torch.fx"]
     is_class = parts[-1].lstrip("_")[:1].isupper() and "." not in name
-    if is_class and known == _KNOWN[parts[0]]:
+    if is_class and reason == _HARMS[parts[0]]:
         return f"is a class of {parts[0]} that is no data of a checkpoint" if called else None
-    return known
+    return reason
 
 
-def plain(module: str, name: str) -> str:
-    """The `module.name` by which the tables here know it: Python 3's, and not that of its twin in C."""
-    module, name = renamed(module, name)
-    return f"{_TWINS.get(module, module)}.{name}"
+def get_plain_name(module: str, name: str) -> str:
+    """Return the `module.name` used in these tables: Python 3's, and the public module of a C module."""
+    module, name = rename_python2(module, name)
+    return f"{_C_MODULE_NAMES.get(module, module)}.{name}"
 
 
 @lru_cache(maxsize=4096)
-def renamed(module: str, name: str) -> tuple[str, str]:
-    """The name as Python 3 takes what Python 2 wrote: `commands.getoutput` is of subprocess.
+def rename_python2(module: str, name: str) -> tuple[str, str]:
+    """Return Python 3's name for a name written by Python 2: `commands.getoutput` is in subprocess.
 
-    It does so for pickles of protocols 0 to 2, and a name that Python 2 alone had leads nowhere in the others.
+    Python renames only in pickles of protocols 0 to 2; in other pickles, a name of Python 2 alone leads nowhere.
     """
     from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 

@@ -14,39 +14,40 @@ from statecli.core.state import Place
 from statecli.pickle_scan import frames
 from statecli.pickle_scan.imported_names import Scanner
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
-from statecli.pickles.machine import METADATA_BUDGET, MisframedPickle, OverBudget, TruncatedFrame, TruncatedPickle
+from statecli.pickles.errors import MisframedPickle, OverBudget, TruncatedFrame, TruncatedPickle
+from statecli.pickles.machine import METADATA_BUDGET_FACTOR
 from statecli.storage import files
 from statecli.storage.checkpoint_names import METADATA
 from statecli.storage.source import Source
 
 #: Bytes of one pickle.
-MAX_PICKLE = 256 * 2**20
+MAX_PICKLE_BYTES = 256 * 2**20
 #: Bytes that are read first of a pickle of unknown length, and how many times as many are read next.
-FIRST_WINDOW, _GROWTH = 64 * 1024, 8
+FIRST_WINDOW_BYTES, _WINDOW_GROWTH = 64 * 1024, 8
 #: Bytes that tell whether a record begins like a pickle.
-REGION_HEAD = 512
+REGION_HEAD_BYTES = 512
 _ZIP = b"PK\3\4"
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*\Z")
 _TEXT = re.compile(rb"[\t\n\f\r\x1b -\x7e\x80-\xff]*")
 
 
-class Unfetched(Exception):
-    """Bytes did not come: none of the errors that say what is wrong with those that did."""
+class FetchError(Exception):
+    """Bytes could not be fetched; nothing is known to be wrong with the file."""
 
 
 @contextmanager
-def fetching() -> Iterator[None]:
-    """Raise Unfetched for bytes that cannot be read; what is wrong with bytes that were read stays MalformedError."""
+def raise_fetch_errors() -> Iterator[None]:
+    """Raise FetchError for bytes that cannot be fetched; errors about fetched bytes stay MalformedError."""
     try:
         yield
     except MalformedError:
         raise
     except UnreadableError as error:
-        raise Unfetched(str(error)) from error
+        raise FetchError(str(error)) from error
 
 
 class Region(Source):
-    """Bytes of an open file, or inflated ones, read as a file is; `base` is where they lie in the file, if they do."""
+    """Bytes of an open file, or inflated bytes, read like a file; `base` is their offset in the file, if any."""
 
     __slots__ = ("_data", "_source", "base", "span")
 
@@ -56,72 +57,72 @@ class Region(Source):
         self.is_remote = source.is_remote and data is None
         self._source, self._data, self.span = source, data, Place(source.path, offset, length)
         self.base = offset if data is None else None
-        self.head = self.read(0, min(REGION_HEAD, self.size))
+        self.head = self.read(0, min(REGION_HEAD_BYTES, self.size))
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """As `Source.prefetch`."""
+        """See `Source.prefetch`."""
         if self._data is None:
-            with fetching():
+            with raise_fetch_errors():
                 self._source.prefetch((self.span.offset + offset, length) for offset, length in ranges)
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
-        """As `Source.read_cached`."""
+        """See `Source.read_cached`."""
         return self.read(offset, length) if self._data is not None or not self.is_remote else None
 
     def close(self) -> None:
-        """Nothing: the file is whoever's that opened it."""
+        """Do nothing: the caller that opened the file closes it."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly these bytes; MalformedError where there are not so many."""
+        """Return exactly these bytes. Raises MalformedError if there are fewer."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise MalformedError(f"is truncated: bytes {offset} to {offset + length} are needed, it holds {self.size}")
         if self._data is not None:
             return self._data[offset : offset + length]
-        with fetching():
+        with raise_fetch_errors():
             return self._source.read(self.span.offset + offset, length)
 
-    def part(self, offset: int, length: int) -> Region:
-        """Some of these bytes."""
+    def get_part(self, offset: int, length: int) -> Region:
+        """Return a region of some of these bytes."""
         if self._data is not None:
-            return self.made(self._data[offset : offset + length])
+            return self.with_data(self._data[offset : offset + length])
         return Region(self._source, self.span.offset + offset, length)
 
-    def made(self, data: bytes) -> Region:
-        """What these bytes inflate or decode to."""
+    def with_data(self, data: bytes) -> Region:
+        """Return a region at the same place with inflated or decoded bytes."""
         return Region(self._source, self.span.offset, self.span.length, data)
 
 
 class PickleReader:
-    """Scans pickles of one file; `steps` counts the work that the file has caused."""
+    """Scanner of the pickles of one file; `steps` counts the work that the file has caused."""
 
     def __init__(self, path: str, steps: Steps) -> None:
         self._is_metadata = files.get_name(path).endswith(METADATA)
         self._steps = steps
 
     def read(self, region: Region, at: int, where: str, window: int) -> tuple[Scanner, MalformedError | None]:
-        """Read a pickle of which only a record's length is known: windows grow until it fits."""
+        """Scan a pickle of unknown length: windows grow until the pickle fits."""
         left = region.size - at
         while True:
-            scanner, error = self.run(region.read(at, min(window, left, MAX_PICKLE)), where)
+            scanner, error = self.scan(region.read(at, min(window, left, MAX_PICKLE_BYTES)), where)
             if not isinstance(error, TruncatedPickle) or len(scanner.data) == left:
                 return scanner, error
-            if len(scanner.data) == MAX_PICKLE:
-                return scanner, OverBudget(f"{where} is a pickle of more than {MAX_PICKLE:,} bytes")
-            window *= _GROWTH
+            if len(scanner.data) == MAX_PICKLE_BYTES:
+                return scanner, OverBudget(f"{where} is a pickle of more than {MAX_PICKLE_BYTES:,} bytes")
+            window *= _WINDOW_GROWTH
 
-    def run(self, data: bytes, where: str) -> tuple[Scanner, MalformedError | None]:
+    def scan(self, data: bytes, where: str) -> tuple[Scanner, MalformedError | None]:
         self._steps.take(Budget.BYTES, len(data))
         scanner, failed = Scanner(data, where, self._steps), None
         if self._is_metadata:
-            scanner.budget = METADATA_BUDGET
+            scanner.budget = METADATA_BUDGET_FACTOR
         self._steps.unfinished = lambda: scanner.opcodes
         try:
             scanner.run(0)
         except MalformedError as error:
             failed = error
-            odd = scanner.framed and not isinstance(error, (OverBudget, MisframedPickle))
+            odd = scanner.has_frames and not isinstance(error, (OverBudget, MisframedPickle))
             if odd and frames.read_as_file(data).dropped:
-                failed = scanner.misframed(scanner.frame_end, "an opcode crosses the end of its frame")
+                failed = scanner.make_misframed_error(scanner.frame_end, "an opcode crosses the end of its frame")
         self._steps.unfinished = int
         try:
             self._steps.take(Budget.OPCODES, scanner.opcodes)
@@ -131,9 +132,10 @@ class PickleReader:
 
 
 def begins_as_pickle(source: Source) -> bool:
-    """Whether a pickle of any protocol is at the start of the file, whatever follows: one that says its protocol, one
-    that calls what it imports, or one that goes to its STOP and imports something, exhausts memory or time, or ends
-    with the file. Raises UnreadableError where its bytes do not come.
+    """Return True if the file begins with a pickle of any protocol, whatever follows.
+
+    Such a pickle declares its protocol, calls an imported name, reaches STOP after an import, exhausts memory or time,
+    or ends with the file. Raises UnreadableError if bytes could not be fetched.
     """
     if source.head[:1] == b"\x80":
         return source.head[1:2] <= b"\x05" and source.size > 2
@@ -141,23 +143,23 @@ def begins_as_pickle(source: Source) -> bool:
         return False
     whole = Region(source, 0, source.size)
     try:
-        scanner, unread = PickleReader(source.path, Steps()).read(whole, 0, "the file", FIRST_WINDOW)
-    except Unfetched as error:
+        scanner, unread = PickleReader(source.path, Steps()).read(whole, 0, "the file", FIRST_WINDOW_BYTES)
+    except FetchError as error:
         raise UnreadableError(str(error)) from error
     if not is_harmless(scanner, unread):
         return True
     if unread or scanner.globals:
         return False
-    return scanner.end == source.size or bool(scanner.bombs(source.size))
+    return scanner.end == source.size or bool(scanner.find_bombs(source.size))
 
 
 def is_harmless(scanner: Scanner, unread: MalformedError | None, *, copied: bool = False) -> bool:
-    """Whether what begins like a pickle imports nothing, or breaks off and only looks as if it did: text, or floats.
+    """Return True if data that begins like a pickle imports nothing, or is text or floats that break off.
 
     `copied`: a storage, whose bytes no loader unpickles.
     """
-    plain = any(_PLAIN.match(one.module) and _PLAIN.match(one.name) for one in scanner.globals.values())
+    plain = any(_PLAIN.match(name.module) and _PLAIN.match(name.name) for name in scanner.globals.values())
     chance = copied or _TEXT.fullmatch(scanner.data)
-    meant = unread is None or scanner.data[:1] == b"\x80" or scanner.calls or not chance
+    meant = unread is None or scanner.data[:1] == b"\x80" or scanner.call_count or not chance
     odd = isinstance(unread, (OverBudget, MisframedPickle, TruncatedFrame))
     return not odd and not (scanner.globals and plain and meant)

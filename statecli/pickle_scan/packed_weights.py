@@ -12,10 +12,10 @@ import struct
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from statecli.pickles.machine import Global, Obj, Persistent, Value
+from statecli.pickles.nodes import Global, Obj, Persistent, Value
 
 #: Classes of C++ by the names that TorchScript has for them.
-CLASSES = "__torch__.torch.classes."
+CPP_CLASS_PREFIX = "__torch__.torch.classes."
 _LINEAR = ("quantized.LinearPackedParamsBase", "quantized.EmbeddingPackedParamsBase", "rnn.CellParamsBase")
 _CONVOLUTION = re.compile(r"quantized\.Conv[123]dPackedParamsBase", re.ASCII)
 #: Modules whose state is what they pack, by the module of the class: the loader finds a class whatever its case.
@@ -27,16 +27,18 @@ _MODULE = re.compile(
 #: Places of the numbers in the state of such a module, and the least number there.
 _STRIDE, _PADDING, _DILATION, _OUTPUT_PADDING, _GROUPS = 3, 4, 5, 7, 8
 #: The places of the numbers that packing divides by, by the attributes that keep them.
-DIVISORS = {"stride": _STRIDE, "dilation": _DILATION, "groups": _GROUPS}
-_SHORTEST_STATE = 12
+DIVISOR_POSITIONS = {"stride": _STRIDE, "dilation": _DILATION, "groups": _GROUPS}
+_MIN_STATE_LENGTH = 12
 #: No convolution that packs has a larger number.
-_MOST = 2**20
+_NUMBER_LIMIT = 2**20
 #: Versions of what C++ writes: with numbers in a list, or in a tensor of 16 bits, as torch 2.13 writes frozen modules.
 _VERSION, _VERSION_OF_TENSORS = 3, "2"
-_LISTS = frozenset(f"torch.jit._pickle.{name}" for name in ("build_intlist", "build_tensorlist", "restore_type_tag"))
-_TENSOR = "torch._utils._rebuild_tensor_v2"
+_LIST_FUNCTIONS = frozenset(
+    f"torch.jit._pickle.{name}" for name in ("build_intlist", "build_tensorlist", "restore_type_tag")
+)
+_REBUILD_TENSOR = "torch._utils._rebuild_tensor_v2"
 #: Bytes of a storage by its key; None for one that is not small, or not there.
-Read: TypeAlias = Callable[[str], "bytes | None"]
+ReadStorage: TypeAlias = Callable[[str], "bytes | None"]
 
 
 def is_convolution(name: str) -> bool:
@@ -52,13 +54,13 @@ def defines_convolution(record: str) -> bool:
 
 def is_convolution_state(state: Value) -> bool:
     """Return whether the tuple that a quantized convolution keeps has numbers that can be packed."""
-    if type(state) is not tuple or len(state) < _SHORTEST_STATE:
+    if type(state) is not tuple or len(state) < _MIN_STATE_LENGTH:
         return False
     least = {_STRIDE: 1, _PADDING: 0, _DILATION: 1, _OUTPUT_PADDING: 0, _GROUPS: 1}
-    return all(_are_numbers(state[place], number) for place, number in least.items())
+    return all(_has_valid_numbers(state[place], number) for place, number in least.items())
 
 
-def is_packed_state(name: str, state: Value, read: Read) -> bool:
+def is_packed_state(name: str, state: Value, read: ReadStorage) -> bool:
     """Return whether torch packs an object of this class of C++ by numbers that it has checked, or that are sound.
 
     `read` gives the bytes of a small storage by its key.
@@ -66,10 +68,10 @@ def is_packed_state(name: str, state: Value, read: Read) -> bool:
     if name in _LINEAR:
         return True
     if name.endswith("OpContext"):
-        return type(state) is tuple and all(map(_is_of_context, state))
+        return type(state) is tuple and all(map(_is_context_part, state))
     if _CONVOLUTION.fullmatch(name) is None or type(state) is not tuple or len(state) != 3:
         return False
-    numbers = _numbers_of(state[0], _listed(state[1]), read)
+    numbers = _read_numbers(state[0], _strip_type_tag(state[1]), read)
     if not numbers or type(numbers[0]) is not int:
         return False
     dimensions = numbers[0]
@@ -77,48 +79,52 @@ def is_packed_state(name: str, state: Value, read: Read) -> bool:
         return False
     parts = [numbers[1 + n * dimensions : 1 + (n + 1) * dimensions] for n in range(4)]
     least = (1, 0, 1, 0)  # of strides, paddings, dilations, paddings of the output
-    return all(map(_are_numbers, parts, least)) and _are_numbers(numbers[-2], 1) and _are_numbers(numbers[-1], 0)
+    return (
+        all(map(_has_valid_numbers, parts, least))
+        and _has_valid_numbers(numbers[-2], 1)
+        and _has_valid_numbers(numbers[-1], 0)
+    )
 
 
-def _numbers_of(version: Value, held: Value, read: Read) -> list[Any]:
+def _read_numbers(version: Value, parts: Value, read: ReadStorage) -> list[Any]:
     """Return the numbers of a convolution: a list of them, or the first of several tensors; [] for anything else."""
-    if type(held) is not list or not held:
+    if type(parts) is not list or not parts:
         return []
     if version == _VERSION:
-        return held
-    tensor = held[0]
+        return parts
+    tensor = parts[0]
     if version != _VERSION_OF_TENSORS or type(tensor) is not Obj or type(tensor.cls) is not Global:
         return []
-    if tensor.cls.qualified != _TENSOR or len(tensor.args) < 4 or type(tensor.args[0]) is not Persistent:
+    if tensor.cls.qualified != _REBUILD_TENSOR or len(tensor.args) < 4 or type(tensor.args[0]) is not Persistent:
         return []
     storage, offset, shape, stride = tensor.args[:4]
-    told = storage.pid if type(storage.pid) is tuple and len(storage.pid) == 5 else (None,) * 5
-    if type(told[1]) is not Global or told[1].qualified != "torch.ShortStorage" or type(told[2]) is not str:
+    pid = storage.pid if type(storage.pid) is tuple and len(storage.pid) == 5 else (None,) * 5
+    if type(pid[1]) is not Global or pid[1].qualified != "torch.ShortStorage" or type(pid[2]) is not str:
         return []
-    if offset != 0 or stride != (1,) or type(shape) is not tuple or shape != (told[4],) or type(told[4]) is not int:
+    if offset != 0 or stride != (1,) or type(shape) is not tuple or shape != (pid[4],) or type(pid[4]) is not int:
         return []
-    data = read(told[2])
-    if data is None or len(data) != 2 * told[4]:
+    data = read(pid[2])
+    if data is None or len(data) != 2 * pid[4]:
         return []
-    return list(struct.unpack(f"<{told[4]}h", data))
+    return list(struct.unpack(f"<{pid[4]}h", data))
 
 
-def _is_of_context(value: Value) -> bool:
+def _is_context_part(value: Value) -> bool:
     """Return whether a part of a context of xnnpack or mkldnn is no number, or one of groups, or a list of sizes."""
-    numbers = _listed(value)
+    numbers = _strip_type_tag(value)
     if type(numbers) is list:
-        return all(type(number) is int and 0 <= number < _MOST for number in numbers)
-    return type(numbers) is not int or 1 <= numbers < _MOST
+        return all(type(number) is int and 0 <= number < _NUMBER_LIMIT for number in numbers)
+    return type(numbers) is not int or 1 <= numbers < _NUMBER_LIMIT
 
 
-def _are_numbers(value: Value, least: int) -> bool:
-    values = _listed(value)
+def _has_valid_numbers(value: Value, least: int) -> bool:
+    values = _strip_type_tag(value)
     values = values if type(values) in (tuple, list) else (values,)
-    return 0 < len(values) <= 3 and all(type(number) is int and least <= number < _MOST for number in values)
+    return 0 < len(values) <= 3 and all(type(number) is int and least <= number < _NUMBER_LIMIT for number in values)
 
 
-def _listed(value: Value) -> Value:
+def _strip_type_tag(value: Value) -> Value:
     """Return the list that TorchScript tags with its type; any other value itself."""
-    if type(value) is Obj and type(value.cls) is Global and value.cls.qualified in _LISTS and value.args:
+    if type(value) is Obj and type(value.cls) is Global and value.cls.qualified in _LIST_FUNCTIONS and value.args:
         return value.args[0]
     return value

@@ -19,7 +19,7 @@ from statecli.pickle_scan import packed_weights
 from statecli.pickle_scan.step_budget import Budget, Steps
 
 #: Namespaces of operators of torch, torchvision and torchaudio that saved programs call.
-_SHIPPED = frozenset(
+_SHIPPED_NAMESPACES = frozenset(
     re.findall(
         r"\w+",
         """
@@ -32,7 +32,7 @@ _SHIPPED = frozenset(
 )
 #: Namespaces of operators that torch's compilers, runtimes and tests call, and that no saved program needs: some of
 #: them take offsets or lengths that they do not check.
-_INTERNAL = frozenset(
+_INTERNAL_NAMESPACES = frozenset(
     re.findall(
         r"\w+",
         """
@@ -43,10 +43,10 @@ _INTERNAL = frozenset(
 )
 _INTERNAL_HARM = "is internal to torch, and may read and write memory outside of tensors"
 #: Namespaces of classes written in C++ that archives of torch's own keep their packed weights in.
-_PACKED = frozenset(["quantized", "rnn", "sparse", "mkldnn", "xnnpack", "vulkan", "metal", "_nnapi"])
-_CLASSES = ("__torch__", "torch", "classes")
+_PACKED_NAMESPACES = frozenset(["quantized", "rnn", "sparse", "mkldnn", "xnnpack", "vulkan", "metal", "_nnapi"])
+_CPP_CLASS_PATH = ("__torch__", "torch", "classes")
 #: Operators that do more than compute.
-_HARM = {
+_OPERATOR_HARMS = {
     "aten::from_file": "maps a file into memory, and can make it and write to it",
     "aten::save": "writes a file",
     "prim::PythonOp": "calls Python",
@@ -55,12 +55,14 @@ _HARM = {
     "aten::_reshape_alias": "makes a view whose strides torch does not check against the memory",
 }
 _UNSAFE_SPARSE = re.compile(r"aten::_sparse_\w+_tensor_(?:unsafe|with_dims_and_tensors)")
-_TOUCHES = re.compile(r"(?:image|video_reader|torchvision|torchaudio)::\w*(?:file|load|save|video|sox_io|stream)\w*")
-_HIDES = "is given another name there, so that what is called by it cannot be told"
+_FILE_OPERATOR = re.compile(
+    r"(?:image|video_reader|torchvision|torchaudio)::\w*(?:file|load|save|video|sox_io|stream)\w*"
+)
+_RENAMED_HARM = "is given another name there, so that what is called by it cannot be told"
 #: Comments are white space, but for those of types, which are tokens.
 _SPACE = r"(?:\s|\\\n|\#(?! type:)[^\n]*\n)*"
 #: What is looked at. Strings and comments are passed over, so that nothing in them is.
-_FOUND = re.compile(
+_MENTION = re.compile(
     r"""(?P<quote>\"\"\"|\'\'\'|["\'])"""
     r"|(?P<comment>\#(?! type:)[^\n]*)"
     rf"|(?<![\w.])(?P<path>(?:torch|ops|__torch__)\b(?:{_SPACE}\.{_SPACE}\w+)*)(?P<after>{_SPACE}(?::|=(?!=)))?"
@@ -68,7 +70,7 @@ _FOUND = re.compile(
     re.ASCII,
 )
 #: What is looked for behind the quotes that a string begins with: an escape, its end, the end of its line.
-_STOPS = {
+_STRING_STOPS = {
     '"': re.compile(r'\\.|"|\n', re.DOTALL),
     "'": re.compile(r"\\.|'|\n", re.DOTALL),
     '"""': re.compile(r'\\.|"""', re.DOTALL),
@@ -76,15 +78,15 @@ _STOPS = {
 }
 #: The operator of `_HARM` that values have as a method: code can call it by its name, or by getattr and strings that
 #: stand next to each other.
-_METHOD = "_reshape_alias"
-_LONGEST_JOINED = 200
+_HARMFUL_METHOD = "_reshape_alias"
+_MAX_JOINED_CHARACTERS = 200
 _ESCAPE = re.compile(r"\\(?:([0-7]{3})|x([0-9a-fA-F]{2})|\n)")
 _ONLY_SPACE = re.compile(_SPACE)
 _WORD = re.compile(r"\w+", re.ASCII)
 _COMMENT = re.compile(r"\#[^\n]*")
 _DEF = re.compile(r"^[^\S\n]*def (\w+)", re.MULTILINE | re.ASCII)
 #: The names of operators in the bytecode of the lite interpreter: strings of its pickle, behind their length.
-_NAMED = re.compile(rb"(?:X(.)\0\0\0|\x8c(.))(\w+::\w+)", re.DOTALL)
+_BYTECODE_OPERATOR = re.compile(rb"(?:X(.)\0\0\0|\x8c(.))(\w+::\w+)", re.DOTALL)
 
 
 _SETSTATE, _GETSTATE = "__setstate__", "__getstate__"
@@ -94,7 +96,7 @@ _FUNCTION = re.compile(r"\bdef\s+(\w+)", re.ASCII)
 _CLASS = re.compile(r"\bclass\s+(\w+)", re.ASCII)
 #: What a function runs: a method of its own object, something else that it calls, a loop, an operator between values,
 #: something that has no name.
-_RUN = re.compile(
+_CALL_OR_LOOP = re.compile(
     r"\(\s*self\s*\)\s*\.\s*(?P<own>\w+)\s*\("
     r"|(?P<odd>\b(?:while|for|with|lambda|getattr)\b|(?<!\.)\bself\s*=(?!=)|[)\]]\s*\((?!\))|\*\*|<<|>>|[+*/%@&^~]"
     r"|(?<=[\w)\]])\s+-(?!>))"
@@ -105,7 +107,7 @@ _RUN = re.compile(
 #: An object of a class that the archive defines.
 _SELF = re.compile(r"\(\s*self\s*:\s*__torch__\s*\.(?!\s*torch\s*\.\s*classes\b)")
 #: What unpacks a state, compares and refuses: it reads no memory by an index that a tensor holds, and makes none.
-_BUILTINS = frozenset(
+_HARMLESS_BUILTINS = frozenset(
     re.findall(
         r"\w+",
         """
@@ -114,7 +116,7 @@ _BUILTINS = frozenset(
         """,
     )
 )
-_PLAIN = frozenset(
+_HARMLESS_METHODS = frozenset(
     re.findall(
         r"\w+",
         """
@@ -123,26 +125,26 @@ _PLAIN = frozenset(
         """,
     )
 )
-_PACKING = re.compile(
+_PACKING_OPERATOR = re.compile(
     r"(?:quantized|_quantized|prepacked|mkldnn_prepacked|xnnpack|rnn)::\w*(?:prepack|unpack|make_\w+_params)\w*"
     r"|prim::(?:RaiseException|unchecked_cast|dtype|device|data)"
 )
 #: Packing a convolution, the whole call of it, and what sets the numbers that it divides by.
 _PACK_CONVOLUTION = re.compile(r"\b\w*conv\w*_prepack\w*", re.ASCII)
 _PACK_CALL = re.compile(r"\bops\.quantized\.conv\w*_prepack\((?P<args>[^()]*)\)", re.ASCII)
-_TARGET = re.compile(r"\.\s*(?:stride|dilation|groups)\s*(?:,[^=\n]*)?=(?!=)", re.ASCII)
-_ASSIGNS = re.compile(
+_DIVISOR_ASSIGNMENT = re.compile(r"\.\s*(?:stride|dilation|groups)\s*(?:,[^=\n]*)?=(?!=)", re.ASCII)
+_ASSIGNMENT_FROM_STATE = re.compile(
     r"^[ \t]*self\.(?P<name>stride|dilation|groups) = \(state\)\[(?P<place>\d{1,2})\][ \t]*$", re.ASCII | re.MULTILINE
 )
-_OF_CONVOLUTION = re.compile(r"quantized\W+(?:dynamic\W+)?modules\W+conv", re.ASCII | re.IGNORECASE)
+_CONVOLUTION_MODULE = re.compile(r"quantized\W+(?:dynamic\W+)?modules\W+conv", re.ASCII | re.IGNORECASE)
 _STATE = re.compile(r"(?<![\w.])state\b", re.ASCII)
-_CONSTANT = re.compile(r"\b(?:stride|dilation|groups)\s*:\s*Final", re.ASCII)
+_DIVISOR_CONSTANT = re.compile(r"\b(?:stride|dilation|groups)\s*:\s*Final", re.ASCII)
 #: Names that a number is passed on by.
-_MOST_STEPS = 8
-_OTHER_NUMBERS = "its __setstate__ packs by other numbers than those of the state of a quantized convolution"
-_MOST_NAMED = 8
-_RUNS = "its __setstate__ runs, and which packs no weights"
-_UNBOUNDED = "its __setstate__ runs, and whose end or result cannot be told"
+_MAX_ASSIGNMENTS = 8
+_OTHER_NUMBERS_HARM = "its __setstate__ packs by other numbers than those of the state of a quantized convolution"
+_MAX_LISTED_CALLS = 8
+_RUNS_HARM = "its __setstate__ runs, and which packs no weights"
+_UNBOUNDED_HARM = "its __setstate__ runs, and whose end or result cannot be told"
 
 
 class Call(NamedTuple):
@@ -159,14 +161,14 @@ class Call(NamedTuple):
     on_load: bool
 
 
-def calls(code: bytes, steps: Steps) -> Iterator[Call]:
-    """Each thing once that code does, or may do, beside computing. Raises OutOfSteps."""
+def find_calls(code: bytes, steps: Steps) -> Iterator[Call]:
+    """Yield each call once that the code makes, or may make, besides computing. Raises OutOfSteps."""
     text = code.decode("latin-1")  # its names are ASCII, and so each character is a byte
     seen: set[tuple[str, str]] = set()
     functions = _DEF.finditer(text)
     function, following = "", next(functions, None)
     line, counted = 1, 0
-    for module, name, at, why in _mentions(text, steps):
+    for module, name, at, why in _iter_mentions(text, steps):
         if (module, name) not in seen:
             seen.add((module, name))
             while following and following.end() <= at:
@@ -176,20 +178,20 @@ def calls(code: bytes, steps: Steps) -> Iterator[Call]:
             yield Call(module, name, at, line, why, function == "__setstate__")
 
 
-def calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[str] = ()) -> Iterator[tuple[int, Call]]:
-    """The operators and loops of each function that a `__setstate__` may run and that pack no weights, and its text.
+def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[str] = ()) -> Iterator[tuple[int, Call]]:
+    """Yield the operators and loops of each function that a `__setstate__` may run and that packs no weights.
 
-    `codes` are all texts of an archive, `records` their names. A function may run if `__setstate__` or another special
-    method mentions its name, whatever the name stands for there. Raises OutOfSteps.
+    Yields pairs (number of the text, call). `codes` are all texts of an archive, `records` their names. A function may
+    run if `__setstate__` or another special method mentions its name, whatever the name means there. Raises OutOfSteps.
     """
     texts = [code.decode("latin-1") for code in codes]
     if not any(_SETSTATE in text for text in texts):
         return
-    functions = [function for n, text in enumerate(texts) for function in _functions(n, _Strings(text, steps))]
+    functions = [function for n, text in enumerate(texts) for function in _split_functions(n, _Strings(text, steps))]
     by_name: dict[str, list[_Function]] = {}
     for function in functions:
         by_name.setdefault(function.name, []).append(function)
-    classes = {found[1] for function in functions for found in _CLASS.finditer(function.text)}
+    classes = {calls[1] for function in functions for calls in _CLASS.finditer(function.text)}
     waiting = [name for name in by_name if name.startswith("__") and name != _GETSTATE]
     reached = set(waiting)
     while waiting:
@@ -198,17 +200,17 @@ def calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[str] =
             words = set(_WORD.findall(function.text)) & by_name.keys()
             waiting.extend(words - reached)
             reached |= words
-            found = list(_computes(function, texts[function.number], by_name.keys() | classes))
+            calls = list(_find_computing_calls(function, texts[function.number], by_name.keys() | classes))
             record = records[function.number] if records else ""
-            found.extend(_packs(function, texts[function.number], record, steps))
-            if found:
-                others = list(dict.fromkeys(f"{call.module}.{call.name}" for call in found[1:]))
-                yield function.number, found[0]._replace(why=f"{found[0].why}{_shown_others(others)}")
+            calls.extend(_find_packing_calls(function, texts[function.number], record, steps))
+            if calls:
+                others = list(dict.fromkeys(f"{call.module}.{call.name}" for call in calls[1:]))
+                yield function.number, calls[0]._replace(why=f"{calls[0].why}{_list_other_calls(others)}")
 
 
-def _shown_others(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"; so do {', '.join(names[:_MOST_NAMED])}{more}" if names else ""
+def _list_other_calls(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_LISTED_CALLS} more" if len(names) > _MAX_LISTED_CALLS else ""
+    return f"; so do {', '.join(names[:_MAX_LISTED_CALLS])}{more}" if names else ""
 
 
 class _Function(NamedTuple):
@@ -220,65 +222,74 @@ class _Function(NamedTuple):
     text: str
 
 
-def _functions(number: int, strings: _Strings) -> Iterator[_Function]:
-    """Each function of a text, with what stands before the next; what stands before the first has no name."""
+def _split_functions(number: int, strings: _Strings) -> Iterator[_Function]:
+    """Yield each function of a text up to the next; code before the first function has no name."""
     blank, at = [], 0
-    while found := _OPAQUE.search(strings.text, at):
-        end = strings.end(found["quote"], found.start()) if found["quote"] else found.end()
+    while match := _OPAQUE.search(strings.text, at):
+        end = strings.find_end(match["quote"], match.start()) if match["quote"] else match.end()
         # A text may be the name of an attribute.
-        kept = re.sub(r"\W", " ", strings.text[found.start() : end]) if found["quote"] else " " * (end - found.start())
-        blank += [strings.text[at : found.start()], kept]
+        kept = re.sub(r"\W", " ", strings.text[match.start() : end]) if match["quote"] else " " * (end - match.start())
+        blank += [strings.text[at : match.start()], kept]
         at = end
     text = "".join([*blank, strings.text[at:]]).replace("\\\n", "  ")
-    starts = [(0, ""), *((found.start(), found[1]) for found in _FUNCTION.finditer(text)), (len(text), "")]
+    starts = [(0, ""), *((match.start(), match[1]) for match in _FUNCTION.finditer(text)), (len(text), "")]
     for (start, name), (end, _) in pairwise(starts):
         yield _Function(number, name, start, text[start:end])
 
 
-def _computes(function: _Function, text: str, names: Collection[str]) -> Iterator[Call]:
-    """What a function does beside unpacking a state and packing weights. `names` are those that the archive defines."""
+def _find_computing_calls(function: _Function, text: str, names: Collection[str]) -> Iterator[Call]:
+    """Yield the calls of a function besides unpacking a state and packing weights.
+
+    `names` are the names that the archive defines.
+    """
     has_self = _SELF.search(function.text) is not None
-    for found in _RUN.finditer(function.text):
-        at = function.at + found.start()
+    for match in _CALL_OR_LOOP.finditer(function.text):
+        at = function.at + match.start()
         line = text.count("\n", 0, at) + 1
-        if found["odd"]:
-            yield Call("TorchScript", found["odd"].strip(), at, line, _UNBOUNDED, on_load=True)
+        if match["odd"]:
+            yield Call("TorchScript", match["odd"].strip(), at, line, _UNBOUNDED_HARM, on_load=True)
             continue
-        *path, name = re.findall(r"\w+", found["own"] or found["path"] or found["method"])
-        own = (found["own"] and has_self) or (path == ["self"] and has_self) or path[:1] == ["__torch__"]
-        if not ((own and name in names) or _is_plain(path, name, function.text, is_method=bool(found["method"]))):
-            yield Call(".".join(path) if path[:1] in (["torch"], ["ops"]) else "torch", name, at, line, _RUNS, True)
+        *path, name = re.findall(r"\w+", match["own"] or match["path"] or match["method"])
+        own = (match["own"] and has_self) or (path == ["self"] and has_self) or path[:1] == ["__torch__"]
+        if not (
+            (own and name in names) or _is_harmless_call(path, name, function.text, is_method=bool(match["method"]))
+        ):
+            yield Call(
+                ".".join(path) if path[:1] in (["torch"], ["ops"]) else "torch", name, at, line, _RUNS_HARM, True
+            )
 
 
-def _packs(function: _Function, text: str, record: str, steps: Steps) -> Iterator[Call]:
+def _find_packing_calls(function: _Function, text: str, record: str, steps: Steps) -> Iterator[Call]:
     """Yield what packs a convolution by other numbers than those that its module keeps in its state.
 
-    Those of the state are checked where the pickle is read (`_packed`), by the module's name.
+    Those of the state are checked where the pickle is read (`packed_weights`), by the module's name.
     """
     packing = list(_PACK_CONVOLUTION.finditer(function.text))
     is_convolution = packed_weights.defines_convolution(record)
     if packing and not is_convolution:
         at = function.at + packing[0].start()
-        yield Call("torch.ops.quantized", packing[0][0], at, text.count("\n", 0, at) + 1, _OTHER_NUMBERS, on_load=True)
+        yield Call(
+            "torch.ops.quantized", packing[0][0], at, text.count("\n", 0, at) + 1, _OTHER_NUMBERS_HARM, on_load=True
+        )
     if not is_convolution:
-        targets = [found.start() for found in _TARGET.finditer(function.text)]
+        targets = [match.start() for match in _DIVISOR_ASSIGNMENT.finditer(function.text)]
         if any(not function.text[:at].endswith("self") for at in targets) or (
-            targets and _OF_CONVOLUTION.search(function.text)
+            targets and _CONVOLUTION_MODULE.search(function.text)
         ):
             at = function.at + targets[0]
-            yield Call("TorchScript", "groups", at, text.count("\n", 0, at) + 1, _OTHER_NUMBERS, on_load=True)
+            yield Call("TorchScript", "groups", at, text.count("\n", 0, at) + 1, _OTHER_NUMBERS_HARM, on_load=True)
         return
     steps.take(Budget.TEXT, 1 + len(function.text) // 8)
-    whole = [found for found in _PACK_CALL.finditer(function.text) if _are_own_numbers(found["args"], function.text)]
-    assigned = [found for found in _ASSIGNS.finditer(function.text) if _is_of_state(found)]
+    whole = [match for match in _PACK_CALL.finditer(function.text) if _has_own_numbers(match["args"], function.text)]
+    assigned = [match for match in _ASSIGNMENT_FROM_STATE.finditer(function.text) if _is_read_from_state(match)]
     assigned = assigned if function.name == _SETSTATE else []
     states = len(_STATE.findall(function.text)) - function.text.count("(state)[") - (function.name == _SETSTATE)
     counts = len(whole), len(assigned), function.name == _SETSTATE and states
-    if counts != (len(packing), len(_TARGET.findall(function.text)), 0) or _CONSTANT.search(text):
-        yield Call("torch.ops.quantized", "conv_prepack", function.at, 1, _OTHER_NUMBERS, on_load=True)
+    if counts != (len(packing), len(_DIVISOR_ASSIGNMENT.findall(function.text)), 0) or _DIVISOR_CONSTANT.search(text):
+        yield Call("torch.ops.quantized", "conv_prepack", function.at, 1, _OTHER_NUMBERS_HARM, on_load=True)
 
 
-def _are_own_numbers(arguments: str, text: str) -> bool:
+def _has_own_numbers(arguments: str, text: str) -> bool:
     """Return whether the stride, the dilation and the groups of this call are those of the module itself."""
     parts = [part.strip() for part in re.split(r",(?![^\[]*\])", arguments)]
     if len(parts) not in (6, 7):
@@ -294,7 +305,7 @@ def _comes_from(expression: str, attribute: str, text: str, depth: int) -> bool:
         return all(_comes_from(part, attribute, text, depth + 1) for part in expression[1:-1].split(","))
     if expression == f"self.{attribute}":
         return True
-    if depth > _MOST_STEPS or not re.fullmatch(r"[A-Za-z_]\w*", expression, re.ASCII):
+    if depth > _MAX_ASSIGNMENTS or not re.fullmatch(r"[A-Za-z_]\w*", expression, re.ASCII):
         return False
     sources = re.findall(
         rf"^[ \t]*(?:\w+, *)*{expression}(?:, *\w+)* *,? *=(?!=)([^\n]*)$", text, re.MULTILINE | re.ASCII
@@ -304,67 +315,66 @@ def _comes_from(expression: str, attribute: str, text: str, depth: int) -> bool:
     return is_known and all(_comes_from(source, attribute, text, depth + 1) for source in sources)
 
 
-def _is_of_state(found: re.Match[str]) -> bool:
-    return packed_weights.DIVISORS[found["name"]] == int(found["place"])
+def _is_read_from_state(match: re.Match[str]) -> bool:
+    return packed_weights.DIVISOR_POSITIONS[match["name"]] == int(match["place"])
 
 
-def _is_plain(path: list[str], name: str, text: str, *, is_method: bool) -> bool:
+def _is_harmless_call(path: list[str], name: str, text: str, *, is_method: bool) -> bool:
     if path[:1] == ["ops"]:
-        return len(path) == 2 and _PACKING.fullmatch(f"{path[1]}::{name}") is not None
+        return len(path) == 2 and _PACKING_OPERATOR.fullmatch(f"{path[1]}::{name}") is not None
     if not path and not is_method:  # any name may stand for an operator
-        return name in _BUILTINS and re.search(rf"(?<![\w.]){name}\s*=(?!=)", text) is None
-    return len(path) < 2 and name in _PLAIN
+        return name in _HARMLESS_BUILTINS and re.search(rf"(?<![\w.]){name}\s*=(?!=)", text) is None
+    return len(path) < 2 and name in _HARMLESS_METHODS
 
 
-def bytecode(data: bytes, steps: Steps) -> Iterator[Call]:
-    """The operators that are known for harm among those that bytecode names; which function calls one is not told.
-
-    Raises OutOfSteps.
-    """
+def find_bytecode_calls(data: bytes, steps: Steps) -> Iterator[Call]:
+    """Yield the operators with known harm that bytecode names; the calling function is unknown. Raises OutOfSteps."""
     seen: set[str] = set()
-    for found in _NAMED.finditer(data):
+    for match in _BYTECODE_OPERATOR.finditer(data):
         steps.take(Budget.TEXT)
-        operator = found[3][: (found[1] or found[2])[0]].decode()
-        why = harm(operator)
+        operator = match[3][: (match[1] or match[2])[0]].decode()
+        why = describe_harm(operator)
         if why and operator not in seen:
             seen.add(operator)
-            yield Call(*_spelled(operator), found.start(3), 0, why, on_load=False)
+            yield Call(*_split_operator(operator), match.start(3), 0, why, on_load=False)
 
 
-def harm(operator: str) -> str | None:
-    """What an operator is known for, by its qualified name."""
-    if operator in _HARM:
-        return _HARM[operator]
-    if operator.partition("::")[0] in _INTERNAL:
+def describe_harm(operator: str) -> str | None:
+    """Return the known harm of an operator, given its qualified name; None if unknown."""
+    if operator in _OPERATOR_HARMS:
+        return _OPERATOR_HARMS[operator]
+    if operator.partition("::")[0] in _INTERNAL_NAMESPACES:
         return _INTERNAL_HARM
     if _UNSAFE_SPARSE.fullmatch(operator):
         return "makes a sparse tensor whose indices torch does not check"
-    return "reads or writes a file" if _TOUCHES.fullmatch(operator) else None
+    return "reads or writes a file" if _FILE_OPERATOR.fullmatch(operator) else None
 
 
 def is_shipped(operator: str) -> bool:
-    """Whether saved programs call operators of this namespace, which torch, torchvision or torchaudio has."""
-    return operator.partition("::")[0] in _SHIPPED
+    """Return True if torch, torchvision or torchaudio has this namespace for saved programs."""
+    return operator.partition("::")[0] in _SHIPPED_NAMESPACES
 
 
-def _mentions(text: str, steps: Steps) -> Iterator[tuple[str, str, int, str | None]]:
+def _iter_mentions(text: str, steps: Steps) -> Iterator[tuple[str, str, int, str | None]]:
     strings, at = _Strings(text, steps), 0
     joined, end_of_string = "", -1
-    while found := _FOUND.search(text, at):
+    while match := _MENTION.search(text, at):
         steps.take(Budget.TEXT)
-        at = strings.end(found["quote"], found.start()) if found["quote"] else found.end()
-        if found["quote"]:
-            follows = end_of_string >= 0 and _ONLY_SPACE.fullmatch(text, end_of_string, found.start())
-            part = text[found.end() : at].removesuffix(found["quote"])
-            joined, end_of_string = (joined + part if follows and len(joined) < _LONGEST_JOINED else part), at
-        if found["method"] or (found["quote"] and _ESCAPE.sub(_unescape, joined[:_LONGEST_JOINED]) == _METHOD):
-            yield "torch", _METHOD, found.start(), _HARM[f"aten::{_METHOD}"]
-        names = _WORD.findall(_COMMENT.sub("", found["path"])) if found["path"] else []
+        at = strings.find_end(match["quote"], match.start()) if match["quote"] else match.end()
+        if match["quote"]:
+            follows = end_of_string >= 0 and _ONLY_SPACE.fullmatch(text, end_of_string, match.start())
+            part = text[match.end() : at].removesuffix(match["quote"])
+            joined, end_of_string = (joined + part if follows and len(joined) < _MAX_JOINED_CHARACTERS else part), at
+        if match["method"] or (
+            match["quote"] and _ESCAPE.sub(_unescape, joined[:_MAX_JOINED_CHARACTERS]) == _HARMFUL_METHOD
+        ):
+            yield "torch", _HARMFUL_METHOD, match.start(), _OPERATOR_HARMS[f"aten::{_HARMFUL_METHOD}"]
+        names = _WORD.findall(_COMMENT.sub("", match["path"])) if match["path"] else []
         # A parameter, an attribute or an argument may have any name.
-        if len(names) > 1 or (names and not found["after"]):
-            told = _named(names)
-            if told:
-                yield (*told[:2], found.start(), told[2])
+        if len(names) > 1 or (names and not match["after"]):
+            mention = _resolve_path(names)
+            if mention:
+                yield (*mention[:2], match.start(), mention[2])
 
 
 def _unescape(escape: re.Match[str]) -> str:
@@ -383,11 +393,11 @@ class _Strings:
         #: Up to where no string of these quotes has an end.
         self._endless: dict[str, int] = {}
 
-    def end(self, quote: str, at: int) -> int:
+    def find_end(self, quote: str, at: int) -> int:
         """The place after the string that begins at `at`; after one quote, or two, where the string has no end."""
         if at >= self._endless.get(quote, 0):
             place = at + len(quote)
-            while stop := _STOPS[quote].search(self.text, place):
+            while stop := _STRING_STOPS[quote].search(self.text, place):
                 self.steps.take(Budget.TEXT)
                 if stop[0] == quote:
                     return stop.end()
@@ -398,29 +408,29 @@ class _Strings:
         return at + 2 if len(quote) == 3 else at + 1
 
 
-def _named(names: list[str]) -> tuple[str, str, str | None] | None:
-    """What a dotted name stands for, None for what only computes."""
+def _resolve_path(names: list[str]) -> tuple[str, str, str | None] | None:
+    """Return the module, the name and the harm of a dotted name; None if the name only computes."""
     if names[0] == "__torch__":
-        return _class(names)
+        return _resolve_class(names)
     space, rest = ("aten", names[1:]) if names[0] == "torch" else (".".join(names[1:2]), names[2:])
     nested = next((at for at, name in enumerate(rest) if name != "autograd"), len(rest))
     if nested:  # whatever namespace this stands in, it is torch's own
         space, rest = "aten", rest[nested:]
     if not rest:
-        return ".".join(names), "*", _HIDES
+        return ".".join(names), "*", _RENAMED_HARM
     operator = f"{space}::{rest[0]}"
-    why = harm(operator)
-    return (*_spelled(operator), why) if why or not is_shipped(operator) else None
+    why = describe_harm(operator)
+    return (*_split_operator(operator), why) if why or not is_shipped(operator) else None
 
 
-def _spelled(operator: str) -> tuple[str, str]:
+def _split_operator(operator: str) -> tuple[str, str]:
     space, _, name = operator.partition("::")
     return "torch" if space == "aten" else f"torch.ops.{space}", name
 
 
-def _class(names: list[str]) -> tuple[str, str, str | None] | None:
-    if tuple(names) == _CLASSES[: len(names)] or (tuple(names[:3]) == _CLASSES and len(names) == 4):
-        return ".".join(names), "*", _HIDES
-    if tuple(names[:3]) == _CLASSES and names[3] not in _PACKED:
+def _resolve_class(names: list[str]) -> tuple[str, str, str | None] | None:
+    if tuple(names) == _CPP_CLASS_PATH[: len(names)] or (tuple(names[:3]) == _CPP_CLASS_PATH and len(names) == 4):
+        return ".".join(names), "*", _RENAMED_HARM
+    if tuple(names[:3]) == _CPP_CLASS_PATH and names[3] not in _PACKED_NAMESPACES:
         return f"torch.classes.{names[3]}", names[4], None
     return None

@@ -1,6 +1,6 @@
-"""The step budget of one file's scan: how much work a file may cause, counted in one place.
+"""Step budget of one file's scan: the limit on the work that a file may cause.
 
-Steps are counted and not seconds, so that the result is the same on every machine and a test can hold the number. A
+Steps are counted instead of seconds, so that the result is the same on every machine and tests can check the number. A
 scan that exceeds a budget ends there, and the file is reported as not read to its end.
 """
 
@@ -49,7 +49,7 @@ class OutOfSteps(MalformedError):
 
 
 class Steps:
-    """The steps that one scan has taken."""
+    """Steps taken by one scan."""
 
     def __init__(self) -> None:
         self.taken: Counter[Budget] = Counter()
@@ -59,7 +59,7 @@ class Steps:
         self.exceeded: OutOfSteps | None = None
 
     def take(self, budget: Budget, count: int = 1) -> None:
-        """Count steps. Raises OutOfSteps, with the budget, where there are more than it allows."""
+        """Count steps. Raises OutOfSteps, which names the budget, if the budget is exceeded."""
         taken = self.taken[budget] + count
         self.taken[budget] = taken
         if taken > budget.limit and taken > self.limit(budget):
@@ -67,7 +67,7 @@ class Steps:
             raise self.exceeded
 
     def limit(self, budget: Budget) -> int:
-        """How many steps of this kind the file may take, by what was read of it so far."""
+        """Return the number of steps of this kind that the file may take, given the opcodes read so far."""
         if budget is not Budget.FLOW:
             return budget.limit
         opcodes = self.taken[Budget.OPCODES] + self.unfinished()

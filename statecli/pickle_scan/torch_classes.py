@@ -8,7 +8,7 @@ with a few of older ones; a test holds the table against the installed torch.
 from __future__ import annotations
 
 #: By module.
-_DEFINED = {
+_CLASSES_BY_MODULE = {
     "torch.amp.grad_scaler": "GradScaler OptState",
     "torch.ao.nn.intrinsic.modules.fused": (
         "BNReLU2d BNReLU3d ConvAdd2d ConvAddReLU2d ConvBn1d ConvBn2d ConvBn3d ConvBnReLU1d ConvBnReLU2d "
@@ -217,9 +217,9 @@ _DEFINED = {
     "torch.utils.data.dataset": "ConcatDataset StackDataset Subset TensorDataset",
 }
 #: Every one, as `module.name`.
-CLASSES = frozenset(f"{module}.{name}" for module, names in _DEFINED.items() for name in names.split())
+CLASSES = frozenset(f"{module}.{name}" for module, names in _CLASSES_BY_MODULE.items() for name in names.split())
 #: Where older releases of torch had the modules, which have the same classes still.
-MOVED = {
+MOVED_MODULES = {
     "torch.nn.quantized.": "torch.ao.nn.quantized.",
     "torch.nn.qat.": "torch.ao.nn.qat.",
     "torch.nn.intrinsic.": "torch.ao.nn.intrinsic.",
@@ -228,7 +228,7 @@ MOVED = {
 }
 
 #: Functions of torch.nn.functional; some are pickled as those of torch or of torch._C._nn.
-FUNCTIONAL = (
+FUNCTIONAL_FUNCTIONS = (
     "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d "
     "adaptive_max_pool1d_with_indices adaptive_max_pool2d adaptive_max_pool2d_with_indices adaptive_max_pool3d "
     "adaptive_max_pool3d_with_indices affine_grid alpha_dropout avg_pool1d avg_pool2d avg_pool3d batch_norm "
@@ -249,7 +249,7 @@ FUNCTIONAL = (
     "triplet_margin_loss triplet_margin_with_distance_loss unfold upsample upsample_bilinear upsample_nearest"
 )
 #: Functions of torch.nn.init.
-INITIAL = (
+INIT_FUNCTIONS = (
     "calculate_gain constant constant_ dirac dirac_ eye eye_ kaiming_normal kaiming_normal_ kaiming_uniform "
     "kaiming_uniform_ normal normal_ ones_ orthogonal orthogonal_ sparse sparse_ trunc_normal_ uniform uniform_ "
     "xavier_normal xavier_normal_ xavier_uniform xavier_uniform_ zeros_"

@@ -1,4 +1,4 @@
-"""Looking at a pickle's inert graph: what is a mapping, a sequence, an object's attributes, a module, an optimizer.
+"""Interpret the nodes of a pickle's graph: mappings, sequences, attributes of objects, modules, optimizers.
 
 Nothing here calls, compares or prints a node; the repr of a pickled graph can be exponentially long.
 """
@@ -9,20 +9,27 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from statecli.pickles.machine import MAX_COPIES, MAX_KEY_PARTS, Global, Key, Obj, SetOf, Tokens, as_key
+from statecli.pickles.keys import MAX_KEY_PARTS, Tokens, wrap_key
+from statecli.pickles.machine_state import MAX_NESTED_COPIES
+from statecli.pickles.nodes import Global, Key, Obj, SetOf
 
 #: The function that makes a GraphModule; its first argument is the module's `__dict__`.
 GRAPH_MODULE = "torch.fx.graph_module.reduce_graph_module"
 #: Types with nothing below them.
-LEAVES = frozenset([str, int, float, bool, bytes, type(None), Global])
+LEAF_TYPES = frozenset([str, int, float, bool, bytes, type(None), Global])
 
 
 #: Classes of containers, by the place of the argument that a call of them fills the container from.
-_DICTS = {"collections.OrderedDict": 0, "collections.defaultdict": 1, "builtins.dict": 0, "__builtin__.dict": 0}
+_DICT_ARGUMENT_POSITIONS = {
+    "collections.OrderedDict": 0,
+    "collections.defaultdict": 1,
+    "builtins.dict": 0,
+    "__builtin__.dict": 0,
+}
 #: Pickled with a dict; with anything else, a Counter counts it.
 _COUNTER = "collections.Counter"
 _DEQUE = "collections.deque"
-_SEQUENCES = frozenset(
+_SEQUENCE_CLASSES = frozenset(
     ["torch.Size", _DEQUE]
     + [f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("set", "frozenset", "list", "tuple")]
 )
@@ -30,60 +37,60 @@ _SEQUENCES = frozenset(
 _FILLED_BY_NEW = ("torch.Size", ".frozenset", ".tuple")
 
 
-def mapping(node: Any) -> Mapping[Any, Any] | None:
-    """The items of a dict, an OrderedDict or any pickled dict subclass; None for everything else."""
+def as_mapping(node: Any) -> Mapping[Any, Any] | None:
+    """Return the items of a dict, an OrderedDict or any pickled dict subclass; None for other nodes."""
     if type(node) is dict:
         return node
-    return _mapping_of(node, MAX_COPIES) if type(node) is Obj else None
+    return _expand_mapping(node, MAX_NESTED_COPIES) if type(node) is Obj else None
 
 
-def _mapping_of(node: Obj, copies: int) -> Mapping[Any, Any] | None:
-    name = name_of(node.cls)
-    if name not in _DICTS and name != _COUNTER:
+def _expand_mapping(node: Obj, copies: int) -> Mapping[Any, Any] | None:
+    name = get_name(node.cls)
+    if name not in _DICT_ARGUMENT_POSITIONS and name != _COUNTER:
         return node.items
-    place = _DICTS.get(name, 0)
+    place = _DICT_ARGUMENT_POSITIONS.get(name, 0)
     called = len(node.args) > place and node.how != "newobj"
-    given = _items(node.args[place], copies, pairs=name != _COUNTER) if called else {}
+    given = _expand_items(node.args[place], copies, pairs=name != _COUNTER) if called else {}
     if given is None:
         return node.items
     return {**given, **node.items} if given and node.items else given or node.items or {}
 
 
-def _items(held: Any, copies: int, *, pairs: bool) -> Mapping[Any, Any] | None:
-    """What a dict is made of: a mapping or a sequence of pairs; None for what is neither."""
-    if type(held) is dict:
-        return held
-    if type(held) is Obj:
-        items = _mapping_of(held, copies - 1) if copies else None
+def _expand_items(source: Any, copies: int, *, pairs: bool) -> Mapping[Any, Any] | None:
+    """Return the items of the argument of a dict (a mapping or a sequence of pairs); None for other nodes."""
+    if type(source) is dict:
+        return source
+    if type(source) is Obj:
+        items = _expand_mapping(source, copies - 1) if copies else None
         if items is not None:
             return items
-    elements = _elements(held, copies - 1) if pairs and copies else None
+    elements = _expand_sequence(source, copies - 1) if pairs and copies else None
     if elements is None:
         return None
-    made, tokens = {}, Tokens(MAX_KEY_PARTS * len(elements))
+    items_by_key, tokens = {}, Tokens(MAX_KEY_PARTS * len(elements))
     for element in elements:
-        pair = element if type(element) is str else _elements(element, copies - 1)
+        pair = element if type(element) is str else _expand_sequence(element, copies - 1)
         if pair is None or len(pair) != 2:
             return None
-        made[as_key(pair[0], tokens)] = pair[1]
-    return made
+        items_by_key[wrap_key(pair[0], tokens)] = pair[1]
+    return items_by_key
 
 
-def sequence(node: Any) -> list[Any] | tuple[Any, ...] | None:
-    """The elements of a list, tuple, set, deque or list subclass; None for everything else."""
-    return _elements(node, MAX_COPIES)
+def as_sequence(node: Any) -> list[Any] | tuple[Any, ...] | None:
+    """Return the elements of a list, tuple, set, deque or list subclass; None for other nodes."""
+    return _expand_sequence(node, MAX_NESTED_COPIES)
 
 
-def _elements(node: Any, copies: int) -> list[Any] | tuple[Any, ...] | None:
+def _expand_sequence(node: Any, copies: int) -> list[Any] | tuple[Any, ...] | None:
     if type(node) in (list, tuple):
         return node  # type: ignore[no-any-return]
     if type(node) is SetOf:
         return list(node.elems)
     if type(node) is not Obj:
         return None
-    name = name_of(node.cls)
+    name = get_name(node.cls)
     called = node.args and (node.how != "newobj" or name.endswith(_FILLED_BY_NEW))
-    given = _elements(node.args[0], copies - 1) if name in _SEQUENCES and called and copies else None
+    given = _expand_sequence(node.args[0], copies - 1) if name in _SEQUENCE_CLASSES and called and copies else None
     if given is None:
         return node.elems
     elements = [*given, *node.elems] if node.elems else given
@@ -91,82 +98,86 @@ def _elements(node: Any, copies: int) -> list[Any] | tuple[Any, ...] | None:
     return elements[max(0, len(elements) - longest) :] if type(longest) is int and longest >= 0 else elements
 
 
-def loose_arguments(node: Obj) -> Iterator[tuple[int, Any]]:
-    """Arguments of a call by their places, without the one that a container was filled from."""
-    name, place = name_of(node.cls), None
-    if name in _SEQUENCES and sequence(node) is not None and sequence(node) is not node.elems:
+def iter_loose_arguments(node: Obj) -> Iterator[tuple[int, Any]]:
+    """Yield the arguments of a call with their positions, except the argument that fills a container."""
+    name, place = get_name(node.cls), None
+    if name in _SEQUENCE_CLASSES and as_sequence(node) is not None and as_sequence(node) is not node.elems:
         place = 0
-    elif (name in _DICTS or name == _COUNTER) and mapping(node) is not None and mapping(node) is not node.items:
-        place = _DICTS.get(name, 0)
+    elif (
+        (name in _DICT_ARGUMENT_POSITIONS or name == _COUNTER)
+        and as_mapping(node) is not None
+        and as_mapping(node) is not node.items
+    ):
+        place = _DICT_ARGUMENT_POSITIONS.get(name, 0)
     return ((n, value) for n, value in enumerate(node.args) if n != place)
 
 
-def attributes(node: Any) -> dict[str, Any]:
-    """What BUILD gave an object: its `__dict__`, and its slots where the state is the pair (dict, slots)."""
+def get_attributes(node: Any) -> dict[str, Any]:
+    """Return the attributes that BUILD set: `__dict__`, and slots if the state is the pair (dict, slots)."""
     if type(node) is not Obj:
         return {}
-    if name_of(node.cls) == GRAPH_MODULE and node.args:
-        return named(node.args[0])
-    return of_state(node.state)
+    if get_name(node.cls) == GRAPH_MODULE and node.args:
+        return get_text_items(node.args[0])
+    return get_state_attributes(node.state)
 
 
-def of_state(state: Any) -> dict[str, Any]:
-    """The attributes in the argument of BUILD: a dict, or the pair (dict, slots)."""
+def get_state_attributes(state: Any) -> dict[str, Any]:
+    """Return the attributes in the argument of BUILD: a dict, or the pair (dict, slots)."""
     if type(state) is tuple and len(state) == 2:
-        return {**named(state[0]), **named(state[1])}
-    return named(state)
+        return {**get_text_items(state[0]), **get_text_items(state[1])}
+    return get_text_items(state)
 
 
-def named(node: Any) -> dict[str, Any]:
-    """The items of a mapping whose keys are text; empty for everything else."""
-    items = mapping(node)
+def get_text_items(node: Any) -> dict[str, Any]:
+    """Return the items of a mapping with text keys; empty for other nodes."""
+    items = as_mapping(node)
     return {key: value for key, value in items.items() if type(key) is str} if items else {}
 
 
-def name_of(node: Any) -> str:
-    """`module.name` of a global, "" for anything else."""
+def get_name(node: Any) -> str:
+    """Return `module.name` of a global, "" for other nodes."""
     return node.qualified if type(node) is Global else ""
 
 
-def children(node: Any) -> Iterator[tuple[str, Any]]:
-    """What hangs below a container or an object, with the piece of Python that reaches it (`['k']`, `[0]`, `.a`)."""
-    items = mapping(node)
+def iter_children(node: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the nodes below a container or an object, each with its Python subscript (`['k']`, `[0]`, `.a`)."""
+    items = as_mapping(node)
     if items is not None:
         for index, (key, value) in enumerate(items.items()):
-            yield key_path(key) or f"[#{index}]", value
-    elif (elements := sequence(node)) is not None:
+            yield format_subscript(key) or f"[#{index}]", value
+    elif (elements := as_sequence(node)) is not None:
         mark = "#" if type(node) is SetOf else ""  # a set has no order that Python could subscript
         for index, value in enumerate(elements):
             yield f"[{mark}{index}]", value
-    yield from beside(node)
+    yield from iter_non_items(node)
 
 
-def child_nodes(node: Any) -> list[Any]:
-    """The nodes of `children`, without their paths: a third of the time."""
-    items = mapping(node)
-    nodes = list(items.values()) if items is not None else list(sequence(node) or ())
-    return [*nodes, *(child for _, child in beside(node))] if type(node) is Obj else nodes
+def list_child_nodes(node: Any) -> list[Any]:
+    """Return the nodes of `iter_children` without their paths, in a third of the time."""
+    items = as_mapping(node)
+    nodes = list(items.values()) if items is not None else list(as_sequence(node) or ())
+    return [*nodes, *(child for _, child in iter_non_items(node))] if type(node) is Obj else nodes
 
 
-def beside(node: Any) -> Iterator[tuple[str, Any]]:
-    """What hangs below an object and is no entry of a container: attributes, arguments, a state."""
+def iter_non_items(node: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the nodes below an object that are not items of a container: attributes, arguments, a state."""
     if type(node) is not Obj:
         return
-    held = attributes(node)
-    for name, value in held.items():
+    attributes = get_attributes(node)
+    for name, value in attributes.items():
         yield f".{name}", value
-    for index, value in loose_arguments(node):
+    for index, value in iter_loose_arguments(node):
         yield f".__args__[{index}]", value
     for name, value in (node.kwargs or {}).items():
         yield f".__kwargs__[{name!r}]", value
     if type(node.cls) is Obj:  # what is called is made by the pickle too: a partial
         yield ".__func__", node.cls
-    if node.state is not None and not held:
+    if node.state is not None and not attributes:
         yield ".__state__", node.state
 
 
-def key_path(key: Any) -> str:
-    """A dict key as Python would write the subscript; "" where it cannot be written."""
+def format_subscript(key: Any) -> str:
+    """Return a dict key as a Python subscript; "" if the key has no short literal."""
     if type(key) is not Key:
         return f"[{key!r}]"
     value = key.value
@@ -180,48 +191,48 @@ def _is_short(value: Any) -> bool:
     return value is None or type(value) is bool or (type(value) is str and len(value) <= 200)
 
 
-def entries(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Key and value of a mapping, index and element of a sequence, nothing of all else."""
-    items = mapping(node)
+def iter_entries(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield key and value of a mapping, or index and element of a sequence; nothing for other nodes."""
+    items = as_mapping(node)
     if items is not None:
         yield from items.items()
     else:
-        yield from enumerate(sequence(node) or ())
+        yield from enumerate(as_sequence(node) or ())
 
 
-def dotted(path: str, key: Any) -> str:
-    """A key below a dotted path, as sections and settings are named."""
+def append_key(path: str, key: Any) -> str:
+    """Return the dotted path of a key below `path`, as sections and settings are named."""
     plain = type(key) in (str, int, bool) or key is None
-    text = str(key) if plain else key_path(key) or f"[<{type(key.value).__name__}>]"
+    text = str(key) if plain else format_subscript(key) or f"[<{type(key.value).__name__}>]"
     return f"{path}.{text}" if path else text
 
 
 def is_module(node: Any) -> bool:
-    """Whether the object's pickled `__dict__` is that of an nn.Module."""
+    """Return True if the object's pickled `__dict__` is that of an nn.Module."""
     if type(node) is not Obj:
         return False
-    node = unwrapped(node)
-    return all(mapping(_attribute(node, name)) is not None for name in ("_parameters", "_modules"))
+    node = strip_compile_wrapper(node)
+    return all(as_mapping(_get_attribute(node, name)) is not None for name in ("_parameters", "_modules"))
 
 
-def _attribute(node: Obj, name: str) -> Any:
-    """The attribute of `attributes(node)`, without copying all of them: many objects can share one state."""
-    if name_of(node.cls) == "torch.fx.graph_module.reduce_graph_module" and node.args:
+def _get_attribute(node: Obj, name: str) -> Any:
+    """Return one attribute without copying all attributes, because many objects can share one state."""
+    if get_name(node.cls) == "torch.fx.graph_module.reduce_graph_module" and node.args:
         states: tuple[Any, ...] = (node.args[0],)
     else:
         states = node.state if type(node.state) is tuple and len(node.state) == 2 else (node.state,)
     for state in reversed(states):
-        items = state if type(state) is dict else mapping(state)
+        items = state if type(state) is dict else as_mapping(state)
         if items and name in items:
             return items[name]
     return None
 
 
-def unwrapped(node: Obj) -> Obj:
-    """torch.compile pickles itself as a call on the module it wraps."""
+def strip_compile_wrapper(node: Obj) -> Obj:
+    """Return the wrapped module if torch.compile pickled its wrapper as a call on the module."""
     while (
         node.state is None
-        and name_of(node.cls).endswith(".OptimizedModule")
+        and get_name(node.cls).endswith(".OptimizedModule")
         and node.args
         and type(node.args[0]) is Obj
     ):
@@ -230,27 +241,27 @@ def unwrapped(node: Obj) -> Obj:
 
 
 def is_optimizer(node: Any) -> bool:
-    """Whether this is `optimizer.state_dict()`, or an optimizer pickled whole."""
-    items = mapping(node)
+    """Return True for an `optimizer.state_dict()`, or an optimizer pickled whole."""
+    items = as_mapping(node)
     if items is None:
-        items = attributes(node)
+        items = get_attributes(node)
     return (
         "param_groups" in items
-        and mapping(items.get("state")) is not None
-        and sequence(items["param_groups"]) is not None
+        and as_mapping(items.get("state")) is not None
+        and as_sequence(items["param_groups"]) is not None
     )
 
 
 def is_flat_optimizer(node: Any) -> bool:
-    """Whether this is an optimizer's state with names in its keys: "state.fc.weight.exp_avg", "param_groups.fc.lr".
+    """Return True for an optimizer state with names in its keys: "state.fc.weight.exp_avg", "param_groups.fc.lr".
 
-    `torch.distributed.checkpoint.state_dict` makes it with `flatten_optimizer_state_dict`.
+    `torch.distributed.checkpoint.state_dict` writes this with `flatten_optimizer_state_dict`.
     """
-    items = mapping(node)
-    if not items or not all(type(key) is str and key.startswith(FLAT) for key in islice(items, 64)):
+    items = as_mapping(node)
+    if not items or not all(type(key) is str and key.startswith(FLAT_KEY_PREFIXES) for key in islice(items, 64)):
         return False
-    return any(key.startswith(FLAT[0]) and key.count(".") > 1 for key in items if type(key) is str)
+    return any(key.startswith(FLAT_KEY_PREFIXES[0]) and key.count(".") > 1 for key in items if type(key) is str)
 
 
 #: How the keys of a flattened optimizer begin.
-FLAT = ("state.", "param_groups.")
+FLAT_KEY_PREFIXES = ("state.", "param_groups.")

@@ -1,7 +1,7 @@
-"""Which Python names a checkpoint may mention without running anything of its own.
+"""Allow-list of Python names that a checkpoint may mention without running code of its own.
 
-The list is that of `torch.load(weights_only=True)` (torch/_weights_only_unpickler.py, torch 2.13): an allow-list, since
-every deny-list of known attacks has been got round. A test holds it against the installed torch.
+The list is that of `torch.load(weights_only=True)` (torch/_weights_only_unpickler.py, torch 2.13): an allow-list,
+because every deny-list of known attacks has been bypassed. A test compares the list with the installed torch.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from statecli.core.dtypes import BITS, STORAGE_DTYPES
+from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES
 
-_REBUILDS = (
+_REBUILD_FUNCTIONS = (
     "device_tensor_from_cpu_tensor",
     "device_tensor_from_numpy",
     "meta_tensor_no_storage",
@@ -25,7 +25,7 @@ _REBUILDS = (
     "tensor_v3",
     "wrapper_subclass",
 )
-_OTHERS = (
+_OTHER_NAMES = (
     "_codecs.encode",
     "builtins.bytearray",
     "builtins.complex",
@@ -69,40 +69,45 @@ _ADDED_BY_DYNAMO = ("torch._dynamo.decorators._DimRange",)
 
 
 @lru_cache(maxsize=1)
-def allowed() -> frozenset[str]:
-    """Every `module.name` that torch's restricted unpickler admits, with Python 3's module names."""
+def list_allowed_names() -> frozenset[str]:
+    """Return every `module.name` that torch's restricted unpickler admits, with Python 3's module names."""
     storages = [name for name in STORAGE_DTYPES if name != "UntypedStorage"]
     on_cuda = [name for name in storages if not name.startswith("Q")]
     plain = [name.replace("Storage", "Tensor") for name in on_cuda]
     real = [name for name in plain if not name.startswith(("Bool", "Complex"))]
     return frozenset(
-        [f"torch._utils._rebuild_{name}" for name in _REBUILDS]
-        + [f"torch.{name}" for name in (*BITS, *storages, *plain) if "Complex" not in name or "Storage" in name]
+        [f"torch._utils._rebuild_{name}" for name in _REBUILD_FUNCTIONS]
+        + [f"torch.{name}" for name in (*ELEMENT_BITS, *storages, *plain) if "Complex" not in name or "Storage" in name]
         + [f"torch.cuda.{name}" for name in (*on_cuda, *plain) if "Complex" not in name or "Storage" in name]
         + [f"torch{device}.sparse.{name}" for device in ("", ".cuda") for name in real]
-        + list(_OTHERS)
+        + list(_OTHER_NAMES)
     )
 
 
-def foreign(names: list[str]) -> list[str]:
-    """Those names that are not on the list. Python 2's `__builtin__` counts as Python 3's."""
-    return [name for name in names if name.replace("__builtin__.", "builtins.", 1) not in allowed()]
+def find_foreign_names(names: list[str]) -> list[str]:
+    """Return the names that are not on the list. Python 2's `__builtin__` counts as Python 3's."""
+    return [name for name in names if name.replace("__builtin__.", "builtins.", 1) not in list_allowed_names()]
 
 
-def refused_by_torch_load(names: Iterable[str]) -> list[str]:
+def find_refused_names(names: Iterable[str]) -> list[str]:
     """Return the names, in order and once each, for which `torch.load(path)` refuses a file.
 
-    The names are as Python 3 calls them (`_gadgets.renamed`).
+    The names are as Python 3 calls them (`known_names.rename_python2`).
     """
-    return [name for name in dict.fromkeys(names) if name not in allowed() and name not in _ADDED_BY_TORCH]
+    return [name for name in dict.fromkeys(names) if name not in list_allowed_names() and name not in _ADDED_BY_TORCH]
 
 
 def is_storage_class(name: str) -> bool:
-    """Whether `torch.load(path)` has something in its place that says the type of a storage and cannot be called."""
-    return name in allowed() and name.startswith("torch.") and name.endswith("Storage") and ".storage." not in name
+    """Return True if `torch.load(path)` replaces the name by a storage type that cannot be called."""
+    return (
+        name in list_allowed_names()
+        and name.startswith("torch.")
+        and name.endswith("Storage")
+        and ".storage." not in name
+    )
 
 
-def module_that_admits(name: str) -> str | None:
+def find_admitting_module(name: str) -> str | None:
     """Return the module of torch whose import adds the name to the list of `torch.load`; None if there is none."""
     if name in _ADDED_BY_DTENSOR:
         return "torch.distributed.tensor"

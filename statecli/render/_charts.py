@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from statecli.core.escaping import elided
-from statecli.core.units import count_text, number, plural
+from statecli.core.escaping import truncate_middle
+from statecli.core.units import format_count, format_number, plural
 from statecli.report import Bars, Spread
 
 #: More values than this are drawn several to a bar: bars thinner than two pixels cannot be told apart.
@@ -164,7 +164,7 @@ def _step(least: float) -> float:
 def _written(mantissa: float, exponent: int) -> str:
     """mantissa * 10**exponent, also where a float has no room for it."""
     if -300 < exponent < 300:
-        return number(float(Decimal(repr(round(mantissa, 9))).scaleb(exponent)))
+        return format_number(float(Decimal(repr(round(mantissa, 9))).scaleb(exponent)))
     return f"{mantissa:g}e{exponent}" if mantissa else "0"
 
 
@@ -200,7 +200,9 @@ def _bars(chart: Bars) -> Picture:
 
 
 def _names(labels: Sequence[str], plot: Box) -> tuple[Tick, ...]:
-    return tuple(Tick(plot.x((n + 0.5) / len(labels)), elided(label, NAME_LENGTH)) for n, label in enumerate(labels))
+    return tuple(
+        Tick(plot.x((n + 0.5) / len(labels)), truncate_middle(label, NAME_LENGTH)) for n, label in enumerate(labels)
+    )
 
 
 def _scale(finite: Sequence[float]) -> _Scale | None:
@@ -241,12 +243,12 @@ def _marks(bins: list[list[_Bar]], scale: _Scale | None, ground: float, plot: Bo
 def _said(several: list[_Bar]) -> str:
     """What a bar is of: its name and value, or the first and last name and the largest value."""
     if len(several) == 1:
-        return f"{several[0].label}: {_word(several[0]) or number(several[0].value)}"
+        return f"{several[0].label}: {_word(several[0]) or format_number(several[0].value)}"
     finite = [one for one in several if math.isfinite(one.value)]
     parts = [f"{several[0].label} … {several[-1].label}"]
     if finite:
         most = max(finite, key=lambda one: abs(one.value))
-        parts.append(f"the largest is {number(most.value)}, of {most.label}")
+        parts.append(f"the largest is {format_number(most.value)}, of {most.label}")
     odd: dict[str, list[str]] = {}
     for one in several:
         odd.setdefault(_word(one), []).append(one.label)
@@ -296,7 +298,7 @@ def _layers(labels: Sequence[str], plot: Box) -> tuple[str, tuple[Tick, ...]]:
         before = ticks[-1].at + DIGIT * len(ticks[-1].text) / 2 if ticks else -math.inf
         if at - DIGIT * len(layer) / 2 >= before + BETWEEN:
             ticks.append(Tick(at, layer))
-    return elided(prefix, 90) + "N", tuple(ticks)
+    return truncate_middle(prefix, 90) + "N", tuple(ticks)
 
 
 # Spread: how often each value occurs.
@@ -318,7 +320,7 @@ def _spread(chart: Spread) -> Picture:
         marks=tuple(_bins(chart, across, up, plot)) if drawable else (),
         x_ticks=tuple(Tick(plot.x(at), text) for at, text in across.ticks) if drawable else (),
         # There is no half element.
-        y_ticks=tuple(Tick(plot.y(at), count_text(int(float(text)))) for at, text in up.ticks if "." not in text),
+        y_ticks=tuple(Tick(plot.y(at), format_count(int(float(text)))) for at, text in up.ticks if "." not in text),
         unit="elements",
         below=chart.unit,
         ground=plot.bottom,
@@ -330,5 +332,5 @@ def _bins(chart: Spread, across: _Scale, up: _Scale, plot: Box) -> Iterator[Mark
     for low, high, count in zip(chart.edges, chart.edges[1:], chart.counts, strict=False):
         start, end = plot.x(across.at(low)), plot.x(across.at(high))
         height = max(plot.bottom - plot.y(up.at(float(count))), MIN_HEIGHT) if count else 0.0
-        title = f"{number(low)} … {number(high)}: {count:,}"
+        title = f"{format_number(low)} … {format_number(high)}: {count:,}"
         yield Mark(start, plot.bottom - height, max(end - start, 0.5), height, title)

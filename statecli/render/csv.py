@@ -12,7 +12,7 @@ import csv
 import re
 from typing import TYPE_CHECKING
 
-from statecli.core.escaping import visible
+from statecli.core.escaping import escape
 from statecli.report import Cell, Report, scope_notes
 
 if TYPE_CHECKING:
@@ -58,6 +58,6 @@ def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # ev
 def _written(cell: Cell) -> str:
     if not isinstance(cell, str):
         return "" if cell is None else repr(cell)
-    shown = visible(cell)
+    shown = escape(cell)
     is_live = shown.startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(shown)
     return f"'{shown}" if is_live or shown.lstrip().startswith("::") else shown

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecli.core.escaping import name, sentence, visible
+from statecli.core.escaping import escape, escape_name, escape_sentence
 from statecli.core.finding import Finding, Severity
-from statecli.core.units import names, plural
+from statecli.core.units import join_names, plural
 from statecli.report import Line, Report, Trouble, fold
 from statecli.storage import files
 from statecli.targets.location import Located, file_of, of
@@ -59,13 +59,19 @@ def write(report: Report, sink: Sink, look: Look) -> None:
     verdict = report.page().verdict
     last = report.weakening() if look.quiet else verdict
     if last:
-        sink.text(f"statecli: {_plain(sentence(last))}\n")
+        sink.text(f"statecli: {_plain(escape_sentence(last))}\n")
 
 
 def _unread(troubles: Iterable[Trouble]) -> list[_Note]:
     rules = {Severity.ERROR: UNREAD}
     return [
-        _Note(rules.get(one.severity, "skipped"), sentence(one.message), Located(file_of(one.target)), 1, one.target)
+        _Note(
+            rules.get(one.severity, "skipped"),
+            escape_sentence(one.message),
+            Located(file_of(one.target)),
+            1,
+            one.target,
+        )
         for one in troubles
     ]
 
@@ -80,7 +86,7 @@ def _folded(findings: Sequence[Finding]) -> list[_Note]:
         rows = [Line((one.message, one.rule, one.target, one.help or "")) for one in same]
         for line, positions in fold.messages(rows):
             message, rule, target, help = line.cells
-            text = "\n".join(map(sentence, (message, *help.splitlines())))
+            text = "\n".join(map(escape_sentence, (message, *help.splitlines())))
             notes.append(_Note(rule, text, of(same[positions[0]]), len(positions), target))
     return notes
 
@@ -109,7 +115,7 @@ def _fitting(notes: list[_Note]) -> list[_Note]:
         f"and {plural(count, 'finding')} of {plural(len(rest), 'rule')} more: {', '.join(note.rule for note in rest)}"
     )
     if lines:
-        what = f"and {plural(count, 'finding')} at {plural(len(rest), 'place')} more: {names(lines, TOLD)}"
+        what = f"and {plural(count, 'finding')} at {plural(len(rest), 'place')} more: {join_names(lines, TOLD)}"
     return [*together[: SHOWN - 1], _Note("more", what, None, count)]
 
 
@@ -138,20 +144,20 @@ def _together(rule: str, notes: Sequence[_Note]) -> _Note:
 
 def _targets(notes: Sequence[_Note]) -> str:
     """The first of them, each once."""
-    return names([name(one) for one in dict.fromkeys(note.target for note in notes)], TOLD)
+    return join_names([escape_name(one) for one in dict.fromkeys(note.target for note in notes)], TOLD)
 
 
 def _command(level: str, note: _Note) -> str:
     properties, message = {}, note.message
     # An annotation of what is no file of the repository is attached to none.
     if note.where is not None and files.is_remote(note.where.path):
-        target = name(note.target)
+        target = escape_name(note.target)
         message = message if target in message else f"{target}: {message}"
     elif note.where is not None:
-        properties["file"] = name(note.where.path.replace(os.sep, "/"))
+        properties["file"] = escape_name(note.where.path.replace(os.sep, "/"))
         if note.where.line is not None:
             properties["line"] = str(max(1, note.where.line))
-    properties["title"] = f"statecli {visible(note.rule)}" + (f" ({note.count:,})" if note.count > 1 else "")
+    properties["title"] = f"statecli {escape(note.rule)}" + (f" ({note.count:,})" if note.count > 1 else "")
     said = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
     return f"::{level} {said}::{_data(message)}\n"
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecli.core.escaping import sentence, visible
+from statecli.core.escaping import escape, escape_sentence
 from statecli.core.finding import Finding, Severity
-from statecli.core.json_text import encoded
+from statecli.core.json_text import encode_json
 from statecli.core.output_rules import CANNOT_READ
 from statecli.report import Report, scope_notes
 from statecli.targets.location import Located, file_of, fingerprinted, of
@@ -36,7 +36,7 @@ class _Issue(msgspec.Struct, frozen=True):
 def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # every output has the same signature
     before = b"["
     for issue in _issues(report):
-        sink.utf8(before + encoded(issue))
+        sink.utf8(before + encode_json(issue))
         before = b",\n "
     sink.utf8(b"]\n" if before != b"[" else b"[]\n")
 
@@ -53,11 +53,11 @@ def _issues(report: Report) -> Iterator[_Issue]:
 
 
 def _issue(finding: Finding, fingerprint: str, severity: str, where: Located) -> _Issue:
-    path = visible(where.path).replace(os.sep, "/").removeprefix("./")
+    path = escape(where.path).replace(os.sep, "/").removeprefix("./")
     # A checkpoint has no lines, and GitLab drops an issue without one.
     location: dict[str, str | dict[str, int]] = {"path": path, "lines": {"begin": max(1, where.line or 1)}}
-    help = f" ({sentence(finding.help)})" if finding.help else ""
-    return _Issue(sentence(finding.message) + help, finding.rule, fingerprint, severity, location)
+    help = f" ({escape_sentence(finding.help)})" if finding.help else ""
+    return _Issue(escape_sentence(finding.message) + help, finding.rule, fingerprint, severity, location)
 
 
 def _unique(fingerprint: str, which: int) -> str:

@@ -52,7 +52,7 @@ def _template() -> jinja2.Template:
     from markupsafe import Markup
 
     def shown(value: Any) -> Any:
-        return value if isinstance(value, Markup) else escaping.visible(str(value))
+        return value if isinstance(value, Markup) else escaping.escape(str(value))
 
     rules = jinja2.Environment(
         autoescape=True,
@@ -62,15 +62,15 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    rules.filters["name"] = partial(_elided, escaping.MAX_NAME)
-    rules.filters["sentence"] = partial(_elided, escaping.MAX_SENTENCE)
+    rules.filters["name"] = partial(_elided, escaping.MAX_NAME_CHARACTERS)
+    rules.filters["sentence"] = partial(_elided, escaping.MAX_SENTENCE_CHARACTERS)
     rules.filters["px"] = _px
     rules.filters["own"] = Markup
     return rules.from_string(_own("page.html.j2"))
 
 
 def _elided(width: int, text: str) -> str:
-    return escaping.elided(text, width)
+    return escaping.truncate_middle(text, width)
 
 
 def _px(length: float) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecli.core.json_text import encoded
+from statecli.core.json_text import encode_json
 from statecli.report import Report, Rows
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # ev
         value = getattr(document, field)
         if value is msgspec.UNSET:
             continue
-        sink.utf8(before + encoded(key) + b": ")
+        sink.utf8(before + encode_json(key) + b": ")
         _value(value, sink)
         before = b",\n "
     sink.utf8(b"}\n")
@@ -29,9 +29,9 @@ def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # ev
 def _value(value: Any, sink: Sink) -> None:
     before = b"[\n  "
     for item in value if is_list_of_structs(value) else ():
-        sink.utf8(before + encoded(item))
+        sink.utf8(before + encode_json(item))
         before = b",\n  "
-    sink.utf8(b"]" if before[:1] == b"," else encoded([] if isinstance(value, Rows) else value))
+    sink.utf8(b"]" if before[:1] == b"," else encode_json([] if isinstance(value, Rows) else value))
 
 
 def is_list_of_structs(value: Any) -> bool:

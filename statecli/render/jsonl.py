@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecli.core.json_text import encoded
+from statecli.core.json_text import encode_json
 from statecli.render.json import is_list_of_structs
 from statecli.report import Report
 
@@ -24,9 +24,9 @@ def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # ev
         if is_list_of_structs(value):
             lists.append((key.removesuffix("s"), value))
         elif value is not msgspec.UNSET:
-            head += b"," + encoded(key) + b":" + encoded(value)
+            head += b"," + encode_json(key) + b":" + encode_json(value)
     sink.utf8(head + b"}\n")
     for kind, items in lists:
-        start = b'{"type":' + encoded(kind) + b","
+        start = b'{"type":' + encode_json(kind) + b","
         for item in items:
-            sink.utf8(start + encoded(item)[1:] + b"\n")
+            sink.utf8(start + encode_json(item)[1:] + b"\n")

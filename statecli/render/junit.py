@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from statecli.core.escaping import name, sentence
+from statecli.core.escaping import escape_name, escape_sentence
 from statecli.report import Case, Outcome, Report, scope_notes
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ def _lines(text: Iterable[str]) -> str:
 
 
 def _name(text: str) -> str:
-    return _escaped(name(text))
+    return _escaped(escape_name(text))
 
 
 def _written(text: str) -> str:
-    return _escaped(sentence(text))
+    return _escaped(escape_sentence(text))
 
 
 def _escaped(text: str) -> str:

@@ -13,7 +13,7 @@ import string
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from statecli.core.escaping import as_line, name, sentence, visible
+from statecli.core.escaping import escape, escape_line, escape_name, escape_sentence
 from statecli.render.plain import finding_line
 from statecli.report import Column, Group, Page, Report
 
@@ -108,7 +108,7 @@ def _listed(heading: str, lines: list[str], room: _Room) -> str:
 
 def _group(group: Group, columns: tuple[Column, ...], room: _Room, folded: bool) -> str:
     remarks = any(line.remark for line in group.lines)
-    heads = [visible(column.name).replace("|", "\\|") for column in columns] + ([""] if remarks else [])
+    heads = [escape(column.name).replace("|", "\\|") for column in columns] + ([""] if remarks else [])
     rules = ["---:" if column.right else "---" for column in columns] + (["---"] if remarks else [])
     table = f"| {' | '.join(heads)} |\n| {' | '.join(rules)} |\n"
     if folded:
@@ -129,29 +129,29 @@ def _row(cells: tuple[str, ...], remark: str | None) -> str:
 def _fixes(page: Page, room: _Room) -> str:
     if not page.fixes:
         return ""
-    lines = [as_line(line) for fix in page.fixes for line in (f"# {fix.place}", *fix.text.splitlines())]
+    lines = [escape_line(line) for fix in page.fixes for line in (f"# {fix.place}", *fix.text.splitlines())]
     fence = "`" * max(3, *(1 + len(run) for line in lines for run in re.findall("`+", line)), 3)
     return f"\n**Fix**\n\n{fence}python\n" + room.kept(f"{line}\n" for line in lines) + f"{fence}\n"
 
 
 def _cell(text: str) -> str:
     indent = len(text) - len(text.lstrip(" "))
-    return "&nbsp;" * indent + _code(name(text.lstrip(" "))) if text.strip() else ""
+    return "&nbsp;" * indent + _code(escape_name(text.lstrip(" "))) if text.strip() else ""
 
 
 def _text(text: str) -> str:
     """Words as they are, unless there is anything in them that could be markup."""
-    return _code(sentence(text)) if _LIVE.search(text) else sentence(text)
+    return _code(escape_sentence(text)) if _LIVE.search(text) else escape_sentence(text)
 
 
 def _in_html(text: str) -> str:
     """The same inside a tag, where Markdown is not read and mentions are."""
-    return _entities(sentence(text)) if _LIVE.search(text) else html.escape(sentence(text))
+    return _entities(escape_sentence(text)) if _LIVE.search(text) else html.escape(escape_sentence(text))
 
 
 def _code(text: str) -> str:
     """Code, in which nothing is markup; by entities where a backtick, or a table's pipe, would end it."""
-    shown = visible(text)
+    shown = escape(text)
     return _entities(shown) if "`" in shown or "|" in shown or shown != shown.strip() else f"`{shown}`" if shown else ""
 
 

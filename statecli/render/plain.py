@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from statecli.core.escaping import as_line, name, sentence
+from statecli.core.escaping import escape_line, escape_name, escape_sentence
 from statecli.core.finding import Finding
-from statecli.core.units import number, shown
+from statecli.core.units import format_fqn, format_number
 from statecli.render._ansi import painted
 from statecli.report import Cell, Column, Page, Report, Table, first
 
@@ -20,11 +20,11 @@ MAX_PADDING = 100
 
 def write(report: Report, sink: Sink, look: Look) -> None:
     def put(text: str, style: str = "") -> None:
-        sink.text(painted(as_line(text), style, look.color) + "\n")
+        sink.text(painted(escape_line(text), style, look.color) + "\n")
 
     if report.listing is not None:
         for parts in report.listing():
-            sink.text("\t".join(map(as_line, parts)) + "\n")
+            sink.text("\t".join(map(escape_line, parts)) + "\n")
         return
     if not look.quiet:
         page = (report.page if report.outline else report.foot or report.page)()
@@ -33,26 +33,26 @@ def write(report: Report, sink: Sink, look: Look) -> None:
             put(row, "bold" if number == 0 else "")
         sink.text("\n" if table.rows else "")
         for total in page.totals:
-            put(sentence(total))
+            put(escape_sentence(total))
         for note in report.notes:
-            put(f"note[{note.name}]: {sentence(note.message)}", "dim")
+            put(f"note[{note.name}]: {escape_sentence(note.message)}", "dim")
         for fix in page.fixes:
             for code in fix.text.splitlines():
                 put(f"fix: {fix.place}: {code}")
     for finding in first(report.reasons() if look.quiet else report.beside(), report.lines):
-        target = f"{name(finding.target)}: " if report.several else ""
+        target = f"{escape_name(finding.target)}: " if report.several else ""
         put(target + finding_line(finding), "bold red")
     if look.quiet and (weakening := report.weakening()):
         put(weakening)
 
 
 #: What stands for a name that is empty, by column.
-_NAMELESS = dict.fromkeys(("fqn", "renamed_from"), shown(""))
+_NAMELESS = dict.fromkeys(("fqn", "renamed_from"), format_fqn(""))
 
 
 def finding_line(finding: Finding) -> str:
     """`error[left-behind]: table: stays on cpu …`"""
-    return f"{finding.severity.value}[{finding.rule}]: {sentence(finding.message)}"
+    return f"{finding.severity.value}[{finding.rule}]: {escape_sentence(finding.message)}"
 
 
 def _outline(page: Page) -> Table:
@@ -88,6 +88,8 @@ def aligned(table: Table) -> Iterator[str]:
 def _written(row: tuple[Cell, ...], nameless: list[tuple[int, str]]) -> list[str]:
     # Half of all cells are empty, and millions are written.
     return [
-        "-" if (cell := row[n]) is None else (name(cell) if isinstance(cell, str) else number(cell)) or empty
+        "-"
+        if (cell := row[n]) is None
+        else (escape_name(cell) if isinstance(cell, str) else format_number(cell)) or empty
         for n, empty in nameless
     ]

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from statecli.core.escaping import name, sentence
+from statecli.core.escaping import escape_name, escape_sentence
 from statecli.core.finding import Finding
-from statecli.core.json_text import encoded
+from statecli.core.json_text import encode_json
 from statecli.core.output_rules import CONFIGURATION, NOT_CHECKED
 from statecli.core.version import __version__
 from statecli.report import Report, RuleText, Trouble, scope_notes
@@ -35,13 +35,13 @@ def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # ev
     for finding in (*report.findings, *(one for one, _ in report.accepted)):
         rules.setdefault(finding.rule, RuleText(finding.rule, finding.severity, finding.rule))
     index = {rule: n for n, rule in enumerate(rules)}
-    sink.utf8(b'{"$schema":' + encoded(SCHEMA) + b',"version":"2.1.0","runs":[{\n"tool":{"driver":')
+    sink.utf8(b'{"$schema":' + encode_json(SCHEMA) + b',"version":"2.1.0","runs":[{\n"tool":{"driver":')
     driver = {"name": "statecli", "version": __version__, "semanticVersion": __version__}
-    sink.utf8(encoded({**driver, "rules": [_rule(rule) for rule in rules.values()]}))
-    sink.utf8(b'},\n"invocations":[' + encoded(_invocation(report)) + b'],\n"results":[')
+    sink.utf8(encode_json({**driver, "rules": [_rule(rule) for rule in rules.values()]}))
+    sink.utf8(b'},\n"invocations":[' + encode_json(_invocation(report)) + b'],\n"results":[')
     before = b"\n"
     for result in _results(report, index):
-        sink.utf8(before + encoded(result))
+        sink.utf8(before + encode_json(result))
         before = b",\n"
     sink.utf8(b"]}]}\n")
 
@@ -97,7 +97,7 @@ def _results(report: Report, index: dict[str, int]) -> Iterator[dict[str, Any]]:
 
 
 def _result(finding: Finding, index: int) -> dict[str, Any]:
-    help = f"\n{sentence(finding.help)}" if finding.help else ""
+    help = f"\n{escape_sentence(finding.help)}" if finding.help else ""
     return {
         "ruleId": finding.rule,
         "ruleIndex": index,
@@ -117,13 +117,17 @@ def _location(finding: Finding) -> dict[str, Any]:
     location: dict[str, Any] = {"physicalLocation": physical}
     if finding.fqn is not None:
         section = f"{finding.section}." if finding.section and finding.section != "model" else ""
-        named = {"name": name(finding.fqn), "fullyQualifiedName": name(section + finding.fqn), "kind": "member"}
+        named = {
+            "name": escape_name(finding.fqn),
+            "fullyQualifiedName": escape_name(section + finding.fqn),
+            "kind": "member",
+        }
         location["logicalLocations"] = [named]
     return location
 
 
 def _words(text: str) -> str:
-    return _unlinked(sentence(text))
+    return _unlinked(escape_sentence(text))
 
 
 def _unlinked(text: str) -> str:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from statecli.core.escaping import as_line, name, sentence
+from statecli.core.escaping import escape_line, escape_name, escape_sentence
 from statecli.render._ansi import painted
 from statecli.report import Line, Page, Report
 
@@ -64,7 +64,7 @@ class _Layout:
 
     def _widest(self, column: int) -> int:
         cells = (line.cells[column] for line in self.lines)
-        return max(self.cell_len(name(text)) for text in (self.page.columns[column].name, *cells))
+        return max(self.cell_len(escape_name(text)) for text in (self.page.columns[column].name, *cells))
 
     def _room(self) -> int:
         """What is left for the name when every column stands beside it."""
@@ -172,11 +172,11 @@ class _Page:
         return self.out.getvalue()
 
     def put(self, *parts: tuple[str, str]) -> None:
-        self.out.write("".join(painted(as_line(text), style, self.color) for text, style in parts) + "\n")
+        self.out.write("".join(painted(escape_line(text), style, self.color) for text, style in parts) + "\n")
 
     def wrapped(self, text: str, style: str, indent: str, first: str | None = None) -> None:
         lines = textwrap.wrap(
-            sentence(text),
+            escape_sentence(text),
             self.width,
             initial_indent=first if first is not None else indent,
             subsequent_indent=indent,
@@ -186,7 +186,7 @@ class _Page:
             self.put((line, style))
 
     def head(self) -> None:
-        for part in self.layout.broken(name(self.report.title), self.width):
+        for part in self.layout.broken(escape_name(self.report.title), self.width):
             self.put((part, "bold"))
         self.wrapped(", ".join([self.page.subtitle, *reversed(self.layout.said)]), "dim", "")
         for said in self.layout.said_by_group():
@@ -196,7 +196,7 @@ class _Page:
         heads = tuple(column.name for column in self.page.columns)
         for number, group in enumerate(self.page.groups):
             self.put(("", ""))
-            self.wrapped_heading(name(group.heading), sentence(group.summary))
+            self.wrapped_heading(escape_name(group.heading), escape_sentence(group.summary))
             for line in self.layout.laid(heads) if number == 0 and len(heads) > 1 else ():
                 self.put((line, "dim"))
             for row in group.lines:
@@ -207,11 +207,11 @@ class _Page:
         if group is None or not group.lines:
             return
         self.put(("", ""))
-        self.wrapped_heading(name(group.heading), sentence(group.summary))
-        widths = [self.layout.cell_len(name(row.cells[0])) for row in group.lines]
+        self.wrapped_heading(escape_name(group.heading), escape_sentence(group.summary))
+        widths = [self.layout.cell_len(escape_name(row.cells[0])) for row in group.lines]
         beside = INDENT + max([0, *(width for width in widths if width <= self.width // 2)]) + GAP
         for row, width in zip(group.lines, widths, strict=True):
-            first = name(row.cells[0])
+            first = escape_name(row.cells[0])
             if INDENT + width + GAP <= beside:
                 first = " " * INDENT + first + " " * (beside - INDENT - width)
                 self.wrapped(row.remark, MOODS[row.mood], " " * beside, first)
@@ -230,8 +230,8 @@ class _Page:
 
     def line(self, line: Line) -> None:
         style = MOODS[line.mood]
-        *above, last = self.layout.laid(tuple(map(name, line.cells)))
-        remark = sentence(line.remark)
+        *above, last = self.layout.laid(tuple(map(escape_name, line.cells)))
+        remark = escape_sentence(line.remark)
         for text in above:
             self.put((text, style))
         beside = self.remark_column(line) if self.layout.name else 0

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from statecli import report
 from statecli.commands.audit.result import Audit
-from statecli.core.escaping import elided
+from statecli.core.escaping import truncate_middle
 from statecli.core.finding import Finding, Severity
-from statecli.core.units import describe_configuration, describe_not_checked, names, plural, size_text
+from statecli.core.units import describe_configuration, describe_not_checked, format_size, join_names, plural
 from statecli.report import (
     Case,
     Group,
@@ -174,7 +174,7 @@ def _subtitle(found: Audit) -> str:
     audited = [target for target in found.targets if target.status is Status.AUDITED]
     tensors, size = sum(target.tensors for target in audited), sum(target.bytes for target in audited)
     formats = ", ".join(dict.fromkeys(target.format or "" for target in audited))
-    return f"{formats or 'nothing audited'}, {plural(tensors, 'tensor')}, {size_text(size)}"
+    return f"{formats or 'nothing audited'}, {plural(tensors, 'tensor')}, {format_size(size)}"
 
 
 def _named(found: Audit) -> tuple[Finding, ...]:
@@ -208,7 +208,7 @@ def _by_target(targets: Sequence[Target], view: View) -> Iterator[Group]:
         found = _sorted(same[0].findings)
         heading, each = same[0].target, counted(found)
         if len(same) > 1:
-            others = names([elided(one.target, LONGEST) for one in same[1:]], ALIKE)
+            others = join_names([truncate_middle(one.target, LONGEST) for one in same[1:]], ALIKE)
             each = f"and {len(same) - 1:,} more like it, each {each}: {others}"
         yield Group(heading, each, _shown([_line(one) for one in found], view))
 
@@ -250,9 +250,9 @@ def _unread(found: Audit) -> Iterator[Line]:
             alike.setdefault((one.status, one.own_reason or "", one.target if own else ""), []).append(one.target)
     for (status, reason, _), targets in sorted(alike.items(), key=lambda group: group[0][0] is Status.SKIPPED):
         if status is Status.FAILED:
-            yield Line((f"failed: {names(targets)}",), reason, "bad")
+            yield Line((f"failed: {join_names(targets)}",), reason, "bad")
         else:
-            yield Line((f"{len(targets):,} skipped: {names(targets)}",), _of_each(reason, len(targets)), "dim")
+            yield Line((f"{len(targets):,} skipped: {join_names(targets)}",), _of_each(reason, len(targets)), "dim")
 
 
 def _of_each(reason: str, count: int) -> str:
@@ -263,7 +263,7 @@ def _hollow(found: Audit) -> Iterator[Line]:
     """Name the targets that were audited and of which no tensor was read: only what loading them runs was checked."""
     hollow = [target.target for target in found.targets if target.status is Status.AUDITED and not target.tensors]
     if hollow:
-        yield Line((f"no tensor was read of {plural(len(hollow), 'target')}",), names(hollow), "dim")
+        yield Line((f"no tensor was read of {plural(len(hollow), 'target')}",), join_names(hollow), "dim")
 
 
 def _accepted(found: Audit, view: View) -> Iterator[Line]:

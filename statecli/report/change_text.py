@@ -7,7 +7,17 @@ from collections.abc import Callable, Sequence
 
 from statecli.commands.diff.result import Change, Diff, Field, Status
 from statecli.core.state import Kind, TensorInfo
-from statecli.core.units import bar, count_text, flag, names, number, plural, shape_text, shown, size_text
+from statecli.core.units import (
+    draw_bar,
+    format_count,
+    format_flag,
+    format_fqn,
+    format_number,
+    format_shape,
+    format_size,
+    join_names,
+    plural,
+)
 from statecli.report import Column, Group, Line, tree
 from statecli.values.delta import Delta
 
@@ -38,7 +48,7 @@ DIGITS = 3
 
 def side(fqn: str, section: str, sectioned: bool) -> str:
     """A name, with its section before it where there is more than one."""
-    return f"{section}.{shown(fqn)}" if sectioned and section else shown(fqn)
+    return f"{section}.{format_fqn(fqn)}" if sectioned and section else format_fqn(fqn)
 
 
 def what(change: Change) -> str:
@@ -52,7 +62,7 @@ def what(change: Change) -> str:
 
 def tensor_text(tensor: TensorInfo) -> str:
     """`float32 [2,3], 24 B`"""
-    return f"{tensor.dtype} {shape_text(tensor.shape)}, {size_text(tensor.nbytes)}"
+    return f"{tensor.dtype} {format_shape(tensor.shape)}, {format_size(tensor.nbytes)}"
 
 
 def _field(field: Field, before: TensorInfo, after: TensorInfo) -> str:
@@ -66,15 +76,15 @@ def _field(field: Field, before: TensorInfo, after: TensorInfo) -> str:
 
 def _shape(tensor: TensorInfo) -> str:
     """A nested tensor has none, but its parts have."""
-    parts = "" if tensor.shape else ", ".join(f"{name} {shape_text(part.shape)}" for name, part in tensor.parts)
-    return parts or shape_text(tensor.shape)
+    parts = "" if tensor.shape else ", ".join(f"{name} {format_shape(part.shape)}" for name, part in tensor.parts)
+    return parts or format_shape(tensor.shape)
 
 
 _FACTS: dict[Field, Callable[[TensorInfo], str]] = {
     Field.DTYPE: lambda t: t.dtype,
     Field.SHAPE: _shape,
     Field.KIND: lambda t: t.kind.value,
-    Field.REQUIRES_GRAD: lambda t: flag(t.requires_grad),
+    Field.REQUIRES_GRAD: lambda t: format_flag(t.requires_grad),
     Field.DEVICE: lambda t: t.device or "-",
 }
 
@@ -91,12 +101,12 @@ def values_text(rows: Sequence[Change]) -> str:
 
 
 def _count(elements: int) -> str:
-    return f"{elements:,}" if elements < 1_000_000 else count_text(elements)
+    return f"{elements:,}" if elements < 1_000_000 else format_count(elements)
 
 
 def largest_text(rows: Sequence[Change]) -> str:
     """The largest |Δ| in these tensors."""
-    return number(max((one.max_abs for one in _measured(rows) if one.max_abs is not None), default=None), DIGITS)
+    return format_number(max((one.max_abs for one in _measured(rows) if one.max_abs is not None), default=None), DIGITS)
 
 
 def relative(rows: Sequence[Change]) -> list[float]:
@@ -125,7 +135,7 @@ def _deltas(rows: Sequence[Change]) -> list[Delta]:
 
 def relative_text(values: Sequence[float]) -> str:
     """`0.0012`, or `0.0012..0.03` for several."""
-    texts = [number(value, digits=2) for value in (min(values), max(values))] if values else []
+    texts = [format_number(value, digits=2) for value in (min(values), max(values))] if values else []
     return "..".join(dict.fromkeys(texts))
 
 
@@ -157,7 +167,7 @@ def _tying(change: Change) -> list[str]:
     if Field.TYING not in change.fields or change.before is None or change.after is None:
         return []
     return [
-        f"{word} {names(tensor.tied_to)}"
+        f"{word} {join_names(tensor.tied_to)}"
         for word, tensor in (("was", change.before), ("=", change.after))
         if tensor.tied_to
     ]
@@ -169,9 +179,9 @@ def _more(change: Change) -> list[str]:
 
 
 def _statistics(delta: Delta) -> list[str]:
-    parts = [f"first {shape_text(delta.first)}"] if delta.first is not None else []
+    parts = [f"first {format_shape(delta.first)}"] if delta.first is not None else []
     told = (("mean |Δ|", delta.mean_abs), ("L2", delta.l2), ("cosine", delta.cosine))
-    parts.extend(f"{word} {number(value, 6)}" for word, value in told if value is not None)
+    parts.extend(f"{word} {format_number(value, 6)}" for word, value in told if value is not None)
     return parts + ([f"{plural(delta.left_out, 'position')} left out"] if delta.left_out else [])
 
 
@@ -216,14 +226,14 @@ def _lines(nodes: Sequence[tree.Node[Change]], depth: int, unfold: bool) -> list
 
 
 def _leaf(indent: str, name: str, own: Sequence[Change]) -> Line:
-    before = tuple(shown(one.renamed_from or "") for one in own if one.status is Status.RENAMED)
-    remark = ", ".join(filter(None, (what(own[0]), *odd(own), f"was {names(before)}" if before else "")))
+    before = tuple(format_fqn(one.renamed_from or "") for one in own if one.status is Status.RENAMED)
+    remark = ", ".join(filter(None, (what(own[0]), *odd(own), f"was {join_names(before)}" if before else "")))
     return Line((f"{indent}{LETTERS[own[0].status]} {name}", _valued(own), *_how_much(own)), remark, mood(own[0]))
 
 
 def _how_much(changes: Sequence[Change]) -> tuple[str, str]:
     combined = together(changes)
-    return ("" if combined is None else number(combined, digits=2), bar(combined))
+    return ("" if combined is None else format_number(combined, digits=2), draw_bar(combined))
 
 
 def mood(change: Change) -> str:

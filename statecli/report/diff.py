@@ -18,7 +18,7 @@ from statecli.core.finding import Finding
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.scope import NotChecked, merge_not_checked
 from statecli.core.state import Kind, ModelState, TensorInfo
-from statecli.core.units import NOUNS, bar, plural, said, shape_text, shown, size_text
+from statecli.core.units import KIND_NOUNS, draw_bar, format_fqn, format_shape, format_size, format_yes_no, plural
 from statecli.report import (
     Bars,
     Case,
@@ -235,8 +235,8 @@ def _subtitle(diff: Diff) -> str:
 
 
 def _source(state: ModelState) -> str:
-    size = sizes.checkpoint_bytes(state.tensors)
-    return f"{state.format}, {plural(len(state.tensors), 'tensor')}, {size_text(size)}"
+    size = sizes.sum_bytes(state.tensors)
+    return f"{state.format}, {plural(len(state.tensors), 'tensor')}, {format_size(size)}"
 
 
 def _verdict(diff: Diff, view: DiffView) -> str:
@@ -280,8 +280,8 @@ def _nothing(diff: Diff, view: DiffView, *, sure: bool) -> str:
     if not sure:
         return f"no difference found in {plural(len(diff.changes), 'tensor')}"
     tensors = [change.after for change in diff.changes if change.after is not None]
-    size = sizes.checkpoint_bytes(tensors)
-    same = f"{plural(len(diff.changes), 'tensor')}, {size_text(size)}"
+    size = sizes.sum_bytes(tensors)
+    same = f"{plural(len(diff.changes), 'tensor')}, {format_size(size)}"
     if diff.findings and not diff.expected:
         return f"no tensor differs, but load_state_dict would fail ({plural(len(diff.findings), 'finding')}): {same}"
     if any(note.kind is OddityKind.VALUES_NOT_COMPARED for note in diff.notes):
@@ -349,7 +349,7 @@ def _groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tuple[Gr
     whole.update((one.section, one.kind) for one in _damaged(diff))
     return tuple(
         Group(
-            (f"{section or '(top level)'}: " if sectioned else "") + NOUNS[kind],
+            (f"{section or '(top level)'}: " if sectioned else "") + KIND_NOUNS[kind],
             _summary(roles[section, kind], whole[section, kind]),
             tuple(_lines(roles[section, kind], columns is _MEASURED, view, folded)),
         )
@@ -373,7 +373,7 @@ def _lines(rows: Sequence[Change], measured: bool, view: DiffView, folded: bool)
     # The name before stands in the remark, where folding knows the numbers that it shares with the name; the
     # bracket makes a number at its start one of them.
     plain = [
-        Line((shown(one.fqn), LETTERS[one.status], what(one)), f"[{_other_name(one)}", change_text.mood(one))
+        Line((format_fqn(one.fqn), LETTERS[one.status], what(one)), f"[{_other_name(one)}", change_text.mood(one))
         for one in rows
     ]
     joined = fold.joined(plain) if folded else [(line, [n]) for n, line in enumerate(plain)]
@@ -382,7 +382,7 @@ def _lines(rows: Sequence[Change], measured: bool, view: DiffView, folded: bool)
 
 def _other_name(change: Change) -> str:
     """A note tells of the prefixes and maps by which all others were matched."""
-    return shown(change.renamed_from or "") if change.status is Status.RENAMED else ""
+    return format_fqn(change.renamed_from or "") if change.status is Status.RENAMED else ""
 
 
 def _line(line: Line, rows: list[Change], measured: bool, view: DiffView) -> Line:
@@ -396,7 +396,7 @@ def _line(line: Line, rows: list[Change], measured: bool, view: DiffView) -> Lin
     if all(row.values is None for row in rows):
         return Line((name, "", "", "", ""), remark, line.mood)
     values = change_text.relative(rows)
-    how_much = (relative_text(values) or "-", bar(max(values, default=None)))
+    how_much = (relative_text(values) or "-", draw_bar(max(values, default=None)))
     return Line((name, values_text(rows), largest_text(rows), *how_much), remark, line.mood)
 
 
@@ -488,7 +488,7 @@ def _measured_number(name: str, change: Change) -> Cell:
 
 def _first_index(change: Change) -> Cell:
     values = change.values
-    return shape_text(values.first) if values is not None and values.first is not None else None
+    return format_shape(values.first) if values is not None and values.first is not None else None
 
 
 def _remark(change: Change) -> str | None:
@@ -500,9 +500,9 @@ def _fact(name: str, when: str, change: Change) -> Cell:
     if tensor is None:
         return None
     if name == "shape":
-        return shape_text(tensor.shape)
+        return format_shape(tensor.shape)
     value: Cell = getattr(tensor, name)
-    return said(tensor.requires_grad) if name == "requires_grad" else value
+    return format_yes_no(tensor.requires_grad) if name == "requires_grad" else value
 
 
 def _first(rows: list[Change], lines: int | None) -> list[Change]:

@@ -15,20 +15,20 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.sizes import Totals
 from statecli.core.state import Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.core.units import (
-    COUNTS,
-    MOMENTS,
-    NOUNS,
-    STATS,
-    count_text,
-    kind_text,
-    names,
-    number,
-    place,
+    COUNT_FIELDS,
+    KIND_NOUNS,
+    MOMENT_FIELDS,
+    STATS_FIELDS,
+    format_count,
+    format_fqn,
+    format_kind,
+    format_number,
+    format_origin,
+    format_shape,
+    format_size,
+    format_yes_no,
+    join_names,
     plural,
-    said,
-    shape_text,
-    shown,
-    size_text,
 )
 from statecli.formats.shared import config_files
 from statecli.report import (
@@ -59,7 +59,7 @@ def of_inspection(found: Inspection, view: View) -> Report:
     state = found.state
     return Report(
         title=state.target,
-        document=lambda: documents.of_inspection(found, sizes.totals_by_kind(state.tensors), _verdict(found)),
+        document=lambda: documents.of_inspection(found, sizes.sum_by_kind(state.tensors), _verdict(found)),
         table=lambda: _flat(found),
         brief=lambda: _flat(found, details=False),
         page=lambda: _page(found, view),
@@ -83,7 +83,7 @@ def _cases(found: Inspection) -> tuple[Case, ...]:
 
 def _page(found: Inspection, view: View, *, rows: bool = True) -> Page:
     state = found.state
-    summary = sizes.totals_by_kind(state.tensors)
+    summary = sizes.sum_by_kind(state.tensors)
     columns = _columns(found)
     long = not view.unfold and len(state.tensors) > fold.ABOVE
     groups: tuple[Group, ...] = ()
@@ -127,20 +127,20 @@ def _without_findings(found: Inspection) -> list[Oddity]:
 #: A column, and its cell for a tensor.
 _Measure = tuple[Column, Callable[[TensorInfo], Cell]]
 _FLAT: tuple[_Measure, ...] = (
-    (Column("kind"), kind_text),
+    (Column("kind"), format_kind),
     (Column("fqn"), attrgetter("fqn")),
     (Column("evidence", detail=True), lambda t: t.evidence.value),
-    (Column("persistent", detail=True), lambda t: said(t.persistent)),
+    (Column("persistent", detail=True), lambda t: format_yes_no(t.persistent)),
     (Column("elements", detail=True), attrgetter("elements")),
     (Column("layout", detail=True), attrgetter("layout")),
-    (Column("origin", detail=True), lambda t: place(t.origin) if t.origin else None),
+    (Column("origin", detail=True), lambda t: format_origin(t.origin) if t.origin else None),
     (Column("dtype"), attrgetter("dtype")),
-    (Column("shape"), lambda t: shape_text(t.shape)),
+    (Column("shape"), lambda t: format_shape(t.shape)),
     (Column("bytes", right=True), attrgetter("nbytes")),
     (Column("device"), attrgetter("device")),
-    (Column("requires_grad"), lambda t: said(t.requires_grad)),
-    (Column("saved"), lambda t: said(t.saved)),
-    (Column("moves"), lambda t: said(t.moves)),
+    (Column("requires_grad"), lambda t: format_yes_no(t.requires_grad)),
+    (Column("saved"), lambda t: format_yes_no(t.saved)),
+    (Column("moves"), lambda t: format_yes_no(t.moves)),
 )
 
 
@@ -159,8 +159,8 @@ def _flat_columns(found: Inspection) -> Iterator[_Measure]:
     yield from _FLAT
     if found.to is not None:
         yield Column("after"), lambda t: t.after.device if t.after else None
-        yield Column("followed"), lambda t: said(t.after.followed) if t.after else None
-    for name in STATS if _has_stats(found) else ():
+        yield Column("followed"), lambda t: format_yes_no(t.after.followed) if t.after else None
+    for name in STATS_FIELDS if _has_stats(found) else ():
         yield Column(name, right=True), partial(_statistic, name)
     yield Column("tied_to"), lambda t: ",".join(t.tied_to) or None
     yield Column("note", detail=not any(tensor.note for tensor in tensors)), attrgetter("note")
@@ -175,7 +175,7 @@ def _subtitle(state: ModelState, summary: dict[str, Totals]) -> str:
     tensors = sum(total.tensors for total in summary.values())
     size = sum(total.bytes for total in summary.values())
     sections = f", sections {', '.join(s or '(top level)' for s in state.sections)}" if len(state.sections) > 1 else ""
-    return f"{state.format}, {plural(tensors, 'tensor')}, {size_text(size)}{sections}{_beside(state)}"
+    return f"{state.format}, {plural(tensors, 'tensor')}, {format_size(size)}{sections}{_beside(state)}"
 
 
 def _beside(state: ModelState) -> str:
@@ -220,7 +220,7 @@ def _columns(found: Inspection) -> tuple[Column, ...]:
     if any(tensor.requires_grad is not None for tensor in tensors) and not with_stats:
         columns.append(Column("grad", shared="requires_grad: {}"))
     if with_stats:
-        columns.extend(Column(name, right=True) for name in MOMENTS)
+        columns.extend(Column(name, right=True) for name in MOMENT_FIELDS)
     return tuple(columns)
 
 
@@ -246,12 +246,12 @@ def _group(
     view: View,
     fold_rows: bool,
 ) -> Group:
-    total = sizes.totals_by_kind(rows)[kind.value]
+    total = sizes.sum_by_kind(rows)[kind.value]
     assumed = kind is Kind.PARAMETER and all(row.evidence is Evidence.ASSUMED for row in rows)
-    heading = NOUNS[kind] + ("?" if assumed else "")
+    heading = KIND_NOUNS[kind] + ("?" if assumed else "")
     if len(state.sections) > 1:
         heading = f"{section or '(top level)'}: {heading}"
-    summary = f"{plural(total.tensors, 'tensor')}, {_elements(total.elements)}, {size_text(total.bytes)}"
+    summary = f"{plural(total.tensors, 'tensor')}, {_elements(total.elements)}, {format_size(total.bytes)}"
     summary += _evidence_text(rows)
     live = state.traits.is_class
     said = {_status(row, live) for row in rows}
@@ -265,7 +265,7 @@ def _group(
 
 
 def _elements(count: int) -> str:
-    return "1 element" if count == 1 else f"{count_text(count)} elements"
+    return "1 element" if count == 1 else f"{format_count(count)} elements"
 
 
 def _evidence_text(rows: list[TensorInfo]) -> str:
@@ -286,13 +286,13 @@ def _line(tensor: TensorInfo, columns: tuple[Column, ...], status: str, view: Vi
     """`doubt`: some of the group are known, so those that are only assumed carry the question mark themselves."""
     assumed = tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER
     cells = {
-        "name": shown(tensor.fqn) + ("?" if doubt and assumed else ""),
+        "name": format_fqn(tensor.fqn) + ("?" if doubt and assumed else ""),
         "dtype": tensor.dtype,
-        "shape": shape_text(tensor.shape),
-        "size": size_text(tensor.nbytes),
+        "shape": format_shape(tensor.shape),
+        "size": format_size(tensor.nbytes),
         "device": _device_text(tensor),
         "grad": {None: "-", True: "yes", False: "no"}[tensor.requires_grad],
-        **{name: number(getattr(tensor.stats, name, None), digits=4) for name in MOMENTS},
+        **{name: format_number(getattr(tensor.stats, name, None), digits=4) for name in MOMENT_FIELDS},
     }
     return Line(tuple(cells[column.name] for column in columns), _remark(tensor, status, view), _mood(tensor))
 
@@ -336,13 +336,13 @@ def _remark(tensor: TensorInfo, status: str, view: View) -> str:
     """What the columns do not say, most important first."""
     parts = [status]
     if tensor.stats is not None:
-        counts = ((name, getattr(tensor.stats, name)) for name in COUNTS)
+        counts = ((name, getattr(tensor.stats, name)) for name in COUNT_FIELDS)
         parts.extend(f"{count:,} {name}" for name, count in counts if count)
         parts.append(tensor.stats.reason or "")
     if tensor.layout not in ("strided", "numpy"):
         parts.append(tensor.layout)
     if tensor.tied_to:
-        parts.append(f"= {names(tensor.tied_to)}")
+        parts.append(f"= {join_names(tensor.tied_to)}")
     if tensor.belongs_to and tensor.belongs_to != tensor.fqn:
         parts.append(f"of {tensor.belongs_to}")
     if tensor.note:
@@ -350,16 +350,16 @@ def _remark(tensor: TensorInfo, status: str, view: View) -> str:
     if view.verbose:
         parts.extend(_more(tensor))
     elif tensor.kind is Kind.UNREGISTERED and tensor.origin:
-        parts.append(place(tensor.origin))
+        parts.append(format_origin(tensor.origin))
     return ", ".join(part for part in parts if part)
 
 
 def _more(tensor: TensorInfo) -> list[str]:
     parts = [f"evidence: {tensor.evidence.value}"]
     if tensor.aliases:
-        parts.append(f"also {names(tensor.aliases)}")
+        parts.append(f"also {join_names(tensor.aliases)}")
     if tensor.origin:
-        parts.append(place(tensor.origin))
+        parts.append(format_origin(tensor.origin))
     where = tensor.data.storage.place if tensor.data is not None else None
     if where is not None:
         parts.append(f"bytes {where.offset}+{where.length}")
@@ -371,7 +371,7 @@ def _fixes(tensors: tuple[TensorInfo, ...]) -> tuple[Fix, ...]:
     fixes: dict[Fix, str] = {}
     for t in tensors:
         if t.fix:
-            fixes.setdefault(Fix(place(t.origin) if t.origin else t.fqn, t.fix), t.fqn)
+            fixes.setdefault(Fix(format_origin(t.origin) if t.origin else t.fqn, t.fix), t.fqn)
     times = Counter(fix.place for fix in fixes)
     return tuple(
         replace(fix, place=f"{fix.place}: {fqn}") if times[fix.place] > 1 else fix for fix, fqn in fixes.items()

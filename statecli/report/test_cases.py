@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import UNSET
 
 from statecli.core.finding import Finding
-from statecli.core.units import place, plural
+from statecli.core.units import format_origin, plural
 from statecli.report import Case, Outcome
 
 
@@ -31,5 +31,5 @@ def told(finding: Finding) -> str:
     """A line of it: its rule, its message, what to do, and the source line."""
     text = f"{finding.severity.value}[{finding.rule}]: {finding.message}"
     text += f" ({finding.help})" if finding.help else ""
-    line = "" if finding.origin is UNSET else place(finding.origin)
+    line = "" if finding.origin is UNSET else format_origin(finding.origin)
     return f"{text} [{line}]" if line and line not in text else text

@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from statecli.core import sizes
 from statecli.core.state import ModelState, TensorInfo
-from statecli.core.units import count_text, kind_text, plural, shape_text, shown, size_text
+from statecli.core.units import format_count, format_fqn, format_kind, format_shape, format_size, plural
 from statecli.report import Column, Group, Line, fold
 
 COLUMNS = (
@@ -60,7 +60,7 @@ def groups(state: ModelState, unfold: bool) -> tuple[Group, ...]:
     found = []
     for section, tensors in sections.items():
         root = grown(tensors)
-        summary = f"{plural(len(tensors), 'tensor')}, {size_text(_bytes(tensors))}"
+        summary = f"{plural(len(tensors), 'tensor')}, {format_size(_bytes(tensors))}"
         found.append(Group(section or "(top level)", summary, tuple(_lines(root, 0, unfold))))
     return tuple(found)
 
@@ -79,7 +79,7 @@ def grown(named: Iterable[T]) -> Node[T]:
 
 
 def _bytes(tensors: list[TensorInfo]) -> int:
-    return sizes.checkpoint_bytes(tensors)
+    return sizes.sum_bytes(tensors)
 
 
 def _alike(tensor: TensorInfo) -> object:
@@ -111,22 +111,22 @@ def siblings(node: Node[T], alike: Alike[T], unfold: bool) -> list[tuple[str, li
 
 def _joined(names: list[str]) -> str:
     if len(names) == 1:
-        return shown(names[0])
+        return format_fqn(names[0])
     return fold.numbered(names[0], [fold.span(sorted(fold.template(name)[1][0] for name in names))])
 
 
 def _tensor_line(name: str, together: list[TensorInfo]) -> Line:
     tensor = together[0]
-    elements = sum(total.elements for total in sizes.totals_by_kind(together).values())
-    holds = f"{kind_text(tensor)} {tensor.dtype}"
-    return Line((name, holds, shape_text(tensor.shape), count_text(elements), size_text(_bytes(together))))
+    elements = sum(total.elements for total in sizes.sum_by_kind(together).values())
+    holds = f"{format_kind(tensor)} {tensor.dtype}"
+    return Line((name, holds, format_shape(tensor.shape), format_count(elements), format_size(_bytes(together))))
 
 
 def _module_line(name: str, together: list[TensorInfo]) -> Line:
-    total = sizes.totals_by_kind(together)
+    total = sizes.sum_by_kind(together)
     elements = sum(one.elements for one in total.values())
     holds = ", ".join(_counted(one.tensors, kind) for kind, one in total.items() if one.tensors)
-    return Line((name, holds, "", count_text(elements), size_text(_bytes(together))), mood="strong")
+    return Line((name, holds, "", format_count(elements), format_size(_bytes(together))), mood="strong")
 
 
 def _counted(count: int, kind: str) -> str:

@@ -15,7 +15,7 @@ from statecli.core.finding import Finding
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.scope import NotChecked
 from statecli.core.state import Kind, ModelState, TensorInfo
-from statecli.core.units import NOUNS, kind_text, place, plural, said, shape_text, size_text
+from statecli.core.units import KIND_NOUNS, format_kind, format_origin, format_shape, format_size, format_yes_no, plural
 from statecli.report import (
     Case,
     Fix,
@@ -178,12 +178,12 @@ def _flat(found: Verification, verbose: bool) -> Table:
     )
     rows = tuple(
         (
-            kind_text(row),
+            format_kind(row),
             row.fqn,
             row.dtype,
-            shape_text(row.shape),
-            said(row.requires_grad),
-            place(row.origin) if row.origin else None,
+            format_shape(row.shape),
+            format_yes_no(row.requires_grad),
+            format_origin(row.origin) if row.origin else None,
             *(column.cells[row.fqn].verdict.value if row.fqn in column.cells else None for column in shown),
             *(getattr(column.cells.get(row.fqn), when, None) for column, when in measured),
             "; ".join(_worded(_given(row.fqn, shown))) or None,
@@ -225,8 +225,8 @@ def _page(found: Verification, view: View) -> Page:
 
 def _subtitle(found: Verification) -> str:
     tensors = found.state.tensors
-    size = sizes.checkpoint_bytes(tensors)
-    return f"{found.state.format}, {plural(len(tensors), 'tensor')}, {size_text(size)}"
+    size = sizes.sum_bytes(tensors)
+    return f"{found.state.format}, {plural(len(tensors), 'tensor')}, {format_size(size)}"
 
 
 def _groups(found: Verification, shown: Sequence[Shown], view: View) -> tuple[Group, ...]:
@@ -240,7 +240,7 @@ def _groups(found: Verification, shown: Sequence[Shown], view: View) -> tuple[Gr
         shared = _shared(rows, shown)
         lines = [_line(row, shown, shared, worst[row.fqn], view) for row in rows]
         summary = _summary(rows, worst) + "".join(f"; {reason}" for reason in _worded(shared))
-        groups.append(Group(NOUNS[kind], summary, tuple(fold.lines(lines) if folded else lines)))
+        groups.append(Group(KIND_NOUNS[kind], summary, tuple(fold.lines(lines) if folded else lines)))
     return tuple(groups)
 
 
@@ -291,7 +291,7 @@ def _line(row: TensorInfo, shown: Sequence[Shown], shared: Sequence[Because], wo
     if view.verbose:
         parts.extend(_measured(row.fqn, shown))
     if row.origin and (worst is Verdict.FAILED or view.verbose):
-        parts.append(place(row.origin))
+        parts.append(format_origin(row.origin))
     signs = (SIGNS[column.verdict(row.fqn)] for column in shown)
     return Line((row.fqn, *signs), "; ".join(parts), _MOODS.get(worst, ""))
 
@@ -373,7 +373,7 @@ def _fixes(found: Verification) -> tuple[Fix, ...]:
 
 def _fix(finding: Finding, row: TensorInfo | None) -> Fix | None:
     """Lines to paste where the row has some; advice in words is a comment among them. None where it has only a line."""
-    line = place(row.origin) if row is not None and row.origin else None
+    line = format_origin(row.origin) if row is not None and row.origin else None
     if row is None and (assigned := re.search(r"assigned at (\S+:\d+)", finding.message)):
         line = assigned[1]  # a further name of a tensor
     where = line if line and line in f"{finding.message} {finding.help}" else finding.fqn or finding.rule

@@ -10,12 +10,12 @@ from statecli.commands.diff.result import Change, Diff, Field, Status
 from statecli.core import quoting
 from statecli.core.dtypes import is_floating
 from statecli.core.finding import Finding, Severity
-from statecli.core.kinds import MODEL_KINDS, meant
+from statecli.core.kinds import MODEL_KINDS, select_loaded_sections
 from statecli.core.load_rules import MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.state import Kind, TensorInfo
-from statecli.core.units import shape_text
+from statecli.core.units import format_shape
 from statecli.rules.rule import Issue, judges, rule
 from statecli.rules.subject import Subject, needs_class_or_reference
 
@@ -70,7 +70,7 @@ def _find_compared_sections(diff: Diff) -> frozenset[str]:
     common = {section for pair in pairs for section in pair}
     sides = ([change.before for change in models], [change.after for change in models])
     sections_by_side = (list(dict.fromkeys(row.section for row in side if row)) for side in sides)
-    return frozenset(common.union(*map(meant, sections_by_side)))
+    return frozenset(common.union(*map(select_loaded_sections, sections_by_side)))
 
 
 def _is_in_sections(change: Change, sections: frozenset[str]) -> bool:
@@ -112,7 +112,7 @@ def unexpected_entry(subject: Subject) -> Iterator[Issue]:
 
 
 def _format_shape(row: TensorInfo | None) -> str:
-    return shape_text(row.shape) if row else "?"
+    return format_shape(row.shape) if row else "?"
 
 
 @judges(SHAPE_MISMATCH, needs_class_or_reference)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from statecli.core.finding import Severity
 from statecli.core.state import Kind, ModelState, TensorInfo
-from statecli.core.units import names
+from statecli.core.units import join_names
 from statecli.rules.rule import Issue, rule
 from statecli.rules.subject import Subject, needs_file
 from statecli.storage import checkpoint_folder, files
@@ -97,7 +97,7 @@ def empty_tensor(subject: Subject) -> Iterator[Issue]:
         if len(empty) * 2 > len(rows):
             reported = empty
         if reported:
-            called = names(tuple(map(subject.name_of, reported)))
+            called = join_names(tuple(map(subject.name_of, reported)))
             what = "parameters" if has_elements else "tensors"
             message = f"{section}: {len(reported):,} of {len(rows):,} {what} have no element: {called}"
             help = "audit the files that hold the weights" if is_elsewhere else "gather the weights before saving"

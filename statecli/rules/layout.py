@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec import UNSET
 
 from statecli.core import quoting
-from statecli.core.dtypes import BITS
+from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import ChecksumMismatch
 from statecli.core.finding import Severity
 from statecli.core.format_traits import Legacy
@@ -107,7 +107,7 @@ def misaligned(subject: Subject) -> Iterator[Issue]:
 
 def _alignment(dtype: str) -> int:
     """Return the alignment of a dtype in bytes; a complex number is aligned as its two parts are."""
-    size = max(BITS.get(dtype, 8) // 8, 1)
+    size = max(ELEMENT_BITS.get(dtype, 8) // 8, 1)
     return size // 2 if dtype.startswith("complex") else size
 
 

@@ -12,7 +12,7 @@ from statecli.commands.lock.lock_file import LockedTensor
 from statecli.commands.lock.rules import VALUES_NOT_LOCKED
 from statecli.core.finding import Severity
 from statecli.core.state import TensorInfo
-from statecli.core.units import names, shown
+from statecli.core.units import format_fqn, join_names
 from statecli.rules.rule import Issue, judges, rule
 from statecli.rules.subject import Subject, needs_lock, needs_locked_companions
 
@@ -39,7 +39,7 @@ def lock_mismatch(subject: Subject) -> Iterator[Issue]:
         yield Issue(f"{name}: {_describe_pair(pair)}", shown.fqn, shown.section, help, content=_compute_content(pair))
     beside = {pair.tensor.section: None for pair in subject.lock or () if pair.tensor and pair.differ == BESIDE}
     if beside:
-        message = f"{names(tuple(beside))}: of no model and not in the lock, which has no such section"
+        message = f"{join_names(tuple(beside))}: of no model and not in the lock, which has no such section"
         yield Issue(message, severity=Severity.NOTE)
 
 
@@ -60,7 +60,7 @@ def settings_mismatch(subject: Subject) -> Iterator[Issue]:
     for setting in changes.settings:
         yield Issue(f"setting differs from the lock: {described(setting)}", help=help, content=_sha256(repr(setting)))
     for file in changes.files:
-        yield Issue(f"{shown(file.name)}: {_describe_file(file)}", help=help, content=_sha256(repr(file)))
+        yield Issue(f"{format_fqn(file.name)}: {_describe_file(file)}", help=help, content=_sha256(repr(file)))
 
 
 @judges(VALUES_NOT_LOCKED, needs_lock)
@@ -69,7 +69,7 @@ def values_not_locked(subject: Subject) -> Iterator[Issue]:
     pairs = [(pair.locked, pair.tensor) for pair in subject.lock or () if pair.locked and pair.tensor]
     free = [subject.name_of(tensor) for line, tensor in pairs if line.digest is None and (tensor.data or tensor.parts)]
     if free:
-        message = f"the values of {len(free):,} of {len(pairs):,} tensors are not locked: {names(free)}"
+        message = f"the values of {len(free):,} of {len(pairs):,} tensors are not locked: {join_names(free)}"
         yield Issue(message, help="lock the checkpoint again")
 
 

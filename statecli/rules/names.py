@@ -6,9 +6,9 @@ import unicodedata
 from collections.abc import Collection, Iterator
 
 from statecli.core import quoting
-from statecli.core.escaping import visible
+from statecli.core.escaping import escape
 from statecli.core.finding import Severity
-from statecli.core.kinds import INNER, WRAPPERS
+from statecli.core.kinds import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
 from statecli.core.load_rules import WRAPPER_PREFIX
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Kind, TensorInfo
@@ -18,7 +18,7 @@ from statecli.rules.subject import Subject
 #: Kinds of tensors that a model loads.
 MODEL = (Kind.PARAMETER, Kind.BUFFER)
 #: Prefixes that only wrappers use.
-_OUTER = WRAPPERS[:-1]
+_OUTER = WRAPPER_PREFIXES[:-1]
 
 
 @rule(Severity.WARNING)
@@ -36,7 +36,7 @@ def case_collision(subject: Subject) -> Iterator[Issue]:
     for tensor in subject.state.tensors:
         other = first_names.setdefault((tensor.section, _fold_case(tensor.fqn)), tensor.fqn)
         if other != tensor.fqn:
-            section = f"{visible(tensor.section)}." if len(subject.state.sections) > 1 else ""
+            section = f"{escape(tensor.section)}." if len(subject.state.sections) > 1 else ""
             yield Issue(section + _describe_collision(tensor.fqn, other), tensor.fqn, tensor.section, _RENAME)
 
 
@@ -56,7 +56,7 @@ def _describe_collision(name: str, other: str) -> str:
     """Return a message about two names; names that look the same are shown by their code points."""
     if _normalize(name) == _normalize(other):
         return f"{ascii(name)[1:-1]}: is {ascii(other)[1:-1]} written with other code points"
-    return f"{visible(name)}: differs from {visible(other)} in case alone"
+    return f"{escape(name)}: differs from {escape(other)} in case alone"
 
 
 def _needs_checkpoint(subject: Subject) -> str | None:
@@ -98,7 +98,7 @@ def _list_registered_names(subject: Subject) -> set[tuple[str, str]]:
 
 def _find_wrapper(fqn: str) -> str | None:
     """Return the part of a name that only wrappers use; None if there is none."""
-    return next((part for part in fqn.split(".")[:-1] if part in INNER), None) if "_mod" in fqn else None
+    return next((part for part in fqn.split(".")[:-1] if part in WRAPPER_ATTRIBUTES), None) if "_mod" in fqn else None
 
 
 def _build_wrapper_issue(subject: Subject, added: str, marked: list[TensorInfo], count: int) -> Issue:
@@ -122,12 +122,12 @@ def control_characters(subject: Subject) -> Iterator[Issue]:
     Fix: rename it, and ask where the file comes from.
     """
     for section in subject.state.sections:
-        if visible(section) != section:
-            message = f"section {quoting.quoted(section)} has characters in its name that cannot be seen"
+        if escape(section) != section:
+            message = f"section {quoting.quote(section)} has characters in its name that cannot be seen"
             yield Issue(message, None, section, "rename it")
     for tensor in subject.state.tensors:
-        if visible(tensor.fqn) != tensor.fqn:
-            message = f"{visible(subject.name_of(tensor))}: its name has characters that cannot be seen, here escaped"
+        if escape(tensor.fqn) != tensor.fqn:
+            message = f"{escape(subject.name_of(tensor))}: its name has characters that cannot be seen, here escaped"
             yield Issue(message, tensor.fqn, tensor.section, "rename it")
 
 

@@ -60,7 +60,7 @@ def _is_clean(mention: Mention) -> bool:
 
 
 def _is_data(mention: Mention) -> bool:
-    module, name = known_names.renamed(mention.module, mention.name)
+    module, name = known_names.rename_python2(mention.module, mention.name)
     return known_names.is_clean(module, name, called=mention.called)
 
 
@@ -68,8 +68,8 @@ def _find_harm(mention: Mention) -> str | None:
     """Return the known harm of a name that is not clean; None if nothing is known."""
     harm = None
     if not _is_data(mention):
-        for module, name in (known_names.renamed(mention.module, mention.name), (mention.module, mention.name)):
-            harm = harm or known_names.harm(module, name, called=mention.called)
+        for module, name in (known_names.rename_python2(mention.module, mention.name), (mention.module, mention.name)):
+            harm = harm or known_names.describe_harm(module, name, called=mention.called)
     return harm or mention.misuse
 
 
@@ -306,8 +306,8 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
         is_companion = checkpoint_folder.COMPANIONS.match(files.get_name(pickle.place.path)) is not None
         if not pickle.by_torch_load or (is_companion and subject.member(pickle.place)):
             continue
-        names = safe_globals.refused_by_torch_load(
-            ".".join(known_names.renamed(mention.module, mention.name)) for mention in pickle.names
+        names = safe_globals.find_refused_names(
+            ".".join(known_names.rename_python2(mention.module, mention.name)) for mention in pickle.names
         )
         storages = [
             mention.qualified
@@ -345,7 +345,7 @@ def _suggest_replacements(names: list[str], pickle: ScannedPickle) -> str:
     """Return what to do about each refused name: what to save in place of its object, or not to load the file."""
     if any(_find_harm(mention) for mention in pickle.names if not _is_clean(mention)):
         return "do not load it with weights_only=False; ask who published it"
-    imports = dict.fromkeys(map(safe_globals.module_that_admits, names))
+    imports = dict.fromkeys(map(safe_globals.find_admitting_module, names))
     if None not in imports:
         return f"import {' and '.join(filter(None, imports))} before torch.load"
     if pickle.modules:

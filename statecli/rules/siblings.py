@@ -12,7 +12,7 @@ import msgspec
 
 from statecli.core.finding import Severity
 from statecli.core.state import Kind, TensorInfo
-from statecli.core.units import names, shape_text
+from statecli.core.units import format_shape, join_names
 from statecli.rules.rule import Issue, rule
 from statecli.rules.subject import Subject
 
@@ -137,7 +137,7 @@ def _report_odd_names(stack: Stack) -> Iterator[Issue]:
             if missing
             else ("has", "lack", "save the tensors of all layers, or remove these")
         )
-        message = f"{name}: {verb} {names(sorted(what))}, which {count} other layers {others}"
+        message = f"{name}: {verb} {join_names(sorted(what))}, which {count} other layers {others}"
         yield Issue(message, None, stack.section, help, about=name)
 
 
@@ -157,9 +157,9 @@ def _report_odd_shapes(subject: Subject, stack: Stack) -> Iterator[Issue]:
     for rest, positions in _group_by_suffix(stack).items():
         shapes = {index: subject.state.tensors[n].shape for index, n in positions.items()}
         if "." in rest and None not in shapes.values() and (odd := _find_odd_layer(stack, shapes)) is not None:
-            tensor, usual = subject.state.tensors[positions[odd]], shape_text(_most_common_value(shapes))
+            tensor, usual = subject.state.tensors[positions[odd]], format_shape(_most_common_value(shapes))
             others = f"{usual} in the other {len(shapes) - 1} layers"
-            message = f"{subject.name_of(tensor)}: has shape {shape_text(tensor.shape)}, {others}"
+            message = f"{subject.name_of(tensor)}: has shape {format_shape(tensor.shape)}, {others}"
             yield Issue(message, tensor.fqn, tensor.section, "save it again with the shape of its siblings")
 
 

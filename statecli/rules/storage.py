@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from statecli.core import quoting
-from statecli.core.dtypes import BITS, is_floating, nbytes
+from statecli.core.dtypes import ELEMENT_BITS, is_floating, nbytes
 from statecli.core.finding import Severity
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Evidence, Kind, Place, TensorData, TensorInfo
@@ -197,7 +197,9 @@ def _drop_float32_vectors(rows: list[TensorInfo]) -> list[TensorInfo]:
     others = [row for row in rows if row.dtype != "float32" or len(row.shape or ()) > 1]
     matrices = {row.dtype for row in others if len(row.shape or ()) > 1}
     narrow = (
-        matrices and all(nbytes(dtype, 1) <= 2 for dtype in matrices if dtype in BITS) and "float32" not in matrices
+        matrices
+        and all(nbytes(dtype, 1) <= 2 for dtype in matrices if dtype in ELEMENT_BITS)
+        and "float32" not in matrices
     )
     return others if narrow else rows
 

@@ -7,7 +7,7 @@ from math import gcd, prod
 
 import msgspec
 
-from statecli.core.dtypes import BITS, PACKED, nbytes
+from statecli.core.dtypes import ELEMENT_BITS, VALUES_PER_BYTE, nbytes
 from statecli.core.state import ByteRange, ModelState, Place, TensorData, TensorInfo
 
 
@@ -119,8 +119,8 @@ def _view_of_piece(piece: TensorData) -> View:
 
 def _merge_steps(piece: TensorData, held: int) -> tuple[tuple[int, int], ...] | None:
     """Return (count, stride in bytes) of the merged dimensions; None for packed elements with gaps."""
-    size = BITS.get(piece.dtype, 0) // 8
-    if not size or piece.dtype in PACKED:
+    size = ELEMENT_BITS.get(piece.dtype, 0) // 8
+    if not size or piece.dtype in VALUES_PER_BYTE:
         return None if piece.strides else ((nbytes(piece.dtype, held), 1),)
     steps = [(size, 1)]
     strided = zip(piece.shape, piece.strides, strict=True) if piece.strides else [(held, 1)]

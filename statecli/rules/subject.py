@@ -12,7 +12,7 @@ from statecli.commands.lock.compare_lock import Held
 from statecli.core.errors import StateError
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ModelState, Oddity, Place, ScannedPickle, TensorInfo
-from statecli.core.units import shown
+from statecli.core.units import format_fqn
 from statecli.rules.digest_names import CheckedFile
 from statecli.rules.policy_config import Policy
 from statecli.rules.storage_views import Storage, group_by_storage
@@ -64,7 +64,7 @@ class Subject:
 
     def name_of(self, tensor: TensorInfo) -> str:
         """Return the name of a tensor for messages, with its section if there are several."""
-        name = shown(tensor.fqn)
+        name = format_fqn(tensor.fqn)
         return name if len(self.state.sections) < 2 or not tensor.section else f"{tensor.section}.{name}"
 
     def member(self, place: Place | None) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from statecli.core.finding import Severity
 from statecli.core.state import Evidence, Kind, TensorInfo
-from statecli.core.units import names, size_text
+from statecli.core.units import format_size, join_names
 from statecli.rules.rule import Issue, rule
 from statecli.rules.subject import Subject, needs_values
 
@@ -185,7 +185,7 @@ def _report_by_section(
         if len(pairs) == 1:
             yield _build_issue(subject, *pairs[0], help, severity)
             continue
-        called = names(tuple(subject.name_of(tensor) for tensor, _ in pairs))
+        called = join_names(tuple(subject.name_of(tensor) for tensor, _ in pairs))
         yield Issue(f"{section}: {len(pairs):,} tensors are {what}: {called}", None, section, help, severity)
 
 
@@ -276,13 +276,13 @@ def _build_duplicates_issue(subject: Subject, section: str, groups: list[list[Te
     """Return one issue per section: the names of its only group, or a count and the first names."""
     first, *others = groups[0]
     size = sum(group[0].nbytes * (len(group) - 1) for group in groups)
-    again, help = f"{size_text(size)} more than once", "tie them, or keep one of them"
+    again, help = f"{format_size(size)} more than once", "tie them, or keep one of them"
     if len(groups) == 1:
-        called = names(tuple(map(subject.name_of, others)))
+        called = join_names(tuple(map(subject.name_of, others)))
         text = f"has the same values as {called}: {again}"
         return _build_issue(subject, first, text, help)
     pairs = tuple(f"{subject.name_of(group[1])} those of {subject.name_of(group[0])}" for group in groups)
-    text = f"{sum(map(len, groups)) - len(groups):,} tensors have the values of others, {again}: {names(pairs)}"
+    text = f"{sum(map(len, groups)) - len(groups):,} tensors have the values of others, {again}: {join_names(pairs)}"
     return Issue(f"{section}: {text}", None, section, help)
 
 

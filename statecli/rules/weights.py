@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from statecli.core.finding import Severity
 from statecli.core.state import Kind, ModelState, TensorInfo
-from statecli.core.units import names, plural
+from statecli.core.units import join_names, plural
 from statecli.rules.rule import Issue, rule
 from statecli.rules.subject import Subject, needs_values
 
@@ -51,7 +51,7 @@ def _report_untrained(subject: Subject, factors: Sequence[tuple[TensorInfo, Fact
     sign = _find_sign_of_training(subject.everything)
     if not zero or (len(zero) < len(factors) and sign is None):
         return
-    called = names(tuple(map(subject.name_of, zero)))
+    called = join_names(tuple(map(subject.name_of, zero)))
     is_all = len(zero) == len(factors)
     of = (
         f"all {plural(len(zero), 'factor')} that start at zero are"

@@ -66,7 +66,7 @@ def check_brackets(raw: bytes, what: str) -> None:
 def refuse_repeats(repeats: Iterable[Repeat], what: str) -> None:
     """Raise MalformedError for the first repeated key."""
     for _, key in repeats:
-        raise MalformedError(f"{what} names {quoting.quoted(key)} twice: readers disagree on which counts")
+        raise MalformedError(f"{what} names {quoting.quote(key)} twice: readers disagree on which counts")
 
 
 def is_deeper(node: Any, levels: int) -> bool:

@@ -56,7 +56,7 @@ def whole(text: str, *, read: Callable[[str, str | None], ModelState] = formats.
 
     Evidence is looked for in all of it: the optimizer says what the model's parameters are.
     """
-    return kinds.classified(read(*split(text)))
+    return kinds.classify_tensors(read(*split(text)))
 
 
 def part(state: ModelState, text: str) -> ModelState:

@@ -21,7 +21,7 @@ import numpy as np
 
 from statecli.core.errors import StateError, UnreadableError
 from statecli.core.float_mode import with_denormals
-from statecli.core.ggml_types import BLOCKS
+from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.state import ByteRange, TensorData, TensorInfo
 from statecli.storage import files
 from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_versions
@@ -197,7 +197,7 @@ class _Results:
     def _blocks(self, number: int) -> str | None:
         """The type of the blocks that were compared; None where other elements were."""
         dtype = self._ran[number][0][0].before.dtype if self._ran[number] else ""
-        return dtype if dtype in BLOCKS else None
+        return dtype if dtype in BLOCK_SIZES else None
 
     def norms(self) -> Iterator[Task]:
         """What is left to do for pairs that differ: the blocks that do not, of which only bytes were compared."""
@@ -224,7 +224,7 @@ def _of_blocks(total: Tally, dtype: str, shape: tuple[int, ...], how: How) -> De
     why = why_no_numbers(dtype) or "the values are the same, in other bytes"
     if how.atol or how.rtol:
         return NotCompared(f"its bytes differ, and {why}")
-    values, elements = BLOCKS[dtype][0], math.prod(shape)
+    values, elements = BLOCK_SIZES[dtype][0], math.prod(shape)
     reason = f"all {values} values of a block that differs are counted: {why}"
     return Delta(elements, total.changed * values, left_out=elements, reason=reason)
 
@@ -463,7 +463,7 @@ def _why_no_values(tensor: TensorInfo) -> str | None:
 
 def _incomparable(before: TensorData, after: TensorData) -> str | None:
     """Why nothing can be said of two pieces; elements that are no numbers can be equal, bit for bit."""
-    if before.dtype != after.dtype and BLOCKS.keys() & {before.dtype, after.dtype}:
+    if before.dtype != after.dtype and BLOCK_SIZES.keys() & {before.dtype, after.dtype}:
         return _no_values(before) or _no_values(after)
     if before.shape != after.shape:
         return f"made of parts of other shapes, {list(before.shape)} and {list(after.shape)}"

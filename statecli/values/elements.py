@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from statecli.core.errors import MissingDependency
-from statecli.core.ggml_types import BLOCKS
+from statecli.core.ggml_types import BLOCK_SIZES
 
 try:
     import numpy as np
@@ -112,8 +112,8 @@ def element(dtype: str) -> Element | None:
         return Element("u1", table=small_float_table(dtype))
     if dtype in OPAQUE:
         return Element(OPAQUE[dtype], numbers=False)
-    if dtype in BLOCKS:
-        return Element("u1", items=BLOCKS[dtype][1], numbers=False)
+    if dtype in BLOCK_SIZES:
+        return Element("u1", items=BLOCK_SIZES[dtype][1], numbers=False)
     text = _TEXT.fullmatch(dtype)
     if text:
         return Element("u4" if text[1] == "U" else "u1", items=int(text[2] or 8), numbers=False)

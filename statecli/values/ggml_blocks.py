@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from statecli.core.ggml_types import BLOCKS, PACKED
+from statecli.core.ggml_types import BLOCK_SIZES, PACKING_PREFIX
 from statecli.core.state import ByteRange, TensorData
 from statecli.values.elements import Array
 
@@ -20,7 +20,7 @@ from statecli.values.elements import Array
 def quantized(where: ByteRange) -> str | None:
     """The name of the type that a storage is quantized to in its file; None for any other storage."""
     how = where.packing.how if where.packing is not None else ""
-    return how.removeprefix(PACKED) if how.startswith(PACKED) else None
+    return how.removeprefix(PACKING_PREFIX) if how.startswith(PACKING_PREFIX) else None
 
 
 def as_stored(data: TensorData) -> TensorData:
@@ -28,7 +28,7 @@ def as_stored(data: TensorData) -> TensorData:
     name, where = quantized(data.storage), data.storage
     if name is None or where.packing is None:
         return data
-    values, _ = BLOCKS[name]
+    values, _ = BLOCK_SIZES[name]
     stored = replace(where, length=where.packing.length, packing=None)
     return replace(data, storage=stored, dtype=name, shape=(*data.shape[:-1], data.shape[-1] // values))
 
@@ -47,7 +47,7 @@ def why_no_numbers(name: str) -> str | None:
     except ImportError:
         return "its numbers need the package gguf: pip install 'statecli[gguf]'"
     try:
-        numbers(np.zeros((1, BLOCKS[name][1]), np.uint8), name)
+        numbers(np.zeros((1, BLOCK_SIZES[name][1]), np.uint8), name)
     except (KeyError, NotImplementedError):
         return f"the package gguf that is installed does not read {name} as numbers"
     return None

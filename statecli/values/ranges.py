@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
-from statecli.core.ggml_types import BLOCKS
+from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.state import Box, ByteRange, TensorData
 from statecli.storage import files, session
 from statecli.storage.files import File
@@ -294,7 +294,7 @@ class Dequantized(Range):
         if why is not None:
             raise UnreadableError(f"{where.path}: {what}: {why}")
         self._name = name
-        values, self._stored = BLOCKS[name]
+        values, self._stored = BLOCK_SIZES[name]
         self._block = values * 4
 
     def read(self, at: int, into: Array) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.ggml_types import BLOCKS
+from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.state import Quantizer, TensorData
 from statecli.values.elements import QUANTIZED, Array, Decoder, Element, element
 from statecli.values.ggml_blocks import why_no_numbers
@@ -330,7 +330,7 @@ def _bytes(memory: Array | Range, start: int, stop: int) -> Array:
 def no_numbers(dtype: str, quantized: bool = False) -> str | None:
     """Why elements of `dtype` cannot be read as numbers; None if they can. `quantized`: their scale is known."""
     kind = element(dtype)
-    if dtype in BLOCKS:
+    if dtype in BLOCK_SIZES:
         return why_no_numbers(dtype) or f"blocks of {dtype} as they are stored"
     if kind is None or not kind.numbers:
         return f"{dtype} elements are not numbers that statecli reads"

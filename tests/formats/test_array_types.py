@@ -64,7 +64,7 @@ def misused(value, protocol):
     """The names of its pickle that are put to another use than to hold data."""
     scanner = Scanner(pickle.dumps(value, protocol), "it")
     scanner.run(0)
-    return [one.qualified for one in scanner.mentions() if one.misuse]
+    return [one.qualified for one in scanner.iter_mentions() if one.misuse]
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -196,7 +196,7 @@ def test_a_list_that_is_too_short_is_found_whatever_makes_the_type(name):
     """numpy takes what lies behind the list for addresses of objects."""
     scanner = Scanner(pickled(TOO_SHORT[name]), "it")
     scanner.run(0)
-    reasons = [one.misuse for one in scanner.mentions() if one.misuse]
+    reasons = [one.misuse for one in scanner.iter_mentions() if one.misuse]
     assert any("no state of an array" in reason for reason in reasons)
 
 
@@ -233,7 +233,7 @@ def test_a_type_of_texts_is_given_plain_values():
     ]:
         scanner = Scanner(pickled(built(dtype, b"](" + element + b"e", shape)), "it")
         scanner.run(0)
-        assert [one for one in scanner.mentions() if one.misuse]
+        assert [one for one in scanner.iter_mentions() if one.misuse]
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_polynomial_is_made_of_an_array(body):
     """As pickle makes it, and of nothing whose methods it would call."""
     scanner = Scanner(pickled(body), "it")
     scanner.run(0)
-    assert "numpy.poly1d" in [one.qualified for one in scanner.mentions() if one.misuse]
+    assert "numpy.poly1d" in [one.qualified for one in scanner.iter_mentions() if one.misuse]
 
 
 def test_an_array_of_fewer_objects_than_elements_is_not_sound():
@@ -274,7 +274,7 @@ def test_a_type_that_changes_after_it_was_used_is_not_sound():
     ]:
         scanner = Scanner(pickled(body), "it")
         scanner.run(0)
-        assert "numpy.dtype" in [one.qualified for one in scanner.mentions() if one.misuse], why
+        assert "numpy.dtype" in [one.qualified for one in scanner.iter_mentions() if one.misuse], why
 
 
 @pytest.mark.parametrize(

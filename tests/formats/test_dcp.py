@@ -123,7 +123,7 @@ def test_the_values_are_those_that_were_placed(ranks):
 
 def test_a_model_and_its_optimizer(ranks):
     """FSDP2's sections; the names in param_groups tell exactly what is a parameter and whose each moment is."""
-    state = kinds.classified(formats.read(str(ranks / "fsdp2")))
+    state = kinds.classify_tensors(formats.read(str(ranks / "fsdp2")))
     assert state.sections == ("model", "optimizer", "extra")
     told = {t.fqn: (t.kind, t.evidence) for t in state.tensors if t.section == "model"}
     assert {fqn for fqn, known in told.items() if known == (Kind.PARAMETER, Evidence.OPTIMIZER)} == {
@@ -141,7 +141,7 @@ def test_a_model_and_its_optimizer(ranks):
 
 def test_an_optimizer_flattened(ranks):
     """`flatten_optimizer_state_dict` puts names into keys: the moments are an optimizer's all the same."""
-    state = kinds.classified(formats.read(str(ranks / "flat")))
+    state = kinds.classify_tensors(formats.read(str(ranks / "flat")))
     told = {t.fqn: (t.kind, t.evidence) for t in state.tensors}
     assert told["state.0.weight.exp_avg"] == (Kind.OPTIMIZER, Evidence.OPTIMIZER)
     assert told["0.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
@@ -173,7 +173,7 @@ def test_an_optimizer_that_counts_its_parameters(kind, whole, tmp_path, statecli
     dcp.save(saved, checkpoint_id=tmp_path / "raw", no_dist=True)
     result = statecli("diff", str(tmp_path / "raw.pt"), str(tmp_path / "raw"), "-f", "json")
     assert (result.code, result.json["metadata"]) == (0, [])
-    read = [kinds.classified(formats.read(str(tmp_path / name))) for name in ("raw.pt", "raw")]
+    read = [kinds.classify_tensors(formats.read(str(tmp_path / name))) for name in ("raw.pt", "raw")]
     first, second = [{(t.fqn, t.kind, t.evidence, t.belongs_to) for t in one.tensors} for one in read]
     assert first == second
 
@@ -191,7 +191,7 @@ def test_a_model_beside_its_optimizer(tmp_path):
     net = dcp_ranks.model()
     moments = {f"state.{fqn}.exp_avg": torch.zeros_like(w) for fqn, w in net.named_parameters()}
     dcp.save({**net.state_dict(), "optimizer": moments, "step": 3}, checkpoint_id=tmp_path, no_dist=True)
-    state = kinds.classified(formats.read(str(tmp_path)))
+    state = kinds.classify_tensors(formats.read(str(tmp_path)))
     assert state.sections == ("model", "optimizer")
     told = {t.fqn: (t.kind, t.evidence) for t in state.tensors}
     assert told["2.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
@@ -656,7 +656,7 @@ def test_every_pickle_is_scanned(ranks):
     """The metadata, and one for each item in each rank's file."""
     with (ranks / "mixed" / ".metadata").open("rb") as file:
         items = len(pickle.load(file).storage_data)
-    found = scan.scan(str(ranks / "mixed"))
+    found = scan.scan_pickles(str(ranks / "mixed"))
     assert len([one for one in found if one.where.endswith("data.pkl")]) == items
     assert len([one for one in found if Path(one.place.path).name == ".metadata"]) == 1
     assert not [one for one in found if one.unread]

@@ -181,7 +181,7 @@ def test_an_audit_of_a_real_folder_finds_nothing(statecli, real, spec):
     result = statecli("audit", str(real / spec), "--values", "-f", "json")
     assert {one["severity"] for one in result.json["findings"]} <= {"note"}
     files = list((real / spec).rglob("*.pt"))
-    assert {one.place.path for one in scan.scan(str(real / spec))} == {str(one) for one in files}
+    assert {one.place.path for one in scan.scan_pickles(str(real / spec))} == {str(one) for one in files}
 
 
 def net(rows: int = 5) -> list[zero.Tensors]:
@@ -727,6 +727,6 @@ def test_the_pickles_of_a_universal_checkpoint_are_scanned(tmp_path):
     files = universal(tmp_path / "run")
     evil = attacks.pickled(attacks.called(attacks.named("os", "system"), attacks.text("true")))
     (files / "zero" / "b" / "step.pt").write_bytes(attacks.build(attacks.records(evil)))
-    names = {mention.qualified for one in scan.scan(str(files)) for mention in one.names}
+    names = {mention.qualified for one in scan.scan_pickles(str(files)) for mention in one.names}
     assert "os.system" in names
-    assert len({one.place.path for one in scan.scan(str(files))}) == 10
+    assert len({one.place.path for one in scan.scan_pickles(str(files))}) == 10

@@ -23,7 +23,8 @@ from statecli.commands.audit.run import Request, audit
 from statecli.core.finding import Severity
 from statecli.file_scan import scan
 from statecli.pickle_scan import frames
-from statecli.pickles.machine import MisframedPickle, TruncatedFrame, load
+from statecli.pickles.errors import MisframedPickle, TruncatedFrame
+from statecli.pickles.machine import read_pickle
 
 from .attacks import PROTO, STOP, build, called, named, number, records, state_dict, tensor, text
 from .test_fuzz import outcome, record
@@ -186,14 +187,14 @@ CROSSING = {
 def test_a_frame_that_no_pickler_writes_is_refused_in_one_line(name):
     """Unpicklers read different opcodes from such bytes: neither reading is shown as the content."""
     with pytest.raises((MisframedPickle, TruncatedFrame), match=name):
-        load(PROTO_4 + CROSSING[name])
+        read_pickle(PROTO_4 + CROSSING[name])
 
 
 def test_a_length_that_crosses_the_end_of_a_frame_is_the_frames_fault(tmp_path):
     """Read on, the string would be longer than the file; C reads another length. Both names are reported."""
     data = PROTO_4 + frame(2) + b"X\xff" + struct.pack("<I", 0) + named("os", "system") + b"."
     (tmp_path / "a.pkl").write_bytes(data)
-    (scanned,) = scan.scan(str(tmp_path / "a.pkl"))
+    (scanned,) = scan.scan_pickles(str(tmp_path / "a.pkl"))
     assert "an opcode crosses the end of its frame" in scanned.unread
     assert [(one.qualified, one.position) for one in scanned.names] == [("os.system", data.index(b"cos"))]
 
@@ -218,10 +219,10 @@ def test_frames_that_picklers_write_are_read(name):
         end = file.tell()
         writer.clear_memo()
         writer.dump(VALUES[name])
-        assert load(file.getvalue()).end == end
-        assert load(file.getvalue(), start=end).end == file.tell()
+        assert read_pickle(file.getvalue()).end == end
+        assert read_pickle(file.getvalue(), start=end).end == file.tell()
         optimized = pickletools.optimize(file.getvalue()[:end])
-        assert load(optimized).end == len(optimized)
+        assert read_pickle(optimized).end == len(optimized)
 
 
 def test_a_frame_may_end_in_any_place_but_inside_an_opcode():
@@ -252,8 +253,8 @@ def test_every_opcode_is_read_with_what_belongs_to_it():
         argument = one.arg.n if one.arg else 0
         code = ord(one.code)
         if argument >= 0:
-            assert code == 0x95 or frames._FIXED[code] == argument
+            assert code == 0x95 or frames._ARGUMENT_BYTES[code] == argument
         elif argument == pickletools.UP_TO_NEWLINE:
-            assert frames._LINES[code] == (2 if one.name in ("GLOBAL", "INST") else 1)
+            assert frames._ARGUMENT_LINES[code] == (2 if one.name in ("GLOBAL", "INST") else 1)
         else:
-            assert frames._COUNTED[code] == counts.get(argument, 4)
+            assert frames._LENGTH_BYTES[code] == counts.get(argument, 4)

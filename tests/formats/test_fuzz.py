@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.formats import torch_legacy, torch_zip
-from statecli.pickles.machine import Global, Key, Machine, Obj, Persistent, Pickle, SetOf, load
+from statecli.pickles.machine import Machine, read_pickle
+from statecli.pickles.nodes import Global, Key, Obj, Persistent, Pickle, SetOf
 
 from .attacks import number, pickled, state_dict, tensor, text
 
@@ -84,7 +85,7 @@ def generator(seed: int) -> random.Random:
 def outcome(data: bytes, *, fast: bool) -> object:
     """The flat graph, or the line that refuses it."""
     try:
-        return flat(load(data, fast=fast))
+        return flat(read_pickle(data, fast=fast))
     except MalformedError as error:
         return one_line(error)
 
@@ -182,9 +183,9 @@ def test_the_fast_path_is_taken(corpus, monkeypatch):
     monkeypatch.setattr(Machine, "take_record", lambda self, match: taken.append(original(self, match)) or taken[-1])
     for data in corpus[:5]:
         taken.clear()
-        load(data, fast=False)
+        read_pickle(data, fast=False)
         assert not taken
-        load(data)
+        read_pickle(data)
         assert sum(taken) > 2
     taken.clear()
     assert not isinstance(outcome(NEARLY["exactly"], fast=True), str)
@@ -260,7 +261,7 @@ def test_a_record_counts_as_its_opcodes_do(data):
         machine = Machine(data, "data.pkl", fast=fast, module_ids=False)
         with contextlib.suppress(MalformedError):
             machine.run(0)
-        counts.append(machine.objects)
+        counts.append(machine.object_count)
     assert counts == [3, 3]
 
 

@@ -8,7 +8,7 @@ from statecli.core.errors import MalformedError
 from statecli.core.state import ByteRange
 from statecli.formats import torch_zip
 from statecli.formats.torch.objects import build_state
-from statecli.pickles.machine import load
+from statecli.pickles.machine import read_pickle
 
 from .attacks import number, numbers, pickled, state_dict, tensor, text
 
@@ -16,7 +16,9 @@ STORAGES = {"0": ByteRange("file.pt", 64, 16)}
 
 
 def read(body, storages=STORAGES):
-    return build_state(load(body), storages, target="file.pt", format="torch-zip", traits=torch_zip.TRAITS, oddities=[])
+    return build_state(
+        read_pickle(body), storages, target="file.pt", format="torch-zip", traits=torch_zip.TRAITS, oddities=[]
+    )
 
 
 def refusal(**lie):

@@ -54,7 +54,7 @@ def packed(array: np.ndarray, kind: str) -> np.ndarray:
     try:
         return gguf.quants.quantize(array, gguf.GGMLQuantizationType[kind])
     except NotImplementedError:
-        values, size = ggml_types.BLOCKS[kind.lower()]
+        values, size = ggml_types.BLOCK_SIZES[kind.lower()]
         shape = (*array.shape[:-1], array.shape[-1] // values * size)
         # Below 0x40, no half in them is infinite or NaN, whichever bytes it is made of.
         return (np.abs(array).view(np.uint8).reshape(-1)[: np.prod(shape)] % 0x40).reshape(shape)
@@ -109,22 +109,22 @@ def test_the_sizes_of_blocks_are_the_librarys():
     """Every type that the installed package knows, by number, and none that is gone from ggml since is another now."""
     gguf = pytest.importorskip("gguf")
     for kind, sizes in gguf.GGML_QUANT_SIZES.items():
-        if kind.value in ggml_types.PLAIN:
-            assert (1, ggml_types.PLAIN[kind.value][1]) == sizes
+        if kind.value in ggml_types.TORCH_TYPES:
+            assert (1, ggml_types.TORCH_TYPES[kind.value][1]) == sizes
         else:
-            assert ggml_types.QUANTIZED[kind.value] == kind.name.lower()
-            assert ggml_types.BLOCKS[kind.name.lower()] == sizes
-    assert set(ggml_types.QUANTIZED.values()) == set(ggml_types.BLOCKS)
+            assert ggml_types.QUANTIZED_TYPES[kind.value] == kind.name.lower()
+            assert ggml_types.BLOCK_SIZES[kind.name.lower()] == sizes
+    assert set(ggml_types.QUANTIZED_TYPES.values()) == set(ggml_types.BLOCK_SIZES)
 
 
-@pytest.mark.parametrize("name", [name for name in ggml_types.BLOCKS if not name.startswith("q4_0_")])
+@pytest.mark.parametrize("name", [name for name in ggml_types.BLOCK_SIZES if not name.startswith("q4_0_")])
 def test_quantized_tensors_are_those_of_the_library(name, tmp_path):
     """Shape and elements are of the values, bytes those of the blocks; values are what the library makes of them."""
     gguf = pytest.importorskip("gguf")
     kind = gguf.GGMLQuantizationType[name.upper()]
     path = written(tmp_path / "m.gguf", {"a": VALUES[:1], "w": (VALUES, name.upper())})
     tensor = formats.read(str(path)).tensors[1]
-    values, size = ggml_types.BLOCKS[name]
+    values, size = ggml_types.BLOCK_SIZES[name]
     assert (tensor.dtype, tensor.shape, tensor.elements) == (name, VALUES.shape, VALUES.size)
     assert tensor.nbytes == VALUES.size // values * size == gguf.GGUFReader(path).tensors[1].n_bytes
     assert tensor.note == f"{values} values in {size} bytes"

@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from statecli import formats
-from statecli.core.kinds import classified
+from statecli.core.kinds import classify_tensors
 from statecli.core.state import Evidence, Kind
 from statecli.values.read import all_values
 
@@ -74,7 +74,7 @@ def test_its_sections_are_called_as_it_calls_them(checkpoint):
 
 def test_what_it_trains_is_told_by_both_optimizers(checkpoint):
     """Each trains too little of the model to be evidence alone; of the averages it is known as well."""
-    state = classified(formats.read(str(checkpoint)))
+    state = classify_tensors(formats.read(str(checkpoint)))
     for name in ("state_dict", "current_model_state"):
         rows = {one.fqn: one for one in state.tensors if one.section == name}
         learned = {fqn for fqn, one in rows.items() if one.kind is Kind.PARAMETER}

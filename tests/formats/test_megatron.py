@@ -149,7 +149,7 @@ def test_all_its_pickles_are_scanned(statecli, tmp_path):
     """An ordinary folder has no finding; a crafted rank is told, and nothing of it runs."""
     folder = write(tmp_path / "run")
     assert statecli("audit", str(folder), "--values").code == 0
-    assert len(scan.scan(str(folder))) == 2
+    assert len(scan.scan_pickles(str(folder))) == 2
     mark = tmp_path / "ran"
     body = attacks.called(attacks.named("os", "system"), attacks.text(f"touch {mark}"))
     file = folder / "iter_0000010" / "mp_rank_01" / "model_optim_rng.pt"

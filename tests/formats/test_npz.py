@@ -17,7 +17,7 @@ from numpy.lib import format as library
 from statecli import formats
 from statecli.core.errors import UnreadableError
 from statecli.core.state import Evidence, Kind
-from statecli.file_scan.scan import scan
+from statecli.file_scan.scan import scan_pickles
 from statecli.formats import npz
 from statecli.formats.shared import npy_array
 from statecli.values.read import all_values, opened, stored
@@ -204,7 +204,7 @@ def test_objects_are_named_and_not_loaded(tmp_path, packed, inspect):
     assert (found["labels"].dtype, found["labels"].data) == ("numpy O", None)
     assert found["labels"].note == "objects, saved as a pickle: not loaded"
     assert inspect(path, "--stats")[0] == 0
-    (pickled,) = scan(path)
+    (pickled,) = scan_pickles(path)
     assert "labels" in pickled.where
     assert "open" in {one.name for one in pickled.names}
     assert not (tmp_path / "harm").exists()
@@ -221,8 +221,8 @@ def test_an_audit_does_not_inflate_numbers(tmp_path, monkeypatch):
     """A compressed array of numbers is none of its business, however large."""
     from statecli.file_scan import scan as _scan
 
-    monkeypatch.setattr(_scan, "MAX_INFLATED", 1000)
-    assert scan(saved(tmp_path, True, a=numpy.zeros(100_000))) == ()
+    monkeypatch.setattr(_scan, "MAX_INFLATED_BYTES", 1000)
+    assert scan_pickles(saved(tmp_path, True, a=numpy.zeros(100_000))) == ()
 
 
 # What is wrong with an array.
@@ -541,7 +541,7 @@ def test_a_second_archive_inside_the_zip64_end_record_is_refused(tmp_path):
     assert mark.exists()
     with pytest.raises(UnreadableError, match="no zip64 end record"):
         formats.read(path)
-    assert any("pathlib.Path.touch" in name.qualified for pickle in scan(path) for name in pickle.names)
+    assert any("pathlib.Path.touch" in name.qualified for pickle in scan_pickles(path) for name in pickle.names)
 
 
 SAME_NAME = {

@@ -150,7 +150,7 @@ def limit_time() -> None:
 def test_an_integer_with_a_leading_zero_is_octal():
     """The C unpickler reads INT with strtol: a shape of 0100 has 64 elements, not 100."""
     line = b"I010000000000\n."
-    assert Machine(line, "data.pkl", fast=True, module_ids=False).c_integer(line[1:-2], 1) == pickle.loads(line)
+    assert Machine(line, "data.pkl", fast=True, module_ids=False).parse_c_integer(line[1:-2], 1) == pickle.loads(line)
     for data in (line, b"I-017\n.", b"I 07\n.", b"I010\0z\n."):
         scanner = Scanner(data, "data.pkl")
         scanner.run(0)

@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 
 from statecli.core.errors import MalformedError
 from statecli.pickles import machine
-from statecli.pickles.machine import Global, Key, Obj, Persistent, SetOf, TruncatedPickle, load
+from statecli.pickles.errors import TruncatedPickle
+from statecli.pickles.machine import read_pickle
+from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf
 
 from .attacks import colliding_ints, deep_key, hash_bomb, number, numbers, pickled, state_dict, tensor, text
 
@@ -38,7 +40,7 @@ values = st.recursive(
 
 def root(body: bytes) -> object:
     """What the machine makes of the pickle of these opcodes."""
-    return load(pickled(body)).root
+    return read_pickle(pickled(body)).root
 
 
 @given(values, st.sampled_from(PROTOCOLS))
@@ -46,7 +48,7 @@ def root(body: bytes) -> object:
 def test_plain_data_comes_back(value, protocol):
     """None, numbers, text, bytes, lists, tuples and dicts are what pickle.loads gives, in every protocol."""
     data = pickle.dumps(value, protocol)
-    made = load(data)
+    made = read_pickle(data)
     assert made.end == len(data)
     assume(not made.globals)  # protocols 0 to 2 write bytes as a call
     assert made.root == value
@@ -58,7 +60,7 @@ def test_shared_and_cyclic_containers_stay_so(protocol):
     shared: list[object] = [1]
     cyclic: list[object] = []
     cyclic.append(cyclic)
-    found = load(pickle.dumps({"a": shared, "b": shared, "c": cyclic}, protocol)).root
+    found = read_pickle(pickle.dumps({"a": shared, "b": shared, "c": cyclic}, protocol)).root
     assert found["a"] is found["b"]
     assert found["c"][0] is found["c"]
 
@@ -68,7 +70,7 @@ def test_objects_stay_calls(protocol):
     """An OrderedDict with attributes is a call of its class, with its items and state beside it."""
     value = OrderedDict(a=1, b=2)
     value.note = "x"  # type: ignore[attr-defined]
-    made = load(pickle.dumps(value, protocol)).root
+    made = read_pickle(pickle.dumps(value, protocol)).root
     assert type(made) is Obj
     assert made.cls.qualified == "collections.OrderedDict"
     assert made.state == {"note": "x"}
@@ -79,10 +81,10 @@ def test_objects_stay_calls(protocol):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_sets_are_lists_of_their_elements(protocol):
     """A set is a SetOf, or before protocol 4 a call with a list; never a Python set."""
-    made = load(pickle.dumps({"a", "b"}, protocol)).root
+    made = read_pickle(pickle.dumps({"a", "b"}, protocol)).root
     elements = made.elems if type(made) is SetOf else made.args[0]
     assert sorted(elements) == ["a", "b"]
-    frozen = load(pickle.dumps(frozenset("ab"), protocol)).root
+    frozen = read_pickle(pickle.dumps(frozenset("ab"), protocol)).root
     assert sorted(frozen.elems if type(frozen) is SetOf else frozen.args[0]) == ["a", "b"]
 
 
@@ -101,13 +103,13 @@ class Slots:
 
 def test_newobj_ex_keeps_both_kinds_of_arguments():
     """Keyword arguments are in `kwargs`, the __dict__ in `state`."""
-    made = load(pickle.dumps(Slots(x=1), 4)).root
+    made = read_pickle(pickle.dumps(Slots(x=1), 4)).root
     assert (made.how, made.args, made.kwargs, made.state) == ("newobj", (1, 2), {"three": 3}, {"held": {"x": 1}})
 
 
 def test_defaultdict_and_list_subclass_keep_what_is_put_into_them():
     """SETITEMS and APPENDS on the result of a call go into `items` and `elems`."""
-    made = load(pickle.dumps(defaultdict(list, {"a": [1]}), 2)).root
+    made = read_pickle(pickle.dumps(defaultdict(list, {"a": [1]}), 2)).root
     assert (made.args[0].qualified, made.items) == ("__builtin__.list", {"a": [1]})
     assert root(b"cm\nL\n)\x81(" + number(1) + number(2) + b"e").elems == [1, 2]
 
@@ -189,20 +191,20 @@ def test_dictionary_keys_that_hash_slowly_are_kept_by_identity():
 def test_duplicate_keys_are_told_and_the_last_one_wins():
     """Within one batch, across batches, and with a bool that equals an int."""
     body = b"}(" + (text("a") + number(1)) + (text("a") + number(2)) + b"u" + text("a") + number(3) + b"s"
-    made = load(pickled(body + b"(" + number(1) + b"N\x88N" + b"u"))
+    made = read_pickle(pickled(body + b"(" + number(1) + b"N\x88N" + b"u"))
     assert made.root == {"a": 3, 1: None}
     assert made.duplicate_keys == ["a", "a", True]
 
 
 def test_at_most_a_hundred_duplicates_are_kept():
     """A file of nothing but duplicates does not fill the memory with them."""
-    assert len(load(pickled(b"}(" + (text("a") + b"N") * 1000 + b"u")).duplicate_keys) == 100
+    assert len(read_pickle(pickled(b"}(" + (text("a") + b"N") * 1000 + b"u")).duplicate_keys) == 100
 
 
 def test_globals_are_listed_once_with_the_byte_of_their_first_mention():
     """GLOBAL, STACK_GLOBAL and INST name them; one name is one object."""
     data = pickled(b"]" + b"cos\nsystem\na" + text("os") + text("system") + b"\x93a" + b"(iposix\nfork\na")
-    made = load(data)
+    made = read_pickle(data)
     assert [(one.qualified, one.position) for one in made.globals] == [
         ("os.system", 3),
         ("posix.fork", data.index(b"iposix")),
@@ -212,7 +214,7 @@ def test_globals_are_listed_once_with_the_byte_of_their_first_mention():
 
 def test_persistent_ids_are_listed_in_order():
     """BINPERSID takes any value, PERSID a line of text."""
-    made = load(pickled(b"]" + numbers(1) + b"QaPline\na"))
+    made = read_pickle(pickled(b"]" + numbers(1) + b"QaPline\na"))
     assert [one.pid for one in made.persistent] == [(1,), "line"]
     assert made.root == made.persistent
 
@@ -220,15 +222,15 @@ def test_persistent_ids_are_listed_in_order():
 def test_module_ids_stand_for_the_class_only_when_asked():
     """Old whole modules give ("module", class, file, source) where later ones give the class."""
     data = pickled(b"(" + text("module") + b"cm\nNet\n" + text("f.py") + text("source") + b"tQ")
-    assert type(load(data).root) is Persistent
-    found = load(data, module_ids=True).root
+    assert type(read_pickle(data).root) is Persistent
+    found = read_pickle(data, module_ids=True).root
     assert type(found) is Global
     assert found.qualified == "m.Net"
 
 
 def test_a_pickle_may_start_and_end_in_the_middle():
     """`start` is where it begins, `end` the first byte after it."""
-    made = load(memoryview(b"junk" + pickled(number(3)) + b"more"), start=4)
+    made = read_pickle(memoryview(b"junk" + pickled(number(3)) + b"more"), start=4)
     assert (made.root, made.end, made.protocol) == (3, 9, 2)
 
 
@@ -250,7 +252,7 @@ def test_nothing_is_imported_or_called(body, tmp_path, monkeypatch):
     """What pickle would run becomes a graph, the file it would write is not there, no module is loaded."""
     monkeypatch.chdir(tmp_path)
     before = set(sys.modules)
-    made = load(pickled(body))
+    made = read_pickle(pickled(body))
     assert type(made.root) is Obj
     assert made.globals
     assert list(tmp_path.iterdir()) == []
@@ -317,7 +319,7 @@ def test_nonsense_is_malformed(case):
     """Each way to misuse an opcode has its line, with the byte."""
     body, message = case
     with pytest.raises(MalformedError) as caught:
-        load(pickled(body))
+        read_pickle(pickled(body))
     line = str(caught.value)
     assert message in line
     assert line.startswith("data.pkl: ")
@@ -346,7 +348,7 @@ TRUNCATED = {
 def test_bytes_that_end_too_soon_are_truncated(data):
     """Nothing is allocated for a length the file does not have."""
     with pytest.raises(TruncatedPickle, match="is truncated: "):
-        load(data)
+        read_pickle(data)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -355,7 +357,7 @@ def test_every_prefix_is_truncated(protocol):
     data = pickle.dumps({"a": [1, 2.5, "x", (None, True)], "b": Fraction(1, 3), "c": {1: 2**70}}, protocol)
     for end in range(len(data)):
         with pytest.raises(TruncatedPickle):
-            load(data[:end])
+            read_pickle(data[:end])
 
 
 BOMBS = {
@@ -378,17 +380,17 @@ BOMBS = {
 def test_bombs_are_ordinary_graphs(data):
     """What hangs or crashes pickle and torch.load is read, and freed, in a moment."""
     begun = time.process_time()
-    load(data)
+    read_pickle(data)
     gc.collect()
     assert time.process_time() - begun < 5
 
 
 BUDGETS = {
     "opcodes": ("MAX_OPCODES", b"N0", "more than 200000 opcodes"),
-    "memo entries": ("MAX_MEMO", b"N\x940", "more than 200000 memo entries"),
+    "memo entries": ("MAX_MEMO_ENTRIES", b"N\x940", "more than 200000 memo entries"),
     "objects": ("MAX_OBJECTS", b"]0", "more than 200000 objects"),
-    "stack": ("MAX_STACK", b"N", "more than 200000 values wait on the stack"),
-    "marks": ("MAX_MARKS", b"(", "more than 200000 open marks"),
+    "stack": ("MAX_STACK_VALUES", b"N", "more than 200000 values wait on the stack"),
+    "marks": ("MAX_OPEN_MARKS", b"(", "more than 200000 open marks"),
 }
 
 
@@ -398,34 +400,34 @@ def test_each_budget_ends_a_bomb(case, monkeypatch):
     limit, body, message = case
     monkeypatch.setattr(machine, limit, 200_000)
     with pytest.raises(MalformedError, match=message):
-        load(pickled(body * 300_000))
+        read_pickle(pickled(body * 300_000))
     if limit != "MAX_OPCODES":
-        load(pickled(body * 150_000 + b"N"))
+        read_pickle(pickled(body * 150_000 + b"N"))
 
 
 def test_the_budgets_leave_room_for_a_hundred_thousand_tensors():
     """A state_dict takes 32 opcodes, 8 memo entries and 3 objects for each tensor."""
     assert machine.MAX_OPCODES > 32 * 300_000
-    assert machine.MAX_MEMO > 8 * 300_000
+    assert machine.MAX_MEMO_ENTRIES > 8 * 300_000
     assert machine.MAX_OBJECTS > 3 * 300_000
 
 
 def test_the_number_of_globals_is_bounded(monkeypatch):
     """Names that differ are all kept, so there is an end to them."""
     monkeypatch.setattr(machine, "MAX_GLOBALS", 10)
-    body = b"".join(b"cm\n%d\n0" % n for n in range(machine._BURST))
+    body = b"".join(b"cm\n%d\n0" % n for n in range(machine.BURST_OPCODES))
     with pytest.raises(MalformedError, match="names more than 10 globals"):
-        load(pickled(body))
+        read_pickle(pickled(body))
 
 
 def test_a_bomb_frees_its_memory_in_a_fresh_process():
     """Two million levels of every container are freed without overflowing the C stack."""
     code = """
-        from statecli.pickles.machine import load
+        from statecli.pickles.machine import read_pickle
         for body in (b")" + b"\\x85" * 2_000_000, b"]" * 300_000 + b"a" * 299_999, b"N" + b"Q" * 300_000,
                      b"cm\\nf\\n" + b")R" * 300_000, b"cm\\nf\\n" + b")R}b" * 300_000,
                      b"}" * 300_000 + b"Ns" * 299_999):
-            load(b"\\x80\\x02" + body + b".")
+            read_pickle(b"\\x80\\x02" + body + b".")
         print("alive")
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
@@ -439,7 +441,7 @@ def test_the_collector_is_left_as_it_was(enabled, data):
     was = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
-        load(data)
+        read_pickle(data)
     except MalformedError:
         pass
     finally:
@@ -451,7 +453,7 @@ def test_the_collector_is_left_as_it_was(enabled, data):
 def test_nodes_print_without_walking():
     """A node's repr is short, since the graph's can be exponential."""
     body = state_dict(w=tensor())
-    made = load(body)
+    made = read_pickle(body)
     for node in (made, made.root["w"], made.persistent[0], Key(made.root), SetOf([made.root]), made.globals[0]):
         assert len(repr(node)) < 60
 
@@ -544,4 +546,4 @@ def test_real_pickles_agree_with_pickle_itself(protocol, tmp_path):
             data = archive.read("x/data.pkl")
         theirs = Oracle(io.BytesIO(data)).load()
         for fast in (True, False):
-            assert same(load(data, fast=fast).root, theirs), (name, fast)
+            assert same(read_pickle(data, fast=fast).root, theirs), (name, fast)

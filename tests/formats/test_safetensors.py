@@ -889,13 +889,13 @@ def test_a_file_that_shrinks_before_its_values_are_read(tmp_path, monkeypatch, i
     """Truncated between the header and --stats: one line that names the file, not statistics of what is left."""
     path = tmp_path / "shrinks.safetensors"
     path.write_bytes(one(entry(shape=(100,), offsets=(0, 400)), bytes(400)))
-    classified = kinds.classified
+    classified = kinds.classify_tensors
 
     def truncating(state: ModelState) -> ModelState:
         os.truncate(path, 100)
         return classified(state)
 
-    monkeypatch.setattr(kinds, "classified", truncating)
+    monkeypatch.setattr(kinds, "classify_tensors", truncating)
     code, out, err = inspect(path, "--stats", "-f", "json")
     assert (code, out) == (2, "")
     assert str(path) in err

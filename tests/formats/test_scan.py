@@ -24,8 +24,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from statecli.core.errors import MalformedError
 from statecli.file_scan import scan as _scan
-from statecli.file_scan.scan import scan
+from statecli.file_scan.scan import scan_pickles
 from statecli.pickle_scan.one_pickle import begins_as_pickle
 from statecli.pickle_scan.step_budget import Budget
 from statecli.pickles import machine
@@ -56,7 +57,7 @@ def scanned(tmp_path):
 
     def one(data):
         (tmp_path / "file").write_bytes(data)
-        return scan(str(tmp_path / "file"))
+        return scan_pickles(str(tmp_path / "file"))
 
     return one
 
@@ -146,7 +147,7 @@ def test_the_names_of_an_honest_pickle_are_those_that_the_unpickler_asks_for(tmp
     data = pickle.dumps(value, protocol)
     path = tmp_path_factory.getbasetemp() / "honest"
     path.write_bytes(b"\x80\x02" + data if protocol < 2 else data)
-    (found, *rest) = scan(str(path))
+    (found, *rest) = scan_pickles(str(path))
     assert not rest
     assert found.unread is None
     assert names([found]) == imported(data, FromC)
@@ -223,7 +224,7 @@ def test_no_unpickler_asks_for_a_name_that_the_scan_does_not_know(tmp_path_facto
     data = b"\x80\x04" + named("zeroth", "Zero") + begin + b"".join(pieces) + b"."
     path = tmp_path_factory.getbasetemp() / "hostile"
     path.write_bytes(data)
-    found = scan(str(path))
+    found = scan_pickles(str(path))
     asked = imported(data, FromC) | imported(data, FromPython)
     assert asked <= names(found)
 
@@ -240,8 +241,8 @@ def test_that_property_can_fail():
         b"\x80\x04" + named("zeroth", "Zero") + b"N}" + text("a") + number(1) + b"s\x86b" + named("first", "One") + b"."
     )
     assert imported(data, FromC) == imported(data, FromPython) == {"zeroth.Zero", "first.One"}
-    with pytest.raises(machine.MalformedError):
-        machine.load(data)
+    with pytest.raises(MalformedError):
+        machine.read_pickle(data)
 
 
 @given(st.binary(max_size=200))
@@ -251,7 +252,7 @@ def test_any_bytes_are_scanned(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "bytes"
     for whole in (data, b"\x80\x04" + data, b"PK\3\4" + data, build([*records(), Member("archive/x.pkl", data)])):
         path.write_bytes(whole)
-        scan(str(path))
+        scan_pickles(str(path))
 
 
 @given(st.data())
@@ -263,7 +264,7 @@ def test_a_damaged_archive_still_gives_its_pickle(tmp_path_factory, data):
     broken = whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
     path = tmp_path_factory.getbasetemp() / "damaged"
     path.write_bytes(broken)
-    assert "os.system" in names(scan(str(path)))
+    assert "os.system" in names(scan_pickles(str(path)))
 
 
 def test_a_name_is_told_with_its_byte(scanned):
@@ -374,7 +375,7 @@ def test_the_shards_of_an_index_are_scanned(tmp_path):
     index = tmp_path / "pytorch_model.bin.index.json"
     index.write_text('{"metadata": {}, "weight_map": {"w": "model-00001-of-00001.bin"}}')
     for target in (tmp_path, index):
-        assert [one.place.path for one in scan(str(target))] == [str(tmp_path / "model-00001-of-00001.bin")]
+        assert [one.place.path for one in scan_pickles(str(target))] == [str(tmp_path / "model-00001-of-00001.bin")]
 
 
 def test_an_index_does_not_lead_out_of_its_folder(tmp_path):
@@ -383,13 +384,13 @@ def test_an_index_does_not_lead_out_of_its_folder(tmp_path):
     (tmp_path / "in").mkdir()
     index = tmp_path / "in" / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"w": "../a.pkl"}}')
-    assert scan(str(index)) == ()
+    assert scan_pickles(str(index)) == ()
 
 
 def test_the_metadata_of_a_distributed_checkpoint_is_a_pickle_whatever_it_begins_with(tmp_path):
     """torch.distributed.checkpoint always unpickles it, so that a module is imported though the pickle breaks off."""
     (tmp_path / ".metadata").write_bytes(b"N0cevil_module\nx\n\xff")
-    (found,) = scan(str(tmp_path / ".metadata"))
+    (found,) = scan_pickles(str(tmp_path / ".metadata"))
     assert names([found]) == {"evil_module.x"}
     assert "unknown opcode 0xff" in found.unread
 
@@ -411,7 +412,7 @@ def test_text_in_a_checkpoint_is_no_pickle(scanned):
 
 def test_a_file_that_is_missing_has_no_pickle(tmp_path):
     """Whoever lists its tensors says so."""
-    assert scan(str(tmp_path / "missing")) == ()
+    assert scan_pickles(str(tmp_path / "missing")) == ()
 
 
 def test_an_inflation_bomb_is_said_and_not_inflated(scanned):
@@ -470,8 +471,8 @@ def test_a_scan_imports_neither_pickle_nor_torch(tmp_path):
     (tmp_path / "a.pt").write_bytes(build(records(state_dict(w=tensor(), x=called(named("wave", "open"))))))
     code = f"""
         import sys
-        from statecli.file_scan.scan import scan
-        assert len(scan({str(tmp_path / "a.pt")!r})) == 1
+        from statecli.file_scan.scan import scan_pickles
+        assert len(scan_pickles({str(tmp_path / "a.pt")!r})) == 1
         assert not set(sys.modules) & {{"pickle", "_pickle", "torch", "numpy", "wave"}}
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
@@ -489,7 +490,7 @@ def test_a_real_checkpoint_has_one_pickle(tmp_path):
     """The records of its storages are looked at, and are none, whatever they begin with."""
     begins = torch.tensor([0x80, 2, 0x5D, 0x2E] + [0] * 60, dtype=torch.uint8)
     torch.save({"w": begins, "v": torch.randn(100)}, tmp_path / "a.pt")
-    found = scan(str(tmp_path / "a.pt"))
+    found = scan_pickles(str(tmp_path / "a.pt"))
     assert [one.where for one in found][:1] == ["a/data.pkl"]
     assert all(not one.names for one in found[1:])
 
@@ -506,7 +507,7 @@ def test_pickles_that_are_the_same_are_each_told_where_they_are(scanned):
 
 def test_what_is_too_long_to_be_known_again_is_read(scanned, monkeypatch):
     """Each by itself, also once no more are kept."""
-    monkeypatch.setattr(_scan, "MAX_KEPT", 1)
+    monkeypatch.setattr(_scan, "MAX_CACHED_PICKLES", 1)
     long = build(records(state_dict(w=tensor(), x=text("a" * 5000))))
     evil = build(records(state_dict(w=tensor(), x=text("a" * 5000), y=SYSTEM)))
     assert "os.system" in names(scanned(build(records()) + long + evil))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from statecli.commands.audit.run import Request, audit
-from statecli.file_scan.scan import scan
+from statecli.file_scan.scan import scan_pickles
 from statecli.pickle_scan import script_code
 from statecli.pickle_scan.step_budget import Steps
 
@@ -136,7 +136,7 @@ def test_operators_and_classes_of_other_libraries_are_unknown():
     """Those that come with torch are not; those of its companions that touch files are known for it."""
 
     def known(code: bytes) -> list[tuple[str, str, bool]]:
-        return [(one.module, one.name, one.why is not None) for one in script_code.calls(code, Steps())]
+        return [(one.module, one.name, one.why is not None) for one in script_code.find_calls(code, Steps())]
 
     assert known(b"x = ops.mylib.run(1)") == [("torch.ops.mylib", "run", False)]
     assert known(b"x = ops.torchvision.nms(1)\ny = ops.image.decode_jpeg(x)") == []
@@ -175,7 +175,7 @@ def test_an_operator_that_does_not_check_memory_is_unsafe(name, archive):
 @pytest.mark.parametrize("operator", ["symm_mem::memset32_", "static_runtime::create_owned_ref", "inductor::new"])
 def test_an_operator_of_an_internal_namespace_is_unsafe(operator):
     """Bytecode and graphs of torch.export name an operator like this; code is covered by the test above."""
-    assert script_code.harm(operator)
+    assert script_code.describe_harm(operator)
 
 
 def test_an_unknown_operator_is_a_warning(archive):
@@ -187,9 +187,9 @@ def test_an_unknown_operator_is_a_warning(archive):
 def test_names_of_attributes_and_parameters_are_no_other_names():
     """Whatever a module calls them."""
     code = b"class A(Module):\n  ops : Tensor\n  torch : Tensor\n  def f(self: A, torch: int):\n    g(torch=1)\n"
-    assert list(script_code.calls(code, Steps())) == []
-    assert [one.name for one in script_code.calls(b"    a = torch\n", Steps())] == ["*"]
-    assert [one.name for one in script_code.calls(b"    g(torch=torch)\n", Steps())] == ["*"]
+    assert list(script_code.find_calls(code, Steps())) == []
+    assert [one.name for one in script_code.find_calls(b"    a = torch\n", Steps())] == ["*"]
+    assert [one.name for one in script_code.find_calls(b"    g(torch=torch)\n", Steps())] == ["*"]
 
 
 @pytest.mark.parametrize("name", ["code/__torch__.py", ".data/ts_code/code/a.py", ".data/ts_code/0/code/a/b.py"])
@@ -200,7 +200,7 @@ def test_code_is_read_wherever_torch_reads_it(name, tmp_path):
             file.writestr("a/data.pkl", b"\x80\x02}.")
             file.writestr("a/" + name, b"t = torch.from_file(1)\n")
             file.writestr("a/model.py", b"torch.save(1)\n")
-        (found,) = [one for one in scan(str(tmp_path / "a.pt")) if one.doer]
+        (found,) = [one for one in scan_pickles(str(tmp_path / "a.pt")) if one.doer]
         assert found.where == f"a/{name}, line 1"
         assert found.names[0].name == "from_file"
 
@@ -213,10 +213,10 @@ def test_bytecode_is_searched_for_what_is_known(tmp_path):
             return torch.from_file("HARM", False, 4)
 
     torch.jit.script(Writer())._save_for_lite_interpreter(str(tmp_path / "a.ptl"))
-    where = [one.where.rpartition("/")[2] for one in scan(str(tmp_path / "a.ptl")) if one.doer]
+    where = [one.where.rpartition("/")[2] for one in scan_pickles(str(tmp_path / "a.ptl")) if one.doer]
     assert "bytecode.pkl" in where
     torch.jit.script(nn.Linear(2, 2))._save_for_lite_interpreter(str(tmp_path / "b.ptl"))
-    assert not [one for one in scan(str(tmp_path / "b.ptl")) if one.doer]
+    assert not [one for one in scan_pickles(str(tmp_path / "b.ptl")) if one.doer]
 
 
 def test_code_that_is_not_read_is_said(records, tmp_path, monkeypatch):
@@ -225,9 +225,9 @@ def test_code_that_is_not_read_is_said(records, tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "a.pt", "w") as file:
         for name, data in {**records, f"{folder}/model.json": b"{}"}.items():
             file.writestr(name, data)
-    assert ["torch 1.0" in one.unread for one in scan(str(tmp_path / "a.pt")) if one.unread] == [True]
-    monkeypatch.setattr("statecli.file_scan.scan.MAX_CODE", 100)
-    assert any("code of more than 100 bytes" in (one.unread or "") for one in scan(str(tmp_path / "a.pt")))
+    assert ["torch 1.0" in one.unread for one in scan_pickles(str(tmp_path / "a.pt")) if one.unread] == [True]
+    monkeypatch.setattr("statecli.file_scan.scan.MAX_CODE_BYTES", 100)
+    assert any("code of more than 100 bytes" in (one.unread or "") for one in scan_pickles(str(tmp_path / "a.pt")))
 
 
 def test_every_operator_of_torch_is_of_a_namespace_that_is_known():
@@ -236,10 +236,10 @@ def test_every_operator_of_torch_is_of_a_namespace_that_is_known():
     schemas = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     operators = schemas.stdout.split()
     assert len(operators) > 1000
-    assert [one for one in operators if not (script_code.is_shipped(one) or script_code.harm(one))] == []
+    assert [one for one in operators if not (script_code.is_shipped(one) or script_code.describe_harm(one))] == []
     touching = [one for one in operators if one.endswith(("_file", "::save", "PythonOp", "load_tensor"))]
     assert len(touching) > 3
-    assert [one for one in touching if not script_code.harm(one)] == []
+    assert [one for one in touching if not script_code.describe_harm(one)] == []
 
 
 def test_an_archive_whose_version_lies_with_its_data_is_audited(records, tmp_path):

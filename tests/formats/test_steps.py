@@ -96,8 +96,8 @@ def taken(tmp_path, data):
     path = tmp_path / "model.pt"
     path.write_bytes(data)
     with Source(str(path)) as source:
-        scan = _scan._Scan(source)
-        found = scan.run()
+        scan = _scan.FileScan(source)
+        found = scan.scan()
     return scan.steps.taken, found
 
 
@@ -192,7 +192,7 @@ def test_calls_end_at_their_budget(name, counted, tmp_path, monkeypatch):
     monkeypatch.setattr(Budget.CALLS, "limit", 1000)
     (tmp_path / name).write_bytes(four(stacked("builtins", "list") + SHARED + (GET + b")R0") * 1500))
     with Source(str(tmp_path / name)) as source:
-        (found,) = _scan._Scan(source).run()
+        (found,) = _scan.FileScan(source).scan()
     assert found.unread == ("has more than 1,000 calls" if counted else None)
 
 
@@ -272,9 +272,9 @@ LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-from statecli.file_scan.scan import scan
+from statecli.file_scan.scan import scan_pickles
 for path in sys.argv[1:]:
-    scan(path)
+    scan_pickles(path)
 """
 
 
@@ -305,5 +305,5 @@ def test_long_words_are_searched_for_names_in_linear_time(tmp_path):
 @pytest.mark.parametrize("word", [b"N0cos", b"(" + b"a" * 70_000 + b"ios", b"N0c" + b"o" * 70_000])
 def test_a_name_after_a_long_word_is_found(word):
     """An opcode that imports a name is seen at any place of a word, of any length."""
-    assert imported_names._may_be_one(word + b"\nsystem\n(S'true'\ntR.")
-    assert not imported_names._may_be_one(word + b"\n0system\n")
+    assert imported_names._may_be_nested_data(word + b"\nsystem\n(S'true'\ntR.")
+    assert not imported_names._may_be_nested_data(word + b"\n0system\n")

@@ -13,7 +13,7 @@ import pytest
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.state import ByteRange
 from statecli.formats import torch_legacy, torch_zip
-from statecli.pickles.machine import Pickle
+from statecli.pickles.nodes import Pickle
 from statecli.storage.source import HEAD_BYTES, Source, Window
 
 from .attacks import Lies, Member, build, changed, legacy, number, pickled, records, state_dict, tensor, text, without

@@ -20,9 +20,9 @@ from statecli import formats
 from statecli.commands.audit.run import Request, audit
 from statecli.core.errors import UnreadableError
 from statecli.core.state import Evidence, Kind
-from statecli.file_scan.scan import scan
+from statecli.file_scan.scan import scan_pickles
 from statecli.formats import torch_export
-from statecli.pickle_scan.export_expressions import cost_of, expressions, is_plain, is_plain_guard
+from statecli.pickle_scan.export_expressions import describe_cost, is_plain_expression, is_plain_guard, iter_expressions
 from statecli.rules.pickles import RULES
 from statecli.values.read import all_values
 
@@ -533,7 +533,7 @@ def test_a_crafted_pickle_does_nothing_and_is_found(name, parts, tmp_path):
         archive.writestr("archive/version", "3")
     path = built(tmp_path / "y.pt2", {**parts, name: pickle if "opaque" in name else out.getvalue()})
     read(path)
-    assert "os.system" in {mention.qualified for one in scan(str(path)) for mention in one.names}
+    assert "os.system" in {mention.qualified for one in scan_pickles(str(path)) for mention in one.names}
     done = run("audit", path, "-f", "json")
     assert done.returncode == 1
     assert "unsafe-global" in {one["rule"] for one in json.loads(done.stdout)["findings"]}
@@ -661,10 +661,10 @@ def test_expressions_of_real_programs_are_plain(tmp_path):
     program = torch.export.export(Sizes(), (torch.randn(12, 4),), dynamic_shapes=({0: size},))
     path = new(program, tmp_path / "x.pt2")
     with zipfile.ZipFile(path) as archive:
-        found = set(expressions(json.loads(archive.read("x/models/model.json"))))
+        found = set(iter_expressions(json.loads(archive.read("x/models/model.json"))))
     assert any("FloorDiv" in one for one in found)
-    assert [one for one in found if not is_plain(one) or cost_of(one)] == []
-    assert scan(str(path))
+    assert [one for one in found if not is_plain_expression(one) or describe_cost(one)] == []
+    assert scan_pickles(str(path))
 
 
 PLAIN = (
@@ -719,7 +719,7 @@ CHEAP = (
 @pytest.mark.parametrize("text", COSTLY, ids=lambda text: text[:20])
 def test_expressions_that_take_for_ever_are_found(parts, text, tmp_path):
     """Nothing but what expressions are made of, in a size of an honest program."""
-    assert is_plain(text)
+    assert is_plain_expression(text)
     size = {"meta": {"sizes": [{"as_expr": {"expr_str": text}}]}}
     document = json.dumps({**json.loads(parts["models/model.json"]), "costly": size}).encode()
     (found,) = findings(built(tmp_path / "y.pt2", {**parts, "models/model.json": document}))
@@ -729,21 +729,21 @@ def test_expressions_that_take_for_ever_are_found(parts, text, tmp_path):
 @pytest.mark.parametrize("text", CHEAP, ids=lambda text: text[:20])
 def test_expressions_of_sizes_are_cheap(text):
     """Powers of symbols, the largest size, and as many factors as tensors have dimensions."""
-    assert is_plain(text)
-    assert cost_of(text) is None
+    assert is_plain_expression(text)
+    assert describe_cost(text) is None
 
 
 def test_sympy_computes_numbers_at_once():
     """Which is why their size is judged before: 333,000 bits of ten characters."""
     sympy = pytest.importorskip("sympy")
     assert int(sympy.sympify("10**100000")).bit_length() > 300_000
-    assert cost_of("10**100000")
+    assert describe_cost("10**100000")
 
 
 def test_what_is_an_expression_and_what_is_code():
     """Nothing but what sizes are made of is called, and no attribute is taken."""
-    assert [one for one in PLAIN if not is_plain(one) or cost_of(one)] == []
-    assert [one for one in CODE if is_plain(one)] == []
+    assert [one for one in PLAIN if not is_plain_expression(one) or describe_cost(one)] == []
+    assert [one for one in CODE if is_plain_expression(one)] == []
 
 
 @pytest.mark.parametrize("writer", [new, of_2_7], ids=lambda one: one.__name__)
@@ -804,7 +804,7 @@ def test_the_guards_of_real_programs_are_plain(tmp_path):
     with zipfile.ZipFile(path) as archive:
         guards = json.loads(archive.read("x/models/model.json"))["guards_code"]
     assert any("L['tables']['a'][0].size()[0]" in guard for guard in guards)
-    assert [guard for guard in guards if not is_plain_guard(guard) or cost_of(guard)] == []
+    assert [guard for guard in guards if not is_plain_guard(guard) or describe_cost(guard)] == []
     assert findings(path) == []
 
 
@@ -968,7 +968,7 @@ def test_a_file_that_leaves_the_loaders_folder_is_found(parts, tmp_path):
 def test_a_program_that_is_no_json_was_not_scanned(parts, tmp_path):
     """Python's own parser takes NaN, so what is refused here may load."""
     path = built(tmp_path / "y.pt2", {**parts, "models/model.json": b'{"a": NaN, "expr_str": "eval(1)"}'})
-    assert "no valid JSON" in next(one.unread for one in scan(str(path)) if one.where == "x/models/model.json")
+    assert "no valid JSON" in next(one.unread for one in scan_pickles(str(path)) if one.where == "x/models/model.json")
 
 
 def test_every_beginning_is_refused_or_read(parts, tmp_path):

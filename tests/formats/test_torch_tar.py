@@ -17,7 +17,7 @@ import torch
 from statecli import formats
 from statecli.commands.audit.run import Request, audit
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.file_scan.scan import scan
+from statecli.file_scan.scan import scan_pickles
 from statecli.formats import torch_tar
 from statecli.rules.pickles import RULES
 from statecli.targets.outcome import Status
@@ -134,7 +134,7 @@ def test_an_honest_one_is_clean(written):
     assert found(path) == []
     (target,) = audit(Request((str(path),), select=("unsafe-global", "unscanned-pickle"))).targets
     assert target.status is Status.AUDITED
-    assert {one.where for one in scan(str(path))} == {"storages", "tensors", "pickle"}
+    assert {one.where for one in scan_pickles(str(path))} == {"storages", "tensors", "pickle"}
 
 
 def system(mark: Path) -> bytes:
@@ -342,6 +342,6 @@ def test_a_damaged_entry_spoils_its_tensor_alone(written):
 def test_the_scan_of_no_tar_needs_no_tarfile(tmp_path):
     """It takes as long to import as all of statecli."""
     torch.save({"w": torch.zeros(2)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
-    code = "import sys; from statecli.file_scan.scan import scan; scan('a.pt'); print('tarfile' in sys.modules)"
+    code = "import sys; from statecli.file_scan.scan import *; scan_pickles('a.pt'); print('tarfile' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

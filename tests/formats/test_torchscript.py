@@ -17,7 +17,7 @@ from torch import nn
 from statecli import formats
 from statecli.core.errors import UnreadableError
 from statecli.core.state import Evidence, Kind
-from statecli.file_scan.scan import scan
+from statecli.file_scan.scan import scan_pickles
 from statecli.formats import torchscript
 from statecli.values.read import all_values
 
@@ -481,7 +481,7 @@ def test_a_crafted_pickle_does_nothing_and_is_found(parts, tmp_path):
     ):
         path = built(tmp_path / "y.pt", {**parts, name: data})
         read(path)
-        assert "os.system" in {mention.qualified for one in scan(str(path)) for mention in one.names}
+        assert "os.system" in {mention.qualified for one in scan_pickles(str(path)) for mention in one.names}
         done = run("audit", path, "-f", "json")
         assert done.returncode == 1
         assert "unsafe-global" in {one["rule"] for one in json.loads(done.stdout)["findings"]}
@@ -502,7 +502,7 @@ def test_code_is_found_in_a_folder_of_any_case(folder, tmp_path):
             other.writestr(name.replace("x/code/", f"{folder}/"), good.read(name))
     torch.jit.load(tmp_path / "y.pt")(str(tmp_path / "made"))
     assert (tmp_path / "made").exists()
-    names = {(one.doer, mention.qualified) for one in scan(str(tmp_path / "y.pt")) for mention in one.names}
+    names = {(one.doer, mention.qualified) for one in scan_pickles(str(tmp_path / "y.pt")) for mention in one.names}
     assert ("its code", "torch.from_file") in names
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from statecli import render
-from statecli.core.escaping import as_line, in_json, visible
+from statecli.core.escaping import escape, escape_json, escape_line
 from statecli.core.finding import Finding, Severity
 from statecli.core.state import Oddity
 from statecli.render import Look, Output
@@ -139,18 +139,18 @@ def test_no_part_of_an_audit_acts(output, terminal):
 )
 def test_a_command_is_broken_where_it_begins(text, line):
     """And nothing else is touched."""
-    assert as_line(text) == line
+    assert escape_line(text) == line
 
 
 @given(st.text(st.characters()))
 def test_what_is_visible_stays_so(text):
     """Escaping twice is escaping once."""
-    assert visible(visible(text)) == visible(text)
-    assert as_line(as_line(text)) == as_line(text)
+    assert escape(escape(text)) == escape(text)
+    assert escape_line(escape_line(text)) == escape_line(text)
 
 
 @pytest.mark.parametrize("character", ["\x9b", "\ufffe", "\U000e0041", "\ud800"], ids=ascii)
 def test_in_json_it_reads_back(character):
     """As the character that it is, of any plane."""
-    assert in_json(json.dumps(character, ensure_ascii=False)).isascii()
-    assert json.loads(in_json(json.dumps(character, ensure_ascii=False))) == character
+    assert escape_json(json.dumps(character, ensure_ascii=False)).isascii()
+    assert json.loads(escape_json(json.dumps(character, ensure_ascii=False))) == character

@@ -184,9 +184,9 @@ def test_no_text_changes_the_page_it_stands_in(text):
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_name_is_shown_as_it_is(text):
     """Escaped for HTML alone: what a reader sees is the name, its control characters made visible."""
-    from statecli.core.escaping import visible
+    from statecli.core.escaping import escape
 
-    assert tree(report(page(groups=(Group("g", "", (Line((text, "", "")),)),)))).rows[2][0] == visible(text)
+    assert tree(report(page(groups=(Group("g", "", (Line((text, "", "")),)),)))).rows[2][0] == escape(text)
 
 
 def test_nothing_is_fetched():

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from statecli.core.units import bar, count_text, shape_text, size_text
+from statecli.core.units import draw_bar, format_count, format_shape, format_size
 
 
 @pytest.mark.parametrize(
@@ -25,28 +25,28 @@ from statecli.core.units import bar, count_text, shape_text, size_text
 )
 def test_sizes_are_decimal_with_three_digits(count, text):
     """Sizes never carry more digits than a person reads."""
-    assert size_text(count) == text
+    assert format_size(count) == text
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0"), (512, "512"), (22_713_216, "22.7 M"), (10**9, "1 G")])
 def test_counts_are_scaled(count, text):
     """Elements are counted like sizes, without a unit."""
-    assert count_text(count) == text
+    assert format_count(count) == text
 
 
 def test_shapes_are_brackets():
     """A scalar is [] and an unknown shape a question mark."""
-    assert [shape_text(s) for s in ((2, 3), (), None)] == ["[2,3]", "[]", "?"]
+    assert [format_shape(s) for s in ((2, 3), (), None)] == ["[2,3]", "[]", "?"]
 
 
 def test_a_bar_shows_what_is_not_zero():
     """Full at 1 and above; a rounding of float32 and less is still seen; nothing for nothing."""
-    assert [bar(value) for value in (None, 0.0, 1e-30, 1.0, 1e9)] == ["", "", "▏", "█" * 10, "█" * 10]
+    assert [draw_bar(value) for value in (None, 0.0, 1e-30, 1.0, 1e9)] == ["", "", "▏", "█" * 10, "█" * 10]
 
 
 @given(st.floats(min_value=0, allow_infinity=False), st.floats(min_value=0, allow_infinity=False))
 def test_a_bar_grows_with_the_change(one, other):
     """Never longer for less, and never more than ten cells."""
-    less, more = (sum(" ▏▎▍▌▋▊▉█".index(cell) for cell in bar(value)) for value in sorted((one, other)))
+    less, more = (sum(" ▏▎▍▌▋▊▉█".index(cell) for cell in draw_bar(value)) for value in sorted((one, other)))
     assert less <= more <= 80
-    assert len(bar(max(one, other))) <= 10
+    assert len(draw_bar(max(one, other))) <= 10

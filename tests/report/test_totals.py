@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statecli.core.sizes import totals_by_kind
+from statecli.core.sizes import sum_by_kind
 from statecli.core.state import Kind, TensorInfo
 
 
@@ -16,29 +16,29 @@ def tensor(fqn, shape=(4,), **facts):
 def test_tied_names_count_their_bytes_once():
     """Two names, one tensor's bytes."""
     tied = {"storage": 1, "storage_bytes": 16}
-    total = totals_by_kind([tensor("a", tied_to=("b",), **tied), tensor("b", tied_to=("a",), **tied)])["parameter"]
+    total = sum_by_kind([tensor("a", tied_to=("b",), **tied), tensor("b", tied_to=("a",), **tied)])["parameter"]
     assert (total.tensors, total.elements, total.bytes) == (2, 4, 16)
 
 
 def test_disjoint_views_count_each():
     """Slices of one flat storage add up to it."""
     rows = [tensor(f"v{n}", (2,), tied_to=("x",), storage=1, storage_bytes=32, storage_offset=2 * n) for n in range(4)]
-    assert totals_by_kind(rows)["parameter"].bytes == 32
+    assert sum_by_kind(rows)["parameter"].bytes == 32
 
 
 def test_overlapping_views_never_exceed_their_storage():
     """A base and its view are the bytes of the base."""
     base = tensor("base", (8,), tied_to=("view",), storage=1, storage_bytes=32)
     view = tensor("view", (4,), tied_to=("base",), storage=1, storage_bytes=32, storage_offset=2)
-    assert totals_by_kind([base, view])["parameter"].bytes == 32
+    assert sum_by_kind([base, view])["parameter"].bytes == 32
 
 
 def test_an_expanded_tensor_counts_what_is_stored():
     """Stride 0 repeats bytes that exist once."""
-    assert totals_by_kind([tensor("e", (1024, 1024), storage=1, storage_bytes=4)])["parameter"].bytes == 4
+    assert sum_by_kind([tensor("e", (1024, 1024), storage=1, storage_bytes=4)])["parameter"].bytes == 4
 
 
 def test_the_four_kinds_are_always_there():
     """Scripts can look each up; `other` appears when there is such a tensor."""
-    assert list(totals_by_kind([])) == ["parameter", "buffer", "unregistered", "optimizer"]
-    assert totals_by_kind([tensor("rng", kind=Kind.OTHER)])["other"].tensors == 1
+    assert list(sum_by_kind([])) == ["parameter", "buffer", "unregistered", "optimizer"]
+    assert sum_by_kind([tensor("rng", kind=Kind.OTHER)])["other"].tensors == 1

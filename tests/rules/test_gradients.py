@@ -130,7 +130,7 @@ def test_an_optimizer_that_nothing_is_known_of_is_one_all_the_same(train, monkey
     module = small()
     path = train(module, module.parameters())
     torch.save(torch.load(path) | {"model": module.state_dict()}, path)
-    monkeypatch.setattr(kinds, "MAX_COMPARED", 0)
+    monkeypatch.setattr(kinds, "MAX_OPTIMIZER_ENTRY_PAIRS", 0)
     assert not_run(path) == {UNTOLD}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from statecli.core.kinds import INNER
+from statecli.core.kinds import WRAPPER_ATTRIBUTES
 
 from ..formats.attacks import build, pickled, records, tensor, text
 
@@ -58,7 +58,7 @@ def test_wrapper_prefix_finds_the_state_dict_of_a_wrapper(found, tmp_path, prefi
     assert [name.removeprefix(prefix) for name in state] == list(net.state_dict())
 
 
-@pytest.mark.parametrize("name", INNER)
+@pytest.mark.parametrize("name", WRAPPER_ATTRIBUTES)
 @pytest.mark.parametrize("inside", [False, True], ids=["around all", "around a part"])
 def test_wrapper_prefix_finds_the_name_of_each_wrapper(found, tmp_path, name, inside):
     """Those of torch, Lightning, fairscale and torchrec, in front of all names and in the middle of one."""

@@ -35,7 +35,7 @@ from torch.nn import functional
 from torch.nn.utils import prune
 
 from statecli.commands.audit.run import Request, audit
-from statecli.file_scan.scan import scan
+from statecli.file_scan.scan import scan_pickles
 from statecli.pickle_scan.known_names import is_clean
 from statecli.pickle_scan.torch_classes import CLASSES
 
@@ -498,7 +498,10 @@ def distributed_checkpoint(folder):
 def test_the_files_of_a_distributed_checkpoint_are_data(tmp_path):
     """Its index of plain data classes, and its archives one behind another."""
     distributed_checkpoint(tmp_path / "dcp")
-    index, tensors = scan(str(tmp_path / "dcp" / ".metadata")), scan(str(tmp_path / "dcp" / "__0_0.distcp"))
+    index, tensors = (
+        scan_pickles(str(tmp_path / "dcp" / ".metadata")),
+        scan_pickles(str(tmp_path / "dcp" / "__0_0.distcp")),
+    )
     assert {"Metadata", "_StorageInfo", "_MEM_FORMAT_ENCODING"} <= {
         one.name for pickle in index for one in pickle.names
     }

@@ -113,7 +113,7 @@ def test_each_opcode_is_known_as_torch_knows_it(tmp_path):
                 known = True
             except Exception as error:  # noqa: BLE001  # whatever an opcode without its arguments raises
                 known = "Unsupported operand" not in str(error)
-        assert known is (ord(opcode.code) in imported_names._KNOWN_TO_TORCH), opcode.name
+        assert known is (ord(opcode.code) in imported_names._TORCH_OPCODES), opcode.name
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -643,7 +643,7 @@ def test_a_result_is_the_same_bit_for_bit(tmp_path_factory, data):
 
 def test_an_error_keeps_its_kind_and_its_place(tmp_path):
     """Kinds that a reader has for itself are those that they are derived from; SARIF shows the bytes."""
-    from statecli.pickles.machine import TruncatedPickle
+    from statecli.pickles.errors import TruncatedPickle
 
     head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, (1, 1), (), 2, 2, {})
     wrong = ChecksumMismatch("a.pt: w: checksum wrong")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.ggml_types import BLOCKS
+from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.state import ByteRange, Packing, TensorData
 from statecli.values import ggml_blocks, ranges
 from statecli.values.ranges import open_range
@@ -24,7 +24,7 @@ ROWS, COLUMNS = 40, 512
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory) -> tuple[ByteRange, bytes]:
     """A storage of q5_k behind some other bytes, and what it is worth as the library says."""
-    values, size = BLOCKS["q5_k"]
+    values, size = BLOCK_SIZES["q5_k"]
     raw = np.random.default_rng(5).integers(0, 64, ROWS * COLUMNS // values * size).astype(np.uint8)
     path = tmp_path_factory.mktemp("blocks") / "storage"
     path.write_bytes(b"before" + raw.tobytes() + b"behind")
@@ -57,7 +57,7 @@ def test_little_is_held_at_a_time(stored, monkeypatch):
     with open_range(where) as source:
         source.read(0, into)
     assert into.tobytes() == worth
-    assert max(sizes) == 8192 // 4 // 256 * BLOCKS["q5_k"][1]
+    assert max(sizes) == 8192 // 4 // 256 * BLOCK_SIZES["q5_k"][1]
 
 
 def test_a_view_of_it_is_read(stored):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from statecli.core.dtypes import BITS
+from statecli.core.dtypes import ELEMENT_BITS
 from statecli.values.elements import VALUES_A_BYTE, element, small_float_table
 
 
@@ -45,18 +45,18 @@ def test_quint2x4_holds_four_values_lowest_bits_first():
     assert element("quint2x4").table[0b11100100].tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("name", sorted(BITS))
+@pytest.mark.parametrize("name", sorted(ELEMENT_BITS))
 def test_a_stored_element_is_as_long_as_the_format_table_says(name):
     """Both tables of types agree on bytes, or the type has no numbers at all."""
     kind = element(name)
     if kind is None:
         assert name.startswith(("bits", "int", "uint"))
     else:
-        assert np.dtype(kind.stored).itemsize * kind.items * 8 == BITS[name]
+        assert np.dtype(kind.stored).itemsize * kind.items * 8 == ELEMENT_BITS[name]
 
 
 def test_packed_types_are_packed_as_the_format_table_says():
     """float4 counts bytes as elements and is packed only here."""
-    from statecli.core.dtypes import PACKED
+    from statecli.core.dtypes import VALUES_PER_BYTE
 
-    assert {**PACKED, "float4_e2m1fn_x2": 2} == VALUES_A_BYTE
+    assert {**VALUES_PER_BYTE, "float4_e2m1fn_x2": 2} == VALUES_A_BYTE

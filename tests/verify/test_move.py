@@ -12,7 +12,7 @@ from statecli.commands.verify.proofs import cast, move, save
 from statecli.commands.verify.result import Name, Verdict
 from statecli.core.errors import UsageError
 from statecli.core.finding import Severity
-from statecli.core.state import AN_INPUT
+from statecli.core.state import SAMPLE_INPUT_NOTE
 
 from ..zoo import SMALL, make
 from .proving import cell, of_live, of_source, rules, sample, verdicts
@@ -298,7 +298,7 @@ def test_a_sample_input_is_no_state(way, name):
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     cells = check.columns[0].cells
     (carried,) = [cells[fqn] for fqn in cells if "input" in fqn]
-    assert (carried.verdict, carried.reason) == (Verdict.SKIPPED, AN_INPUT)
+    assert (carried.verdict, carried.reason) == (Verdict.SKIPPED, SAMPLE_INPUT_NOTE)
 
 
 @pytest.mark.parametrize(

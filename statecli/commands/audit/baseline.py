@@ -19,7 +19,7 @@ from statecli.commands.audit.result import Audit
 from statecli.commands.lock.lock_file import document
 from statecli.core.errors import MalformedError
 from statecli.core.finding import Finding
-from statecli.core.json_text import encoded
+from statecli.core.json_text import encode_json
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Oddity
 from statecli.rules import RULES, run_notes
@@ -210,9 +210,9 @@ def _order(entry: Entry) -> list[tuple[bool, str]]:
 def written(baseline: Baseline, folder: str = ".") -> Iterator[bytes]:
     """The file that is to lie in `folder`, piece by piece."""
     baseline = _renamed(baseline, lambda target: named(target, folder))
-    yield b'{"schema": %b, "findings": [' % encoded(baseline.schema)
+    yield b'{"schema": %b, "findings": [' % encode_json(baseline.schema)
     for n, entry in enumerate(baseline.findings):
-        yield b"%b\n%b" % (b"," if n else b"", encoded(entry))
+        yield b"%b\n%b" % (b"," if n else b"", encode_json(entry))
     yield b"\n]}\n"
 
 

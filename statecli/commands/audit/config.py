@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from statecli.core.dtypes import BITS
+from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import UnreadableError, UsageError
 from statecli.core.finding import Severity
 from statecli.rules import RULES
@@ -268,8 +268,8 @@ def near(word: str, known: Iterable[str]) -> str:
 
 def _known_dtypes(names: Sequence[str], path: str) -> None:
     for name in names:
-        if name not in BITS:
-            raise UsageError(f"{path}: policy.dtype: there is no dtype {name!r}{near(name, BITS)}")
+        if name not in ELEMENT_BITS:
+            raise UsageError(f"{path}: policy.dtype: there is no dtype {name!r}{near(name, ELEMENT_BITS)}")
 
 
 # --- easing ---------------------------------------------------------------------------------------------------------

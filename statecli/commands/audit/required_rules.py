@@ -10,7 +10,7 @@ from statecli.commands.audit import config, lock_check
 from statecli.commands.audit.config import Loaded
 from statecli.commands.audit.request import Request
 from statecli.core.errors import UsageError
-from statecli.core.units import names
+from statecli.core.units import join_names
 
 #: Each key of a policy, and the rules that judge by it.
 POLICY: Mapping[str, tuple[str, ...]] = {
@@ -72,4 +72,4 @@ def _are_left(judges: Collection[str], request: Request) -> bool:
 
 
 def _without(judges: Collection[str]) -> str:
-    return f"is judged by {names(list(judges))}, which --select, --ignore or the configuration leaves out"
+    return f"is judged by {join_names(list(judges))}, which --select, --ignore or the configuration leaves out"

@@ -25,7 +25,7 @@ from statecli.core.progress import Progress
 from statecli.core.scope import NotChecked
 from statecli.core.selection import Selection, matches_any, select
 from statecli.core.state import ModelState, Oddity, ScannedPickle
-from statecli.file_scan.scan import scan
+from statecli.file_scan.scan import scan_pickles
 from statecli.live import hf_auto
 from statecli.rules import RULES, run_notes
 from statecli.rules.digest_names import CheckedFile, compute_digest, named_files
@@ -199,7 +199,7 @@ class _Run:
         path, _ = target.split(text)
         there = files.is_remote(path) or files.exists(path)
         try:
-            return scan(path) if there and any(map(_is_about_pickles, self.rules)) else (), None
+            return scan_pickles(path) if there and any(map(_is_about_pickles, self.rules)) else (), None
         except UnreadableError as error:
             return (), str(error)
 
@@ -405,7 +405,7 @@ def _judged(subject: Subject, rules: Sequence[AuditRule], severity: Mapping[str,
         unreadable_values.told(unjudged),
         state.format,
         len(state.tensors),
-        sizes.checkpoint_bytes(state.tensors),
+        sizes.sum_bytes(state.tensors),
         located([one for several in found.values() for one in several], state.tensors),
         (),
         tuple(rule.name for rule in found if rule not in blind),

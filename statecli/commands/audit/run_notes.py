@@ -13,7 +13,7 @@ from statecli.commands.audit.request import Request
 from statecli.commands.audit.result import Audit
 from statecli.commands.audit.run import is_meant
 from statecli.core.finding import Finding
-from statecli.core.units import names, plural
+from statecli.core.units import join_names, plural
 from statecli.rules import run_notes as rules
 from statecli.storage import files
 from statecli.targets.location import named
@@ -39,7 +39,7 @@ def _unjudged(found: Audit, request: Request) -> Iterator[Finding]:
         keys = [f"policy.{key}" for key in asked if rule in required_rules.POLICY[key]]
         # That what is no model is not judged as one is told where nothing else was.
         if keys and not (reason in references.WHYS and rule in found.ran):
-            message = f"{' and '.join(keys)}: {rule} did not run on {names(targets)}: {reason}"
+            message = f"{' and '.join(keys)}: {rule} did not run on {join_names(targets)}: {reason}"
             yield rules.POLICY_NOT_JUDGED.finding(message, target=targets[0])
 
 

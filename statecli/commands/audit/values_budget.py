@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from math import prod
 
-from statecli.core.dtypes import BITS, nbytes
+from statecli.core.dtypes import ELEMENT_BITS, nbytes
 from statecli.core.state import TensorInfo
-from statecli.core.units import size_text
+from statecli.core.units import format_size
 from statecli.rules.rule import AuditRule
 from statecli.rules.subject import needs_values
 from statecli.storage import files
@@ -42,7 +42,7 @@ class ValuesBudget:
         if files.is_remote(load.split(text)[0]):
             return "values not read: remote file, needs --values"
         if size > self.left:
-            limit = size_text(DEFAULT_VALUE_BYTES)
+            limit = format_size(DEFAULT_VALUE_BYTES)
             return f"values not read: more than the {limit} that are read by default, needs --values"
         if len(tensors) > self.tensors_left:
             most = f"{DEFAULT_VALUE_TENSORS:,} tensors"
@@ -58,7 +58,7 @@ class ValuesBudget:
         if self.values is not None:
             return None if self.values else "digest not computed: --no-values"
         if size > self.left_to_hash:
-            limit = size_text(DEFAULT_VALUE_BYTES)
+            limit = format_size(DEFAULT_VALUE_BYTES)
             return f"digest not computed: more than the {limit} that are hashed by default, needs --values"
         self.left_to_hash -= size
         return None
@@ -68,5 +68,5 @@ def _value_bytes(tensor: TensorInfo) -> int:
     """Bytes of all that is read of a tensor: its elements, its inner tensors, the scales of its channels."""
     if not tensor.parts and (tensor.data is None or tensor.data.quantizer is None):
         return tensor.nbytes
-    pieces = (nbytes(piece.dtype, prod(piece.shape)) for piece in tensor.pieces if piece.dtype in BITS)
+    pieces = (nbytes(piece.dtype, prod(piece.shape)) for piece in tensor.pieces if piece.dtype in ELEMENT_BITS)
     return max(tensor.nbytes, sum(pieces))

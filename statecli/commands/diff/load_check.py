@@ -14,7 +14,7 @@ from statecli import live
 from statecli.commands.diff.pairing import Match, Way, counted
 from statecli.commands.diff.result import Broken, Field
 from statecli.commands.diff.rules import LOAD_REFUSED
-from statecli.core import kinds
+from statecli.core import kinds, model_kinds
 from statecli.core.errors import ModelError, NothingMatched, UsageError
 from statecli.core.finding import Finding, Severity
 from statecli.core.load_rules import MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY, WRAPPER_PREFIX
@@ -50,14 +50,14 @@ def _is_expected(tensor: TensorInfo) -> bool:
 
 
 def of_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Oddity]]:
-    """The one section of a checkpoint that a class could load, which is what `kinds.meant` says.
+    """The one section of a checkpoint that a class could load, which is what `kinds.select_loaded_sections` says.
 
     Raises NothingMatched where it holds no model, UsageError where it holds several and that does not tell.
     """
     held = list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS))
     if not held:
         raise NothingMatched(f"{state.target}: holds no model's tensors that {model.target} could load")
-    meant = kinds.meant(held)
+    meant = kinds.select_loaded_sections(held)
     if len(meant) > 1:
         names = ", ".join(f"{state.target}#{section}" for section in held[:4])
         raise UsageError(f"{state.target}: holds {len(held)} models' states; name the one that is meant: {names}")
@@ -195,7 +195,7 @@ def loaded(
     built: Built,
     ignore: Sequence[Field],
 ) -> Loaded:
-    """What `load_state_dict` of the class says to the checkpoint, with the words of `kinds.by_model` where they do.
+    """What `load_state_dict` of the class says to the checkpoint, in the words of `model_kinds.classify_by_model`.
 
     `matches` are all of them, whatever the globs leave: a strict load sees the whole. `model` is the class's whole
     state, `built` its module, `before` and `after` what was compared.
@@ -278,7 +278,7 @@ class _Load:
         """What names and shapes say, in the order of the checkpoint, without asking the class."""
         rows = [replace(row, fqn=known.fqn) if known else row for row, known in self.pairs if row]
         state = replace(self.checkpoint, tensors=tuple(rows), sections=(self.section,))
-        return kinds.by_model(state, self.model)[1]
+        return model_kinds.classify_by_model(state, self.model)[1]
 
     def _finding(self, rule: Rule, name: str | None, message: str) -> Finding:
         about = f"{name}: " if name else ""

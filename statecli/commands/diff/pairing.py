@@ -13,7 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli.core.errors import UsageError
-from statecli.core.kinds import INNER, MODEL_KINDS, WRAPPERS, common_prefix, meant
+from statecli.core.kinds import MODEL_KINDS, WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES, select_loaded_sections
+from statecli.core.model_kinds import find_common_prefix
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Kind, ModelState, Oddity, TensorInfo
 
@@ -165,7 +166,7 @@ def paired_sections(before: ModelState, after: ModelState) -> tuple[dict[str, st
         left = [s for s in _holding(before, kind) if s not in pairs]
         right = [s for s in _holding(after, kind) if s not in pairs.values()]
         if kind is MODEL_KINDS and not set(_holding(before, kind)).intersection(pairs):
-            left, right = meant(left), meant(right)
+            left, right = select_loaded_sections(left), select_loaded_sections(right)
         if len(left) == len(right) == 1:
             pairs[left[0]] = right[0]
             notes.append(
@@ -312,14 +313,14 @@ def _unique(cores: list[str]) -> dict[str, int | None]:
 def _common(before: Sequence[str], after: Sequence[str]) -> list[Link]:
     for swapped, (one, two) in enumerate(((before, after), (after, before))):
         known = dict.fromkeys(two)
-        prefix = common_prefix(list(one), known)
+        prefix = find_common_prefix(list(one), known)
         if prefix:
             links = _equal([name[len(prefix) :] for name in one], two)
             return [(b, a, ("", prefix)) if swapped else (a, b, (prefix, "")) for a, b, _ in links]
     return []
 
 
-_OUTER = WRAPPERS[:-1]
+_OUTER = WRAPPER_PREFIXES[:-1]
 
 
 def _without_outer(name: str) -> str:
@@ -327,13 +328,13 @@ def _without_outer(name: str) -> str:
 
 
 def _without_all(name: str) -> str:
-    return _without(name, WRAPPERS)
+    return _without(name, WRAPPER_PREFIXES)
 
 
 def _without(name: str, prefixes: tuple[str, ...]) -> str:
     if "_mod" in name:
         *path, last = name.split(".")
-        name = ".".join([part for part in path if part not in INNER] + [last])
+        name = ".".join([part for part in path if part not in WRAPPER_ATTRIBUTES] + [last])
     while name.startswith(prefixes):
         name = name.partition(".")[2]
     return name

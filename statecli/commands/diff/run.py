@@ -23,7 +23,7 @@ from statecli.core.progress import Progress
 from statecli.core.selection import Selection, glob_names
 from statecli.core.state import Kind, ModelState, Oddity, TensorInfo
 from statecli.live.build import Built
-from statecli.pickles.machine import without_gc
+from statecli.pickles.machine import pause_gc
 from statecli.storage import files
 from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_versions
 from statecli.targets import load
@@ -90,7 +90,7 @@ def of_states(
 
     `seen` are the stamps of their files from before they were read.
     """
-    with without_gc():
+    with pause_gc():
         return _Comparison(request, before, after, built, seen).diff(progress)
 
 

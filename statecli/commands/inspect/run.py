@@ -9,7 +9,7 @@ import msgspec
 
 from statecli import live as modules
 from statecli.commands.inspect import rules
-from statecli.core import kinds, move_rules
+from statecli.core import kinds, model_kinds, move_rules
 from statecli.core.errors import ModelError, UsageError
 from statecli.core.finding import Finding, Severity
 from statecli.core.oddity_kind import OddityKind
@@ -165,7 +165,7 @@ def _of_checkpoint(request: Request, progress: Progress | None) -> Inspection:
         text = target.class_for(request.model, request.target)
         names = [tensor.fqn for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS]
         model, renamed = target.registered_by(text, init_device=request.init_device, names=names)
-        state, findings = kinds.by_model(state, model, renamed)
+        state, findings = model_kinds.classify_by_model(state, model, renamed)
     whole = state
     state = select(state, selection_of(request), request.target)
     if state is not whole:

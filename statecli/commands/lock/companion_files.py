@@ -172,7 +172,7 @@ def _is_weights(name: str) -> bool:
 
 def _program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
     """The digest of each record of an archive that torch compiles or interprets: the same weights serve any program."""
-    from statecli.pickle_scan.archive_records import Use, uses_of
+    from statecli.pickle_scan.archive_records import Use, classify_records
     from statecli.storage.zip_archive import Archive
 
     programs = (Use.PROGRAM, Use.SCRIPT, Use.BYTECODE, Use.OLD_SCRIPT, Use.COMPILED)
@@ -180,7 +180,7 @@ def _program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
         if not source.head.startswith(b"PK"):
             return {}
         archive = Archive(source)
-        use_of = uses_of(archive)
+        use_of = classify_records(archive)
         records = [record for record in archive.records.values() if use_of(record) in programs]
         # The top folder of an archive has the name of the file that it was first saved to.
         return {

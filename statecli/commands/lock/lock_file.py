@@ -12,7 +12,7 @@ import msgspec
 
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError, UsageError
-from statecli.core.json_text import encoded
+from statecli.core.json_text import encode_json
 from statecli.core.state import Kind, Scalar
 from statecli.storage import files, json_object
 from statecli.storage.source import Source
@@ -106,11 +106,15 @@ class Lock(msgspec.Struct, frozen=True):
 
 def written(lock: Lock) -> Iterator[bytes]:
     """The file, piece by piece."""
-    yield b'{"schema": %b, "digest": %b, "targets": [' % (encoded(lock.schema), encoded(lock.digest))
+    yield b'{"schema": %b, "digest": %b, "targets": [' % (encode_json(lock.schema), encode_json(lock.digest))
     for n, target in enumerate(lock.targets):
-        yield b'%b\n{"target": %b, %b"tensors": [' % (b"," if n else b"", encoded(target.target), _companions(target))
+        yield b'%b\n{"target": %b, %b"tensors": [' % (
+            b"," if n else b"",
+            encode_json(target.target),
+            _companions(target),
+        )
         for m, tensor in enumerate(target.tensors):
-            yield b"%b\n%b" % (b"," if m else b"", encoded(tensor))
+            yield b"%b\n%b" % (b"," if m else b"", encode_json(tensor))
         yield b"\n]}"
     yield b"\n]}\n"
 
@@ -131,7 +135,9 @@ def _one_a_line(entries: Mapping[str, object]) -> bytes:
     if not entries:
         return b"{}"
     shown = (
-        encoded(key) + b": " + (_one_a_line(value) if key == "values" and isinstance(value, dict) else encoded(value))
+        encode_json(key)
+        + b": "
+        + (_one_a_line(value) if key == "values" and isinstance(value, dict) else encode_json(value))
         for key, value in entries.items()
     )
     return b"{\n" + b",\n".join(shown) + b"}"
@@ -159,7 +165,7 @@ def document(path: str, what: str) -> dict[str, object]:
                 raise MalformedError(f"has {source.size:,} bytes, more than the {LONGEST:,} that one may have")
             raw = source.read(0, source.size)
     except UnreadableError as why:
-        raise type(why)(f"{path}: {quoting.with_reason(what, why)}") from why
+        raise type(why)(f"{path}: {quoting.append_reason(what, why)}") from why
     if raw.startswith(MARKERS) or any(b"\n" + marker in raw for marker in MARKERS):
         raise MalformedError(f"{path}: {what} has conflict markers of a merge: write it again")
     found, repeats = json_object.parse_object(raw, f"{path}: {what}")

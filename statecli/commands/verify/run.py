@@ -21,7 +21,7 @@ from statecli.core.errors import ModelError, UsageError
 from statecli.core.finding import Finding
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.selection import Selection, select
-from statecli.core.state import AN_INPUT, Kind, ModelState
+from statecli.core.state import SAMPLE_INPUT_NOTE, Kind, ModelState
 from statecli.live.build import describe_model_error
 from statecli.targets import load as target
 
@@ -191,7 +191,7 @@ def _with(check: Check, inputs: Iterable[str]) -> Check:
         return check
     first, *others = check.columns
     failed = {fqn for fqn, cell in first.cells.items() if cell.verdict is Verdict.FAILED}
-    carried = {fqn: Cell(Verdict.SKIPPED, reason=AN_INPUT) for fqn in inputs if fqn not in failed}
+    carried = {fqn: Cell(Verdict.SKIPPED, reason=SAMPLE_INPUT_NOTE) for fqn in inputs if fqn not in failed}
     return replace(check, columns=(replace(first, cells={**first.cells, **carried}), *others))
 
 

@@ -53,7 +53,7 @@ def add_config_files(path: str, state: ModelState) -> ModelState:
             settings = add_file(settings, stem, _parse_settings(stem, read_small_file(where, longest)))
         except UnreadableError as error:
             why = str(error).removeprefix("it ")
-            because = f", for it {why}" if quoting.is_predicate(why) else f": {why}"
+            because = f", for it {why}" if quoting.starts_with_verb(why) else f": {why}"
             oddities.append(Oddity("config-unread", f"{stem}.json: not read{because}"))
     if not settings.beside and not oddities:
         return state
@@ -65,7 +65,7 @@ def read_document(path: str, name: str) -> dict[str, Any]:
     try:
         raw = read_small_file(files.join(path, name), SETTINGS_FILES["config"])
     except UnreadableError as error:
-        raise type(error)(quoting.with_reason(name, error)) from error.__cause__
+        raise type(error)(quoting.append_reason(name, error)) from error.__cause__
     entries, repeats = json_object.parse_object(raw, name)
     json_object.refuse_repeats(repeats, name)
     return entries

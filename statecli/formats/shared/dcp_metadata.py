@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from statecli.core import quoting
-from statecli.core.dtypes import BITS
+from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS
-from statecli.pickles.graph import attributes, mapping, name_of
-from statecli.pickles.machine import METADATA_BUDGET, Global, Key, Machine, Obj, TruncatedPickle, load
+from statecli.pickles.errors import TruncatedPickle
+from statecli.pickles.graph import as_mapping, get_attributes, get_name
+from statecli.pickles.machine import METADATA_BUDGET_FACTOR, Machine, read_pickle
+from statecli.pickles.nodes import Global, Key, Obj
 
 #: Of one `.metadata`, which takes 250 bytes for each chunk.
 MAX_METADATA = 256 * 2**20
@@ -31,7 +33,7 @@ _CUT_OFF = "the save did not finish, or it was not copied whole; copy it again, 
 #: of a tensor's properties before 2.3.
 NEEDED = frozenset(
     (
-        *(f"torch.{dtype}" for dtype in BITS),
+        *(f"torch.{dtype}" for dtype in ELEMENT_BITS),
         *("torch.Size", "torch.serialization._get_layout"),
         *(
             f"torch.distributed.{package}.{name}"
@@ -114,11 +116,11 @@ def parse_metadata(data: bytes, what: str) -> Metadata:
     if not data:
         raise MalformedError(f"{what} is empty: {_CUT_OFF}")
     try:
-        pickle = load(data, what, budget=METADATA_BUDGET, kind=_Machine)
+        pickle = read_pickle(data, what, budget=METADATA_BUDGET_FACTOR, machine_class=_Machine)
     except TruncatedPickle as error:
         raise type(error)(f"{error}: {_CUT_OFF}") from None
     root = pickle.root
-    name = name_of(root.cls) if type(root) is Obj else ""
+    name = get_name(root.cls) if type(root) is Obj else ""
     if not (name.startswith(_OURS) and name.endswith(".Metadata")):
         raise MalformedError(f"{what} holds no Metadata of torch.distributed.checkpoint: copy it or save it again")
     fields = root.state if type(root.state) is dict else {}
@@ -147,24 +149,24 @@ class _Machine(Machine):
     def set_state(self, target: Obj, state: Any) -> None:
         """Set the state once for each object."""
         if target.state is not None:
-            raise MalformedError(f"{self.what} sets the state of an object twice: save it again")
+            raise MalformedError(f"{self.label} sets the state of an object twice: save it again")
         super().set_state(target, state)
         self.states.add(id(state))
 
     def set_items(self, target: Any, flat: list[Any], pos: int) -> None:
         """Set items as `Machine` does."""
         if id(target) in self.states:
-            raise MalformedError(f"{self.what} changes the state of an object after it is set: save it again")
+            raise MalformedError(f"{self.label} changes the state of an object after it is set: save it again")
         super().set_items(target, flat, pos)
 
-    def call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
+    def make_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
         """Call as `Machine` does; any other `getattr` stays among the names."""
-        if name_of(function) == _GETATTR:
+        if get_name(function) == _GETATTR:
             first, second = args if type(args) is tuple and len(args) == 2 else (None, None)
-            if name_of(first).endswith("MEM_FORMAT_ENCODING") and type(second) is str and second.isupper():
-                return super().call(first, (second,), pos, how)
+            if get_name(first).endswith("MEM_FORMAT_ENCODING") and type(second) is str and second.isupper():
+                return super().make_call(first, (second,), pos, how)
             self.reaches = True
-        return super().call(function, args, pos, how)
+        return super().make_call(function, args, pos, how)
 
     def run(self, start: int = 0) -> None:
         """Run as `Machine` does."""
@@ -186,19 +188,19 @@ def _check_version(version: Any, what: str) -> None:
 
 
 def _named_items(node: Any, otherwise: str) -> Mapping[str, Any]:
-    items = mapping(node)
+    items = as_mapping(node)
     if items is None or not all(type(key) is str for key in items):
         raise MalformedError(otherwise)
     return items
 
 
 def _is_bytes(node: Any) -> bool:
-    return type(node) is Obj and name_of(node.cls).endswith(".BytesStorageMetadata")
+    return type(node) is Obj and get_name(node.cls).endswith(".BytesStorageMetadata")
 
 
 def _read_paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
     """Return the keys and indexes that lead to each name; planners other than torch's may not write them."""
-    for fqn, path in (mapping(node) or {}).items():
+    for fqn, path in (as_mapping(node) or {}).items():
         plain = type(fqn) is str and type(path) in (tuple, list) and 0 < len(path) <= MAX_PATH
         if plain and all(type(step) is str or (type(step) is int and 0 <= step < MAX_INDEX) for step in path):
             yield fqn, tuple(path)
@@ -259,7 +261,7 @@ class _Reader:
     def _is_size(self, cls: Any) -> bool:
         if id(cls) in self._sizes:
             return True
-        if name_of(cls) != "torch.Size":
+        if get_name(cls) != "torch.Size":
             return False
         self._sizes.add(id(cls))
         return True
@@ -298,14 +300,14 @@ class _Reader:
 
 def _list_items(node: Any) -> Mapping[Any, Any] | None:
     """Return the items of a dict, or of an OrderedDict that gets all of its items from the pickle; else None."""
-    if type(node) is Obj and name_of(node.cls) == "collections.OrderedDict" and _has_only(node, "items"):
+    if type(node) is Obj and get_name(node.cls) == "collections.OrderedDict" and _has_only(node, "items"):
         return node.items or {}
     return node if type(node) is dict else None
 
 
 def _shown_state(node: Any, names: frozenset[str]) -> Mapping[str, Any] | None:
     """Return all attributes of an object of these classes; None if some may come from elsewhere."""
-    if type(node) is Obj and type(node.state) is dict and name_of(node.cls) in names and _has_only(node, "state"):
+    if type(node) is Obj and type(node.state) is dict and get_name(node.cls) in names and _has_only(node, "state"):
         return node.state
     return None
 
@@ -320,7 +322,7 @@ def _state(node: Any) -> Mapping[str, Any]:
     """Return the argument of BUILD, usually a dict."""
     if type(node) is Obj and type(node.state) is dict:
         return node.state
-    return attributes(node)
+    return get_attributes(node)
 
 
 def _read_properties(node: Any) -> tuple[str, str, bool]:
@@ -329,10 +331,10 @@ def _read_properties(node: Any) -> tuple[str, str, bool]:
     if type(state) is tuple and len(state) >= 3:
         dtype, layout, grad = state[:3]
     else:
-        fields = attributes(node)
+        fields = get_attributes(node)
         dtype, layout, grad = fields.get("dtype"), fields.get("layout"), fields.get("requires_grad")
-    name = name_of(dtype).removeprefix("torch.")
-    if name not in BITS:
-        raise MalformedError(f"unknown dtype {quoting.name(name_of(dtype) or 'of no name')}")
-    layout_name = layout.args[0] if type(layout) is Obj and layout.args else name_of(layout)
+    name = get_name(dtype).removeprefix("torch.")
+    if name not in ELEMENT_BITS:
+        raise MalformedError(f"unknown dtype {quoting.name(get_name(dtype) or 'of no name')}")
+    layout_name = layout.args[0] if type(layout) is Obj and layout.args else get_name(layout)
     return name, layout_name.removeprefix("torch.") if type(layout_name) is str else "strided", grad is True

@@ -20,7 +20,7 @@ from statecli.formats.shared.rank_folders import build_missing_row
 from statecli.formats.torch.objects import build_info
 from statecli.formats.torch.reading import Row
 from statecli.formats.torch.tensors import Decoder, Tensor
-from statecli.pickles.graph import mapping
+from statecli.pickles.graph import as_mapping
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.source import Source
 
@@ -105,7 +105,7 @@ def _read_tensor(path: str, parameter: str) -> Tensor | None:
     with Source(path) as source:
         format = torch_legacy if torch_legacy.sniff(path, source.head) else torch_zip
     pickle, storages, _ = format.read_contents(path)
-    items = mapping(pickle.root)
+    items = as_mapping(pickle.root)
     tensor = Decoder(storages, persistent=pickle.persistent).tensor(
         pickle.root if items is None else items.get(_PARAM), parameter
     )

@@ -22,8 +22,8 @@ from statecli.core.state import Box, Boxes, ByteRange, Evidence, Kind, ModelStat
 from statecli.formats import torch_legacy, torch_zip
 from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS, Decoder, Tensor
-from statecli.pickles.graph import mapping, named, sequence
-from statecli.pickles.machine import Obj
+from statecli.pickles.graph import as_mapping, as_sequence, get_text_items
+from statecli.pickles.nodes import Obj
 from statecli.storage import files
 from statecli.storage.source import Source
 
@@ -56,7 +56,7 @@ class Rank(NamedTuple):
 
     def read_vectors(self, node: Any, what: str) -> list[Tensor]:
         """Return the vectors in a list. Raises MalformedError for any other item."""
-        tensors = [self.decoder.tensor(element, what) for element in sequence(node) or ()]
+        tensors = [self.decoder.tensor(element, what) for element in as_sequence(node) or ()]
         vectors = [
             tensor
             for tensor in tensors
@@ -78,7 +78,7 @@ def read_rank(folder: str, name: str, imported: set[str]) -> Rank:
         with Source(path) as source:
             format = torch_legacy if torch_legacy.sniff(path, source.head) else torch_zip
         pickle, storages, oddities = format.read_contents(path)
-        items = mapping(pickle.root)
+        items = as_mapping(pickle.root)
         if items is None:
             raise MalformedError("holds no dict, as DeepSpeed saves one")
         imports = tuple((mention.qualified, mention.position) for mention in pickle.globals)
@@ -97,8 +97,8 @@ def read_rank(folder: str, name: str, imported: set[str]) -> Rank:
 def read_shapes(node: Any, what: str) -> dict[str, Shape]:
     """Read a dict of names and shapes. Raises MalformedError for anything else; messages call the dict `what`."""
     shapes = {}
-    for name, size in (mapping(node) or {}).items():
-        dims = sequence(size)
+    for name, size in (as_mapping(node) or {}).items():
+        dims = as_sequence(size)
         if type(name) is not str or dims is None or len(dims) > MAX_DIMENSIONS or not all(map(_is_size, dims)):
             raise MalformedError(f"{what} holds something else than a shape for each name")
         shape = tuple(dims)
@@ -132,11 +132,11 @@ class Shard(NamedTuple):
 
 def _read_shard(rank: Rank) -> Shard:
     """Raises MalformedError for what is no part of a ZeRO optimizer."""
-    saved = named(rank.items.get("optimizer_state_dict"))
+    saved = get_text_items(rank.items.get("optimizer_state_dict"))
     stage, count = _read_integer(saved.get("zero_stage")), saved.get("partition_count")
     if stage not in (1, 2, 3):
         raise UnreadableError(f"{rank.name}: zero_stage is {quoting.value(stage)}, and 1 to 3 are known")
-    counts = [number for number in sequence(count) or (count,) if type(number) is int]
+    counts = [number for number in as_sequence(count) or (count,) if type(number) is int]
     count = max(counts, default=0)
     if not 0 < count < MAX_RANKS:
         raise MalformedError(f"{rank.name}: partition_count is {count}, no number of ranks")
@@ -147,8 +147,8 @@ def _read_shard(rank: Rank) -> Shard:
     vectors, loose = _read_states(rank, saved.get("optimizer_state_dict" if last else "base_optimizer_state"), lengths)
     paddings = _read_paddings(saved.get("group_paddings"))
     padded = [length + (paddings[n] if n < len(paddings) else 0) for n, length in enumerate(lengths)]
-    aligned = [_read_paddings(group) for group in sequence(saved.get("param_alignment_paddings")) or ()]
-    slices = [_read_slices(mappings) for mappings in sequence(saved.get("param_slice_mappings")) or ()]
+    aligned = [_read_paddings(group) for group in as_sequence(saved.get("param_alignment_paddings")) or ()]
+    slices = [_read_slices(mappings) for mappings in as_sequence(saved.get("param_slice_mappings")) or ()]
     uneven = len(set(counts)) > 1
     return Shard(stage, count, uneven, {MASTER: [*masters], **vectors}, loose, lengths, padded, aligned, slices)
 
@@ -165,13 +165,13 @@ _STAGES = ("disabled", "optimizer_states", "gradients", "weights")
 
 
 def _read_paddings(node: Any) -> list[int]:
-    return [number if type(number) is int and number >= 0 else 0 for number in sequence(node) or ()]
+    return [number if type(number) is int and number >= 0 else 0 for number in as_sequence(node) or ()]
 
 
 def _read_slices(node: Any) -> dict[str, tuple[int, int]]:
     slices = {}
-    for name, mapping_node in named(node).items():
-        fields = named(mapping_node.state) if type(mapping_node) is Obj else {}
+    for name, mapping_node in get_text_items(node).items():
+        fields = get_text_items(mapping_node.state) if type(mapping_node) is Obj else {}
         start, count = fields.get("start"), fields.get("numel")
         if type(start) is int and type(count) is int:
             slices[name] = (start, count)
@@ -197,13 +197,13 @@ def _read_states(rank: Rank, node: Any, lengths: list[int]) -> tuple[dict[str, l
 
 def _group_states(node: Any) -> list[dict[str, Any]]:
     """A dict of states for each group; elastic checkpoints have the list itself."""
-    items = mapping(node)
+    items = as_mapping(node)
     if items is None:
-        return [named(child) for child in sequence(node) or ()]
-    state = mapping(items.get("state")) or {}
-    groups = (named(child) for child in sequence(items.get("param_groups")) or ())
-    ids = [number for group in groups for number in sequence(group.get("params")) or () if type(number) is int]
-    return [named(state.get(key)) for key in ids]
+        return [get_text_items(child) for child in as_sequence(node) or ()]
+    state = as_mapping(items.get("state")) or {}
+    groups = (get_text_items(child) for child in as_sequence(items.get("param_groups")) or ())
+    ids = [number for group in groups for number in as_sequence(group.get("params")) or () if type(number) is int]
+    return [get_text_items(state.get(key)) for key in ids]
 
 
 class Piece(NamedTuple):

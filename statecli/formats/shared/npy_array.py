@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from statecli.core import quoting
-from statecli.core.dtypes import BITS
+from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.state import Box, Boxes, ByteRange, Evidence, Kind, TensorData, TensorInfo
 from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS
@@ -126,7 +126,7 @@ def build_row(fqn: str, header: Header, storage: ByteRange) -> TensorInfo:
 def _build_data(header: Header, storage: ByteRange, strides: tuple[int, ...] | None) -> TensorData:
     """Build the data after the header; the storage stays whole because the checksum covers the whole record."""
     dtype, size = header.element.dtype, header.element.size
-    if dtype in BITS and header.length % size == 0:
+    if dtype in ELEMENT_BITS and header.length % size == 0:
         return TensorData(storage, dtype, header.shape, offset=header.length // size, strides=strides)
     # An offset is in elements, which may be of any size: the bytes behind the header are one piece of another storage.
     piece = Box((0,), TensorData(storage, "uint8", (header.nbytes,), offset=header.length))
@@ -184,7 +184,7 @@ def _measure_layout(descr: Any) -> tuple[int, bool]:
 def _parse_code(descr: str) -> Element:
     match = _DESCR.fullmatch(descr)
     if match is None:
-        raise MalformedError(f"its descr {quoting.quoted(descr)} is no type of numpy's")
+        raise MalformedError(f"its descr {quoting.quote(descr)} is no type of numpy's")
     order, kind, digits, unit = match.groups()
     size = int(digits or {"O": 8, "m": 8, "M": 8}.get(kind, kind in "?b")) * (4 if kind == "U" else 1)
     big = order == ">" and (size > 1 or kind == "U")
@@ -199,7 +199,7 @@ def _parse_code(descr: str) -> Element:
     dtype = f"{_KINDS.get(kind)}{8 * size}"
     if kind in "fc" and dtype in LONG:
         return Element(f"numpy {dtype}", size, LONG[dtype], is_big_endian=big)
-    if dtype not in BITS:
+    if dtype not in ELEMENT_BITS:
         dtype = f"numpy {kind}{digits}{unit or ''}"
     return Element(dtype, size, is_big_endian=big, is_number=kind not in "SUamM")
 
@@ -214,7 +214,7 @@ class _Literal:
         while at < len(text):
             match = _TOKEN.match(text, at)
             if match is None:
-                raise MalformedError(f"its header is no literal of numpy's: {quoting.quoted(text[at : at + 40])}")
+                raise MalformedError(f"its header is no literal of numpy's: {quoting.quote(text[at : at + 40])}")
             self._tokens.append(match)
             at = match.end()
         self._tokens.reverse()

@@ -30,7 +30,7 @@ def read_small(path: str, what: str, most: int) -> bytes:
                 raise MalformedError(f"has {source.size} bytes, and names no folder")
             return source.read(0, source.size)
     except UnreadableError as error:
-        raise type(error)(quoting.with_reason(what, error)) from error.__cause__
+        raise type(error)(quoting.append_reason(what, error)) from error.__cause__
 
 
 def build_missing_row(fqn: str, section: str, why: str) -> TensorInfo:

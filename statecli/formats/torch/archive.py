@@ -15,7 +15,7 @@ from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ByteRange, Oddity, Place
 from statecli.formats.torch import checkpoint_pickle
-from statecli.pickles.machine import Pickle
+from statecli.pickles.nodes import Pickle
 from statecli.storage.zip_archive import MAX_PADDING, STORED, Archive, Record
 
 #: Bytes of data.pkl; torch writes 115 to 128 for each tensor.

@@ -12,8 +12,12 @@ from typing import Any
 
 from statecli.core.errors import MalformedError
 from statecli.pickles import machine
-from statecli.pickles.graph import name_of, of_state
-from statecli.pickles.machine import Global, Handler, Machine, Obj, Pickle, is_computed
+from statecli.pickles.graph import get_name, get_state_attributes
+from statecli.pickles.keys import MAX_KEY_NESTING, is_computed
+from statecli.pickles.machine import Machine
+from statecli.pickles.machine_state import MachineState
+from statecli.pickles.nodes import Global, Obj, Pickle
+from statecli.pickles.opcodes import Handler
 
 #: Calls that make a tensor or an array, by what they are given at that moment.
 _TENSOR = re.compile(
@@ -38,24 +42,27 @@ _GROWING = (list, dict, Obj)
 
 
 def load(data: bytes, what: str, *, module_ids: bool = False) -> Pickle:
-    """The graph of a checkpoint's pickle, as `machine.load`. Raises MalformedError where it changes what it made."""
-    return machine.load(data, what, module_ids=module_ids, kind=_Machine)
+    """Return the graph of a checkpoint's pickle, as `machine.read_pickle` does.
+
+    Raises MalformedError where it changes what it made.
+    """
+    return machine.read_pickle(data, what, module_ids=module_ids, machine_class=_Machine)
 
 
 class _Machine(Machine):
     """Refuses changes of what was copied, of tensors, and of objects that have their state."""
 
-    def __init__(self, data: bytes, what: str, *, fast: bool, module_ids: bool) -> None:
-        super().__init__(data, what, fast=fast, module_ids=module_ids)
+    def __init__(self, data: bytes, label: str, *, fast: bool, module_ids: bool) -> None:
+        super().__init__(data, label, fast=fast, module_ids=module_ids)
         #: Containers that something was made of, by their ids; they are kept so that no other has that id.
         self.copied: dict[int, Any] = {}
         #: Whether a call makes a tensor, or copies what it is given, by the id of the global.
         self._makes_tensor: dict[int, bool] = {}
         self._copies: dict[int, bool] = {}
 
-    def call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
+    def make_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
         """As the machine does it, what is copied noted."""
-        made = super().call(function, args, pos, how)
+        made = super().make_call(function, args, pos, how)
         if type(function) is Global and args:
             if self.makes_tensor(function):
                 self._note(args)
@@ -67,7 +74,7 @@ class _Machine(Machine):
     def makes_tensor(self, function: Any) -> bool:
         """Return whether calling this makes a tensor or an array."""
         if id(function) not in self._makes_tensor:
-            name = name_of(function)
+            name = get_name(function)
             self._makes_tensor[id(function)] = _TENSOR.fullmatch(name) is not None
             self._copies[id(function)] = _COPYING.fullmatch(name) is not None
         return self._makes_tensor[id(function)]
@@ -81,19 +88,21 @@ class _Machine(Machine):
                 self.copied.update((id(pair), pair) for pair in value if type(pair) is list and len(pair) == 2)
 
     def _refuse_writing(self, made: Obj, pos: int) -> None:
-        if name_of(made.cls) in _SETTING and len(made.args) > 3:
-            names = (REPLACING if _is_same_tensor(made) else _WRITING).intersection(of_state(made.args[3]))
+        if get_name(made.cls) in _SETTING and len(made.args) > 3:
+            names = (REPLACING if _is_same_tensor(made) else _WRITING).intersection(get_state_attributes(made.args[3]))
             if names:
-                raise self.error(pos, f"writes into a tensor by its attribute {min(names)!r}, which no pickler does")
+                raise self.make_error(
+                    pos, f"writes into a tensor by its attribute {min(names)!r}, which no pickler does"
+                )
 
     def set_state(self, target: Obj, state: Any) -> None:
         """As the machine does it, once for each object."""
         if target.state is not None:
-            raise MalformedError(f"{self.what} sets the state of an object twice, which no pickler does")
-        if id(target) in self.copied and name_of(target.cls).startswith("numpy."):
-            raise MalformedError(f"{self.what} sets the state of an array after it is used, which no pickler does")
+            raise MalformedError(f"{self.label} sets the state of an object twice, which no pickler does")
+        if id(target) in self.copied and get_name(target.cls).startswith("numpy."):
+            raise MalformedError(f"{self.label} sets the state of an array after it is used, which no pickler does")
         if _is_same_tensor(target):
-            raise MalformedError(f"{self.what} sets a tensor again after it is made, which no pickler does")
+            raise MalformedError(f"{self.label} sets a tensor again after it is made, which no pickler does")
         super().set_state(target, state)
         pair = state if type(state) is tuple and len(state) == 2 else (state, None)
         if all(type(part) is dict or part is None for part in pair):
@@ -104,10 +113,10 @@ class _Machine(Machine):
         self._refuse_change(target, pos)
         super().set_items(target, flat, pos)
         if self.tokens.is_partial:
-            raise self.error(pos, f"nests more than {machine.MAX_KEY_NESTING:,} tuples in a dictionary key")
+            raise self.make_error(pos, f"nests more than {MAX_KEY_NESTING:,} tuples in a dictionary key")
         for key in flat[0::2]:
             if type(key) is Obj and is_computed(key, self.tokens):
-                raise self.error(pos, f"computes a dictionary key by {name_of(key.cls)}, which no pickler does")
+                raise self.make_error(pos, f"computes a dictionary key by {get_name(key.cls)}, which no pickler does")
 
     def add_elements(self, target: Any, elements: list[Any], pos: int, opcode: str) -> None:
         """As the machine does it, in no container that was copied and in no tensor."""
@@ -116,20 +125,20 @@ class _Machine(Machine):
 
     def _refuse_change(self, target: Any, pos: int) -> None:
         if id(target) in self.copied:
-            raise self.error(pos, "changes a container after something was made of it, which no pickler does")
+            raise self.make_error(pos, "changes a container after something was made of it, which no pickler does")
         if type(target) is Obj and type(target.cls) is Global and self.makes_tensor(target.cls):
-            raise self.error(pos, "sets an item of a tensor after it is made, which no pickler does")
+            raise self.make_error(pos, "sets an item of a tensor after it is made, which no pickler does")
 
 
 def _is_same_tensor(made: Obj) -> bool:
     """Return whether a call may give a tensor that the pickle made before."""
-    name = name_of(made.cls)
+    name = get_name(made.cls)
     if name.startswith("torch._tensor.") and made.args:
-        name = name_of(made.args[0])
+        name = get_name(made.args[0])
     return _SAME_TENSOR.fullmatch(name) is not None
 
 
-def _set_item(m: Machine, pos: int) -> int:
+def _set_item(m: MachineState, pos: int) -> int:
     """SETITEM, which the machine does in one step for text."""
     value, key = m.stack.pop(), m.stack.pop()
     m.set_items(m.stack[-1], [key, value], pos)

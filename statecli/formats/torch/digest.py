@@ -13,8 +13,8 @@ from typing import Any
 
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.tensors import read_raw_bytes
-from statecli.pickles.graph import LEAVES, attributes, loose_arguments, mapping, name_of, sequence
-from statecli.pickles.machine import Global, Key, Obj, Persistent, SetOf
+from statecli.pickles.graph import LEAF_TYPES, as_mapping, as_sequence, get_attributes, get_name, iter_loose_arguments
+from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf
 
 #: Entries that go into digests, those of a cycle each time they are looked at.
 MAX_DIGESTED = 2_000_000
@@ -212,11 +212,11 @@ def of_text(text: str, _: str = "") -> str:
 
 def _list_parts(node: Any) -> Iterator[_Part]:
     """What a container or an object holds: what has a name as name and value, what has a place alone, in order."""
-    items, elements = mapping(node), None
+    items, elements = as_mapping(node), None
     if items is not None:
         yield from ((b"key", (key.value if type(key) is Key else key, value)) for key, value in items.items())
     else:
-        elements = sequence(node)
+        elements = as_sequence(node)
         yield from ((b"", (value,)) for value in elements or ())
     if type(node) is Obj:
         if type(node.cls) is not Global:
@@ -230,15 +230,15 @@ def _list_parts(node: Any) -> Iterator[_Part]:
 
 def select_own_attributes(node: Any) -> dict[str, Any]:
     """Return an object's attributes, without the versions of its modules that torch attaches to a state_dict."""
-    own = attributes(node)
-    return {name: value for name, value in own.items() if name != "_metadata"} if mapping(node) is not None else own
+    own = get_attributes(node)
+    return {name: value for name, value in own.items() if name != "_metadata"} if as_mapping(node) is not None else own
 
 
 def select_own_arguments(node: Obj) -> tuple[Any, ...]:
     """Return the constructor arguments of an object; () if a container's items are all its content."""
-    name = name_of(node.cls)
-    if (mapping(node) is not None or sequence(node) is not None) and name.startswith(_PLAIN):
-        return tuple(value for _, value in loose_arguments(node) if type(value) not in LEAVES)
+    name = get_name(node.cls)
+    if (as_mapping(node) is not None or as_sequence(node) is not None) and name.startswith(_PLAIN):
+        return tuple(value for _, value in iter_loose_arguments(node) if type(value) not in LEAF_TYPES)
     if name.endswith("._reconstructor"):  # (class, its built-in base, what the base holds)
         return tuple(argument for argument in node.args[2:] if argument is not None)
     return node.args
@@ -249,7 +249,7 @@ def odd_state(node: Obj) -> Any:
     if node.state is None:
         return None
     pair = node.state if type(node.state) is tuple and len(node.state) == 2 else (node.state, None)
-    mappings = [mapping(part) for part in pair if part is not None]
+    mappings = [as_mapping(part) for part in pair if part is not None]
     plain = all(items is not None and all(type(key) is str for key in items) for items in mappings)
     return None if plain else node.state
 
@@ -258,21 +258,21 @@ def describe_kind(node: Any) -> str:
     """`dict`, `list`, `set`, or the class of an object by its full name."""
     if _is_set(node):
         return "set"
-    if mapping(node) is not None:
+    if as_mapping(node) is not None:
         return "dict"
     if type(node) is Obj:
-        cls = node.args[0] if name_of(node.cls).endswith("._reconstructor") and node.args else node.cls
-        return name_of(cls).replace("__builtin__.", "builtins.") or "an object"
+        cls = node.args[0] if get_name(node.cls).endswith("._reconstructor") and node.args else node.cls
+        return get_name(cls).replace("__builtin__.", "builtins.") or "an object"
     return "list" if type(node) is tuple else type(node).__name__
 
 
 def _is_set(node: Any) -> bool:
-    return type(node) is SetOf or (type(node) is Obj and name_of(node.cls).endswith((".set", ".frozenset")))
+    return type(node) is SetOf or (type(node) is Obj and get_name(node.cls).endswith((".set", ".frozenset")))
 
 
 def numpy_scalar(node: Obj) -> Any:
     """The number in `numpy.core.multiarray.scalar(dtype('f8'), b'...')`, as best_metric often is; else None."""
-    if not name_of(node.cls).endswith("multiarray.scalar") or len(node.args) != 2:
+    if not get_name(node.cls).endswith("multiarray.scalar") or len(node.args) != 2:
         return None
     dtype, raw = node.args[0], read_raw_bytes(node.args[1])
     if raw is None:

@@ -26,8 +26,17 @@ from statecli.formats.torch.state_dict import read_state_dict
 from statecli.formats.torch.tensors import Decoder
 from statecli.formats.torch.whole_module import collect_module_rows
 from statecli.pickles import safe_globals
-from statecli.pickles.graph import LEAVES, attributes, beside, children, key_path, mapping, name_of, unwrapped
-from statecli.pickles.machine import Obj, Pickle
+from statecli.pickles.graph import (
+    LEAF_TYPES,
+    as_mapping,
+    format_subscript,
+    get_attributes,
+    get_name,
+    iter_children,
+    iter_non_items,
+    strip_compile_wrapper,
+)
+from statecli.pickles.nodes import Obj, Pickle
 
 
 def build_state(
@@ -50,7 +59,7 @@ def build_state(
     described = pickle.persistent if dtypes is STORAGE_DTYPES else ()
     reading = Reading(Decoder(storages, dtypes, described), list(oddities))
     for key in pickle.duplicate_keys:
-        shown = key_path(key)[1:-1] or f"({type(key.value).__name__})"
+        shown = format_subscript(key)[1:-1] or f"({type(key.value).__name__})"
         reading.add_oddity("key-set-twice", f"the key {shown} is set twice: the last one counts, as in torch")
     sections = find_sections(pickle.root, Search(reading.decoder), wanted)
     tensors: list[TensorInfo] = []
@@ -84,13 +93,13 @@ def build_state(
 
 def _describe(node: Any) -> str:
     if type(node) is Obj:
-        return f"an object of {name_of(node.cls) or 'an unknown class'}"
+        return f"an object of {get_name(node.cls) or 'an unknown class'}"
     return f"a {type(node).__name__}" + (f" of {len(node)}" if type(node) in (dict, list, tuple) else "")
 
 
 def name_globals(pickle: Pickle, reading: Reading) -> None:
     """Note the names of the pickle outside torch, because torch.load would import or call them."""
-    names = safe_globals.foreign([mention.qualified for mention in pickle.globals])
+    names = safe_globals.find_foreign_names([mention.qualified for mention in pickle.globals])
     if names:
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         what = "a name" if len(names) == 1 else f"{len(names)} names"
@@ -102,7 +111,7 @@ def name_globals(pickle: Pickle, reading: Reading) -> None:
 
 def _build_rows(section: Section, reading: Reading) -> Iterator[Row]:
     if section.role == "module":
-        inner = unwrapped(section.node)
+        inner = strip_compile_wrapper(section.node)
         return collect_module_rows(inner, reading, prefix="_orig_mod." if inner is not section.node else "")
     if section.role == "optimizer":
         return _build_optimizer_rows(section.node, reading)
@@ -119,20 +128,22 @@ def _build_state_rows(node: Any, reading: Reading, kind: Kind, evidence: Evidenc
     if tensor is not None:
         yield build_row("tensor", tensor, kind, evidence)
         return
-    items = mapping(node)
+    items = as_mapping(node)
     if items is None:
-        named: Iterator[tuple[str, Any]] = ((step.removeprefix("."), child) for step, child in children(node))
+        named: Iterator[tuple[str, Any]] = ((step.removeprefix("."), child) for step, child in iter_children(node))
     else:
         numbered = enumerate(items.items())
-        entries = ((key if type(key) is str else key_path(key) or f"[#{i}]", child) for i, (key, child) in numbered)
-        named = chain(entries, ((step.removeprefix("."), child) for step, child in beside(node)))
+        entries = (
+            (key if type(key) is str else format_subscript(key) or f"[#{i}]", child) for i, (key, child) in numbered
+        )
+        named = chain(entries, ((step.removeprefix("."), child) for step, child in iter_non_items(node)))
     tensor_of = reading.tensor
     seen = {id(node)}
     for path, child in named:
         tensor = tensor_of(child, path)
         if tensor is not None:
             yield build_row(path, tensor, kind, evidence)
-        elif type(child) not in LEAVES:
+        elif type(child) not in LEAF_TYPES:
             yield from _build_nested_rows(path, child, reading, kind, evidence, seen)
 
 
@@ -141,18 +152,18 @@ def _build_nested_rows(
 ) -> Iterator[Row]:
     for where, child, tensor in reading.walk(node, path, seen=seen):
         if tensor is None:
-            yield from collect_module_rows(unwrapped(child), reading, prefix=where + ".")
+            yield from collect_module_rows(strip_compile_wrapper(child), reading, prefix=where + ".")
         else:
             yield build_row(where, tensor, kind, evidence)
 
 
 def _build_optimizer_rows(node: Any, reading: Reading) -> Iterator[Row]:
-    items = mapping(node)
+    items = as_mapping(node)
     if items is None:
-        items = attributes(node)
+        items = get_attributes(node)
     seen = {id(node)}
     for key, value in items.items():
-        if type(key) is not str or type(value) in LEAVES:
+        if type(key) is not str or type(value) in LEAF_TYPES:
             continue
         for path, _, tensor in reading.walk(value, key, seen=seen):
             if tensor is not None:

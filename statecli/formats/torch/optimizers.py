@@ -8,7 +8,7 @@ from typing import Any
 from statecli.core.state import OptimizerFacts, OptimizerGroup
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.sections import Section
-from statecli.pickles.graph import FLAT, attributes, is_flat_optimizer, mapping, sequence
+from statecli.pickles.graph import FLAT_KEY_PREFIXES, as_mapping, as_sequence, get_attributes, is_flat_optimizer
 
 #: Optimizer state of the same shape as its parameter, by the names torch.optim and apex give it.
 MOMENTS = ("exp_avg", "momentum_buffer", "exp_avg_sq", "square_avg", "grad_avg", "acc_delta", "sum", "prev", "ax", "mu")
@@ -23,16 +23,16 @@ def collect_optimizer_facts(section: Section, reading: Reading) -> OptimizerFact
     """Collect the parameters of an optimizer, as far as its `state_dict()` lists them."""
     if is_flat_optimizer(section.node):
         return _collect_flat_facts(section, reading)
-    items = mapping(section.node)
+    items = as_mapping(section.node)
     if items is None:
-        items = attributes(section.node)
-    state = mapping(items["state"]) or {}
+        items = get_attributes(section.node)
+    state = as_mapping(items["state"]) or {}
     groups = []
-    for node in sequence(items["param_groups"]) or ():
-        group = mapping(node) or {}
-        ids = tuple(number for number in sequence(group.get("params")) or () if type(number) in (int, str))
-        names = tuple(name for name in sequence(group.get("param_names")) or () if type(name) is str)
-        shapes = tuple(_find_moment_shape(mapping(state.get(number)), reading) for number in ids)
+    for node in as_sequence(items["param_groups"]) or ():
+        group = as_mapping(node) or {}
+        ids = tuple(number for number in as_sequence(group.get("params")) or () if type(number) in (int, str))
+        names = tuple(name for name in as_sequence(group.get("param_names")) or () if type(name) is str)
+        shapes = tuple(_find_moment_shape(as_mapping(state.get(number)), reading) for number in ids)
         groups.append(OptimizerGroup(ids, names if names and len(names) == len(ids) else None, shapes))
     return OptimizerFacts(section.path, tuple(groups))
 
@@ -47,11 +47,11 @@ def _find_moment_shape(state: Mapping[Any, Any] | None, reading: Reading) -> tup
 
 def _collect_flat_facts(section: Section, reading: Reading) -> OptimizerFacts:
     """The names that stand in the keys: "state.fc.weight.exp_avg"."""
-    items = mapping(section.node) or {}
+    items = as_mapping(section.node) or {}
     shapes: dict[str, tuple[int, ...] | None] = {}
     for key, value in items.items():
-        name, _, what = key.removeprefix(FLAT[0]).rpartition(".") if type(key) is str else ("", "", "")
-        if name and key.startswith(FLAT[0]):
+        name, _, what = key.removeprefix(FLAT_KEY_PREFIXES[0]).rpartition(".") if type(key) is str else ("", "", "")
+        if name and key.startswith(FLAT_KEY_PREFIXES[0]):
             shape = _find_moment_shape({what: value}, reading)
             shapes[name] = shapes.get(name) or shape
     return OptimizerFacts(section.path, (OptimizerGroup(tuple(shapes), None, tuple(shapes.values())),))

@@ -11,8 +11,8 @@ from statecli.core.errors import MalformedError
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ByteRange, Evidence, Kind, Oddity
 from statecli.formats.torch.tensors import Decoder, Tensor
-from statecli.pickles.graph import LEAVES, children, is_module
-from statecli.pickles.machine import Pickle
+from statecli.pickles.graph import LEAF_TYPES, is_module, iter_children
+from statecli.pickles.nodes import Pickle
 
 #: Containers inside containers that are walked; deeper ones are said to be left out.
 MAX_DEPTH = 200
@@ -92,7 +92,7 @@ class Reading:
         stack = [(path, node, 0)]
         while stack:
             path, node, depth = stack.pop()
-            if type(node) in LEAVES:
+            if type(node) in LEAF_TYPES:
                 continue
             tensor = self.tensor(node, path)
             if tensor is not None:
@@ -111,7 +111,7 @@ class Reading:
                 continue
             if len(path) > MAX_PREFIX:
                 raise MalformedError(f"a name of {len(path)} characters, {path[:40]!r}…, holds others: refused")
-            below = [(path + step, child, depth + 1) for step, child in self._affordable(path, children(node))]
+            below = [(path + step, child, depth + 1) for step, child in self._affordable(path, iter_children(node))]
             stack.extend(reversed(below))
 
     def _affordable(self, path: str, below: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

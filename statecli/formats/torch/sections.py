@@ -11,19 +11,19 @@ import msgspec
 
 from statecli.formats.torch.tensors import Decoder
 from statecli.pickles.graph import (
-    LEAVES,
-    attributes,
-    beside,
-    child_nodes,
-    dotted,
-    entries,
+    LEAF_TYPES,
+    append_key,
+    as_mapping,
+    as_sequence,
+    get_attributes,
     is_flat_optimizer,
     is_module,
     is_optimizer,
-    mapping,
-    sequence,
+    iter_entries,
+    iter_non_items,
+    list_child_nodes,
 )
-from statecli.pickles.machine import Obj
+from statecli.pickles.nodes import Obj
 
 #: `models.generator.ema` and the like; deeper containers count as one section.
 MAX_SECTION_DEPTH = 8
@@ -75,12 +75,12 @@ class Search:
             if self.known.get(id(node)) or self.is_tensor(node):
                 self.known.update((id(parent), True) for parent in (*above, node))
                 return
-            if type(node) in LEAVES or id(node) in self.known:
+            if type(node) in LEAF_TYPES or id(node) in self.known:
                 continue
             self.known[id(node)] = False
             above.append(node)
             stack.append((node, True))
-            stack.extend((child, False) for child in child_nodes(node) if type(child) not in LEAVES)
+            stack.extend((child, False) for child in list_child_nodes(node) if type(child) not in LEAF_TYPES)
 
 
 def find_sections(root: Any, search: Search, wanted: str | None = None) -> list[Section]:
@@ -111,7 +111,7 @@ def _resolve_path(path: str, root: Any) -> Iterator[Any]:
         rest, node = stack.pop()
         if not rest:
             yield node
-        steps = ((f"{dotted('', key)}.", child) for key, child in entries(node))
+        steps = ((f"{append_key('', key)}.", child) for key, child in iter_entries(node))
         stack.extend((rest[len(step) :], child) for step, child in steps if rest.startswith(step))
 
 
@@ -144,17 +144,19 @@ _GENERATORS = frozenset(["python", "numpy", "cpu", "cuda", "torch", "mps", "xpu"
 
 
 def _is_generator_state(root: Any) -> bool:
-    names = [key for key in islice(mapping(root) or (), 32) if type(key) is str]
+    names = [key for key in islice(as_mapping(root) or (), 32) if type(key) is str]
     return bool(names) and all(name in _GENERATORS or OTHER_WORDS.search(name) for name in names)
 
 
 def _sections(path: str, node: Any, search: Search, depth: int) -> Iterator[Section]:
     loose: dict[Any, Any] = {}
     below: list[Section] = []
-    children = ((step.removeprefix("."), child) for step, child in beside(node) if type(child) not in LEAVES)
-    for key, child in chain(entries(node), children):
+    children = (
+        (step.removeprefix("."), child) for step, child in iter_non_items(node) if type(child) not in LEAF_TYPES
+    )
+    for key, child in chain(iter_entries(node), children):
         role = _find_role(child, str(key), search)
-        where = dotted(path, key)
+        where = append_key(path, key)
         if role is None:
             loose[key] = child
         elif role == "other" or role == "model":
@@ -178,7 +180,7 @@ def _find_role(node: Any, key: str, search: Search) -> str | None:
         return "module"
     if is_optimizer(node):
         return "optimizer"
-    if mapping(node) is None and sequence(node) is None and type(node) is not Obj:
+    if as_mapping(node) is None and as_sequence(node) is None and type(node) is not Obj:
         return None
     if search.is_tensor(node) or not search.holds_tensor(node):
         return None
@@ -190,18 +192,18 @@ def _find_role(node: Any, key: str, search: Search) -> str | None:
 
 
 def _looks_like_state(node: Any, key: str) -> bool:
-    if MODEL_WORDS.search(key) or (type(node) is Obj and "_metadata" in attributes(node)):
+    if MODEL_WORDS.search(key) or (type(node) is Obj and "_metadata" in get_attributes(node)):
         return True
-    names = [name for name in islice(mapping(node) or (), 64) if type(name) is str]
+    names = [name for name in islice(as_mapping(node) or (), 64) if type(name) is str]
     return any("." in name or name in ("weight", "bias") for name in names)
 
 
 def _should_descend(node: Any, search: Search) -> bool:
     """Return whether the entries of a container are sections of their own, not one model's nested state."""
-    for key, child in islice(entries(node), 4096):
+    for key, child in islice(iter_entries(node), 4096):
         if is_module(child) or is_optimizer(child) or is_flat_optimizer(child):
             return True
-        items = mapping(child)
+        items = as_mapping(child)
         if items is None:
             if type(child) is list and any(is_optimizer(item) or is_module(item) for item in islice(child, 64)):
                 return True

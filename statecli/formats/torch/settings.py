@@ -27,8 +27,8 @@ from statecli.formats.torch.digest import (
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.sections import MAX_SECTION_DEPTH
 from statecli.formats.torch.tensors import read_raw_bytes
-from statecli.pickles.graph import is_module, is_optimizer, mapping, sequence
-from statecli.pickles.machine import Global, Key, Obj
+from statecli.pickles.graph import as_mapping, as_sequence, is_module, is_optimizer
+from statecli.pickles.nodes import Global, Key, Obj
 
 #: Characters of a settings container's path.
 MAX_SETTING = 1_000
@@ -203,11 +203,11 @@ def format_path(path: str, types: str) -> str:
 
 def _list_entries(node: Any, digests: Digests) -> Iterator[tuple[str, str, Any]]:
     """Of each entry its step in the path, the letter of its key's type, and the entry."""
-    items = mapping(node)
+    items = as_mapping(node)
     if items is not None:
         skip = {"state"} if is_optimizer(node) and _is_empty(items["state"]) else ()
         yield from ((*_format_step(key, digests), value) for key, value in items.items() if key not in skip)
-    elif (elements := sequence(node)) is not None:
+    elif (elements := as_sequence(node)) is not None:
         yield from ((str(index), "i", value) for index, value in enumerate(elements))
     if type(node) is Obj:
         yield from _list_object_entries(node, digests)
@@ -215,7 +215,7 @@ def _list_entries(node: Any, digests: Digests) -> Iterator[tuple[str, str, Any]]
 
 def _list_object_entries(node: Obj, digests: Digests) -> Iterator[tuple[str, str, Any]]:
     attributes = select_own_attributes(node)
-    if mapping(node) is not None:
+    if as_mapping(node) is not None:
         if attributes:
             yield "__dict__", "k", digests.keep(attributes)
     else:
@@ -263,17 +263,17 @@ def _is_short(value: Any) -> bool:
 
 
 def _is_empty(node: Any) -> bool:
-    items = mapping(node)
-    items_below = sequence(node) if items is None else items
+    items = as_mapping(node)
+    items_below = as_sequence(node) if items is None else items
     return items_below is not None and not items_below and not (type(node) is Obj and select_own_attributes(node))
 
 
 def _is_listed(node: Any) -> bool:
     if type(node) in (list, tuple):
         return 0 < len(node) <= MAX_LISTED
-    if mapping(node) is not None:
+    if as_mapping(node) is not None:
         return not _is_empty(node)
-    return type(node) is Obj and sequence(node) is None and bool(select_own_attributes(node))
+    return type(node) is Obj and as_sequence(node) is None and bool(select_own_attributes(node))
 
 
 def _describe_value(node: Any, where: str, digests: Digests) -> Scalar:
@@ -284,7 +284,7 @@ def _describe_value(node: Any, where: str, digests: Digests) -> Scalar:
         return _name(node, digests)
     if type(node) in (list, tuple) and not node:
         return "[]"
-    if mapping(node) is not None and _is_empty(node):
+    if as_mapping(node) is not None and _is_empty(node):
         return "{}"
     raw = read_raw_bytes(node)
     if raw is not None:
@@ -294,7 +294,7 @@ def _describe_value(node: Any, where: str, digests: Digests) -> Scalar:
         called = _describe_call(node) if number is None else None
         if number is not None or called is not None:
             return _describe_scalar(number, digests) if called is None else called
-    items = sequence(node)
+    items = as_sequence(node)
     count = "" if items is None else f" of {len(items)}"
     return f"{describe_kind(node)[:MAX_TEXT]}{count}, {digests.of(node, where)}"
 

@@ -8,7 +8,7 @@ from typing import Any
 from statecli.core.state import StateDict
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.sections import Section
-from statecli.pickles.graph import LEAVES, attributes, mapping
+from statecli.pickles.graph import LEAF_TYPES, as_mapping, get_attributes
 
 _SCALARS = frozenset([str, int, float, bool, type(None)])
 
@@ -17,10 +17,10 @@ def read_state_dict(section: Section, reading: Reading) -> StateDict:
     """Read the keys without a tensor, and the `_metadata` of a dict returned by `Module.state_dict()`."""
     if section.role == "module":
         return StateDict(section.path, is_module=True)
-    items = mapping(section.node) or {}
+    items = as_mapping(section.node) or {}
     others = [key for key, value in items.items() if type(key) is str and not reading.decoder.is_torch(value)]
-    holders = [key for key in others if type(items[key]) not in LEAVES]
-    recorded = mapping(attributes(section.node).get("_metadata"))
+    holders = [key for key in others if type(items[key]) not in LEAF_TYPES]
+    recorded = as_mapping(get_attributes(section.node).get("_metadata"))
     metadata = None if recorded is None else _read_metadata(recorded, reading)
     return StateDict(section.path, metadata, tuple(others), tuple(holders))
 
@@ -30,7 +30,7 @@ def _read_metadata(recorded: Mapping[Any, Any], reading: Reading) -> dict[str, d
     shared: dict[int, dict[str, Any]] = {}
     metadata: dict[str, dict[str, Any]] = {}
     for path, node in recorded.items():
-        local = mapping(node)
+        local = as_mapping(node)
         if type(path) is not str or local is None:
             reading.add_oddity("state-dict-metadata", "_metadata holds something else than a dict for each module")
             continue
@@ -46,7 +46,7 @@ def _read_local(path: str, local: Mapping[Any, Any], reading: Reading) -> dict[s
     """One module's metadata as plain values, as deep as torch writes any ({"spectral_norm": {"weight.version": 1}})."""
     attributes: dict[str, Any] = {}
     for key, value in local.items():
-        below = mapping(value)
+        below = as_mapping(value)
         if type(key) is str and type(value) in _SCALARS:
             attributes[key] = value
         elif type(key) is str and below is not None and all(_is_plain(*item) for item in below.items()):

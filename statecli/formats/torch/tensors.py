@@ -15,12 +15,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from statecli.core.dtypes import BITS, PACKED, STORAGE_DTYPES, nbytes
+from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES, VALUES_PER_BYTE, nbytes
 from statecli.core.errors import MalformedError
 from statecli.core.state import ByteRange, Quantizer, TensorData
 from statecli.formats.torch.checkpoint_pickle import REPLACING
-from statecli.pickles.graph import attributes, mapping, name_of, named, of_state, sequence
-from statecli.pickles.machine import Global, Obj, Persistent
+from statecli.pickles.graph import (
+    as_mapping,
+    as_sequence,
+    get_attributes,
+    get_name,
+    get_state_attributes,
+    get_text_items,
+)
+from statecli.pickles.nodes import Global, Obj, Persistent
 
 #: torch's own limit is 64 dimensions for most operations; a pickle can claim any number.
 MAX_DIMENSIONS = 1024
@@ -138,7 +145,7 @@ class Decoder:
         try:
             if builder == self._build_old_parameter:
                 return self._build_old_parameter(node.args, fqn, node.state)
-            if node.state is not None and (builder or _LEGACY_CLASS.fullmatch(name_of(node.cls))):
+            if node.state is not None and (builder or _LEGACY_CLASS.fullmatch(get_name(node.cls))):
                 raise MalformedError(
                     f"{fqn}: its values or its shape are set again after it is made: no torch saves that"
                 )
@@ -160,7 +167,7 @@ class Decoder:
     def _find_builder(self, cls: Any) -> Builder | None:
         key = id(cls)
         if key not in self.builders:
-            self.builders[key] = self.named.get(name_of(cls))
+            self.builders[key] = self.named.get(get_name(cls))
         return self.builders[key]
 
     def check_storage(self, node: Persistent, what: str) -> None:
@@ -175,7 +182,7 @@ class Decoder:
 
     def _decode_bare_storage(self, node: Persistent, fqn: str) -> Tensor:
         key, dtype, device, where, length = self._resolve_storage(node, fqn)
-        elements = length * 8 // BITS[dtype] * PACKED.get(dtype, 1)
+        elements = length * 8 // ELEMENT_BITS[dtype] * VALUES_PER_BYTE.get(dtype, 1)
         data = TensorData(where, dtype, (elements,)) if where is not None else None
         self.bare.append(fqn)
         return Tensor(
@@ -211,7 +218,7 @@ class Decoder:
             raise MalformedError(f"{fqn}: requires_grad is recorded as {_truncate_value(grad)}, not as a bool")
         if type(offset) is not int or offset < 0:
             raise MalformedError(f"{fqn}: its offset into storage {key} is {_truncate_value(offset)}")
-        capacity = length * 8 // BITS[dtype] * PACKED.get(dtype, 1)
+        capacity = length * 8 // ELEMENT_BITS[dtype] * VALUES_PER_BYTE.get(dtype, 1)
         if elements and offset + last >= capacity:
             raise MalformedError(
                 f"{fqn}: shape {_truncate_value(list(shape))} at offset {offset} reaches element {offset + last}, "
@@ -256,11 +263,11 @@ class Decoder:
         cls, key, location, numel = pid[1], pid[2], pid[3], pid[4]
         dtype = self.dtypes.get(cls.name) if type(cls) is Global else None
         if dtype is None or type(key) is not str or type(location) is not str:
-            raise MalformedError(f"{fqn}: malformed storage record ({_truncate_value(name_of(cls) or cls)})")
+            raise MalformedError(f"{fqn}: malformed storage record ({_truncate_value(get_name(cls) or cls)})")
         _plausible(location, fqn)
         if type(numel) is not int or numel < 0:
             raise MalformedError(f"{fqn}: storage {key!r} claims {_truncate_value(numel)} elements")
-        length = numel * BITS[dtype] // 8
+        length = numel * ELEMENT_BITS[dtype] // 8
         self._refuse_disputed(pid, fqn)
         where = self.storages.get(key)
         if where is None and location != "meta":
@@ -271,7 +278,7 @@ class Decoder:
                 f"the pickle says {_truncate_value(length)}"
             )
         if len(pid) > 5 and pid[5] is not None and where is not None:
-            where = _part_of(where, pid[5], BITS[dtype] // 8, fqn)
+            where = _part_of(where, pid[5], ELEMENT_BITS[dtype] // 8, fqn)
             length = where.length
         storage = _StoredAs(key, dtype, location, where if location != "meta" else None, length)
         self.checked[id(node.pid)] = storage
@@ -288,7 +295,7 @@ class Decoder:
         inner = self.require_tensor(args[0], fqn, "data")
         tensor = msgspec.structs.replace(inner, is_parameter=True, requires_grad=args[1] is True)
         if len(args) > 3:
-            attributes = of_state(args[3])
+            attributes = get_state_attributes(args[3])
             _refuse_replaced(attributes, fqn)
             _copy_marks(tensor, attributes)
         return tensor
@@ -308,15 +315,15 @@ class Decoder:
         builder = self._find_builder(args[0])
         if builder is None or type(args[2]) is not tuple:
             raise MalformedError(
-                f"{fqn}: is rebuilt by {_truncate_value(name_of(args[0]) or args[0])}, which is unknown"
+                f"{fqn}: is rebuilt by {_truncate_value(get_name(args[0]) or args[0])}, which is unknown"
             )
         if builder == self._build_subclass:
             raise MalformedError(f"{fqn}: a tensor subclass that is rebuilt from itself")
         tensor = msgspec.structs.replace(builder(args[2], fqn))
-        attributes = of_state(args[3])
+        attributes = get_state_attributes(args[3])
         _refuse_replaced(attributes, fqn)
         _copy_marks(tensor, attributes)
-        cls = name_of(args[1])
+        cls = get_name(args[1])
         if cls not in _PLAIN_CLASSES and tensor.layout != "jagged":
             tensor.note = _describe_subclass(cls, attributes, self, fqn)
         tensor.is_parameter |= cls == "torch.nn.parameter.Parameter"
@@ -346,7 +353,7 @@ class Decoder:
         scheme = args[4]
         if type(scheme) is not tuple or len(scheme) < 3:
             raise MalformedError(f"{fqn}: malformed quantizer record")
-        name = name_of(scheme[0]).removeprefix("torch.")
+        name = get_name(scheme[0]).removeprefix("torch.")
         tensor.layout = "quantized"
         tensor.note = _join(name.replace("_", " "), tensor.note)
         if tensor.data is not None:
@@ -373,7 +380,7 @@ class Decoder:
 
     def _build_sparse(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         _require_arguments(args, 2, fqn)
-        layout = args[0].args[0] if type(args[0]) is Obj and args[0].args else name_of(args[0])
+        layout = args[0].args[0] if type(args[0]) is Obj and args[0].args else get_name(args[0])
         fields = args[1]
         if type(layout) is not str or type(fields) is not tuple or len(fields) < 3:
             raise MalformedError(f"{fqn}: malformed sparse record")
@@ -407,7 +414,7 @@ class Decoder:
         )
 
     def _build_jagged(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        attributes = named(args[0]) if args else {}
+        attributes = get_text_items(args[0]) if args else {}
         parts = {name: attributes.get(name, attributes.get(f"_{name}")) for name in ("values", "offsets", "lengths")}
         tensor = self._build_ragged("jagged", parts, fqn)
         return msgspec.structs.replace(tensor, requires_grad=attributes.get("requires_grad") is True)
@@ -520,21 +527,21 @@ def _describe_subclass(cls: str, state: Mapping[str, Any], decoder: Decoder, fqn
     local = decoder.tensor(state.get("_local_tensor"), fqn)
     if local is None or local.shape is None:
         return name
-    placements = sequence(attributes(state.get("_spec")).get("placements")) or ()
+    placements = as_sequence(get_attributes(state.get("_spec")).get("placements")) or ()
     shown = ", ".join(_describe_placement(node) for node in placements)
     return f"{name}: local shape {list(local.shape)}" + (f", {shown}" if shown else "")
 
 
 def _describe_placement(node: Any) -> str:
-    name = name_of(node.cls).rpartition(".")[2] if type(node) is Obj else "?"
-    dim = attributes(node).get("dim")
+    name = get_name(node.cls).rpartition(".")[2] if type(node) is Obj else "?"
+    dim = get_attributes(node).get("dim")
     if dim is None and type(node) is Obj and node.args and type(node.args[0]) is int:
         dim = node.args[0]
     return f"{name}({dim})" if type(dim) is int else name
 
 
 def _is_numpy(node: Obj) -> bool:
-    name = name_of(node.cls)
+    name = get_name(node.cls)
     if not name.startswith("numpy.") or not name.endswith("._reconstruct"):
         return False
     return type(node.state) is tuple and len(node.state) >= 5 and type(node.state[1]) is tuple
@@ -546,12 +553,12 @@ def _decode_numpy(node: Obj) -> Tensor | None:
         return None
     state = node.state
     descr = state[2].args[0] if type(state[2]) is Obj and state[2].args else None
-    name = descr if type(descr) is str else name_of(descr).removeprefix("numpy.") or "of no name"
+    name = descr if type(descr) is str else get_name(descr).removeprefix("numpy.") or "of no name"
     dtype = _NUMPY_DTYPES.get(name, f"numpy {name}")
     shape = _decode_ints(state[1], "shape", "numpy array")
     elements = _count_elements(shape, "numpy array")
     raw = read_raw_bytes(state[4])
-    size = elements * (BITS.get(dtype, 0) // 8) if raw is None else len(raw)
+    size = elements * (ELEMENT_BITS.get(dtype, 0) // 8) if raw is None else len(raw)
     data = None if raw is None else _build_inline(raw, dtype, shape, elements, state)
     return Tensor(dtype, shape, elements, size, "cpu", False, layout="numpy", note="numpy array", data=data)
 
@@ -560,7 +567,7 @@ def read_raw_bytes(node: Any) -> bytes | None:
     """Return the bytes of a node; protocol 2 writes bytes as text, a character each. None for other nodes."""
     if type(node) is bytes:
         return node
-    if type(node) is Obj and name_of(node.cls) == "_codecs.encode" and len(node.args) == 2:
+    if type(node) is Obj and get_name(node.cls) == "_codecs.encode" and len(node.args) == 2:
         text, encoding = node.args
         if type(text) is str and encoding == "latin1":
             try:
@@ -574,8 +581,8 @@ def _build_inline(
     raw: bytes, dtype: str, shape: tuple[int, ...], elements: int, state: tuple[Any, ...]
 ) -> TensorData | None:
     """Locate the elements in `raw`. Elements without numbers (text, records) are only compared for equality."""
-    is_known = dtype in BITS
-    if is_known and len(raw) * 8 != elements * BITS[dtype]:
+    is_known = dtype in ELEMENT_BITS
+    if is_known and len(raw) * 8 != elements * ELEMENT_BITS[dtype]:
         raise MalformedError(f"numpy array of {elements} {dtype} in {len(raw)} bytes")
     order = state[2].state if type(state[2]) is Obj and type(state[2].state) is tuple else ()
     where = ByteRange("", 0, len(raw), big_endian=">" in order[1:2])
@@ -625,9 +632,9 @@ def _require_arguments(args: tuple[Any, ...], count: int, fqn: str) -> None:
 
 
 def _decode_dtype(node: Any, fqn: str) -> str:
-    name = name_of(node)
+    name = get_name(node)
     dtype = name.removeprefix("torch.")
-    if not name.startswith("torch.") or dtype not in BITS:
+    if not name.startswith("torch.") or dtype not in ELEMENT_BITS:
         raise MalformedError(f"{fqn}: unknown dtype {_truncate_value(name or node)}")
     return dtype
 
@@ -636,7 +643,7 @@ def _decode_device(node: Any, fqn: str) -> str | None:
     """Decode a device written as text or as torch.device("cuda", 0)."""
     if type(node) is str:
         return _plausible(node, fqn)
-    if type(node) is Obj and name_of(node.cls) == "torch.device" and node.args and type(node.args[0]) is str:
+    if type(node) is Obj and get_name(node.cls) == "torch.device" and node.args and type(node.args[0]) is str:
         index = node.args[1] if len(node.args) > 1 else None
         return _plausible(f"{node.args[0]}:{index}" if type(index) is int else node.args[0], fqn)
     return None
@@ -649,7 +656,7 @@ def _plausible(device: str, fqn: str) -> str:
 
 
 def _decode_ints(node: Any, what: str, fqn: str) -> tuple[int, ...]:
-    if type(node) is Obj and name_of(node.cls) == "torch.Size":
+    if type(node) is Obj and get_name(node.cls) == "torch.Size":
         node = node.args[0] if node.args else ()
     if type(node) is list:
         node = tuple(node)
@@ -687,9 +694,9 @@ def _compute_last(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) ->
 
 def _decode_lazy_flags(node: Any) -> tuple[bool, bool]:
     """Return whether the stored values are to be conjugated, and negated. TorchScript tags the dict."""
-    if type(node) is Obj and name_of(node.cls) == "torch.jit._pickle.restore_type_tag" and node.args:
+    if type(node) is Obj and get_name(node.cls) == "torch.jit._pickle.restore_type_tag" and node.args:
         node = node.args[0]
-    flags = mapping(node) or {}
+    flags = as_mapping(node) or {}
     return flags.get("conj") is True, flags.get("neg") is True
 
 

@@ -17,8 +17,16 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Evidence, Kind
 from statecli.formats.torch.reading import MAX_DEPTH, MAX_ROWS, Reading, Row, build_row
 from statecli.formats.torch.tensors import Tensor
-from statecli.pickles.graph import GRAPH_MODULE, LEAVES, attributes, mapping, name_of, sequence, unwrapped
-from statecli.pickles.machine import Obj
+from statecli.pickles.graph import (
+    GRAPH_MODULE,
+    LEAF_TYPES,
+    as_mapping,
+    as_sequence,
+    get_attributes,
+    get_name,
+    strip_compile_wrapper,
+)
+from statecli.pickles.nodes import Obj
 
 HOOKS = re.compile(r"^_(?:forward|backward|state_dict|load_state_dict)_.*hooks.*$|^_is_full_backward_hook$")
 
@@ -55,8 +63,8 @@ class _ModuleWalk:
             self.paths += 1
             if self.paths > MAX_ROWS:
                 raise MalformedError(f"its modules have more than {MAX_ROWS} names: they hold each other too often")
-            module_attributes = attributes(node)
-            if mapping(module_attributes.get("_parameters")) is None:
+            module_attributes = get_attributes(node)
+            if as_mapping(module_attributes.get("_parameters")) is None:
                 self._note_opaque(path, node)
                 continue
             self._add_own(path, module_attributes, outside)
@@ -69,19 +77,19 @@ class _ModuleWalk:
                 )
                 continue
             below = [
-                (f"{path}{name}.", unwrapped(child), above | {id(node)})
-                for name, child in (mapping(module_attributes.get("_modules")) or {}).items()
-                if type(child) is Obj and id(unwrapped(child)) not in above and child is not node
+                (f"{path}{name}.", strip_compile_wrapper(child), above | {id(node)})
+                for name, child in (as_mapping(module_attributes.get("_modules")) or {}).items()
+                if type(child) is Obj and id(strip_compile_wrapper(child)) not in above and child is not node
             ]
             stack.extend(reversed(below))
             if len(self.rows) > MAX_ROWS:
                 raise MalformedError(f"holds more than {MAX_ROWS} tensors")
 
     def _add_own(self, path: str, attributes: Mapping[str, Any], outside: bool) -> None:
-        kept_out = set(map(_read_text, sequence(attributes.get("_non_persistent_buffers_set")) or ()))
+        kept_out = set(map(_read_text, as_sequence(attributes.get("_non_persistent_buffers_set")) or ()))
         groups = ((Kind.PARAMETER, "_parameters"), (Kind.BUFFER, "_buffers"))
         for kind, group in groups:
-            for name, node in (mapping(attributes.get(group)) or {}).items():
+            for name, node in (as_mapping(attributes.get(group)) or {}).items():
                 fqn = f"{path}{name}"
                 tensor = self.reading.tensor(node, fqn)
                 if tensor is None:
@@ -111,7 +119,7 @@ class _ModuleWalk:
 
     def _note_opaque(self, path: str, node: Obj) -> None:
         """A class with its own `__reduce__` or `__getstate__`: what its tensors are is known to its code alone."""
-        name = name_of(node.cls) or "a class"
+        name = get_name(node.cls) or "a class"
         fqn = path.rstrip(".")
         self.reading.add_oddity(
             OddityKind.OPAQUE_CLASS.value, f"{fqn}: {name} pickles itself: what its tensors are cannot be told", fqn
@@ -121,15 +129,15 @@ class _ModuleWalk:
                 self.rows.append(build_row(where, tensor, Kind.PARAMETER, Evidence.ASSUMED))
             else:
                 self.seen.discard(id(child))  # `registered` adds it again
-                self.walk_registered(unwrapped(child), where + ".")
+                self.walk_registered(strip_compile_wrapper(child), where + ".")
 
     def walk_plain(self) -> None:
         """Plain attributes of every module, those of modules found in plain containers included."""
         for path, node, _ in self.modules:  # grows while it is walked
-            module_attributes = attributes(node)
+            module_attributes = get_attributes(node)
             states, packed = _list_metric_states(module_attributes), _packs(node)
             for name, value in module_attributes.items():
-                if name in _REGISTRIES or type(value) in LEAVES or HOOKS.match(name):
+                if name in _REGISTRIES or type(value) in LEAF_TYPES or HOOKS.match(name):
                     continue
                 derived = _find_source(name, module_attributes)
                 note = _PACKED if packed else OF_A_METRIC if name in states else derived
@@ -142,7 +150,7 @@ class _ModuleWalk:
 
     def _walk_arguments(self, path: str, node: Obj) -> Iterator[tuple[str, Any, Any]]:
         """Yield the tensors in constructor arguments, besides `__dict__` (`__reduce__`, `__newobj_ex__`)."""
-        if name_of(node.cls) == GRAPH_MODULE:
+        if get_name(node.cls) == GRAPH_MODULE:
             return  # whose `__dict__` is an argument
         given = [(f"__args__[{index}]", value) for index, value in enumerate(node.args)]
         given += [(f"__kwargs__[{name!r}]", value) for name, value in (node.kwargs or {}).items()]
@@ -155,7 +163,7 @@ class _ModuleWalk:
         self, where: str, node: Any, tensor: Tensor | None, note: str | None, derived: str | None, *, is_known: bool
     ) -> None:
         if tensor is None:
-            self.walk_registered(unwrapped(node), where + ".", outside=True)
+            self.walk_registered(strip_compile_wrapper(node), where + ".", outside=True)
             return
         owner = self.storages.get(tensor.storage) if tensor.storage is not None else None
         same = self.nodes.get(id(node))
@@ -199,14 +207,14 @@ OF_A_METRIC = "a metric's state, which its class moves"
 
 def _list_metric_states(attributes: Mapping[str, Any]) -> frozenset[str]:
     """The attributes that a torchmetrics.Metric moves by code of its own: its states, their defaults, its results."""
-    defaults, reductions = mapping(attributes.get("_defaults")), mapping(attributes.get("_reductions"))
+    defaults, reductions = as_mapping(attributes.get("_defaults")), as_mapping(attributes.get("_reductions"))
     if defaults is None or reductions is None or "_forward_cache" not in attributes:
         return frozenset()
     return frozenset([*map(_read_text, defaults), "_defaults", "_computed", "_forward_cache"])
 
 
 def _packs(module: Obj) -> bool:
-    return name_of(module.cls).startswith(_PACKING)
+    return get_name(module.cls).startswith(_PACKING)
 
 
 def _is_within(tensor: Tensor, owner: Row) -> bool:
@@ -219,7 +227,7 @@ _SOURCES = (("{}_g", "{}_v"), ("{}_orig",))
 
 
 def _find_source(name: str, attributes: Mapping[str, Any]) -> str | None:
-    registered = {*(mapping(attributes.get("_parameters")) or ()), *(mapping(attributes.get("_buffers")) or ())}
+    registered = {*(as_mapping(attributes.get("_parameters")) or ()), *(as_mapping(attributes.get("_buffers")) or ())}
     for forms in _SOURCES:
         names = [form.format(name) for form in forms]
         if registered.issuperset(names):

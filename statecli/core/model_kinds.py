@@ -1,0 +1,174 @@
+"""Classify the entries of a checkpoint by what a model class registers.
+
+The entries that `load_state_dict` of the class would not accept are returned as findings.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from statecli.core import load_rules
+from statecli.core.errors import NothingMatched
+from statecli.core.finding import Finding, Severity
+from statecli.core.kinds import MODEL_KINDS
+from statecli.core.rule import Rule
+from statecli.core.state import Evidence, Kind, ModelState, Oddity, TensorInfo
+
+
+def classify_by_model(
+    state: ModelState, model: ModelState, renamed: Mapping[str, tuple[str, ...]] = {}
+) -> tuple[ModelState, list[Finding]]:
+    """Return the checkpoint with the kinds that a class registers, and the findings of a strict `load_state_dict`.
+
+    `model` is the state of the class. Entries of optimizer and other sections are unchanged. A wrapper's prefix before
+    every name is stripped and reported, since loading would fail. `renamed` maps names of entries to the names under
+    which the class loads them.
+
+    Raises NothingMatched if the checkpoint holds no tensors of a model.
+    """
+    registered = {tensor.fqn: tensor for tensor in model.tensors if tensor.kind in (Kind.PARAMETER, Kind.BUFFER)}
+    findings: list[Finding] = []
+    notes: list[Oddity] = _note_renames(renamed, model)
+    tensors: list[TensorInfo] = list(state.tensors)
+    entries = [
+        n for n, tensor in enumerate(tensors) if tensor.kind in MODEL_KINDS and not _is_out_of_state_dict(tensor, state)
+    ]
+    if not entries:
+        raise NothingMatched(f"{state.target}: holds no model's tensors that {model.target} could group")
+    for section in dict.fromkeys(tensors[n].section for n in entries):
+        section_rows = [n for n in entries if tensors[n].section == section]
+        own = [tensors[n].fqn for n in section_rows if tensors[n].fqn not in renamed]
+        prefix = find_common_prefix(own, registered)
+        if prefix:
+            findings.append(_report_prefix(state, section, prefix, model.target))
+        names_by_row = {n: renamed.get(tensors[n].fqn) or (tensors[n].fqn[len(prefix) :],) for n in section_rows}
+        present = {name for row_names in names_by_row.values() for name in row_names}
+        occurrences = Counter(name for row_names in names_by_row.values() for name in row_names)
+        for n in section_rows:
+            registration = registered.get(names_by_row[n][0])
+            if registration is not None and (len(names_by_row[n]) > 1 or occurrences[names_by_row[n][0]] > 1):
+                registration = replace(registration, shape=None)
+            tensors[n], entry_findings = _compare_entry(tensors[n], registration, state, model)
+            findings.extend(entry_findings)
+        notes += _note_ties_left_out(present, registered, section) if not _records_devices(tensors) else ()
+        dropped = {odd.fqn for odd in notes}
+        missing = {fqn: tensor for fqn, tensor in registered.items() if fqn not in present and fqn not in dropped}
+        findings.extend(_report_missing(missing, present, state, model, section))
+    return replace(state, tensors=tuple(tensors), oddities=(*state.oddities, *notes)), findings
+
+
+def _is_out_of_state_dict(tensor: TensorInfo, state: ModelState) -> bool:
+    """Return True if the tensor belongs to a module pickled whole but not to its state_dict: no load reads it."""
+    return tensor.saved is False or (tensor.kind is Kind.UNREGISTERED and tensor.section in state.whole_modules)
+
+
+def _note_renames(renamed: Mapping[str, tuple[str, ...]], model: ModelState) -> list[Oddity]:
+    for name, targets in renamed.items():
+        example = f"{name} as {' and '.join(targets[:3])}"
+        message = f"{model.target} loads {len(renamed)} entries under other names, {example}"
+        return [Oddity("renamed-on-loading", message)]
+    return []
+
+
+def find_common_prefix(names: Sequence[str], registered: Container[str]) -> str:
+    """Return the prefix before every name if no name is registered with it: `module.`, or an attribute of a Trainer."""
+    prefix = ""
+    while names and not any(name[len(prefix) :] in registered for name in names):
+        first, dot, _ = names[0][len(prefix) :].partition(".")
+        if not dot or not all(name.startswith(prefix + first + dot) for name in names):
+            return ""
+        prefix += first + dot
+    return prefix
+
+
+def _report_prefix(state: ModelState, section: str, prefix: str, spec: str) -> Finding:
+    return load_rules.WRAPPER_PREFIX.finding(
+        f"every name in {section} starts with {prefix!r}, those of {spec} do not",
+        target=state.target,
+        help=f"strip it before load_state_dict: {{k.removeprefix({prefix!r}): v for k, v in state.items()}}",
+        severity=Severity.ERROR,
+    )
+
+
+def _compare_entry(
+    tensor: TensorInfo, registration: TensorInfo | None, state: ModelState, model: ModelState
+) -> tuple[TensorInfo, list[Finding]]:
+    if registration is None:
+        classified = replace(tensor, kind=Kind.UNREGISTERED, evidence=Evidence.REGISTERED, persistent=None)
+        message = f"{tensor.fqn}: unexpected: {model.target} registers no such tensor"
+        return classified, [_report_entry(load_rules.UNEXPECTED_ENTRY, message, state, tensor.section, tensor.fqn)]
+    classified = replace(
+        tensor,
+        kind=registration.kind,
+        evidence=Evidence.REGISTERED,
+        persistent=registration.persistent,
+        requires_grad=registration.requires_grad if tensor.requires_grad is None else tensor.requires_grad,
+        origin=registration.origin,
+    )
+    findings = []
+    if registration.persistent is False:
+        message = f"{tensor.fqn}: unexpected: to {model.target} it is non-persistent, and a strict load refuses it"
+        findings.append(_report_entry(load_rules.UNEXPECTED_ENTRY, message, state, tensor.section, tensor.fqn))
+    # torch < 0.4 had no scalars, and load_state_dict still takes one element for one.
+    if (
+        tensor.shape != registration.shape
+        and registration.shape is not None
+        and (tensor.shape, registration.shape) != ((1,), ())
+    ):
+        shape, registered_shape = _format_shape(tensor), _format_shape(registration)
+        message = f"{tensor.fqn}: {state.target} holds {shape}, {model.target} registers {registered_shape}"
+        findings.append(_report_entry(load_rules.SHAPE_MISMATCH, message, state, tensor.section, tensor.fqn))
+    return classified, findings
+
+
+def _report_entry(rule: Rule, message: str, state: ModelState, section: str, fqn: str) -> Finding:
+    where = f"{section}: " if len(state.sections) > 1 else ""
+    return rule.finding(where + message, target=state.target, fqn=fqn, section=section)
+
+
+def _format_shape(tensor: TensorInfo) -> str:
+    return str(list(tensor.shape)) if tensor.shape is not None else "no shape"
+
+
+def _records_devices(tensors: list[TensorInfo]) -> bool:
+    """Return True if the format records devices, hence shared memory: a pickle does, safetensors does not."""
+    return any(tensor.device is not None for tensor in tensors)
+
+
+def _is_in_state_dict(tensor: TensorInfo) -> bool:
+    return tensor.persistent is not False and tensor.saved is not False
+
+
+def _note_ties_left_out(present: set[str], registered: dict[str, TensorInfo], section: str) -> list[Oddity]:
+    """Return a note for each tied name that is left out on purpose by safetensors' save_model and save_pretrained."""
+    notes = []
+    for fqn, tensor in registered.items():
+        kept_name = next((name for name in tensor.tied_to if name in present), None)
+        if fqn not in present and _is_in_state_dict(tensor) and kept_name:
+            message = (
+                f"{section} leaves {fqn} out, which is tied to {kept_name}: a strict load_state_dict calls it missing"
+            )
+            notes.append(Oddity("tied-entry-left-out", message, fqn))
+    return notes
+
+
+def _format_section(state: ModelState, section: str) -> str:
+    """Return the target's name, with the section if the file has several."""
+    return f"{state.target}#{section}" if section and len(state.sections) > 1 else state.target
+
+
+def _report_missing(
+    missing: dict[str, TensorInfo], present: set[str], state: ModelState, model: ModelState, section: str
+) -> list[Finding]:
+    findings = []
+    for fqn, tensor in missing.items():
+        if not _is_in_state_dict(tensor):
+            continue
+        tie = next((f", tied to {name}, which is there" for name in tensor.tied_to if name in present), "")
+        what = f"{model.target} registers it ({tensor.kind.value} {_format_shape(tensor)}{tie})"
+        message = f"{fqn}: missing: {what}, {_format_section(state, section)} lacks it"
+        findings.append(_report_entry(load_rules.MISSING_ENTRY, message, state, section, fqn))
+    return findings

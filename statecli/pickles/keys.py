@@ -1,0 +1,244 @@
+"""Dictionary keys of a pickle: which of them are equal in Python, without hashing what a file chose.
+
+Nothing is hashed but short values and bytes, and nothing recurses.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterable, Sequence
+
+from statecli.pickles.nodes import Global, Key, Obj, SetOf, Value
+
+#: hash(n) is n modulo 2**61 - 1, so larger integers can all be made to collide.
+_HASHABLE_INT_LIMIT = 2**60
+_MAX_HASHABLE_BYTES = 65_536
+#: Values in a key that are compared with those of other keys where no machine keeps what it read of them.
+MAX_KEY_PARTS = 64
+#: Containers in one another that are read as a key. Deeper ones overflow the stack where Python hashes them.
+MAX_KEY_NESTING = 10_000
+
+
+def wrap_key(value: Value, tokens: Tokens | None = None) -> Value:
+    """`value` as a dictionary key: itself if hashing it is cheap, else wrapped. Text that `str` makes of text is text.
+
+    Two keys are equal where Python's are: 1 and 1.0, tuples of equal values. Without `tokens`, containers of more than
+    `MAX_KEY_PARTS` values equal themselves alone.
+    """
+    kind = type(value)
+    if kind is str or kind is bool or value is None:
+        return value
+    if kind is int and -_HASHABLE_INT_LIMIT < value < _HASHABLE_INT_LIMIT:
+        return value
+    if kind is bytes and len(value) <= _MAX_HASHABLE_BYTES:
+        return value
+    plain = (Tokens(MAX_KEY_PARTS) if tokens is None else tokens).plain(value)
+    return plain if type(plain) is str else Key(value, plain)
+
+
+class Tokens:
+    """Bytes that are the same for containers that are equal as dictionary keys. Each container is read once.
+
+    Nothing is hashed but bytes, whose hashes nobody can foresee, and nothing recurses.
+    """
+
+    def __init__(self, limit: int = sys.maxsize) -> None:
+        #: By the id of a container, which is kept alive so that no other has its id.
+        self._known: dict[int, tuple[Value, bytes]] = {}
+        self._left = limit
+        #: Whether a container was too deep to be read; it is equal to itself alone, and Python cannot hash it.
+        self.is_partial = False
+
+    def plain(self, value: Value) -> Value:
+        """Return `Key.plain` of a value."""
+        if type(value) is tuple and id(value) in self._known:
+            return "token", self._known[id(value)][1]
+        value = _spelled(value)
+        if type(value) is float and value.is_integer():
+            value = int(value)
+        if type(value) in (bool, str, float) or (type(value) is int and abs(value) < _HASHABLE_INT_LIMIT):
+            return value
+        if type(value) is bytes and len(value) <= _MAX_HASHABLE_BYTES:
+            return value
+        if _parts(value) is not None:
+            self._read(value)
+        elif type(value) not in (int, bytes, Global):
+            return None
+        token = self._of(value)
+        return None if self._left < 0 else ("token", token)
+
+    def _read(self, root: Value) -> None:
+        """Find the tokens of a container and of those in it, as far as they may be read."""
+        waiting, entered, depth = [root], set[int](), 0
+        while waiting and self._left >= 0:
+            value = waiting[-1]
+            tag, parts = _parts(value) or (b"", ())
+            if id(value) in self._known:
+                waiting.pop()
+            elif depth > MAX_KEY_NESTING:
+                self.is_partial = True
+                self._known.update((id(deep), (deep, b"o%d" % id(deep))) for deep in waiting)
+            elif id(value) not in entered:
+                entered.add(id(value))  # what holds itself, which cannot be hashed, is entered once
+                depth += 1
+                self._left -= 1 + len(parts)
+                waiting.extend(part for part in parts if id(part) not in entered and _parts(part) is not None)
+            else:
+                waiting.pop()
+                depth -= 1
+                tokens = [self._of(part) for part in parts]
+                self._known[id(value)] = (value, _joined(tag, sorted(set(tokens)) if tag == _SET else tokens))
+
+    def _of(self, value: Value) -> bytes:
+        """The token of a container that was read, or of any other value."""
+        known = self._known.get(id(value))
+        if known is not None:
+            return known[1]
+        spelled = _spelled(value)
+        if type(spelled) in (str, bytes):
+            self._left -= len(spelled) // MAX_KEY_PARTS
+        token = _leaf_token(spelled) if self._left >= 0 else b""
+        if len(token) > _SHORT_TOKEN:
+            token = _joined(b"", [token])
+            self._known[id(value)] = (value, token)
+        return token
+
+
+def _parts(value: Value) -> tuple[bytes, Sequence[Value]] | None:
+    """The kind and the values of what is compared by its values: tuples, shapes, frozen sets, complex numbers."""
+    if type(value) is tuple:
+        return _TUPLE, value
+    if type(value) is SetOf:
+        return _SET, value.elems
+    if type(value) is not Obj or type(value.cls) is not Global or value.cls.name not in _COMPARED or not value.args:
+        return None
+    name, first = _python_name(value.cls), value.args[0]
+    if name == "builtins.complex" and all(type(number) in (int, float, bool) for number in value.args[:2]):
+        return _COMPLEX, (*value.args, 0)[:2]
+    if name in _COMPARED_CLASSES and len(value.args) == 1 and type(first) in (tuple, list):
+        return _COMPARED_CLASSES[name], first
+    if name in _COMPARED_CLASSES and len(value.args) == 1 and type(first) is SetOf:
+        return _COMPARED_CLASSES[name], first.elems
+    return None
+
+
+def _spelled(value: Value) -> Value:
+    """The text, bytes or number that a call spells out; other values as they are."""
+    if type(value) is not Obj or type(value.cls) is not Global or value.cls.name not in _SPELLING or not value.args:
+        return value
+    name, first = _python_name(value.cls), value.args[0]
+    if name == "builtins.complex" and type(first) in (int, float, bool) and value.args[1:] in ((), (0,)):
+        return first
+    if name == "_codecs.encode":
+        return _encoded(value)
+    if name.endswith(".multiarray.scalar"):
+        return _numpy_number(value)
+    kind = _SPELLED.get(name)
+    return first if kind is not None and type(first) is kind and len(value.args) == 1 else value
+
+
+def _encoded(call: Obj) -> Value:
+    """The bytes that protocol 2 writes as text; the call itself where they are others, or many."""
+    text = call.args[0]
+    if type(text) is not str or call.args[1:] != ("latin1",) or len(text) > _MAX_HASHABLE_BYTES:
+        return call
+    try:
+        return text.encode("latin1")
+    except UnicodeEncodeError:
+        return call
+
+
+def _numpy_number(call: Obj) -> Value:
+    """The number that a scalar of numpy equals; the call itself where it is of another type."""
+    dtype, data = call.args if len(call.args) == 2 else (None, None)
+    code = dtype.args[0] if type(dtype) is Obj and dtype.args else None
+    raw, form = _spelled(data), _NUMPY_CODES.get(code) if type(code) is str else None
+    if type(raw) is not bytes or form is None or struct.calcsize(form) != len(raw):
+        return call
+    state = dtype.state if type(dtype) is Obj and type(dtype.state) is tuple else ()
+    return struct.unpack((">" if ">" in state[1:2] else "<") + form, raw)[0]
+
+
+def is_computed(key: Obj, tokens: Tokens) -> bool:
+    """Return whether a call makes a value of Python's own that is not known here, which may equal another key."""
+    return _python_name(key.cls) in _COMPUTING and tokens.plain(key) is None
+
+
+def _python_name(name: Value) -> str:
+    return name.qualified.replace("__builtin__.", "builtins.") if type(name) is Global else ""
+
+
+def _leaf_token(value: Value) -> bytes:
+    """The token of what is no container; what is only itself has its id, as NaN."""
+    if value is None:
+        return b"N"
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    if type(value) in (int, bool):
+        return b"i%x" % value
+    if type(value) is float and value == value:
+        return b"f" + struct.pack("<d", value)
+    if type(value) is str:
+        return b"s" + value.encode("utf-8", "surrogatepass")
+    if type(value) is bytes:
+        return b"b" + value
+    if type(value) is Global:
+        return b"g" + _DTYPE_ALIASES.get(value.qualified, value.qualified).encode("utf-8", "surrogatepass")
+    return b"o%d" % id(value)
+
+
+def _joined(tag: bytes, tokens: Iterable[bytes]) -> bytes:
+    joined = tag + b"".join([b"%d:%b" % (len(token), token) for token in tokens])
+    if len(joined) <= _SHORT_TOKEN:
+        return joined
+    import hashlib  # OpenSSL below it takes longer to load than most checkpoints to list
+
+    return tag + b"#" + hashlib.sha256(joined).digest()
+
+
+_TUPLE, _SET, _COMPLEX = b"T", b"S", b"C"
+_COMPARED_CLASSES = {"builtins.tuple": _TUPLE, "torch.Size": _TUPLE, "builtins.frozenset": _SET}
+_COMPARED = frozenset(["tuple", "Size", "frozenset", "complex"])
+#: Calls that give back what they are given, by the type of that; and the plain names of all that `_spelled` looks at.
+_SPELLED = {
+    "builtins.str": str,
+    "builtins.int": int,
+    "builtins.float": float,
+    "builtins.bytes": bytes,
+    "builtins.bool": bool,
+}
+_SPELLING = frozenset(["str", "int", "float", "bytes", "bool", "complex", "encode", "scalar"])
+#: Calls whose results are equal to plain values.
+_COMPUTING = frozenset([*_SPELLED, *_COMPARED_CLASSES, "builtins.complex", "_codecs.encode"])
+_NUMPY_CODES = {
+    "b1": "?",
+    "i1": "b",
+    "i2": "h",
+    "i4": "i",
+    "i8": "q",
+    "u1": "B",
+    "u2": "H",
+    "u4": "I",
+    "u8": "Q",
+    "f2": "e",
+    "f4": "f",
+    "f8": "d",
+}
+#: Two names of torch for one type of elements.
+_DTYPE_ALIASES = {
+    f"torch.{alias}": f"torch.{name}"
+    for alias, name in {
+        "float": "float32",
+        "double": "float64",
+        "half": "float16",
+        "cfloat": "complex64",
+        "cdouble": "complex128",
+        "chalf": "complex32",
+        "int": "int32",
+        "long": "int64",
+        "short": "int16",
+    }.items()
+}
+#: Bytes of a token that stands for itself; of a longer one its hash does.
+_SHORT_TOKEN = 64

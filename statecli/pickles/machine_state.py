@@ -1,0 +1,296 @@
+"""State of a pickle machine: stack, memo and counters, and the operations that the opcodes share.
+
+Only short and cheap keys are hashed, nothing recurses, and each length is compared with the bytes left before memory
+is allocated.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Container, Iterable, Iterator
+from itertools import repeat
+from operator import length_hint
+from typing import ClassVar
+
+from statecli.core.errors import MalformedError
+from statecli.pickles.errors import MisframedPickle, OverBudget, TruncatedPickle
+from statecli.pickles.keys import Tokens, wrap_key
+from statecli.pickles.nodes import Global, Obj, Persistent, SetOf, Value, describe
+
+#: Values that all objects hold as arguments or state: so many, and so many for each opcode. More of them are shared by
+#: many objects, which picklers do not write, and are read again for each.
+MAX_HELD_VALUES = 200_000
+MAX_HELD_VALUES_PER_OPCODE = 16
+#: Arguments whose own values count as held: functions take a container among their first.
+_COUNTED_ARGUMENTS = 4
+#: Containers filled from containers, which are filled from containers, that are followed.
+MAX_NESTED_COPIES = 8
+#: Opcodes between two looks at the budgets.
+BURST_OPCODES = 50_000
+#: Integers of more bytes are no number a checkpoint has use for, and past 4300 digits Python does not print them.
+MAX_INT_BYTES = 1024
+MAX_NUMBER_DIGITS = 2 * MAX_INT_BYTES
+#: Duplicate keys that are kept to be named.
+MAX_DUPLICATE_KEYS = 100
+#: The end of the open frame where no frame is open: after every byte.
+NO_FRAME = sys.maxsize
+_DECIMAL = re.compile(rb"[+-]?[0-9]+")
+_OCTAL = re.compile(rb"\s*[+-]?0[0-7]+")
+#: In whose place stands an integer of more than `MAX_INT_BYTES`.
+_INT = Global("builtins", "int", 0)
+STRING_TYPES = frozenset([str])
+_CONTAINERS = frozenset([list, tuple, dict])
+_GROWING = frozenset([list, dict, Obj])
+#: A call can return something to call, as functools.partial does.
+CALLABLE_TYPES = frozenset([Global, Obj])
+
+
+class MachineState:
+    """State of one parse.
+
+    `stack` holds the values above the last mark, `metastack` the stacks below each mark. `memo` holds the entries
+    0..n-1, which is how every pickler numbers them; `sparse_memo` the entries out of that order.
+    """
+
+    #: Characters of a global's name, which is read again for each call of the global.
+    longest_name: ClassVar[int] = 4096
+
+    def __init__(self, data: bytes, label: str, *, fast: bool, module_ids: bool) -> None:
+        self.data = data
+        self.label = label
+        self.fast = fast
+        self.module_ids = module_ids
+        self.stack: list[Value] = []
+        self.metastack: list[list[Value]] = []
+        self.memo: list[Value] = []
+        self.sparse_memo: dict[int, Value] = {}
+        self.globals: dict[tuple[str, str], Global] = {}
+        self.persistent: list[Persistent] = []
+        self.duplicate_keys: list[Value] = []
+        #: The byte after the open frame, NO_FRAME outside of frames; whether there was a frame.
+        self.frame_end = NO_FRAME
+        self.has_frames = False
+        #: Whether there was a MEMOIZE, which has no handler of its own.
+        self.has_memoize = False
+        self.root: Value = None
+        self.end = 0
+        self.protocol = 0
+        self.object_count = 0
+        self.held_values = 0
+        #: Arguments and states in which something can still grow.
+        self.growing_values: list[Value] = []
+        self.tokens = Tokens()
+        self.budget = 1
+        self._bursts = 0
+        self._remaining: Iterator[None] = repeat(None, 0)
+
+    def _start_burst(self) -> Iterator[None]:
+        self._remaining = repeat(None, BURST_OPCODES)
+        return self._remaining
+
+    @property
+    def opcodes(self) -> int:
+        """Number of opcodes read; a record of a tensor counts as one."""
+        return self._bursts * BURST_OPCODES + (BURST_OPCODES - length_hint(self._remaining)) % BURST_OPCODES
+
+    def make_error(self, pos: int, text: str) -> MalformedError:
+        """Return the error for the opcode before byte `pos`."""
+        return MalformedError(f"{self.label}: {text} (byte {pos - 1})")
+
+    def make_truncated_error(self, text: str = "the pickle ends in the middle") -> TruncatedPickle:
+        """Return the error for bytes that end too soon."""
+        return TruncatedPickle(f"{self.label} is truncated: {text} (byte {len(self.data)})")
+
+    def make_budget_error(self, pos: int, text: str) -> OverBudget:
+        """Return the error for a pickle that exceeds a budget."""
+        return OverBudget(str(self.make_error(pos, text)))
+
+    def make_misframed_error(self, pos: int, text: str) -> MisframedPickle:
+        """Return the error for opcodes before byte `pos` that violate their frame."""
+        return MisframedPickle(str(self.make_error(pos, f"{text}, which no pickler writes")))
+
+    def end_frame(self, pos: int) -> int:
+        """Leave the open frame, which must end at byte `pos`; return the end of the frame that is open now."""
+        if pos != self.frame_end:
+            raise self.make_misframed_error(pos, f"an opcode crosses the end of its frame at byte {self.frame_end}")
+        self.frame_end = NO_FRAME
+        return NO_FRAME
+
+    def read_text(self, start: int, end: int) -> str:
+        """Return the UTF-8 string in these bytes. Lone surrogates are accepted, as in pickle."""
+        if end > len(self.data):
+            raise self.make_truncated_error("a string runs past the end of the pickle")
+        try:
+            return str(self.data[start:end], "utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise self.make_error(start + error.start + 1, "invalid UTF-8 in a string") from error
+
+    def read_bytes(self, start: int, length: int) -> bytes:
+        """Return `length` bytes from byte `start`."""
+        if start + length > len(self.data):
+            raise self.make_truncated_error("a string runs past the end of the pickle")
+        return self.data[start : start + length]
+
+    def read_line(self, pos: int) -> tuple[bytes, int]:
+        """Return the text argument at byte `pos`, without its newline, and the byte after the newline."""
+        end = self.data.find(b"\n", pos)
+        if end < 0:
+            raise self.make_truncated_error("a line has no end")
+        return self.data[pos:end], end + 1
+
+    def put_memo(self, index: int, value: Value) -> None:
+        """Store `value` as memo entry `index`; entries may come in any order."""
+        if index < 0:
+            raise MalformedError(f"{self.label}: memo entry {index} is negative")
+        if index < len(self.memo):
+            self.memo[index] = value
+        elif index == len(self.memo) and not self.sparse_memo:
+            self.memo.append(value)
+        else:
+            self.sparse_memo[index] = value
+
+    def get_memo(self, index: int, pos: int) -> Value:
+        """Return memo entry `index`."""
+        if 0 <= index < len(self.memo):
+            return self.memo[index]
+        if index not in self.sparse_memo:
+            raise self.make_error(pos, f"memo entry {index} is read before it is written")
+        return self.sparse_memo[index]
+
+    def pop_mark(self) -> list[Value]:
+        """Return the values above the last mark; the stack below becomes the stack."""
+        items = self.stack
+        self.stack = self.metastack.pop()
+        return items
+
+    def intern_name(self, module: Value, name: Value, pos: int) -> Global:
+        """Return the one Global of this name."""
+        if type(module) is not str or type(name) is not str:
+            raise self.make_error(pos, "a global whose name is no string")
+        if len(module) + len(name) > self.longest_name:
+            raise self.make_error(pos, f"a global whose name has {len(module) + len(name):,} characters")
+        interned = self.globals.get((module, name))
+        if interned is None:
+            interned = self.globals[module, name] = Global(module, name, pos - 1)
+        return interned
+
+    def make_call(self, function: Value, args: Value, pos: int, how: str = "reduce") -> Obj:
+        """Return the inert result of calling `function`."""
+        if type(args) is not tuple:
+            raise self.make_error(pos, f"a call with {describe(args)} for its arguments")
+        if type(function) not in CALLABLE_TYPES:
+            raise self.make_error(pos, f"a call of {describe(function)}")
+        self.object_count += 1
+        self.count_held_values(args, pos)
+        return Obj(function, args, how)
+
+    def count_held_values(self, values: Value, pos: int) -> None:
+        """Count the values of an object. Raises OverBudget if many objects share many values."""
+        if type(values) is tuple:
+            self.held_values += sum([len(value) for value in values[:_COUNTED_ARGUMENTS] if type(value) in _CONTAINERS])
+            if not _GROWING.isdisjoint(map(type, values[:_COUNTED_ARGUMENTS])):
+                self.growing_values.append(values)
+        elif type(values) in _GROWING:
+            self.growing_values.append((values,))
+        if type(values) in _CONTAINERS:
+            self.held_values += len(values)
+        self._check_held_values(self.held_values, pos)
+
+    def recount_held_values(self, pos: int) -> None:
+        """Count the values of all objects again, because their lists and dicts may have grown."""
+        count = sum([_count_values(value) for values in self.growing_values for value in values[:_COUNTED_ARGUMENTS]])
+        self._check_held_values(count, pos)
+
+    def _check_held_values(self, count: int, pos: int) -> None:
+        if count > MAX_HELD_VALUES and count > MAX_HELD_VALUES + MAX_HELD_VALUES_PER_OPCODE * self.opcodes:
+            raise self.make_budget_error(
+                pos, f"objects share values that count as {count:,}, more than 16 for each opcode"
+            )
+
+    def set_items(self, target: Value, flat: list[Value], pos: int) -> None:
+        """Do SETITEMS: `flat` is key, value, key, value…"""
+        if type(target) is Obj:
+            if target.items is None:
+                target.items = {}
+            target = target.items
+        if type(target) is not dict:
+            raise self.make_error(pos, f"SETITEM on {describe(target)}")
+        if len(flat) % 2:
+            raise self.make_error(pos, "a dictionary key without a value")
+        keys = flat[0::2]
+        if not STRING_TYPES.issuperset(map(type, keys)):
+            keys = [wrap_key(key, self.tokens) for key in keys]
+        before = len(target)
+        if before and not target.keys().isdisjoint(keys):
+            self._note_duplicate_keys(target, keys)
+            before = -1
+        target.update(zip(keys, flat[1::2], strict=True))
+        if before >= 0 and len(target) != before + len(keys):
+            self._note_duplicate_keys((), keys)
+
+    def _note_duplicate_keys(self, existing: Container[Value], keys: Iterable[Value]) -> None:
+        seen: set[Value] = set()
+        for key in keys:
+            if (key in existing or key in seen) and len(self.duplicate_keys) < MAX_DUPLICATE_KEYS:
+                self.duplicate_keys.append(key)
+            seen.add(key)
+
+    def set_state(self, target: Obj, state: Value) -> None:
+        """Do BUILD."""
+        target.state = state
+
+    def add_elements(self, target: Value, elements: list[Value], pos: int, opcode: str) -> None:
+        """Do APPENDS or ADDITEMS."""
+        kind = type(target)
+        if kind is Obj:
+            if target.elems is None:
+                target.elems = []
+            target.elems.extend(elements)
+        elif kind is list and opcode == "APPEND":
+            target.extend(elements)
+        elif kind is SetOf and opcode == "ADDITEMS":
+            target.elems.extend(elements)
+        else:
+            raise self.make_error(pos, f"{opcode} on {describe(target)}")
+
+    def decode_integer(self, data: bytes) -> Value:
+        """Return a little-endian two's complement integer; a very long integer as a call that is not made."""
+        if len(data) > MAX_INT_BYTES:
+            self.object_count += 1
+            return Obj(_INT, (data,))
+        return int.from_bytes(data, "little", signed=True)
+
+    def parse_decimal(self, line: bytes, pos: int) -> int:
+        """Return an integer in text."""
+        if len(line) > MAX_NUMBER_DIGITS:
+            raise self.make_error(pos, f"absurd integer of {len(line)} digits")
+        if not _DECIMAL.fullmatch(line):
+            raise self.make_error(pos, "a number that is none")
+        return int(line)
+
+    def parse_c_integer(self, line: bytes, pos: int) -> int:
+        """Return the integer of INT, which the C unpickler reads with `strtol`: octal with a leading 0."""
+        return int(line, 8) if _OCTAL.fullmatch(line) else self.parse_decimal(line, pos)
+
+    def parse_float(self, line: bytes, pos: int) -> float:
+        """Return a floating-point number in text."""
+        if len(line) > MAX_NUMBER_DIGITS:
+            raise self.make_error(pos, f"absurd number of {len(line)} digits")
+        try:
+            return float(line)
+        except ValueError as error:
+            raise self.make_error(pos, "a number that is none") from error
+
+
+def _count_values(value: Value) -> int:
+    """Return the number of values in a container, or in the container from which a call fills another."""
+    size = 0
+    for _ in range(MAX_NESTED_COPIES):
+        if type(value) is not Obj:
+            break
+        size += len(value.items or ()) + len(value.elems or ())
+        value = next(
+            (arg for arg in value.args[:_COUNTED_ARGUMENTS] if type(arg) in _CONTAINERS or type(arg) is Obj), ()
+        )
+    return size + len(value) if type(value) in _CONTAINERS else size

@@ -1,0 +1,131 @@
+"""The graph that a pickle describes: names, calls, containers. Nothing in the graph is imported or called.
+
+The graph may be cyclic, and a shared tuple can make it exponential when printed: walk it with a set of ids, and never
+pass a node to `repr`, `str` or `hash` (tuples hash recursively).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+Value = Any  # what a pickle can build: the classes below, and None, bool, int, float, str, bytes, list, tuple, dict
+
+
+class Global(msgspec.Struct, eq=False):
+    """A name that the pickle would import, and the byte of its first mention. One object per name and load."""
+
+    module: str
+    name: str
+    position: int
+
+    @property
+    def qualified(self) -> str:
+        """Name as `module.name`."""
+        return f"{self.module}.{self.name}"
+
+    def __repr__(self) -> str:
+        return f"<Global {self.qualified!r}>"
+
+
+class Obj(msgspec.Struct, eq=False):
+    """A call that the pickle would make, and the changes to its result.
+
+    `cls` is the callee, nearly always a Global; `how` is reduce, newobj, obj or inst. `kwargs` is a dict for NEWOBJ_EX,
+    `state` the last BUILD, `items` the dict items set on the result, `elems` the appended or added elements.
+    """
+
+    cls: Value
+    args: tuple[Value, ...]
+    how: str = "reduce"
+    kwargs: dict[Value, Value] | None = None
+    state: Value = None
+    items: dict[Value, Value] | None = None
+    elems: list[Value] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Obj {self.how}>"
+
+
+class Key(msgspec.Struct, eq=False):
+    """A dictionary key that must not be hashed as it is: a tuple, a float, a node, a huge integer.
+
+    It equals the keys that Python takes for the same one, by `plain`: a number, text, bytes, or ("token", bytes) for a
+    container or a huge integer. None where only the node itself is the same.
+    """
+
+    value: Value
+    plain: Value = None
+
+    def __repr__(self) -> str:
+        return "<Key>"
+
+    def __hash__(self) -> int:
+        return id(self.value) if self.plain is None else hash(self.plain)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Key:
+            return bool(self.plain is not None and self.plain == other)
+        if self.plain is None or other.plain is None:
+            return self.value is other.value
+        return bool(self.plain is other.plain or self.plain == other.plain)
+
+
+class Persistent(msgspec.Struct, eq=False):
+    """A persistent id, resolved by the container: torch's storages, `("storage", type, key, location, numel)`."""
+
+    pid: Value
+
+    def __repr__(self) -> str:
+        return "<Persistent>"
+
+
+class SetOf(msgspec.Struct, eq=False):
+    """A set or a frozenset, as the list of its elements."""
+
+    elems: list[Value]
+
+    def __repr__(self) -> str:
+        return "<SetOf>"
+
+
+class Pickle(msgspec.Struct, eq=False):
+    """One pickle: its `root`, the `globals` and the storages in order of first mention.
+
+    `end` is the first byte after the pickle, `protocol` the declared protocol (0 if none), `duplicate_keys` up to 100
+    dictionary keys that were set twice; the last value wins, as in torch.
+    """
+
+    root: Value
+    globals: list[Global]
+    end: int
+    persistent: list[Persistent]
+    duplicate_keys: list[Value]
+    protocol: int
+
+    def __repr__(self) -> str:
+        return f"<Pickle of {self.end} bytes>"
+
+
+_NOUNS: dict[type, str] = {
+    type(None): "None",
+    bool: "a bool",
+    int: "an int",
+    float: "a float",
+    str: "a string",
+    bytes: "bytes",
+    list: "a list",
+    tuple: "a tuple",
+    dict: "a dict",
+    SetOf: "a set",
+    Persistent: "a storage",
+    Obj: "the result of a call",
+}
+
+
+def describe(value: Value) -> str:
+    """Return the kind of `value` in words, never its repr, which can be exponential."""
+    if type(value) is Global:
+        return f"the class {value.qualified[:200]!r}"
+    return _NOUNS.get(type(value), "an unknown thing")

@@ -1,0 +1,529 @@
+"""The opcodes of the `pickletools` module, protocols 0 to 5.
+
+Each handler takes the byte after the opcode and returns the byte after its argument.
+"""
+
+from __future__ import annotations
+
+import struct
+from codecs import escape_decode
+from collections.abc import Callable
+from typing import TypeAlias
+
+from statecli.pickles.errors import TruncatedFrame
+from statecli.pickles.machine_state import NO_FRAME, STRING_TYPES, MachineState
+from statecli.pickles.nodes import Global, Obj, Persistent, SetOf, Value, describe
+
+#: The highest pickle protocol there is (Python 3.8).
+HIGHEST_PROTOCOL = 5
+_U32 = struct.Struct("<I").unpack_from
+_U16 = struct.Struct("<H").unpack_from
+_I32 = struct.Struct("<i").unpack_from
+_U64 = struct.Struct("<Q").unpack_from
+_F64 = struct.Struct(">d").unpack_from
+
+Handler: TypeAlias = Callable[[MachineState, int], int]
+
+
+class Stopped(Exception):
+    """STOP was met."""
+
+
+def do_unknown(m: MachineState, pos: int) -> int:
+    raise m.make_error(pos, f"unknown opcode 0x{m.data[pos - 1]:02x}")
+
+
+def do_stop(m: MachineState, pos: int) -> int:
+    m.root = m.stack.pop()
+    m.end = pos
+    m.recount_held_values(pos)
+    if m.frame_end != NO_FRAME and pos != m.frame_end:
+        raise m.make_misframed_error(pos, f"STOP comes before the end of its frame at byte {m.frame_end}")
+    raise Stopped
+
+
+def do_proto(m: MachineState, pos: int) -> int:
+    m.protocol = m.data[pos]
+    if m.protocol > HIGHEST_PROTOCOL:
+        raise m.make_error(pos, f"pickle protocol {m.protocol}, and the highest there is is {HIGHEST_PROTOCOL}")
+    return pos + 1
+
+
+def do_frame(m: MachineState, pos: int) -> int:
+    length: int = _U64(m.data, pos)[0]
+    m.has_frames = True
+    start = pos + 8
+    if m.frame_end != NO_FRAME:
+        raise m.make_misframed_error(pos, f"a frame begins inside the frame that ends at byte {m.frame_end}")
+    if length > len(m.data) - start:
+        raise TruncatedFrame(str(m.make_truncated_error("a frame runs past the end of the pickle")))
+    m.frame_end = start + length
+    return start
+
+
+def do_mark(m: MachineState, pos: int) -> int:
+    m.metastack.append(m.stack)
+    m.stack = []
+    return pos
+
+
+def do_pop(m: MachineState, pos: int) -> int:
+    if m.stack:
+        m.stack.pop()
+    else:
+        m.pop_mark()
+    return pos
+
+
+def do_pop_mark(m: MachineState, pos: int) -> int:
+    m.pop_mark()
+    return pos
+
+
+def do_dup(m: MachineState, pos: int) -> int:
+    m.stack.append(m.stack[-1])
+    return pos
+
+
+def _push_constant(value: Value) -> Handler:
+    def push(m: MachineState, pos: int) -> int:
+        m.stack.append(value)
+        return pos
+
+    return push
+
+
+def do_text_int(m: MachineState, pos: int) -> int:
+    line, end = m.read_line(pos)
+    # Protocol 0 writes True and False as these.
+    m.stack.append(line == b"01" if line in (b"00", b"01") else m.parse_c_integer(line, pos))
+    return end
+
+
+def do_text_long(m: MachineState, pos: int) -> int:
+    line, end = m.read_line(pos)
+    m.stack.append(m.parse_decimal(line.removesuffix(b"L"), pos))
+    return end
+
+
+def do_text_float(m: MachineState, pos: int) -> int:
+    line, end = m.read_line(pos)
+    m.stack.append(m.parse_float(line, pos))
+    return end
+
+
+def do_binint(m: MachineState, pos: int) -> int:
+    m.stack.append(_I32(m.data, pos)[0])
+    return pos + 4
+
+
+def do_binint1(m: MachineState, pos: int) -> int:
+    m.stack.append(m.data[pos])
+    return pos + 1
+
+
+def do_binint2(m: MachineState, pos: int) -> int:
+    m.stack.append(_U16(m.data, pos)[0])
+    return pos + 2
+
+
+def do_long1(m: MachineState, pos: int) -> int:
+    length = m.data[pos]
+    m.stack.append(m.decode_integer(m.read_bytes(pos + 1, length)))
+    return pos + 1 + length
+
+
+def do_long4(m: MachineState, pos: int) -> int:
+    length: int = _I32(m.data, pos)[0]
+    if length < 0:
+        raise m.make_error(pos, f"absurd integer of {length} bytes")
+    m.stack.append(m.decode_integer(m.read_bytes(pos + 4, length)))
+    return pos + 4 + length
+
+
+def do_binfloat(m: MachineState, pos: int) -> int:
+    m.stack.append(_F64(m.data, pos)[0])
+    return pos + 8
+
+
+def decode_python2_string(data: bytes) -> str | bytes:
+    """Return a Python 2 string as text if the bytes are UTF-8, as torch decodes them, else as bytes."""
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError:
+        return data
+
+
+def do_text_string(m: MachineState, pos: int) -> int:
+    line, end = m.read_line(pos)
+    line = line.strip()
+    if len(line) < 2 or line[0] != line[-1] or line[0] not in b"'\"":
+        raise m.make_error(pos, "a string without its quotes")
+    try:
+        m.stack.append(decode_python2_string(escape_decode(line[1:-1])[0]))
+    except ValueError as error:
+        raise m.make_error(pos, "a string with a broken escape") from error
+    return end
+
+
+def do_text_unicode(m: MachineState, pos: int) -> int:
+    line, end = m.read_line(pos)
+    try:
+        m.stack.append(str(line, "raw-unicode-escape"))
+    except UnicodeDecodeError as error:
+        raise m.make_error(pos, "a string with a broken escape") from error
+    return end
+
+
+def do_binstring(m: MachineState, pos: int) -> int:
+    length: int = _I32(m.data, pos)[0]
+    if length < 0:
+        raise m.make_error(pos, f"a string of {length} bytes")
+    m.stack.append(decode_python2_string(m.read_bytes(pos + 4, length)))
+    return pos + 4 + length
+
+
+def do_short_binstring(m: MachineState, pos: int) -> int:
+    length = m.data[pos]
+    m.stack.append(decode_python2_string(m.read_bytes(pos + 1, length)))
+    return pos + 1 + length
+
+
+def do_binunicode(m: MachineState, pos: int) -> int:
+    length: int = _U32(m.data, pos)[0]
+    m.stack.append(m.read_text(pos + 4, pos + 4 + length))
+    return pos + 4 + length
+
+
+def do_short_binunicode(m: MachineState, pos: int) -> int:
+    length = m.data[pos]
+    m.stack.append(m.read_text(pos + 1, pos + 1 + length))
+    return pos + 1 + length
+
+
+def do_binunicode8(m: MachineState, pos: int) -> int:
+    length: int = _U64(m.data, pos)[0]
+    m.stack.append(m.read_text(pos + 8, pos + 8 + length))
+    return pos + 8 + length
+
+
+def do_binbytes(m: MachineState, pos: int) -> int:
+    length: int = _U32(m.data, pos)[0]
+    m.stack.append(m.read_bytes(pos + 4, length))
+    return pos + 4 + length
+
+
+def do_short_binbytes(m: MachineState, pos: int) -> int:
+    length = m.data[pos]
+    m.stack.append(m.read_bytes(pos + 1, length))
+    return pos + 1 + length
+
+
+def do_binbytes8(m: MachineState, pos: int) -> int:
+    length: int = _U64(m.data, pos)[0]
+    m.stack.append(m.read_bytes(pos + 8, length))
+    return pos + 8 + length
+
+
+def do_tuple(m: MachineState, pos: int) -> int:
+    items = tuple(m.pop_mark())
+    m.stack.append(items)
+    return pos
+
+
+def do_tuple1(m: MachineState, pos: int) -> int:
+    m.stack[-1] = (m.stack[-1],)
+    return pos
+
+
+def do_tuple2(m: MachineState, pos: int) -> int:
+    last = m.stack.pop()
+    m.stack[-1] = (m.stack[-1], last)
+    return pos
+
+
+def do_tuple3(m: MachineState, pos: int) -> int:
+    last = m.stack.pop()
+    middle = m.stack.pop()
+    m.stack[-1] = (m.stack[-1], middle, last)
+    return pos
+
+
+def do_empty_list(m: MachineState, pos: int) -> int:
+    m.object_count += 1
+    m.stack.append([])
+    return pos
+
+
+def do_list(m: MachineState, pos: int) -> int:
+    m.object_count += 1
+    items = m.pop_mark()
+    m.stack.append(items)
+    return pos
+
+
+def do_append(m: MachineState, pos: int) -> int:
+    value = m.stack.pop()
+    m.add_elements(m.stack[-1], [value], pos, "APPEND")
+    return pos
+
+
+def do_appends(m: MachineState, pos: int) -> int:
+    items = m.pop_mark()
+    m.add_elements(m.stack[-1], items, pos, "APPEND")
+    return pos
+
+
+def do_empty_dict(m: MachineState, pos: int) -> int:
+    m.object_count += 1
+    m.stack.append({})
+    return pos
+
+
+def do_dict(m: MachineState, pos: int) -> int:
+    m.object_count += 1
+    flat = m.pop_mark()
+    items: dict[Value, Value] = {}
+    m.set_items(items, flat, pos)
+    m.stack.append(items)
+    return pos
+
+
+def do_setitem(m: MachineState, pos: int) -> int:
+    value = m.stack.pop()
+    key = m.stack.pop()
+    target = m.stack[-1]
+    if type(target) is dict and type(key) in STRING_TYPES and key not in target:
+        target[key] = value
+    else:
+        m.set_items(target, [key, value], pos)
+    return pos
+
+
+def do_setitems(m: MachineState, pos: int) -> int:
+    flat = m.pop_mark()
+    m.set_items(m.stack[-1], flat, pos)
+    return pos
+
+
+def do_empty_set(m: MachineState, pos: int) -> int:
+    m.object_count += 1
+    m.stack.append(SetOf([]))
+    return pos
+
+
+def do_frozenset(m: MachineState, pos: int) -> int:
+    m.object_count += 1
+    items = m.pop_mark()
+    m.stack.append(SetOf(items))
+    return pos
+
+
+def do_additems(m: MachineState, pos: int) -> int:
+    items = m.pop_mark()
+    m.add_elements(m.stack[-1], items, pos, "ADDITEMS")
+    return pos
+
+
+def do_text_put(m: MachineState, pos: int) -> int:
+    line, end = m.read_line(pos)
+    m.put_memo(m.parse_decimal(line, pos), m.stack[-1])
+    return end
+
+
+def do_binput(m: MachineState, pos: int) -> int:
+    m.put_memo(m.data[pos], m.stack[-1])
+    return pos + 1
+
+
+def do_long_binput(m: MachineState, pos: int) -> int:
+    m.put_memo(_U32(m.data, pos)[0], m.stack[-1])
+    return pos + 4
+
+
+def do_memoize(m: MachineState, pos: int) -> int:
+    # `far` and `memo` never share an index while `far` holds any.
+    m.put_memo(len(m.memo) + len(m.sparse_memo), m.stack[-1])
+    return pos
+
+
+def do_text_get(m: MachineState, pos: int) -> int:
+    line, end = m.read_line(pos)
+    m.stack.append(m.get_memo(m.parse_decimal(line, pos), pos))
+    return end
+
+
+def do_binget(m: MachineState, pos: int) -> int:
+    m.stack.append(m.get_memo(m.data[pos], pos))
+    return pos + 1
+
+
+def do_long_binget(m: MachineState, pos: int) -> int:
+    m.stack.append(m.get_memo(_U32(m.data, pos)[0], pos))
+    return pos + 4
+
+
+def do_global(m: MachineState, pos: int) -> int:
+    module, end = m.read_line(pos)
+    name, end = m.read_line(end)
+    m.stack.append(m.intern_name(decode_python2_string(module), decode_python2_string(name), pos))
+    return end
+
+
+def do_stack_global(m: MachineState, pos: int) -> int:
+    name = m.stack.pop()
+    m.stack[-1] = m.intern_name(m.stack[-1], name, pos)
+    return pos
+
+
+def do_extension(m: MachineState, pos: int) -> int:
+    raise m.make_error(pos, "the pickle uses a copyreg extension code, whose meaning is not in the file")
+
+
+def do_buffer(m: MachineState, pos: int) -> int:
+    raise m.make_error(pos, "the pickle wants an out-of-band buffer, which no file has")
+
+
+def do_reduce(m: MachineState, pos: int) -> int:
+    args = m.stack.pop()
+    m.stack[-1] = m.make_call(m.stack[-1], args, pos)
+    return pos
+
+
+def do_newobj(m: MachineState, pos: int) -> int:
+    args = m.stack.pop()
+    m.stack[-1] = m.make_call(m.stack[-1], args, pos, "newobj")
+    return pos
+
+
+def do_newobj_ex(m: MachineState, pos: int) -> int:
+    kwargs = m.stack.pop()
+    args = m.stack.pop()
+    if type(kwargs) is not dict:
+        raise m.make_error(pos, f"a call with {describe(kwargs)} for its keyword arguments")
+    call = m.make_call(m.stack[-1], args, pos, "newobj")
+    m.count_held_values(kwargs, pos)
+    call.kwargs = kwargs
+    m.stack[-1] = call
+    return pos
+
+
+def do_obj(m: MachineState, pos: int) -> int:
+    items = m.pop_mark()
+    m.stack.append(m.make_call(items[0], tuple(items[1:]), pos, "obj"))
+    return pos
+
+
+def do_inst(m: MachineState, pos: int) -> int:
+    module, end = m.read_line(pos)
+    name, end = m.read_line(end)
+    args = tuple(m.pop_mark())
+    m.stack.append(
+        m.make_call(m.intern_name(decode_python2_string(module), decode_python2_string(name), pos), args, pos, "inst")
+    )
+    return end
+
+
+def do_build(m: MachineState, pos: int) -> int:
+    state = m.stack.pop()
+    target = m.stack[-1]
+    if type(target) is not Obj:
+        raise m.make_error(pos, f"BUILD on {describe(target)}")
+    m.count_held_values(state, pos)
+    m.set_state(target, state)
+    return pos
+
+
+def _make_persistent(m: MachineState, pid: Value) -> Value:
+    if m.module_ids and type(pid) is tuple and len(pid) in (3, 4):
+        cls = pid[-3]
+        if type(cls) is Global and (len(pid) == 3 or pid[0] == "module"):
+            return cls
+    m.object_count += 1
+    storage = Persistent(pid)
+    m.persistent.append(storage)
+    return storage
+
+
+def do_text_persid(m: MachineState, pos: int) -> int:
+    line, end = m.read_line(pos)
+    m.stack.append(_make_persistent(m, decode_python2_string(line)))
+    return end
+
+
+def do_binpersid(m: MachineState, pos: int) -> int:
+    m.stack[-1] = _make_persistent(m, m.stack[-1])
+    return pos
+
+
+_OPCODES: dict[int, Handler] = {
+    0x28: do_mark,
+    0x29: _push_constant(()),
+    0x2E: do_stop,
+    0x30: do_pop,
+    0x31: do_pop_mark,
+    0x32: do_dup,
+    0x42: do_binbytes,
+    0x43: do_short_binbytes,
+    0x46: do_text_float,
+    0x47: do_binfloat,
+    0x49: do_text_int,
+    0x4A: do_binint,
+    0x4B: do_binint1,
+    0x4C: do_text_long,
+    0x4D: do_binint2,
+    0x4E: _push_constant(None),
+    0x50: do_text_persid,
+    0x51: do_binpersid,
+    0x52: do_reduce,
+    0x53: do_text_string,
+    0x54: do_binstring,
+    0x55: do_short_binstring,
+    0x56: do_text_unicode,
+    0x58: do_binunicode,
+    0x5D: do_empty_list,
+    0x61: do_append,
+    0x62: do_build,
+    0x63: do_global,
+    0x64: do_dict,
+    0x65: do_appends,
+    0x67: do_text_get,
+    0x68: do_binget,
+    0x69: do_inst,
+    0x6A: do_long_binget,
+    0x6C: do_list,
+    0x6F: do_obj,
+    0x70: do_text_put,
+    0x71: do_binput,
+    0x72: do_long_binput,
+    0x73: do_setitem,
+    0x74: do_tuple,
+    0x75: do_setitems,
+    0x7D: do_empty_dict,
+    0x80: do_proto,
+    0x81: do_newobj,
+    0x82: do_extension,
+    0x83: do_extension,
+    0x84: do_extension,
+    0x85: do_tuple1,
+    0x86: do_tuple2,
+    0x87: do_tuple3,
+    0x88: _push_constant(True),
+    0x89: _push_constant(False),
+    0x8A: do_long1,
+    0x8B: do_long4,
+    0x8C: do_short_binunicode,
+    0x8D: do_binunicode8,
+    0x8E: do_binbytes8,
+    0x8F: do_empty_set,
+    0x90: do_additems,
+    0x91: do_frozenset,
+    0x92: do_newobj_ex,
+    0x93: do_stack_global,
+    0x94: do_memoize,
+    0x95: do_frame,
+    0x96: do_binbytes8,
+    0x97: do_buffer,
+    0x98: do_buffer,
+}
+HANDLERS: tuple[Handler, ...] = tuple(_OPCODES.get(op, do_unknown) for op in range(256))
