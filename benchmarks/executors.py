@@ -27,26 +27,26 @@ import json, sys, time
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from multiprocessing import get_context
-from statecli.workers import executors
-from statecli.commands.diff.result import How
-from statecli.values import pool
-from statecli.values.compare_task import TASK, Piece, Task, run_batch
+from statecli.values.compare_task import TASK_ELEMENTS, CompareTask, run_batch
+from statecli.values.delta import CompareOptions
+from statecli.workers import executors, pool
+from statecli.workers.task import Piece
 
 def took(count, size):
     pieces = [Piece(path, 1 << 20, "bfloat16") for path in (before, after)]
-    tasks = [Task(0, "w", n * size, size, *pieces) for n in range(count)]
+    tasks = [CompareTask(0, "w", n * size, size, *pieces) for n in range(count)]
     begun = time.perf_counter()
-    pool.run(run_batch, How(), tasks, size_of=lambda task: 2 * task.count, absent=None)
+    pool.run_tasks(run_batch, CompareOptions(), tasks, absent=None)
     return time.perf_counter() - begun
 
 if __name__ == "__main__":
     before, after, name, module = sys.argv[1:]
     made = import_module(f"statecli.workers.executors.{module}")
-    count = made.GRAIN // (2 * TASK)
-    with executors.working("threads:1"):
-        work = min(took(count, TASK) for _ in range(5))
-    pool.BATCH = made.GRAIN = 1
-    with executors.working(name or ProcessPoolExecutor(2, get_context("spawn"))):
+    count = made.MAX_BATCH_BYTES // (2 * TASK_ELEMENTS)
+    with executors.use_executor("threads:1"):
+        work = min(took(count, TASK_ELEMENTS) for _ in range(5))
+    pool.MIN_BATCH_BYTES = made.MAX_BATCH_BYTES = 1
+    with executors.use_executor(name or ProcessPoolExecutor(2, get_context("spawn"))):
         took(100, 1)
         handing = min(took(1000, 1) for _ in range(3)) / 1000
     print(json.dumps([handing, work]), flush=True)

@@ -237,41 +237,42 @@ def _shard(path: Path, tensors: list[tuple[str, tuple[int, ...]]]) -> None:
 def plan(folder: Path) -> None:
     """What `diff` hands out to Dask, and how even the shares of `diff --shard` are: the fullest beside an even one."""
     sys.path.insert(0, str(ROOT))
+    from statecli.shards.partition import Partition
     from statecli.targets import load
-    from statecli.workers.shards.partition import Cut
 
     print(f"tasks: {_tasks(folder):,}", "", sep="\n")
     # All tasks of a pair of tensors are in one share.
     sizes = [tensor.nbytes for tensor in load.checkpoint(str(folder / "before")).tensors]
-    print(table(_shares(Cut, sizes)))
+    print(table(_shares(Partition, sizes)))
 
 
 def _tasks(folder: Path) -> int:
     """How many there are: all are handed out, and none is done."""
-    from statecli.commands.diff.run import Request, compare
+    from statecli.commands.diff.run import Request, compare_targets
     from statecli.core import errors
-    from statecli.values import pool
-    from statecli.workers.executors.dask import GRAIN
+    from statecli.workers import pool
+    from statecli.workers.executors.dask import MAX_BATCH_BYTES
 
     handed = []
 
     class Counting:
-        grain = GRAIN
+        def min_batch_bytes(self, _: int) -> int:
+            return MAX_BATCH_BYTES
 
         def run(self, _: Any, __: Any, batches: Any, place: Any) -> None:
             handed.append(len(batches))
             for n in range(len(batches)):
                 place(n, errors.UnreadableError("not done"))
 
-    with pool.using(Counting()):
-        compare(Request(str(folder / "before"), str(folder / "after")))
+    with pool.use_engine(Counting()):
+        compare_targets(Request(str(folder / "before"), str(folder / "after")))
     return handed[0]
 
 
 def _shares(cut: Any, sizes: list[int]) -> Iterator[tuple[str, ...]]:
     yield "shares", "bytes of both sides in the fullest", "beside an even one"
     for count in WORKERS[1:]:
-        fullest = max(sum(sizes[n] for n in cut(index + 1, count).own(sizes, None)) for index in range(count))
+        fullest = max(sum(sizes[n] for n in cut(index + 1, count).select_tasks(sizes, None)) for index in range(count))
         yield str(count), _bytes(2 * fullest), f"{fullest * count / sum(sizes):.4f} ×"
 
 

@@ -99,9 +99,9 @@ def minilm() -> Path:
 @pytest.fixture
 def one_task_a_parcel(monkeypatch) -> None:
     """Whatever the engine, each task is handed out by itself."""
-    from statecli.values import pool
+    from statecli.workers import pool
     from statecli.workers.executors import dask, futures, ray
 
-    monkeypatch.setattr(pool, "BATCH", 1)
+    monkeypatch.setattr(pool, "MIN_BATCH_BYTES", 1)
     for engine in (dask, futures, ray):
-        monkeypatch.setattr(engine, "GRAIN", 1)
+        monkeypatch.setattr(engine, "MAX_BATCH_BYTES", 1)

@@ -469,7 +469,7 @@ def test_diff_of_files_is_the_commands_own(tmp_path):
     torch.save({"w": torch.zeros(3)}, tmp_path / "a.pt")
     torch.save({"w": torch.tensor([0.0, 0.5, 0.0])}, tmp_path / "b.pt")
     found = statecli.diff(tmp_path / "a.pt", tmp_path / "b.pt", jobs=1)
-    assert found == run.compare(run.Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), jobs=1))
+    assert found == run.compare_targets(run.Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), jobs=1))
     assert found.changes[0].values.max_abs == 0.5
     assert statecli.diff(tmp_path / "a.pt", tmp_path / "b.pt", atol=1).findings == ()
 

@@ -13,7 +13,7 @@ from statecli.report.diff import DiffView, Names
 from statecli.requests import diff
 from statecli.requests.options import DiffOptions
 from statecli.requests.outcome import Given
-from statecli.values.delta import How
+from statecli.values.delta import CompareOptions
 
 
 def options(**given):
@@ -30,9 +30,9 @@ def test_nothing_asked_is_the_default():
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ({"bitwise": True}, {"how": How(bitwise=True)}),
-        ({"atol": 1e-6, "rtol": 0.5}, {"how": How(atol=1e-6, rtol=0.5)}),
-        ({"device": "cuda:1"}, {"how": How(device="cuda:1")}),
+        ({"bitwise": True}, {"how": CompareOptions(bitwise=True)}),
+        ({"atol": 1e-6, "rtol": 0.5}, {"how": CompareOptions(atol=1e-6, rtol=0.5)}),
+        ({"device": "cuda:1"}, {"how": CompareOptions(device="cuda:1")}),
         ({"metadata_only": True}, {"values": False}),
         ({"no_renames": True}, {"renames": False}),
         ({"output_format": Output.HTML}, {"histograms": diff.HISTOGRAMS}),

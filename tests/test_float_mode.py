@@ -17,8 +17,8 @@ from statecli.commands.audit.run import audit
 from statecli.core.errors import StateError
 from statecli.core.float_mode import flushes_denormals, keep_denormals
 from statecli.values import facts, facts_kernel, kernels
-from statecli.values.stats import stats_of_tensor
-from statecli.workers.executors import working
+from statecli.values.stats import compute_live_stats
+from statecli.workers.executors import use_executor
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def test_statistics_are_the_same_in_either_mode(files, kernel):
 
     def everything():
         state = api.inspect(files[0], stats=True).state
-        live = stats_of_tensor(tensor)
-        return [row.stats for row in state.tensors], live, facts.read_all(state.tensors)
+        live = compute_live_stats(tensor)
+        return [row.stats for row in state.tensors], live, facts.read_facts(state.tensors)
 
     expected = everything()
     assert torch.set_flush_denormal(True)
@@ -107,7 +107,7 @@ def test_an_audit_is_the_same_in_either_mode(tmp_path):
 
 def test_threads_compute_with_denormals(files, flushing, monkeypatch):
     """A thread inherits the mode of the one that starts it, an engine's worker has its own."""
-    with working("threads:2"):
+    with use_executor("threads:2"):
         assert [change.values.changed for change in api.diff(*files).changes if change.values] == [9]
 
 

@@ -18,7 +18,7 @@ from statecli import formats
 from statecli.cli import commands
 from statecli.core.errors import OutputError, UnreadableError
 from statecli.file_scan.scan import scan_pickles
-from statecli.values import pool
+from statecli.workers import pool
 
 
 @pytest.fixture(autouse=True)
@@ -182,6 +182,12 @@ def test_output_error_is_the_line_about_standard_output(capsys):
 # --- processes and memory --------------------------------------------------------------------------------------------
 
 
+class Large(int):
+    """A task that is a batch of its own."""
+
+    size = pool.MIN_BATCH_BYTES
+
+
 def double(shared, batch):
     return [shared * one for one in batch]
 
@@ -199,9 +205,9 @@ def test_the_work_is_done_here_where_no_process_can_be_started(monkeypatch, wher
         from multiprocessing import synchronize
 
         monkeypatch.setattr(synchronize._multiprocessing, "SemLock", refused)
-    with pool.using(pool.Processes(2)):
-        assert pool.run(double, 2, [1, 2, 3], size_of=lambda _: pool.BATCH, absent=None) == [2, 4, 6]
-    with pool.beside(len, "four") as length:
+    with pool.use_engine(pool.Processes(2)):
+        assert pool.run_tasks(double, 2, [Large(1), Large(2), Large(3)], absent=None) == [2, 4, 6]
+    with pool.run_in_background(len, "four") as length:
         assert length() == 4
 
 

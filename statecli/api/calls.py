@@ -168,7 +168,7 @@ def merge(parts: Any, **given: Any) -> Inspection | Diff:
     several = (parts,) if isinstance(parts, (str, os.PathLike)) else parts
     given["url"] = tuple(map(files.mask_urls, many("url", given["url"])))
     options = options_of(MergeOptions, {"parts": tuple(map(path_of, several)), **given})
-    executors.check(options.executor, jobs=options.jobs)
+    executors.check_executor(options.executor, jobs=options.jobs)
     result: Inspection | Diff = run(options, _ForPython(options.parts[0])).result
     return result
 

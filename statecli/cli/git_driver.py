@@ -228,9 +228,9 @@ def failed(error: BaseException) -> str:
 def _lines(tensors: tuple[TensorInfo, ...], *, several: bool) -> Iterator[str]:
     with require_numpy():
         from statecli.values.algorithm import Algorithm
-        from statecli.values.digest import digests
+        from statecli.values.digest import compute_digests
 
-    made = digests(tensors, Algorithm.BLAKE3)
+    made = compute_digests(tensors, Algorithm.BLAKE3)
     rows = []
     for tensor, digest in zip(tensors, made, strict=True):
         name = f"{tensor.section}.{tensor.fqn}" if several else tensor.fqn

@@ -119,7 +119,7 @@ def _cases(diff: Diff, report: Report) -> tuple[Case, ...]:
         found = of.pop((change.section, change.fqn), []) + of.pop((None, change.fqn), [])
         tried.append(_tried(report.title, name, _told(change), found))
     for scalar in diff.scalars:
-        told = settings.told(scalar, MAX_SCALAR)
+        told = settings.format_values(scalar, MAX_SCALAR)
         tried.append(_tried(report.title, scalar.key, told, of.pop((None, scalar.key), [])))
     rest = [finding for several in of.values() for finding in several]
     if tried and not rest:
@@ -415,7 +415,7 @@ def _broken(diff: Diff, columns: tuple[Column, ...], view: DiffView) -> Group:
 
 def _scalar_line(one: ScalarChange, columns: tuple[Column, ...]) -> Line:
     name, mood = f"{LETTERS[one.status]} {one.key}", change_text.MOODS.get(one.status, "")
-    text = settings.told(one, MAX_SCALAR)
+    text = settings.format_values(one, MAX_SCALAR)
     if columns is _FACTS and len(text) <= MAX_CELL:
         return Line((name, text), mood=mood)
     return Line((name, *("" for _ in columns[1:])), text, mood)
@@ -437,7 +437,12 @@ def _flat(diff: Diff, view: DiffView, *, details: bool = True) -> Table:
     columns = tuple(column for column, _ in measures if details or not column.detail)
     cells = tuple(cell for column, cell in measures if details or not column.detail)
     others: list[dict[str, Cell]] = [
-        {"status": one.status.value, "kind": "metadata", "fqn": one.key, "change": settings.told(one, MAX_WHOLE)}
+        {
+            "status": one.status.value,
+            "kind": "metadata",
+            "fqn": one.key,
+            "change": settings.format_values(one, MAX_WHOLE),
+        }
         for one in scalars_
     ]
     others += [

@@ -27,7 +27,7 @@ from statecli.report import Rows, RuleText
 from statecli.targets.location import fingerprint
 from statecli.targets.outcome import Skipped
 from statecli.targets.outcome import Status as AuditStatus
-from statecli.values.delta import Delta, How
+from statecli.values.delta import CompareOptions, Delta
 
 
 class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -404,7 +404,7 @@ def of_diff(diff: Diff, verdict: str, not_checked: tuple[NotChecked, ...] = ()) 
 
 
 def _compared(diff: Diff) -> Compared:
-    how = diff.how or How()
+    how = diff.how or CompareOptions()
     return Compared(diff.how is not None, how.bitwise, how.atol, how.rtol, diff.ignored)
 
 

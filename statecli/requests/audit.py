@@ -145,7 +145,7 @@ def _lock(path: str | None, options: AuditOptions) -> Lock | None:
         raise UsageError("--frozen-only: says what part of a lock counts; give --lock FILE")
     if options.weights_only and path is None:
         raise UsageError("--weights-only: applies to a lock; give --lock FILE")
-    return None if path is None else lock_file.read(path)
+    return None if path is None else lock_file.read_lock(path)
 
 
 def _baseline(options: AuditOptions, asked: Config) -> Baseline | None:

@@ -8,14 +8,14 @@ import re
 from msgspec.structs import replace
 
 from statecli.commands.diff.result import Field
-from statecli.commands.diff.run import Request, compare
+from statecli.commands.diff.run import Request, compare_targets
 from statecli.core.errors import UsageError
 from statecli.render import Output
 from statecli.report.diff import DiffView, Names, broken, of_diff
 from statecli.requests.options import CUDA, DiffOptions
 from statecli.requests.outcome import Caller, Given, Outcome, describe_failures
 from statecli.targets import load
-from statecli.values.delta import How
+from statecli.values.delta import CompareOptions
 from statecli.workers import executors
 
 #: The tensors that changed most whose Δ a page draws.
@@ -37,7 +37,7 @@ def check(options: DiffOptions, given: Given) -> None:  # noqa: ARG001 - every c
             raise UsageError(f"{name} {count}: must be 0 or more")
     if not _DEVICE.fullmatch(options.device):
         raise UsageError(f"--device {options.device}: cpu, cuda or cuda:N")
-    executors.check(options.executor, jobs=options.jobs, device=options.device)
+    executors.check_executor(options.executor, jobs=options.jobs, device=options.device)
     for one, other in _contradictions(options):
         raise UsageError(f"{one} and {other} contradict each other; leave one of them out")
     _check_classes(options)
@@ -66,7 +66,7 @@ def _tolerance(options: DiffOptions) -> str:
 
 def _of_values(options: DiffOptions) -> str:
     """What says how values are compared, or by whom."""
-    executor = "" if options.executor is None else f"--executor {executors.named(options.executor)}"
+    executor = "" if options.executor is None else f"--executor {executors.executor_name(options.executor)}"
     shard = "" if options.shard is None else f"--shard {options.shard}"
     return "--bitwise" if options.bitwise else _tolerance(options) or executor or shard
 
@@ -100,7 +100,7 @@ def prepare(options: DiffOptions, caller: Caller) -> Request:  # noqa: ARG001 - 
 def run(options: DiffOptions, request: Request, caller: Caller, given: Given) -> Outcome:
     """Compare both sides. What could be compared is reported, whatever could not."""
     with caller.progress(values=not options.metadata_only) as progress:
-        diff = compare(request, progress)
+        diff = compare_targets(request, progress)
     caller.check_states(diff.before, diff.after)
     if given.name is not None:
         sides = replace(diff.before, target=f"a/{given.name}"), replace(diff.after, target=f"b/{given.name}")
@@ -117,7 +117,7 @@ def build_request(options: DiffOptions) -> Request:
     return Request(
         before=options.before,
         after=options.after,
-        how=How(options.bitwise, options.atol, options.rtol, options.device),
+        how=CompareOptions(options.bitwise, options.atol, options.rtol, options.device),
         values=not options.metadata_only,
         renames=not options.no_renames,
         map=options.map,

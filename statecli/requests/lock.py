@@ -35,12 +35,12 @@ def prepare(options: LockOptions, caller: Caller) -> lock_run.Request:  # noqa: 
 def run(options: LockOptions, request: lock_run.Request, caller: Caller, given: Given) -> Outcome:  # noqa: ARG001
     """Lock the targets, all of them or none."""
     with caller.progress(values=False):
-        found = lock_run.read(request)
+        found = lock_run.read_targets(request)
     caller.check_states(*(target.state for target in found))
     with caller.progress(values=True) as progress:
-        lock = lock_run.lock(found, request, progress)
-    notes = list(lock_run.without_values(found, lock))
-    return Outcome(lock, content=lock_file.written(lock), notes=notes)
+        lock = lock_run.build_lock(found, request, progress)
+    notes = list(lock_run.report_unlocked(found, lock))
+    return Outcome(lock, content=lock_file.encode_lock(lock), notes=notes)
 
 
 def build_request(options: LockOptions) -> lock_run.Request:

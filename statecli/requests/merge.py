@@ -13,15 +13,16 @@ import msgspec
 from statecli.core.errors import EngineError, StateError, UnreadableError, UsageError
 from statecli.core.version import __version__
 from statecli.requests.options import AuditOptions, DiffOptions, InspectOptions, LockOptions, MergeOptions
+from statecli.shards.shard import OUTPUT_OPTIONS
 from statecli.storage import files
 from statecli.targets import load
 from statecli.values.require_numpy import require_numpy
-from statecli.workers.shards.shard import OF_MERGE
+from statecli.workers.file_identity import identify_files
 
 if TYPE_CHECKING:
-    from statecli.values.pool import Work
-    from statecli.workers.shards.shard_file import Head, Known, Part
-    from statecli.workers.shards.tasks import Key
+    from statecli.shards.shard_file import Head, ShardFile, StoredResult
+    from statecli.shards.tasks import Key
+    from statecli.workers.pool import Work
 
 #: The commands that have parts.
 COMMANDS: dict[str, Any] = {
@@ -46,9 +47,9 @@ def merging(asked: MergeOptions) -> Iterator[Options]:
     has not.
     """
     with require_numpy():
-        from statecli.values import pool
-        from statecli.workers.shards import shard_file as part
-    parts = [part.read(path) for path in _named(asked.parts)]
+        from statecli.shards import shard_file as part
+        from statecli.workers import pool
+    parts = [part.read_file(path) for path in _named(asked.parts)]
     options = _options(parts[0].path, parts[0].head, asked)
     for one in parts:
         _refuse_others(one, parts[0])
@@ -58,7 +59,7 @@ def merging(asked: MergeOptions) -> Iterator[Options]:
     _refuse_secrets(options, asked.url)
     _refuse_changed(parts[0], copies=asked.copies)
     known = _Known(parts)
-    with pool.kept(known):
+    with pool.use_result_store(known):
         yield options
     known.refuse_surplus()
 
@@ -75,13 +76,13 @@ def _named(texts: Sequence[str]) -> list[str]:
 # --- whether they are the parts of one command ------------------------------------------------------------------------
 
 
-def _refuse_others(one: Part, first: Part) -> None:
+def _refuse_others(one: ShardFile, first: ShardFile) -> None:
     """Raises for a part that was made by another statecli than this one, or is of another command than the first."""
     from statecli.values import kernels
 
     head, other = one.head, first.head
     made = f"statecli {head.statecli} with its kernel in {head.kernel}"
-    here = f"statecli {__version__} with its kernel in {kernels.made_of()}"
+    here = f"statecli {__version__} with its kernel in {kernels.kernel_name()}"
     if made != here:
         raise EngineError(f"{one.path}: was made by {made[:200]}, and this is {here}: install the same for all")
     if head.shard[1] != other.shard[1]:
@@ -113,7 +114,7 @@ def _asked(head: Head, name: str) -> str:
     return f"with {' '.join(f'{option} {text}' for text in given)[:200]}"
 
 
-def _refuse_other_files(one: Part, first: Part, *, copies: bool) -> None:
+def _refuse_other_files(one: ShardFile, first: ShardFile, *, copies: bool) -> None:
     """Raises for a part that has read other files than the first, or none can tell whether they are."""
     head, other = one.head, first.head
     for path in sorted(head.files.keys() | other.files.keys()):
@@ -127,7 +128,7 @@ def _refuse_other_files(one: Part, first: Part, *, copies: bool) -> None:
         raise UnreadableError(f"{one.path}: has read another state of the targets than {first.path}: {_AGAIN}")
 
 
-def _refuse_incomplete(parts: Sequence[Part]) -> None:
+def _refuse_incomplete(parts: Sequence[ShardFile]) -> None:
     known: dict[int, str] = {}
     count = parts[0].head.shard[1]
     for one in parts:
@@ -145,11 +146,9 @@ def _is(several: Sequence[object]) -> str:
     return "is" if len(several) == 1 else "are"
 
 
-def _refuse_changed(one: Part, *, copies: bool) -> None:
+def _refuse_changed(one: ShardFile, *, copies: bool) -> None:
     """Raises for a file that is not here, or is not the one that the parts are of, or none can tell whether it is."""
-    from statecli.workers.shards import tasks
-
-    for path, now in tasks.identities(one.head.files).items():
+    for path, now in identify_files(one.head.files).items():
         then = one.head.files[path]
         if then.version is None and then.bytes >= 0 and not copies:
             why = "whoever has it tells no version of it, so that none can tell whether all parts are of one"
@@ -175,7 +174,7 @@ def _options(path: str, head: Head, asked: MergeOptions) -> Options:
         raise UnreadableError(f"{path}: line 1: is of statecli {head.command[:40]!r}, which has no parts")
     theirs = {field.name: field.default for field in msgspec.structs.fields(kind)}
     for name in head.options:
-        if name not in theirs or name in OF_MERGE:
+        if name not in theirs or name in OUTPUT_OPTIONS:
             raise UnreadableError(f"{path}: line 1: says {name[:40]!r}, which is no option of a part")
     try:
         read: Options = msgspec.convert(head.options, kind)
@@ -188,7 +187,7 @@ def _output(asked: MergeOptions, command: str, theirs: dict[str, Any]) -> dict[s
     found = {}
     for field in msgspec.structs.fields(MergeOptions):
         value = getattr(asked, field.name)
-        if field.name not in OF_MERGE or value == field.default:
+        if field.name not in OUTPUT_OPTIONS or value == field.default:
             continue
         if field.name not in theirs:
             option = f"--{field.name.replace('_', '-')}"
@@ -235,11 +234,11 @@ def _refuse_secrets(options: Options, said: Sequence[str]) -> None:
 
 
 class _Known:
-    """A ledger (`pool.Ledger`) of what the parts know. What only all of them together make known is computed."""
+    """A `pool.ResultStore` of all shard files. Results that only all of them together determine are computed."""
 
-    whole = True
+    is_complete = True
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[ShardFile]) -> None:
         self._parts = parts
         self._plan = parts[0].head.plan
         self._passes = 0
@@ -255,8 +254,8 @@ class _Known:
             why = f"has together with the others the results of {planned} tasks, not of {parts[0].head.tasks}"
             raise UnreadableError(f"{parts[0].path}: {why}: {_AGAIN}")
 
-    def _take(self, part: int, key: Key, known: Known) -> None:
-        from statecli.workers.shards import tasks
+    def _take(self, part: int, key: Key, known: StoredResult) -> None:
+        from statecli.shards import tasks
 
         other = self._known(key) if key in self._owners else known
         if other is not known and not _is_same(other.result, known.result):
@@ -267,44 +266,44 @@ class _Known:
         if known.derived and key.function not in tasks.UNPLANNED:
             self._unasked[key] = part
 
-    def _known(self, key: Key) -> Known:
+    def _known(self, key: Key) -> StoredResult:
         return self._parts[self._owners[key]].results[key]
 
     def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-        """As `pool.Ledger`."""
-        from statecli.workers.shards import tasks
+        """See `pool.ResultStore`."""
+        from statecli.shards import tasks
 
-        keys = tasks.keys(work)
+        keys = tasks.compute_keys(work)
         self._passes += not work.derived
         missing = [n for n, key in enumerate(keys) if key not in self._owners]
         if missing and not work.derived and work.function.__name__ not in tasks.UNPLANNED:
             self._refuse_missing(keys, work.tasks[missing[0]])
-        if work.done and len(missing) < len(keys):
-            work.done([task for key, task in zip(keys, work.tasks, strict=True) if key in self._owners])
+        if work.on_batch and len(missing) < len(keys):
+            work.on_batch([task for key, task in zip(keys, work.tasks, strict=True) if key in self._owners])
         computed = dict(zip(missing, do([work.tasks[n] for n in missing]), strict=True))
         return [computed[n] if n in computed else self._held(key, work.tasks[n]) for n, key in enumerate(keys)]
 
     def _refuse_missing(self, keys: Sequence[Key], task: Any) -> None:
         """Raises for a task that nothing is known of: the parts are not what they were, or the target is not."""
-        from statecli.workers.shards import tasks
+        from statecli.shards import tasks
 
-        where = ": ".join(filter(None, (next(tasks.paths(task), ""), tasks.name_of(task))))
-        if tasks.plan(keys) in self._plan:
+        where = ": ".join(filter(None, (next(iter(task.paths), ""), task.name)))
+        if tasks.digest_of_pass(keys) in self._plan:
             raise UnreadableError(f"{where}: no part has a result of it, and one has that of no task: {_AGAIN}")
         raise UnreadableError(f"{where}: is not what it was when the parts were made: {_AGAIN}")
 
     def _held(self, key: Key, task: Any) -> Any:
         """What is known of the task. Raises for what no such task has."""
-        from statecli.workers.shards import check_results, tasks
+        from statecli.shards import check_results, tasks
 
         known = self._known(key)
         result = known.result
-        field = check_results.wrong(key.function, task, result)
+        field = check_results.find_invalid_field(key.function, task, result)
         if field is not None:
-            path, what = self._parts[self._owners[key]].path, tasks.name_of(task) or next(tasks.paths(task), "")
+            path, what = self._parts[self._owners[key]].path, task.name or next(iter(task.paths), "")
             why = f"has a result that {what} cannot have ({field})"
             raise UnreadableError(f"{path}: line {known.line}: {why}: have its share done again")
-        self._failed |= tasks.is_failed(result)
+        self._failed |= tasks.has_failed(result)
         self._unasked.pop(key, None)
         return result
 

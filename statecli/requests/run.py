@@ -86,16 +86,16 @@ def _engine(executor: Any, jobs: int) -> AbstractContextManager[None]:
         return nullcontext()
     from statecli.workers import executors
 
-    executors.check(executor, jobs=jobs)
-    return executors.working(executor)
+    executors.check_executor(executor, jobs=jobs)
+    return executors.use_executor(executor)
 
 
 def _shard(options: Any) -> AbstractContextManager[Any]:
     """Return the context in which only the shard of the work is done that `--shard` names."""
-    from statecli.workers.shards import shard
+    from statecli.shards import shard
 
-    shard.check(options)
-    return shard.doing(options, _COMMAND_OF[type(options)])
+    shard.check_options(options)
+    return shard.use_shard(options, _COMMAND_OF[type(options)])
 
 
 def _outcome_of_shard(shard: Any, outcome: Outcome) -> Outcome:
@@ -113,4 +113,4 @@ def _describe_division(executor: Any, shard: str | None) -> str:
         return f"--shard {shard}"
     from statecli.workers import executors
 
-    return f"--executor {executors.named(executor)}"
+    return f"--executor {executors.executor_name(executor)}"

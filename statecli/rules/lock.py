@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from statecli.commands.diff.settings import described
+from statecli.commands.diff.settings import describe_setting_change
 from statecli.commands.lock.companion_files import CompanionChanges, FileChange
-from statecli.commands.lock.compare_lock import BESIDE, Held
+from statecli.commands.lock.compare_lock import OTHER_SECTION, LockMatch
 from statecli.commands.lock.lock_file import LockedTensor
 from statecli.commands.lock.rules import VALUES_NOT_LOCKED
 from statecli.core.finding import Severity
@@ -32,12 +32,12 @@ def lock_mismatch(subject: Subject) -> Iterator[Issue]:
     for pair in subject.lock or ():
         shown = pair.tensor or pair.locked
         agrees = pair.differ == () and pair.tensor is not None and pair.locked is not None
-        if shown is None or agrees or pair.differ == BESIDE:
+        if shown is None or agrees or pair.differ == OTHER_SECTION:
             continue
         name = shown.fqn if len(subject.state.sections) < 2 else f"{shown.section}.{shown.fqn}"
         help = "restore it; if it was meant to change, lock again"
         yield Issue(f"{name}: {_describe_pair(pair)}", shown.fqn, shown.section, help, content=_compute_content(pair))
-    beside = {pair.tensor.section: None for pair in subject.lock or () if pair.tensor and pair.differ == BESIDE}
+    beside = {pair.tensor.section: None for pair in subject.lock or () if pair.tensor and pair.differ == OTHER_SECTION}
     if beside:
         message = f"{join_names(tuple(beside))}: of no model and not in the lock, which has no such section"
         yield Issue(message, severity=Severity.NOTE)
@@ -58,7 +58,11 @@ def settings_mismatch(subject: Subject) -> Iterator[Issue]:
     changes = subject.companions or CompanionChanges()
     help = "restore it, or run `statecli lock` again if the change is intended"
     for setting in changes.settings:
-        yield Issue(f"setting differs from the lock: {described(setting)}", help=help, content=_sha256(repr(setting)))
+        yield Issue(
+            f"setting differs from the lock: {describe_setting_change(setting)}",
+            help=help,
+            content=_sha256(repr(setting)),
+        )
     for file in changes.files:
         yield Issue(f"{format_fqn(file.name)}: {_describe_file(file)}", help=help, content=_sha256(repr(file)))
 
@@ -81,7 +85,7 @@ def _describe_file(change: FileChange) -> str:
     return f"content differs from the lock (digest {change.found[:12]}…, expected {change.locked[:12]}…)"
 
 
-def _compute_content(pair: Held) -> str | None:
+def _compute_content(pair: LockMatch) -> str | None:
     """Return a digest of what differs from the lock, with the values that were found.
 
     None without values, and "" for values without a digest: nothing accepts them, because any values would pass.
@@ -95,7 +99,7 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _describe_pair(pair: Held) -> str:
+def _describe_pair(pair: LockMatch) -> str:
     tensor, line = pair.tensor, pair.locked
     if line is None:
         return "is not in the lock"

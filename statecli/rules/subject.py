@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from statecli.commands.diff.result import Diff
 from statecli.commands.lock.companion_files import CompanionChanges
-from statecli.commands.lock.compare_lock import Held
+from statecli.commands.lock.compare_lock import LockMatch
 from statecli.core.errors import StateError
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ModelState, Oddity, Place, ScannedPickle, TensorInfo
@@ -43,7 +43,7 @@ class Subject:
     load: Diff | None = None
     reference: Diff | None = None
     #: What is locked of it beside what is there, with `--lock`.
-    lock: tuple[Held, ...] | None = None
+    lock: tuple[LockMatch, ...] | None = None
     #: The settings and files that differ from the lock; None where they were not compared.
     companions: CompanionChanges | None = None
     #: Why nothing of it is held to a lock that is given.

@@ -1,17 +1,19 @@
-"""Tensors' bytes at memory speed: where they lie, what they are worth, whether they arrive on a device.
+"""Tensor values at memory speed: where their bytes lie, what they stand for, whether they arrive on a device.
 
-Importing this package imports nothing. Its modules need numpy (`place` also torch, when it is called):
+Importing this package imports nothing. Its modules need numpy (`to_device` also torch, when it is called):
 
-    elements.py   stored bytes -> numbers: every element type torch can save
-    read.py       a `TensorData` -> its values, chunk by chunk, in bounded memory; checksums
-    blocks.py     what ggml has quantized: its blocks as they are stored, or what they are worth, by the package gguf
-    live.py       a live torch tensor -> the same view of its storage
-    stats.py      values -> `Stats`
-    facts.py      a checkpoint's tensors -> `Facts` that rules judge; scan.py: of one block, _native.c or numpy
-    place.py      a checkpoint's tensors -> a device, and back, compared
-    compare.py    pairs of tensors -> how they differ: the plan, and adding it up
-    run.py        one task of that plan, in any process; pool.py has the processes
-    kernels.py    two blocks of values -> their `Tally` (tally.py): _native.c where it was compiled, numpy otherwise;
-                  on_device.py the same on a GPU
-    sparse.py     two sparse tensors by value; histogram.py how differences are spread
+    elements.py      stored bytes -> numbers: every element type torch can save
+    ranges.py        a `ByteRange` -> its bytes: plain, compressed, quantized, or in pieces of several files
+    read.py          a `TensorData` -> its values, chunk by chunk, in bounded memory
+    ggml_blocks.py   blocks that ggml quantized, as they are stored or as float32, by the package gguf
+    live_tensor.py   a live torch tensor -> the same view of its storage
+    stats.py         values -> `Stats`; partial.py: of one chunk
+    facts.py         tensors of a checkpoint -> `Facts` for rules; facts_kernel.py: of one block, _native.c or numpy
+    digest.py        tensors -> digests for lock files
+    to_device.py     tensors of a checkpoint -> a device, and back, compared
+    compare.py       pairs of tensors -> how they differ: the plan, and adding it up; compare_task.py: one task of it
+    small_pairs.py   small neighbouring pairs without tasks; sparse.py: two sparse tensors by value
+    kernels.py       two blocks of values -> their `Tally` (tally.py): _native.c where it was compiled, numpy
+                     otherwise; gpu_kernel.py: the same on a GPU
+    histogram.py     how the differences of one tensor are spread
 """

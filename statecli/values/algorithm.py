@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Algorithm(str, Enum):
-    """A digest algorithm; each gives 256 bits."""
+    """A digest algorithm; digests have 256 bits."""
 
     BLAKE3 = "blake3"
     SHA256 = "sha256"

@@ -1,20 +1,19 @@
-"""Pairs of tensors -> how their values differ: a plan of independent tasks, whose small results are added up.
+"""Compare the values of pairs of tensors: plan independent tasks and add up their small results.
 
     pair ──▶ tasks (path, ranges, dtype, a few million elements each) ──▶ tallies ──▶ Delta
 
-Where both tensors lie in one piece, their bytes are read into two small buffers and compared as 64-bit words; only
-blocks that differ are decoded, and of tensors that differ the norms of all other blocks too. Everything else (strides,
-quantization, byte order) goes through `read.values`, a tensor a task. Blocks and tasks are cut at fixed places and
-added up in order, so that the result is the same, bit for bit, whoever computes it.
+If both tensors are contiguous, their bytes are read into two small buffers and compared as 64-bit words. Only blocks
+that differ are decoded; if any differs, the norms of the equal blocks are computed too. All other layouts (strides,
+quantization, byte order) go through `read.read_values`, a tensor a task. The limits of blocks and tasks are fixed and
+results are added up in order, so that every executor gives the same result, bit for bit.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import itemgetter
 
 import msgspec
 import numpy as np
@@ -25,28 +24,31 @@ from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.state import ByteRange, TensorData, TensorInfo
 from statecli.storage import files
 from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_versions
-from statecli.values import kernels, pool, sparse
-from statecli.values.compare_task import TASK, Found, Piece, Task, run_batch
-from statecli.values.delta import Delta, How
-from statecli.values.elements import element
-from statecli.values.ggml_blocks import as_stored, quantized, readable, why_no_numbers
+from statecli.values import kernels, sparse
+from statecli.values.compare_task import TASK_ELEMENTS, CompareTask, Comparison, run_batch
+from statecli.values.delta import CompareOptions, Delta
+from statecli.values.elements import find_element
+from statecli.values.ggml_blocks import explain_unreadable_blocks, find_ggml_type, to_readable, to_stored_blocks
 from statecli.values.ranges import (
     check_crc,
     contiguous_strides,
-    in_file_order,
+    element_width,
     is_run,
-    located,
-    looking_up,
-    reading,
-    resolved,
-    width,
+    iter_paths,
+    locate_storage,
+    prefetch,
+    prefetch_archive_ends,
+    resolve_data,
+    sort_by_place,
 )
-from statecli.values.read import no_numbers, opened, overlap, packed, stored
+from statecli.values.read import explain_not_numeric, explain_overlap, is_packed, open_view, read_items
 from statecli.values.small_pairs import compare_small_pairs
 from statecli.values.tally import Tally
+from statecli.workers import pool
+from statecli.workers.task import Piece
 
-#: Pairs of which the archives that hold them, where each is an archive of its own, are looked into together.
-PLANNED = 512
+#: Pairs that are planned together: the ends of remote archives that hold their tensors are fetched at once.
+PAIRS_PLANNED_TOGETHER = 512
 
 
 class Pair(msgspec.Struct, frozen=True, gc=False):
@@ -57,7 +59,10 @@ class Pair(msgspec.Struct, frozen=True, gc=False):
 
 
 class NotCompared(msgspec.Struct, frozen=True, gc=False):
-    """Why the values of a pair cannot be compared: neither equal nor different. `reshaped`: their shapes differ."""
+    """Reason why a pair could not be compared: the values are neither equal nor different.
+
+    `reshaped`: the shapes differ.
+    """
 
     reason: str
     reshaped: bool = False
@@ -68,294 +73,334 @@ Outcome = Delta | NotCompared | StateError
 Progress = Callable[[str, int], None]
 
 
-# --- all of it ---------------------------------------------------------------------------------------------------
+# --- all pairs ---------------------------------------------------------------------------------------------------
 
 
 @with_denormals
-def compare_all(
+def compare_pairs(
     pairs: Sequence[Pair],
-    how: How,
+    options: CompareOptions,
     *,
     jobs: int = 0,
     progress: Progress | None = None,
     seen: Mapping[str, FileVersion | None] | None = None,
     derived: bool = False,
 ) -> list[Outcome]:
-    """The outcome of each pair, in order. What goes wrong with one file is the outcome of its pairs alone.
+    """Return the outcome of each pair, in order. An error of a file is the outcome of its pairs only.
 
-    `seen`: the stamps of files when their headers were read; a file that has another by the end fails its pairs.
-    Checksums that a container recorded are verified for what differs, so that damage is not taken for training.
-    `progress` is called with bytes of `before`. `jobs` 0: the cores. `derived`: as in `pool.run`, of the pairs.
+    Checksums that a container recorded are verified for tensors that differ, so that damage is not reported as
+    training.
+
+    Args:
+        seen: Versions of files when their headers were read; a file that has another version at the end fails its
+          pairs.
+        progress: Called with bytes of `before`.
+        jobs: Number of workers; 0 for one a core.
+        derived: See `pool.run_tasks`: the pairs follow from results of earlier tasks.
     """
-    paths = {storage.path for pair in pairs for one in (pair.before, pair.after) for storage in one.ranges}
+    paths = {storage.path for pair in pairs for tensor in (pair.before, pair.after) for storage in tensor.ranges}
     before = {**read_versions(path for path in paths if path not in (seen or {})), **(seen or {})}
-    tallies = _small_tallies(pairs, how, progress)
-    rest = [pair for n, pair in enumerate(pairs) if n not in tallies]
-    compared = iter(_compare(rest, how, jobs, progress, derived=derived))
-    outcomes = [_outcome(tallies[n], pair) if n in tallies else next(compared) for n, pair in enumerate(pairs)]
+    tallies = _compare_small(pairs, options, progress)
+    large_pairs = [pair for n, pair in enumerate(pairs) if n not in tallies]
+    large_outcomes = iter(_compare_by_tasks(large_pairs, options, jobs, progress, derived=derived))
+    outcomes = [_to_delta(tallies[n], pair) if n in tallies else next(large_outcomes) for n, pair in enumerate(pairs)]
     stale: dict[str | ByteRange, StateError] = {
         path: UnreadableError(CHANGED) for path in find_changed({path: before[path] for path in paths})
     }
     if not stale:
         return outcomes
-    return [_unless_damaged(pair, outcome, stale) for pair, outcome in zip(pairs, outcomes, strict=True)]
+    return [_prefer_error(pair, outcome, stale) for pair, outcome in zip(pairs, outcomes, strict=True)]
 
 
-def _small_tallies(pairs: Sequence[Pair], how: How, progress: Progress | None) -> dict[int, Tally]:
-    """The tallies of small pairs that lie next to each other, by the number of the pair: they need no tasks."""
-    if how.device != "cpu" or pool.is_divided():
+def _compare_small(pairs: Sequence[Pair], options: CompareOptions, progress: Progress | None) -> dict[int, Tally]:
+    """Return the tallies of small pairs that lie next to each other, by the number of the pair. They need no tasks."""
+    if options.device != "cpu" or pool.is_distributed():
         return {}
-    tallies = compare_small_pairs([(pair.before, pair.after) for pair in pairs], _place, partial(_small_tally, how))
+    tallies = compare_small_pairs(
+        [(pair.before, pair.after) for pair in pairs], _locate_elements, partial(_tally_small, options)
+    )
     if tallies and progress:
         progress(pairs[max(tallies)].after.fqn, sum(pairs[n].before.nbytes for n in tallies))
     return tallies
 
 
-def _small_tally(how: How, before: bytes, after: bytes, dtype: str) -> Tally | None:
-    """What a task of one block would find; None if that takes more than the compiled kernel."""
-    kind = element(dtype)
-    if kind is None or how.atol or how.rtol or dtype not in kernels.STORED:
+def _tally_small(options: CompareOptions, before: bytes, after: bytes, dtype: str) -> Tally | None:
+    """Return the tally that a task of one block would compute; None if the compiled kernel cannot."""
+    element = find_element(dtype)
+    if element is None or options.atol or options.rtol or dtype not in kernels.NATIVE_TYPES:
         return None
-    one, two = np.frombuffer(before, kind.stored), np.frombuffer(after, kind.stored)
-    return kernels.stored(one, two, (dtype, dtype), how.bitwise)
+    before_items, after_items = np.frombuffer(before, element.stored), np.frombuffer(after, element.stored)
+    return kernels.tally_stored(before_items, after_items, (dtype, dtype), options.bitwise)
 
 
-def _place(data: TensorData) -> tuple[str, int] | None:
-    piece = _piece(data)
+def _locate_elements(data: TensorData) -> tuple[str, int] | None:
+    piece = _find_piece(data)
     return (piece.path, piece.offset) if piece else None
 
 
-def _outcome(total: Tally, pair: Pair) -> Delta:
+def _to_delta(total: Tally, pair: Pair) -> Delta:
     shape = pair.after.shape or ()
-    return Delta(elements=math.prod(shape)) if not total.changed else _delta(total, pair, shape)
+    return Delta(elements=math.prod(shape)) if not total.changed else _build_delta(total, pair, shape)
 
 
-def _compare(
-    pairs: Sequence[Pair], how: How, jobs: int, progress: Progress | None, *, derived: bool
+def _compare_by_tasks(
+    pairs: Sequence[Pair], options: CompareOptions, jobs: int, progress: Progress | None, *, derived: bool
 ) -> Iterator[Outcome]:
-    """The outcome of each pair, in order, by tasks of its own."""
-    plans = list(_plans(pairs, how))
-    results = _Results(len(pairs), how)
+    """Yield the outcome of each pair, in order, by tasks of the pair."""
+    plans = list(_plan_pairs(pairs, options))
+    results = _Results(len(pairs), options)
     results.add(
-        _run([task for plan in plans if isinstance(plan, list) for task in plan], how, jobs, progress, derived=derived)
+        _run_tasks(
+            [task for plan in plans if isinstance(plan, list) for task in plan],
+            options,
+            jobs,
+            progress,
+            derived=derived,
+        )
     )
-    numbers = [task for n, pair in enumerate(pairs) for task in results.in_numbers(n, pair)]
-    results.instead(_run(numbers, how, jobs, derived=True))
-    results.add(_run(list(results.norms()), how, jobs, derived=True))
+    number_tasks = [task for n, pair in enumerate(pairs) for task in results.number_tasks(n, pair)]
+    results.replace_blocks(_run_tasks(number_tasks, options, jobs, derived=True))
+    results.add(_run_tasks(list(results.equal_norm_tasks()), options, jobs, derived=True))
     suspects = [
         pair
         for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True))
-        if results.differ(n) or _is_suspect(plan) or (results.are_here(n) and _checksums_differ(pair))
+        if results.differ(n) or _is_suspect(plan) or (results.is_complete(n) and _checksums_differ(pair))
     ]
-    damaged = _damaged([tensor for pair in suspects for tensor in (pair.before, pair.after)], jobs, derived=True)
+    damaged = _find_damage([tensor for pair in suspects for tensor in (pair.before, pair.after)], jobs, derived=True)
     for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True)):
-        yield _unless_damaged(pair, results.outcome(n, pair) if isinstance(plan, list) else plan, damaged)
+        yield _prefer_error(pair, results.outcome(n, pair) if isinstance(plan, list) else plan, damaged)
 
 
-def _unless_damaged(pair: Pair, outcome: Outcome, errors: Mapping[str | ByteRange, StateError]) -> Outcome:
-    return outcome if isinstance(outcome, NotCompared) else _first_error(pair, errors) or outcome
+def _prefer_error(pair: Pair, outcome: Outcome, errors: Mapping[str | ByteRange, StateError]) -> Outcome:
+    return outcome if isinstance(outcome, NotCompared) else _find_error(pair, errors) or outcome
 
 
-#: What stands for a task that is not done here.
-ABSENT = Found(Tally())
-Ran = list[tuple[Task, Found | StateError]]
+#: Stands for the result of a task that another process does.
+NOT_COMPUTED = Comparison(Tally())
+TaskResults = list[tuple[CompareTask, Comparison | StateError]]
 
 
 class _Results:
-    """What the tasks found, by pair."""
+    """Results of tasks, by pair."""
 
-    def __init__(self, pairs: int, how: How) -> None:
-        self._ran: list[Ran] = [[] for _ in range(pairs)]
-        self._how = how
-        self._elsewhere: set[int] = set()
+    def __init__(self, pairs: int, options: CompareOptions) -> None:
+        self._results_of_pair: list[TaskResults] = [[] for _ in range(pairs)]
+        self._options = options
+        self._other_shards: set[int] = set()
 
-    def add(self, ran: Ran) -> None:
-        for task, found in ran:
-            if found is ABSENT:
-                self._elsewhere.add(task.pair)
-            self._ran[task.pair].append((task, found))
+    def add(self, results: TaskResults) -> None:
+        for task, result in results:
+            if result is NOT_COMPUTED:
+                self._other_shards.add(task.pair)
+            self._results_of_pair[task.pair].append((task, result))
 
     def differ(self, pair: int) -> bool:
-        return any(isinstance(found, Found) and found.tally.changed for _, found in self._ran[pair])
+        return any(isinstance(result, Comparison) and result.tally.changed for _, result in self._results_of_pair[pair])
 
-    def are_here(self, pair: int) -> bool:
-        """Whether no other share of the command has the pair."""
-        return pair not in self._elsewhere
+    def is_complete(self, pair: int) -> bool:
+        """Return True if no other shard of the command has tasks of the pair."""
+        return pair not in self._other_shards
 
-    def in_numbers(self, number: int, pair: Pair) -> Iterator[Task]:
-        """What is left to do for blocks that differ, where it can be read what they are worth."""
+    def number_tasks(self, number: int, pair: Pair) -> Iterator[CompareTask]:
+        """Yield a task that compares a pair as numbers, if its quantized blocks differ and can be dequantized."""
         before, after = pair.before.data, pair.after.data
-        if before and after and self.differ(number) and self._blocks(number) and readable(after) is after:
-            yield Task(number, pair.after.fqn, 0, math.prod(after.shape), before, after)
+        if before and after and self.differ(number) and self._block_type(number) and to_readable(after) is after:
+            yield CompareTask(number, pair.after.fqn, 0, math.prod(after.shape), before, after)
 
-    def instead(self, ran: Ran) -> None:
-        """Takes what was found of numbers for what was found of their blocks, unless it is bits that count."""
-        for task, found in ran:
-            if not (self._how.bitwise and isinstance(found, Found) and not found.tally.changed):
-                self._ran[task.pair] = [(task, found)]
+    def replace_blocks(self, results: TaskResults) -> None:
+        """Use results of numbers in place of those of their blocks, unless bits count and only they differ."""
+        for task, result in results:
+            if not (self._options.bitwise and isinstance(result, Comparison) and not result.tally.changed):
+                self._results_of_pair[task.pair] = [(task, result)]
 
-    def _blocks(self, number: int) -> str | None:
-        """The type of the blocks that were compared; None where other elements were."""
-        dtype = self._ran[number][0][0].before.dtype if self._ran[number] else ""
+    def _block_type(self, number: int) -> str | None:
+        """Return the ggml type of the blocks that were compared; None for other elements."""
+        dtype = self._results_of_pair[number][0][0].before.dtype if self._results_of_pair[number] else ""
         return dtype if dtype in BLOCK_SIZES else None
 
-    def norms(self) -> Iterator[Task]:
-        """What is left to do for pairs that differ: the blocks that do not, of which only bytes were compared."""
-        for pair, ran in enumerate(self._ran):
-            for task, found in ran if self.differ(pair) else ():
-                for start, count in found.equal if isinstance(found, Found) else ():
+    def equal_norm_tasks(self) -> Iterator[CompareTask]:
+        """Yield tasks for the norms of equal blocks of pairs that differ: so far only their bytes were compared."""
+        for pair, results in enumerate(self._results_of_pair):
+            for task, result in results if self.differ(pair) else ():
+                for start, count in result.equal if isinstance(result, Comparison) else ():
                     yield msgspec.structs.replace(task, start=start, count=count, norm=True)
 
     def outcome(self, number: int, pair: Pair) -> Outcome:
         total = Tally()
         # Added up in the order of the elements, whatever the order in which they were done.
-        for _, found in sorted(self._ran[number], key=lambda one: (one[0].what, one[0].start)):
-            if isinstance(found, StateError):
-                return found
-            total = total.plus(found.tally)
-        shape, blocks = pair.after.shape or (), self._blocks(number)
-        if blocks and total.changed:
-            return _of_blocks(total, blocks, shape, self._how)
-        return _outcome(total, pair)
+        for _, result in sorted(self._results_of_pair[number], key=lambda entry: (entry[0].name, entry[0].start)):
+            if isinstance(result, StateError):
+                return result
+            total = total.merge(result.tally)
+        shape, block_type = pair.after.shape or (), self._block_type(number)
+        if block_type and total.changed:
+            return _blocks_to_delta(total, block_type, shape, self._options)
+        return _to_delta(total, pair)
 
 
-def _of_blocks(total: Tally, dtype: str, shape: tuple[int, ...], how: How) -> Delta | NotCompared:
-    """Of blocks that differ, and are worth the same or nobody knows what."""
-    why = why_no_numbers(dtype) or "the values are the same, in other bytes"
-    if how.atol or how.rtol:
-        return NotCompared(f"its bytes differ, and {why}")
+def _blocks_to_delta(total: Tally, dtype: str, shape: tuple[int, ...], options: CompareOptions) -> Delta | NotCompared:
+    """Return the outcome of quantized blocks whose bytes differ, but whose values are equal or cannot be read."""
+    explanation = explain_unreadable_blocks(dtype) or "the values are the same, in other bytes"
+    if options.atol or options.rtol:
+        return NotCompared(f"its bytes differ, and {explanation}")
     values, elements = BLOCK_SIZES[dtype][0], math.prod(shape)
-    reason = f"all {values} values of a block that differs are counted: {why}"
+    reason = f"all {values} values of a block that differs are counted: {explanation}"
     return Delta(elements, total.changed * values, left_out=elements, reason=reason)
 
 
-def _delta(total: Tally, pair: Pair, shape: tuple[int, ...]) -> Delta:
+def _build_delta(total: Tally, pair: Pair, shape: tuple[int, ...]) -> Delta:
     if pair.after.data is not None:
-        return total.delta(shape, _no_values(pair.after.data))
+        return total.to_delta(shape, _explain_not_numeric(pair.after.data))
     parts = dict(pair.after.parts)
-    together = f"of its parts taken together: {', '.join(parts)}"
-    reason = _no_values(parts["values"]) if pair.after.layout in RAGGED else together
-    delta = total.delta((total.finite + total.left_out,), reason)
+    reason_for_parts = f"of its parts taken together: {', '.join(parts)}"
+    reason = _explain_not_numeric(parts["values"]) if pair.after.layout in RAGGED else reason_for_parts
+    delta = total.to_delta((total.finite + total.left_out,), reason)
     return msgspec.structs.replace(delta, elements=pair.after.elements, first=None)
 
 
-def _run(tasks: list[Task], how: How, jobs: int, progress: Progress | None = None, *, derived: bool = False) -> Ran:
-    def done(batch: Sequence[Task]) -> None:
+def _run_tasks(
+    tasks: list[CompareTask],
+    options: CompareOptions,
+    jobs: int,
+    progress: Progress | None = None,
+    *,
+    derived: bool = False,
+) -> TaskResults:
+    def report_progress(batch: Sequence[CompareTask]) -> None:
         if progress:
-            progress(batch[-1].what, sum(map(_bytes, batch)))
+            progress(batch[-1].name, sum(task.size for task in batch))
 
     pairs = [task.pair for task in tasks]
-    tasks = in_file_order(tasks, _first_side)
-    if how.device != "cpu":
-        found = _run_on_device(how, tasks, done)
+    tasks = sort_by_place(tasks, _remote_ranges)
+    if options.device != "cpu":
+        results = _run_on_device(options, tasks, report_progress)
     else:
-        found = pool.run(
-            run_batch, how, tasks, size_of=_bytes, jobs=jobs, done=done, absent=ABSENT, derived=derived, together=pairs
+        results = pool.run_tasks(
+            run_batch,
+            options,
+            tasks,
+            jobs=jobs,
+            on_batch=report_progress,
+            absent=NOT_COMPUTED,
+            derived=derived,
+            group_keys=pairs,
         )
-    return list(zip(tasks, found, strict=True))
+    return list(zip(tasks, results, strict=True))
 
 
-def _first_side(task: Task) -> Iterator[ByteRange | TensorData]:
+def _remote_ranges(task: CompareTask) -> Iterator[ByteRange | TensorData]:
     for side in (task.after, task.before):
         if isinstance(side, TensorData):
             if files.reads_are_requests(side.storage.path):
                 yield side
         elif files.reads_are_requests(side.path):
-            yield ByteRange(side.path, side.offset + task.start * width(side.dtype), 0)
+            yield ByteRange(side.path, side.offset + task.start * element_width(side.dtype), 0)
 
 
-def _run_on_device(how: How, tasks: list[Task], done: Callable[[Sequence[Task]], None]) -> list[Found | StateError]:
+def _run_on_device(
+    options: CompareOptions, tasks: list[CompareTask], on_batch: Callable[[Sequence[CompareTask]], None]
+) -> list[Comparison | StateError]:
     from statecli.values import gpu_kernel
 
-    device = gpu_kernel.device(how.device)
+    device = gpu_kernel.resolve_device(options.device)
     results = []
-    for batch in pool.batches(tasks, _bytes):
-        results += gpu_kernel.run_on(how, batch, device)
-        done(batch)
+    for batch in pool.split_into_batches(tasks):
+        results += gpu_kernel.run_batch_on_device(options, batch, device)
+        on_batch(batch)
     return results
-
-
-def _bytes(task: Task) -> int:
-    dtype = task.before.dtype
-    kind = element(dtype)
-    return task.count * kind.size if kind else task.count
 
 
 # --- whether the files can be trusted -------------------------------------------------------------------------------
 
 
 def _checksums_differ(pair: Pair) -> bool:
-    """Equal bytes under different recorded checksums: one of the two files is damaged."""
-    one, two = pair.before.ranges, pair.after.ranges
-    return len(one) == len(two) and any(
-        a.length == b.length and None not in (sums := (_recorded(a), _recorded(b))) and sums[0] != sums[1]
-        for a, b in zip(one, two, strict=True)
+    """Return True for equal bytes under different recorded checksums: one of the two files is damaged."""
+    before_ranges, after_ranges = pair.before.ranges, pair.after.ranges
+    return len(before_ranges) == len(after_ranges) and any(
+        before.length == after.length
+        and None not in (sums := (_recorded_checksum(before), _recorded_checksum(after)))
+        and sums[0] != sums[1]
+        for before, after in zip(before_ranges, after_ranges, strict=True)
     )
 
 
-def _recorded(where: ByteRange) -> int | None:
-    """The checksum that its container has of it; None where there is none, or it cannot be read."""
+def _recorded_checksum(where: ByteRange) -> int | None:
+    """Return the CRC-32 that the container recorded; None if there is none or the container cannot be read."""
     try:
-        return located(where, "storage").crc32
+        return locate_storage(where, "storage").crc32
     except StateError:
         return None
 
 
-def _datas(tensor: TensorInfo) -> list[TensorData]:
-    return ([as_stored(tensor.data)] if tensor.data else []) + [data for _, data in tensor.parts]
+def _list_data(tensor: TensorInfo) -> list[TensorData]:
+    return ([to_stored_blocks(tensor.data)] if tensor.data else []) + [data for _, data in tensor.parts]
 
 
-def damages(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[tuple[StateError, ...]]:
-    """Of each tensor, what is wrong with its bytes where a container recorded their checksum, in each of its ranges."""
-    errors = _damaged(tensors, jobs)
+def check_checksums(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[tuple[StateError, ...]]:
+    """Return for each tensor the errors of its ranges whose bytes differ from their recorded checksum."""
+    errors = _find_damage(tensors, jobs)
     return [
-        tuple(dict.fromkeys(errors[one] for one in tensor.ranges if one in errors)) if errors else ()
+        tuple(dict.fromkeys(errors[storage] for storage in tensor.ranges if storage in errors)) if errors else ()
         for tensor in tensors
     ]
 
 
-def _damaged(tensors: Sequence[TensorInfo], jobs: int, *, derived: bool = False) -> dict[str | ByteRange, StateError]:
-    """The storages of these tensors whose bytes are not those that were written, with what to say of each."""
+def _find_damage(
+    tensors: Sequence[TensorInfo], jobs: int, *, derived: bool = False
+) -> dict[str | ByteRange, StateError]:
+    """Return the ranges of these tensors whose bytes differ from their recorded checksum, each with its error."""
     ranges: dict[ByteRange, str] = {}
     for tensor in tensors:
         for storage in tensor.ranges:
             if storage.crc32 is not None or storage.packing is not None:
                 ranges.setdefault(storage, tensor.fqn)
-    storages = in_file_order(list(ranges.items()), lambda one: (one[0],))
-    errors = pool.run(
-        check_batch,
-        None,
-        storages,
-        size_of=lambda one: one[0].length,
-        jobs=jobs,
-        absent=None,
-        derived=derived,
-    )
-    return {
-        where: error for where, error in zip((one for one, _ in storages), errors, strict=True) if error is not None
-    }
+    checks = sort_by_place([ChecksumTask(*item) for item in ranges.items()], lambda task: (task.storage,))
+    errors = pool.run_tasks(check_batch, None, checks, jobs=jobs, absent=None, derived=derived)
+    return {task.storage: error for task, error in zip(checks, errors, strict=True) if error is not None}
+
+
+class ChecksumTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Read a storage of tensor `name` and compare the bytes with the checksum that its container recorded."""
+
+    storage: ByteRange
+    name: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of the storage, unpacked."""
+        return self.storage.length
+
+    @property
+    def paths(self) -> Iterable[str]:
+        """The file of the storage, or the files of its pieces."""
+        return (where.path for where in (self.storage,) if where.path)
+
+    @property
+    def identity(self) -> object:
+        """The task itself."""
+        return self
 
 
 @with_denormals
-def check_batch(_: None, storages: Sequence[tuple[ByteRange, str]]) -> list[StateError | None]:
-    """What is wrong with each storage, under its name; None where its bytes are those that were written."""
-    with reading(*(where for where, _ in storages)):
-        return [_crc_error(*one) for one in storages]
+def check_batch(_: None, tasks: Sequence[ChecksumTask]) -> list[StateError | None]:
+    """Return the error of each storage; None if its bytes are those that were written."""
+    with prefetch(*(task.storage for task in tasks)):
+        return [_checksum_error(task) for task in tasks]
 
 
-def _crc_error(where: ByteRange, what: str) -> StateError | None:
+def _checksum_error(task: ChecksumTask) -> StateError | None:
     try:
-        check_crc(where, what)
+        check_crc(task.storage, task.name)
     except StateError as error:
         return error
     return None
 
 
-def _first_error(pair: Pair, errors: Mapping[str | ByteRange, StateError]) -> StateError | None:
+def _find_error(pair: Pair, errors: Mapping[str | ByteRange, StateError]) -> StateError | None:
     if not errors:
         return None
-    both = [*pair.before.ranges, *pair.after.ranges]
-    for storage in both:
+    ranges = [*pair.before.ranges, *pair.after.ranges]
+    for storage in ranges:
         if storage.path in errors:
             return UnreadableError(f"{storage.path}: {pair.after.fqn}: {errors[storage.path]}")
         if storage in errors:
@@ -363,64 +408,64 @@ def _first_error(pair: Pair, errors: Mapping[str | ByteRange, StateError]) -> St
     return None
 
 
-Plan = list[Task] | Delta | NotCompared | StateError
+Plan = list[CompareTask] | Delta | NotCompared | StateError
 
 
 def _is_suspect(plan: Plan) -> bool:
-    """Of what was compared or refused while planning: whether damage can have done it."""
+    """Return True if damage can explain the outcome of a pair that was compared, or refused, while planning."""
     return isinstance(plan, StateError) or (isinstance(plan, Delta) and plan.changed > 0)
 
 
-def _plans(pairs: Sequence[Pair], how: How) -> Iterator[Plan]:
-    for at in range(0, len(pairs), PLANNED):
-        some = pairs[at : at + PLANNED]
-        datas = [data for pair in some for one in (pair.before, pair.after) for data in _datas(one)]
-        with looking_up(*datas):
-            yield from (_plan(at + n, pair, how) for n, pair in enumerate(some))
+def _plan_pairs(pairs: Sequence[Pair], options: CompareOptions) -> Iterator[Plan]:
+    for start in range(0, len(pairs), PAIRS_PLANNED_TOGETHER):
+        chunk = pairs[start : start + PAIRS_PLANNED_TOGETHER]
+        datas = [data for pair in chunk for tensor in (pair.before, pair.after) for data in _list_data(tensor)]
+        with prefetch_archive_ends(*datas):
+            yield from (_plan_or_error(start + n, pair, options) for n, pair in enumerate(chunk))
 
 
-def _plan(number: int, pair: Pair, how: How) -> Plan:
+def _plan_or_error(number: int, pair: Pair, options: CompareOptions) -> Plan:
     try:
-        return _planned(number, pair, how)
+        return _plan_pair(number, pair, options)
     except StateError as error:
         # Malformed is a kind of unreadable, and means that a file is damaged.
         return NotCompared(str(error)) if type(error) is UnreadableError else error
 
 
-def _planned(number: int, pair: Pair, how: How) -> Plan:
+def _plan_pair(number: int, pair: Pair, options: CompareOptions) -> Plan:
     if pair.before.layout.startswith("sparse") and pair.before.layout == pair.after.layout:
-        return _sparse(pair, how)
-    parts = _parts(pair)
+        return _compare_sparse(pair, options)
+    parts = _match_parts(pair)
     if isinstance(parts, NotCompared):
         return parts
-    tasks: list[Task] = []
-    for what, before, after in parts:
-        reason = _incomparable(before, after)
+    tasks: list[CompareTask] = []
+    for name, before, after in parts:
+        reason = _explain_incomparable(before, after)
         if reason:
             return NotCompared(reason)
-        tasks += _tasks(number, what, before, after)
+        tasks += _build_tasks(number, name, before, after)
     return tasks
 
 
-def _sparse(pair: Pair, how: How) -> Delta | NotCompared:
-    needed = sparse.PARTS.get(pair.after.layout, ("values",))
+def _compare_sparse(pair: Pair, options: CompareOptions) -> Delta | NotCompared:
+    needed = sparse.PARTS_OF_LAYOUT.get(pair.after.layout, ("values",))
     if not all({name for name, _ in tensor.parts}.issuperset(needed) for tensor in (pair.before, pair.after)):
         return NotCompared("its stored values are not in the file")
-    return sparse.delta(pair.before, pair.after, how)
+    return sparse.compare_sparse(pair.before, pair.after, options)
 
 
-#: Tensors of tensors of several shapes -> the parts that say which, and those that say where they lie in the values.
+#: Layouts of nested tensors -> parts with the inner shapes, and parts with the places of inner tensors in the values.
 RAGGED = {"nested": (("sizes",), ("strides", "offsets")), "jagged": (("offsets", "lengths"), ())}
 
 
-def _ragged(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
-    """The values alone, where both sides lay them out alike."""
+def _match_ragged(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
+    """Return the values of both sides, if both lay them out alike."""
     before, after = dict(pair.before.parts), dict(pair.after.parts)
     if "values" not in after:
         return NotCompared("its values are not in the file")
     for names, outcome in zip(RAGGED[pair.after.layout], (_RESHAPED, _REORDERED), strict=True):
         for name in after.keys() & set(names):
-            if not sparse.same(before[name], after[name], f"{pair.after.fqn}: {name}"):
+            if not sparse.is_same_data(before[name], after[name], f"{pair.after.fqn}: {name}"):
                 return outcome
     return [(pair.after.fqn, before["values"], after["values"])]
 
@@ -429,31 +474,31 @@ _RESHAPED = NotCompared("the shapes of its inner tensors differ", reshaped=True)
 _REORDERED = NotCompared("its values lie in another order")
 
 
-def _parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
-    """The strided pieces to compare: the tensor itself, or what a sparse tensor or a subclass is made of."""
+def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
+    """Return the strided parts to compare, with a name: the tensor, or the parts of a sparse tensor or subclass."""
     before, after = pair.before, pair.after
     if before.dtype != after.dtype and "numpy" in (before.dtype + after.dtype):
         return NotCompared(f"{before.dtype} and {after.dtype} are not compared with each other")
     if before.data is not None and after.data is not None:
-        return [(after.fqn, *_alike(before.data, after.data))]
+        return [(after.fqn, *_convert_alike(before.data, after.data))]
     names = [name for name, _ in before.parts]
     if before.parts and after.parts and before.layout == after.layout and names == [name for name, _ in after.parts]:
         if before.layout in RAGGED:
-            return _ragged(pair)
-        both = zip(names, before.parts, after.parts, strict=True)
-        return [(f"{after.fqn}: {name}", one, two) for name, (_, one), (_, two) in both]
+            return _match_ragged(pair)
+        pairs = zip(names, before.parts, after.parts, strict=True)
+        return [(f"{after.fqn}: {name}", old, new) for name, (_, old), (_, new) in pairs]
     if before.layout != after.layout:
         return NotCompared(f"{before.layout} before, {after.layout} after")
-    return NotCompared(next(filter(None, map(_why_no_values, (before, after))), "made of different parts"))
+    return NotCompared(next(filter(None, map(_explain_no_values, (before, after))), "made of different parts"))
 
 
-def _alike(before: TensorData, after: TensorData) -> tuple[TensorData, TensorData]:
-    """Both as their blocks where they are quantized alike; else as numbers, where these can be read."""
-    how = as_stored if quantized(before.storage) == quantized(after.storage) else readable
-    return how(before), how(after)
+def _convert_alike(before: TensorData, after: TensorData) -> tuple[TensorData, TensorData]:
+    """Return both sides as quantized blocks if they have the same ggml type; else as numbers, if these can be read."""
+    convert = to_stored_blocks if find_ggml_type(before.storage) == find_ggml_type(after.storage) else to_readable
+    return convert(before), convert(after)
 
 
-def _why_no_values(tensor: TensorInfo) -> str | None:
+def _explain_no_values(tensor: TensorInfo) -> str | None:
     if tensor.data is not None or tensor.parts:
         return None
     if tensor.device == "meta":
@@ -461,130 +506,153 @@ def _why_no_values(tensor: TensorInfo) -> str | None:
     return "uninitialized" if tensor.shape is None else "its values are not in the file"
 
 
-def _incomparable(before: TensorData, after: TensorData) -> str | None:
-    """Why nothing can be said of two pieces; elements that are no numbers can be equal, bit for bit."""
+def _explain_incomparable(before: TensorData, after: TensorData) -> str | None:
+    """Return why two parts cannot be compared; None if they can.
+
+    Elements that are not numbers can be equal bit for bit.
+    """
     if before.dtype != after.dtype and BLOCK_SIZES.keys() & {before.dtype, after.dtype}:
-        return _no_values(before) or _no_values(after)
+        return _explain_not_numeric(before) or _explain_not_numeric(after)
     if before.shape != after.shape:
         return f"made of parts of other shapes, {list(before.shape)} and {list(after.shape)}"
-    kinds = element(before.dtype), element(after.dtype)
-    reason = _no_values(before) or _no_values(after)
-    if before.dtype == after.dtype and None not in kinds and (before.quantizer is None) is (after.quantizer is None):
+    elements = find_element(before.dtype), find_element(after.dtype)
+    reason = _explain_not_numeric(before) or _explain_not_numeric(after)
+    if before.dtype == after.dtype and None not in elements and (before.quantizer is None) is (after.quantizer is None):
         return None
-    if reason is None and kinds[0] and kinds[1] and kinds[0].values != kinds[1].values:
+    if reason is None and elements[0] and elements[1] and elements[0].values != elements[1].values:
         return f"{before.dtype} and {after.dtype} have other numbers of values in an element"
     return reason
 
 
-def _no_values(data: TensorData) -> str | None:
-    return no_numbers(data.dtype, data.quantizer is not None)
+def _explain_not_numeric(data: TensorData) -> str | None:
+    return explain_not_numeric(data.dtype, data.quantizer is not None)
 
 
-def _tasks(number: int, what: str, before: TensorData, after: TensorData) -> Iterator[Task]:
+def _build_tasks(number: int, name: str, before: TensorData, after: TensorData) -> Iterator[CompareTask]:
     elements = math.prod(after.shape)
-    one, two = _pieces(before, what), _pieces(after, what)
-    if not one or not two:
-        yield Task(number, what, 0, elements, before, after)
+    before_pieces, after_pieces = _find_pieces(before, name), _find_pieces(after, name)
+    if not before_pieces or not after_pieces:
+        yield CompareTask(number, name, 0, elements, before, after)
         return
-    starts = sorted({*one, *two, *range(0, elements, TASK)})
-    a, b = one[0], two[0]
+    starts = sorted({*before_pieces, *after_pieces, *range(0, elements, TASK_ELEMENTS)})
+    before_piece, after_piece = before_pieces[0], after_pieces[0]
     for start, stop in zip(starts, [*starts[1:], elements], strict=True):
-        a, b = one.get(start, a), two.get(start, b)
-        yield Task(number, what, start, stop - start, a, b)
+        before_piece, after_piece = before_pieces.get(start, before_piece), after_pieces.get(start, after_piece)
+        yield CompareTask(number, name, start, stop - start, before_piece, after_piece)
 
 
-def _pieces(data: TensorData, what: str) -> dict[int, Piece]:
-    """The pieces that its elements lie in one after another, by their first element, as if each began at element 0.
+def _find_pieces(data: TensorData, name: str) -> dict[int, Piece]:
+    """Return the contiguous pieces of the elements by their first element, each as if it began at element 0.
 
-    Empty where they lie in another order, or their bytes are not the elements themselves.
+    Empty if the elements lie in another order, or if the stored bytes are not the elements themselves.
     """
-    data = resolved(data, what)
+    data = resolve_data(data, name)
     boxes = data.storage.boxes
     if boxes is None:
-        piece = _piece(data)
-        return {0: piece} if piece and math.prod(data.shape) else {}
+        whole = _find_piece(data)
+        return {0: whole} if whole and math.prod(data.shape) else {}
     if not _is_plain(data) or data.offset or math.prod(data.shape) != math.prod(boxes.shape):
         return {}
-    found: dict[int, Piece] = {}
+    pieces: dict[int, Piece] = {}
     strides = contiguous_strides(boxes.shape)
     for box in sorted(boxes.boxes, key=lambda box: box.start):
         start, count = sum(at * step for at, step in zip(box.start, strides, strict=True)), math.prod(box.data.shape)
-        inner = _piece(resolved(box.data, what)) if is_run(box.data.shape, boxes.shape) else None
-        if count and inner is None:
+        piece = _find_piece(resolve_data(box.data, name)) if is_run(box.data.shape, boxes.shape) else None
+        if count and piece is None:
             return {}
-        if count and inner:
-            found[start] = Piece(inner.path, inner.offset - start * width(data.dtype), data.dtype)
-    return found
+        if count and piece:
+            pieces[start] = Piece(piece.path, piece.offset - start * element_width(data.dtype), data.dtype)
+    return pieces
 
 
 def _is_plain(data: TensorData) -> bool:
-    """Whether its elements are its storage's, in their order and as they lie there."""
+    """Return True if the elements are those of the storage, in its order and as they are stored."""
     in_order = data.strides is None or data.strides == contiguous_strides(data.shape) or 0 in data.shape
     lazy = data.conjugate or data.negative or data.quantizer is not None
-    return in_order and not lazy and not data.storage.big_endian and data.inline is None and not packed(data.dtype)
+    return in_order and not lazy and not data.storage.big_endian and data.inline is None and not is_packed(data.dtype)
 
 
-def _piece(data: TensorData) -> Piece | None:
-    """None where its elements are not simply one after another, in the byte order of this machine."""
-    kind, where = element(data.dtype), data.storage
-    if kind is None or where.packing is not None or where.boxes is not None or not _is_plain(data):
+def _find_piece(data: TensorData) -> Piece | None:
+    """Return where the elements begin; None if they are not contiguous and in the byte order of this machine."""
+    element, where = find_element(data.dtype), data.storage
+    if element is None or where.packing is not None or where.boxes is not None or not _is_plain(data):
         return None
-    size = kind.size
+    size = element.size
     inside = (data.offset + math.prod(data.shape)) * size <= where.length
     return Piece(where.path, where.offset + data.offset * size, data.dtype) if inside else None
 
 
-# --- equal bytes under another name ----------------------------------------------------------------------------------
+# --- equal bytes with another name -----------------------------------------------------------------------------------
 
 
-def fingerprints(
-    tensors: Sequence[TensorInfo], *, jobs: int = 0, together: Sequence[object] | None = None
+def compute_fingerprints(
+    tensors: Sequence[TensorInfo], *, jobs: int = 0, group_keys: Sequence[object] | None = None
 ) -> list[int | StateError | None]:
-    """CRC-32 of each tensor's elements in C order, little-endian; None where there are none to read.
+    """Return the CRC-32 of each tensor's elements in C order, little-endian; None if there are none to read.
 
-    Of a tensor made of parts, of one part after the other. Equal ones are a hint, which `compare_all` has to confirm.
-    What a zip recorded of a whole storage is not computed again. What goes wrong with a tensor, or with who was to read
-    it, is its result: nobody can tell what it equals. `together`: as in `pool.run`.
+    Of a tensor made of parts, the parts follow each other. Equal fingerprints are a hint, which `compare_pairs` has to
+    confirm. A checksum that a zip archive recorded of a whole storage is not computed again. An error of a tensor or of
+    its worker is its result, because then nobody knows which tensors are equal. `group_keys`: see `pool.run_tasks`.
     """
-    works = [(tensor.nbytes, tensor.fqn, tuple(_datas(tensor))) for tensor in tensors]
-    return pool.run(fingerprint_batch, None, works, size_of=itemgetter(0), jobs=jobs, absent=None, together=together)
+    tasks = [FingerprintTask(tensor.nbytes, tensor.fqn, tuple(_list_data(tensor))) for tensor in tensors]
+    return pool.run_tasks(fingerprint_batch, None, tasks, jobs=jobs, absent=None, group_keys=group_keys)
+
+
+class FingerprintTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Compute the fingerprint of tensor `name`: `size` bytes in `parts`."""
+
+    size: int
+    name: str
+    parts: tuple[TensorData, ...]
+
+    @property
+    def paths(self) -> Iterable[str]:
+        """Files of all parts."""
+        return iter_paths(*self.parts)
+
+    @property
+    def identity(self) -> object:
+        """The task itself."""
+        return self
 
 
 @with_denormals
-def fingerprint_batch(
-    _: None, works: Sequence[tuple[int, str, tuple[TensorData, ...]]]
-) -> list[int | StateError | None]:
-    """The fingerprint of each tensor, which is so many bytes, has this name and is made of these."""
-    with reading(*(data for _, _, datas in works for data in datas)):
-        return [_fingerprint(name, datas) for _, name, datas in works]
+def fingerprint_batch(_: None, tasks: Sequence[FingerprintTask]) -> list[int | StateError | None]:
+    """Return the fingerprint of each tensor, or its error; None if there are no elements to read."""
+    with prefetch(*(data for task in tasks for data in task.parts)):
+        return [_compute_fingerprint(task) for task in tasks]
 
 
-def _fingerprint(name: str, datas: tuple[TensorData, ...]) -> int | StateError | None:
+def _compute_fingerprint(task: FingerprintTask) -> int | StateError | None:
     try:
-        found = [_crc(data, name) for data in datas]
+        checksums = [_compute_crc(data, task.name) for data in task.parts]
     except StateError as error:
         return error
-    if not found or None in found:
+    if not checksums or None in checksums:
         return None
-    return found[0] if len(found) == 1 else zlib.crc32(repr(found).encode())
+    return checksums[0] if len(checksums) == 1 else zlib.crc32(repr(checksums).encode())
 
 
-def _crc(data: TensorData, name: str) -> int | None:
-    if data.quantizer is not None or element(data.dtype) is None:
+def _compute_crc(data: TensorData, name: str) -> int | None:
+    if data.quantizer is not None or find_element(data.dtype) is None:
         return None
     where = data.storage
-    if _piece(data) and where.crc32 is not None and math.prod(data.shape) * width(data.dtype) == where.length:
+    if (
+        _find_piece(data)
+        and where.crc32 is not None
+        and math.prod(data.shape) * element_width(data.dtype) == where.length
+    ):
         return where.crc32
     try:
-        with opened(data, name) as view:
-            if overlap(view):
+        with open_view(data, name) as view:
+            if explain_overlap(view):
                 return None
-            found = 0
-            for block in stored(view):
-                found = zlib.crc32(block.data, found)
+            checksum = 0
+            for block in read_items(view):
+                checksum = zlib.crc32(block.data, checksum)
     except UnreadableError as error:
-        # What has a cause is of a file or a store; what has none says that these bytes are not read as elements.
+        # An error of a file or a store has a cause; without one, these bytes cannot be read as elements.
         if type(error) is UnreadableError and error.__cause__ is None:
             return None
         raise
-    return found
+    return checksum

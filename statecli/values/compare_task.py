@@ -1,6 +1,6 @@
-"""What one worker does: read both sides of its tasks block by block, compare, add up.
+"""Compare one batch of tasks in a worker: read both sides block by block, compare them and add up.
 
-Tasks are plain data and results are small, so that any process, here or elsewhere, can do them.
+Tasks are plain data and results are small, so that any process, on this machine or another, can do them.
 """
 
 from __future__ import annotations
@@ -18,59 +18,82 @@ from statecli.core.state import ByteRange, TensorData
 from statecli.storage import files
 from statecli.storage.files import File
 from statecli.values import kernels
-from statecli.values.delta import How
-from statecli.values.elements import Arena, Array, Decoder, Element, element
-from statecli.values.ranges import fill, looking_up, opened_file, places
-from statecli.values.read import Strided, no_numbers, opened, overlap, span, stored, valued
-from statecli.values.tally import NOTHING, Tally
+from statecli.values.delta import CompareOptions
+from statecli.values.elements import Arena, Array, Decoder, Element, find_element
+from statecli.values.ranges import fill_buffer, iter_paths, iter_places, open_file, prefetch_archive_ends
+from statecli.values.read import (
+    Strided,
+    count_span,
+    explain_not_numeric,
+    explain_overlap,
+    open_view,
+    read_items,
+    to_values,
+)
+from statecli.values.tally import EQUAL, Tally
+from statecli.workers.task import Piece
 
-#: Elements compared at a time; with both sides decoded they fit a core's second-level cache.
-BLOCK = 64 * 1024
+#: Elements compared at a time: with both sides decoded they fit a core's second-level cache.
+BLOCK_ELEMENTS = 64 * 1024
 #: Elements in a task.
-TASK = 128 * BLOCK
+TASK_ELEMENTS = 128 * BLOCK_ELEMENTS
 
 
-class Piece(msgspec.Struct, frozen=True, gc=False):
-    """Where the elements of a tensor that lies in one piece begin: byte `offset` of `path`."""
+class CompareTask(msgspec.Struct, frozen=True, gc=False):
+    """Compare elements `start` to `start + count` of two contiguous tensors, or all elements of two other tensors.
 
-    path: str
-    offset: int
-    dtype: str
-
-
-class Task(msgspec.Struct, frozen=True, gc=False):
-    """Elements `start` to `start + count` of a pair of pieces, or where they lie in no piece, all of both tensors.
-
-    `norm`: both sides are known to be equal, and only what they are worth is asked.
+    `pair` is the number of the pair. `norm`: both sides are known to be equal, and only the norm is computed.
     """
 
     pair: int
-    what: str
+    name: str = msgspec.field(name="what")  # as in the digests of tasks in shard files
     start: int
     count: int
     before: Piece | TensorData
     after: Piece | TensorData
     norm: bool = False
 
+    @property
+    def size(self) -> int:
+        """Bytes of one side."""
+        element = find_element(self.before.dtype)
+        return self.count * element.size if element else self.count
 
-class Found(msgspec.Struct, frozen=True, gc=False):
-    """What a task found: its tally, and the runs (start, count) of its elements that are equal bit for bit."""
+    @property
+    def paths(self) -> Iterable[str]:
+        """Files of both sides."""
+        for side in (self.before, self.after):
+            if isinstance(side, TensorData):
+                yield from iter_paths(side)
+            elif side.path:
+                yield side.path
+
+    @property
+    def identity(self) -> object:
+        """The task without the number of the pair, which depends on what else is known to be a pair."""
+        return msgspec.structs.replace(self, pair=0)
+
+
+class Comparison(msgspec.Struct, frozen=True, gc=False):
+    """Result of a task: its tally, and the runs (start, count) of its elements that are equal bit for bit."""
 
     tally: Tally
     equal: tuple[tuple[int, int], ...] = ()
 
 
 class Worker:
-    """Buffers and open files of one batch of tasks."""
+    """Buffers and open files of one batch of tasks. `block` is the number of elements that are read at a time."""
 
-    #: Elements read at a time.
-    block = BLOCK
+    block = BLOCK_ELEMENTS
 
-    def __init__(self, how: How) -> None:
-        self.how = how
-        arena = _arena()
-        self.one, self.two, self.sums = Decoder(arena), Decoder(arena), Decoder(arena)
-        self._raw = self.one.buffer("raw", "u1", self.block * 16), self.two.buffer("raw", "u1", self.block * 16)
+    def __init__(self, options: CompareOptions) -> None:
+        self.options = options
+        arena = _get_arena()
+        self.before_decoder, self.after_decoder, self.scratch = Decoder(arena), Decoder(arena), Decoder(arena)
+        self._raw = (
+            self.before_decoder.buffer("raw", "u1", self.block * 16),
+            self.after_decoder.buffer("raw", "u1", self.block * 16),
+        )
         self._files: dict[str, File] = {}
         self._stack = ExitStack()
 
@@ -80,142 +103,168 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def results(self, tasks: Sequence[Task]) -> list[Found | StateError]:
-        """Each task's result, or what went wrong with it."""
-        results: list[Found | StateError] = []
+    def compare_all(self, tasks: Sequence[CompareTask]) -> list[Comparison | StateError]:
+        """Return the result or the error of each task."""
+        results: list[Comparison | StateError] = []
         for task in tasks:
             try:
-                results.append(self.found(task))
+                results.append(self.compare(task))
             except StateError as error:
                 results.append(error)
         return results
 
-    def found(self, task: Task) -> Found:
-        """Do one task. Raises `UnreadableError` or `MalformedError`, naming file and tensor."""
+    def compare(self, task: CompareTask) -> Comparison:
+        """Return the result of one task. Raises `UnreadableError` or `MalformedError`, naming file and tensor."""
         if isinstance(task.before, Piece) and isinstance(task.after, Piece):
-            return Found(self._norm(task, task.before)) if task.norm else self._pieces(task, task.before, task.after)
+            if task.norm:
+                return Comparison(self._tally_norm(task, task.before))
+            return self._compare_pieces(task, task.before, task.after)
         assert isinstance(task.before, TensorData) and isinstance(task.after, TensorData)  # noqa: S101, PT018 - the plan
-        return Found(self._whole(task.what, task.before, task.after))
+        return Comparison(self._compare_whole(task.name, task.before, task.after))
 
-    # Both sides in one piece: bytes first, values only where they differ.
+    # Contiguous tensors: bytes first, values only of blocks that differ.
 
-    def _pieces(self, task: Task, before: Piece, after: Piece) -> Found:
-        one, two = _element(before.dtype), _element(after.dtype)
-        same = before.dtype == after.dtype
-        total, equal = NOTHING, _Runs()
-        for start, count in self._cut(task):
-            a = self._read(0, before, one, start, count, task)
-            b = self._read(1, after, two, start, count, task)
-            if same and self._equal(a.size):
+    def _compare_pieces(self, task: CompareTask, before: Piece, after: Piece) -> Comparison:
+        before_element, after_element = _require_element(before.dtype), _require_element(after.dtype)
+        is_same_type = before.dtype == after.dtype
+        total, equal = EQUAL, _Runs()
+        for start, count in self._split_into_blocks(task):
+            before_bytes = self._read_block(0, before, before_element, start, count, task)
+            after_bytes = self._read_block(1, after, after_element, start, count, task)
+            if is_same_type and self._is_equal(before_bytes.size):
                 equal.add(start, count)
                 continue
-            total = total.plus(self._tally(a.view(one.stored), before.dtype, b.view(two.stored), after.dtype, start))
-        return Found(total, equal.found())
+            total = total.merge(
+                self._tally_block(
+                    before_bytes.view(before_element.stored),
+                    before.dtype,
+                    after_bytes.view(after_element.stored),
+                    after.dtype,
+                    start,
+                )
+            )
+        return Comparison(total, equal.to_tuple())
 
-    def _norm(self, task: Task, before: Piece) -> Tally:
-        kind = _element(before.dtype)
-        if no_numbers(before.dtype):
+    def _tally_norm(self, task: CompareTask, before: Piece) -> Tally:
+        element = _require_element(before.dtype)
+        if explain_not_numeric(before.dtype):
             return Tally(left_out=task.count)
         total = Tally()
-        for start, count in self._cut(task):
-            raw = self._read(0, before, kind, start, count, task).view(kind.stored)
-            found = kernels.stored(raw, raw, (before.dtype, before.dtype))
-            total = total.plus(found or kernels.norm(self.one(raw, kind), self.sums))
+        for start, count in self._split_into_blocks(task):
+            raw = self._read_block(0, before, element, start, count, task).view(element.stored)
+            tally = kernels.tally_stored(raw, raw, (before.dtype, before.dtype))
+            total = total.merge(tally or kernels.tally_equal(self.before_decoder(raw, element), self.scratch))
         return total
 
-    def _tally(self, a: Array, one: str, b: Array, two: str, start: int) -> Tally:
-        if not (self.how.atol or self.how.rtol):
-            found = kernels.stored(a, b, (one, two), self.how.bitwise and one == two)
-            if found is not None:
-                return found.moved(start)
-        kind, other = _element(one), _element(two)
-        if no_numbers(one):
-            return kernels.opaque(kernels.bits_differ(a, b, kind.items)).moved(start)
-        changed = kernels.bits_differ(a, b, kind.items) if one == two and self.how.bitwise else None
-        return kernels.tally(self.one(a, kind), self.two(b, other), self.how, self.sums, changed, kind.values).moved(
-            start
+    def _tally_block(self, before: Array, before_type: str, after: Array, after_type: str, start: int) -> Tally:
+        if not (self.options.atol or self.options.rtol):
+            tally = kernels.tally_stored(
+                before, after, (before_type, after_type), self.options.bitwise and before_type == after_type
+            )
+            if tally is not None:
+                return tally.shift(start)
+        before_element, after_element = _require_element(before_type), _require_element(after_type)
+        if explain_not_numeric(before_type):
+            return kernels.tally_opaque(kernels.compare_bits(before, after, before_element.items)).shift(start)
+        changed = (
+            kernels.compare_bits(before, after, before_element.items)
+            if before_type == after_type and self.options.bitwise
+            else None
         )
+        return kernels.tally_values(
+            self.before_decoder(before, before_element),
+            self.after_decoder(after, after_element),
+            self.options,
+            self.scratch,
+            changed,
+            before_element.values,
+        ).shift(start)
 
-    def _cut(self, task: Task) -> Iterator[tuple[int, int]]:
+    def _split_into_blocks(self, task: CompareTask) -> Iterator[tuple[int, int]]:
         end = task.start + task.count
-        step = max(min(self.block, self._raw[0].size // max(map(_width, (task.before, task.after)))), 1)
+        step = max(min(self.block, self._raw[0].size // max(map(_element_size, (task.before, task.after)))), 1)
         return ((start, min(step, end - start)) for start in range(task.start, end, step))
 
-    def _equal(self, size: int) -> bool:
-        """Whether the first `size` bytes of both buffers are equal, as 64-bit words."""
+    def _is_equal(self, size: int) -> bool:
+        """Return True if the first `size` bytes of both buffers are equal, compared as 64-bit words."""
         words = -(-size // 8)
         for raw in self._raw:
             raw[size : words * 8] = 0
         a, b = (raw[: words * 8].view(np.uint64) for raw in self._raw)
-        # Where anything differs, the beginning mostly does.
+        # The beginning decides most pairs, because a trained tensor differs nearly everywhere.
         if words > 512 and (a[:64] != b[:64]).any():
             return False
-        return not np.not_equal(a, b, out=self.sums.buffer("words", "?", words)).any()
+        return not np.not_equal(a, b, out=self.scratch.buffer("words", "?", words)).any()
 
-    def _read(self, side: int, piece: Piece, kind: Element, start: int, count: int, task: Task) -> Array:
+    def _read_block(self, side: int, piece: Piece, kind: Element, start: int, count: int, task: CompareTask) -> Array:
         size = kind.size
         into = self._raw[side][: count * size]
         where = ByteRange(piece.path, piece.offset + task.start * size, task.count * size)
-        fill(into, self._file(piece.path), piece.offset + start * size, where, task.what)
+        fill_buffer(into, self._open_file(piece.path), piece.offset + start * size, where, task.name)
         return into
 
-    def _file(self, path: str) -> File:
+    def _open_file(self, path: str) -> File:
         if path not in self._files:
             if len(self._files) >= 64:
                 self._stack.close()
                 self._files.clear()
-            self._files[path] = self._stack.enter_context(closing(opened_file(path)))
+            self._files[path] = self._stack.enter_context(closing(open_file(path)))
         return self._files[path]
 
     # Strides, quantization, lazy conjugation, byte order.
 
-    def _whole(self, what: str, before: TensorData, after: TensorData) -> Tally:
-        with opened(before, what) as first, opened(after, what) as second:
-            one, two, times = _once(first, second)
-            reasons = [overlap(one), overlap(two)]
+    def _compare_whole(self, name: str, before: TensorData, after: TensorData) -> Tally:
+        with open_view(before, name) as raw_before, open_view(after, name) as raw_after:
+            before_view, after_view, times = _skip_repeats(raw_before, raw_after)
+            reasons = [explain_overlap(before_view), explain_overlap(after_view)]
             if all(reasons):
-                if _same_stored(one, two):
+                if _is_same_view(before_view, after_view):
                     return Tally()
-                raise UnreadableError(f"{before.storage.path} and {after.storage.path}: {what}: {reasons[0]}")
+                raise UnreadableError(f"{before.storage.path} and {after.storage.path}: {name}: {reasons[0]}")
             total, start = Tally(), 0
-            for a, b in zip(_items(one), _items(two), strict=True):
-                found = self._worth(a, one, b, two, start)
-                total = total.plus(found)
-                start += a.size // _element(one.dtype).items
-        return total if times == 1 else _repeated(total, times, one.shape, before.shape)
+            for a, b in zip(_iter_items(before_view), _iter_items(after_view), strict=True):
+                tally = self._tally_items(a, before_view, b, after_view, start)
+                total = total.merge(tally)
+                start += a.size // _require_element(before_view.dtype).items
+        return total if times == 1 else _repeat_tally(total, times, before_view.shape, before.shape)
 
-    def _worth(self, a: Array, one: Strided, b: Array, two: Strided, start: int) -> Tally:
-        """Of stored items, and of what torch does to them lazily."""
-        if not (_is_lazy(one) or _is_lazy(two)):
-            return self._tally(a, one.dtype, b, two.dtype, start)
-        x, y = valued(one, a, start, self.one), valued(two, b, start, self.two)
+    def _tally_items(self, a: Array, before_view: Strided, b: Array, after_view: Strided, start: int) -> Tally:
+        """Tally stored items of two views, with torch's lazy conjugation and negation and with the scale done."""
+        if not (_is_lazy(before_view) or _is_lazy(after_view)):
+            return self._tally_block(a, before_view.dtype, b, after_view.dtype, start)
+        x, y = (
+            to_values(before_view, a, start, self.before_decoder),
+            to_values(after_view, b, start, self.after_decoder),
+        )
         changed = None
-        if self.how.bitwise and one.dtype == two.dtype:
-            # Equal bits may mean something else, and what is worth the same may be stored in another way.
-            changed = kernels.bits_differ(a, b, _element(one.dtype).items) | kernels.bits_differ(x, y, 1)
-        return kernels.tally(x, y, self.how, self.sums, changed).moved(start)
+        if self.options.bitwise and before_view.dtype == after_view.dtype:
+            # With a scale, equal bits may mean different values, and equal values may have different bits.
+            changed = kernels.compare_bits(a, b, _require_element(before_view.dtype).items) | kernels.compare_bits(
+                x, y, 1
+            )
+        return kernels.tally_values(x, y, self.options, self.scratch, changed).shift(start)
 
 
-def _items(view: Strided) -> Iterator[Array]:
-    return rechunked(stored(view), BLOCK * _element(view.dtype).items)
+def _iter_items(view: Strided) -> Iterator[Array]:
+    return rechunk(read_items(view), BLOCK_ELEMENTS * _require_element(view.dtype).items)
 
 
 def _is_lazy(view: Strided) -> bool:
     return view.conjugate or view.negative or view.affine is not None
 
 
-def _once(one: Strided, two: Strided) -> tuple[Strided, Strided, int]:
-    """Both without repeating themselves along the dimensions where both do, and how often each element then counts."""
-    if one.affine is not None or two.affine is not None or not one.elements:
-        return one, two, 1
-    strides = zip(one.shape, one.strides, two.strides, strict=True)
+def _skip_repeats(before: Strided, after: Strided) -> tuple[Strided, Strided, int]:
+    """Return both views with size 1 along the dimensions that both repeat, and how often each element then counts."""
+    if before.affine is not None or after.affine is not None or not before.elements:
+        return before, after, 1
+    strides = zip(before.shape, before.strides, after.strides, strict=True)
     shape = tuple(size if a or b else 1 for size, a, b in strides)
-    once = [msgspec.structs.replace(view, shape=shape) for view in (one, two)]
-    return once[0], once[1], one.elements // once[0].elements
+    views = [msgspec.structs.replace(view, shape=shape) for view in (before, after)]
+    return views[0], views[1], before.elements // views[0].elements
 
 
-def _repeated(tally: Tally, times: int, shape: tuple[int, ...], whole: tuple[int, ...]) -> Tally:
-    """The tally of a tensor of shape `whole` that repeats one of `shape` so many times."""
+def _repeat_tally(tally: Tally, times: int, shape: tuple[int, ...], whole: tuple[int, ...]) -> Tally:
+    """Return the tally of a tensor of shape `whole` that repeats a tensor of `shape` `times` times."""
     first = tally.first
     if first is not None:
         first = int(np.ravel_multi_index(np.unravel_index(first, shape), whole))
@@ -224,51 +273,51 @@ def _repeated(tally: Tally, times: int, shape: tuple[int, ...], whole: tuple[int
     return tally._replace(
         first=first,
         **{name: getattr(tally, name) * times for name in counts},
-        **{name: one._replace(mantissa=one.mantissa * times) for name, one in sums.items()},
+        **{name: value._replace(mantissa=value.mantissa * times) for name, value in sums.items()},
     )
 
 
-def _same_stored(one: Strided, two: Strided) -> bool:
-    """Whether two views that overlap without end are the same view of equal bytes."""
-    flat = [msgspec.structs.replace(view, shape=(span(view),), strides=(1,)) for view in (one, two)]
-    same = [(view.dtype, view.shape, view.strides, view.conjugate, view.negative) for view in (one, two)]
-    if same[0] != same[1] or one.affine is not None or two.affine is not None:
+def _is_same_view(before: Strided, after: Strided) -> bool:
+    """Return True if two views that overlap too much to be read are the same view of equal bytes."""
+    flat = [msgspec.structs.replace(view, shape=(count_span(view),), strides=(1,)) for view in (before, after)]
+    same = [(view.dtype, view.shape, view.strides, view.conjugate, view.negative) for view in (before, after)]
+    if same[0] != same[1] or before.affine is not None or after.affine is not None:
         return False
-    return all(np.array_equal(a, b) for a, b in zip(*map(_items, flat), strict=True))
+    return all(np.array_equal(a, b) for a, b in zip(*map(_iter_items, flat), strict=True))
 
 
-def rechunked(chunks: Iterable[Array], block: int = BLOCK) -> Iterator[Array]:
-    """The same values in blocks of `block`, the last one shorter, each valid until the next is asked for."""
-    held: Array | None = None
+def rechunk(chunks: Iterable[Array], block: int = BLOCK_ELEMENTS) -> Iterator[Array]:
+    """Yield the same values in blocks of `block`, the last one shorter, each valid until the next."""
+    buffer: Array | None = None
     filled = 0
     for chunk in chunks:
-        done = 0
-        held = np.empty(block, chunk.dtype) if held is None else held
-        while done < chunk.size:
-            taken = min(block - filled, chunk.size - done)
-            held[filled : filled + taken] = chunk[done : done + taken]
-            filled, done = filled + taken, done + taken
+        used = 0
+        buffer = np.empty(block, chunk.dtype) if buffer is None else buffer
+        while used < chunk.size:
+            count = min(block - filled, chunk.size - used)
+            buffer[filled : filled + count] = chunk[used : used + count]
+            filled, used = filled + count, used + count
             if filled == block:
-                yield held
+                yield buffer
                 filled = 0
-    if held is not None and filled:
-        yield held[:filled]
+    if buffer is not None and filled:
+        yield buffer[:filled]
 
 
-_of_thread = threading.local()
+_thread_local = threading.local()
 
 
-def _arena() -> Arena:
-    """One a thread, used again by each batch: the system hands out new memory only after filling it with zeros."""
-    if not hasattr(_of_thread, "arena"):
-        _of_thread.arena = Arena()
-    arena: Arena = _of_thread.arena
+def _get_arena() -> Arena:
+    """Return the arena of this thread. Batches reuse it, because the system fills new memory with zeros first."""
+    if not hasattr(_thread_local, "arena"):
+        _thread_local.arena = Arena()
+    arena: Arena = _thread_local.arena
     arena.clear()
     return arena
 
 
 class _Runs:
-    """Neighbouring blocks as one run."""
+    """Runs of elements, in which neighbouring blocks are joined."""
 
     def __init__(self) -> None:
         self._runs: list[list[int]] = []
@@ -279,35 +328,35 @@ class _Runs:
         else:
             self._runs.append([start, count])
 
-    def found(self) -> tuple[tuple[int, int], ...]:
+    def to_tuple(self) -> tuple[tuple[int, int], ...]:
         return tuple((start, count) for start, count in self._runs)
 
 
-def _element(dtype: str) -> Element:
-    kind = element(dtype)
+def _require_element(dtype: str) -> Element:
+    kind = find_element(dtype)
     if kind is None:
         raise UnreadableError(f"{dtype} elements are not numbers that statecli reads")
     return kind
 
 
-def _width(side: Piece | TensorData) -> int:
-    """Bytes of an element."""
-    return _element(side.dtype).size
+def _element_size(side: Piece | TensorData) -> int:
+    """Return the bytes of an element."""
+    return _require_element(side.dtype).size
 
 
 @with_denormals
-def run_batch(how: How, tasks: Sequence[Task]) -> list[Found | StateError]:
-    """The results of a batch of tasks, each its own result or its own error."""
+def run_batch(how: CompareOptions, tasks: Sequence[CompareTask]) -> list[Comparison | StateError]:
+    """Return the result or the error of each task of a batch."""
     sides = [side for task in tasks for side in (task.before, task.after) if isinstance(side, TensorData)]
-    spans = (span for task in tasks for span in _spans(task))
-    with looking_up(*sides), files.expect_values(spans), Worker(how) as worker:
-        return worker.results(tasks)
+    spans = (span for task in tasks for span in _remote_spans(task))
+    with prefetch_archive_ends(*sides), files.expect_values(spans), Worker(how) as worker:
+        return worker.compare_all(tasks)
 
 
-def _spans(task: Task) -> Iterator[tuple[str, int, int]]:
-    """Where what it reads of remote files lies."""
+def _remote_spans(task: CompareTask) -> Iterator[tuple[str, int, int]]:
+    """Yield (path, offset, length) of the bytes that a task reads of remote files, in order."""
     for side in (task.before, task.after):
         if isinstance(side, TensorData):
-            yield from places(side) if files.reads_are_requests(side.storage.path) else ()
+            yield from iter_places(side) if files.reads_are_requests(side.storage.path) else ()
         elif files.reads_are_requests(side.path):
-            yield side.path, side.offset + task.start * _width(side), task.count * _width(side)
+            yield side.path, side.offset + task.start * _element_size(side), task.count * _element_size(side)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import msgspec
 
 
-class How(msgspec.Struct, frozen=True):
+class CompareOptions(msgspec.Struct, frozen=True):
     """When two elements are equal.
 
-    Exactly by default: NaN equals NaN in the same place and -0.0 equals 0.0, of a complex value part by part.
-    `bitwise`: only equal bits are equal, and only where they mean the same (scale, lazy conjugation, negation).
-    Else |after - before| <= atol + rtol * |before|, as `torch.isclose(after, before)` has it.
-    `device`: "cpu" computes with numpy, "cuda" and "cuda:N" with torch on that device.
+    By default exactly: NaN equals NaN in the same place and -0.0 equals 0.0; a complex value is compared part by part.
+
+    Attributes:
+        bitwise: Elements are equal if their bits are and have the same meaning (scale, lazy conjugation, negation).
+        atol: Absolute tolerance: |after - before| <= atol + rtol * |before|, as in `torch.isclose(after, before)`.
+        rtol: Relative tolerance.
+        device: "cpu" computes with numpy, "cuda" and "cuda:N" with torch on that device.
     """
 
     bitwise: bool = False
@@ -23,11 +26,17 @@ class How(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True, gc=False):
     """How the values of one tensor differ; Δ is after - before, in float64.
 
-    `elements` is how many the tensor has, `changed` how many differ, `first` the index of the first of these in C
-    order. `max_abs`, `mean_abs`, `l2` (of Δ), `relative_l2` (l2 of Δ over l2 of before) and `cosine` are over the
-    positions that are finite on both sides, `mean_abs` over all of them, changed or not; `left_out` counts the
-    others. Null where undefined (no such position, a norm of zero) or beyond float64; then `reason` says why.
-    `nan_*` and `inf_*` count elements of each side.
+    Null if undefined (no position is finite on both sides, a norm of zero) or beyond float64; then `reason` says why.
+
+    Attributes:
+        elements: Number of elements of the tensor.
+        changed: Number of elements that differ.
+        max_abs, mean_abs, l2: Of Δ over the positions that are finite on both sides, changed or not.
+        relative_l2: l2 of Δ over l2 of before.
+        cosine: Cosine similarity of before and after over the same positions.
+        nan_before, nan_after, inf_before, inf_after: Counts of each side.
+        left_out: Number of positions that are not finite on both sides.
+        first: Index of the first element that differs, in C order.
     """
 
     elements: int = 0

@@ -1,8 +1,8 @@
-"""Stored bytes to numbers, for every element type that torch can save.
+"""Decode stored bytes to numbers, for every element type that torch can save.
 
-Each type is decoded to the smallest float that holds it exactly (half, bfloat16, float8 and float4 to float32;
-float64 stays), integers stay integers, complex32 becomes complex64. One- and two-byte floats go through a table of
-all their values, built here from the definition of the format:
+Each type is decoded to the smallest float that represents its values exactly (half, bfloat16, float8 and float4 to
+float32; float64 stays), integers stay integers, complex32 becomes complex64. One- and two-byte floats are looked up in
+a table of all their values, built here from the definition of the format:
 
     float8_e4m3fn, e5m2          OCP 8-bit Floating Point Specification (OFP8), revision 1.0
     float8_e4m3fnuz, e5m2fnuz    "8-bit Numerical Formats for Deep Neural Networks", arXiv 2206.02915: no -0, no inf
@@ -15,6 +15,7 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
+from statecli.core.dtypes import VALUES_PER_BYTE
 from statecli.core.errors import MissingDependency
 from statecli.core.ggml_types import BLOCK_SIZES
 
@@ -26,8 +27,8 @@ except ImportError as missing:  # pragma: no cover - numpy is a dependency; this
 
 Array = npt.NDArray[Any]
 
-#: The types whose stored bits numpy understands as they are.
-DIRECT: dict[str, str] = {
+#: Types whose stored bits numpy understands: dtype -> numpy's name.
+NUMPY_TYPES: dict[str, str] = {
     "float64": "f8",
     "float32": "f4",
     "complex128": "c16",
@@ -45,7 +46,7 @@ DIRECT: dict[str, str] = {
     "quint8": "u1",
 }
 
-#: Exponent bits, mantissa bits, bias, and which codes are not numbers.
+#: Small float types: exponent bits, mantissa bits, bias, and which codes are not numbers.
 SMALL_FLOATS: dict[str, tuple[int, int, int, str]] = {
     "float8_e4m3fn": (4, 3, 7, "all ones"),
     "float8_e5m2": (5, 2, 15, "ieee"),
@@ -54,28 +55,32 @@ SMALL_FLOATS: dict[str, tuple[int, int, int, str]] = {
     "float4_e2m1fn": (2, 1, 1, "none"),
 }
 
-#: Types that pack several values in a byte, lowest bits first: name -> values a byte.
-VALUES_A_BYTE: dict[str, int] = {"float4_e2m1fn_x2": 2, "quint4x2": 2, "quint2x4": 4}
+#: Types that pack several values in a byte, lowest bits first: name -> values a byte. torch counts a float4's bytes.
+_PACKED_VALUES: dict[str, int] = {**VALUES_PER_BYTE, "float4_e2m1fn_x2": 2}
 
 #: Quantized types: their values need a scale.
 QUANTIZED = frozenset(["qint8", "quint8", "qint32", "quint4x2", "quint2x4"])
 
 COMPLEX = frozenset(["complex128", "complex64", "complex32"])
 
-#: Types that hold no numbers, of which only whole elements can be told equal or different.
+#: Types without numbers: whole elements are equal or different, nothing else is known. dtype -> numpy's name.
 OPAQUE = {"bits8": "u1", "bits16": "u2", "bits1x8": "u1", "bits2x4": "u1", "bits4x2": "u1"}
 _TEXT = re.compile(r"numpy (?:([SUV])([1-9][0-9]{0,8})|[mM]8(?:\[\w+\])?)")
-#: longdouble and clongdouble, by their bits.
+#: numpy's longdouble and clongdouble, which are compared by their bits.
 _LONG = re.compile(r"numpy (?:float(?:96|128)|complex(?:192|256))")
 
 
 class Element(NamedTuple):
     """How one element type is stored and decoded.
 
-    `stored` is numpy's name of one stored item. `items` stored items make one element (2 for complex32),
-    `values` come out of one stored item (2 for float4). `table` maps a stored item to its value or values;
-    without one, the item is the value, except for bfloat16 (`shift`). `half` is float16, with a shorter way than
-    its table. Without `numbers`, items are there to be equal, and worth nothing.
+    Attributes:
+        stored: numpy's name of one stored item.
+        items: Stored items that make one element (2 for complex32).
+        values: Values that come out of one stored item (2 for float4).
+        table: Value or values of each stored item; None if the item is the value, or for `shift`.
+        shift: True for bfloat16, which is the upper half of a float32.
+        half: True for float16, which has a faster way than its table.
+        numbers: False if items can be equal or different, but have no value.
     """
 
     stored: str
@@ -88,28 +93,28 @@ class Element(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of an element; of a stored item where that is several."""
+        """Bytes of an element; of a stored item if an item has several values."""
         return np.dtype(self.stored).itemsize * self.items
 
 
 @cache
-def element(dtype: str) -> Element | None:
-    """How `dtype` is stored and decoded, or None for a type of which neither is known (uint3, an unknown name)."""
-    if dtype in DIRECT:
-        return Element(DIRECT[dtype])
+def find_element(dtype: str) -> Element | None:
+    """Return how `dtype` is stored and decoded; None for a type of which neither is known (uint3, an unknown name)."""
+    if dtype in NUMPY_TYPES:
+        return Element(NUMPY_TYPES[dtype])
     if dtype == "bfloat16":
         return Element("u2", shift=True)
     if dtype in ("float16", "complex32"):
-        return Element("u2", items=2 if dtype == "complex32" else 1, table=_half_table(), half=True)
-    if dtype in VALUES_A_BYTE:
-        return Element("u1", values=VALUES_A_BYTE[dtype], table=_packed_table(dtype))
+        return Element("u2", items=2 if dtype == "complex32" else 1, table=_build_half_table(), half=True)
+    if dtype in _PACKED_VALUES:
+        return Element("u1", values=_PACKED_VALUES[dtype], table=_build_packed_table(dtype))
     if dtype == "bool":
         # A stored byte other than 0 and 1 is true, and no more than true.
         return Element("u1", table=(np.arange(256) > 0).astype(np.float32))
     if dtype == "float8_e8m0fnu":
-        return Element("u1", table=_exponent_table())
+        return Element("u1", table=_build_exponent_table())
     if dtype in SMALL_FLOATS:
-        return Element("u1", table=small_float_table(dtype))
+        return Element("u1", table=build_small_float_table(dtype))
     if dtype in OPAQUE:
         return Element(OPAQUE[dtype], numbers=False)
     if dtype in BLOCK_SIZES:
@@ -123,17 +128,17 @@ def element(dtype: str) -> Element | None:
 
 
 @cache
-def worth_of_codes(dtype: str) -> Array:
-    """What each of the 256 codes of a one-byte type is worth, as float64; a row a code where it packs several."""
-    kind = element(dtype)
+def code_values(dtype: str) -> Array:
+    """Return the value of each of the 256 codes of a one-byte type as float64; a row a code of packed types."""
+    kind = find_element(dtype)
     assert kind is not None and np.dtype(kind.stored).itemsize == 1  # noqa: S101, PT018 - callers choose the type
     if kind.table is not None:
         return kind.table.astype(np.float64)
     return np.arange(256).astype(np.uint8).view(kind.stored).astype(np.float64)
 
 
-def small_float_table(name: str) -> Array:
-    """All values of a float of at most eight bits as float32, indexed by its code."""
+def build_small_float_table(name: str) -> Array:
+    """Return all values of a float type of at most eight bits as float32, indexed by the code."""
     exponent_bits, mantissa_bits, bias, special = SMALL_FLOATS[name]
     half = 1 << (exponent_bits + mantissa_bits)
     top = (1 << exponent_bits) - 1
@@ -152,25 +157,25 @@ def small_float_table(name: str) -> Array:
     return table
 
 
-def _exponent_table() -> Array:
-    """float8_e8m0fnu: 2 ** (code - 127), 255 is NaN; it has no zero, no sign and no infinity."""
+def _build_exponent_table() -> Array:
+    """Return the values of float8_e8m0fnu: 2 ** (code - 127), NaN for 255. The type has no zero, sign or infinity."""
     table = np.full(256, np.nan, np.float32)
     table[:255] = np.ldexp(np.float64(1), np.arange(255) - 127)
     return table
 
 
-def _half_table() -> Array:
-    """All 65,536 float16 values."""
+def _build_half_table() -> Array:
+    """Return all 65,536 float16 values."""
     return np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
-def _packed_table(dtype: str) -> Array:
-    """A byte -> the values packed in it, lowest bits first."""
-    count = VALUES_A_BYTE[dtype]
+def _build_packed_table(dtype: str) -> Array:
+    """Return for each byte the values that are packed in it, lowest bits first."""
+    count = _PACKED_VALUES[dtype]
     bits = 8 // count
     codes = (np.arange(256)[:, None] >> (bits * np.arange(count))) & ((1 << bits) - 1)
     if dtype == "float4_e2m1fn_x2":
-        return np.ascontiguousarray(small_float_table("float4_e2m1fn")[codes])
+        return np.ascontiguousarray(build_small_float_table("float4_e2m1fn")[codes])
     return np.ascontiguousarray(codes.astype(np.float32))
 
 
@@ -179,10 +184,10 @@ _HALF_BITS = np.array(0x8FFFE000, np.uint32).view(np.int32)[()]
 
 
 class Arena:
-    """One piece of memory for many buffers.
+    """One block of memory for many buffers.
 
-    numpy asks for huge pages where an array is of four megabytes or more. Buffers on those miss neither the table of
-    pages nor the second-level cache, which cost a quarter of the time.
+    numpy asks for huge pages if an array has four megabytes or more. Buffers on huge pages miss neither the page table
+    nor the second-level cache; misses cost a quarter of the time.
     """
 
     def __init__(self, size: int = 8 << 20) -> None:
@@ -190,11 +195,11 @@ class Arena:
         self._used = 0
 
     def clear(self) -> None:
-        """Hand it out anew; arrays taken before are no longer anybody's own."""
+        """Free all memory for new arrays; arrays that were taken before may be overwritten."""
         self._used = 0
 
     def take(self, size: int, dtype: str) -> Array:
-        """An array of `size` items, its content arbitrary; of its own where there is no room left."""
+        """Return an array of `size` items with arbitrary content; outside the arena if there is no room left."""
         length = size * np.dtype(dtype).itemsize
         start = self._used
         if start + length > self._memory.size:
@@ -204,10 +209,10 @@ class Arena:
 
 
 class Decoder:
-    """Turns blocks of stored items into flat arrays of values, in buffers that it uses again and again.
+    """Decode blocks of stored items into flat arrays of values, in buffers that are reused.
 
-    What `__call__` returns is valid until the next call. Fresh temporaries instead would cost ten times the work:
-    the allocator maps and unmaps each one.
+    The result of `__call__` is valid until the next call. Fresh temporaries instead would cost ten times the work,
+    because the allocator maps and unmaps each.
     """
 
     def __init__(self, arena: Arena | None = None) -> None:
@@ -215,17 +220,17 @@ class Decoder:
         self._arena = arena
 
     def buffer(self, purpose: str, dtype: str, size: int) -> Array:
-        """An array of `size` items of `dtype` with arbitrary content, the same memory at each call."""
-        kept = self._buffers.get((purpose, dtype))
-        if kept is None or kept.size < size:
-            made = self._arena.take(size, dtype) if self._arena else np.empty(size, dtype)
-            kept = self._buffers[purpose, dtype] = made
-        return kept[:size]
+        """Return an array of `size` items of `dtype`, content arbitrary; the same memory at each call for a purpose."""
+        memory = self._buffers.get((purpose, dtype))
+        if memory is None or memory.size < size:
+            memory = self._arena.take(size, dtype) if self._arena else np.empty(size, dtype)
+            self._buffers[purpose, dtype] = memory
+        return memory[:size]
 
     def __call__(self, block: Array, kind: Element) -> Array:
-        """The values of `block`, flat, in the block's C order."""
+        """Return the values of `block`, flat, in the block's C order."""
         if kind.half:
-            return self._half(block, kind)
+            return self._decode_half(block, kind)
         if kind.table is not None:
             return self._look_up(block, kind)
         if kind.shift:
@@ -241,10 +246,10 @@ class Decoder:
         np.copyto(out.reshape(block.shape), block)
         return out
 
-    def _half(self, block: Array, kind: Element) -> Array:
-        """float16 with the exponent moved to where float32 has it, then times 2 ** 112: that much the biases differ.
+    def _decode_half(self, block: Array, kind: Element) -> Array:
+        """Decode float16: move the exponent to its place in float32, then multiply by 2 ** 112, the bias difference.
 
-        Subnormals come out right, infinities and NaN do not: where there are any, the table is asked.
+        Subnormals come out right; a block with infinities or NaN is looked up in the table.
         """
         simple = block.ndim == 1 and block.dtype.isnative and block.flags.aligned and block.flags.c_contiguous
         raw = block if simple else self._gather(block, "u2")
@@ -259,8 +264,8 @@ class Decoder:
         np.multiply(out, np.float32(2.0**112), out=out)
         return out.view(np.complex64) if kind.items == 2 else out
 
-    def count(self, block: Array, counts: Array) -> None:
-        """Adds to `counts` how often each code occurs in a block of one-byte items."""
+    def count_codes(self, block: Array, counts: Array) -> None:
+        """Add to `counts` how often each code occurs in a block of one-byte items."""
         index = self._gather(block.view(np.uint8), np.dtype(np.intp).str)
         np.add(counts, np.bincount(index, minlength=counts.size), out=counts)
 

@@ -1,7 +1,7 @@
-"""Tensors that ggml has quantized: blocks of a few dozen values, as they are stored or as the float32 they stand for.
+"""Read tensors that ggml has quantized: blocks of a few dozen values, as stored or as the float32 that they stand for.
 
-Their bytes are compared, locked and told apart as they are; what they are worth is asked of the package gguf, the
-optional extra of that name, which has the code of each type from llama.cpp.
+Digests and comparisons use the stored bytes. The package gguf, an optional extra of that name, decodes them: it has the
+code of each type from llama.cpp.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from statecli.core.state import ByteRange, TensorData
 from statecli.values.elements import Array
 
 
-def quantized(where: ByteRange) -> str | None:
-    """The name of the type that a storage is quantized to in its file; None for any other storage."""
-    how = where.packing.how if where.packing is not None else ""
-    return how.removeprefix(PACKING_PREFIX) if how.startswith(PACKING_PREFIX) else None
+def find_ggml_type(where: ByteRange) -> str | None:
+    """Return the ggml type that a storage is quantized to in its file; None for any other storage."""
+    packing = where.packing.how if where.packing is not None else ""
+    return packing.removeprefix(PACKING_PREFIX) if packing.startswith(PACKING_PREFIX) else None
 
 
-def as_stored(data: TensorData) -> TensorData:
-    """What is quantized as its blocks, an element each; any other tensor as it is."""
-    name, where = quantized(data.storage), data.storage
+def to_stored_blocks(data: TensorData) -> TensorData:
+    """Return a quantized tensor as its blocks, an element each; any other tensor unchanged."""
+    name, where = find_ggml_type(data.storage), data.storage
     if name is None or where.packing is None:
         return data
     values, _ = BLOCK_SIZES[name]
@@ -33,32 +33,32 @@ def as_stored(data: TensorData) -> TensorData:
     return replace(data, storage=stored, dtype=name, shape=(*data.shape[:-1], data.shape[-1] // values))
 
 
-def readable(data: TensorData) -> TensorData:
-    """The tensor where its numbers can be read; its blocks where it is quantized and nothing here reads these."""
-    name = quantized(data.storage)
-    return data if name is None or why_no_numbers(name) is None else as_stored(data)
+def to_readable(data: TensorData) -> TensorData:
+    """Return a tensor unchanged if its numbers can be read; as its blocks if it is quantized to a type that cannot."""
+    name = find_ggml_type(data.storage)
+    return data if name is None or explain_unreadable_blocks(name) is None else to_stored_blocks(data)
 
 
 @cache
-def why_no_numbers(name: str) -> str | None:
-    """Why blocks of that type cannot be read as numbers here, with what to do; None if they can."""
+def explain_unreadable_blocks(name: str) -> str | None:
+    """Return why blocks of a ggml type cannot be read as numbers here, with a remedy; None if they can."""
     try:
         import gguf.quants  # noqa: F401
     except ImportError:
         return "its numbers need the package gguf: pip install 'statecli[gguf]'"
     try:
-        numbers(np.zeros((1, BLOCK_SIZES[name][1]), np.uint8), name)
+        dequantize_blocks(np.zeros((1, BLOCK_SIZES[name][1]), np.uint8), name)
     except (KeyError, NotImplementedError):
         return f"the package gguf that is installed does not read {name} as numbers"
     return None
 
 
-def numbers(blocks: Array, name: str) -> Array:
-    """What whole blocks, bytes one after another, are worth: flat float32."""
+def dequantize_blocks(blocks: Array, name: str) -> Array:
+    """Return the values of whole blocks, given as bytes in order: flat float32."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
     with np.errstate(all="ignore"):
-        # One row: of several, gguf takes sixteen at a time.
-        worth: Any = dequantize(blocks.reshape(1, -1), GGMLQuantizationType[name.upper()])
-    return np.ascontiguousarray(worth, np.float32).reshape(-1)
+        # One row, because of several rows gguf takes sixteen at a time.
+        values: Any = dequantize(blocks.reshape(1, -1), GGMLQuantizationType[name.upper()])
+    return np.ascontiguousarray(values, np.float32).reshape(-1)

@@ -1,8 +1,8 @@
-"""The same comparison with the arithmetic on a GPU, by torch.
+"""Compare blocks on a GPU by torch, with the same results as the kernels for the CPU.
 
-Bytes are read and compared here; blocks that differ are sent over as they are stored, widened to float64 there and
-summed there. Whatever needs more than plain sums (NaN, infinities, integers, complex values, extreme sizes) is done by
-the numpy kernels, so that the two agree on every count, and on every sum but for the order of its additions.
+Bytes are read and compared here. Blocks that differ are sent as they are stored, widened to float64 there and summed
+there. Blocks that need more than plain sums (NaN, infinities, integers, complex values, extreme sizes) are summed by
+the numpy kernels. So the two agree on every count, and on every sum but for the order of its additions.
 """
 
 from __future__ import annotations
@@ -13,65 +13,69 @@ import numpy as np
 
 from statecli.core.errors import MissingDependency, StateError, UsageError
 from statecli.core.float_mode import with_denormals
-from statecli.values.compare_task import BLOCK, Found, Task, Worker
-from statecli.values.delta import How
+from statecli.values.compare_task import BLOCK_ELEMENTS, CompareTask, Comparison, Worker
+from statecli.values.delta import CompareOptions
 from statecli.values.elements import Array
-from statecli.values.tally import SAFE, Tally, Wide
+from statecli.values.tally import MAX_UNSCALED, Tally, Wide
 
 #: Types that torch widens to float64 exactly.
-_FLOATS = frozenset(
+_WIDENED_TYPES = frozenset(
     ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
 )
 
 
-def device(name: str) -> Any:
-    """The torch device that `--device` names. Raises UsageError where it is not there."""
+def resolve_device(name: str) -> Any:
+    """Return the torch device that `--device` names. Raises UsageError if it is not available."""
     try:
         import torch
     except ModuleNotFoundError as error:
         raise MissingDependency(f"--device {name} needs torch, which is not installed: pip install torch") from error
     try:
-        found = torch.device(name)
+        device = torch.device(name)
     except RuntimeError as error:
         raise UsageError(f"--device {name}: torch knows no such device; cpu, cuda and cuda:1 are devices") from error
-    if found.type != "cuda":
+    if device.type != "cuda":
         raise UsageError(f"--device {name}: values are compared on cpu or cuda")
     if not torch.cuda.is_available():
         raise UsageError(f"--device {name}: there is no CUDA here; leave it out to compare on the CPU")
-    if (found.index or 0) >= torch.cuda.device_count():
+    if (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA device(s)")
-    return found
+    return device
 
 
 class DeviceWorker(Worker):
-    """A worker that adds up on `device`; its blocks are larger, since each costs a transfer."""
+    """A worker that sums on `device`. Its blocks are larger, because each costs a transfer."""
 
-    block = 16 * BLOCK
+    block = 16 * BLOCK_ELEMENTS
 
-    def __init__(self, how: How, device: Any) -> None:
-        super().__init__(how)
+    def __init__(self, options: CompareOptions, device: Any) -> None:
+        super().__init__(options)
         self.device = device
 
-    def _tally(self, a: Array, one: str, b: Array, two: str, start: int) -> Tally:
-        plain = one in _FLOATS and two in _FLOATS and not (self.how.bitwise and one == two)
-        found = self._sums(self._sent(a, one), self._sent(b, two)) if plain else None
-        return super()._tally(a, one, b, two, start) if found is None else found.moved(start)
+    def _tally_block(self, before: Array, before_type: str, after: Array, after_type: str, start: int) -> Tally:
+        is_widened = before_type in _WIDENED_TYPES and after_type in _WIDENED_TYPES
+        tally = None
+        if is_widened and not (self.options.bitwise and before_type == after_type):
+            tally = self._sum_on_device(self._send(before, before_type), self._send(after, after_type))
+        if tally is None:
+            return super()._tally_block(before, before_type, after, after_type, start)
+        return tally.shift(start)
 
-    def _sent(self, stored: Array, dtype: str) -> Any:
+    def _send(self, stored: Array, dtype: str) -> Any:
         import torch
 
         raw = torch.from_numpy(stored.view(np.uint8))
         return raw.to(self.device).view(getattr(torch, dtype)).to(torch.float64)
 
-    def _sums(self, a: Any, b: Any) -> Tally | None:
-        """None where the sums need more care than float64 takes by itself."""
+    def _sum_on_device(self, a: Any, b: Any) -> Tally | None:
+        """Return the tally of two flat float64 blocks; None if the sums need more care than float64 takes by itself."""
         import torch
 
         gap = (b - a).abs_()
-        limit = self.how.atol + self.how.rtol * a.abs() if self.how.atol or self.how.rtol else 0
+        limit = self.options.atol + self.options.rtol * a.abs() if self.options.atol or self.options.rtol else 0
         changed = gap > limit
         largest = torch.stack([a.abs().max(), b.abs().max(), gap.max()]).tolist()
-        if not all(size == 0 or 1 / SAFE < size < SAFE for size in largest):
+        if not all(size == 0 or 1 / MAX_UNSCALED < size < MAX_UNSCALED for size in largest):
             return None
         sum_abs, squares, before, after, product = torch.stack([gap.sum(), gap @ gap, a @ a, b @ b, a @ b]).tolist()
         count = int(changed.sum())
@@ -89,7 +93,9 @@ class DeviceWorker(Worker):
 
 
 @with_denormals
-def run_on(how: How, tasks: tuple[Task, ...], device: Any) -> list[Found | StateError]:
-    """What `run.run_batch` does, on a device of torch."""
-    with DeviceWorker(how, device) as worker:
-        return worker.results(tasks)
+def run_batch_on_device(
+    options: CompareOptions, tasks: tuple[CompareTask, ...], device: Any
+) -> list[Comparison | StateError]:
+    """Return what `compare_task.run_batch` returns, computed on a device of torch."""
+    with DeviceWorker(options, device) as worker:
+        return worker.compare_all(tasks)

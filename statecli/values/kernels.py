@@ -1,10 +1,10 @@
-"""Two blocks of values -> their `Tally`: which differ, by how much, and what of them is no number.
+"""Tally two blocks of values: which elements differ, by how much, and which are not finite.
 
-What float32 can carry is done in one pass by `_native.c` where it was compiled, and by numpy where not: it writes into
-buffers that are used again and again and fit a core's second-level cache.
+Blocks that float32 can represent are done in one pass by `_native.c` if it was compiled, else by numpy, which writes
+into reused buffers that fit a core's second-level cache.
 
-numpy's sums are made by ufuncs alone, of which IEEE 754 and a fixed order of the terms say every bit. BLAS (`dot`,
-`vecdot`) and `einsum` may be faster, and add in as many lanes as a processor has, or a release of them likes.
+numpy's sums use ufuncs only: IEEE 754 and a fixed order of the terms determine every bit. BLAS (`dot`, `vecdot`) and
+`einsum` may be faster, but add in as many lanes as the processor or their release chooses.
 """
 
 from __future__ import annotations
@@ -13,71 +13,82 @@ import math
 
 import numpy as np
 
-from statecli.values.delta import How
+from statecli.values.delta import CompareOptions
 from statecli.values.elements import Array, Decoder
-from statecli.values.tally import SAFE, SMALL, TERMS, Tally, Wide
+from statecli.values.tally import MAX_UNSCALED, MIN_SQUARES, TERMS_PER_SUM, Tally, Wide
 
 try:
     from statecli.values import _native
 except ImportError:  # there was no compiler when statecli was installed
     _native = None  # type: ignore[assignment]
 
-#: The types whose blocks the compiled kernel reads as they are stored.
-STORED = frozenset(("float32", "bfloat16", "float16"))
+#: Types whose blocks the compiled kernel reads as they are stored.
+NATIVE_TYPES = frozenset(("float32", "bfloat16", "float16"))
 
 
-def made_of() -> str:
-    """What does the sums here, "C" or "numpy": the two differ in the last bits, and neither by processor or release."""
+def kernel_name() -> str:
+    """Return what computes the sums here, "C" or "numpy".
+
+    Their sums differ in the last bits, but do not depend on the processor or on a release.
+    """
     return "numpy" if _native is None else "C"
 
 
-def tally(
-    before: Array, after: Array, how: How, decoder: Decoder, changed: Array | None = None, values: int = 1
+def tally_values(
+    before: Array,
+    after: Array,
+    options: CompareOptions,
+    decoder: Decoder,
+    changed: Array | None = None,
+    values: int = 1,
 ) -> Tally:
-    """Two flat blocks of equally many decoded values, as `values.read` gives them: float, integer or complex.
+    """Tally two flat blocks of equally many decoded values, as `read_values` yields them: float, integer or complex.
 
-    `changed`, a mask, overrides what counts as changed: with `how.bitwise` equal bits alone are equal. So many `values`
-    make an element. Neither block is written to.
+    `changed`, a mask, replaces the comparison: with `options.bitwise` only equal bits are equal. `values` values make
+    an element. Neither block is written to.
     """
     if not before.size:
         return Tally()
     with np.errstate(all="ignore"):
-        if before.dtype == after.dtype == np.float32 and not (how.atol or how.rtol):
+        if before.dtype == after.dtype == np.float32 and not (options.atol or options.rtol):
             if values > 1 and changed is None:
-                changed = elements_differ(before, after, values)
-            found = _in_float32(before, after, decoder, changed)
-            if found is not None:
-                return found
+                changed = compare_elements(before, after, values)
+            tally = _tally_float32(before, after, decoder, changed)
+            if tally is not None:
+                return tally
         kinds = before.dtype.kind + after.dtype.kind
         wide = np.complex128 if "c" in kinds else np.float64
-        one, two = before.astype(wide), after.astype(wide)
-        finite = np.isfinite(one) & np.isfinite(two)
+        wide_before, wide_after = before.astype(wide), after.astype(wide)
+        finite = np.isfinite(wide_before) & np.isfinite(wide_after)
         gap = (
-            _distance(before, after) if "f" not in kinds and "c" not in kinds else _gap(before, after, one, two, finite)
+            _integer_gap(before, after)
+            if "f" not in kinds and "c" not in kinds
+            else _compute_gap(before, after, wide_before, wide_after, finite)
         )
         if changed is None:
-            changed = _of_elements(_differ(one, two, finite, gap, how), values)
-        return _tallied(one, two, finite, gap, changed)
+            changed = _any_in_element(_find_changed(wide_before, wide_after, finite, gap, options), values)
+        return _build_tally(wide_before, wide_after, finite, gap, changed)
 
 
-def opaque(changed: Array) -> Tally:
-    """Of elements that are no numbers: which differ is all that can be said."""
+def tally_opaque(changed: Array) -> Tally:
+    """Tally elements that are not numbers: only which of them changed is known."""
     count = int(np.count_nonzero(changed))
     return Tally(changed=count, first=int(changed.argmax()) if count else None, left_out=changed.size)
 
 
-def stored(before: Array, after: Array, types: tuple[str, str], bits: bool = False) -> Tally | None:
-    """Two flat blocks of equally many elements as they are stored, of the types named; `bits` alone decide, or values.
+def tally_stored(before: Array, after: Array, types: tuple[str, str], bits: bool = False) -> Tally | None:
+    """Tally two flat blocks of equally many stored elements of the given types, by value, or by bits alone if `bits`.
 
-    None where it takes `tally`: for other types, what float32 cannot carry, and without the compiled kernel.
+    None if `tally_values` must do it: for other types, for what float32 cannot represent, and without the compiled
+    kernel.
     """
-    if _native is None or not STORED.issuperset(types):
+    if _native is None or not NATIVE_TYPES.issuperset(types):
         return None
-    found = _native.tally(before, after, *types, bits)
-    if found is None:
+    sums = _native.tally(before, after, *types, bits)
+    if sums is None:
         return None
-    changed, first, largest, gaps, squares, norm_a, norm_b, product = found
-    if not math.isfinite(gaps + norm_a + norm_b + squares) or (squares < SMALL and largest):
+    changed, first, largest, gaps, squares, norm_a, norm_b, product = sums
+    if not math.isfinite(gaps + norm_a + norm_b + squares) or (squares < MIN_SQUARES and largest):
         return None
     if _may_have_vanished(norm_a, before) or _may_have_vanished(norm_b, after):
         return None
@@ -94,32 +105,32 @@ def stored(before: Array, after: Array, types: tuple[str, str], bits: bool = Fal
     )
 
 
-def norm(block: Array, decoder: Decoder) -> Tally:
-    """The tally of a block that is equal on both sides: its norm and what of it is no number."""
+def tally_equal(block: Array, decoder: Decoder) -> Tally:
+    """Tally a block that is equal on both sides: its norm, and how many elements are not finite."""
     if not block.size:
         return Tally()
     with np.errstate(all="ignore"):
         if block.dtype == np.float32 and _native is not None:
-            found = stored(block, block, ("float32", "float32"))
-            if found is not None:
-                return found
+            tally = tally_stored(block, block, ("float32", "float32"))
+            if tally is not None:
+                return tally
         elif block.dtype == np.float32:
-            padded = _padded(block, decoder, "before")
-            squares = _squares(padded, decoder)
-            if SMALL <= squares < np.inf or (squares == 0 and not block.any()):
-                same = Wide(squares)
-                return Tally(finite=block.size, before=same, after=same, product=same)
+            padded = _pad_rows(block, decoder, "before")
+            squares = _sum_squares(padded, decoder)
+            if MIN_SQUARES <= squares < np.inf or (squares == 0 and not block.any()):
+                square = Wide(squares)
+                return Tally(finite=block.size, before=square, after=square, product=square)
         wide = np.complex128 if block.dtype.kind == "c" else np.float64
         values = block.astype(wide)
         finite = np.isfinite(values)
-        nan, inf, left_out = _not_numbers(values, finite)
-        kept = values[finite].view(np.float64)
-        same = _product(*_scaled(kept), *_scaled(kept))
+        nan, inf, left_out = _count_not_finite(values, finite)
+        finite_values = values[finite].view(np.float64)
+        square = _sum_products(*_scale_down(finite_values), *_scale_down(finite_values))
         return Tally(
             finite=int(np.count_nonzero(finite)),
-            before=same,
-            after=same,
-            product=same,
+            before=square,
+            after=square,
+            product=square,
             nan_before=nan,
             nan_after=nan,
             inf_before=inf,
@@ -131,30 +142,30 @@ def norm(block: Array, decoder: Decoder) -> Tally:
 # --- float32, fast -----------------------------------------------------------------------------------------------
 
 
-def _in_float32(before: Array, after: Array, decoder: Decoder, changed: Array | None) -> Tally | None:
-    """None where float32 cannot carry it."""
+def _tally_float32(before: Array, after: Array, decoder: Decoder, changed: Array | None) -> Tally | None:
+    """Tally two float32 blocks; None if float32 cannot represent the sums."""
     if _native is None:
-        return _in_passes(before, after, decoder, changed)
-    found = stored(before, after, ("float32", "float32"))
-    if found is None or changed is None:
-        return found
+        return _tally_in_passes(before, after, decoder, changed)
+    tally = tally_stored(before, after, ("float32", "float32"))
+    if tally is None or changed is None:
+        return tally
     count = int(np.count_nonzero(changed))
-    return found._replace(changed=count, first=int(changed.argmax()) if count else None)
+    return tally._replace(changed=count, first=int(changed.argmax()) if count else None)
 
 
-def _in_passes(before: Array, after: Array, decoder: Decoder, changed: Array | None) -> Tally | None:
-    a, b = _padded(before, decoder, "before"), _padded(after, decoder, "after")
+def _tally_in_passes(before: Array, after: Array, decoder: Decoder, changed: Array | None) -> Tally | None:
+    a, b = _pad_rows(before, decoder, "before"), _pad_rows(after, decoder, "after")
     gap = np.subtract(b, a, out=decoder.buffer("gap", "f4", a.size))
     if changed is None:
         changed = np.not_equal(gap, 0, out=decoder.buffer("changed", "?", gap.size))
-    norm_a, norm_b, squares = (_squares(one, decoder) for one in (a, b, gap))
-    sum_abs = _added(np.abs(gap, out=gap))
-    # An infinity or a NaN on one side, or an overflow, is in its norm.
+    norm_a, norm_b, squares = (_sum_squares(block, decoder) for block in (a, b, gap))
+    sum_abs = _sum_rows(np.abs(gap, out=gap))
+    # A norm is not finite if its side has an infinity or a NaN, or if it overflowed.
     if not math.isfinite(norm_a + norm_b + squares) or any(
-        _may_have_vanished(*one) for one in ((norm_a, before), (norm_b, after), (squares, gap))
+        _may_have_vanished(*sums) for sums in ((norm_a, before), (norm_b, after), (squares, gap))
     ):
         return None
-    # |b - a|² = |a|² + |b|² - 2 a·b spares a pass, and loses no digit unless the two point apart: then products cancel.
+    # |b - a|² = |a|² + |b|² - 2 a·b spares a pass. Digits are lost only if the two point apart: then products cancel.
     product = (norm_a + norm_b - squares) / 2
     if product < (norm_a + norm_b) / 4:
         product = float(np.add.reduce(a.astype(np.float64) * b))
@@ -172,96 +183,101 @@ def _in_passes(before: Array, after: Array, decoder: Decoder, changed: Array | N
     )
 
 
-def _padded(block: Array, decoder: Decoder, purpose: str) -> Array:
-    """So many values that TERMS divides them, the last of them zeros; the block itself where it has."""
-    if block.size % TERMS == 0:
+def _pad_rows(block: Array, decoder: Decoder, purpose: str) -> Array:
+    """Return the block with zeros appended until TERMS_PER_SUM divides its size; the block itself if it does."""
+    if block.size % TERMS_PER_SUM == 0:
         return block
-    size = -(-block.size // TERMS) * TERMS
+    size = -(-block.size // TERMS_PER_SUM) * TERMS_PER_SUM
     padded = decoder.buffer(purpose, "f4", size)
     padded[: block.size] = block
     padded[block.size :] = 0
     return padded
 
 
-def _squares(block: Array, decoder: Decoder) -> float:
-    return _added(np.multiply(block, block, out=decoder.buffer("squares", "f4", block.size)))
+def _sum_squares(block: Array, decoder: Decoder) -> float:
+    return _sum_rows(np.multiply(block, block, out=decoder.buffer("squares", "f4", block.size)))
 
 
-def _added(block: Array) -> float:
-    """The sum of TERMS rows: of each column in float32, and of these in float64."""
-    return float(np.add.reduce(np.add.reduce(block.reshape(TERMS, -1), axis=0).astype(np.float64)))
+def _sum_rows(block: Array) -> float:
+    """Return the sum of TERMS_PER_SUM rows: of each column in float32, and of the columns in float64."""
+    return float(np.add.reduce(np.add.reduce(block.reshape(TERMS_PER_SUM, -1), axis=0).astype(np.float64)))
 
 
 def _may_have_vanished(squares: float, block: Array) -> bool:
-    return squares < SMALL and (squares != 0 or bool(block.any()))
+    return squares < MIN_SQUARES and (squares != 0 or bool(block.any()))
 
 
-# --- float64, and whatever float32 could not carry ----------------------------------------------------------------
+# --- float64, for blocks that float32 cannot represent ----------------------------------------------------------------
 
 
-def _gap(before: Array, after: Array, one: Array, two: Array, finite: Array) -> Array:
-    """|after - before| where both are `finite`, in float64; `one` and `two` are the same values, widened."""
-    gap = _size(two[finite] - one[finite])
-    for whole, other, real in ((before, after, two.real), (after, before, one.real)):
-        if whole.dtype.kind in "iu" and whole.dtype.itemsize == 8:
-            hidden = _rounded_away(whole, real)[finite]
-            gap = _length(hidden, gap) if other.dtype.kind == "c" else gap + hidden
+def _compute_gap(before: Array, after: Array, wide_before: Array, wide_after: Array, finite: Array) -> Array:
+    """Return |after - before| where both are `finite`, in float64;
+
+    `wide_before` and `wide_after` are the same values, widened.
+    """
+    gap = _magnitude(wide_after[finite] - wide_before[finite])
+    for integers, partner, rounded in ((before, after, wide_after.real), (after, before, wide_before.real)):
+        if integers.dtype.kind in "iu" and integers.dtype.itemsize == 8:
+            loss = _rounding_loss(integers, rounded)[finite]
+            gap = _hypotenuse(loss, gap) if partner.dtype.kind == "c" else gap + loss
     return gap
 
 
-def _size(values: Array) -> Array:
-    """|values|. Of complex ones numpy's own has other last bits on other processors."""
-    return _length(values.real, values.imag) if values.dtype.kind == "c" else np.abs(values)
+def _magnitude(values: Array) -> Array:
+    """Return |values|. numpy's own result for complex values differs in the last bits between processors."""
+    return _hypotenuse(values.real, values.imag) if values.dtype.kind == "c" else np.abs(values)
 
 
-def _length(one: Array, other: Array) -> Array:
-    """The root of the sum of their squares, which are near 1: none overflows or vanishes."""
-    exponent = np.frexp(np.maximum(np.abs(one), np.abs(other)))[1]
-    squares = (np.square(np.ldexp(side, -exponent)) for side in (one, other))
-    length: Array = np.ldexp(np.sqrt(np.add(*squares)), exponent)
-    return length
+def _hypotenuse(legs_a: Array, legs_b: Array) -> Array:
+    """Return the root of the sum of the squares, scaled near 1 so that none overflows or vanishes."""
+    exponent = np.frexp(np.maximum(np.abs(legs_a), np.abs(legs_b)))[1]
+    squares = (np.square(np.ldexp(side, -exponent)) for side in (legs_a, legs_b))
+    hypotenuse: Array = np.ldexp(np.sqrt(np.add(*squares)), exponent)
+    return hypotenuse
 
 
-def _rounded_away(whole: Array, real: Array) -> Array:
-    """How far a 64-bit integer is from the float64 that it rounds to where that is `real`, 0 elsewhere; exactly."""
-    rounded = whole.astype(np.float64) == real
+def _rounding_loss(integers: Array, real: Array) -> Array:
+    """Return the exact distance of 64-bit integers to `real` where they round to `real` in float64, else 0."""
+    rounded = integers.astype(np.float64) == real
     top = rounded & (real >= 2.0**63)
     low = np.where(rounded & ~top, real, 0).astype(np.int64).view(np.uint64)
     high = np.where(top, real - 2.0**63, 0).astype(np.uint64) + (top.astype(np.uint64) << np.uint64(63))
-    # Modulo 2 ** 64, of which the distance is a tiny part.
-    apart = (whole.view(np.uint64) - low - high).view(np.int64)
-    return np.where(rounded, np.abs(apart), 0).astype(np.float64)
+    # Modulo 2 ** 64, which is much larger than the distance.
+    distance = (integers.view(np.uint64) - low - high).view(np.int64)
+    return np.where(rounded, np.abs(distance), 0).astype(np.float64)
 
 
-def _differ(before: Array, after: Array, finite: Array, gap: Array, how: How) -> Array:
-    """Which elements differ: by more than the tolerance where both are finite, at all where not."""
-    changed: Array = ~_alike(before, after)
-    one, two = before[finite], after[finite]
-    changed[finite] = _beyond(one, two, gap, how) if how.atol or how.rtol else gap != 0
+def _find_changed(before: Array, after: Array, finite: Array, gap: Array, options: CompareOptions) -> Array:
+    """Return which elements differ: by more than the tolerance if both are finite, at all if not."""
+    changed: Array = ~_is_equal_or_nan(before, after)
+    finite_before, finite_after = before[finite], after[finite]
+    changed[finite] = (
+        _exceeds_tolerance(finite_before, finite_after, gap, options) if options.atol or options.rtol else gap != 0
+    )
     return changed
 
 
-def _beyond(before: Array, after: Array, gap: Array, how: How) -> Array:
-    """Where the gap is larger than the tolerance."""
-    limit = how.atol + how.rtol * _size(before)
-    beyond: Array = gap > limit
-    far = ~np.isfinite(gap + limit)
-    # A quarter of any gap fits float64, and no gap is larger than a limit whose quarter does not.
-    before, after = before[far] / 4, after[far] / 4
-    beyond[far] = _size(after - before) > how.atol / 4 + how.rtol * _size(before)
-    return beyond
+def _exceeds_tolerance(before: Array, after: Array, gap: Array, options: CompareOptions) -> Array:
+    """Return where the gap is larger than the tolerance."""
+    limit = options.atol + options.rtol * _magnitude(before)
+    exceeds: Array = gap > limit
+    overflows = ~np.isfinite(gap + limit)
+    # A quarter of any gap fits float64; if a quarter of the limit does not, no gap is larger than the limit.
+    before, after = before[overflows] / 4, after[overflows] / 4
+    exceeds[overflows] = _magnitude(after - before) > options.atol / 4 + options.rtol * _magnitude(before)
+    return exceeds
 
 
-def _alike(before: Array, after: Array) -> Array:
-    """Equal, or both NaN. A complex value is the two parts that it has: nan+1j is not nan+2j."""
-    alike: Array = (before == after) | (np.isnan(before) & np.isnan(after))
+def _is_equal_or_nan(before: Array, after: Array) -> Array:
+    """Return where values are equal or both NaN. A complex value is compared part by part: nan+1j is not nan+2j."""
+    equal: Array = (before == after) | (np.isnan(before) & np.isnan(after))
     if before.dtype.kind == "c" and np.isnan(before).any():
-        alike = ~_of_elements(~_alike(before.view(np.float64), after.view(np.float64)), 2)
-    return alike
+        equal = ~_any_in_element(~_is_equal_or_nan(before.view(np.float64), after.view(np.float64)), 2)
+    return equal
 
 
-def _distance(before: Array, after: Array) -> Array:
-    """|after - before| of integers, rounded once to float64: a uint64 is as far as 1.5 * 2 ** 64 from an int64."""
+def _integer_gap(before: Array, after: Array) -> Array:
+    """Return |after - before| of integers, rounded once to float64: a uint64 can be 1.5 * 2 ** 64 from an int64."""
     if before.dtype.kind == after.dtype.kind:
         wide = np.int64 if before.dtype.kind == "i" else np.uint64
         a, b = before.astype(wide), after.astype(wide)
@@ -275,23 +291,23 @@ def _distance(before: Array, after: Array) -> Array:
     return np.where(below, far.astype(np.float64) + np.where(far < p, 2.0**64, 0.0), near)
 
 
-def _tallied(before: Array, after: Array, finite: Array, gap: Array, changed: Array) -> Tally:
-    nan_before, inf_before, _ = _not_numbers(before, np.isfinite(before))
-    nan_after, inf_after, _ = _not_numbers(after, np.isfinite(after))
+def _build_tally(before: Array, after: Array, finite: Array, gap: Array, changed: Array) -> Tally:
+    nan_before, inf_before, _ = _count_not_finite(before, np.isfinite(before))
+    nan_after, inf_after, _ = _count_not_finite(after, np.isfinite(after))
     count = int(np.count_nonzero(changed))
-    a, b = _scaled(before[finite].view(np.float64)), _scaled(after[finite].view(np.float64))
+    a, b = _scale_down(before[finite].view(np.float64)), _scale_down(after[finite].view(np.float64))
     largest = float(gap.max()) if gap.size else 0.0
-    small, exponent = _scaled(gap) if np.isfinite(largest) else (gap, 0)
+    small, exponent = _scale_down(gap) if np.isfinite(largest) else (gap, 0)
     return Tally(
         changed=count,
         first=int(changed.argmax()) if count else None,
         finite=gap.size,
         max_abs=largest,
         sum_abs=Wide(float(np.add.reduce(small)), exponent // 2),
-        squares=_product(small, exponent, small, exponent),
-        before=_product(*a, *a),
-        after=_product(*b, *b),
-        product=_product(*a, *b),
+        squares=_sum_products(small, exponent, small, exponent),
+        before=_sum_products(*a, *a),
+        after=_sum_products(*b, *b),
+        product=_sum_products(*a, *b),
         nan_before=nan_before,
         nan_after=nan_after,
         inf_before=inf_before,
@@ -301,37 +317,37 @@ def _tallied(before: Array, after: Array, finite: Array, gap: Array, changed: Ar
     )
 
 
-def _not_numbers(values: Array, finite: Array) -> tuple[int, int, int]:
-    """How many are NaN, infinite, either. A complex value with a NaN in it counts as NaN."""
+def _count_not_finite(values: Array, finite: Array) -> tuple[int, int, int]:
+    """Return counts of NaN, of infinities, and of both. A complex value with a NaN in it counts as NaN."""
     left_out = finite.size - int(np.count_nonzero(finite))
     nan = int(np.count_nonzero(np.isnan(values))) if left_out else 0
     return nan, left_out - nan, left_out
 
 
-def _scaled(values: Array) -> tuple[Array, int]:
-    """The values times a power of two that lets their squares fit float64, and the even exponent taken out."""
+def _scale_down(values: Array) -> tuple[Array, int]:
+    """Return the values times a power of two that lets their squares fit float64, and the even exponent taken out."""
     size = float(max(values.max(), -values.min())) if values.size else 0.0
-    if not size or 1 / SAFE < size < SAFE:
+    if not size or 1 / MAX_UNSCALED < size < MAX_UNSCALED:
         return values, 0
     exponent = int(np.frexp(size)[1]) // 2 * 2
     return np.ldexp(values, -exponent), exponent
 
 
-def _product(a: Array, power_a: int, b: Array, power_b: int) -> Wide:
+def _sum_products(a: Array, power_a: int, b: Array, power_b: int) -> Wide:
     return Wide(float(np.add.reduce(a * b)), (power_a + power_b) // 2)
 
 
-def bits_differ(before: Array, after: Array, items: int) -> Array:
-    """Which elements differ in their stored bits, NaN included; `items` stored items make one element."""
+def compare_bits(before: Array, after: Array, items: int) -> Array:
+    """Return which elements differ in their stored bits, NaN included; `items` stored items make one element."""
     size = before.dtype.itemsize
     word = f"u{min(size, 8)}"
-    return elements_differ(before.view(word), after.view(word), items * max(size // 8, 1))
+    return compare_elements(before.view(word), after.view(word), items * max(size // 8, 1))
 
 
-def elements_differ(before: Array, after: Array, items: int) -> Array:
-    """Which elements differ, of which each has `items` values."""
-    return _of_elements(before != after, items)
+def compare_elements(before: Array, after: Array, items: int) -> Array:
+    """Return which elements differ, if each has `items` values."""
+    return _any_in_element(before != after, items)
 
 
-def _of_elements(differ: Array, items: int) -> Array:
+def _any_in_element(differ: Array, items: int) -> Array:
     return np.asarray(differ.reshape(-1, items).any(axis=1)) if items > 1 else differ

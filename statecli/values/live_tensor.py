@@ -1,6 +1,6 @@
-"""A live torch tensor as the same strided view that a file's tensor gives.
+"""View a live torch tensor as the strided view that a file's tensor gives.
 
-torch is never imported here: a live tensor means that it has been.
+torch is never imported here: a live tensor means that torch has been imported.
 """
 
 from __future__ import annotations
@@ -17,48 +17,50 @@ from statecli.values.elements import Array
 from statecli.values.read import Affine, Strided
 
 #: Bytes of a tensor on another device that are copied to memory at a time.
-PIECE = 64 << 20
+PIECE_BYTES = 64 << 20
 
 
 @contextmanager
-def _asking(tensor: Any) -> Iterator[None]:
-    """Turns whatever a tensor answers with into one reason; a subclass's own `__torch_function__` is not asked."""
+def _translate_errors(tensor: Any) -> Iterator[None]:
+    """Raise `UnreadableError` for whatever a tensor raises; a subclass's own `__torch_function__` is not called."""
     torch: Any = sys.modules["torch"]
     try:
         with torch._C.DisableTorchFunctionSubclass():
             yield
     except UnreadableError:
         raise
-    except Exception as why:  # a subclass answers with code of its own, which may raise anything
-        raise UnreadableError(f"a {type(tensor).__name__} gives no access to its values: {first_line(why)}") from why
+    except Exception as error:  # a subclass answers with code of its own, which may raise anything
+        raise UnreadableError(
+            f"a {type(tensor).__name__} gives no access to its values: {format_first_line(error)}"
+        ) from error
 
 
-def first_line(why: Exception) -> str:
-    """What an exception says, without the pages that torch adds."""
-    line = (str(why).strip().splitlines() or [type(why).__name__])[0]
+def format_first_line(error: Exception) -> str:
+    """Return the first sentence of an exception's message, without the pages that torch adds."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return line.split(". ")[0][:200]
 
 
-def strided_of(tensor: Any) -> Strided:
-    """A view of a strided CPU tensor's own storage, nothing copied.
+def build_view(tensor: Any) -> Strided:
+    """Return a view of a strided CPU tensor's own storage, without a copy.
 
-    Raises `UnreadableError` where there is none: fake tensors and wrappers.
+    Raises `UnreadableError` if the tensor has no memory of its own: fake tensors and wrappers.
     """
-    with _asking(tensor):
+    with _translate_errors(tensor):
         return Strided(
-            memory=_storage_of(tensor),
+            memory=_storage_bytes(tensor),
             dtype=str(tensor.dtype).removeprefix("torch."),
             shape=tuple(tensor.shape),
             strides=tuple(tensor.stride()),
             offset=int(tensor.storage_offset()),
             conjugate=bool(tensor.is_conj()),
             negative=bool(tensor.is_neg()),
-            affine=_affine(tensor) if tensor.is_quantized else None,
+            affine=_build_affine(tensor) if tensor.is_quantized else None,
         )
 
 
-def _storage_of(tensor: Any) -> Array:
-    """The whole storage of a CPU tensor as bytes. It stays valid as long as the tensor is not resized."""
+def _storage_bytes(tensor: Any) -> Array:
+    """Return the whole storage of a CPU tensor as bytes, valid as long as the tensor is not resized."""
     torch: Any = sys.modules["torch"]
     from statecli.live.tensors import has_memory, is_freed  # imports torch
 
@@ -71,7 +73,7 @@ def _storage_of(tensor: Any) -> Array:
     return memory
 
 
-def _affine(tensor: Any) -> Affine:
+def _build_affine(tensor: Any) -> Affine:
     if "per_channel" not in str(tensor.qscheme()):
         return Affine(np.array([tensor.q_scale()]), np.array([float(tensor.q_zero_point())]))
     scales = tensor.q_per_channel_scales().detach().cpu().double().numpy()
@@ -79,15 +81,15 @@ def _affine(tensor: Any) -> Affine:
     return Affine(scales, zeros, int(tensor.q_per_channel_axis()))
 
 
-def stored_values(tensor: Any) -> Any:
-    """What a sparse or mkldnn tensor stores, as a strided tensor; any other tensor itself. Detached.
+def get_stored_values(tensor: Any) -> Any:
+    """Return the stored values of a sparse or mkldnn tensor as a strided tensor; any other tensor unchanged. Detached.
 
-    Raises `UnreadableError` where the tensor does not let itself be asked: lazy parameters, wrappers.
+    Raises `UnreadableError` for tensors that cannot be read: lazy parameters, wrappers.
     """
     torch: Any = sys.modules["torch"]
     if torch.nn.parameter.is_lazy(tensor):
         raise UnreadableError("Attempted to use an uninitialized parameter: it has no values before the first forward")
-    with _asking(tensor):
+    with _translate_errors(tensor):
         layout = str(tensor.layout).removeprefix("torch.")
         if layout == "_mkldnn":
             return tensor.detach().to_dense()
@@ -96,8 +98,8 @@ def stored_values(tensor: Any) -> Any:
         return tensor.detach().values() if layout.startswith("sparse_") else tensor.detach()
 
 
-def distinct_of(tensor: Any) -> tuple[Any, int]:
-    """A tensor without its expanded dimensions, and how many times each of its elements counts."""
+def skip_expanded(tensor: Any) -> tuple[Any, int]:
+    """Return a tensor without its expanded dimensions, and how many times each of its elements counts."""
     times = 1
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if size > 1 and not stride:
@@ -105,14 +107,14 @@ def distinct_of(tensor: Any) -> tuple[Any, int]:
     return tensor, times
 
 
-def pieces(tensor: Any) -> Iterator[Any]:
-    """A tensor on any device as CPU tensors of at most `PIECE` bytes each, one after another."""
-    if tensor.numel() * tensor.element_size() <= PIECE or not tensor.dim():
-        with _asking(tensor):
-            there = tensor.cpu()
-        yield there
+def iter_cpu_pieces(tensor: Any) -> Iterator[Any]:
+    """Yield a tensor on any device as CPU tensors of at most `PIECE_BYTES` each, in order."""
+    if tensor.numel() * tensor.element_size() <= PIECE_BYTES or not tensor.dim():
+        with _translate_errors(tensor):
+            copy = tensor.cpu()
+        yield copy
         return
     axis = max(range(tensor.dim()), key=lambda dim: tensor.shape[dim])
     half = tensor.shape[axis] // 2
-    yield from pieces(tensor.narrow(axis, 0, half))
-    yield from pieces(tensor.narrow(axis, half, tensor.shape[axis] - half))
+    yield from iter_cpu_pieces(tensor.narrow(axis, 0, half))
+    yield from iter_cpu_pieces(tensor.narrow(axis, half, tensor.shape[axis] - half))

@@ -1,7 +1,7 @@
-"""What is known of some of a tensor's values, and how two such pieces of knowledge become one.
+"""Summarize some of a tensor's values, and merge two such summaries.
 
-Partials merge as Chan, Golub and LeVeque (1979) have it. Mean and standard deviation are carried, not sums and
-squares: neither overflows where the values themselves do not, and data far from zero loses nothing.
+Partials merge by the formulas of Chan, Golub and LeVeque (1979). Mean and standard deviation are kept, not sums and
+squares: neither overflows if the values do not, and data far from zero loses no digits.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from statecli.core.state import Stats
 from statecli.values.elements import Array, Decoder
 
 #: Squares of magnitudes outside 1/SAFE ... SAFE could leave the range of float64.
-SAFE = 1e120
+MAX_UNSCALED = 1e120
 
 
 class Partial(msgspec.Struct, frozen=True, gc=False):
-    """What is known of some of a tensor's elements. `mean` and `deviation` (population) are of the `finite` ones."""
+    """Summary of some of a tensor's elements. `mean` and `deviation` (population) are of the `finite` elements."""
 
     finite: int = 0
     mean: float = 0.0
@@ -31,9 +31,11 @@ class Partial(msgspec.Struct, frozen=True, gc=False):
     inf: int = 0
 
     def merge(self, other: Partial) -> Partial:
-        """Both together. Order does not matter but for the last bits."""
+        """Return the summary of both. The order of merges changes the last bits only."""
         count = self.finite + other.finite
-        mean, deviation = _joined(self, other, count) if self.finite and other.finite else _only(self, other)
+        mean, deviation = (
+            _merge_moments(self, other, count) if self.finite and other.finite else _finite_moments(self, other)
+        )
         return Partial(
             count,
             mean,
@@ -45,8 +47,8 @@ class Partial(msgspec.Struct, frozen=True, gc=False):
             self.inf + other.inf,
         )
 
-    def times(self, count: int) -> Partial:
-        """The same elements `count` times over."""
+    def repeat(self, count: int) -> Partial:
+        """Return the summary of the same elements `count` times over."""
         return Partial(
             self.finite * count,
             self.mean,
@@ -58,15 +60,15 @@ class Partial(msgspec.Struct, frozen=True, gc=False):
             self.inf * count,
         )
 
-    def stats(self, reason: str | None = None) -> Stats:
-        """As the contract has it: nulls where no value is finite, std over n - 1."""
+    def to_stats(self, reason: str | None = None) -> Stats:
+        """Return the public `Stats`: nulls if no value is finite, std over n - 1."""
         if self.low is None or self.high is None:
             return Stats(zeros=self.zeros, nan=self.nan, inf=self.inf, reason=reason)
         std = self.deviation * math.sqrt(self.finite / (self.finite - 1)) if self.finite > 1 else None
         if any(float(value) != value for value in (self.low, self.high)):
-            reason = joined_reasons(reason, f"min and max are rounded: {self.low} and {self.high} exactly")
+            reason = join_reasons(reason, f"min and max are rounded: {self.low} and {self.high} exactly")
         if std is not None and not math.isfinite(std):
-            std, reason = None, joined_reasons(reason, "std is beyond float64")
+            std, reason = None, join_reasons(reason, "std is beyond float64")
         return Stats(
             min=float(self.low),
             max=float(self.high),
@@ -79,20 +81,20 @@ class Partial(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-def joined_reasons(reason: str | None, more: str) -> str:
-    """Two reasons in one line, or the second alone."""
+def join_reasons(reason: str | None, more: str) -> str:
+    """Return two reasons in one line, or the second alone."""
     return f"{reason}; {more}" if reason else more
 
 
-def _only(a: Partial, b: Partial) -> tuple[float, float]:
+def _finite_moments(a: Partial, b: Partial) -> tuple[float, float]:
     return (a.mean, a.deviation) if a.finite else (b.mean, b.deviation)
 
 
-def _joined(a: Partial, b: Partial, count: int) -> tuple[float, float]:
-    """Mean and deviation of two sets together, halved on the way: a difference of two floats can overflow."""
+def _merge_moments(a: Partial, b: Partial, count: int) -> tuple[float, float]:
+    """Return mean and deviation of two sets together, halved on the way: a difference of two floats can overflow."""
     share_a, share_b = a.finite / count, b.finite / count
     half = b.mean / 2 - a.mean / 2
-    # Half of the smallest float is nothing.
+    # The result is clamped, because half of the smallest float is 0.
     mean = min(max(2 * (a.mean / 2 + half * share_b), min(a.mean, b.mean)), max(a.mean, b.mean))
     between = half * (2 * math.sqrt(share_a * share_b))
     return mean, math.hypot(a.deviation * math.sqrt(share_a), b.deviation * math.sqrt(share_b), between)
@@ -101,19 +103,19 @@ def _joined(a: Partial, b: Partial, count: int) -> tuple[float, float]:
 # --- one chunk -----------------------------------------------------------------------------------------------------
 
 
-def partial_of(chunk: Array, decoder: Decoder) -> Partial:
-    """The statistics of one flat chunk of real or complex values."""
+def summarize_chunk(chunk: Array, decoder: Decoder) -> Partial:
+    """Return the summary of one flat chunk of real or complex values."""
     if chunk.dtype.kind == "c":
-        return _complex_counts(chunk)
+        return _count_complex(chunk)
     is_zero = np.equal(chunk, 0, out=decoder.buffer("mask", "?", chunk.size))
     zeros = int(np.count_nonzero(is_zero))
     low, high = chunk.min(), chunk.max()
     if chunk.dtype.kind == "f" and not (np.isfinite(low) and np.isfinite(high)):
-        return _partly_finite(chunk, zeros, decoder)
-    return _all_finite(chunk, low.item(), high.item(), zeros, decoder)
+        return _summarize_partly_finite(chunk, zeros, decoder)
+    return _summarize_finite(chunk, low.item(), high.item(), zeros, decoder)
 
 
-def _complex_counts(chunk: Array) -> Partial:
+def _count_complex(chunk: Array) -> Partial:
     return Partial(
         zeros=int(chunk.size - np.count_nonzero(chunk)),
         nan=int(np.count_nonzero(np.isnan(chunk))),
@@ -121,7 +123,7 @@ def _complex_counts(chunk: Array) -> Partial:
     )
 
 
-def _partly_finite(chunk: Array, zeros: int, decoder: Decoder) -> Partial:
+def _summarize_partly_finite(chunk: Array, zeros: int, decoder: Decoder) -> Partial:
     mask = np.isfinite(chunk, out=decoder.buffer("mask", "?", chunk.size))
     count = int(np.count_nonzero(mask))
     finite = np.compress(mask, chunk, out=decoder.buffer("finite", chunk.dtype.str, count))
@@ -129,17 +131,17 @@ def _partly_finite(chunk: Array, zeros: int, decoder: Decoder) -> Partial:
     odd = Partial(nan=nan, inf=chunk.size - count - nan)
     if not count:
         return odd
-    return odd.merge(_all_finite(finite, finite.min().item(), finite.max().item(), zeros, decoder))
+    return odd.merge(_summarize_finite(finite, finite.min().item(), finite.max().item(), zeros, decoder))
 
 
-def _all_finite(chunk: Array, low: float | int, high: float | int, zeros: int, decoder: Decoder) -> Partial:
+def _summarize_finite(chunk: Array, low: float | int, high: float | int, zeros: int, decoder: Decoder) -> Partial:
     if low == high:
         return Partial(chunk.size, float(low), 0.0, low, high, zeros)
     work = decoder.buffer("work", "f8", chunk.size)
     np.copyto(work, chunk)
     size = float(max(abs(low), abs(high)))
     # A power of two changes no digit.
-    exponent = 0 if 1 / SAFE < size < SAFE else math.frexp(size)[1]
+    exponent = 0 if 1 / MAX_UNSCALED < size < MAX_UNSCALED else math.frexp(size)[1]
     if exponent:
         np.ldexp(work, -exponent, out=work)
     mean = float(np.add.reduce(work)) / chunk.size
@@ -149,19 +151,19 @@ def _all_finite(chunk: Array, low: float | int, high: float | int, zeros: int, d
     return Partial(chunk.size, math.ldexp(scaled, exponent), math.ldexp(deviation, exponent), low, high, zeros)
 
 
-def partial_of_codes(counts: Array, worth: Array) -> Partial:
-    """The statistics of values of which `counts[i]` are `worth[i]`: float64, a row where a code packs several."""
-    counts, worth = np.repeat(counts, worth.size // counts.size), worth.reshape(-1)
-    met, finite = counts > 0, np.isfinite(worth)
-    nan = int(counts[np.isnan(worth)].sum())
-    zeros, inf = int(counts[worth == 0].sum()), int(counts[~finite].sum()) - nan
-    counts, worth = counts[met & finite], worth[met & finite]
+def summarize_codes(counts: Array, values: Array) -> Partial:
+    """Return the summary of values that each occur `counts[i]` times: float64, a row a code of packed types."""
+    counts, values = np.repeat(counts, values.size // counts.size), values.reshape(-1)
+    occurs, finite = counts > 0, np.isfinite(values)
+    nan = int(counts[np.isnan(values)].sum())
+    zeros, inf = int(counts[values == 0].sum()), int(counts[~finite].sum()) - nan
+    counts, values = counts[occurs & finite], values[occurs & finite]
     if not counts.size:
         return Partial(nan=nan, inf=inf)
-    count, low, high = int(counts.sum()), float(worth.min()), float(worth.max())
-    # No type with so few codes comes near the square root of what float64 holds; an absurd scale may: then no std.
+    count, low, high = int(counts.sum()), float(values.min()), float(values.max())
+    # Only an absurd scale brings codes near the square root of the largest float64; then std is not available.
     with np.errstate(over="ignore", invalid="ignore"):
         # Not by BLAS, whose last bits depend on the processor.
-        mean = min(max(float(np.add.reduce(counts * worth)) / count, low), high)
-        deviation = math.sqrt(float(np.add.reduce(counts * np.square(worth - mean))) / count)
+        mean = min(max(float(np.add.reduce(counts * values)) / count, low), high)
+        deviation = math.sqrt(float(np.add.reduce(counts * np.square(values - mean))) / count)
     return Partial(count, mean, deviation, low, high, zeros, nan, inf)

@@ -1,6 +1,6 @@
-"""The bytes of one storage, wherever they lie: in one range of a file, compressed, or in pieces of several files.
+"""Read the bytes of one storage: in one range of a file, compressed, quantized, or in pieces of several files.
 
-Where a file is, on disk or behind a URL, is no matter here.
+Local and remote files are read alike.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import numpy as np
 
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.core.ggml_types import BLOCK_SIZES
-from statecli.core.state import Box, ByteRange, TensorData
+from statecli.core.state import Box, ByteRange, TensorData, TensorInfo
 from statecli.storage import files, session
 from statecli.storage.files import File
-from statecli.values.elements import Array, element
-from statecli.values.ggml_blocks import numbers, quantized, why_no_numbers
+from statecli.values.elements import Array, find_element
+from statecli.values.ggml_blocks import dequantize_blocks, explain_unreadable_blocks, find_ggml_type
 
 _Task = TypeVar("_Task")
 
-#: Bytes read at once to pick elements from, and how far apart these may lie before each is read by itself.
-WINDOW = 1 << 20
-GAP = 16 << 10
+#: Bytes read at once to pick elements from.
+WINDOW_BYTES = 1 << 20
+#: Elements that are further apart, in bytes, are read one by one.
+MAX_GAP_BYTES = 16 << 10
 
 
 class _RemoteFacts:
@@ -44,7 +45,7 @@ class _RemoteFacts:
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides, in elements, of a C-contiguous tensor."""
+    """Return the strides, in elements, of a C-contiguous tensor."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -55,106 +56,117 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
-def _cut_short(where: ByteRange, what: str, size: int) -> MalformedError:
+def _truncated_error(where: ByteRange, name: str, size: int) -> MalformedError:
     return MalformedError(
-        f"{where.path}: {what}: ends at byte {where.offset + where.length}, the file has {size} bytes: "
+        f"{where.path}: {name}: ends at byte {where.offset + where.length}, the file has {size} bytes: "
         "it was cut short, or changed while it was read; copy it again"
     )
 
 
-def opened_file(path: str) -> File:
-    """The file, open. Raises `UnreadableError` for what is not there any more, or no regular file."""
+def open_file(path: str) -> File:
+    """Open a file. Raises `UnreadableError` if it is gone or is not a regular file."""
     try:
         return files.open_file(path)
-    except UnreadableError as why:
-        raise type(why)(f"{path}: {why}") from why
+    except UnreadableError as error:
+        raise type(error)(f"{path}: {error}") from error
 
 
-def fill(into: Array, file: File, offset: int, where: ByteRange, what: str) -> None:
-    """The bytes from `offset` on, as many as `into` has; `where` is the range that they are part of.
+def fill_buffer(buffer: Array, file: File, offset: int, where: ByteRange, name: str) -> None:
+    """Read bytes from `offset` on until `buffer` is full; `where` is the range that they belong to.
 
-    Raises `MalformedError` where the file ends before.
+    Raises `MalformedError` if the file ends before.
     """
-    memory, got = into.data, 0
-    while got < into.size:
+    memory, filled = buffer.data, 0
+    while filled < buffer.size:
         try:
-            more = file.fill(offset + got, memory[got:], where.offset + where.length - offset - got)
-        except UnreadableError as why:
-            raise type(why)(f"{where.path}: {what}: {why}") from why
-        if not more:
-            raise _cut_short(where, what, file.measure())
-        got += more
+            count = file.fill(offset + filled, memory[filled:], where.offset + where.length - offset - filled)
+        except UnreadableError as error:
+            raise type(error)(f"{where.path}: {name}: {error}") from error
+        if not count:
+            raise _truncated_error(where, name, file.measure())
+        filled += count
 
 
-def places(*things: ByteRange | TensorData) -> Iterator[tuple[str, int, int]]:
-    """Where (path, offset, length) bytes lie that will be read one after another, all of them and each once.
+def iter_paths(*parts: TensorData) -> Iterator[str]:
+    """Yield the path of each file that has bytes of these tensors."""
+    for data in parts:
+        for where in TensorInfo("", "", (), 0, 0, data=data).ranges:
+            if where.path:
+                yield where.path
 
-    What is read in another order, or who knows where, has no place.
+
+def iter_places(*sources: ByteRange | TensorData) -> Iterator[tuple[str, int, int]]:
+    """Yield (path, offset, length) of the bytes that will be read in order, each once.
+
+    Bytes that are read in another order, or at an unknown place, are left out.
     """
-    for one in things:
-        where = one.storage if isinstance(one, TensorData) else one
+    for source in sources:
+        where = _storage_of(source)
         if where.boxes is not None:
             whole = where.boxes.shape
-            yield from places(*(box.data for box in where.boxes.boxes if is_run(box.data.shape, whole)))
-        elif isinstance(one, TensorData) and not (one.inline is None and _is_in_order(one)):
+            yield from iter_places(*(box.data for box in where.boxes.boxes if is_run(box.data.shape, whole)))
+        elif isinstance(source, TensorData) and not (source.inline is None and _is_in_order(source)):
             continue
         elif is_archive(where):
-            with suppress(UnreadableError):  # whoever reads it meets the same, and says so
-                found = located(where, "storage")
-                yield found.path, found.offset, found.length
+            with suppress(UnreadableError):  # reading it raises the same error later
+                storage = locate_storage(where, "storage")
+                yield storage.path, storage.offset, storage.length
         elif where.packing is not None:
             yield where.path, where.offset, where.packing.length
-        elif isinstance(one, TensorData) and (size := width(one.dtype)):
-            yield where.path, where.offset + one.offset * size, prod(one.shape) * size
+        elif isinstance(source, TensorData) and (size := element_width(source.dtype)):
+            yield where.path, where.offset + source.offset * size, prod(source.shape) * size
         else:
             yield where.path, where.offset, where.length
 
 
 @contextmanager
-def reading(*things: ByteRange | TensorData) -> Iterator[None]:
-    """Around reading these, one after another: what they need of what is remote is fetched together."""
-    far = [
-        one for one in things if files.reads_are_requests((one.storage if isinstance(one, TensorData) else one).path)
-    ]
-    with looking_up(*far), files.expect_values(list(places(*far))):
+def prefetch(*sources: ByteRange | TensorData) -> Iterator[None]:
+    """Fetch the remote bytes of these sources together while the block reads them in order."""
+    remote = [source for source in sources if files.reads_are_requests(_storage_of(source).path)]
+    with prefetch_archive_ends(*remote), files.expect_values(list(iter_places(*remote))):
         yield
 
 
-def in_file_order(tasks: list[_Task], sides_of: Callable[[_Task], Iterable[ByteRange | TensorData]]) -> list[_Task]:
-    """Of what is remote, tasks whose bytes are neighbours behind one another, so that few requests fetch them."""
+def sort_by_place(tasks: list[_Task], sides_of: Callable[[_Task], Iterable[ByteRange | TensorData]]) -> list[_Task]:
+    """Return remote tasks in the order of their bytes, so that few requests fetch them; local tasks unchanged."""
     if not files.is_anything_remote():
         return tasks
 
     def place(task: _Task) -> tuple[str, int]:
         where = next(
-            ((one.storage, one.offset) if isinstance(one, TensorData) else (one, 0) for one in sides_of(task)), None
+            ((side.storage, side.offset) if isinstance(side, TensorData) else (side, 0) for side in sides_of(task)),
+            None,
         )
         return ("", 0) if where is None else (where[0].path, where[0].offset + where[1])
 
     return sorted(tasks, key=place)
 
 
-#: Bytes at each end of an archive of one tensor that say where it lies.
-ENDS = 1 << 10
+#: Bytes at each end of an archive of one tensor that say where the tensor is.
+ARCHIVE_END_BYTES = 1 << 10
 
 
 @contextmanager
-def looking_up(*things: ByteRange | TensorData) -> Iterator[None]:
-    """Around asking the remote archives that hold these where in them they lie."""
+def prefetch_archive_ends(*sources: ByteRange | TensorData) -> Iterator[None]:
+    """Fetch the ends of the remote archives of these sources together while the block locates storages in them."""
     ends: dict[str, list[tuple[int, int]]] = {}
-    for where in _archives(things):
+    for where in _iter_remote_archives(sources):
         assert where.packing is not None  # noqa: S101 - it is an archive
-        last = where.offset + max(0, where.packing.length - ENDS)
-        ends.setdefault(where.path, []).extend(((where.offset, ENDS), (last, ENDS)))
+        last = where.offset + max(0, where.packing.length - ARCHIVE_END_BYTES)
+        ends.setdefault(where.path, []).extend(((where.offset, ARCHIVE_END_BYTES), (last, ARCHIVE_END_BYTES)))
     with files.prefetch_ranges(ends):
         yield
 
 
-def _archives(things: Iterable[ByteRange | TensorData]) -> Iterator[ByteRange]:
-    for one in things:
-        where = one.storage if isinstance(one, TensorData) else one
+def _storage_of(source: ByteRange | TensorData) -> ByteRange:
+    return source.storage if isinstance(source, TensorData) else source
+
+
+def _iter_remote_archives(sources: Iterable[ByteRange | TensorData]) -> Iterator[ByteRange]:
+    for source in sources:
+        where = _storage_of(source)
         if where.boxes is not None:
-            yield from _archives(box.data for box in where.boxes.boxes)
+            yield from _iter_remote_archives(box.data for box in where.boxes.boxes)
         elif (
             is_archive(where)
             and files.reads_are_requests(where.path)
@@ -168,43 +180,49 @@ def _is_in_order(data: TensorData) -> bool:
 
 
 def is_run(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Whether a box of an array is one run of its elements: full along all axes behind the first that is not 1."""
+    """Return True if a box of an array is one run of elements: full along all axes after the first that is not 1."""
     axis = next((n for n, size in enumerate(shape) if size != 1), len(shape))
     return shape[axis + 1 :] == whole[axis + 1 :]
 
 
-def width(dtype: str) -> int:
-    """Bytes of an element; 0 where several share them, or it is not known."""
-    kind = element(dtype)
-    return kind.size if kind and kind.values == 1 else 0
+def element_width(dtype: str) -> int:
+    """Return the bytes of an element; 0 if several share a byte or the type is unknown."""
+    element = find_element(dtype)
+    return element.size if element and element.values == 1 else 0
 
 
-# --- what is read ----------------------------------------------------------------------------------------------------
+# --- readers ---------------------------------------------------------------------------------------------------------
 
 
 class Range:
-    """The bytes of one range of an open file."""
+    """The bytes of one range of an open file. `what` names the tensor in messages."""
 
     def __init__(self, where: ByteRange, what: str, file: File) -> None:
         self.size = where.length
         self._where, self._what, self._file = where, what, file
 
     def read(self, at: int, into: Array) -> None:
-        """The bytes from `at` on, as many as `into`, contiguous, has. Raises `MalformedError` where the file ends."""
-        fill(into.reshape(-1).view(np.uint8), self._file, self._where.offset + at, self._where, self._what)
+        """Fill `into`, a contiguous array, with the bytes from `at` on.
+
+        Raises `MalformedError` if the file ends before.
+        """
+        fill_buffer(into.reshape(-1).view(np.uint8), self._file, self._where.offset + at, self._where, self._what)
 
     def gather(self, at: int, into: Array, strides: Sequence[int]) -> None:
-        """Elements `strides` bytes apart, the first of them at `at`. The axes of `into` have descending strides."""
+        """Fill `into` with elements that are `strides` bytes apart, the first at `at`.
+
+        Strides descend along the axes.
+        """
         if into.flags.c_contiguous and tuple(strides) == into.strides:
             self.read(at, into)
             return
         reach = into.itemsize + sum((size - 1) * step for size, step in zip(into.shape, strides, strict=True))
-        if reach <= WINDOW and strides[0] <= GAP:
+        if reach <= WINDOW_BYTES and strides[0] <= MAX_GAP_BYTES:
             window = np.empty(reach, np.uint8)
             self.read(at, window)
             np.copyto(into, np.ndarray(into.shape, into.dtype, window.data, 0, tuple(strides)))
             return
-        rows = WINDOW // strides[0] if strides[0] <= GAP else 1
+        rows = WINDOW_BYTES // strides[0] if strides[0] <= MAX_GAP_BYTES else 1
         for start in range(0, len(into), rows) if 1 < rows < len(into) else ():
             self.gather(at + start * strides[0], into[start : start + rows], strides)
         for row in range(len(into)) if not 1 < rows < len(into) else ():
@@ -212,9 +230,9 @@ class Range:
 
 
 class Inflated(Range):
-    """The bytes that one range of a file inflates to (RFC 1951). Going back begins again from the start.
+    """The bytes that one range of a file inflates to (RFC 1951). Reading backwards begins again from the start.
 
-    Of what is remote the CRC-32 of all of them is remembered, so that a checksum over them needs no other journey.
+    The CRC-32 of a remote range is remembered, so that a checksum over it needs no further request.
     """
 
     def __init__(self, where: ByteRange, what: str, file: File) -> None:
@@ -229,29 +247,32 @@ class Inflated(Range):
         self._stream = zlib.decompressobj(-zlib.MAX_WBITS)
 
     def read(self, at: int, into: Array) -> None:
-        """As `Range.read`. Raises `MalformedError` for what does not inflate to as many bytes as its container says."""
+        """See `Range.read`.
+
+        Raises `MalformedError` if the range does not inflate to the size that its container recorded.
+        """
         if at < self._at:
             self._rewind()
         while self._at < at:
-            self._more(min(at - self._at, WINDOW))
+            self._read_next(min(at - self._at, WINDOW_BYTES))
         flat, done = into.reshape(-1).view(np.uint8), 0
         while done < flat.size:
-            block = self._more(min(flat.size - done, WINDOW))
+            block = self._read_next(min(flat.size - done, WINDOW_BYTES))
             flat[done : done + len(block)] = np.frombuffer(block, np.uint8)
             done += len(block)
-        if self._at == self.size and not self._is_over():
-            raise self._wrong(f"more than {self.size}")
+        if self._at == self.size and not self._is_at_end():
+            raise self._length_error(f"more than {self.size}")
         if self._at == self.size and self._keeps_crc:
             session.for_command(_RemoteFacts).crc32[self._where.path, self._where.offset] = self._crc
 
-    def _is_over(self) -> bool:
-        """Whether nothing more comes of it; the last block's end may be left to read."""
+    def _is_at_end(self) -> bool:
+        """Return True if nothing more is inflated; the end of the last block may still be unread."""
         return self._stream.eof or not self._inflate(1)
 
-    def _more(self, limit: int) -> bytes:
+    def _read_next(self, limit: int) -> bytes:
         block = self._inflate(limit)
         if not block:
-            raise self._wrong(str(self._at))
+            raise self._length_error(str(self._at))
         self._at += len(block)
         if self._keeps_crc:
             self._crc = zlib.crc32(block, self._crc)
@@ -260,37 +281,37 @@ class Inflated(Range):
     def _inflate(self, limit: int) -> bytes:
         try:
             while not self._stream.eof:
-                held = self._stream.unconsumed_tail or self._next()
-                block = self._stream.decompress(held, limit)
-                if block or not (held or self._stream.unconsumed_tail):
+                packed = self._stream.unconsumed_tail or self._read_packed()
+                block = self._stream.decompress(packed, limit)
+                if block or not (packed or self._stream.unconsumed_tail):
                     return block
         except zlib.error as why:
             raise MalformedError(f"{self._where.path}: {self._what}: does not inflate: it is damaged: {why}") from why
         return b""
 
-    def _next(self) -> bytes:
-        held = np.empty(min(WINDOW // 4, self._end - self._packed), np.uint8)
-        fill(held, self._file, self._packed, self._where, self._what)
-        self._packed += held.size
-        return held.tobytes()
+    def _read_packed(self) -> bytes:
+        packed = np.empty(min(WINDOW_BYTES // 4, self._end - self._packed), np.uint8)
+        fill_buffer(packed, self._file, self._packed, self._where, self._what)
+        self._packed += packed.size
+        return packed.tobytes()
 
-    def _wrong(self, found: str) -> MalformedError:
+    def _length_error(self, length: str) -> MalformedError:
         return MalformedError(
-            f"{self._where.path}: {self._what}: inflates to {found} bytes, its archive says {self.size}: it is damaged"
+            f"{self._where.path}: {self._what}: inflates to {length} bytes, its archive says {self.size}: it is damaged"
         )
 
 
-#: Bytes of values that are made at a time of what is quantized, and in a row of them.
-VALUES = 256 << 10
+#: Bytes of values that are dequantized at a time.
+VALUES_BYTES = 256 << 10
 
 
 class Dequantized(Range):
-    """The float32 values of a storage that is quantized in its file, as its bytes."""
+    """The float32 values of a storage that is quantized in its file, as bytes."""
 
     def __init__(self, where: ByteRange, what: str, file: File) -> None:
         super().__init__(where, what, file)
-        name = quantized(where) or ""
-        why = why_no_numbers(name)
+        name = find_ggml_type(where) or ""
+        why = explain_unreadable_blocks(name)
         if why is not None:
             raise UnreadableError(f"{where.path}: {what}: {why}")
         self._name = name
@@ -298,27 +319,27 @@ class Dequantized(Range):
         self._block = values * 4
 
     def read(self, at: int, into: Array) -> None:
-        """As `Range.read`."""
+        """See `Range.read`."""
         flat, done = into.reshape(-1).view(np.uint8), 0
         while done < flat.size:
             first, skip = divmod(at + done, self._block)
-            blocks = -(-min(skip + flat.size - done, VALUES) // self._block)
-            part = self._values(first, blocks)[skip : skip + flat.size - done]
+            blocks = -(-min(skip + flat.size - done, VALUES_BYTES) // self._block)
+            part = self._dequantize(first, blocks)[skip : skip + flat.size - done]
             flat[done : done + part.size] = part
             done += part.size
 
-    def _values(self, first: int, count: int) -> Array:
+    def _dequantize(self, first: int, count: int) -> Array:
         packed = np.empty(count * self._stored, np.uint8)
-        fill(packed, self._file, self._where.offset + first * self._stored, self._where, self._what)
-        return numbers(packed, self._name).view(np.uint8)
+        fill_buffer(packed, self._file, self._where.offset + first * self._stored, self._where, self._what)
+        return dequantize_blocks(packed, self._name).view(np.uint8)
 
 
-#: Files that are open at once of a storage in many of them.
-MAX_OPEN = 32
+#: Files that are open at once for a storage in many files.
+MAX_OPEN_FILES = 32
 
 
 class Assembled(Range):
-    """The bytes of a storage that lies in boxes, as if it were one."""
+    """The bytes of a storage that is in boxes of several files, as if it were contiguous."""
 
     def __init__(self, where: ByteRange, what: str, stack: ExitStack) -> None:
         assert where.boxes is not None  # noqa: S101 - narrows the type
@@ -327,68 +348,67 @@ class Assembled(Range):
         self._shape = (*where.boxes.shape, where.boxes.itemsize)
         self._strides = contiguous_strides(self._shape)
         self._pieces = sorted(
-            (self._piece(box) for box in where.boxes.boxes if 0 not in box.data.shape), key=lambda piece: piece.at
+            (self._build_piece(box) for box in where.boxes.boxes if 0 not in box.data.shape), key=lambda piece: piece.at
         )
-        #: The furthest byte that any piece up to this one reaches.
+        #: For each piece the furthest byte of all pieces up to it.
         self._reach = list(accumulate((piece.stop for piece in self._pieces), max))
         self._open: dict[int, tuple[Range, TensorData]] = {}
 
-    def _piece(self, box: Box) -> _Piece:
+    def _build_piece(self, box: Box) -> _Piece:
         start, shape = (*box.start, 0), (*box.data.shape, self._shape[-1])
         last = tuple(at + size - 1 for at, size in zip(start, shape, strict=True))
         return _Piece(_dot(start, self._strides), _dot(last, self._strides) + 1, start, shape, box.data)
 
     def read(self, at: int, into: Array) -> None:
-        """As `Range.read`. Raises whatever opening and reading a box raises."""
+        """See `Range.read`. Raises whatever opening and reading a box raises."""
         flat, done = into.reshape(-1).view(np.uint8), 0
-        for start, shape in _flat_boxes(at, at + flat.size, self._shape, self._strides):
+        for start, shape in _split_into_boxes(at, at + flat.size, self._shape, self._strides):
             size = prod(shape)
-            self._fill(flat[done : done + size].reshape(shape), start)
+            self._fill_box(flat[done : done + size].reshape(shape), start)
             done += size
 
-    def _fill(self, into: Array, start: tuple[int, ...]) -> None:
+    def _fill_box(self, into: Array, start: tuple[int, ...]) -> None:
         first = _dot(start, self._strides)
         filled, n = 0, bisect_right(self._reach, first)
         while n < len(self._pieces) and self._pieces[n].at < first + into.size:
-            filled += self._copy(n, into, start)
+            filled += self._copy_piece(n, into, start)
             n += 1
         if filled != into.size:
             raise MalformedError(f"{self._where.path}: {self._what}: its pieces do not hold each element once")
 
-    def _copy(self, number: int, into: Array, start: tuple[int, ...]) -> int:
-        """What the piece holds of the box from `start` on."""
+    def _copy_piece(self, number: int, into: Array, start: tuple[int, ...]) -> int:
+        """Copy the bytes of a piece that belong to the box from `start` on; return how many."""
         piece = self._pieces[number]
         low = tuple(map(max, start, piece.start))
         high = tuple(min(a + n, b + m) for a, n, b, m in zip(start, into.shape, piece.start, piece.shape, strict=True))
         if any(a >= b for a, b in zip(low, high, strict=True)):
             return 0
         target = into[tuple(slice(a - at, b - at) for a, b, at in zip(low, high, start, strict=True))]
-        memory, data = self._opened(number)
+        memory, data = self._open_piece(number)
         item = self._shape[-1]
         strides = [step * item for step in data.strides or contiguous_strides(data.shape)] + [1]
         within = _dot([a - at for a, at in zip(low, piece.start, strict=True)], strides)
-        kept = sorted((axis for axis, size in enumerate(target.shape) if size > 1), key=lambda axis: -strides[axis])
-        lined = target.transpose(*kept, *(axis for axis in range(target.ndim) if axis not in kept))
+        axes = sorted((axis for axis, size in enumerate(target.shape) if size > 1), key=lambda axis: -strides[axis])
+        lined = target.transpose(*axes, *(axis for axis in range(target.ndim) if axis not in axes))
         memory.gather(
             data.offset * item + within,
-            lined.reshape(lined.shape[: len(kept)]),
-            [strides[axis] for axis in kept],
+            lined.reshape(lined.shape[: len(axes)]),
+            [strides[axis] for axis in axes],
         )
         return target.size
 
-    def _opened(self, number: int) -> tuple[Range, TensorData]:
+    def _open_piece(self, number: int) -> tuple[Range, TensorData]:
         if number not in self._open:
-            if len(self._open) >= MAX_OPEN:
+            if len(self._open) >= MAX_OPEN_FILES:
                 self._stack.close()
                 self._open.clear()
-            data = resolved(self._pieces[number].data, self._what)
+            data = resolve_data(self._pieces[number].data, self._what)
             self._open[number] = self._stack.enter_context(open_range(data.storage, self._what)), data
         return self._open[number]
 
 
 class _Piece(NamedTuple):
-    """A box in bytes: what it spans of the whole, `at` to `stop`, and where it is with an axis more for the bytes of
-    an element."""
+    """A box in bytes: its span `at` to `stop`, and its place with an additional axis for the bytes of an element."""
 
     at: int
     stop: int
@@ -397,14 +417,14 @@ class _Piece(NamedTuple):
     data: TensorData
 
 
-def _dot(one: Sequence[int], two: Sequence[int]) -> int:
-    return sum(a * b for a, b in zip(one, two, strict=True))
+def _dot(a: Sequence[int], b: Sequence[int]) -> int:
+    return sum(x * y for x, y in zip(a, b, strict=True))
 
 
-def _flat_boxes(
+def _split_into_boxes(
     at: int, stop: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Elements `at` to `stop` of a C-contiguous array as the fewest boxes: the start and the shape of each."""
+    """Yield elements `at` to `stop` of a C-contiguous array as the fewest boxes: the start and the shape of each."""
     while at < stop:
         start, rest = [], at
         for stride in strides:
@@ -418,9 +438,9 @@ def _flat_boxes(
 
 @contextmanager
 def open_range(where: ByteRange, what: str = "storage") -> Iterator[Range]:
-    """The range's bytes, unpacked and put together, to be read. `what` names it in messages.
+    """Open the range's bytes, unpacked and assembled, for reading. `what` names the storage in messages.
 
-    Raises `UnreadableError` if a file is gone or cannot be read, `MalformedError` for what does not unpack.
+    Raises `UnreadableError` if a file is gone or cannot be read, `MalformedError` for bytes that cannot be unpacked.
     """
     if where.length < 0 or where.offset < 0:
         raise MalformedError(f"{where.path}: {what}: impossible place: {where.length} bytes at byte {where.offset}")
@@ -428,90 +448,90 @@ def open_range(where: ByteRange, what: str = "storage") -> Iterator[Range]:
         if where.boxes is not None:
             yield Assembled(where, what, stack)
             return
-        where = located(where, what)
-        file = stack.enter_context(closing(opened_file(where.path)))
-        yield _reader(where)(where, what, file)
+        where = locate_storage(where, what)
+        file = stack.enter_context(closing(open_file(where.path)))
+        yield _reader_class(where)(where, what, file)
 
 
-def _reader(where: ByteRange) -> type[Range]:
+def _reader_class(where: ByteRange) -> type[Range]:
     if where.packing is None:
         return Range
-    return Inflated if quantized(where) is None else Dequantized
+    return Inflated if find_ggml_type(where) is None else Dequantized
 
 
-def resolved(data: TensorData, what: str) -> TensorData:
-    """The same tensor at its own bytes, where `data` says no more than which archive holds it.
+def resolve_data(data: TensorData, name: str) -> TensorData:
+    """Return the tensor at its own bytes, if `data` says only which archive has them.
 
-    Raises `MalformedError` where the archive holds another one.
+    Raises `MalformedError` if the archive has another tensor.
     """
     if not is_archive(data.storage):
         return data
-    found = _single(data.storage, what)
-    if (found.dtype, found.shape) != (data.dtype, data.shape):
+    tensor = _read_archive(data.storage, name)
+    if (tensor.dtype, tensor.shape) != (data.dtype, data.shape):
         raise MalformedError(
-            f"{data.storage.path}: {what}: is said to be {data.dtype} {list(data.shape)}, the archive at byte "
-            f"{data.storage.offset} holds {found.dtype} {list(found.shape)}"
+            f"{data.storage.path}: {name}: is said to be {data.dtype} {list(data.shape)}, the archive at byte "
+            f"{data.storage.offset} holds {tensor.dtype} {list(tensor.shape)}"
         )
-    return found
+    return tensor
 
 
-#: `Packing.how` of an archive of torch.save that holds one tensor.
+#: `Packing.how` of an archive of torch.save with one tensor.
 ARCHIVE = "torch-zip"
 
 
-def located(where: ByteRange, what: str) -> ByteRange:
-    """The storage itself, where `where` says no more than which archive holds it. Raises as opening that does."""
-    return _single(where, what).storage if is_archive(where) else where
+def locate_storage(where: ByteRange, what: str) -> ByteRange:
+    """Return the storage itself, if `where` says only which archive has it. Raises as opening the archive does."""
+    return _read_archive(where, what).storage if is_archive(where) else where
 
 
 def is_archive(where: ByteRange) -> bool:
-    """Whether it says no more than which archive of torch.save holds a tensor."""
+    """Return True if a range says only which archive of torch.save has a tensor."""
     return where.packing is not None and where.packing.how == ARCHIVE
 
 
-def _single(where: ByteRange, what: str) -> TensorData:
+def _read_archive(where: ByteRange, name: str) -> TensorData:
     from statecli.formats import torch_zip
 
     assert where.packing is not None  # noqa: S101 - narrows the type
-    known = session.for_command(_RemoteFacts).tensors if files.reads_are_requests(where.path) else {}
+    cache = session.for_command(_RemoteFacts).tensors if files.reads_are_requests(where.path) else {}
     try:
-        if where not in known:
-            known[where] = torch_zip.read_single(where.path, where.offset, where.packing.length)
-        return known[where]
-    except UnreadableError as why:
-        raise type(why)(f"{where.path}: {what}: the archive at byte {where.offset}: {why}") from why
+        if where not in cache:
+            cache[where] = torch_zip.read_single(where.path, where.offset, where.packing.length)
+        return cache[where]
+    except UnreadableError as error:
+        raise type(error)(f"{where.path}: {name}: the archive at byte {where.offset}: {error}") from error
 
 
-def _known_crc(where: ByteRange) -> int | None:
-    """That of what is remote and was read to its end."""
+def _cached_crc(where: ByteRange) -> int | None:
+    """Return the CRC-32 of a range, if it is known without reading all bytes again."""
     if where.packing is None or not files.reads_are_requests(where.path):
         return files.find_crc32(where.path, where.offset, where.length)
     return session.for_command(_RemoteFacts).crc32.get((where.path, where.offset))
 
 
-def _crc(where: ByteRange, what: str) -> int:
-    found, block = 0, np.empty(min(WINDOW, where.length), np.uint8)
-    with open_range(where, what) as source:
-        for at in range(0, where.length, WINDOW):
+def _compute_crc(where: ByteRange, name: str) -> int:
+    checksum, block = 0, np.empty(min(WINDOW_BYTES, where.length), np.uint8)
+    with open_range(where, name) as source:
+        for at in range(0, where.length, WINDOW_BYTES):
             part = block[: where.length - at]
             source.read(at, part)
-            found = zlib.crc32(part.data, found)
-    return found
+            checksum = zlib.crc32(part.data, checksum)
+    return checksum
 
 
-def check_crc(where: ByteRange, what: str = "storage") -> None:
-    """Compares the range's bytes with the CRC-32 its container recorded; does nothing where it recorded none.
+def check_crc(where: ByteRange, name: str = "storage") -> None:
+    """Compare the range's bytes with the CRC-32 that its container recorded, if any.
 
-    Raises `ChecksumMismatch` where they disagree.
+    Raises `ChecksumMismatch` if they differ.
     """
-    where = located(where, what)
+    where = locate_storage(where, name)
     if where.crc32 is None:
         return
-    known = _known_crc(where)
-    found = _crc(where, what) if known is None else known
-    if found != where.crc32:
+    cached = _cached_crc(where)
+    computed = _compute_crc(where, name) if cached is None else cached
+    if computed != where.crc32:
         error = ChecksumMismatch(
-            f"{where.path}: {what}: checksum wrong: recorded 0x{where.crc32:08x}, bytes give 0x{found:08x}; "
+            f"{where.path}: {name}: checksum wrong: recorded 0x{where.crc32:08x}, bytes give 0x{computed:08x}; "
             "the file is damaged: copy it again"
         )
         error.place = where.place

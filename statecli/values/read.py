@@ -1,8 +1,8 @@
-"""From where a tensor's bytes are to its values, chunk by chunk, whatever the format.
+"""Read a tensor's values chunk by chunk, whatever the format.
 
 A `TensorData` is plain data: path, offset, length, strides; ranges.py reads its bytes. Memory stays bounded however big
-the tensor is: what lies in order is read a chunk at a time, what does not (a transposed matrix) in bands, each in one
-walk through the file.
+the tensor is: contiguous elements are read a chunk at a time, others (a transposed matrix) in bands, each in one pass
+through the file.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from msgspec.structs import replace
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.state import Quantizer, TensorData
-from statecli.values.elements import QUANTIZED, Array, Decoder, Element, element
-from statecli.values.ggml_blocks import why_no_numbers
-from statecli.values.ranges import Range, contiguous_strides, open_range, resolved
+from statecli.values.elements import QUANTIZED, Array, Decoder, Element, find_element
+from statecli.values.ggml_blocks import explain_unreadable_blocks
+from statecli.values.ranges import Range, contiguous_strides, open_range, resolve_data
 
 #: Values decoded at a time: the buffers of one chunk stay in a core's second-level cache.
-CHUNK = 64 * 1024
-#: Bytes gathered at a time of a tensor whose elements do not lie in their order.
-BAND = 16 << 20
-#: Bytes of a line of the cache.
-LINE = 64
-#: A tensor whose windows overlap may have this many times more elements than lie in its storage ...
-OVERLAP = 16
-#: ... unless it is small enough not to matter.
-OVERLAP_FREE = 1 << 24
-#: Dimensions that numpy 1 can hold, less one for the parts of a complex32.
-DIMENSIONS = 31
+CHUNK_ELEMENTS = 64 * 1024
+#: Bytes gathered at a time of a tensor whose elements are not in order.
+BAND_BYTES = 16 << 20
+#: Bytes of a cache line.
+CACHE_LINE_BYTES = 64
+#: A tensor whose windows overlap may have so many times more elements than its storage ...
+MAX_OVERLAP = 16
+#: ... or so many elements.
+FREE_OVERLAP_ELEMENTS = 1 << 24
+#: Dimensions that numpy 1 supports, less one for the parts of a complex32.
+MAX_DIMENSIONS = 31
 
 
 class Affine(msgspec.Struct, frozen=True, gc=False):
@@ -46,7 +46,7 @@ class Affine(msgspec.Struct, frozen=True, gc=False):
 
 
 class Strided(msgspec.Struct, frozen=True, gc=False):
-    """A strided view into bytes that are in memory or in a file. Offset and strides count elements, as torch's do."""
+    """A strided view into bytes in memory or in a file. Offset and strides count elements, as torch's do."""
 
     memory: Array | Range
     dtype: str
@@ -60,16 +60,16 @@ class Strided(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def elements(self) -> int:
-        """Elements of the logical tensor, expanded ones counted each time."""
+        """Number of elements of the logical tensor, expanded elements counted each time."""
         return prod(self.shape)
 
 
 @contextmanager
-def opened(data: TensorData, what: str = "tensor") -> Iterator[Strided]:
-    """`data` with its file open and its place in it checked. Raises as `open_range` does."""
-    data = resolved(data, what)
-    affine = _affine(data.quantizer, what) if data.quantizer else None
-    with _memory(data, what) as memory:
+def open_view(data: TensorData, name: str = "tensor") -> Iterator[Strided]:
+    """Open the file of `data` and check the place of the tensor in its storage. Raises as `open_range` does."""
+    data = resolve_data(data, name)
+    affine = _read_affine(data.quantizer, name) if data.quantizer else None
+    with _open_memory(data, name) as memory:
         view = Strided(
             memory=memory,
             dtype=data.dtype,
@@ -81,83 +81,86 @@ def opened(data: TensorData, what: str = "tensor") -> Iterator[Strided]:
             negative=data.negative,
             affine=affine,
         )
-        wrong = out_of_bounds(view)
-        if wrong:
-            raise MalformedError(f"{data.storage.path}: {what}: {wrong}")
+        defect = explain_out_of_bounds(view)
+        if defect:
+            raise MalformedError(f"{data.storage.path}: {name}: {defect}")
         yield view
 
 
-def _memory(data: TensorData, what: str) -> AbstractContextManager[Array | Range]:
+def _open_memory(data: TensorData, name: str) -> AbstractContextManager[Array | Range]:
     if data.inline is None:
-        return open_range(data.storage, what)
+        return open_range(data.storage, name)
     return nullcontext(np.frombuffer(data.inline, np.uint8))
 
 
-def _affine(quantizer: Quantizer, what: str) -> Affine:
+def _read_affine(quantizer: Quantizer, name: str) -> Affine:
     if quantizer.scales is None:
         scale, zero = quantizer.scale, quantizer.zero_point
         return Affine(np.array([1.0 if scale is None else scale]), np.array([float(zero or 0)]))
-    scales = _vector(quantizer.scales, f"{what}: scales")
-    zeros = _vector(quantizer.zero_points, f"{what}: zero points") if quantizer.zero_points else np.zeros(1)
+    scales = _read_vector(quantizer.scales, f"{name}: scales")
+    zeros = _read_vector(quantizer.zero_points, f"{name}: zero points") if quantizer.zero_points else np.zeros(1)
     return Affine(scales, zeros, quantizer.axis or 0)
 
 
-def _vector(data: TensorData, what: str) -> Array:
-    """A small tensor whole, as float64."""
-    with opened(data, what) as view:
-        parts = [chunk.astype(np.float64) for chunk in values(view)]
+def _read_vector(data: TensorData, name: str) -> Array:
+    """Return all of a small tensor as float64."""
+    with open_view(data, name) as view:
+        parts = [chunk.astype(np.float64) for chunk in read_values(view)]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
 # --- geometry ------------------------------------------------------------------------------------------------------
 
 
-def out_of_bounds(view: Strided) -> str | None:
-    """What is wrong with the view's place in its storage, in a few words; None if it lies inside."""
+def explain_out_of_bounds(view: Strided) -> str | None:
+    """Return why the view is not inside its storage, in a few words; None if it is."""
     if len(view.shape) != len(view.strides):
         return f"{len(view.shape)} dimensions and {len(view.strides)} strides"
     if min(view.shape, default=0) < 0 or min(view.strides, default=0) < 0 or view.offset < 0:
         return f"impossible shape {list(view.shape)}, strides {list(view.strides)} or offset {view.offset}"
-    kind = element(view.dtype)
-    if kind is None or 0 in view.shape:
+    element = find_element(view.dtype)
+    if element is None or 0 in view.shape:
         return None
-    packed = kind.values if view.dtype in QUANTIZED else 1
-    size = kind.size
-    end = (view.offset + span(view) + packed - 1) // packed * size
+    packed = element.values if view.dtype in QUANTIZED else 1
+    size = element.size
+    end = (view.offset + count_span(view) + packed - 1) // packed * size
     if end > view.memory.size:
         return f"needs {end} bytes of its storage, which has {view.memory.size}"
     return None
 
 
-def span(view: Strided) -> int:
-    """Elements from the first that the view touches to the last, both included."""
+def count_span(view: Strided) -> int:
+    """Return the number of elements from the first that the view uses to the last, both included."""
     return 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
 
 
-def distinct(view: Strided) -> tuple[Strided, int]:
-    """The view without its expanded dimensions, and how many times each of its elements counts."""
-    kept = [(size, stride) for size, stride in zip(view.shape, view.strides, strict=True) if stride and size != 1]
+def skip_expanded(view: Strided) -> tuple[Strided, int]:
+    """Return the view without its expanded dimensions, and how many times each of its elements counts."""
+    dims = [(size, stride) for size, stride in zip(view.shape, view.strides, strict=True) if stride and size != 1]
     times = prod(size for size, stride in zip(view.shape, view.strides, strict=True) if not stride)
-    shape = tuple(size for size, _ in kept)
-    return replace(view, shape=shape, strides=tuple(stride for _, stride in kept)), times
+    shape = tuple(size for size, _ in dims)
+    return replace(view, shape=shape, strides=tuple(stride for _, stride in dims)), times
 
 
-def in_memory_order(view: Strided) -> Strided:
-    """The same elements, once each, in an order that walks through memory forwards."""
+def to_memory_order(view: Strided) -> Strided:
+    """Return a view of the same elements, once each, in an order that walks through memory forwards."""
     dims = sorted(zip(view.shape, view.strides, strict=True), key=lambda dim: -dim[1])
     return replace(view, shape=tuple(size for size, _ in dims), strides=tuple(stride for _, stride in dims))
 
 
-def overlap(view: Strided) -> str | None:
-    """Why the view is not read: its windows overlap so much that reading it would take for ever. None if it is."""
-    count, stored = view.elements, span(view)
-    if count <= max(OVERLAP_FREE, OVERLAP * stored):
+def explain_overlap(view: Strided) -> str | None:
+    """Return why the view is not read: its windows overlap so much that reading would take too long.
+
+    None if it can be read.
+    """
+    count, stored = view.elements, count_span(view)
+    if count <= max(FREE_OVERLAP_ELEMENTS, MAX_OVERLAP * stored):
         return None
     return f"{count} elements overlap in {stored} stored ones: not read"
 
 
-def _merged(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Fewer dimensions for the same elements in the same order."""
+def _merge_dimensions(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return shape and strides of the same elements in the same order with fewer dimensions."""
     dims: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):
         if size == 1:
@@ -169,8 +172,8 @@ def _merged(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int
     return tuple(size for size, _ in dims) or (1,), tuple(stride for _, stride in dims) or (1,)
 
 
-def _blocks(shape: tuple[int, ...], limit: int) -> Iterator[tuple[int | slice, ...]]:
-    """Indices of consecutive blocks, in C order, of at most `limit` elements each."""
+def _iter_block_indices(shape: tuple[int, ...], limit: int) -> Iterator[tuple[int | slice, ...]]:
+    """Yield indices of consecutive blocks, in C order, of at most `limit` elements each."""
     axis, inner = len(shape) - 1, 1
     while axis > 0 and inner * shape[axis] <= limit:
         inner *= shape[axis]
@@ -194,129 +197,131 @@ def _unravel(flat: int, shape: tuple[int, ...]) -> list[int]:
 # --- stored items --------------------------------------------------------------------------------------------------
 
 
-def stored(view: Strided) -> Iterator[Array]:
-    """The stored items of all elements in logical (C) order and native byte order, flat, at most `CHUNK` at a time.
+def read_items(view: Strided) -> Iterator[Array]:
+    """Yield the stored items of all elements in logical (C) order and native byte order, flat.
 
-    Each chunk is valid until the next is asked for. Elements of quantized types that share bytes come as one code each.
-    Raises `UnreadableError` for a type whose items are not known.
+    Each chunk has at most `CHUNK_ELEMENTS` items and is valid until the next. Elements of quantized types that share
+    bytes are yielded as one code each. Raises `UnreadableError` for a type whose items are not known.
     """
-    kind = element(view.dtype)
-    if kind is None:
+    element = find_element(view.dtype)
+    if element is None:
         raise UnreadableError(f"{view.dtype} elements are not numbers that statecli reads")
     if 0 in view.shape:
         return
-    if packed(view.dtype):
-        yield from _codes(view, kind.values)
+    if is_packed(view.dtype):
+        yield from _read_codes(view, element.values)
         return
     buffer = _Buffer()
-    for block in _raw_blocks(view, kind, max(CHUNK // (kind.items * kind.values), 1)):
+    for block in _read_raw_blocks(view, element, max(CHUNK_ELEMENTS // (element.items * element.values), 1)):
         if block.flags.c_contiguous and block.flags.aligned and block.dtype.isnative:
             yield block.reshape(-1)
             continue
-        flat = buffer.of(block.nbytes)[: block.nbytes].view(kind.stored)
+        flat = buffer.take(block.nbytes)[: block.nbytes].view(element.stored)
         np.copyto(flat.reshape(block.shape), block)
         yield flat
 
 
-def packed(dtype: str) -> bool:
-    """Whether several elements share a byte."""
-    kind = element(dtype)
-    return dtype in QUANTIZED and kind is not None and kind.values > 1
+def is_packed(dtype: str) -> bool:
+    """Return True if several elements share a byte."""
+    element = find_element(dtype)
+    return dtype in QUANTIZED and element is not None and element.values > 1
 
 
-def _raw_blocks(view: Strided, kind: Element, limit: int) -> Iterator[Array]:
-    """The stored items in logical order, at most `limit` elements at a time."""
-    for items in _items(view, kind):
-        for index in _blocks(items.shape[: items.ndim - (kind.items > 1)], limit):
+def _read_raw_blocks(view: Strided, element: Element, limit: int) -> Iterator[Array]:
+    """Yield the stored items in logical order, at most `limit` elements at a time."""
+    for items in _read_arrays(view, element):
+        for index in _iter_block_indices(items.shape[: items.ndim - (element.items > 1)], limit):
             yield items[index]
 
 
-def code_counts(view: Strided, decoder: Decoder) -> Array:
-    """How often each of the 256 codes of a one-byte type occurs in the view; packed values are counted by the byte."""
-    kind, counts = Element("u1"), np.zeros(256, np.int64)
-    for block in _raw_blocks(view, kind, CHUNK):
-        decoder.count(block, counts)
+def count_codes(view: Strided, decoder: Decoder) -> Array:
+    """Return how often each of the 256 codes of a one-byte type occurs; packed values are counted by the byte."""
+    element, counts = Element("u1"), np.zeros(256, np.int64)
+    for block in _read_raw_blocks(view, element, CHUNK_ELEMENTS):
+        decoder.count_codes(block, counts)
     return counts
 
 
-def _items(view: Strided, kind: Element) -> Iterator[Array]:
-    """The stored items as numpy views, one after another, with an axis more where an element is made of several.
+def _read_arrays(view: Strided, element: Element) -> Iterator[Array]:
+    """Yield the stored items as numpy views in order, with an additional axis if an element has several items.
 
-    One view of what is in memory. From a file, a view into a buffer of each band.
+    One view for memory. For a file, a view into a buffer for each band.
     """
-    dtype = np.dtype(kind.stored).newbyteorder(">" if view.big_endian else "=")
-    size = kind.size
-    shape, strides = _merged(view.shape, view.strides)
-    if len(shape) > DIMENSIONS:
-        raise UnreadableError(f"{len(shape)} dimensions: more than {DIMENSIONS} cannot be read")
+    dtype = np.dtype(element.stored).newbyteorder(">" if view.big_endian else "=")
+    size = element.size
+    shape, strides = _merge_dimensions(view.shape, view.strides)
+    if len(shape) > MAX_DIMENSIONS:
+        raise UnreadableError(f"{len(shape)} dimensions: more than {MAX_DIMENSIONS} cannot be read")
     steps = tuple(stride * size for stride in strides)
-    more, step = ((kind.items,), (dtype.itemsize,)) if kind.items > 1 else ((), ())
+    more, step = ((element.items,), (dtype.itemsize,)) if element.items > 1 else ((), ())
     if not isinstance(view.memory, Range):
         yield np.ndarray((*shape, *more), dtype, view.memory.data, view.offset * size, (*steps, *step))
         return
     in_order = steps == tuple(sorted(steps, reverse=True))
-    limit = CHUNK if in_order else max(BAND // size, 1)
+    limit = CHUNK_ELEMENTS if in_order else max(BAND_BYTES // size, 1)
     buffer = _Buffer()
-    for index in _blocks(shape, limit):
-        at, part = _place(index, shape, steps)
-        memory, compact = _gathered(view.memory, view.offset * size + at, part, steps, size, buffer)
+    for index in _iter_block_indices(shape, limit):
+        at, part = _locate_block(index, shape, steps)
+        memory, compact = _gather(view.memory, view.offset * size + at, part, steps, size, buffer)
         yield np.ndarray((*part, *more), dtype, memory.data, 0, (*compact, *step))
 
 
-def _place(index: tuple[int | slice, ...], shape: tuple[int, ...], steps: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """Where a block of `_blocks` begins, in bytes, and its shape, of as many dimensions as the whole has."""
+def _locate_block(
+    index: tuple[int | slice, ...], shape: tuple[int, ...], steps: Sequence[int]
+) -> tuple[int, tuple[int, ...]]:
+    """Return where a block of `_iter_block_indices` begins, in bytes, and its shape with all dimensions."""
     whole = (*index, *[slice(None)] * (len(shape) - len(index)))
     ranges = [
-        one.indices(size)[:2] if isinstance(one, slice) else (one, one + 1)
-        for one, size in zip(whole, shape, strict=True)
+        position.indices(size)[:2] if isinstance(position, slice) else (position, position + 1)
+        for position, size in zip(whole, shape, strict=True)
     ]
     at = sum(start * step for (start, _), step in zip(ranges, steps, strict=True))
     return at, tuple(stop - start for start, stop in ranges)
 
 
-def _gathered(
+def _gather(
     source: Range, at: int, shape: tuple[int, ...], steps: Sequence[int], size: int, buffer: _Buffer
 ) -> tuple[Array, tuple[int, ...]]:
-    """Reads the elements, each once; gives the memory where they are then and their strides there, in bytes."""
+    """Read the elements, each once; return the memory with them and their strides in it, in bytes."""
     order = sorted((axis for axis, step in enumerate(steps) if step and shape[axis] > 1), key=lambda axis: -steps[axis])
     sizes = [shape[axis] for axis in order]
-    # Rows a power of two apart would all fall into the same few lines of the cache.
+    # Rows a power of two apart would share a few cache lines.
     compact = [step * size for step in contiguous_strides(sizes)]
     if len(order) > 1 and compact[-2] % 1024 == 0:
-        compact = [step + step // compact[-2] * LINE for step in compact[:-1]] + compact[-1:]
-    memory = buffer.of(sizes[0] * compact[0] if order else size)
-    # What they are does not matter here, only that numpy moves this many bytes at once.
+        compact = [step + step // compact[-2] * CACHE_LINE_BYTES for step in compact[:-1]] + compact[-1:]
+    memory = buffer.take(sizes[0] * compact[0] if order else size)
+    # The type does not matter, only that numpy moves so many bytes at once.
     word = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.get(size, f"V{size}")
     source.gather(at, np.ndarray(tuple(sizes), word, memory.data, 0, tuple(compact)), [steps[axis] for axis in order])
-    found = dict(zip(order, compact, strict=True))
-    return memory, tuple(found.get(axis, 0) for axis in range(len(shape)))
+    stride_of_axis = dict(zip(order, compact, strict=True))
+    return memory, tuple(stride_of_axis.get(axis, 0) for axis in range(len(shape)))
 
 
 class _Buffer:
-    """Memory that is used again."""
+    """Memory that is reused."""
 
     def __init__(self) -> None:
         self._memory: Array = np.empty(0, np.uint8)
 
-    def of(self, size: int) -> Array:
+    def take(self, size: int) -> Array:
         if self._memory.size < size:
             self._memory = np.empty(size, np.uint8)
         return self._memory
 
 
-def _codes(view: Strided, per: int) -> Iterator[Array]:
-    """Elements that share bytes; torch packs them one after another across rows and keeps such tensors contiguous."""
-    if _merged(view.shape, view.strides) != ((view.elements,), (1,)):
+def _read_codes(view: Strided, per: int) -> Iterator[Array]:
+    """Yield elements that share bytes; torch packs them in order across rows and keeps such tensors contiguous."""
+    if _merge_dimensions(view.shape, view.strides) != ((view.elements,), (1,)):
         raise UnreadableError(f"{view.dtype} with strides {list(view.strides)} is not read")
     first, last, bits = view.offset, view.offset + view.elements, 8 // per
-    for start in range(first - first % per, last, CHUNK):
-        stop = min(start + CHUNK, last)
-        block = _bytes(view.memory, start // per, -(-stop // per))
+    for start in range(first - first % per, last, CHUNK_ELEMENTS):
+        stop = min(start + CHUNK_ELEMENTS, last)
+        block = _read_bytes(view.memory, start // per, -(-stop // per))
         codes = (block[:, None] >> np.arange(0, 8, bits).astype(np.uint8)) & np.uint8((1 << bits) - 1)
         yield codes.reshape(-1)[max(first - start, 0) : stop - start]
 
 
-def _bytes(memory: Array | Range, start: int, stop: int) -> Array:
+def _read_bytes(memory: Array | Range, start: int, stop: int) -> Array:
     if not isinstance(memory, Range):
         return memory[start:stop]
     block = np.empty(stop - start, np.uint8)
@@ -327,46 +332,46 @@ def _bytes(memory: Array | Range, start: int, stop: int) -> Array:
 # --- values --------------------------------------------------------------------------------------------------------
 
 
-def no_numbers(dtype: str, quantized: bool = False) -> str | None:
-    """Why elements of `dtype` cannot be read as numbers; None if they can. `quantized`: their scale is known."""
-    kind = element(dtype)
+def explain_not_numeric(dtype: str, quantized: bool = False) -> str | None:
+    """Return why elements of `dtype` cannot be read as numbers; None if they can. `quantized`: the scale is known."""
+    element = find_element(dtype)
     if dtype in BLOCK_SIZES:
-        return why_no_numbers(dtype) or f"blocks of {dtype} as they are stored"
-    if kind is None or not kind.numbers:
+        return explain_unreadable_blocks(dtype) or f"blocks of {dtype} as they are stored"
+    if element is None or not element.numbers:
         return f"{dtype} elements are not numbers that statecli reads"
     if dtype in QUANTIZED and not quantized:
         return f"{dtype} without a recorded scale"
     return None
 
 
-def values(view: Strided, decoder: Decoder | None = None) -> Iterator[Array]:
-    """All values in logical (C) order, in flat chunks of at most `CHUNK`, each valid until the next is asked for.
+def read_values(view: Strided, decoder: Decoder | None = None) -> Iterator[Array]:
+    """Yield all values in logical (C) order, in flat chunks of at most `CHUNK_ELEMENTS`, each valid until the next.
 
-    Floats come as float32 or float64, whichever holds the stored type exactly; bool as float32; integers as
-    stored; complex as complex; quantized ones dequantized, as float32. Raises `UnreadableError` for a type without
+    Floats are yielded as float32 or float64, whichever represents the stored type exactly; bool as float32; integers as
+    stored; complex as complex; quantized elements dequantized, as float32. Raises `UnreadableError` for a type without
     numbers.
     """
-    reason = no_numbers(view.dtype, view.affine is not None)
+    reason = explain_not_numeric(view.dtype, view.affine is not None)
     if reason:
         raise UnreadableError(reason)
     decoder = decoder or Decoder()
-    done = 0
-    for items in stored(view):
-        chunk = valued(view, items, done, decoder)
-        done += chunk.size
+    position = 0
+    for items in read_items(view):
+        chunk = to_values(view, items, position, decoder)
+        position += chunk.size
         yield chunk
 
 
-def valued(view: Strided, items: Array, start: int, decoder: Decoder) -> Array:
-    """What stored items are worth, as `values` has it, the first of them that of element `start`.
+def to_values(view: Strided, items: Array, start: int, decoder: Decoder) -> Array:
+    """Return the values of stored items, as `read_values` yields them; `start` is the number of the first element.
 
-    That is what torch does lazily too: scale, conjugate, negate.
+    Scale, conjugation and negation, which torch does lazily, are done.
     """
-    kind = element(view.dtype)
-    assert kind is not None  # noqa: S101 - it has been stored
-    chunk = items if packed(view.dtype) else decoder(items, kind)
+    element = find_element(view.dtype)
+    assert element is not None  # noqa: S101 - it has been stored
+    chunk = items if is_packed(view.dtype) else decoder(items, element)
     if view.affine is not None:
-        chunk = _dequantized(view, view.affine, chunk, start, decoder)
+        chunk = _dequantize_chunk(view, view.affine, chunk, start, decoder)
     if view.conjugate and chunk.dtype.kind == "c":
         chunk = np.conjugate(chunk, out=decoder.buffer("conjugate", chunk.dtype.str, chunk.size))
     if view.negative:
@@ -374,17 +379,17 @@ def valued(view: Strided, items: Array, start: int, decoder: Decoder) -> Array:
     return chunk
 
 
-def dequantized(codes: Array, zero_points: Array, scales: Array, decoder: Decoder) -> Array:
-    """(code - zero point) * scale, one each or one for all, rounded to float32 where torch rounds."""
+def dequantize(codes: Array, zero_points: Array, scales: Array, decoder: Decoder) -> Array:
+    """Return (code - zero point) * scale, one each or one for all, rounded to float32 where torch rounds."""
     out = decoder.buffer("dequantized", "f4", codes.size).reshape(codes.shape)
     with np.errstate(all="ignore"):
         np.subtract(codes, zero_points, out=out, dtype=np.float64, casting="same_kind")
         return np.multiply(out, scales.astype(np.float32), out=out)
 
 
-def _dequantized(view: Strided, affine: Affine, chunk: Array, start: int, decoder: Decoder) -> Array:
+def _dequantize_chunk(view: Strided, affine: Affine, chunk: Array, start: int, decoder: Decoder) -> Array:
     if affine.axis is None:
-        return dequantized(chunk, affine.zero_points, affine.scales, decoder)
+        return dequantize(chunk, affine.zero_points, affine.scales, decoder)
     if not 0 <= affine.axis < len(view.shape):
         raise UnreadableError(f"quantized along axis {affine.axis} of {len(view.shape)}")
     channels, inner = view.shape[affine.axis], prod(view.shape[affine.axis + 1 :])
@@ -392,11 +397,14 @@ def _dequantized(view: Strided, affine: Affine, chunk: Array, start: int, decode
         raise UnreadableError(f"{affine.scales.size} scales for {channels} channels")
     index = np.arange(start, start + chunk.size) // inner % channels
     zero_points = affine.zero_points[index] if affine.zero_points.size > 1 else affine.zero_points
-    return dequantized(chunk, zero_points, affine.scales[index], decoder)
+    return dequantize(chunk, zero_points, affine.scales[index], decoder)
 
 
-def all_values(data: TensorData, what: str = "tensor") -> Any:
-    """Every value of a small tensor as one flat numpy array. For bigger ones use `opened` and `values`."""
-    with opened(data, what) as view:
-        chunks = [chunk.copy() for chunk in values(view)]
+def read_all_values(data: TensorData, name: str = "tensor") -> Any:
+    """Return every value of a small tensor as one flat numpy array.
+
+    For bigger tensors use `open_view` and `read_values`.
+    """
+    with open_view(data, name) as view:
+        chunks = [chunk.copy() for chunk in read_values(view)]
     return np.concatenate(chunks) if chunks else np.empty(0)

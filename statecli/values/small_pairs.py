@@ -16,19 +16,19 @@ from statecli.core.errors import UnreadableError
 from statecli.core.state import ByteRange, TensorData, TensorInfo
 from statecli.storage import files
 from statecli.storage.files import File
-from statecli.values.ranges import fill, opened_file
-from statecli.values.tally import NOTHING, Tally
+from statecli.values.ranges import fill_buffer, open_file
+from statecli.values.tally import EQUAL, Tally
 
 #: Largest tensor, in bytes, that is compared here. Reading a larger one costs more than planning it.
-SMALL = 64 << 10
+MAX_TENSOR_BYTES = 64 << 10
 #: Largest read, in bytes, of either file.
-RUN = 4 << 20
+MAX_READ_BYTES = 4 << 20
 #: Largest gap, in bytes, between two tensors of a run. A zip archive has headers there.
-GAP = 4 << 10
+MAX_GAP_BYTES = 4 << 10
 
 
 class _Candidate(msgspec.Struct, frozen=True, gc=False, order=True):
-    """Where both tensors of a pair lie, in bytes. The order is that of the run: by file, then by offset."""
+    """Places of both tensors of a pair, in bytes. The order is that of a run: by file, then by offset."""
 
     before_path: str
     after_path: str
@@ -47,41 +47,43 @@ def compare_small_pairs(
 ) -> dict[int, Tally]:
     """Return the tallies of the pairs that could be compared, by the number of the pair.
 
-    `place_of` gives the file and the byte at which the elements of a tensor begin, if they are stored one after another
-    as they are in memory; None for any other. `tally_of` compares elements of one dtype whose bytes differ; None if
-    that takes a task.
+    `place_of` returns the file and the byte at which the elements of a tensor begin, if they are contiguous and stored
+    as in memory; None for other tensors. `tally_of` compares elements of one dtype whose bytes differ; None if a task
+    must.
     """
-    candidates = [found for n, pair in enumerate(pairs) if (found := _candidate(n, *pair, place_of))]
+    candidates = [item for n, pair in enumerate(pairs) if (item := _build_candidate(n, *pair, place_of))]
     tallies: dict[int, Tally] = {}
     with _Files() as opened:
-        for run in _runs(sorted(candidates)):
+        for run in _group_into_runs(sorted(candidates)):
             if len(run) > 1:
-                tallies.update(_tallies_of_run(run, opened, tally_of))
+                tallies.update(_compare_run(run, opened, tally_of))
     return tallies
 
 
-def _candidate(
+def _build_candidate(
     number: int,
     before: TensorInfo,
     after: TensorInfo,
     place_of: Callable[[TensorData], tuple[str, int] | None],
 ) -> _Candidate | None:
-    one, two = before.data, after.data
-    if one is None or two is None or not 0 < before.nbytes == after.nbytes <= SMALL:
+    old, new = before.data, after.data
+    if old is None or new is None or not 0 < before.nbytes == after.nbytes <= MAX_TENSOR_BYTES:
         return None
-    if one.dtype != two.dtype or one.storage.crc32 != two.storage.crc32 or before.parts or after.parts:
+    if old.dtype != new.dtype or old.storage.crc32 != new.storage.crc32 or before.parts or after.parts:
         return None
-    first, second = place_of(one), place_of(two)
-    if first is None or second is None or any(files.reads_are_requests(path) for path, _ in (first, second)):
+    old_place, new_place = place_of(old), place_of(new)
+    if old_place is None or new_place is None:
         return None
-    dtype = one.dtype if one.storage.crc32 is None and one.shape == two.shape else None
-    return _Candidate(first[0], second[0], first[1], second[1], before.nbytes, number, dtype)
+    if files.reads_are_requests(old_place[0]) or files.reads_are_requests(new_place[0]):
+        return None
+    dtype = old.dtype if old.storage.crc32 is None and old.shape == new.shape else None
+    return _Candidate(old_place[0], new_place[0], old_place[1], new_place[1], before.nbytes, number, dtype)
 
 
-def _runs(candidates: Sequence[_Candidate]) -> Iterator[list[_Candidate]]:
+def _group_into_runs(candidates: Sequence[_Candidate]) -> Iterator[list[_Candidate]]:
     run: list[_Candidate] = []
     for candidate in candidates:
-        if run and not _continues(run[0], run[-1], candidate):
+        if run and not _is_in_run(run[0], run[-1], candidate):
             yield run
             run = []
         run.append(candidate)
@@ -89,37 +91,39 @@ def _runs(candidates: Sequence[_Candidate]) -> Iterator[list[_Candidate]]:
         yield run
 
 
-def _continues(first: _Candidate, last: _Candidate, candidate: _Candidate) -> bool:
+def _is_in_run(first: _Candidate, last: _Candidate, candidate: _Candidate) -> bool:
     return (
         first.before_path == candidate.before_path
         and first.after_path == candidate.after_path
-        and candidate.before - last.before - last.length <= GAP
-        and candidate.after - last.after - last.length <= GAP
-        and 0 <= candidate.before - first.before <= RUN - SMALL
-        and 0 <= candidate.after - first.after <= RUN - SMALL
+        and candidate.before - last.before - last.length <= MAX_GAP_BYTES
+        and candidate.after - last.after - last.length <= MAX_GAP_BYTES
+        and 0 <= candidate.before - first.before <= MAX_READ_BYTES - MAX_TENSOR_BYTES
+        and 0 <= candidate.after - first.after <= MAX_READ_BYTES - MAX_TENSOR_BYTES
     )
 
 
-def _tallies_of_run(
+def _compare_run(
     run: Sequence[_Candidate], opened: _Files, tally_of: Callable[[bytes, bytes, str], Tally | None]
 ) -> Iterator[tuple[int, Tally]]:
     first = run[0]
     try:
-        before = opened.read(first.before_path, first.before, max(one.before + one.length for one in run))
-        after = opened.read(first.after_path, first.after, max(one.after + one.length for one in run))
+        before = opened.read(
+            first.before_path, first.before, max(candidate.before + candidate.length for candidate in run)
+        )
+        after = opened.read(first.after_path, first.after, max(candidate.after + candidate.length for candidate in run))
     except UnreadableError:
-        return  # compare meets the same, and says of which tensor
+        return  # `compare` meets the same error, and names the tensor
     for pair in run:
-        start, other = pair.before - first.before, pair.after - first.after
-        one, two = before[start : start + pair.length], after[other : other + pair.length]
-        if one == two:
-            yield pair.number, NOTHING
-        elif pair.dtype is not None and (tally := tally_of(one, two, pair.dtype)) is not None:
+        old_start, new_start = pair.before - first.before, pair.after - first.after
+        old, new = before[old_start : old_start + pair.length], after[new_start : new_start + pair.length]
+        if old == new:
+            yield pair.number, EQUAL
+        elif pair.dtype is not None and (tally := tally_of(old, new, pair.dtype)) is not None:
             yield pair.number, tally
 
 
 class _Files:
-    """The files of the runs, one of each side open at a time."""
+    """Open files of the runs: one of each side at a time."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -137,7 +141,7 @@ class _Files:
             if len(self._open) >= 2:
                 self._stack.close()
                 self._open.clear()
-            self._open[path] = self._stack.enter_context(closing(opened_file(path)))
+            self._open[path] = self._stack.enter_context(closing(open_file(path)))
         into = np.empty(end - begin, np.uint8)
-        fill(into, self._open[path], begin, ByteRange(path, begin, end - begin), "tensors")
+        fill_buffer(into, self._open[path], begin, ByteRange(path, begin, end - begin), "tensors")
         return into.tobytes()  # slices of bytes compare by memcmp, slices of a memoryview item by item

@@ -1,7 +1,7 @@
-"""Statistics of tensors: of a checkpoint's entries without torch, and of live ones.
+"""Compute statistics of tensors: of a checkpoint's entries without torch, and of live tensors.
 
-Values are taken chunk by chunk; each chunk gives a `Partial`, and partials merge. Of big tensors of some
-one-byte types only the occurrences of each code are counted: all the rest follows from those, exactly.
+Values are read chunk by chunk; each chunk gives a `Partial`, and partials merge. Of big tensors of some one-byte types
+only the occurrences of each code are counted: the statistics follow from those exactly.
 """
 
 from __future__ import annotations
@@ -16,93 +16,98 @@ import numpy as np
 from statecli.core.errors import StateError, UnreadableError
 from statecli.core.float_mode import with_denormals
 from statecli.core.state import ByteRange, ModelState, Stats, TensorData, TensorInfo
-from statecli.values import live_tensor, pool
-from statecli.values.elements import COMPLEX, SMALL_FLOATS, Array, Decoder, worth_of_codes
-from statecli.values.ggml_blocks import readable
-from statecli.values.partial import Partial, joined_reasons, partial_of, partial_of_codes
-from statecli.values.ranges import check_crc, in_file_order, reading
+from statecli.values import live_tensor
+from statecli.values.elements import COMPLEX, SMALL_FLOATS, Array, Decoder, code_values
+from statecli.values.ggml_blocks import to_readable
+from statecli.values.partial import Partial, join_reasons, summarize_chunk, summarize_codes
+from statecli.values.ranges import check_crc, prefetch, sort_by_place
 from statecli.values.read import (
     Strided,
-    code_counts,
-    dequantized,
-    distinct,
-    in_memory_order,
-    no_numbers,
-    opened,
-    overlap,
-    values,
+    count_codes,
+    dequantize,
+    explain_not_numeric,
+    explain_overlap,
+    open_view,
+    read_values,
+    skip_expanded,
+    to_memory_order,
 )
+from statecli.workers import pool
 
-#: Called after each tensor with its name and the bytes of it that were read.
+#: Called after each tensor with its name and its bytes.
 Progress = Callable[[str, int], None]
 
-#: One-byte types of which it is faster to count how often each code occurs than to decode them. Not bool and the
-#: plain integers: they are decoded as fast, and where all values are equal counting stalls on its one counter.
-COUNTED = frozenset(
+#: One-byte types whose codes are counted, because that is faster than decoding. Not bool and the plain integers: they
+#: are decoded as fast, and if all values are equal, counting stalls on a single counter.
+COUNTED_TYPES = frozenset(
     ["qint8", "quint8", "float4_e2m1fn_x2", "float8_e8m0fnu"] + [name for name in SMALL_FLOATS if "8" in name]
 )
-#: Elements from which on that pays.
-WORTH_COUNTING = 1 << 12
+#: Elements of the smallest tensor whose codes are counted.
+MIN_ELEMENTS_TO_COUNT = 1 << 12
 
 
-def _gather(chunks: Iterable[Array], decoder: Decoder) -> Partial:
+def _summarize_chunks(chunks: Iterable[Array], decoder: Decoder) -> Partial:
     total = Partial()
     with np.errstate(all="ignore"):
         for chunk in chunks:
-            total = total.merge(partial_of(chunk, decoder))
+            total = total.merge(summarize_chunk(chunk, decoder))
     return total
 
 
-def partial_of_view(view: Strided, decoder: Decoder) -> Partial:
-    """The statistics of one strided view, each stored element read once.
+def summarize_view(view: Strided, decoder: Decoder) -> Partial:
+    """Return the summary of one strided view, each stored element read once.
 
-    Raises `UnreadableError` where its elements are no numbers or overlap without end.
+    Raises `UnreadableError` if the elements are not numbers, or overlap too much.
     """
-    reason = no_numbers(view.dtype, view.affine is not None)
+    reason = explain_not_numeric(view.dtype, view.affine is not None)
     if reason:
         raise UnreadableError(reason)
     if 0 in view.shape:
         return Partial()
     times = 1
     if view.affine is None or view.affine.axis is None:
-        view, times = distinct(view)
-        view = in_memory_order(view)
-    reason = overlap(view)
+        view, times = skip_expanded(view)
+        view = to_memory_order(view)
+    reason = explain_overlap(view)
     if reason:
         raise UnreadableError(reason)
-    if view.dtype in COUNTED and view.elements >= WORTH_COUNTING and not (view.affine and view.affine.axis is not None):
-        return partial_of_codes(code_counts(view, decoder), _worth(view, decoder)).times(times)
-    return _gather(values(view, decoder), decoder).times(times)
+    if (
+        view.dtype in COUNTED_TYPES
+        and view.elements >= MIN_ELEMENTS_TO_COUNT
+        and not (view.affine and view.affine.axis is not None)
+    ):
+        return summarize_codes(count_codes(view, decoder), _scaled_code_values(view, decoder)).repeat(times)
+    return _summarize_chunks(read_values(view, decoder), decoder).repeat(times)
 
 
-def _worth(view: Strided, decoder: Decoder) -> Array:
-    """What each code of the view's type is worth, scaled if it is quantized."""
-    worth = worth_of_codes(view.dtype)
+def _scaled_code_values(view: Strided, decoder: Decoder) -> Array:
+    """Return the value of each code of the view's type, scaled if it is quantized."""
+    scaled = code_values(view.dtype)
     if view.affine is None:
-        return worth
-    return dequantized(worth, view.affine.zero_points, view.affine.scales, decoder).astype(np.float64)
+        return scaled
+    return dequantize(scaled, view.affine.zero_points, view.affine.scales, decoder).astype(np.float64)
 
 
 # --- a checkpoint's tensors ----------------------------------------------------------------------------------------
 
 
 @with_denormals
-def stats(tensor: TensorInfo, decoder: Decoder | None = None) -> Stats:
-    """The statistics of one tensor of a checkpoint, read from its file.
+def read_stats(tensor: TensorInfo, decoder: Decoder | None = None) -> Stats:
+    """Return the statistics of one tensor of a checkpoint, read from its file.
 
-    What cannot be read as numbers gives `reason`. A file that is gone, or shorter than it was, raises
-    `UnreadableError` or `MalformedError`: numbers from it would mean nothing. Checksums: see `stats_all`.
+    A tensor that cannot be read as numbers has a `reason`. Checksums: see `fill_stats`. A file that is gone, or shorter
+    than it was, raises `UnreadableError` or `MalformedError`, because numbers from it would mean nothing.
     """
     decoder = decoder or Decoder()
     if tensor.layout.startswith("sparse"):
-        return _sparse(tensor, decoder)
+        return _sparse_stats(tensor, decoder)
     if tensor.data is None:
-        return Stats(reason=why_no_data(tensor))
-    return _finish(_read(tensor.data, tensor.fqn, decoder), tensor.data.dtype)
+        return Stats(reason=explain_no_data(tensor))
+    return _to_stats(_summarize_data(tensor.data, tensor.fqn, decoder), tensor.data.dtype)
 
 
-def why_no_data(tensor: TensorInfo) -> str:
-    """Why a tensor without `data` has no values to read, in a few words."""
+def explain_no_data(tensor: TensorInfo) -> str:
+    """Return why a tensor without `data` has no values to read, in a few words."""
     if tensor.parts:
         return f"made of {', '.join(name for name, _ in tensor.parts)}: has no single values"
     if tensor.device == "meta":
@@ -110,159 +115,182 @@ def why_no_data(tensor: TensorInfo) -> str:
     return "uninitialized" if tensor.shape is None else "its values are not in the file"
 
 
-def _read(data: TensorData, what: str, decoder: Decoder) -> Partial | str:
-    """A partial, or the reason why there is none."""
-    data = readable(data)
-    reason = no_numbers(data.dtype, data.quantizer is not None)
+def _summarize_data(data: TensorData, what: str, decoder: Decoder) -> Partial | str:
+    """Return a partial, or the reason why there is none."""
+    data = to_readable(data)
+    reason = explain_not_numeric(data.dtype, data.quantizer is not None)
     if reason:
         return reason
-    with opened(data, what) as view:
-        return _partial_or_reason(view, decoder)
+    with open_view(data, what) as view:
+        return _summarize_or_explain(view, decoder)
 
 
-def _partial_or_reason(view: Strided, decoder: Decoder) -> Partial | str:
+def _summarize_or_explain(view: Strided, decoder: Decoder) -> Partial | str:
     try:
-        return partial_of_view(view, decoder)
-    except UnreadableError as why:
-        # Malformed is a kind of unreadable, and means that the file changed under us.
-        if type(why) is not UnreadableError:
+        return summarize_view(view, decoder)
+    except UnreadableError as error:
+        # MalformedError, a subclass, means that the file changed while it was read.
+        if type(error) is not UnreadableError:
             raise
-        return str(why)
+        return str(error)
 
 
-def _finish(found: Partial | str, dtype: str, reason: str | None = None) -> Stats:
-    if isinstance(found, str):
-        return Stats(reason=found)
+def _to_stats(summary: Partial | str, dtype: str, reason: str | None = None) -> Stats:
+    if isinstance(summary, str):
+        return Stats(reason=summary)
     if dtype in COMPLEX:
-        return found.stats(joined_reasons(reason, "complex values have no order"))
-    return found.stats(reason)
+        return summary.to_stats(join_reasons(reason, "complex values have no order"))
+    return summary.to_stats(reason)
 
 
-def _sparse(tensor: TensorInfo, decoder: Decoder) -> Stats:
+def _sparse_stats(tensor: TensorInfo, decoder: Decoder) -> Stats:
     stored = dict(tensor.parts).get("values")
     if stored is None:
         return Stats(reason=f"{tensor.layout}: its stored values are not in the file")
-    found = _read(stored, tensor.fqn, decoder)
+    summary = _summarize_data(stored, tensor.fqn, decoder)
     uncoalesced = "uncoalesced" in (tensor.note or "")
-    return _with_implicit_zeros(found, tensor.elements, math.prod(stored.shape), stored.dtype, uncoalesced)
+    return _add_implicit_zeros(summary, tensor.elements, math.prod(stored.shape), stored.dtype, uncoalesced)
 
 
-def _with_implicit_zeros(found: Partial | str, elements: int, stored: int, dtype: str, uncoalesced: bool) -> Stats:
-    """A sparse tensor's statistics: what it does not store is zero. Duplicates in an uncoalesced one are not summed."""
+def _add_implicit_zeros(summary: Partial | str, elements: int, stored: int, dtype: str, uncoalesced: bool) -> Stats:
+    """Return the statistics of a sparse tensor with the zeros that it does not store.
+
+    Duplicates in an uncoalesced tensor are not summed.
+    """
     implicit = max(elements - stored, 0)
-    if isinstance(found, Partial) and implicit:
+    if isinstance(summary, Partial) and implicit:
         real = dtype not in COMPLEX
-        found = found.merge(Partial(implicit, 0.0, 0.0, 0.0, 0.0, implicit) if real else Partial(zeros=implicit))
-    said = "uncoalesced: entries with the same index are counted one by one" if uncoalesced else None
-    return _finish(found, dtype, said)
+        summary = summary.merge(Partial(implicit, 0.0, 0.0, 0.0, 0.0, implicit) if real else Partial(zeros=implicit))
+    reason = "uncoalesced: entries with the same index are counted one by one" if uncoalesced else None
+    return _to_stats(summary, dtype, reason)
 
 
-class Task(msgspec.Struct, frozen=True, gc=False):
-    """A tensor, and those of its storages whose checksums are verified first."""
+class StatsTask(msgspec.Struct, frozen=True, gc=False):
+    """Compute the statistics of a tensor, and verify the checksums of `storages`, which no task before has."""
 
     tensor: TensorInfo
     storages: tuple[ByteRange, ...]
 
+    @property
+    def name(self) -> str:
+        """FQN of the tensor."""
+        return self.tensor.fqn
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensor and of the storages that have a checksum."""
+        return self.tensor.nbytes + sum(storage.length for storage in self.storages if storage.crc32 is not None)
+
+    @property
+    def paths(self) -> Iterable[str]:
+        """Files of the tensor."""
+        return (where.path for where in self.tensor.ranges if where.path)
+
+    @property
+    def identity(self) -> object:
+        """The task itself."""
+        return self
+
 
 @with_denormals
-def stats_all(state: ModelState, progress: Progress | None = None) -> ModelState:
-    """`state` with every tensor's `stats` filled; each storage's checksum is verified once, tied tensors read once.
+def fill_stats(state: ModelState, progress: Progress | None = None) -> ModelState:
+    """Return `state` with every tensor's `stats`. Each storage's checksum is verified once, tied tensors are read once.
 
-    Raises `MalformedError` for a storage whose bytes do not match its checksum or that is cut short, and
-    `UnreadableError` for a file that is gone.
+    Raises `MalformedError` for a storage that is truncated or does not match its checksum, and `UnreadableError` for a
+    file that is gone.
     """
-    tasks = _tasks(state.tensors)
-    keys = [_content(tensor) for tensor in state.tensors]
+    tasks = _build_tasks(state.tensors)
+    keys = [_content_key(tensor) for tensor in state.tensors]
 
-    def done(batch: Iterable[Task | TensorInfo]) -> None:
-        for one in batch:
-            tensor = one.tensor if isinstance(one, Task) else one
+    def report_progress(tensors: Iterable[TensorInfo]) -> None:
+        for tensor in tensors:
             if progress:
                 progress(tensor.fqn, tensor.nbytes)
 
-    ordered = in_file_order(list(tasks.items()), lambda one: one[1].tensor.ranges)
-    found = pool.run(
-        stats_batch, None, [task for _, task in ordered], size_of=_bytes, absent=Stats(), done=done, whole=True
+    ordered = sort_by_place(list(tasks.items()), lambda item: item[1].tensor.ranges)
+    results = pool.run_tasks(
+        stats_batch,
+        None,
+        [task for _, task in ordered],
+        absent=Stats(),
+        on_batch=lambda batch: report_progress(task.tensor for task in batch),
+        raise_errors=True,
     )
-    known = dict(zip((key for key, _ in ordered), found, strict=True))
-    done(tensor for tensor, key in zip(state.tensors, keys, strict=True) if tensor is not tasks[key].tensor)
+    stats = dict(zip((key for key, _ in ordered), results, strict=True))
+    report_progress(tensor for tensor, key in zip(state.tensors, keys, strict=True) if tensor is not tasks[key].tensor)
     filled = (
-        msgspec.structs.replace(tensor, stats=known[key]) for tensor, key in zip(state.tensors, keys, strict=True)
+        msgspec.structs.replace(tensor, stats=stats[key]) for tensor, key in zip(state.tensors, keys, strict=True)
     )
     return msgspec.structs.replace(state, tensors=tuple(filled))
 
 
-def _tasks(tensors: Iterable[TensorInfo]) -> dict[Any, Task]:
-    """A task for each tensor that is not tied to one before it, by its content."""
-    found: dict[Any, Task] = {}
+def _build_tasks(tensors: Iterable[TensorInfo]) -> dict[Any, StatsTask]:
+    """Return a task for each tensor that is not tied to an earlier one, by its content."""
+    tasks: dict[Any, StatsTask] = {}
     checked: set[ByteRange] = set()
     for tensor in tensors:
-        if (key := _content(tensor)) not in found:
-            storages = tuple(dict.fromkeys(one for one in tensor.ranges if one not in checked))
+        if (key := _content_key(tensor)) not in tasks:
+            storages = tuple(dict.fromkeys(storage for storage in tensor.ranges if storage not in checked))
             checked.update(storages)
-            found[key] = Task(tensor, storages)
-    return found
+            tasks[key] = StatsTask(tensor, storages)
+    return tasks
 
 
-def _content(tensor: TensorInfo) -> Any:
+def _content_key(tensor: TensorInfo) -> Any:
     return (tensor.data, tensor.parts) if tensor.data or tensor.parts else tensor.fqn
 
 
-def _bytes(task: Task) -> int:
-    return task.tensor.nbytes + sum(storage.length for storage in task.storages if storage.crc32 is not None)
-
-
 @with_denormals
-def stats_batch(_: None, tasks: Iterable[Task]) -> list[Stats | StateError]:
-    """The statistics of each task's tensor, or what is wrong with it."""
+def stats_batch(_: None, tasks: Iterable[StatsTask]) -> list[Stats | StateError]:
+    """Return the statistics or the error of each task's tensor."""
     decoder = Decoder()
-    with reading(*(one for task in tasks for one in (task.tensor.data, *task.storages) if one)):
-        return [_checked_stats(task, decoder) for task in tasks]
+    with prefetch(*(source for task in tasks for source in (task.tensor.data, *task.storages) if source)):
+        return [_read_checked_stats(task, decoder) for task in tasks]
 
 
-def _checked_stats(task: Task, decoder: Decoder) -> Stats | StateError:
-    found: Stats | StateError
+def _read_checked_stats(task: StatsTask, decoder: Decoder) -> Stats | StateError:
+    result: Stats | StateError
     try:
-        found = stats(task.tensor, decoder)
+        result = read_stats(task.tensor, decoder)
     except StateError as error:
-        found = error
-    try:  # behind it: of what is remote, reading it once gives both
+        result = error
+    try:  # after the statistics, because reading a remote storage once gives both
         for storage in task.storages:
             check_crc(storage, task.tensor.fqn)
     except StateError as error:
         return error
-    return found
+    return result
 
 
 # --- live tensors --------------------------------------------------------------------------------------------------
 
 
 @with_denormals
-def stats_of_tensor(tensor: Any) -> Stats:
-    """The same for a live torch tensor on any device; nothing is copied on the CPU, bounded pieces elsewhere."""
+def compute_live_stats(tensor: Any) -> Stats:
+    """Return the statistics of a live torch tensor on any device, without a copy on the CPU, in pieces elsewhere."""
     if tensor.device.type == "meta":
         return Stats(reason="meta holds no data")
     dtype = str(tensor.dtype).removeprefix("torch.")
     layout = str(tensor.layout).removeprefix("torch.")
     if tensor.is_nested or not (layout in ("strided", "_mkldnn") or layout.startswith("sparse_")):
         return Stats(reason=f"a {layout} tensor of {type(tensor).__name__} has no single values")
-    found = _live_partial(tensor)
+    summary = _summarize_live(tensor)
     if not layout.startswith("sparse"):
-        return _finish(found, dtype)
-    stored = live_tensor.stored_values(tensor).numel()
+        return _to_stats(summary, dtype)
+    stored = live_tensor.get_stored_values(tensor).numel()
     uncoalesced = layout == "sparse_coo" and not tensor.is_coalesced()
-    return _with_implicit_zeros(found, tensor.numel(), stored, dtype, uncoalesced)
+    return _add_implicit_zeros(summary, tensor.numel(), stored, dtype, uncoalesced)
 
 
-def _live_partial(tensor: Any) -> Partial | str:
+def _summarize_live(tensor: Any) -> Partial | str:
     decoder, total = Decoder(), Partial()
     try:
-        stored = live_tensor.stored_values(tensor)
+        stored = live_tensor.get_stored_values(tensor)
         if stored.device.type == "cpu":
-            return partial_of_view(live_tensor.strided_of(stored), decoder)
-        stored, times = live_tensor.distinct_of(stored)
-        for piece in live_tensor.pieces(stored):
-            total = total.merge(partial_of_view(live_tensor.strided_of(piece), decoder))
-    except UnreadableError as why:
-        return str(why)
-    return total.times(times)
+            return summarize_view(live_tensor.build_view(stored), decoder)
+        stored, times = live_tensor.skip_expanded(stored)
+        for piece in live_tensor.iter_cpu_pieces(stored):
+            total = total.merge(summarize_view(live_tensor.build_view(piece), decoder))
+    except UnreadableError as error:
+        return str(error)
+    return total.repeat(times)

@@ -1,10 +1,9 @@
-"""How two tensors' values differ, as sums that can be added up: of one block, of a task, of a tensor.
+"""Sums of how two tensors' values differ, of a block, a task or a tensor, that can be merged.
 
-Blocks of float32 (all that float16, bfloat16 and float8 decode to) are summed `TERMS` products at a time, and these
-sums in float64; products of two bfloat16 are exact. The result is within 1e-6 of a sum in float64 throughout, at twice
-its speed. A block with anything in it that
-float32 cannot carry (NaN, infinities, squares that overflow or vanish) is done again in float64, and one that float64
-cannot carry is scaled by a power of two, which changes no digit.
+Blocks of float32 (all that float16, bfloat16 and float8 decode to) are summed `TERMS_PER_SUM` products at a time, and
+these sums in float64; products of two bfloat16 are exact. The result is within 1e-6 of a sum in float64 throughout, at
+twice the speed. A block that float32 cannot represent (NaN, infinities, squares that overflow or vanish) is computed
+again in float64. A block that float64 cannot represent is scaled by a power of two, which changes no digit.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import numpy as np
 from statecli.values.delta import Delta
 
 #: Products summed in float32 before float64 takes over.
-TERMS = 16
-#: A sum of squares in float32 below this may have lost what vanished on the way.
-SMALL = 2.0**-80
+TERMS_PER_SUM = 16
+#: A sum of squares in float32 below this may lack terms that vanished.
+MIN_SQUARES = 2.0**-80
 #: Values of this size and above, or below its inverse, are scaled before they are squared in float64.
-SAFE = 2.0**500
+MAX_UNSCALED = 2.0**500
 
 
 class Wide(NamedTuple):
@@ -31,49 +30,53 @@ class Wide(NamedTuple):
     mantissa: float = 0.0
     exponent: int = 0
 
-    def plus(self, other: Wide) -> Wide:
-        """The sum, at the larger exponent of the two."""
+    def add(self, other: Wide) -> Wide:
+        """Return the sum, at the larger exponent of the two."""
         if not other.mantissa:
             return self
         if not self.mantissa:
             return other
         top = max(self.exponent, other.exponent)
-        return Wide(_shifted(self, top) + _shifted(other, top), top)
+        return Wide(_mantissa_at(self, top) + _mantissa_at(other, top), top)
 
-    def root(self) -> float:
-        """The square root; infinite where float64 cannot hold it."""
+    def square_root(self) -> float:
+        """Return the square root; infinite beyond float64."""
         try:
             return math.ldexp(math.sqrt(self.mantissa), self.exponent)
         except OverflowError:
             return math.inf
 
-    def over(self, other: Wide) -> Wide:
-        """The quotient; `other` is not zero. The mantissas alone may be too far apart for float64."""
-        (one, up), (two, down) = math.frexp(self.mantissa), math.frexp(other.mantissa)
-        fours, odd = divmod(up - down, 2)
-        return Wide(math.ldexp(one / two, odd), self.exponent - other.exponent + fours)
+    def divide(self, other: Wide) -> Wide:
+        """Return the quotient; `other` is not zero. The mantissas may be too far apart for a division in float64."""
+        (fraction, power), (divisor, divisor_power) = math.frexp(self.mantissa), math.frexp(other.mantissa)
+        fours, odd = divmod(power - divisor_power, 2)
+        return Wide(math.ldexp(fraction / divisor, odd), self.exponent - other.exponent + fours)
 
-    def value(self) -> float:
-        """The sum itself; infinite where float64 cannot hold it."""
+    def to_float(self) -> float:
+        """Return the sum as a float; infinite beyond float64."""
         try:
             return math.ldexp(self.mantissa, 2 * self.exponent)
         except OverflowError:
             return math.copysign(math.inf, self.mantissa)
 
 
-def _earlier(one: int | None, other: int | None) -> int | None:
-    return min(one, other) if one is not None and other is not None else one if other is None else other
+def _min_index(a: int | None, b: int | None) -> int | None:
+    return min(a, b) if a is not None and b is not None else a if b is None else b
 
 
-def _shifted(sum_: Wide, exponent: int) -> float:
+def _mantissa_at(sum_: Wide, exponent: int) -> float:
     return math.ldexp(sum_.mantissa, 2 * (sum_.exponent - exponent))
 
 
 class Tally(NamedTuple):
-    """Sums over the positions that are finite on both sides (`finite` of them) and counts over all.
+    """Sums over the positions that are finite on both sides (`finite` of them), and counts over all positions.
 
-    `first` is the flat index of the first changed element in C order, None where none is. The sums: |Δ|, Δ²,
-    before², after², before · after; `sum_abs` is scaled as `Wide` is.
+    Attributes:
+        first: Flat index of the first changed element in C order; None if none changed.
+        sum_abs: |Δ|, scaled as `Wide` is.
+        squares, before, after, product: Δ², before², after², before · after.
+        left_out: Number of positions that are not finite on both sides.
+        lost: How many of these changed.
     """
 
     changed: int = 0
@@ -90,21 +93,20 @@ class Tally(NamedTuple):
     inf_before: int = 0
     inf_after: int = 0
     left_out: int = 0
-    #: How many of those left out changed.
     lost: int = 0
 
-    def plus(self, other: Tally) -> Tally:
-        """Both together. The order of additions decides the last digit, so callers keep it fixed."""
+    def merge(self, other: Tally) -> Tally:
+        """Return the sums of both. The order of additions decides the last digit, so callers keep it fixed."""
         return Tally(
             self.changed + other.changed,
-            _earlier(self.first, other.first),
+            _min_index(self.first, other.first),
             self.finite + other.finite,
             max(self.max_abs, other.max_abs),
-            self.sum_abs.plus(other.sum_abs),
-            self.squares.plus(other.squares),
-            self.before.plus(other.before),
-            self.after.plus(other.after),
-            self.product.plus(other.product),
+            self.sum_abs.add(other.sum_abs),
+            self.squares.add(other.squares),
+            self.before.add(other.before),
+            self.after.add(other.after),
+            self.product.add(other.product),
             self.nan_before + other.nan_before,
             self.nan_after + other.nan_after,
             self.inf_before + other.inf_before,
@@ -113,12 +115,12 @@ class Tally(NamedTuple):
             self.lost + other.lost,
         )
 
-    def moved(self, start: int) -> Tally:
-        """The same of a block that begins at element `start`."""
+    def shift(self, start: int) -> Tally:
+        """Return the tally of the same block if it begins at element `start`."""
         return self if self.first is None else self._replace(first=self.first + start)
 
-    def delta(self, shape: tuple[int, ...], reason: str | None = None) -> Delta:
-        """As the diff shows it."""
+    def to_delta(self, shape: tuple[int, ...], reason: str | None = None) -> Delta:
+        """Return the public `Delta` of a tensor of this shape."""
         elements = math.prod(shape)
         largest = mean = l2 = relative = cosine = None
         if not self.finite:
@@ -126,40 +128,40 @@ class Tally(NamedTuple):
         elif self.lost and not self.squares.mantissa:
             reason = reason or "what changed is not finite"
         else:
-            largest, mean, l2 = self.max_abs, self._mean(), self.squares.root()
-            relative, cosine = self._relative(), self._cosine()
-            reason = reason or self._undefined(relative, largest, mean, l2)
+            largest, mean, l2 = self.max_abs, self._mean_abs(), self.squares.square_root()
+            relative, cosine = self._relative_l2(), self._cosine()
+            reason = reason or self._explain_undefined(relative, largest, mean, l2)
         return Delta(
             elements=elements,
             changed=self.changed,
-            max_abs=self._held(largest),
-            mean_abs=self._held(mean),
-            l2=self._held(l2),
-            relative_l2=self._held(relative),
+            max_abs=self._representable(largest),
+            mean_abs=self._representable(mean),
+            l2=self._representable(l2),
+            relative_l2=self._representable(relative),
             cosine=cosine,
             nan_before=self.nan_before,
             nan_after=self.nan_after,
             inf_before=self.inf_before,
             inf_after=self.inf_after,
             left_out=self.left_out,
-            first=self._index(shape),
+            first=self._first_index(shape),
             reason=reason,
         )
 
-    def _index(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        return None if self.first is None else _unraveled(self.first, shape)
+    def _first_index(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        return None if self.first is None else _unravel(self.first, shape)
 
-    def _held(self, value: float | None) -> float | None:
-        """What float64 can hold; None for infinity, and for a 0 that is more than nothing."""
+    def _representable(self, value: float | None) -> float | None:
+        """Return a value that float64 represents; None for infinity, and for a 0 that was rounded down."""
         if value is None or not math.isfinite(value) or (self.squares.mantissa and not value):
             return None
         return value
 
-    def _mean(self) -> float:
-        return Wide(self.sum_abs.mantissa / self.finite, self.sum_abs.exponent).value()
+    def _mean_abs(self) -> float:
+        return Wide(self.sum_abs.mantissa / self.finite, self.sum_abs.exponent).to_float()
 
-    def _undefined(self, relative: float | None, *others: float) -> str | None:
-        """Why one of the numbers is not there; None where all are."""
+    def _explain_undefined(self, relative: float | None, *others: float) -> str | None:
+        """Return why a number is not available; None if all are."""
         if not all(map(math.isfinite, others)):
             return "some differences are beyond float64"
         if relative is None:
@@ -170,10 +172,10 @@ class Tally(NamedTuple):
             return "some numbers are too small for float64"
         return None if self.after.mantissa else "after is zero throughout"
 
-    def _relative(self) -> float | None:
+    def _relative_l2(self) -> float | None:
         if not self.before.mantissa:
             return None
-        return self.squares.over(self.before).root()
+        return self.squares.divide(self.before).square_root()
 
     def _cosine(self) -> float | None:
         if not (self.before.mantissa and self.after.mantissa):
@@ -184,11 +186,11 @@ class Tally(NamedTuple):
         return max(-1.0, min(1.0, math.ldexp(self.product.mantissa / norms, shift)))
 
 
-#: The tally of what is equal, which most tasks share: it has 15 fields.
-NOTHING = Tally()
+#: The tally of equal elements, shared by most tasks, because a tally has 15 fields.
+EQUAL = Tally()
 
 
 @lru_cache(maxsize=256)
-def _unraveled(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the index of a flat element; the same tuple for the layers of a model, of which each changes at once."""
+def _unravel(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the index of a flat element, cached: the layers of a model often change first at the same element."""
     return tuple(int(i) for i in np.unravel_index(number, shape)) if shape else ()

@@ -1,7 +1,7 @@
-"""`--to DEVICE` for a checkpoint: does every tensor arrive on that device, byte for byte?
+"""Check for `--to DEVICE` that every tensor of a checkpoint arrives on the device, byte for byte.
 
-Each storage travels in chunks of at most `CHUNK` bytes, so neither the host nor the device ever holds a big tensor.
-What came back is compared with what the file holds. Only here does anything in `values` import torch.
+Each storage is copied in chunks of at most `CHUNK_BYTES`, so that neither the host nor the device ever has a big tensor
+in memory. The bytes that come back are compared with those of the file. No other module of `values` imports torch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from statecli.core.errors import MissingDependency, UsageError
 from statecli.core.state import After, ByteRange, ModelState, Oddity, TensorData, TensorInfo
 from statecli.values.elements import Array
-from statecli.values.ggml_blocks import as_stored
-from statecli.values.live_tensor import first_line
+from statecli.values.ggml_blocks import to_stored_blocks
+from statecli.values.live_tensor import format_first_line
 from statecli.values.ranges import check_crc, contiguous_strides, open_range
 
 if TYPE_CHECKING:
@@ -28,14 +28,17 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int], None]
 
 #: Bytes of a storage that are on the device at a time; a multiple of every element size.
-CHUNK = 16 << 20
+CHUNK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """Whether one storage came back as it went; None where that cannot be told.
+    """Whether one storage came back unchanged.
 
-    `refused`: the device did not take it at all. `note` says what is odd.
+    Attributes:
+        followed: True if the bytes came back equal; None if inconclusive.
+        note: An oddity to report.
+        refused: True if the device did not take the storage.
     """
 
     followed: bool | None
@@ -43,20 +46,24 @@ class Arrival:
     refused: bool = False
 
 
-def place(state: ModelState, device: str, progress: Progress | None = None) -> ModelState:
-    """`state` with `after` filled: where each tensor is once loaded onto `device`, and whether its bytes arrived.
+def place_on_device(state: ModelState, device: str, progress: Progress | None = None) -> ModelState:
+    """Return `state` with `after` filled: the device of each tensor after loading, and whether its bytes arrived.
 
-    Checksums of all that is read are verified. On `meta` each tensor is made with its dtype and shape; its bytes are
-    read and checksummed, and `note` says that they cannot be compared. Raises `UsageError` for a device that torch does
-    not know or this machine lacks, `MissingDependency` without torch, `MalformedError` for a damaged file.
+    Checksums of all bytes that are read are verified. On `meta` each tensor is created with its dtype and shape; its
+    bytes are read and checksummed, and `note` says that they cannot be compared.
+
+    Raises:
+        UsageError: torch does not know the device, or this machine lacks it.
+        MissingDependency: torch is not installed.
+        MalformedError: A file is damaged.
     """
     target = resolve_device(device)
-    known: dict[tuple[ByteRange, str], Arrival] = {}
+    arrivals: dict[tuple[ByteRange, str], Arrival] = {}
     checked: set[ByteRange] = set()
     placed = []
     for tensor in state.tensors:
-        _check_once(tensor, checked)
-        placed.append(_placed(tensor, target, known))
+        _check_storages_once(tensor, checked)
+        placed.append(_place_tensor(tensor, target, arrivals))
         if progress:
             progress(tensor.fqn, tensor.nbytes)
     oddities = state.oddities
@@ -65,7 +72,7 @@ def place(state: ModelState, device: str, progress: Progress | None = None) -> M
     return msgspec.structs.replace(state, tensors=tuple(placed), oddities=oddities)
 
 
-def _check_once(tensor: TensorInfo, checked: set[ByteRange]) -> None:
+def _check_storages_once(tensor: TensorInfo, checked: set[ByteRange]) -> None:
     for storage in tensor.ranges:
         if storage not in checked:
             check_crc(storage, tensor.fqn)
@@ -73,115 +80,116 @@ def _check_once(tensor: TensorInfo, checked: set[ByteRange]) -> None:
 
 
 def resolve_device(device: str) -> Device:
-    """The device, with its index, that `device` names; something has been allocated on it.
+    """Return the device that `device` names, with its index, after allocating on it.
 
-    Raises `UsageError` or `MissingDependency`, each with what to do.
+    Raises `UsageError` or `MissingDependency`, each with a remedy.
     """
-    torch = _torch()
+    torch = _import_torch()
     try:
-        wanted = torch.device(device)
-    except (RuntimeError, TypeError, ValueError) as why:
-        raise UsageError(f"--to {device}: torch knows no such device: try cpu, cuda, cuda:0, mps or meta") from why
-    if wanted.type == "cuda":
-        _require_cuda(torch, device, wanted)
+        requested = torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(f"--to {device}: torch knows no such device: try cpu, cuda, cuda:0, mps or meta") from error
+    if requested.type == "cuda":
+        _require_cuda(torch, device, requested)
     try:
-        found: Device = torch.empty(1, dtype=torch.uint8, device=wanted).device
-    except Exception as why:  # each backend has an exception of its own for not being there
+        allocated: Device = torch.empty(1, dtype=torch.uint8, device=requested).device
+    except Exception as error:  # each backend has an exception of its own for not being there
+        reason = format_first_line(error)
         raise UsageError(
-            f"--to {device}: not available here ({first_line(why)}): --to meta makes the same check on any machine"
-        ) from why
-    return found
+            f"--to {device}: not available here ({reason}): --to meta makes the same check on any machine"
+        ) from error
+    return allocated
 
 
-def _torch() -> Any:
+def _import_torch() -> Any:
     try:
         import torch
-    except ImportError as missing:
-        raise MissingDependency("--to loads tensors with torch, which is not installed: pip install torch") from missing
+    except ImportError as error:
+        raise MissingDependency("--to loads tensors with torch, which is not installed: pip install torch") from error
     return torch
 
 
-def _require_cuda(torch: Any, device: str, wanted: Device) -> None:
+def _require_cuda(torch: Any, device: str, requested: Device) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         raise UsageError(
             f"--to {device}: torch {torch.__version__} finds no CUDA device here: "
             "--to cpu compares every byte on any machine, --to meta reads them and checks their checksums"
         )
-    if wanted.index is not None and wanted.index >= count:
+    if requested.index is not None and requested.index >= count:
         raise UsageError(f"--to {device}: this machine has {count} CUDA devices, cuda:0 to cuda:{count - 1}")
 
 
-def _placed(tensor: TensorInfo, device: Device, known: dict[tuple[ByteRange, str], Arrival]) -> TensorInfo:
-    holders = ([as_stored(tensor.data)] if tensor.data and tensor.data.inline is None else []) + [
+def _place_tensor(tensor: TensorInfo, device: Device, cache: dict[tuple[ByteRange, str], Arrival]) -> TensorInfo:
+    holders = ([to_stored_blocks(tensor.data)] if tensor.data and tensor.data.inline is None else []) + [
         data for _, data in tensor.parts
     ]
     if not holders:
         after = After(device=None, followed=None)
-        return _noted(msgspec.structs.replace(tensor, after=after), "no bytes to load")
-    arrivals = [_arrival(data, tensor.fqn, device, known) for data in holders]
-    followed = _all_followed([arrival.followed for arrival in arrivals])
+        return _add_note(msgspec.structs.replace(tensor, after=after), "no bytes to load")
+    arrivals = [_send_once(data, tensor.fqn, device, cache) for data in holders]
+    followed = _combine_followed([arrival.followed for arrival in arrivals])
     refused = any(arrival.refused for arrival in arrivals)
     after = After(device=None if refused else str(device), followed=followed)
     notes = [arrival.note for arrival in arrivals if arrival.note]
-    return _noted(msgspec.structs.replace(tensor, after=after), notes[0] if notes else None)
+    return _add_note(msgspec.structs.replace(tensor, after=after), notes[0] if notes else None)
 
 
-def _all_followed(answers: list[bool | None]) -> bool | None:
+def _combine_followed(answers: list[bool | None]) -> bool | None:
     if False in answers:
         return False
     return None if None in answers else True
 
 
-def _noted(tensor: TensorInfo, more: str | None) -> TensorInfo:
+def _add_note(tensor: TensorInfo, more: str | None) -> TensorInfo:
     if not more:
         return tensor
     return msgspec.structs.replace(tensor, note=f"{tensor.note}; {more}" if tensor.note else more)
 
 
-def _arrival(data: TensorData, what: str, device: Device, known: dict[tuple[ByteRange, str], Arrival]) -> Arrival:
+def _send_once(data: TensorData, name: str, device: Device, cache: dict[tuple[ByteRange, str], Arrival]) -> Arrival:
     if device.type == "meta":
-        return _on_meta(data, what)
+        return _place_on_meta(data, name)
     key = (data.storage, data.dtype)
-    if key not in known:
-        known[key] = _round_trip(data.storage, data.dtype, what, device)
-    return known[key]
+    if key not in cache:
+        cache[key] = _send_and_compare(data.storage, data.dtype, name, device)
+    return cache[key]
 
 
-def _on_meta(data: TensorData, what: str) -> Arrival:
-    """Makes the tensor on meta and reads its bytes; a checksum, where there is one, has read them already."""
-    torch = _torch()
+def _place_on_meta(data: TensorData, name: str) -> Arrival:
+    """Create the tensor on meta and read its bytes, unless their checksum has read them already."""
+    torch = _import_torch()
     dtype = getattr(torch, data.dtype, None)
     strides = contiguous_strides(data.shape) if data.strides is None else data.strides
     if not isinstance(dtype, torch.dtype):
         return Arrival(None, f"torch {torch.__version__} has no {data.dtype}", refused=True)
     try:
-        made = torch.empty_strided(data.shape, strides, dtype=_plain(torch, dtype), device="meta")
-    except (RuntimeError, OverflowError, TypeError) as why:
-        return Arrival(False, first_line(why), refused=True)
+        tensor = torch.empty_strided(data.shape, strides, dtype=_plain_dtype(torch, dtype), device="meta")
+    except (RuntimeError, OverflowError, TypeError) as error:
+        return Arrival(False, format_first_line(error), refused=True)
     if data.storage.crc32 is None:
-        _read_through(data.storage, what)
-        return Arrival(made.is_meta, "bytes read; meta holds none to compare")
-    return Arrival(made.is_meta, "bytes read and checksum right; meta holds none to compare")
+        _read_through(data.storage, name)
+        return Arrival(tensor.is_meta, "bytes read; meta holds none to compare")
+    return Arrival(tensor.is_meta, "bytes read and checksum right; meta holds none to compare")
 
 
 def _read_through(where: ByteRange, what: str) -> None:
-    for _ in _chunks(where, what):
+    for _ in _read_chunks(where, what):
         pass
 
 
-def _chunks(where: ByteRange, what: str) -> Iterator[tuple[int, Array]]:
-    """The bytes of a storage with where they begin, each chunk valid until the next is asked for."""
-    buffer = np.empty(min(CHUNK, where.length), np.uint8)
+def _read_chunks(where: ByteRange, what: str) -> Iterator[tuple[int, Array]]:
+    """Yield the bytes of a storage with the position of the first, each chunk valid until the next."""
+    buffer = np.empty(min(CHUNK_BYTES, where.length), np.uint8)
     with open_range(where, what) as source:
-        for start in range(0, where.length, CHUNK):
+        for start in range(0, where.length, CHUNK_BYTES):
             chunk = buffer[: where.length - start]
             source.read(start, chunk)
             yield start, chunk
 
 
-def _plain(torch: Any, dtype: DType) -> DType:
-    """The dtype that stands in for a quantized one, which cannot be made without its scale."""
+def _plain_dtype(torch: Any, dtype: DType) -> DType:
+    """Return the dtype that stands in for a quantized one, which cannot be created without its scale."""
     stand_ins = {
         torch.qint8: torch.int8,
         torch.quint8: torch.uint8,
@@ -193,26 +201,26 @@ def _plain(torch: Any, dtype: DType) -> DType:
     return stand_in
 
 
-def _round_trip(where: ByteRange, dtype_name: str, what: str, device: Device) -> Arrival:
-    """Sends a storage to the device and back, and compares."""
-    torch = _torch()
+def _send_and_compare(where: ByteRange, dtype_name: str, name: str, device: Device) -> Arrival:
+    """Copy a storage to the device and back, and compare."""
+    torch = _import_torch()
     dtype = getattr(torch, dtype_name, None)
-    dtype = _plain(torch, dtype) if isinstance(dtype, torch.dtype) else torch.uint8
-    for start, chunk in _chunks(where, what):
+    dtype = _plain_dtype(torch, dtype) if isinstance(dtype, torch.dtype) else torch.uint8
+    for start, chunk in _read_chunks(where, name):
         try:
-            back = _there_and_back(torch, chunk, dtype, device)
-        except (RuntimeError, TypeError, NotImplementedError) as why:
-            return Arrival(False, f"{device} refuses it: {first_line(why)}", refused=True)
-        wrong = int(np.count_nonzero(back != chunk))
-        if wrong:
-            return Arrival(False, f"{wrong} bytes came back changed, the first after byte {start} of its storage")
+            back = _copy_back(torch, chunk, dtype, device)
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            return Arrival(False, f"{device} refuses it: {format_first_line(error)}", refused=True)
+        changed = int(np.count_nonzero(back != chunk))
+        if changed:
+            return Arrival(False, f"{changed} bytes came back changed, the first after byte {start} of its storage")
     return Arrival(True)
 
 
-def _there_and_back(torch: Any, chunk: Any, dtype: DType, device: Device) -> Any:
-    """The chunk's bytes after a stay on the device, as elements of `dtype` where the chunk holds whole ones."""
-    sent = torch.from_numpy(chunk)
+def _copy_back(torch: Any, chunk: Any, dtype: DType, device: Device) -> Any:
+    """Return the chunk's bytes after a copy to the device, as elements of `dtype` if the chunk has whole elements."""
+    source = torch.from_numpy(chunk)
     if chunk.size % dtype.itemsize == 0:
-        sent = sent.view(dtype)
-    there = sent.to(device, copy=True)
-    return there.cpu().view(torch.uint8).numpy()
+        source = source.view(dtype)
+    copy = source.to(device, copy=True)
+    return copy.cpu().view(torch.uint8).numpy()

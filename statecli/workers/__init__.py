@@ -1,1 +1,1 @@
-"""Who does the work on values: executors, and shards that run as separate commands."""
+"""Who does the work on tensor values: `pool` has the tasks done, `executors` are engines on other machines."""

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from statecli.commands.diff.result import Change, Diff, Status
-from statecli.commands.diff.run import Request, compare
+from statecli.commands.diff.run import Request, compare_targets
 
 #: Writes an object, gives the path: `save({"w": t}, "a.pt")`.
 Save = Callable[[Any, str], str]
@@ -52,7 +52,7 @@ def diff(save: Save) -> Callable[..., Diff]:
     """What `compare` finds between two objects, written as `.pt` or as the names given say."""
 
     def run(before: Any, after: Any, *, names: tuple[str, str] = ("a.pt", "b.pt"), **options: Any) -> Diff:
-        return compare(Request(save(before, names[0]), save(after, names[1]), jobs=1, **options))
+        return compare_targets(Request(save(before, names[0]), save(after, names[1]), jobs=1, **options))
 
     return run
 

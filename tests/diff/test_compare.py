@@ -17,11 +17,11 @@ from torch import nn
 
 from statecli.commands.diff import run
 from statecli.commands.diff.result import Field, Status
-from statecli.commands.diff.run import Request, compare
+from statecli.commands.diff.run import Request, compare_targets
 from statecli.core.errors import NothingMatched, UnreadableError
 from statecli.core.state import Kind
-from statecli.values import pool
-from statecli.values.delta import How
+from statecli.values.delta import CompareOptions
+from statecli.workers import pool
 
 from .conftest import changed, notes, rules
 
@@ -74,7 +74,7 @@ def test_the_same_model_in_two_formats(zipped, tmp_path):
     save_model(net, str(tmp_path / "net.safetensors"), metadata={"format": "pt"})
     paths = str(tmp_path / "net.pt"), str(tmp_path / "net.safetensors")
     for before, after in (paths, paths[::-1]):
-        found = compare(Request(before, after))
+        found = compare_targets(Request(before, after))
         assert {change.status for change in found.changes} == {Status.IDENTICAL}
         assert len(found.changes) == 7
         assert nothing_else(found)
@@ -210,7 +210,7 @@ def test_ignored_values_are_not_read(diff, monkeypatch):
     """--ignore values reads nothing, as --metadata-only does."""
     from statecli.values import compare as values
 
-    monkeypatch.setattr(values, "compare_all", lambda *_, **__: pytest.fail("values were read"))
+    monkeypatch.setattr(values, "compare_pairs", lambda *_, **__: pytest.fail("values were read"))
     assert not diff({"a": torch.ones(3)}, {"a": torch.zeros(3)}, ignore=(Field.VALUES,)).findings
 
 
@@ -218,8 +218,8 @@ def test_how_is_passed_on(diff):
     """A tolerance and --bitwise decide what is equal."""
     before, after = {"a": torch.tensor([0.0, 1.0])}, {"a": torch.tensor([-0.0, 1.0])}
     assert not diff(before, after).findings
-    assert rules(diff(before, after, how=How(bitwise=True))) == [("changed", "a")]
-    assert not diff(before, {"a": torch.tensor([0.0, 1.1])}, how=How(atol=0.2)).findings
+    assert rules(diff(before, after, how=CompareOptions(bitwise=True))) == [("changed", "a")]
+    assert not diff(before, {"a": torch.tensor([0.0, 1.1])}, how=CompareOptions(atol=0.2)).findings
 
 
 def test_a_broken_pair_is_told_and_the_others_compared(diff, save, tmp_path):
@@ -229,7 +229,7 @@ def test_a_broken_pair_is_told_and_the_others_compared(diff, save, tmp_path):
     content = (tmp_path / "b.pt").read_bytes()
     place = content.index(torch.arange(64.0).numpy().tobytes())
     (tmp_path / "b.pt").write_bytes(content[:place] + b"\xff" + content[place + 1 :])
-    found = compare(Request(one, two))
+    found = compare_targets(Request(one, two))
     assert [broken.fqn for broken in found.broken] == ["bad"]
     assert "b.pt" in found.broken[0].message
     assert "\n" not in found.broken[0].message
@@ -281,7 +281,7 @@ def test_progress_counts_the_bytes_of_before(save):
         total.append(size)
         return lambda _, count: done.append(count)
 
-    compare(Request(one, two), bar)
+    compare_targets(Request(one, two), bar)
     assert total == [32]
     assert sum(done) == 32
 
@@ -410,10 +410,10 @@ def test_one_section_against_a_file(save):
     """`train.ckpt#state_dict` is the same as the exported model: what lies outside the section is not asked."""
     net = Net()
     one, two = save(training(net), "train.ckpt"), save(net.state_dict(), "net.pt")
-    found = compare(Request(f"{one}#state_dict", two))
+    found = compare_targets(Request(f"{one}#state_dict", two))
     assert nothing_else(found)
     assert "sections-paired" in notes(found)
-    whole = compare(Request(one, two))
+    whole = compare_targets(Request(one, two))
     assert {rule for rule, _ in rules(whole)} == {"removed", "metadata"}
 
 
@@ -425,7 +425,7 @@ def test_one_weight_of_a_real_model(minilm, save):
     state = load_file(path)
     name = "encoder.layer.3.attention.output.dense.weight"
     state[name][7, 11] += 0.5
-    found = compare(Request(str(path), save(state, "nudged.pt")))
+    found = compare_targets(Request(str(path), save(state, "nudged.pt")))
     assert rules(found) == [("changed", name)]
     values = changed(found)[name].values
     assert (values.changed, values.first) == (1, (7, 11))
@@ -438,26 +438,26 @@ def test_reading_the_second_file_beside_the_first_changes_nothing(diff, monkeypa
     state = {f"l.{i}.w": torch.randn(3) for i in range(20)}
     after = {**state, "l.3.w": torch.zeros(3)}
     alone = diff(state, after)
-    monkeypatch.setattr(module, "WORTH_A_PROCESS", 0)
-    monkeypatch.setattr(pool, "forks", lambda: True)
+    monkeypatch.setattr(module, "MIN_BYTES_FOR_PROCESS", 0)
+    monkeypatch.setattr(pool, "can_fork", lambda: True)
     paths = alone.before.target, alone.after.target
-    beside = compare(Request(*paths))
+    beside = compare_targets(Request(*paths))
     assert (beside.changes, beside.findings, beside.after) == (alone.changes, alone.findings, alone.after)
     with open(paths[1], "r+b") as file:
         file.truncate(100)
     with pytest.raises(UnreadableError, match=re.escape(paths[1])):
-        compare(Request(*paths))
+        compare_targets(Request(*paths))
 
 
 def test_what_bytes_cannot_hold_is_read_again(diff, monkeypatch):
     """A lone surrogate beside the tensors is compared all the same."""
     import statecli.commands.diff.run as module
 
-    monkeypatch.setattr(module, "WORTH_A_PROCESS", 0)
-    monkeypatch.setattr(pool, "forks", lambda: True)
+    monkeypatch.setattr(module, "MIN_BYTES_FOR_PROCESS", 0)
+    monkeypatch.setattr(pool, "can_fork", lambda: True)
     state = {"model": {"w": torch.ones(2)}, "run": "a"}
     one = diff({**state, "run": "\ud800"}, state)
-    found = compare(Request(one.after.target, one.before.target))
+    found = compare_targets(Request(one.after.target, one.before.target))
     assert [(change.key, change.before, change.after) for change in found.scalars] == [("run", "a", "\ud800")]
 
 
@@ -518,7 +518,7 @@ def test_a_file_replaced_after_its_header_was_read_is_noticed(tmp_path, monkeypa
         return both
 
     monkeypatch.setattr(run, "_read_both", and_replace)
-    found = compare(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")))
+    found = compare_targets(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")))
     assert [broken.fqn for broken in found.broken] == ["w"]
     assert "b.pt: w: changed while it was read" in found.broken[0].message
 
@@ -560,7 +560,7 @@ def test_any_file_of_a_folder_may_change(name, told, target, save, tmp_path, mon
     (tmp_path / "other").mkdir()
     after = save({"other": torch.zeros(4)}, "other/b.pt")
     touched(monkeypatch, tmp_path / name)
-    found = compare(Request(str(tmp_path / target), after))
+    found = compare_targets(Request(str(tmp_path / target), after))
     assert [one.message.partition(": ")[0] for one in found.broken] == ([str(tmp_path / name)] if told else [])
 
 
@@ -594,20 +594,24 @@ def test_damage_is_told_whatever_it_is_compared_with(before, save, statecli):
 
 COMPLEX = torch.tensor([complex(1, 2), complex(3, 0)])
 HIDDEN = {
-    "lazy conjugation": (COMPLEX, COMPLEX.conj(), How(bitwise=True)),
-    "NaN beside another part": (torch.tensor([complex("nan+1j")]), torch.tensor([complex("nan+2j")]), How()),
+    "lazy conjugation": (COMPLEX, COMPLEX.conj(), CompareOptions(bitwise=True)),
+    "NaN beside another part": (torch.tensor([complex("nan+1j")]), torch.tensor([complex("nan+2j")]), CompareOptions()),
     "duplicates of big integers": (
         torch.sparse_coo_tensor([[1, 1]], torch.tensor([2**60, 1]), (3,)),
         torch.sparse_coo_tensor([[1, 1]], torch.tensor([2**60, 2]), (3,)),
-        How(),
+        CompareOptions(),
     ),
     "a sparse -0.0": (
         torch.sparse_coo_tensor([[1]], torch.tensor([0.0]), (3,)),
         torch.sparse_coo_tensor([[1]], torch.tensor([-0.0]), (3,)),
-        How(bitwise=True),
+        CompareOptions(bitwise=True),
     ),
-    "expanded": (torch.ones(1).expand(5000, 5000), torch.zeros(1).expand(5000, 5000), How()),
-    "bits8": (torch.zeros(3, dtype=torch.uint8).view(torch.bits8), torch.ones(3).byte().view(torch.bits8), How()),
+    "expanded": (torch.ones(1).expand(5000, 5000), torch.zeros(1).expand(5000, 5000), CompareOptions()),
+    "bits8": (
+        torch.zeros(3, dtype=torch.uint8).view(torch.bits8),
+        torch.ones(3).byte().view(torch.bits8),
+        CompareOptions(),
+    ),
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from statecli.commands.diff.result import Field
-from statecli.commands.diff.run import Request, compare
+from statecli.commands.diff.run import Request, compare_targets
 from statecli.core.errors import NothingMatched
 from statecli.core.state import Kind
 
@@ -176,7 +176,7 @@ def test_settings_outside_the_section_are_not_held(save):
     state = {"model": BEFORE, "epoch": 1}
     one, two = save(state, "a.pt"), save({**state, "epoch": 2}, "b.pt")
     with pytest.raises(NothingMatched):
-        compare(Request(f"{one}#model", f"{two}#model", frozen=("epoch",)))
+        compare_targets(Request(f"{one}#model", f"{two}#model", frozen=("epoch",)))
 
 
 TRAINED = {
@@ -241,9 +241,9 @@ def test_a_class_is_held_too(source, save):
         "b.bias": torch.ones(4),
     }
     path = save(state, "net.pt")
-    assert rules(compare(Request(net, path, only=("a.*",)))) == [("outside-only", "b.weight")]
-    assert not compare(Request(net, path, frozen=("a.*",), changed=("b.*",))).findings
-    assert [one.fqn for one in compare(Request(net, path, changed=("a.*",))).broken] == ["a.weight"]
+    assert rules(compare_targets(Request(net, path, only=("a.*",)))) == [("outside-only", "b.weight")]
+    assert not compare_targets(Request(net, path, frozen=("a.*",), changed=("b.*",))).findings
+    assert [one.fqn for one in compare_targets(Request(net, path, changed=("a.*",))).broken] == ["a.weight"]
 
 
 def test_unchanged_names_a_few(diff):

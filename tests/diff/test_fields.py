@@ -23,7 +23,7 @@ def row(**more: object) -> TensorInfo:
 
 def differing(before: dict, after: dict, *ignore: Field, devices: bool = True) -> tuple[Field, ...]:
     """The fields that differ between two rows."""
-    return changed_fields.differing([Match(row(**before), row(**after))], ignore, devices=devices)[0]
+    return changed_fields.find_changed_fields([Match(row(**before), row(**after))], ignore, devices=devices)[0]
 
 
 KNOWN = {"kind": Kind.PARAMETER, "evidence": Evidence.TYPE}
@@ -90,8 +90,8 @@ def test_tying_by_definition(storages):
         return {other for other in known if storages[other][side] == storages[n][side]}
 
     expected = [n in known and sharing(n, 0) != sharing(n, 1) for n in range(len(storages))]
-    assert [Field.TYING in found for found in changed_fields.differing(matches, (), devices=True)] == expected
-    assert not any(changed_fields.differing(matches, (Field.TYING,), devices=True))
+    assert [Field.TYING in found for found in changed_fields.find_changed_fields(matches, (), devices=True)] == expected
+    assert not any(changed_fields.find_changed_fields(matches, (Field.TYING,), devices=True))
 
 
 def test_the_numbers_of_storages_say_nothing(diff):
@@ -129,7 +129,7 @@ def test_in_words(diff):
     """One line with both values; values come first."""
     before = {"w": torch.ones(2, 2), "gone": torch.arange(4.0), "old.w": torch.arange(5.0)}
     after = {"w": torch.zeros(2, 2).bfloat16(), "new": torch.arange(3), "other.w": torch.arange(5.0)}
-    words = {name: changed_fields.described(change) for name, change in changed(diff(before, after)).items()}
+    words = {name: changed_fields.describe_change(change) for name, change in changed(diff(before, after)).items()}
     assert words == {
         "w": "values, dtype: float32 → bfloat16",
         "gone": "removed (float32 [4])",
@@ -142,4 +142,4 @@ def test_ties_in_words(diff):
     """A tie names what it is to."""
     shared = torch.arange(3.0)
     found = changed(diff({"a": shared, "b": shared}, {"a": shared, "b": shared.clone()}))
-    assert changed_fields.described(found["a"]) == "tying: tied to b → untied"
+    assert changed_fields.describe_change(found["a"]) == "tying: tied to b → untied"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from statecli.commands.diff.result import Field, Status
-from statecli.commands.diff.run import Request, compare
+from statecli.commands.diff.run import Request, compare_targets
 from statecli.core.errors import NothingMatched, UsageError
 from statecli.core.state import Kind
 
@@ -69,7 +69,7 @@ def test_in_the_words_of_load_state_dict(change, name, source, save):
     CHANGES[change](state)
     path = save(state, name)
     expected = {(rule, fqn) for rule, names in refused(net, state).items() for fqn in names}
-    for found in (compare(Request(target, path)), compare(Request(path, target))):
+    for found in (compare_targets(Request(target, path)), compare_targets(Request(path, target))):
         assert set(rules(found)) == expected
         assert len(found.findings) == len(expected)
 
@@ -77,7 +77,7 @@ def test_in_the_words_of_load_state_dict(change, name, source, save):
 def test_what_is_not_saved_is_not_looked_for(source, save):
     """Non-persistent buffers and unregistered tensors of the class are no rows, and a note counts them."""
     target = source(LINES)
-    found = compare(Request(target, save(built(target).state_dict(), "net.pt")))
+    found = compare_targets(Request(target, save(built(target).state_dict(), "net.pt")))
     assert {change.fqn for change in found.changes}.isdisjoint({"mask", "cache"})
     assert any("2 tensors" in note.message for note in found.notes if note.name == "not-expected")
     assert "values-not-compared" in notes(found)
@@ -88,7 +88,7 @@ def test_neither_values_nor_device_of_a_class(source, save):
     target = source(LINES)
     path = save(built(target).state_dict(), "net.pt")
     for device in ("cpu", "meta"):
-        assert not compare(Request(target, path, init_device=device)).findings
+        assert not compare_targets(Request(target, path, init_device=device)).findings
 
 
 def test_kinds_are_those_of_the_class(source, save):
@@ -96,7 +96,7 @@ def test_kinds_are_those_of_the_class(source, save):
     target = source('self.fc = nn.Linear(2, 2)\nself.register_buffer("scale", torch.ones(2))')
     path = save({**built(target).state_dict(), "scale": torch.ones(3)}, "net.pt")
     for sides in ((target, path), (path, target)):
-        found = compare(Request(*sides, kind=(Kind.BUFFER,)))
+        found = compare_targets(Request(*sides, kind=(Kind.BUFFER,)))
         assert [change.fqn for change in found.changes] == ["scale"]
         assert rules(found) == [("shape-mismatch", "scale")]
 
@@ -105,19 +105,19 @@ def test_a_dtype_is_a_difference(source, save):
     """load_state_dict casts silently: it is shown as changed, and --ignore dtype lets it pass."""
     target = source("self.fc = nn.Linear(2, 2, bias=False)")
     path = save({"fc.weight": torch.ones(2, 2).bfloat16()}, "net.pt")
-    found = compare(Request(target, path))
+    found = compare_targets(Request(target, path))
     assert changed(found)["fc.weight"].fields == (Field.DTYPE,)
     assert [f.message for f in found.findings] == ["fc.weight: dtype: float32 → bfloat16"]
-    assert not compare(Request(target, path, ignore=(Field.DTYPE,))).findings
+    assert not compare_targets(Request(target, path, ignore=(Field.DTYPE,))).findings
 
 
 def test_shape_and_dtype_are_said_once_each(source, save):
     """A tensor of another shape and dtype is a mismatch and a change of dtype."""
     target = source("self.fc = nn.Linear(2, 2, bias=False)")
     path = save({"fc.weight": torch.ones(3, 2).bfloat16()}, "net.pt")
-    found = compare(Request(target, path))
+    found = compare_targets(Request(target, path))
     assert rules(found) == [("shape-mismatch", "fc.weight"), ("changed", "fc.weight")]
-    assert rules(compare(Request(target, path, ignore=(Field.SHAPE,)))) == [("changed", "fc.weight")]
+    assert rules(compare_targets(Request(target, path, ignore=(Field.SHAPE,)))) == [("changed", "fc.weight")]
 
 
 @pytest.mark.parametrize("prefix", ["module.", "model.", "net.", "_orig_mod.module."])
@@ -126,7 +126,7 @@ def test_a_wrapper_is_in_the_way_of_a_load(prefix, source, save):
     target = source(LINES)
     path = save({prefix + name: tensor for name, tensor in built(target).state_dict().items()}, "net.pt")
     for sides in ((target, path), (path, target)):
-        found = compare(Request(*sides))
+        found = compare_targets(Request(*sides))
         assert not changed(found)
         assert rules(found) == [("wrapper-prefix", None)]
         assert repr(prefix) in found.findings[0].message
@@ -136,7 +136,7 @@ def test_map_renames_before_a_load(source, save):
     """A checkpoint whose names --map rewrites is what it is mapped to; nothing is in the way then."""
     target = source(LINES)
     path = save({f"student.{name}": tensor for name, tensor in built(target).state_dict().items()}, "net.pt")
-    assert not compare(Request(path, target, map=(r"^student\.=",))).findings
+    assert not compare_targets(Request(path, target, map=(r"^student\.=",))).findings
 
 
 def test_a_filter_hides_findings_and_nothing_else(source, save):
@@ -145,9 +145,9 @@ def test_a_filter_hides_findings_and_nothing_else(source, save):
     state = dict(built(target).state_dict())
     state["x.fc.weight"] = state.pop("fc.weight")
     path = save(state, "net.pt")
-    assert rules(compare(Request(target, path, include=("x.*",)))) == [("unexpected-entry", "x.fc.weight")]
-    assert rules(compare(Request(target, path, include=("fc.weight",)))) == [("missing-entry", "fc.weight")]
-    assert not compare(Request(target, path, include=("norm.*",))).findings
+    assert rules(compare_targets(Request(target, path, include=("x.*",)))) == [("unexpected-entry", "x.fc.weight")]
+    assert rules(compare_targets(Request(target, path, include=("fc.weight",)))) == [("missing-entry", "fc.weight")]
+    assert not compare_targets(Request(target, path, include=("norm.*",))).findings
 
 
 def test_a_training_checkpoint(source, save):
@@ -158,7 +158,7 @@ def test_a_training_checkpoint(source, save):
     net.fc(torch.ones(2)).sum().backward()
     optimizer.step()
     path = save({"state_dict": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 2}, "train.ckpt")
-    found = compare(Request(target, path))
+    found = compare_targets(Request(target, path))
     assert (found.findings, found.scalars) == ((), ())
     assert any("optimizer" in note.message for note in found.notes if note.name == "sections-left-out")
 
@@ -169,8 +169,8 @@ def test_several_models(source, save):
     state = built(target).state_dict()
     path = save({"generator": state, "discriminator": state}, "gan.pt")
     with pytest.raises(UsageError, match=r"gan.pt#generator"):
-        compare(Request(target, path))
-    assert not compare(Request(target, f"{path}#generator")).findings
+        compare_targets(Request(target, path))
+    assert not compare_targets(Request(target, f"{path}#generator")).findings
 
 
 @pytest.mark.parametrize("name", ["model", "state_dict", "net"])
@@ -180,7 +180,7 @@ def test_a_model_beside_its_average(source, save, name, copy):
     target = source("self.fc = nn.Linear(2, 2)")
     state = built(target).state_dict()
     for checkpoint in ({name: state, copy: {"fc.weight": torch.ones(3)}}, {copy: {"x": torch.ones(3)}, name: state}):
-        found = compare(Request(target, save(checkpoint, "net.pt")))
+        found = compare_targets(Request(target, save(checkpoint, "net.pt")))
         assert not found.findings
         (note,) = [one.message for one in found.notes if one.name == "sections-left-out"]
         assert note.startswith(copy)
@@ -191,7 +191,7 @@ def test_several_averages_and_no_model(source, save):
     target = source("self.fc = nn.Linear(2, 2)")
     state = built(target).state_dict()
     with pytest.raises(UsageError, match=r"holds 2 models' states; name the one that is meant: .*#ema_1, .*#ema_2"):
-        compare(Request(target, save({"ema_1": state, "ema_2": state}, "net.pt")))
+        compare_targets(Request(target, save({"ema_1": state, "ema_2": state}, "net.pt")))
 
 
 def test_no_model_at_all(source, save):
@@ -202,7 +202,7 @@ def test_no_model_at_all(source, save):
     optimizer.step()
     for path in (save(optimizer.state_dict(), "optim.pt"), save({}, "empty.safetensors")):
         with pytest.raises(NothingMatched, match="holds no"):
-            compare(Request(target, path))
+            compare_targets(Request(target, path))
 
 
 def test_a_pickled_module(source, save):
@@ -218,7 +218,7 @@ def test_a_pickled_module(source, save):
         self.head.weight = self.embed.weight
         """
     )
-    assert not compare(Request(target, path)).findings
+    assert not compare_targets(Request(target, path)).findings
 
 
 def test_a_dropped_tie_is_not_missing(source, save):
@@ -228,7 +228,7 @@ def test_a_dropped_tie_is_not_missing(source, save):
     )
     path = save({"a.weight": torch.ones(2, 2)}, "net.safetensors")
     for sides in ((target, path), (path, target)):
-        found = compare(Request(*sides))
+        found = compare_targets(Request(*sides))
         assert not found.findings
         assert "tied-entry-left-out" in notes(found)
 
@@ -239,8 +239,8 @@ def test_two_classes(source):
     two = source(
         LINES.replace("nn.Linear(4, 3)", "nn.Linear(4, 3, bias=False)") + "self.more = nn.Linear(1, 1)", "two.py"
     )
-    assert not compare(Request(one, one)).findings
-    found = changed(compare(Request(one, two)))
+    assert not compare_targets(Request(one, one)).findings
+    found = changed(compare_targets(Request(one, two)))
     assert {name: change.status for name, change in found.items()} == {
         "fc.bias": Status.REMOVED,
         "more.weight": Status.ADDED,
@@ -252,7 +252,7 @@ def test_what_two_classes_register(source):
     """A parameter that became a buffer, and one that no longer learns, are differences."""
     one = source("self.w = nn.Parameter(torch.ones(2))\nself.v = nn.Parameter(torch.ones(2))")
     two = source('self.register_buffer("w", torch.ones(2))\nself.v = nn.Parameter(torch.ones(2), False)', "two.py")
-    found = changed(compare(Request(one, two)))
+    found = changed(compare_targets(Request(one, two)))
     assert found["w"].fields == (Field.KIND, Field.REQUIRES_GRAD)
     assert found["v"].fields == (Field.REQUIRES_GRAD,)
 
@@ -260,7 +260,7 @@ def test_what_two_classes_register(source):
 def test_a_lazy_parameter_fits_any_shape(source, save):
     """A shape that is not known yet is no mismatch."""
     target = source("self.fc = nn.LazyLinear(2, bias=False)")
-    found = compare(Request(target, save({"fc.weight": torch.ones(2, 7)}, "net.pt")))
+    found = compare_targets(Request(target, save({"fc.weight": torch.ones(2, 7)}, "net.pt")))
     assert not found.findings
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from statecli.commands.diff.run import Request, compare
+from statecli.commands.diff.run import Request, compare_targets
 
 from .conftest import notes, rules
 
@@ -32,10 +32,10 @@ def test_a_missing_extra_state_is_missing(source, save):
     target = source(EXTRA)
     state = nn.Module()
     state.fc = nn.Linear(2, 2)
-    found = compare(Request(target, save(entries(state), "net.pt")))
+    found = compare_targets(Request(target, save(entries(state), "net.pt")))
     assert rules(found) == [("missing-entry", "_extra_state")]
     assert "lacks it" in found.findings[0].message
-    whole = compare(Request(target, save(entries(state, _extra_state={"steps": 2}), "net.pt")))
+    whole = compare_targets(Request(target, save(entries(state, _extra_state={"steps": 2}), "net.pt")))
     assert rules(whole) == []
     assert "extra-state" in notes(whole)
 
@@ -46,7 +46,7 @@ def test_an_unexpected_extra_state_is_unexpected(value, source, save):
     net = nn.Module()
     net.fc = nn.Linear(2, 2)
     path = save(entries(net, fc___extra_state=value), "net.pt")
-    assert rules(compare(Request(path, source("self.fc = nn.Linear(2, 2)")))) == [
+    assert rules(compare_targets(Request(path, source("self.fc = nn.Linear(2, 2)")))) == [
         ("unexpected-entry", "fc._extra_state")
     ]
 
@@ -57,9 +57,9 @@ def test_a_filter_is_for_extra_states_too(source, save):
     net.fc = nn.Linear(2, 2)
     path = save(entries(net, fc___extra_state=1), "net.pt")
     target = source("self.fc = nn.Linear(2, 2)")
-    assert not compare(Request(target, path, exclude=("*_extra_state",))).findings
-    assert not compare(Request(target, path, include=("fc.weight",))).findings
-    assert compare(Request(target, path, include=("fc.*",))).findings
+    assert not compare_targets(Request(target, path, exclude=("*_extra_state",))).findings
+    assert not compare_targets(Request(target, path, include=("fc.weight",))).findings
+    assert compare_targets(Request(target, path, include=("fc.*",))).findings
 
 
 def test_an_optional_counter(source, save):
@@ -77,7 +77,7 @@ def test_an_optional_counter(source, save):
     ]
     for device in ("cpu", "meta"):
         for state, name, is_missing in cases:
-            found = compare(Request(target, save(state, name), init_device=device))
+            found = compare_targets(Request(target, save(state, name), init_device=device))
             assert rules(found) == ([("missing-entry", "bn.num_batches_tracked")] if is_missing else [])
             assert ("filled-in" in notes(found)) is not is_missing
 
@@ -88,7 +88,7 @@ def test_versions_behind_a_prefix(source, save):
     net.module = nn.Module()
     net.module.bn = nn.BatchNorm1d(3)
     path = save(entries(net, module__bn__num_batches_tracked=None), "net.pt")
-    found = compare(Request(source(NORM), path))
+    found = compare_targets(Request(source(NORM), path))
     assert rules(found) == [("wrapper-prefix", None), ("missing-entry", "bn.num_batches_tracked")]
 
 
@@ -97,7 +97,7 @@ def test_old_names_that_a_hook_takes(prefix, source, save):
     """The two halves of the old weight_norm load into the new one: no finding, and a note on either side."""
     target = source("self.fc = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))")
     state = {"fc.weight_g": torch.ones(2, 1), "fc.weight_v": torch.ones(2, 3), "fc.bias": torch.ones(2)}
-    found = compare(Request(save({prefix + name: held for name, held in state.items()}, "net.pt"), target))
+    found = compare_targets(Request(save({prefix + name: held for name, held in state.items()}, "net.pt"), target))
     assert rules(found) == ([("wrapper-prefix", None)] if prefix else [])
     assert {"filled-in", "taken-over"} <= set(notes(found))
 
@@ -108,14 +108,16 @@ def test_a_scalar_saved_as_one_element(source, save):
         source("self.w = nn.Parameter(torch.ones(()))"),
         source("self.w = nn.Parameter(torch.ones(1))", "b.py"),
     )
-    found = compare(Request(scalar, save({"w": torch.ones(1)}, "net.pt")))
+    found = compare_targets(Request(scalar, save({"w": torch.ones(1)}, "net.pt")))
     assert (rules(found), "shape-adapted" in notes(found)) == ([], True)
-    assert rules(compare(Request(one, save({"w": torch.ones(())}, "net.pt")))) == [("shape-mismatch", "w")]
+    assert rules(compare_targets(Request(one, save({"w": torch.ones(())}, "net.pt")))) == [("shape-mismatch", "w")]
 
 
 def test_what_is_no_tensor_is_refused(source, save):
     """A number in a parameter's place is a finding, and its message speaks of the checkpoint."""
-    found = compare(Request(source("self.w = nn.Parameter(torch.ones(1))"), save({"w": 3, "v": torch.ones(1)}, "a.pt")))
+    found = compare_targets(
+        Request(source("self.w = nn.Parameter(torch.ones(1))"), save({"w": 3, "v": torch.ones(1)}, "a.pt"))
+    )
     assert set(rules(found)) == {("unexpected-entry", "v"), ("load-refused", "w")}
     assert "something else than a tensor" in found.findings[1].message
 
@@ -126,7 +128,7 @@ def test_what_torch_does_not_copy_is_refused(held, source, save):
     target = source("self.w = nn.Parameter(torch.ones(2, 2))")
     with pytest.raises(RuntimeError, match="an exception occurred"):
         nn.ParameterDict({"w": torch.ones(2, 2)}).load_state_dict({"w": held})
-    found = compare(Request(target, save({"w": held}, "net.pt")))
+    found = compare_targets(Request(target, save({"w": held}, "net.pt")))
     assert [one.rule for one in found.findings if one.rule != "changed"] == ["load-refused"]
 
 
@@ -135,7 +137,7 @@ def test_code_that_looks_at_values_cannot_be_told(source, save):
     target = source(
         "self.w = nn.Parameter(torch.ones(1))\nself.register_load_state_dict_pre_hook(lambda *a: a[1]['w'].item())"
     )
-    found = compare(Request(target, save({"w": torch.ones(1), "v": torch.ones(1)}, "net.pt")))
+    found = compare_targets(Request(target, save({"w": torch.ones(1), "v": torch.ones(1)}, "net.pt")))
     assert not found.findings
     assert ["cannot tell what load_state_dict says" in one.message for one in found.broken] == [True]
 
@@ -144,13 +146,13 @@ def test_a_pickled_module_has_the_extra_state_of_its_class(source, save):
     """Its state_dict would have it: nothing is missing of a whole module."""
     net = nn.Sequential()
     net.fc = nn.Linear(2, 2)
-    assert not compare(Request(source(EXTRA), save(net, "whole.pt"))).findings
+    assert not compare_targets(Request(source(EXTRA), save(net, "whole.pt"))).findings
 
 
 def test_torch_is_left_as_it_was(source, save):
     """What a load is made with is gone afterwards, however it ended."""
     before = nn.Module.load_state_dict, torch.Tensor.copy_
     for lines in ("self.w = nn.Parameter(torch.ones(1))", "self.register_load_state_dict_pre_hook(lambda *a: 1 / 0)"):
-        compare(Request(source(lines), save({"w": torch.ones(1)}, "net.pt")))
+        compare_targets(Request(source(lines), save({"w": torch.ones(1)}, "net.pt")))
     assert (nn.Module.load_state_dict, torch.Tensor.copy_) == before
     assert "copy_" not in vars(torch.Tensor)

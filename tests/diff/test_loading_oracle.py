@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from statecli.commands.diff.result import Field
-from statecli.commands.diff.run import Request, compare
+from statecli.commands.diff.run import Request, compare_targets
 
 MODELS = '''
 import torch
@@ -196,7 +196,7 @@ def refused(net, path) -> set[tuple[str, str]] | None:
 
 def said(path, target, device="cpu") -> tuple[set[tuple[str, str]] | None, set[str | None]]:
     """Our findings of load_state_dict's kind, None where it cannot be told, and the names dropped for a tie."""
-    found = compare(
+    found = compare_targets(
         Request(
             str(path), target, init_device=device, ignore=(Field.DTYPE, Field.KIND, Field.REQUIRES_GRAD, Field.TYING)
         )

@@ -32,13 +32,13 @@ def of_sections(sections: dict[str, tuple[Kind, tuple[str, ...]]], target: str =
 
 def pairs(before: ModelState, after: ModelState, *rules: str) -> dict[str | None, str | None]:
     """Name before -> name after; None where there is none."""
-    matches = pairing.matched(before, after, rules).matches
+    matches = pairing.pair_tensors(before, after, rules).matches
     return {m.before.fqn if m.before else f"+{m.shown.fqn}": m.after.fqn if m.after else None for m in matches}
 
 
 def said(before: ModelState, after: ModelState, *rules: str) -> list[str]:
     """The notes' messages."""
-    return [note.message for note in pairing.matched(before, after, rules).notes]
+    return [note.message for note in pairing.pair_tensors(before, after, rules).notes]
 
 
 # --- names -------------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def test_equal_names_come_first():
 )
 def test_what_is_not_unique_is_not_looked_through(before, after):
     """Where two names of a side are one without their prefixes, which of them is meant cannot be told."""
-    found = pairing.matched(state(*before), state(*after), ()).matches
+    found = pairing.pair_tensors(state(*before), state(*after), ()).matches
     assert {m.shown.fqn for m in found if m.before and m.after} == set(before) & set(after)
 
 
@@ -120,7 +120,7 @@ NAMES = st.lists(
 def test_every_tensor_is_matched_once(before, after):
     """No tensor is lost, none is used twice, and names that are equal are always each other's."""
     one, two = state(*before), state(*after)
-    found = pairing.matched(one, two, ()).matches
+    found = pairing.pair_tensors(one, two, ()).matches
     assert sorted(id(m.before) for m in found if m.before) == sorted(map(id, one.tensors))
     assert sorted(id(m.after) for m in found if m.after) == sorted(map(id, two.tensors))
     for match in found:
@@ -132,7 +132,7 @@ def test_every_tensor_is_matched_once(before, after):
 def test_a_state_matches_itself(names):
     """Every name, repeated ones too, is its own partner, in order."""
     one, two = state(*names), state(*names)
-    found = pairing.matched(one, two, ()).matches
+    found = pairing.pair_tensors(one, two, ()).matches
     assert [(m.before, m.after) for m in found] == list(zip(one.tensors, two.tensors, strict=True))
 
 
@@ -177,7 +177,7 @@ def test_the_last_equals_sign_parts_a_rule():
 def test_a_bad_rule(rule, message):
     """A rule that is none, matches nothing or makes two names one is refused in one line."""
     with pytest.raises(UsageError, match="--map") as error:
-        pairing.matched(state("a", "b"), state("a", "b"), (rule,))
+        pairing.pair_tensors(state("a", "b"), state("a", "b"), (rule,))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -211,25 +211,25 @@ MODEL, OPTIMIZER = (Kind.PARAMETER, ("w",)), (Kind.OPTIMIZER, ("state[0]",))
 )
 def test_sections(before, after, expected):
     """The same name, else the only ones left with a model, or with an optimizer; two files of one section each."""
-    assert pairing.paired_sections(of_sections(before), of_sections(after))[0] == expected
+    assert pairing.pair_sections(of_sections(before), of_sections(after))[0] == expected
 
 
 def test_sections_that_cannot_be_told_apart():
     """A note says what to write, and all tensors are added and removed, which is the truth."""
     before, after = of_sections({"gen": MODEL, "disc": MODEL}), state("w", target="b.pt")
     assert any("cannot tell which section" in message and "a.pt#gen" in message for message in said(before, after))
-    assert [m.before is None or m.after is None for m in pairing.matched(before, after, ()).matches] == [True] * 3
+    assert [m.before is None or m.after is None for m in pairing.pair_tensors(before, after, ()).matches] == [True] * 3
 
 
 def test_a_section_that_the_other_side_lacks():
     """Its tensors are removed, one by one."""
-    found = pairing.matched(of_sections({"model": MODEL, "optimizer": OPTIMIZER}), state("w"), ())
+    found = pairing.pair_tensors(of_sections({"model": MODEL, "optimizer": OPTIMIZER}), state("w"), ())
     assert [(m.shown.fqn, m.after is None) for m in found.matches] == [("w", False), ("state[0]", True)]
 
 
 def order(before: ModelState, after: ModelState) -> list[str]:
     """The names as they are shown."""
-    return [match.shown.fqn for match in pairing.matched(before, after, ()).matches]
+    return [match.shown.fqn for match in pairing.pair_tensors(before, after, ()).matches]
 
 
 def test_what_is_ordered_by_dtype_is_ordered_by_number():
@@ -302,10 +302,10 @@ def test_a_tie_that_the_other_format_drops_is_compared_with_the_name_it_kept():
     """In either direction, under its own name, with a note that names the file that lacks the entry."""
     one, two = sides([tied("embed.w", "head.w"), tied("head.w", "embed.w")], [alone("embed.w")])
     for before, after, lacking in ((one, two, "b.safetensors"), (two, one, "b.safetensors")):
-        found = pairing.matched(before, after, ())
+        found = pairing.pair_tensors(before, after, ())
         ways = {match.shown.fqn: match.way for match in found.matches}
-        assert ways == {"embed.w": pairing.Way.NAME, "head.w": pairing.Way.TIE}
-        (tie,) = (match for match in found.matches if match.way is pairing.Way.TIE)
+        assert ways == {"embed.w": pairing.MatchedBy.NAME, "head.w": pairing.MatchedBy.TIE}
+        (tie,) = (match for match in found.matches if match.way is pairing.MatchedBy.TIE)
         assert (tie.before.fqn, tie.after.fqn) == ("head.w", "head.w")
         assert (tie.before.storage is None) is (before is two)
         assert (tie.after.storage is None) is (after is two)
@@ -333,8 +333,8 @@ def test_what_is_no_dropped_tie_is_removed_or_added(head, kept):
     """Another view of the storage, or a file that would have recorded the tie."""
     one, two = sides([tied("embed.w", "head.w"), head], [kept])
     for before, after in ((one, two), (two, one)):
-        found = pairing.matched(before, after, ())
-        assert all(match.way is not pairing.Way.TIE for match in found.matches)
+        found = pairing.pair_tensors(before, after, ())
+        assert all(match.way is not pairing.MatchedBy.TIE for match in found.matches)
         assert "tied-entry-left-out" not in [note.name for note in found.notes]
         (row,) = (match for match in found.matches if match.shown.fqn == "head.w")
         assert (row.before is None) is (before is two)

@@ -8,7 +8,7 @@ import torch.distributed.checkpoint as dcp
 
 from statecli.commands.diff import renames
 from statecli.commands.diff.result import Field, Status
-from statecli.commands.diff.run import Request, compare
+from statecli.commands.diff.run import Request, compare_targets
 from statecli.core.state import TensorInfo
 
 from .conftest import changed, rules
@@ -99,7 +99,7 @@ def test_a_fill_in_an_archive_of_its_own(tmp_path):
     """A distributed checkpoint's zeros say as little as those of any file."""
     for name, fqn in (("before", "x.w"), ("after", "y.v")):
         dcp.save({fqn: torch.zeros(2, 3), f"{fqn}.r": ramp(5)}, checkpoint_id=tmp_path / name, no_dist=True)
-    found = compare(Request(str(tmp_path / "before"), str(tmp_path / "after")))
+    found = compare_targets(Request(str(tmp_path / "before"), str(tmp_path / "after")))
     assert renamed(found) == {"y.v.r": "x.w.r"}
 
 
@@ -154,9 +154,9 @@ def test_only_groups_that_are_asked_for_are_read(diff, monkeypatch):
     from statecli.values import compare as values
 
     read: list[str] = []
-    real = values.fingerprints
+    real = values.compute_fingerprints
     monkeypatch.setattr(
-        values, "fingerprints", lambda rows, **more: read.extend(row.fqn for row in rows) or real(rows, **more)
+        values, "compute_fingerprints", lambda rows, **more: read.extend(row.fqn for row in rows) or real(rows, **more)
     )
     before, after = {"x.w": ramp(4), "x.v": ramp(5), "k": ramp(2)}, {"y.w": ramp(4), "y.v": ramp(5), "k": ramp(2)}
     assert renamed(diff(before, after, include=("x.w", "k"))) == {"y.w": "x.w"}
@@ -167,14 +167,14 @@ def test_a_fingerprint_alone_proves_nothing(diff, monkeypatch):
     """Equal fingerprints of other bytes are no rename."""
     from statecli.values import compare as values
 
-    monkeypatch.setattr(values, "fingerprints", lambda rows, **_: [0] * len(rows))
+    monkeypatch.setattr(values, "compute_fingerprints", lambda rows, **_: [0] * len(rows))
     assert not renamed(diff({"x.w": ramp(4)}, {"y.w": ramp(4, start=1.0)}))
 
 
 def test_suffixes_take_linear_time():
     """20,000 equal tensors on either side are paired at once."""
     rows = [[TensorInfo(f"{side}.{n}.w", "float32", (1,), 1, 4) for n in range(20_000)] for side in "ab"]
-    found = list(renames.by_suffix(rows[0], rows[1][::-1]))
+    found = list(renames.pair_by_suffix(rows[0], rows[1][::-1]))
     assert len(found) == 20_000
     assert all(one.fqn[1:] == two.fqn[1:] for one, two in found)
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from statecli import formats
 from statecli.commands.diff import settings as scalars
 from statecli.commands.diff.result import ScalarChange, Status
-from statecli.commands.diff.run import Request, compare
+from statecli.commands.diff.run import Request, compare_targets
 from statecli.core.state import Kind, ModelState, Settings
 
 from .conftest import notes
@@ -30,7 +30,7 @@ def between(before: dict, after: dict, named: tuple[str, str] = ("torch-zip", "t
         ModelState(n, format, (), metadata=Settings(m), traits=formats.traits_of(format))
         for n, format, m in zip("ab", named, (before, after), strict=True)
     ]
-    found, _, notes = scalars.changed_scalars(*states, more.get("cut", (None, None)))
+    found, _, notes = scalars.compare_settings(*states, more.get("cut", (None, None)))
     return [*found, *notes]
 
 
@@ -72,8 +72,8 @@ def test_metadata_of_safetensors(save, tmp_path):
     for name, metadata in (("a", {"format": "pt", "run": "1"}), ("b", {"format": "pt", "run": "2"}), ("c", None)):
         save_file(W, tmp_path / f"{name}.safetensors", metadata)
     paths = {name: str(tmp_path / f"{name}.safetensors") for name in "abc"}
-    assert compare(Request(paths["a"], paths["b"])).scalars == (ScalarChange("run", Status.CHANGED, "1", "2"),)
-    assert {one.key for one in compare(Request(paths["a"], paths["c"])).scalars} == {"format", "run"}
+    assert compare_targets(Request(paths["a"], paths["b"])).scalars == (ScalarChange("run", Status.CHANGED, "1", "2"),)
+    assert {one.key for one in compare_targets(Request(paths["a"], paths["c"])).scalars} == {"format", "run"}
 
 
 def test_what_only_a_format_records(save, tmp_path):
@@ -81,10 +81,10 @@ def test_what_only_a_format_records(save, tmp_path):
     save_file(W, tmp_path / "a.safetensors", {"format": "pt"})
     save_file(W, tmp_path / "b.safetensors", {"format": "pt", "run": "1"})
     one = save(W, "c.pt")
-    same = compare(Request(str(tmp_path / "a.safetensors"), one))
+    same = compare_targets(Request(str(tmp_path / "a.safetensors"), one))
     assert (same.scalars, same.findings) == ((), ())
     assert "format-metadata" in notes(same)
-    assert [s.key for s in compare(Request(one, str(tmp_path / "b.safetensors"))).scalars] == ["run"]
+    assert [s.key for s in compare_targets(Request(one, str(tmp_path / "b.safetensors"))).scalars] == ["run"]
 
 
 @pytest.mark.parametrize("key", ["total_size", "total_parameters"])
@@ -121,8 +121,8 @@ def test_filters(diff):
 def test_in_words():
     """One line each."""
     found = [ScalarChange("a", Status.ADDED, None, 1), ScalarChange("b", Status.REMOVED, "x", None)]
-    assert [scalars.described(one) for one in found] == ["a: added: 1", 'b: removed: "x"']
-    assert scalars.described(ScalarChange("lr", Status.CHANGED, 0.1, 0.2)) == "lr: 0.1 → 0.2"
+    assert [scalars.describe_setting_change(one) for one in found] == ["a: added: 1", 'b: removed: "x"']
+    assert scalars.describe_setting_change(ScalarChange("lr", Status.CHANGED, 0.1, 0.2)) == "lr: 0.1 → 0.2"
 
 
 def test_settings_of_paired_sections(diff):
@@ -215,7 +215,7 @@ def test_what_differs_is_shown_and_nothing_else(save, data, place):
 
 def beside(one: ModelState, two: ModelState, *cut: str | None, paired: dict[str, str] | None = None) -> list:
     """The scalars that differ between two states that were read, and the notes."""
-    found, _, notes = scalars.changed_scalars(one, two, cut or (None, None), paired or {})
+    found, _, notes = scalars.compare_settings(one, two, cut or (None, None), paired or {})
     return [*found, *notes]
 
 
@@ -225,7 +225,7 @@ def lines(save):
 
     def found(before, after):
         one, two = (formats.read(save({**W, **held}, "a.pt")) for held in (before, after))
-        return [scalars.described(change) for change in beside(one, two)]
+        return [scalars.describe_setting_change(change) for change in beside(one, two)]
 
     return found
 
@@ -323,8 +323,8 @@ def test_sections_that_take_each_others_names(save):
 )
 def test_scalars_are_written_as_json_has_them(change, text):
     """A text is not mistaken for a number, nor a null for nothing; a finding has the words of the table."""
-    assert scalars.told(change) == text
-    assert scalars.described(change).removeprefix("k: ").removeprefix(f"{change.status.value}: ") == text
+    assert scalars.format_values(change) == text
+    assert scalars.describe_setting_change(change).removeprefix("k: ").removeprefix(f"{change.status.value}: ") == text
 
 
 # --- a module pickled whole ------------------------------------------------------------------------------------------
@@ -354,13 +354,13 @@ def test_what_is_beside_a_whole_module_is_compared(save, section):
     """An epoch that differs is found wherever the module lies, and a tensor of it that changed."""
     a, b = save({"net": whole(), "epoch": 3}, "a.pt"), save({"net": whole().state_dict(), "epoch": 4}, "b.pt")
     if section:
-        found = compare(Request(f"{a}#{section}", f"{b}#{section}", jobs=1))
+        found = compare_targets(Request(f"{a}#{section}", f"{b}#{section}", jobs=1))
         assert (found.scalars, found.findings) == ((), ())
     else:
-        assert [one.key for one in compare(Request(a, b, jobs=1)).scalars] == ["epoch"]
+        assert [one.key for one in compare_targets(Request(a, b, jobs=1)).scalars] == ["epoch"]
     changed = whole().state_dict()
     changed["0.bias"] += 1
-    found = compare(Request(a, save({"net": changed, "epoch": 3}, "c.pt"), jobs=1))
+    found = compare_targets(Request(a, save({"net": changed, "epoch": 3}, "c.pt"), jobs=1))
     assert [(finding.rule, finding.fqn) for finding in found.findings] == [("changed", "0.bias")]
 
 
@@ -387,7 +387,7 @@ def test_one_module_in_every_format(archives):
     """What only a format writes of it is no difference, whichever two are compared, and at most two notes say so."""
     for one in archives.values():
         for two in archives.values():
-            found = compare(Request(one, two, jobs=1))
+            found = compare_targets(Request(one, two, jobs=1))
             assert (found.findings, found.scalars, found.broken) == ((), (), ()), (one, two)
             said = [name for name in notes(found) if name != "foreign-globals"]
             assert said == (
@@ -399,10 +399,10 @@ def test_one_module_in_every_format(archives):
 def test_attributes_that_two_formats_of_modules_have_are_compared(archives, tmp_path):
     """A module in training mode, beside TorchScript's in evaluation; and within TorchScript, how much code there is."""
     torch.save(plain_net(train=True), tmp_path / "train.pt")
-    found = compare(Request(str(tmp_path / "train.pt"), archives["ts.pt"], jobs=1))
+    found = compare_targets(Request(str(tmp_path / "train.pt"), archives["ts.pt"], jobs=1))
     assert [(one.key, one.before, one.after) for one in found.scalars] == [("training", True, False)]
     torch.jit.save(torch.jit.script(torch.nn.Sequential(*plain_net(), torch.nn.ReLU()).eval()), tmp_path / "b.pt")
-    keys = [one.key for one in compare(Request(archives["ts.pt"], str(tmp_path / "b.pt"), jobs=1)).scalars]
+    keys = [one.key for one in compare_targets(Request(archives["ts.pt"], str(tmp_path / "b.pt"), jobs=1)).scalars]
     assert {"code files", "code bytes"} <= set(keys)
 
 
@@ -421,11 +421,11 @@ def test_a_section_without_settings_has_none_of_those_around_it():
     for name in ("module", "optimizer.fp32"):
         one = ModelState("a", "deepspeed zero-3", (), (name,), Settings(around))
         two = ModelState("b", "torch-zip", (), ("model",), Settings({"note": 1}))
-        found, _, said = scalars.changed_scalars(one, two, (name, None))
+        found, _, said = scalars.compare_settings(one, two, (name, None))
         assert ([change.key for change in found], said) == (["note"], [])
     whole = ModelState("a", "deepspeed zero-3", (), ("optimizer",), Settings(around))
     other = ModelState("b", "torch-zip", (), ("optimizer",), Settings({**around, "optimizer.lr": 0.2}))
-    assert [one.key for one in scalars.changed_scalars(whole, other, ("optimizer", "optimizer"))[0]] == ["lr"]
+    assert [one.key for one in scalars.compare_settings(whole, other, ("optimizer", "optimizer"))[0]] == ["lr"]
 
 
 def test_two_whole_modules_are_compared_whole(diff):

@@ -17,11 +17,11 @@ import torch
 
 from statecli import formats
 from statecli.commands.diff import run
-from statecli.commands.diff.run import Request, compare
+from statecli.commands.diff.run import Request, compare_targets
 from statecli.core.state import Evidence, Kind, ModelState
 from statecli.targets.load import checkpoint
-from statecli.values import pool
-from statecli.values.stats import Task, stats_batch
+from statecli.values.stats import StatsTask, stats_batch
+from statecli.workers import pool
 from statecli.workers.executors import batch
 
 from ..executors.conftest import state as every_dtype
@@ -100,8 +100,8 @@ def target(request, tmp_path) -> str:
 @pytest.fixture
 def second_process(monkeypatch) -> None:
     """The second of two files is read by another process, however small it is."""
-    monkeypatch.setattr(run, "WORTH_A_PROCESS", 0)
-    monkeypatch.setattr(pool, "forks", lambda: True)
+    monkeypatch.setattr(run, "MIN_BYTES_FOR_PROCESS", 0)
+    monkeypatch.setattr(pool, "can_fork", lambda: True)
 
 
 def test_every_state_survives_the_round_trip(target):
@@ -114,7 +114,7 @@ def test_every_state_survives_the_round_trip(target):
 
 def test_every_tensor_survives_a_batch_of_an_engine(target):
     """What travels to a worker of Dask, MPI or Ray is the task itself."""
-    tasks = tuple(Task(tensor, tensor.ranges) for tensor in formats.read(target).tensors)
+    tasks = tuple(StatsTask(tensor, tensor.ranges) for tensor in formats.read(target).tensors)
     call = batch.pack(stats_batch, None, tasks).getvalue()
     assert sent_tasks(call) == (None, tasks)
 
@@ -136,7 +136,7 @@ def test_a_copy_is_identical_with_and_without_a_second_process(settings, tmp_pat
     torch.save({"w": torch.ones(2), **settings}, tmp_path / "a.pt")
     shutil.copy(tmp_path / "a.pt", tmp_path / "b.pt")
     both = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
-    assert [compare(Request(*both, jobs=jobs)).scalars for jobs in (1, 2)] == [(), ()]
+    assert [compare_targets(Request(*both, jobs=jobs)).scalars for jobs in (1, 2)] == [(), ()]
 
 
 @pytest.mark.parametrize("other", [{0: 3, 1: 4}, {"0": 3, "1": 4}])
@@ -145,7 +145,7 @@ def test_a_list_and_a_dict_of_its_positions_differ(other, tmp_path, second_proce
     torch.save({"w": torch.ones(2), "x": [3, 4]}, tmp_path / "a.pt")
     torch.save({"w": torch.ones(2), "x": other}, tmp_path / "b.pt")
     both = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
-    one, two = (compare(Request(*both, jobs=jobs)).scalars for jobs in (1, 2))
+    one, two = (compare_targets(Request(*both, jobs=jobs)).scalars for jobs in (1, 2))
     assert one == two != ()
 
 
@@ -161,8 +161,8 @@ def test_settings_of_shards_keep_their_types_of_keys(tmp_path):
         index = msgspec.json.encode({"weight_map": weight_map})
         (tmp_path / name / "pytorch_model.bin.index.json").write_bytes(index)
     one, two, three = (str(tmp_path / name) for name in ("one", "two", "three"))
-    assert [change.key for change in compare(Request(one, two, jobs=1)).scalars] == ["labels.['0']", "labels.0"]
-    assert compare(Request(one, three, jobs=1)).scalars == ()
+    assert [change.key for change in compare_targets(Request(one, two, jobs=1)).scalars] == ["labels.['0']", "labels.0"]
+    assert compare_targets(Request(one, three, jobs=1)).scalars == ()
 
 
 def test_no_field_of_a_state_is_a_subclass_of_a_builtin():

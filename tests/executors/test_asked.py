@@ -104,7 +104,7 @@ def test_a_cluster_of_ray_that_does_not_answer(address, statecli):
 def test_a_listener_that_is_no_cluster_of_ray(answer, statecli, monkeypatch):
     """It accepts, and what it says is not what gRPC begins with: one line, and Ray is not asked."""
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
-    monkeypatch.setattr(ray, "TIMEOUT", 0.5)
+    monkeypatch.setattr(ray, "TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         accepted = thread.submit(_accept, server, answer)

@@ -18,12 +18,12 @@ from safetensors.torch import save_file
 from statecli import formats
 from statecli.core.errors import EngineError, UnreadableError
 from statecli.storage import files
-from statecli.values import pool
-from statecli.values.compare import Pair, compare_all
-from statecli.values.delta import Delta, How
+from statecli.values.compare import Pair, compare_pairs
+from statecli.values.delta import CompareOptions, Delta
+from statecli.workers import pool
 from statecli.workers.executors import batch as parcel
-from statecli.workers.executors import dask, working
-from statecli.workers.executors.futures import Elsewhere
+from statecli.workers.executors import dask, use_executor
+from statecli.workers.executors.futures import ExecutorEngine
 
 distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install 'statecli[dask]'")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -71,7 +71,7 @@ def workers(dask_cluster, tmp_path):
 
 
 def of_dask(cluster):
-    return working(f"dask:{cluster.scheduler_address}")
+    return use_executor(f"dask:{cluster.scheduler_address}")
 
 
 def once(do):
@@ -108,26 +108,26 @@ def killed(path, how=signal.SIGKILL):
 
 def test_a_worker_is_killed_in_the_middle(pairs, dask_cluster, tmp_path):
     """SIGKILL to a process of a real cluster that has begun a task and cannot end it: the result is the same."""
-    expected = compare_all(pairs, How())
+    expected = compare_pairs(pairs, CompareOptions())
     (tmp_path / "preload.py").write_text(STUCK.format(path=str(tmp_path / "first")))
     cluster = dask_cluster(preload=[str(tmp_path / "preload.py")])
     with of_dask(cluster), ThreadPoolExecutor(1) as beside:
         gone = beside.submit(killed, tmp_path / "first")
-        assert compare_all(pairs, How()) == expected
+        assert compare_pairs(pairs, CompareOptions()) == expected
         gone.result()
 
 
 def test_a_parcel_leaves_work_for_each_thread_of_the_cluster(dask_cluster, monkeypatch):
     """Of 400 MB, which would be one parcel by what Dask costs."""
-    monkeypatch.setattr(dask, "GRAIN", 512 << 20)
-    monkeypatch.setattr(pool, "BATCH", 16 << 20)
+    monkeypatch.setattr(dask, "MAX_BATCH_BYTES", 512 << 20)
+    monkeypatch.setattr(pool, "MIN_BATCH_BYTES", 16 << 20)
     with of_dask(dask_cluster(2)):
-        assert pool._engine.get().grain(400 << 20) == 50 << 20
+        assert pool._engine.get().min_batch_bytes(400 << 20) == 50 << 20
 
 
 def test_a_result_that_came_counts_though_its_worker_is_gone(pairs, dask_cluster, monkeypatch):
     """Dask says that a result is lost, just after it came."""
-    expected = compare_all(pairs, How())
+    expected = compare_pairs(pairs, CompareOptions())
     real = distributed.Client._gather
 
     async def gathered(self, futures, *words, **more):
@@ -138,26 +138,26 @@ def test_a_result_that_came_counts_though_its_worker_is_gone(pairs, dask_cluster
 
     monkeypatch.setattr(distributed.Client, "_gather", gathered)
     with of_dask(dask_cluster(1)):
-        assert compare_all(pairs, How()) == expected
+        assert compare_pairs(pairs, CompareOptions()) == expected
 
 
 def test_a_worker_is_stopped(pairs, workers, tmp_path):
     """SIGSTOP: the scheduler takes its work away when it has not heard of it for `worker-ttl`."""
-    expected = compare_all(pairs, How())
+    expected = compare_pairs(pairs, CompareOptions())
     with dask_config.set({"distributed.scheduler.worker-ttl": "2s"}):
         cluster, _ = workers(2, STUCK.format(path=str(tmp_path / "first")))
     with of_dask(cluster), ThreadPoolExecutor(1) as beside:
         gone = beside.submit(killed, tmp_path / "first", signal.SIGSTOP)
-        assert compare_all(pairs, How()) == expected
+        assert compare_pairs(pairs, CompareOptions()) == expected
         gone.result()
 
 
 def test_the_other_worker_does_it_all(pairs, workers):
     """One of two dies and does not come back."""
-    expected = compare_all(pairs, How())
+    expected = compare_pairs(pairs, CompareOptions())
     cluster, (victim, _) = workers()
     with of_dask(cluster):
-        assert compare_all(pairs, How(), progress=once(victim.kill)) == expected
+        assert compare_pairs(pairs, CompareOptions(), progress=once(victim.kill)) == expected
     assert victim.wait() == -signal.SIGKILL
 
 
@@ -165,9 +165,9 @@ def test_all_workers_die(workers, statecli, monkeypatch):
     """What was compared before is shown, and one line says what became of the rest: exit 2, and nobody waits."""
     cluster, begun = workers()
     first = once(lambda: [process.kill() for process in begun])
-    results = Elsewhere._results
-    monkeypatch.setattr(Elsewhere, "_results", lambda *both: (results(*both), first())[0])
-    monkeypatch.setattr(dask, "TIMEOUT", 1.0)
+    results = ExecutorEngine._results
+    monkeypatch.setattr(ExecutorEngine, "_results", lambda *both: (results(*both), first())[0])
+    monkeypatch.setattr(dask, "TIMEOUT_S", 1.0)
     engine = f"dask:{cluster.scheduler_address}"
     found = statecli("diff", "a", "b", "-f", "json", "--executor", engine)
     assert found.code == 2
@@ -179,7 +179,7 @@ def test_all_workers_die(workers, statecli, monkeypatch):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_scheduler_dies(pairs, tmp_path, monkeypatch, how):
     """What it had not told by then is lost; one that is stopped, and says nothing, is not waited for either."""
-    monkeypatch.setattr(dask, "TIMEOUT", 5.0)
+    monkeypatch.setattr(dask, "TIMEOUT_S", 5.0)
     line = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
     file = tmp_path / "scheduler.json"
     line += ["--dashboard-address", ":0", "--scheduler-file", str(file)]
@@ -190,8 +190,8 @@ def test_the_scheduler_dies(pairs, tmp_path, monkeypatch, how):
         while not file.exists():
             time.sleep(0.05)
         address = distributed.Client(scheduler_file=str(file), set_as_default=False)
-        with address, working(f"dask:{address.scheduler.address}"):
-            found = compare_all(pairs, How(), progress=once(lambda: scheduler.send_signal(how)))
+        with address, use_executor(f"dask:{address.scheduler.address}"):
+            found = compare_pairs(pairs, CompareOptions(), progress=once(lambda: scheduler.send_signal(how)))
     finally:
         for process in (scheduler, worker):
             process.kill()
@@ -238,8 +238,8 @@ class Dying(Executor):
 
 def test_what_an_executor_loses_is_lost_alone(pairs):
     """All else is compared; of what it says itself, which may hold anything, only the kind is told."""
-    with working(Dying()):
-        found = compare_all(pairs, How())
+    with use_executor(Dying()):
+        found = compare_pairs(pairs, CompareOptions())
     assert {type(one) for one in found} == {Delta, UnreadableError}
     assert {str(one) for one in found[1::2]} == {"--executor Dying: a worker was lost (OSError)"}
 
@@ -258,7 +258,7 @@ NONE = f"import sys; sys.path[:] = [one for one in sys.path if one not in ('', {
         pytest.param(
             NUMPY,
             "with its kernel in numpy, this command is ",
-            marks=pytest.mark.skipif(parcel.made_here()[1] == "numpy", reason="no compiled kernel here"),
+            marks=pytest.mark.skipif(parcel.current_build()[1] == "numpy", reason="no compiled kernel here"),
         ),
         (NONE, "a worker has no statecli, or an older one: install statecli"),
     ],
@@ -282,7 +282,7 @@ def test_a_worker_of_another_statecli(preload, said, workers, statecli, monkeypa
 
 def test_a_cluster_without_workers(dask_cluster, statecli, monkeypatch):
     """Nothing is waited for without end."""
-    monkeypatch.setattr(dask, "TIMEOUT", 0.5)
+    monkeypatch.setattr(dask, "TIMEOUT_S", 0.5)
     engine = f"dask:{dask_cluster(0).scheduler_address}"
     found = statecli("diff", "a", "b", "--executor", engine)
     assert (found.code, found.out) == (2, "")
@@ -292,7 +292,7 @@ def test_a_cluster_without_workers(dask_cluster, statecli, monkeypatch):
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_scheduler_that_does_not_answer(statecli, monkeypatch, silent):
     """Nobody listens there, or somebody who says nothing."""
-    monkeypatch.setattr(dask, "TIMEOUT", 1.0)
+    monkeypatch.setattr(dask, "TIMEOUT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         if not silent:
@@ -306,7 +306,7 @@ def test_a_scheduler_that_does_not_answer(statecli, monkeypatch, silent):
 @pytest.mark.parametrize("address", ["nonsense://h:1", "tcp://", "tcp://127.0.0.1:port", "h:p:q"])
 def test_an_address_that_is_none(statecli, monkeypatch, address):
     """One line as well."""
-    monkeypatch.setattr(dask, "TIMEOUT", 1.0)
+    monkeypatch.setattr(dask, "TIMEOUT_S", 1.0)
     found = statecli("diff", "a", "b", "--executor", f"dask:{address}")
     assert (found.code, found.out) == (2, "")
     assert found.err.count("\n") == 1
@@ -355,14 +355,15 @@ def test_ctrl_c_while_dask_works(workers, tmp_path):
 
 THREADS = """
 import os, sys, time
-from statecli.cli import commands, interrupts
-from statecli.values import pool
+from statecli import cli, interrupts
+from statecli.workers import pool
+class Task(int): size = pool.MIN_BYTES_FOR_WORKERS
 def endless(shared, batch):
     os.write(1, b"began\\n")  # at once: two of them begin
     time.sleep(60)
 def run():
-    with pool.using(pool.Threads(2)):
-        pool.run(endless, None, [1, 2, 3], size_of=lambda _: pool.ALONE, absent=None)
+    with pool.use_engine(pool.Threads(2)):
+        pool.run_tasks(endless, None, [Task(1), Task(2), Task(3)], absent=None)
 interrupts.listen()
 try:
     commands.leave_with(run, debug=False)
@@ -391,18 +392,21 @@ def test_an_engine_is_asked_for_the_smallest_work(monkeypatch):
     class Engine:
         asked = 0
 
-        def grain(self, size):
+        def min_batch_bytes(self, total):
             return 0
 
-        def run(self, function, shared, batches, place):
+        def run(self, function, shared, batches, deliver):
             self.asked += 1
             for n, batch in enumerate(batches):
-                place(n, function(shared, batch))
+                deliver(n, function(shared, batch))
+
+    class Task(int):
+        size = 1
 
     engine = Engine()
-    with pool.using(engine):
+    with pool.use_engine(engine):
         for jobs in (0, 1):
-            assert pool.run(lambda _, batch: batch, None, [7], size_of=lambda _: 1, absent=None, jobs=jobs) == [7]
+            assert pool.run_tasks(lambda _, batch: batch, None, [Task(7)], absent=None, jobs=jobs) == [7]
     assert engine.asked == 1
 
 
@@ -420,6 +424,6 @@ def test_a_refusal_ends_the_others():
 
     pairs = [Pair(*both) for both in zip(*(formats.read(name).tensors for name in ("a", "b")), strict=True)]
     refusal = pytest.raises(EngineError, match=r"--executor Refusing: a worker refuses: it is statecli 0\.0\.9")
-    with refusal, working(Refusing()):
-        compare_all(pairs, How())
+    with refusal, use_executor(Refusing()):
+        compare_pairs(pairs, CompareOptions())
     assert all(future.cancelled() for future in submitted[1:])

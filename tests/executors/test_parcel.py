@@ -18,11 +18,11 @@ import statecli as package
 from statecli import formats
 from statecli.core.errors import EngineError, MalformedError, UnreadableError
 from statecli.storage import files
-from statecli.values import pool
 from statecli.values import stats as stats_module
-from statecli.values.stats import Task, stats, stats_batch
-from statecli.workers.executors import batch, futures, working
-from statecli.workers.executors.batch import do, pack, unpack, work
+from statecli.values.stats import StatsTask, read_stats, stats_batch
+from statecli.workers import pool
+from statecli.workers.executors import batch, futures, use_executor
+from statecli.workers.executors.batch import pack, run_in_worker, run_packed_batch, unpack
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def tasks(tmp_path, monkeypatch):
     """Of a file that is named by its relative path."""
     monkeypatch.chdir(tmp_path)
     torch.save({"w": torch.randn(10), "v": torch.ones(3)}, "a.pt")
-    return tuple(Task(tensor, tensor.ranges) for tensor in formats.read("a.pt").tensors)
+    return tuple(StatsTask(tensor, tensor.ranges) for tensor in formats.read("a.pt").tensors)
 
 
 def sent(one):
@@ -40,17 +40,17 @@ def sent(one):
 
 def test_a_worker_stands_in_another_folder(tasks, tmp_path, monkeypatch):
     """Relative paths mean those of the command, in what is read and in what is said of it."""
-    expected = [stats(task.tensor) for task in tasks]
+    expected = [read_stats(task.tensor) for task in tasks]
     packed = sent(pack(stats_batch, None, tasks))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert unpack(sent(do(sent(packed)))) == expected
+    assert unpack(sent(run_packed_batch(sent(packed)))) == expected
     content = (tmp_path / "a.pt").read_bytes()
     (tmp_path / "a.pt").write_bytes(content.replace(torch.ones(3).numpy().tobytes(), b"\x13" * 12))
     monkeypatch.chdir(tmp_path)
     packed = sent(pack(stats_batch, None, tasks))
     monkeypatch.chdir(tmp_path / "elsewhere")
-    good, damaged = unpack(sent(do(sent(packed))))
+    good, damaged = unpack(sent(run_packed_batch(sent(packed))))
     assert good == expected[0]
     assert isinstance(damaged, MalformedError)
     assert str(damaged).startswith("a.pt: v: checksum wrong")
@@ -85,7 +85,7 @@ def test_a_file_is_named_like_something_else_that_travels(name, tmp_path, monkey
             monkeypatch.chdir(tmp_path / "broken")
             words = ("inspect", name, "--stats", "-f", "json")
         expected = statecli(*words)
-        with ThreadPoolExecutor(2) as threads, working(threads):
+        with ThreadPoolExecutor(2) as threads, use_executor(threads):
             assert statecli(*words) == expected, words
         assert expected.code == (2 if os.path.basename(os.getcwd()) == "broken" else int(words[0] in ("diff", "audit")))
 
@@ -98,11 +98,13 @@ def state_bytes(path):
 def test_a_name_that_is_a_path_stays_one(tasks, tmp_path):
     """What is said of a file has its path once as it was typed; a tensor's name is what it is, whatever it reads as."""
     name = str(tmp_path / "a.pt")
-    found = unpack(do(pack(stats_batch, None, [Task(replace(task.tensor, fqn=name), ()) for task in tasks])))
-    assert found == [stats(task.tensor) for task in tasks]
+    found = unpack(
+        run_packed_batch(pack(stats_batch, None, [StatsTask(replace(task.tensor, fqn=name), ()) for task in tasks]))
+    )
+    assert found == [read_stats(task.tensor) for task in tasks]
     shortened(tmp_path / "a.pt")
-    cut = tuple(Task(replace(task.tensor, fqn=name), ()) for task in tasks)
-    for error in unpack(do(pack(stats_batch, None, cut))):
+    cut = tuple(StatsTask(replace(task.tensor, fqn=name), ()) for task in tasks)
+    for error in unpack(run_packed_batch(pack(stats_batch, None, cut))):
         assert str(error).startswith(f"a.pt: {name}: ")
 
 
@@ -134,7 +136,7 @@ def test_a_file_that_the_worker_does_not_share(tasks, tmp_path, do_to, said):
     """It has none of that name, or another one: an error that says what workers need."""
     packed = pack(stats_batch, None, tasks)
     do_to(tmp_path / "a.pt")
-    error = unpack(sent(do(sent(packed))))
+    error = unpack(sent(run_packed_batch(sent(packed))))
     assert isinstance(error, UnreadableError)
     assert str(error).startswith("a.pt: is ")
     assert f"on the worker {socket.gethostname()}" in str(error)
@@ -144,11 +146,11 @@ def test_a_file_that_the_worker_does_not_share(tasks, tmp_path, do_to, said):
 
 def test_a_copy_that_keeps_times_is_the_same_file(tasks, tmp_path):
     """As `cp -p` makes one: another inode."""
-    expected = [stats(task.tensor) for task in tasks]
+    expected = [read_stats(task.tensor) for task in tasks]
     packed = pack(stats_batch, None, tasks)
     shutil.copy2(tmp_path / "a.pt", tmp_path / "copy")
     os.replace(tmp_path / "copy", tmp_path / "a.pt")
-    assert unpack(sent(do(sent(packed)))) == expected
+    assert unpack(sent(run_packed_batch(sent(packed)))) == expected
 
 
 def test_a_file_that_is_replaced_while_the_worker_reads(tasks, tmp_path, monkeypatch):
@@ -162,17 +164,17 @@ def test_a_file_that_is_replaced_while_the_worker_reads(tasks, tmp_path, monkeyp
         return found
 
     monkeypatch.setattr(stats_module, "stats_batch", read)
-    assert "written at another time" in str(unpack(do(packed)))
+    assert "written at another time" in str(unpack(run_packed_batch(packed)))
 
 
 def test_samples_are_read_once(tasks, monkeypatch):
     """Each parcel asks for the state of the file, and reads none of it again."""
     read = []
-    real = batch.identities
-    monkeypatch.setattr(batch, "identities", lambda paths: read.extend(paths) or real(paths))
-    batch._samples.cache_clear()
+    real = batch.identify_files
+    monkeypatch.setattr(batch, "identify_files", lambda paths: read.extend(paths) or real(paths))
+    batch._sample_digest.cache_clear()
     for _ in range(3):
-        unpack(do(pack(stats_batch, None, tasks)))
+        unpack(run_packed_batch(pack(stats_batch, None, tasks)))
     assert [os.path.basename(path) for path in read] == ["a.pt", "a.pt"]  # by its relative path, and its absolute one
 
 
@@ -211,9 +213,9 @@ def test_another_step_is_never_taken_for_the_file(tasks):
 def test_another_statecli_is_refused(tasks, made, monkeypatch):
     """Its fields may mean something else, its kernel rounds otherwise; not even the tasks are unpacked."""
     packed = pack(stats_batch, None, tasks)
-    monkeypatch.setattr(batch, "made_here", lambda: made)
+    monkeypatch.setattr(batch, "current_build", lambda: made)
     monkeypatch.setattr(batch, "pickle", None)
-    answer = do(sent(packed))
+    answer = run_packed_batch(sent(packed))
     monkeypatch.undo()
     with pytest.raises(EngineError, match=rf"it is statecli {made[0]} with its kernel in {made[1]}, this command is "):
         unpack(sent(answer))
@@ -224,9 +226,9 @@ def test_a_worker_does_what_the_table_says():
     import importlib
 
     nothing = pickle.dumps(("/", {}, None, pickle.dumps((None, ()))))
-    assert unpack(work(batch.made_here(), "stats_batch", nothing)) == []
+    assert unpack(run_in_worker(batch.current_build(), "stats_batch", nothing)) == []
     with pytest.raises(RuntimeError, match="KeyError"):
-        unpack(work(batch.made_here(), "system", nothing))
+        unpack(run_in_worker(batch.current_build(), "system", nothing))
     for name, module in batch.FUNCTIONS.items():
         assert getattr(importlib.import_module(module), name).__module__ == module
 
@@ -234,7 +236,7 @@ def test_a_worker_does_what_the_table_says():
 def test_a_bug_is_told_where_the_command_is(tasks):
     """It is no error of a tensor."""
     with pytest.raises(RuntimeError, match="AttributeError: 'str' object has no attribute"):
-        unpack(do(pack(stats_batch, None, ("no task",))))
+        unpack(run_packed_batch(pack(stats_batch, None, ("no task",))))
 
 
 def test_what_is_shown_of_a_parcel_holds_no_secret(tasks, monkeypatch):
@@ -245,7 +247,7 @@ def test_what_is_shown_of_a_parcel_holds_no_secret(tasks, monkeypatch):
     packed = pack(stats_batch, None, tasks)
     assert "s3cr3t" not in f"{packed!r} {packed} {[packed]}"
     assert "a.pt" not in repr(packed)
-    unpack(do(sent(packed)))
+    unpack(run_packed_batch(sent(packed)))
     assert given == [{"token": "s3cr3t"}]
 
 
@@ -267,7 +269,7 @@ def test_no_worker_is_idle_beside_one_that_has_it_all(tmp_path, monkeypatch):
     """Each has its turn about four times, of a whole that would be one parcel by its bytes."""
     monkeypatch.chdir(tmp_path)
     torch.save({f"w{n}": torch.randn(50_000) for n in range(64)}, "a.pt")
-    monkeypatch.setattr(pool, "BATCH", 1 << 16)
+    monkeypatch.setattr(pool, "MIN_BATCH_BYTES", 1 << 16)
     with Counting(3) as counting:
         package.inspect("a.pt", stats=True, executor=counting)
     assert 9 <= counting.parcels <= 24
@@ -275,10 +277,14 @@ def test_no_worker_is_idle_beside_one_that_has_it_all(tmp_path, monkeypatch):
 
 def test_a_parcel_has_bytes_enough_and_not_too_many():
     """Between 16 MiB, which a process of this machine is given too, and what makes little of handing them out."""
-    engine = futures.Elsewhere(Executor(), "x", 2)
-    assert [engine.grain(size << 20) for size in (1, 400, 1 << 20)] == [16 << 20, 50 << 20, futures.GRAIN]
-    unknown = futures.Elsewhere(Executor(), "x", 0)
-    assert unknown.grain(400 << 20) == 16 << 20
+    engine = futures.ExecutorEngine(Executor(), "x", 2)
+    assert [engine.min_batch_bytes(size << 20) for size in (1, 400, 1 << 20)] == [
+        16 << 20,
+        50 << 20,
+        futures.MAX_BATCH_BYTES,
+    ]
+    unknown = futures.ExecutorEngine(Executor(), "x", 0)
+    assert unknown.min_batch_bytes(400 << 20) == 16 << 20
 
 
 # --- what no worker gave ---------------------------------------------------------------------------------------------

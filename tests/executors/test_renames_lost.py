@@ -104,7 +104,7 @@ def test_a_merge_says_it_as_well(statecli, monkeypatch):
 
 def test_a_file_that_is_gone(statecli):
     """Between its header and its bytes: the tensor and the file are named."""
-    real = compare.fingerprints
+    real = compare.compute_fingerprints
 
     def gone(rows, **more):
         os.rename("b", "c")
@@ -114,7 +114,7 @@ def test_a_file_that_is_gone(statecli):
             os.rename("c", "b")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare, "fingerprints", gone)
+        patch.setattr(compare, "compute_fingerprints", gone)
         found = statecli("diff", str(Path("a").absolute()), "b", "-f", "json", "--jobs", "1")
     assert found.code == 2
     assert "b: cannot be opened: no such file or directory" in found.err

@@ -13,7 +13,7 @@ import torch
 
 from statecli import formats
 from statecli.core.errors import MalformedError
-from statecli.values.read import all_values
+from statecli.values.read import read_all_values
 
 from . import attacks
 from .attacks import called, numbers, pickled, tensor, text
@@ -76,7 +76,7 @@ def shown(path: str) -> dict[str, list[float] | str | None]:
     """The tensors as they are shown: values, the line that says why they cannot be told, None where there are none."""
     state = formats.read(path)
     return {
-        row.fqn: row.damage or (all_values(row.data).reshape(row.shape).tolist() if row.data else None)
+        row.fqn: row.damage or (read_all_values(row.data).reshape(row.shape).tolist() if row.data else None)
         for row in state.tensors
     }
 

@@ -39,7 +39,7 @@ from statecli.formats import dcp as reader
 from statecli.formats.shared import dcp_ranks as _dcp_ranks
 from statecli.formats.shared.dcp_metadata import NEEDED
 from statecli.formats.shared.tiling import Box, find_fault
-from statecli.values.read import all_values
+from statecli.values.read import read_all_values
 
 from . import dcp_ranks
 from .attacks import build, called, legacy, named, pickled, records, state_dict, tensor, text
@@ -64,7 +64,7 @@ def mixed(ranks, tmp_path) -> Path:
 
 def values(path: Path | str) -> dict[str, np.ndarray]:
     """Every tensor's numbers."""
-    return {t.fqn: all_values(t.data).reshape(t.shape) for t in formats.read(str(path)).tensors}
+    return {t.fqn: read_all_values(t.data).reshape(t.shape) for t in formats.read(str(path)).tensors}
 
 
 def rewritten(folder: Path, change: Any) -> None:

@@ -20,7 +20,7 @@ from statecli.core.state import Evidence, Kind
 from statecli.file_scan import scan
 from statecli.formats import deepspeed
 from statecli.targets.outcome import Status
-from statecli.values.read import all_values
+from statecli.values.read import read_all_values
 
 from . import attacks, zero
 
@@ -55,7 +55,7 @@ def section(state, name):
 
 
 def same(tensor, expected: torch.Tensor) -> bool:
-    values = np.asarray(all_values(tensor.data), dtype=np.float64)
+    values = np.asarray(read_all_values(tensor.data), dtype=np.float64)
     return tensor.shape == tuple(expected.shape) and np.array_equal(values, expected.double().numpy().ravel())
 
 

@@ -16,7 +16,7 @@ from statecli.core import kinds
 from statecli.core.errors import UnreadableError
 from statecli.formats import flax_msgpack
 from statecli.storage import msgpack
-from statecli.values.read import all_values, opened, stored
+from statecli.values.read import open_view, read_all_values, read_items
 
 from .msgpacks import Extension, Raw, array, chunked, pack
 from .test_any_bytes import tried
@@ -60,8 +60,8 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
 
 def raw_of(tensor: Any) -> bytes:
     """The bytes of its elements as they are stored."""
-    with opened(tensor.data) as view:
-        return b"".join(block.tobytes() for block in stored(view))
+    with open_view(tensor.data) as view:
+        return b"".join(block.tobytes() for block in read_items(view))
 
 
 # What the library writes.
@@ -120,7 +120,7 @@ def test_a_train_state(flax, tmp_path):
     assert {".".join(filter(None, key)) for key in rows} == set(restored)
     for key, row in rows.items():
         again = restored[".".join(filter(None, key))]
-        assert numpy.array_equal(all_values(row.data).reshape(again.shape), again)
+        assert numpy.array_equal(read_all_values(row.data).reshape(again.shape), again)
     assert not any((one.device, one.requires_grad) != (None, None) for one in state.tensors)
 
 
@@ -190,7 +190,7 @@ def test_arrays_in_pieces(flax, tmp_path, monkeypatch):
     path = written(tmp_path, flax.msgpack_serialize({"params": {"big": made, "small": made[0, :4]}}))
     big = tensors(path)["params", "big"]
     assert (big.shape, big.note) == ((3, 20), "in 4 chunks")
-    assert numpy.array_equal(all_values(big.data), made.reshape(-1))
+    assert numpy.array_equal(read_all_values(big.data), made.reshape(-1))
 
 
 def test_what_is_no_array_is_a_setting(flax, tmp_path):

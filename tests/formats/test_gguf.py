@@ -14,7 +14,7 @@ from statecli import formats
 from statecli.core import ggml_types
 from statecli.core.state import Evidence, Kind
 from statecli.values import ggml_blocks
-from statecli.values.read import all_values
+from statecli.values.read import read_all_values
 
 #: Values of a small matrix, whose rows are whole blocks of every type.
 VALUES = np.random.default_rng(3).standard_normal((6, 512)).astype(np.float32)
@@ -26,9 +26,9 @@ def without_gguf(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "gguf", None)
-    ggml_blocks.why_no_numbers.cache_clear()
+    ggml_blocks.explain_unreadable_blocks.cache_clear()
     yield
-    ggml_blocks.why_no_numbers.cache_clear()
+    ggml_blocks.explain_unreadable_blocks.cache_clear()
 
 
 def written(path: Path, tensors: dict[str, object], big=False, split=0, **keys: object) -> Path:
@@ -86,7 +86,7 @@ def test_plain_tensors_are_those_of_the_library(big, tmp_path):
         array = PLAIN[tensor.fqn]
         assert (tensor.dtype, tensor.shape, tensor.elements) == (array.dtype.name, array.shape, array.size)
         assert tensor.nbytes == array.nbytes
-        assert np.array_equal(all_values(tensor.data).reshape(array.shape), array)
+        assert np.array_equal(read_all_values(tensor.data).reshape(array.shape), array)
 
 
 @pytest.mark.parametrize("big", [False, True], ids=["little", "big"])
@@ -102,7 +102,7 @@ def test_bfloat16_is_torchs(big, tmp_path):
     (tensor,) = formats.read(str(path)).tensors
     expected = gguf.quants.dequantize(packed(VALUES, "BF16"), gguf.GGMLQuantizationType.BF16)
     assert (tensor.dtype, tensor.nbytes) == ("bfloat16", VALUES.size * 2)
-    assert np.array_equal(all_values(tensor.data).reshape(VALUES.shape), expected)
+    assert np.array_equal(read_all_values(tensor.data).reshape(VALUES.shape), expected)
 
 
 def test_the_sizes_of_blocks_are_the_librarys():
@@ -129,12 +129,12 @@ def test_quantized_tensors_are_those_of_the_library(name, tmp_path):
     assert tensor.nbytes == VALUES.size // values * size == gguf.GGUFReader(path).tensors[1].n_bytes
     assert tensor.note == f"{values} values in {size} bytes"
     assert (tensor.kind, tensor.evidence, tensor.saved) == (Kind.PARAMETER, Evidence.ASSUMED, True)
-    stored = ggml_blocks.as_stored(tensor.data).storage
+    stored = ggml_blocks.to_stored_blocks(tensor.data).storage
     assert path.read_bytes()[stored.offset :][: stored.length] == packed(VALUES, name.upper()).tobytes()
     if name not in ("q8_1", "q8_k", "q1_0"):  # of which the library does not know the way back
         with np.errstate(all="ignore"):
             expected = gguf.quants.dequantize(packed(VALUES, name.upper()), kind)
-        assert np.array_equal(all_values(tensor.data).reshape(VALUES.shape), expected, equal_nan=True)
+        assert np.array_equal(read_all_values(tensor.data).reshape(VALUES.shape), expected, equal_nan=True)
 
 
 def test_metadata_is_told(tmp_path):
@@ -663,7 +663,7 @@ def test_a_tensor_that_lies_askew_is_read(tmp_path):
     """llama.cpp refuses it; its values are there all the same."""
     path = built(tmp_path, (), [tensor("w", [2], 0, 4)], struct.pack("<3f", 0, 1, 2))
     assert odd(path) == ["begin at no multiple of 32, so that llama.cpp refuses them: w"]
-    assert all_values(formats.read(str(path)).tensors[0].data).tolist() == [1.0, 2.0]
+    assert read_all_values(formats.read(str(path)).tensors[0].data).tolist() == [1.0, 2.0]
 
 
 def test_a_key_set_twice_is_told(tmp_path):

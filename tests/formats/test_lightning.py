@@ -13,7 +13,7 @@ from torch import nn
 from statecli import formats
 from statecli.core.kinds import classify_tensors
 from statecli.core.state import Evidence, Kind
-from statecli.values.read import all_values
+from statecli.values.read import read_all_values
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_its_sections_are_called_as_it_calls_them(checkpoint):
         rows = {one.fqn: one for one in state.tensors if one.section == name}
         assert list(rows) == list(loaded[name])
         for fqn, tensor in loaded[name].items():
-            assert torch.equal(torch.from_numpy(all_values(rows[fqn].data)).reshape(tensor.shape), tensor)
+            assert torch.equal(torch.from_numpy(read_all_values(rows[fqn].data)).reshape(tensor.shape), tensor)
 
 
 def test_what_it_trains_is_told_by_both_optimizers(checkpoint):

@@ -13,7 +13,7 @@ from statecli import formats
 from statecli.commands.audit.run import Request, audit
 from statecli.file_scan import scan
 from statecli.targets.outcome import Status
-from statecli.values.read import all_values
+from statecli.values.read import read_all_values
 
 from . import attacks
 
@@ -54,7 +54,7 @@ def test_ranks_are_sections_of_their_own(tmp_path):
         held = {(one.section, one.fqn): one for one in state.tensors}
         for number in range(2):
             weight = held[f"mp_rank_{number:02d}.model", "embedding.word_embeddings.weight"]
-            assert set(all_values(weight.data)) == {float(number)}
+            assert set(read_all_values(weight.data)) == {float(number)}
             assert weight.tied_to == ()
         assert held["mp_rank_01.optimizer.optimizer", "state[0]['exp_avg']"].shape == (4, 8)
         assert [odd.name for odd in state.oddities if odd.name != "foreign-globals"] == ["model-parallel"]

@@ -20,7 +20,7 @@ from statecli.core.state import Evidence, Kind
 from statecli.file_scan.scan import scan_pickles
 from statecli.formats import npz
 from statecli.formats.shared import npy_array
-from statecli.values.read import all_values, opened, stored
+from statecli.values.read import open_view, read_all_values, read_items
 
 from .attacks import Member, build
 from .test_any_bytes import tried
@@ -53,8 +53,8 @@ def described(descr: str = "'<f4'", order: str = "False", shape: str = "(2,)") -
 
 def raw_of(tensor: Any) -> bytes:
     """The bytes of its elements in C order and native byte order."""
-    with opened(tensor.data) as view:
-        return b"".join(block.tobytes() for block in stored(view))
+    with open_view(tensor.data) as view:
+        return b"".join(block.tobytes() for block in read_items(view))
 
 
 CODES = ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?")
@@ -77,7 +77,7 @@ def test_numbers_are_as_numpy_loads_them(tmp_path, packed, order):
             expected = again[name]
             assert (tensor.dtype, tensor.shape) == (expected.dtype.name, expected.shape)
             assert tensor.nbytes == expected.nbytes
-            assert numpy.array_equal(all_values(tensor.data).reshape(expected.shape), expected)
+            assert numpy.array_equal(read_all_values(tensor.data).reshape(expected.shape), expected)
 
 
 @pytest.mark.parametrize("code", ["<c8", ">c8", "<c16", ">c16"])
@@ -87,7 +87,7 @@ def test_complex_numbers(tmp_path, code, packed):
     made = numpy.array([1 + 2j, 3 - 4j]).astype(code)
     (found,) = formats.read(saved(tmp_path, packed, a=made)).tensors
     assert found.dtype == made.dtype.name
-    assert numpy.array_equal(all_values(found.data), made)
+    assert numpy.array_equal(read_all_values(found.data), made)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
@@ -141,7 +141,7 @@ def test_a_single_array(tmp_path, version, fortran):
     state = formats.read(file(tmp_path, out.getvalue()))
     (found,) = state.tensors
     assert (state.format, found.fqn, found.dtype, found.shape) == ("npy", "tensor", "float32", (2, 3))
-    assert numpy.array_equal(all_values(found.data).reshape(2, 3), made)
+    assert numpy.array_equal(read_all_values(found.data).reshape(2, 3), made)
 
 
 def test_what_the_format_does_not_record(tmp_path):
@@ -160,7 +160,7 @@ def test_any_array(tmp_path, shape, code, fortran, order):
     numpy.save(tmp_path / "a.npy", made)
     (found,) = formats.read(str(tmp_path / "a.npy")).tensors
     assert (found.dtype, found.shape) == (made.dtype.name, made.shape)
-    assert numpy.array_equal(all_values(found.data).reshape(made.shape), made)
+    assert numpy.array_equal(read_all_values(found.data).reshape(made.shape), made)
 
 
 # What other writers make of it.

@@ -140,14 +140,14 @@ def test_many_are_cut_to_a_digest_that_tells_them_apart(tmp_path):
 def test_arrays_inside_the_pickle_have_values(tmp_path, dtype, order):
     """numpy arrays lie in the pickle itself; their elements are read from there, whatever their order."""
     pytest.importorskip("numpy")
-    from statecli.values.read import all_values
+    from statecli.values.read import read_all_values
 
     array = np.asarray(np.arange(6).reshape(2, 3) % 2, dtype=dtype, order=order)
     path = str(tmp_path / "array.pt")
     torch.save({"a": array, "w": torch.ones(1)}, path)
     row = next(t for t in formats.read(path).tensors if t.fqn == "a")
     assert row.shape == (2, 3)
-    assert all_values(row.data).tolist() == array.astype(array.dtype.newbyteorder("=")).reshape(-1).tolist()
+    assert read_all_values(row.data).tolist() == array.astype(array.dtype.newbyteorder("=")).reshape(-1).tolist()
 
 
 def test_arrays_without_numbers_are_bytes_to_compare(tmp_path):

@@ -24,7 +24,7 @@ from statecli.file_scan.scan import scan_pickles
 from statecli.formats import torch_export
 from statecli.pickle_scan.export_expressions import describe_cost, is_plain_expression, is_plain_guard, iter_expressions
 from statecli.rules.pickles import RULES
-from statecli.values.read import all_values
+from statecli.values.read import read_all_values
 
 from .test_any_bytes import tried
 
@@ -143,7 +143,7 @@ def test_it_agrees_with_torch(writer, program, tmp_path):
         row = rows.pop(fqn)
         assert (row.shape, f"torch.{row.dtype}") == (tuple(tensor.shape), str(tensor.dtype))
         assert (row.requires_grad, row.device) == (tensor.requires_grad, "cpu")
-        assert (all_values(row.data).reshape(row.shape) == tensor.detach().numpy()).all()
+        assert (read_all_values(row.data).reshape(row.shape) == tensor.detach().numpy()).all()
         assert row.saved is (fqn in loaded.state_dict)
     assert not rows
 
@@ -191,7 +191,7 @@ def test_each_program_is_a_section(tmp_path):
     assert state.sections == ("encoder", "decoder")
     for row in state.tensors:
         held = programs[row.section].state_dict[row.fqn]
-        assert (all_values(row.data).reshape(row.shape) == held.detach().numpy()).all()
+        assert (read_all_values(row.data).reshape(row.shape) == held.detach().numpy()).all()
     assert "encoder.torch_version" in state.metadata.values
 
 
@@ -222,7 +222,7 @@ def test_a_tensor_subclass_is_read_from_its_own_archive(tmp_path):
     rows = {row.fqn: row for row in read(path).tensors}
     assert (rows["w"].shape, rows["w"].note, rows["w"].kind) == ((3, 3), "TwoTensor", Kind.PARAMETER)
     assert [name for name, _ in rows["w"].parts] == ["a", "b"]
-    assert (all_values(rows["w"].parts[0][1]) == 1).all()
+    assert (read_all_values(rows["w"].parts[0][1]) == 1).all()
     assert rows["b"].shape == (3,)
 
 
@@ -251,7 +251,7 @@ def test_what_is_compiled_is_told(tmp_path):
     state = read(tmp_path / "x.pt2")
     assert state.sections == ("aotinductor.model",)
     for row in state.tensors:
-        assert (all_values(row.data).reshape(row.shape) == views[row.fqn].numpy()).all()
+        assert (read_all_values(row.data).reshape(row.shape) == views[row.fqn].numpy()).all()
         assert (row.kind, row.evidence) == (Kind.PARAMETER, Evidence.ASSUMED)
     assert [one.name for one in state.oddities] == ["aotinductor"]
     packages.package_pt2(str(tmp_path / "y.pt2"), aoti_files={"model": [str(library)]})

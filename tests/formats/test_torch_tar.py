@@ -21,7 +21,7 @@ from statecli.file_scan.scan import scan_pickles
 from statecli.formats import torch_tar
 from statecli.rules.pickles import RULES
 from statecli.targets.outcome import Status
-from statecli.values.read import all_values
+from statecli.values.read import read_all_values
 
 from .attacks import called, legacy, named, number, pickled, state_dict, tensor, text
 
@@ -110,7 +110,7 @@ def test_it_agrees_with_torch(form, written):
         value = loaded[row.fqn]
         value = value if isinstance(value, torch.Tensor) else torch.tensor(value.tolist())
         assert row.shape == tuple(value.shape)
-        assert (all_values(row.data).reshape(row.shape) == value.numpy()).all()
+        assert (read_all_values(row.data).reshape(row.shape) == value.numpy()).all()
     assert {row.fqn: row.storage for row in state.tensors} == {"a": "11", "t": "11", "n": "12", "v": "11", "s": "12"}
 
 

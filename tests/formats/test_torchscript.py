@@ -19,7 +19,7 @@ from statecli.core.errors import UnreadableError
 from statecli.core.state import Evidence, Kind
 from statecli.file_scan.scan import scan_pickles
 from statecli.formats import torchscript
-from statecli.values.read import all_values
+from statecli.values.read import read_all_values
 
 from .test_any_bytes import tried
 
@@ -114,7 +114,7 @@ def read(path):
 def values(path):
     """Every tensor's values by section and name."""
     rows = read(path).tensors
-    return {(row.section, row.fqn): all_values(row.data).reshape(row.shape) for row in rows}
+    return {(row.section, row.fqn): read_all_values(row.data).reshape(row.shape) for row in rows}
 
 
 # --- against torch ---------------------------------------------------------------------------------------------------

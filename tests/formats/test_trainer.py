@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from statecli import formats
 from statecli.core.state import Evidence, Kind
 from statecli.targets import load
-from statecli.values.read import all_values
+from statecli.values.read import read_all_values
 
 SIZES = {
     "hidden_size": 16,
@@ -91,7 +91,7 @@ def held(path: Path) -> dict[str, dict[str, torch.Tensor]]:
     state = formats.read(str(path))
     found: dict[str, dict[str, torch.Tensor]] = {}
     for tensor in state.tensors:
-        values = torch.from_numpy(all_values(tensor.data).copy()).reshape(tensor.shape)
+        values = torch.from_numpy(read_all_values(tensor.data).copy()).reshape(tensor.shape)
         found.setdefault(tensor.section, {})[tensor.fqn] = values
     return found
 

@@ -41,11 +41,11 @@ def test_no_torch_function_of_a_subclass_is_asked(inspect, to):
 def test_no_torch_function_is_asked_for_values(write):
     """The statistics of such a tensor are those of its values."""
     from statecli.live import read
-    from statecli.values.live_tensor import stored_values, strided_of
+    from statecli.values.live_tensor import build_view, get_stored_values
 
     target = write(RAISING)
     sums = []
-    read(build(parse(target)), target, stats_of=lambda t: sums.append(strided_of(stored_values(t)).memory.size))
+    read(build(parse(target)), target, stats_of=lambda t: sums.append(build_view(get_stored_values(t)).memory.size))
     assert sums == [4, 8, 12]
 
 

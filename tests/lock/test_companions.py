@@ -43,13 +43,13 @@ def folder(tmp_path):
 def lock(*targets, **options):
     """The lock of these targets, as it is read back from its file."""
     request = run.Request(tuple(map(str, targets)), **options)
-    return b"".join(lock_file.written(run.lock(run.read(request), request)))
+    return b"".join(lock_file.encode_lock(run.build_lock(run.read_targets(request), request)))
 
 
 def held(target, locked, path, **options):
     """The audit of `target` against this lock."""
     path.write_bytes(locked)
-    return audit(Request((str(target),), lock=lock_file.read(str(path)), lock_folder=str(path.parent), **options))
+    return audit(Request((str(target),), lock=lock_file.read_lock(str(path)), lock_folder=str(path.parent), **options))
 
 
 def mismatches(found):
@@ -287,7 +287,7 @@ def test_links_between_folders_are_followed_once(folder, tmp_path):
     (folder / "code" / "own.py").write_text("x")
     for number in range(60):
         (folder / "code" / f"l{number}").symlink_to(".")
-    names = companion_files.companion_files(str(folder))
+    names = companion_files.find_companion_files(str(folder))
     assert names.count("code/own.py") == 1
     assert len(names) < 10
 

@@ -24,7 +24,7 @@ from statecli.values.algorithm import Algorithm
 
 def locked(*targets, **options):
     request = run.Request(tuple(map(str, targets)), **options)
-    return b"".join(lock_file.written(run.lock(run.read(request), request)))
+    return b"".join(lock_file.encode_lock(run.build_lock(run.read_targets(request), request)))
 
 
 def lines(raw):
@@ -237,7 +237,7 @@ def test_the_algorithm_is_named_in_the_file(tmp_path, statecli):
     torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
     done = statecli("lock", tmp_path / "a.pt", "--digest", "sha256", "-o", tmp_path / "lock.json")
     assert (done.code, done.out, done.err) == (0, "", "")
-    assert lock_file.read(str(tmp_path / "lock.json")).digest is Algorithm.SHA256
+    assert lock_file.read_lock(str(tmp_path / "lock.json")).digest is Algorithm.SHA256
 
 
 def test_the_file_is_as_its_schema_says(tmp_path, statecli):
@@ -247,7 +247,7 @@ def test_the_file_is_as_its_schema_says(tmp_path, statecli):
     jsonschema.validate(json.loads(raw), json.loads(statecli("schema", "lock").out))
     assert "\x1b" not in raw
     (tmp_path / "lock.json").write_text(raw, "utf-8")
-    assert b"".join(lock_file.written(lock_file.read(str(tmp_path / "lock.json")))).decode() == raw
+    assert b"".join(lock_file.encode_lock(lock_file.read_lock(str(tmp_path / "lock.json")))).decode() == raw
 
 
 def test_nothing_is_written_where_one_cannot_be_locked(tmp_path, statecli):
@@ -294,10 +294,10 @@ def test_a_file_that_changes_meanwhile_is_not_locked(tmp_path):
     """Half of the old values and half of the new are neither."""
     torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
     request = run.Request((str(tmp_path / "a.pt"),))
-    found = run.read(request)
+    found = run.read_targets(request)
     os.utime(tmp_path / "a.pt", (1, 1))
     with pytest.raises(run.UnreadableError, match=r"a\.pt: changed while it was read"):
-        run.lock(found, request)
+        run.build_lock(found, request)
 
 
 LINE = (
@@ -385,7 +385,7 @@ def test_a_lock_that_has_what_callbacks_keep_holds_it(tmp_path):
     scores = line | {"fqn": "ModelCheckpoint{'monitor': 'vl'}['best_model_score']", "section": "callbacks"}
     old["targets"][0]["tensors"].insert(0, scores | {"shape": [], "digest": "0" * 64})
     (tmp_path / "lock.json").write_text(json.dumps(old))
-    lock = lock_file.read(str(tmp_path / "lock.json"))
+    lock = lock_file.read_lock(str(tmp_path / "lock.json"))
     (found,) = audit(Request((str(tmp_path / "a.ckpt"),), lock=lock, select=("lock-mismatch",))).targets
     assert [(one.rule, one.section) for one in found.findings] == [("lock-mismatch", "callbacks")]
 

@@ -71,7 +71,7 @@ def test_trainable_mismatch_spares_what_a_lock_holds(tmp_path):
     """What is frozen, by its values; of what is trained a lock says nothing."""
     torch.save(small().state_dict(), tmp_path / "s.pt")
     asked = locking.Request((str(tmp_path / "s.pt"),))
-    lock = locking.lock(locking.read(asked), asked)
+    lock = locking.build_lock(locking.read_targets(asked), asked)
     frozen, trained = Policy(frozen=("0.*",)), Policy(trainable=("1.*",))
     assert not audit(Request((str(tmp_path / "s.pt"),), policy=frozen, lock=lock)).findings
     (finding,) = audit(Request((str(tmp_path / "s.pt"),), policy=trained, lock=lock)).findings

@@ -16,7 +16,7 @@ from statecli.targets.outcome import Status
 
 def locked(*targets, **options):
     request = run.Request(tuple(map(str, targets)), **options)
-    return run.lock(run.read(request), request)
+    return run.build_lock(run.read_targets(request), request)
 
 
 @pytest.fixture
@@ -198,8 +198,10 @@ def test_values_are_read_only_where_the_rest_agrees(monkeypatch, held, state):
     from statecli.values import digest
 
     asked = []
-    real = digest.digests
-    monkeypatch.setattr(digest, "digests", lambda tensors, *a, **k: asked.extend(tensors) or real(tensors, *a, **k))
+    real = digest.compute_digests
+    monkeypatch.setattr(
+        digest, "compute_digests", lambda tensors, *a, **k: asked.extend(tensors) or real(tensors, *a, **k)
+    )
     held({"a.weight": state["a.weight"].double(), "new": torch.ones(1)})
     assert sorted(one.fqn for one in asked) == ["a.bias", "b.weight"]
     asked.clear()
@@ -238,9 +240,9 @@ def test_frozen_only_needs_a_lock(statecli):
 def test_what_a_lock_says_survives_its_file(tmp_path, found, state):
     """Written, read again, it holds as before."""
     torch.save(state, tmp_path / "a.pt")
-    (tmp_path / "lock.json").write_bytes(b"".join(lock_file.written(locked(tmp_path / "a.pt"))))
-    assert lock_file.read(str(tmp_path / "lock.json")) == locked(tmp_path / "a.pt")
-    assert not found("lock-mismatch", tmp_path / "a.pt", lock=lock_file.read(str(tmp_path / "lock.json")))
+    (tmp_path / "lock.json").write_bytes(b"".join(lock_file.encode_lock(locked(tmp_path / "a.pt"))))
+    assert lock_file.read_lock(str(tmp_path / "lock.json")) == locked(tmp_path / "a.pt")
+    assert not found("lock-mismatch", tmp_path / "a.pt", lock=lock_file.read_lock(str(tmp_path / "lock.json")))
 
 
 def test_values_not_locked_finds_a_lock_without_digests(found, tmp_path, state):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statecli.values import pool
+from statecli.workers import pool
 
 
 @pytest.fixture(autouse=True)
@@ -39,13 +39,13 @@ def shares(statecli):
 def computed(monkeypatch):
     """The (function, number of tasks) of all that is computed from now on, and not looked up."""
     found: list[tuple[str, int]] = []
-    run = pool._run
+    run = pool._run_batches
 
     def counted(function, shared, tasks, *rest, **more):
         found.extend([(function.__name__, len(tasks))] if tasks else [])
         return run(function, shared, tasks, *rest, **more)
 
-    monkeypatch.setattr(pool, "_run", counted)
+    monkeypatch.setattr(pool, "_run_batches", counted)
     return found
 
 

@@ -61,15 +61,15 @@ def everything(seed: int) -> dict[str, torch.Tensor]:
         "empty": torch.zeros(0, 3),
         f"moved{seed}": torch.arange(5000.0),
         f"gone{seed}": torch.full((33,), float(seed)),
-        "big": torch.arange(3 * compare_task.BLOCK, dtype=torch.float32) * (1 + 0.001 * seed),
+        "big": torch.arange(3 * compare_task.BLOCK_ELEMENTS, dtype=torch.float32) * (1 + 0.001 * seed),
     }
 
 
 @pytest.fixture
 def small_tasks(monkeypatch):
     """Tensors of some kilobytes are in several tasks, as those of gigabytes are."""
-    monkeypatch.setattr(compare, "TASK", compare_task.BLOCK)
-    monkeypatch.setattr(facts, "TASK", 1 << 18)
+    monkeypatch.setattr(compare, "TASK_ELEMENTS", compare_task.BLOCK_ELEMENTS)
+    monkeypatch.setattr(facts, "TASK_BYTES", 1 << 18)
 
 
 # --- any checkpoints -------------------------------------------------------------------------------------------------

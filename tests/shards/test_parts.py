@@ -22,11 +22,11 @@ import statecli as api
 from statecli.core import errors
 from statecli.core.errors import ChecksumMismatch, StateError, UsageError
 from statecli.core.state import Place, Stats
+from statecli.shards import shard_file, tasks
 from statecli.values import kernels
-from statecli.values.compare_task import Found
+from statecli.values.compare_task import Comparison
 from statecli.values.facts_kernel import Facts
 from statecli.values.tally import Tally, Wide
-from statecli.workers.shards import shard_file, tasks
 
 LINE = ("diff", "a.pt", "b.pt")
 
@@ -117,7 +117,7 @@ def test_parts_of_another_version_or_kernel_are_refused(parts, refusal, key, val
     documents[0][key] = value
     forged(parts[1], documents)
     made = f"{documents[0]['statecli']} with its kernel in {documents[0]['kernel']}"
-    here = f"statecli {lines(parts[0])[0]['statecli']} with its kernel in {kernels.made_of()}"
+    here = f"statecli {lines(parts[0])[0]['statecli']} with its kernel in {kernels.kernel_name()}"
     assert refusal(*parts) == f"{parts[1]}: was made by statecli {made}, and this is {here}: install the same for all"
 
 
@@ -461,9 +461,9 @@ def test_a_result_of_no_task_is_refused(parts, refusal, statecli):
 
 def test_an_endless_line_is_refused(parts, refusal, monkeypatch):
     """No more of a file is held than the longest line that --shard writes, and none of it as a whole."""
-    monkeypatch.setattr(shard_file, "PIECE", 1 << 10)
+    monkeypatch.setattr(shard_file, "PIECE_BYTES", 1 << 10)
     whole = refusal(parts[0])
-    monkeypatch.setattr(shard_file, "LONGEST", 1 << 16)
+    monkeypatch.setattr(shard_file, "MAX_LINE_BYTES", 1 << 16)
     assert refusal(parts[0]) == whole
     raw = Path(parts[0]).read_bytes().splitlines(keepends=True)
     Path("x").write_bytes(raw[0] + b" " * (1 << 20))
@@ -475,17 +475,17 @@ def test_an_endless_line_is_refused(parts, refusal, monkeypatch):
 def test_a_part_is_held_once(tmp_path):
     """Of a part of many tasks twice its bytes are needed, not those of all its lines and of what they say at once."""
     wide, count = Wide(1.2345678, 3), 20_000
-    one = Found(Tally(5, 3, 600, 1.5, *[wide] * 5))
+    one = Comparison(Tally(5, 3, 600, 1.5, *[wide] * 5))
     head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, (1, 1), (), count, count, {})
     made = (
-        shard_file.line(tasks.Key("run_batch", f"{n:032x}"), f"layers.{n}.mlp.weight", 1 << 23, one)
+        shard_file.build_line(tasks.Key("run_batch", f"{n:032x}"), f"layers.{n}.mlp.weight", 1 << 23, one)
         for n in range(count)
     )
     path = tmp_path / "p.jsonl"
-    path.write_bytes(b"".join(shard_file.written(head, made)))
-    with patch.object(shard_file, "PIECE", 1 << 16):
+    path.write_bytes(b"".join(shard_file.encode_file(head, made)))
+    with patch.object(shard_file, "PIECE_BYTES", 1 << 16):
         tracemalloc.start()
-        results = shard_file.read(str(path)).results
+        results = shard_file.read_file(str(path)).results
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert results[tasks.Key("run_batch", "0" * 32)].result == one
@@ -590,7 +590,7 @@ floats = st.floats(width=64) | st.sampled_from([math.nan, math.inf, -math.inf, -
 wides = st.builds(Wide, floats.filter(lambda one: not one < 0), st.integers(-5000, 5000))
 counts = st.integers(0, 2**70)
 tallies = st.builds(Tally, counts, st.none() | counts, counts, floats, wides, wides, wides, wides, wides, *[counts] * 6)
-found = st.builds(Found, tallies, st.lists(st.tuples(counts, counts), max_size=3).map(tuple))
+found = st.builds(Comparison, tallies, st.lists(st.tuples(counts, counts), max_size=3).map(tuple))
 number = st.none() | floats | st.integers(-(2**63), 2**64)
 text = st.text(st.characters(codec=None)) | st.none()
 all_facts = st.builds(
@@ -635,8 +635,8 @@ def test_a_result_is_the_same_bit_for_bit(tmp_path_factory, data):
     name = data.draw(st.sampled_from(sorted(RESULTS)))
     result = data.draw(RESULTS[name] | errors_of_ours)
     key = tasks.Key(name, "k")
-    path.write_bytes(b"".join(shard_file.written(head, [shard_file.line(key, "w", 3, result)])))
-    again = shard_file.read(str(path)).results[key].result
+    path.write_bytes(b"".join(shard_file.encode_file(head, [shard_file.build_line(key, "w", 3, result)])))
+    again = shard_file.read_file(str(path)).results[key].result
     assert type(again) is type(result)
     assert repr(again) == repr(result)
 
@@ -651,9 +651,9 @@ def test_an_error_keeps_its_kind_and_its_place(tmp_path):
     given = {tasks.Key("check_batch", "1"): wrong, tasks.Key("check_batch", "2"): TruncatedPickle("a.pt: ends")}
     path = tmp_path / "p.jsonl"
     path.write_bytes(
-        b"".join(shard_file.written(head, [shard_file.line(key, "w", 3, one) for key, one in given.items()]))
+        b"".join(shard_file.encode_file(head, [shard_file.build_line(key, "w", 3, one) for key, one in given.items()]))
     )
-    first, second = again = [one.result for one in shard_file.read(str(path)).results.values()]
+    first, second = again = [one.result for one in shard_file.read_file(str(path)).results.values()]
     assert (type(first), str(first), first.place) == (ChecksumMismatch, str(wrong), wrong.place)
     assert (type(second), str(second)) == (errors.MalformedError, "a.pt: ends")
     assert all(isinstance(one, StateError) for one in again)

@@ -15,9 +15,9 @@ import torch
 from hypothesis import given
 from safetensors.torch import save_file
 
-from statecli.values import pool
-from statecli.values.pool import OVERHEAD
-from statecli.workers.shards.partition import RUNS, Cut
+from statecli.shards.partition import RUNS_PER_SHARD, Partition
+from statecli.workers import pool
+from statecli.workers.pool import TASK_OVERHEAD_BYTES
 
 
 @pytest.fixture
@@ -38,10 +38,10 @@ passes = st.lists(st.lists(st.tuples(st.integers(0, 1 << 24), st.integers(0, 40)
 @given(passes, st.integers(1, 9))
 def test_each_task_is_of_one_share(given_passes, count):
     """Whatever their sizes; those of one key are together; and each share knows it without the others."""
-    cuts = [Cut(index, count) for index in range(1, count + 1)]
+    cuts = [Partition(index, count) for index in range(1, count + 1)]
     for tasks in given_passes:
         sizes, keys = [size for size, _ in tasks], [key for _, key in tasks]
-        owned = [cut.own(sizes, keys) for cut in cuts]
+        owned = [cut.select_tasks(sizes, keys) for cut in cuts]
         assert sorted(n for own in owned for n in own) == list(range(len(tasks)))
         assert all(own == sorted(own) for own in owned)
         owners = {}
@@ -53,32 +53,32 @@ def test_each_task_is_of_one_share(given_passes, count):
 @given(passes, st.integers(1, 9))
 def test_shares_are_even_in_bytes(given_passes, count):
     """None has more than another by more than a run of tasks, or the largest task, over all passes."""
-    cuts, loads, largest = [Cut(index, count) for index in range(1, count + 1)], [0] * count, 0
+    cuts, loads, largest = [Partition(index, count) for index in range(1, count + 1)], [0] * count, 0
     for tasks in given_passes:
         sizes = [size for size, _ in tasks]
-        enough = sum(size + OVERHEAD for size in sizes) // (count * RUNS)
-        largest = max([largest, *(enough + size + OVERHEAD for size in sizes)])
+        enough = sum(size + TASK_OVERHEAD_BYTES for size in sizes) // (count * RUNS_PER_SHARD)
+        largest = max([largest, *(enough + size + TASK_OVERHEAD_BYTES for size in sizes)])
         for n, cut in enumerate(cuts):
-            loads[n] += sum(sizes[one] + OVERHEAD for one in cut.own(sizes, None))
+            loads[n] += sum(sizes[one] + TASK_OVERHEAD_BYTES for one in cut.select_tasks(sizes, None))
     assert max(loads) - min(loads) <= largest
 
 
 def test_many_targets_of_one_tensor_are_spread():
     """What one pass gave to each is evened out by the next: the first share is not that of every first task."""
-    cuts = [Cut(index, 4) for index in range(1, 5)]
+    cuts = [Partition(index, 4) for index in range(1, 5)]
     counts = [0] * 4
     for _ in range(100):
         for n, cut in enumerate(cuts):
-            counts[n] += len(cut.own([1000], None))
+            counts[n] += len(cut.select_tasks([1000], None))
     assert counts == [25] * 4
 
 
 def test_neighbours_stay_together():
     """A share reads runs of a file, not every fourth tensor of it."""
-    own = Cut(2, 4).own([1 << 20] * 6400, None)
+    own = Partition(2, 4).select_tasks([1 << 20] * 6400, None)
     leaps = sum(after - before > 1 for before, after in pairwise(own))
     assert len(own) == 1600
-    assert leaps < RUNS
+    assert leaps < RUNS_PER_SHARD
 
 
 # --- one share --------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_what_cannot_be_read_ends_a_share_as_it_ends_the_whole(statecli):
 )
 def test_a_target_that_changes_while_a_share_reads_it_makes_no_part(statecli, monkeypatch, line):
     """A part of it would be of neither state."""
-    run = pool._run
+    run = pool._run_batches
 
     def written_to(*words, **more):
         found = run(*words, **more)
@@ -165,7 +165,7 @@ def test_a_target_that_changes_while_a_share_reads_it_makes_no_part(statecli, mo
         Path("b.safetensors").write_bytes(raw[:-4] + b"\1\1\1\1")
         return found
 
-    monkeypatch.setattr(pool, "_run", written_to)
+    monkeypatch.setattr(pool, "_run_batches", written_to)
     result = statecli(*line.split(), "--shard", "1/2", "-o", "p.jsonl")
     assert (result.code, result.out) == (2, "")
     assert "b.safetensors: changed while it was read: " in result.err

@@ -14,7 +14,7 @@ from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.state import ByteRange, Packing, TensorData
 from statecli.values import ggml_blocks, ranges
 from statecli.values.ranges import open_range
-from statecli.values.read import all_values
+from statecli.values.read import read_all_values
 
 gguf = pytest.importorskip("gguf")
 
@@ -49,10 +49,10 @@ def test_little_is_held_at_a_time(stored, monkeypatch):
 
     def numbers(raw, name):
         sizes.append(raw.size)
-        return ggml_blocks.numbers(raw, name)
+        return ggml_blocks.dequantize_blocks(raw, name)
 
-    monkeypatch.setattr(ranges, "VALUES", 8192)
-    monkeypatch.setattr(ranges, "numbers", numbers)
+    monkeypatch.setattr(ranges, "VALUES_BYTES", 8192)
+    monkeypatch.setattr(ranges, "dequantize_blocks", numbers)
     into = np.zeros(where.length, np.uint8)
     with open_range(where) as source:
         source.read(0, into)
@@ -65,7 +65,7 @@ def test_a_view_of_it_is_read(stored):
     where, worth = stored
     whole = np.frombuffer(worth, np.float32).reshape(ROWS, COLUMNS)
     part = TensorData(where, "float32", (COLUMNS, 7), 3 * COLUMNS, (1, COLUMNS))
-    assert np.array_equal(all_values(part), whole[3:10].T.reshape(-1))
+    assert np.array_equal(read_all_values(part), whole[3:10].T.reshape(-1))
 
 
 def test_a_file_that_has_shrunk_is_an_error(stored, tmp_path):
@@ -83,26 +83,29 @@ def test_as_it_is_stored(stored):
     """Blocks are elements of a type of their own, of as many bytes as they have; what is not quantized stays."""
     where, _ = stored
     data = TensorData(where, "float32", (ROWS, COLUMNS))
-    found = ggml_blocks.as_stored(data)
+    found = ggml_blocks.to_stored_blocks(data)
     assert (found.dtype, found.shape) == ("q5_k", (ROWS, COLUMNS // 256))
     assert (found.storage.offset, found.storage.length, found.storage.packing) == (6, where.packing.length, None)
-    assert ggml_blocks.as_stored(found) is found
+    assert ggml_blocks.to_stored_blocks(found) is found
 
 
 def test_a_type_that_the_package_does_not_read(tmp_path):
     """It is told of that type alone."""
-    assert ggml_blocks.why_no_numbers("q4_k") is None
+    assert ggml_blocks.explain_unreadable_blocks("q4_k") is None
     for name in ("q4_0_4_4", "q8_k"):
-        assert ggml_blocks.why_no_numbers(name) == f"the package gguf that is installed does not read {name} as numbers"
+        assert (
+            ggml_blocks.explain_unreadable_blocks(name)
+            == f"the package gguf that is installed does not read {name} as numbers"
+        )
 
 
 def test_without_the_package_its_values_are_refused(stored, monkeypatch):
     """The error names what to install."""
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.setitem(sys.modules, "gguf.quants", None)
-    ggml_blocks.why_no_numbers.cache_clear()
+    ggml_blocks.explain_unreadable_blocks.cache_clear()
     try:
         with pytest.raises(UnreadableError, match=r"pip install 'statecli\[gguf\]'"), open_range(stored[0]):
             pass
     finally:
-        ggml_blocks.why_no_numbers.cache_clear()
+        ggml_blocks.explain_unreadable_blocks.cache_clear()

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from statecli.core.errors import ChecksumMismatch, UnreadableError
 from statecli.core.state import TensorInfo
-from statecli.values.compare import Pair, compare_all, damages, fingerprints
-from statecli.values.delta import Delta, How
+from statecli.values.compare import Pair, check_checksums, compare_pairs, compute_fingerprints
+from statecli.values.delta import CompareOptions, Delta
 
 from .conftest import info_of
 
@@ -30,7 +30,7 @@ def both(store):
 
 
 def outcome(before: TensorInfo, after: TensorInfo) -> object:
-    (found,) = compare_all([Pair(before, after)], How(), jobs=1)
+    (found,) = compare_pairs([Pair(before, after)], CompareOptions(), jobs=1)
     return found
 
 
@@ -80,7 +80,7 @@ def test_storages_of_other_lengths_have_other_checksums(store):
 def test_damage_fails_the_pairs_that_lie_in_it_and_no_other(both):
     """Each pair has the error of its own storage."""
     bad = with_crc(both[0], 1)
-    found = compare_all([Pair(bad, both[1]), Pair(both[1], both[2]), Pair(both[1], bad)], How(), jobs=1)
+    found = compare_pairs([Pair(bad, both[1]), Pair(both[1], both[2]), Pair(both[1], bad)], CompareOptions(), jobs=1)
     assert [type(one) for one in found] == [ChecksumMismatch, Delta, ChecksumMismatch]
 
 
@@ -89,25 +89,25 @@ def test_a_changed_file_comes_before_its_checksums(both):
     pair = Pair(both[0], both[1])
     path = both[1].data.storage.path
     seen = {path: (0, 0, 0, 0, 0)}
-    (found,) = compare_all([pair], How(), jobs=1, seen=seen)
+    (found,) = compare_pairs([pair], CompareOptions(), jobs=1, seen=seen)
     assert type(found) is UnreadableError
     assert str(found).startswith(f"{path}: w: changed while it was read")
-    (found,) = compare_all([Pair(both[1], both[0])], How(), jobs=1, seen=seen)
+    (found,) = compare_pairs([Pair(both[1], both[0])], CompareOptions(), jobs=1, seen=seen)
     assert str(found).startswith(f"{path}: w: changed while it was read")
 
 
 def test_each_damaged_tensor_has_its_own_errors(both):
     """None where the sum is right, or where there is none to be wrong."""
     bad = with_crc(both[1], 1)
-    found = damages([both[0], bad, with_crc(both[0], None), bad], jobs=1)
+    found = check_checksums([both[0], bad, with_crc(both[0], None), bad], jobs=1)
     assert [len(errors) for errors in found] == [0, 1, 0, 1]
-    assert damages([both[0], with_crc(both[1], None)], jobs=1) == [(), ()]
+    assert check_checksums([both[0], with_crc(both[1], None)], jobs=1) == [(), ()]
 
 
 def test_a_file_that_is_gone_has_no_right_checksum(both):
     """What cannot be read is damaged as well."""
     os.remove(both[0].data.storage.path)
-    (found,) = damages([both[0]], jobs=1)
+    (found,) = check_checksums([both[0]], jobs=1)
     assert "cannot be opened" in str(found[0])
 
 
@@ -117,24 +117,24 @@ def test_a_file_that_is_gone_has_no_right_checksum(both):
 def test_a_recorded_checksum_stands_for_a_whole_storage_alone(both, store):
     """A view of a part, or in another order, is read."""
     numbers = torch.arange(6.0)
-    assert fingerprints([with_crc(both[0], 7)], jobs=1) == [7]
+    assert compute_fingerprints([with_crc(both[0], 7)], jobs=1) == [7]
     views = (numbers[:5], numbers[1:], numbers.reshape(2, 3).t(), numbers[::2])
     tensors = [with_crc(store(view), 7) for view in views]
     expected = [zlib.crc32(view.contiguous().numpy().tobytes()) for view in views]
-    assert fingerprints(tensors, jobs=1) == expected
+    assert compute_fingerprints(tensors, jobs=1) == expected
 
 
 def test_a_fingerprint_without_a_recorded_checksum_is_read(both):
     """The same number as zip records."""
     recorded = both[0].data.storage.crc32
-    assert fingerprints([with_crc(both[0], None)], jobs=1) == [recorded]
+    assert compute_fingerprints([with_crc(both[0], None)], jobs=1) == [recorded]
 
 
 def test_parts_have_one_fingerprint_together(both):
     """Of one part it is its own; of two, of both in their order."""
     one, two = both[0].data, both[1].data
     bare = replace(info_of(one), data=None)
-    first, both_parts, swapped = fingerprints(
+    first, both_parts, swapped = compute_fingerprints(
         [
             replace(bare, parts=(("a", one),)),
             replace(bare, parts=(("a", one), ("b", two))),
@@ -152,12 +152,12 @@ def test_what_is_not_read_has_no_fingerprint(both):
     unknown = replace(both[0].data, dtype="uint3")
     bare = replace(both[0], data=None)
     tensors = [replace(both[0], data=unknown), bare, replace(bare, parts=(("a", both[0].data), ("b", unknown)))]
-    assert fingerprints(tensors, jobs=1) == [None, None, None]
+    assert compute_fingerprints(tensors, jobs=1) == [None, None, None]
 
 
 def test_a_fingerprint_of_a_file_that_is_gone_is_its_error(both):
     """Nobody can tell what it equals."""
     gone = with_crc(both[0], None)
     os.remove(gone.data.storage.path)
-    (found,) = fingerprints([gone], jobs=1)
+    (found,) = compute_fingerprints([gone], jobs=1)
     assert isinstance(found, UnreadableError)

@@ -12,15 +12,15 @@ from msgspec.structs import replace
 from statecli.core.errors import ChecksumMismatch, MalformedError, StateError
 from statecli.core.state import ByteRange, TensorData, TensorInfo
 from statecli.values import compare, gpu_kernel
-from statecli.values.compare import NotCompared, Pair, compare_all, fingerprints
-from statecli.values.delta import Delta, How
+from statecli.values.compare import NotCompared, Pair, compare_pairs, compute_fingerprints
+from statecli.values.delta import CompareOptions, Delta
 
 from .conftest import info_of
 from .test_ranges import boxed
 
 
-def outcome(before: TensorInfo, after: TensorInfo, how: How = How()) -> object:  # noqa: B008 - frozen
-    (found,) = compare_all([Pair(before, after)], how, jobs=1)
+def outcome(before: TensorInfo, after: TensorInfo, how: CompareOptions = CompareOptions()) -> object:  # noqa: B008 - frozen
+    (found,) = compare_pairs([Pair(before, after)], how, jobs=1)
     return found
 
 
@@ -212,7 +212,7 @@ CUTS = {
 @pytest.mark.parametrize("task", [1 << 22, 7])
 def test_boxes_are_compared_as_the_array_that_they_make(store, tmp_path, monkeypatch, cuts, order, task):
     """With one file and with other boxes, however they are listed: each change where it is."""
-    monkeypatch.setattr(compare, "TASK", task)
+    monkeypatch.setattr(compare, "TASK_ELEMENTS", task)
     before = np.arange(30, dtype=np.float32).reshape(6, 5)
     after = before.copy()
     after[2, 4], after[5, 0] = 99, -7
@@ -232,7 +232,7 @@ def test_boxes_that_are_runs_are_read_where_they_lie(store, tmp_path):
     """Neither side is put together: each task names the file of its box, and the element that it begins with."""
     array = np.arange(12, dtype=np.float32).reshape(6, 2)
     parted, single = info_of(boxed(array, ([4], []), tmp_path)), store(torch.from_numpy(array))
-    tasks = compare._plan(0, Pair(parted, single), How())
+    tasks = compare._plan_or_error(0, Pair(parted, single), CompareOptions())
     boxes = [box.data.storage for box in parted.data.storage.boxes.boxes]
     where = single.data.storage
     assert [(task.start, task.count) for task in tasks] == [(0, 8), (8, 4)]
@@ -260,8 +260,8 @@ def test_boxes_have_the_fingerprint_of_their_array(store, tmp_path):
     """However it is cut."""
     array = np.arange(30, dtype=np.float32).reshape(6, 5)
     rows = [info_of(boxed(array, cuts, tmp_path, name=f"n{n}-")) for n, cuts in enumerate(CUTS.values())]
-    assert set(fingerprints([*rows, store(torch.from_numpy(array))], jobs=1)) == set(
-        fingerprints([store(torch.from_numpy(array))], jobs=1)
+    assert set(compute_fingerprints([*rows, store(torch.from_numpy(array))], jobs=1)) == set(
+        compute_fingerprints([store(torch.from_numpy(array))], jobs=1)
     )
 
 
@@ -272,25 +272,25 @@ def test_a_quantized_tensor_has_no_fingerprint(store):
     """Its integers are half of what it is; another scale makes other values of them."""
     tensor = torch.quantize_per_tensor(torch.tensor([1.0, 2.0]), 0.5, 0, torch.qint8)
     per_channel = torch.quantize_per_channel(torch.ones(2, 2), torch.ones(2), torch.zeros(2), 0, torch.qint8)
-    assert fingerprints([store(tensor), store(per_channel)], jobs=1) == [None, None]
+    assert compute_fingerprints([store(tensor), store(per_channel)], jobs=1) == [None, None]
     plain = store(torch.tensor([2, 4], dtype=torch.int8))
     lent = info_of(replace(plain.data, quantizer=store(tensor).data.quantizer))
-    assert fingerprints([plain, lent], jobs=1) == [plain.data.storage.crc32, None]
+    assert compute_fingerprints([plain, lent], jobs=1) == [plain.data.storage.crc32, None]
 
 
 def test_a_task_on_another_device_is_the_same(store, monkeypatch):
     """Every pair, in order, on that device, and each byte is reported."""
     asked = []
-    run_on = gpu_kernel.run_on
-    monkeypatch.setattr(gpu_kernel, "device", lambda name: torch.device({"cuda:7": "cpu"}[name]))
+    run_on = gpu_kernel.run_batch_on_device
+    monkeypatch.setattr(gpu_kernel, "resolve_device", lambda name: torch.device({"cuda:7": "cpu"}[name]))
     monkeypatch.setattr(
-        gpu_kernel, "run_on", lambda how, tasks, device: asked.append(device) or run_on(how, tasks, device)
+        gpu_kernel, "run_batch_on_device", lambda how, tasks, device: asked.append(device) or run_on(how, tasks, device)
     )
     tensors = [torch.arange(float(n)) for n in (5, 70_000, 9)]
     pairs = [Pair(store(tensor), store(tensor + (n == 1))) for n, tensor in enumerate(tensors)]
     reported = []
-    found = compare_all(pairs, How(device="cuda:7"), progress=lambda name, count: reported.append(count))
-    expected = compare_all(pairs, How())
+    found = compare_pairs(pairs, CompareOptions(device="cuda:7"), progress=lambda name, count: reported.append(count))
+    expected = compare_pairs(pairs, CompareOptions())
     assert [one.changed for one in found] == [one.changed for one in expected] == [0, 70_000, 0]
     assert found[1].l2 == pytest.approx(expected[1].l2)
     assert sum(reported) == sum(4 * len(tensor) for tensor in tensors)

@@ -19,13 +19,13 @@ from statecli import formats  # noqa: E402
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError  # noqa: E402
 from statecli.core.state import ByteRange, Quantizer, TensorData, TensorInfo  # noqa: E402
 from statecli.values import compare, compare_task, gpu_kernel, kernels  # noqa: E402
-from statecli.values.compare import NotCompared, Pair, compare_all, fingerprints  # noqa: E402
+from statecli.values.compare import NotCompared, Pair, compare_pairs, compute_fingerprints  # noqa: E402
 from statecli.values.delta import (  # noqa: E402
+    CompareOptions,
     Delta,
-    How,
 )
 from statecli.values.elements import Decoder  # noqa: E402
-from statecli.values.histogram import histograms  # noqa: E402
+from statecli.values.histogram import compute_histograms  # noqa: E402
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"]
 INTEGERS = ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool"]
@@ -89,7 +89,7 @@ def test_every_type_agrees_with_numpy(paired, dtype, n):
     """Counts are equal, sums within 1e-6, whatever the type and however many blocks."""
     before, after = made(dtype, n, 0), made(dtype, n, 1)
     after[: n // 3] = before[: n // 3]
-    (delta,) = compare_all(paired({"t": before}, {"t": after}), How())
+    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
     expected = oracle(before, after)
     if not expected["changed"]:
         expected = {"changed": 0}
@@ -102,7 +102,7 @@ def test_types_are_compared_by_value(paired, one, other):
     """An export to another type differs where rounding changed a value, and nowhere else."""
     before = made(one, 5000, 3)
     after = before.to(torch.float64).to(getattr(torch, other))
-    (delta,) = compare_all(paired({"t": before}, {"t": after}), How())
+    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
     expected = oracle(before, after)
     agrees(delta, expected if expected["changed"] else {"changed": 0})
 
@@ -113,7 +113,7 @@ def test_one_element_is_found_where_it_is(paired, dtype):
     before = made(dtype, 200_000, 5).reshape(400, 500)
     after = before.clone()
     after[311, 77] = 1 if before[311, 77].to(torch.complex128) != 1 else 0
-    (delta,) = compare_all(paired({"t": before}, {"t": after}), How())
+    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
     assert (delta.changed, delta.first) == (1, (311, 77))
     agrees(delta, oracle(before, after))
 
@@ -136,7 +136,7 @@ def test_strides_do_not_matter(paired, view, both):
     changed = base.clone()
     changed[5, 3] += 1
     before, after = view(base), view(changed)
-    (delta,) = compare_all(paired({"t": before}, {"t": after if both else after.contiguous()}), How())
+    (delta,) = compare_pairs(paired({"t": before}, {"t": after if both else after.contiguous()}), CompareOptions())
     different = (before != after).nonzero()
     assert (delta.changed, delta.first) == (len(different), tuple(different[0].tolist()) if len(different) else None)
     if len(different):
@@ -153,8 +153,8 @@ def test_nan_zero_and_bits(paired, dtype, strided):
     if strided:
         before, after = before.t(), after.t()
     pairs = paired({"t": before}, {"t": after})
-    assert compare_all(pairs, How())[0].changed == 0
-    bitwise = compare_all(pairs, How(bitwise=True))[0]
+    assert compare_pairs(pairs, CompareOptions())[0].changed == 0
+    bitwise = compare_pairs(pairs, CompareOptions(bitwise=True))[0]
     assert (bitwise.changed, bitwise.first) == (1, (1, 0) if strided else (0, 1))
     assert bitwise.nan_before == bitwise.nan_after == 1
     assert bitwise.inf_before == bitwise.inf_after == 1
@@ -164,7 +164,7 @@ def test_what_is_no_number_is_counted_and_left_out(paired):
     """NaN and infinities on one side are changes; the sums are those of the rest."""
     before = torch.tensor([1.0, 2.0, math.nan, math.inf, 5.0])
     after = torch.tensor([1.5, math.nan, 3.0, -math.inf, 5.0])
-    (delta,) = compare_all(paired({"t": before}, {"t": after}), How())
+    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
     assert (delta.changed, delta.left_out, delta.first) == (4, 3, (0,))
     assert (delta.nan_before, delta.nan_after, delta.inf_before, delta.inf_after) == (1, 1, 1, 1)
     assert (delta.max_abs, delta.mean_abs, delta.l2) == (0.5, 0.25, 0.5)
@@ -172,7 +172,7 @@ def test_what_is_no_number_is_counted_and_left_out(paired):
 
 def test_nothing_finite_is_said(paired):
     """Where no position is finite on both sides there are no sums, and the reason is given."""
-    (delta,) = compare_all(paired({"t": torch.tensor([math.nan])}, {"t": torch.tensor([1.0])}), How())
+    (delta,) = compare_pairs(paired({"t": torch.tensor([math.nan])}, {"t": torch.tensor([1.0])}), CompareOptions())
     assert (delta.changed, delta.max_abs, delta.l2, delta.cosine) == (1, None, None, None)
     assert "no position is finite" in delta.reason
 
@@ -182,7 +182,7 @@ def test_no_size_overflows_or_vanishes(paired, size):
     """Squares of these are beyond float64; the norms are not."""
     before = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64) * size
     after = torch.tensor([1.0, 2.0, 3.0, 5.0], dtype=torch.float64) * size
-    (delta,) = compare_all(paired({"t": before}, {"t": after}), How())
+    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
     assert delta.l2 == pytest.approx(size, rel=1e-9)
     assert delta.relative_l2 == pytest.approx(1 / math.sqrt(30), rel=1e-9)
     assert delta.cosine == pytest.approx(34 / math.sqrt(30 * 39), rel=1e-9)
@@ -194,7 +194,7 @@ def test_float32_sizes_that_squares_cannot_hold(paired, size):
     before = torch.full((1000,), size)
     after = before.clone()
     after[10] = 0
-    (delta,) = compare_all(paired({"t": before}, {"t": after}), How())
+    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
     agrees(delta, oracle(before, after))
 
 
@@ -203,7 +203,7 @@ def test_a_difference_beyond_float64_is_said(paired):
     top = torch.finfo(torch.float64).max
     pairs = paired({"t": torch.tensor([-top, 1.0]).double()}, {"t": torch.tensor([top, 1.0]).double()})
     pairs = paired({"t": torch.tensor([-top], dtype=torch.float64)}, {"t": torch.tensor([top], dtype=torch.float64)})
-    (delta,) = compare_all(pairs, How())
+    (delta,) = compare_pairs(pairs, CompareOptions())
     assert (delta.changed, delta.max_abs, delta.l2) == (1, None, None)
     assert "beyond float64" in delta.reason
 
@@ -212,27 +212,29 @@ def test_big_integers_differ_exactly(paired):
     """2 ** 62 + 1 is not 2 ** 62, though float64 thinks so."""
     before = torch.tensor([2**62, -(2**63), 5])
     after = torch.tensor([2**62 + 1, 2**63 - 1, 5])
-    (delta,) = compare_all(paired({"t": before}, {"t": after}), How())
+    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
     assert delta.changed == 2
     assert delta.max_abs == float(2**64 - 1)
-    (delta,) = compare_all(paired({"t": before[:1]}, {"t": after[:1]}), How())
+    (delta,) = compare_pairs(paired({"t": before[:1]}, {"t": after[:1]}), CompareOptions())
     assert (delta.changed, delta.max_abs) == (1, 1.0)
 
 
 def test_a_big_integer_beside_a_float(paired):
     """Compared as numbers: 2 ** 53 + 1 is no float64."""
     before = torch.tensor([2**53 + 1, 2**53, 7])
-    (delta,) = compare_all(paired({"t": before}, {"t": before.double()}), How())
+    (delta,) = compare_pairs(paired({"t": before}, {"t": before.double()}), CompareOptions())
     assert (delta.changed, delta.first) == (1, (0,))
 
 
-@pytest.mark.parametrize("how", [How(atol=0.1), How(rtol=0.05), How(atol=0.01, rtol=0.01)])
+@pytest.mark.parametrize(
+    "how", [CompareOptions(atol=0.1), CompareOptions(rtol=0.05), CompareOptions(atol=0.01, rtol=0.01)]
+)
 def test_tolerance_is_that_of_isclose(paired, how):
     """An element counts where torch.isclose(after, before) says no."""
     before = torch.randn(3000, dtype=torch.float64)
     after = before + torch.randn(3000, dtype=torch.float64) * 0.05
     before[7], after[7], before[8], after[8] = math.inf, math.inf, math.nan, math.nan
-    (delta,) = compare_all(paired({"t": before}, {"t": after}), how)
+    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), how)
     close = torch.isclose(after, before, atol=how.atol, rtol=how.rtol, equal_nan=True)
     assert delta.changed == int((~close).sum())
 
@@ -240,9 +242,9 @@ def test_tolerance_is_that_of_isclose(paired, how):
 @pytest.mark.parametrize("tensor", [torch.tensor(1.5), torch.empty(0, 3), torch.ones(1, 1, 1)])
 def test_scalars_and_empty_tensors(paired, tensor):
     """A scalar has the index (), an empty tensor nothing to differ in."""
-    assert compare_all(paired({"t": tensor}, {"t": tensor}), How())[0].changed == 0
+    assert compare_pairs(paired({"t": tensor}, {"t": tensor}), CompareOptions())[0].changed == 0
     if tensor.numel():
-        (delta,) = compare_all(paired({"t": tensor}, {"t": tensor + 1}), How())
+        (delta,) = compare_pairs(paired({"t": tensor}, {"t": tensor + 1}), CompareOptions())
         assert (delta.changed, delta.first) == (1, (0,) * tensor.dim())
 
 
@@ -253,8 +255,8 @@ def test_quantized_tensors_by_what_they_are_worth(paired):
     half = torch.quantize_per_tensor(values, 0.5, 0, torch.qint8)
     quarter = torch.quantize_per_tensor(values, 0.25, 0, torch.qint8)
     other = torch.quantize_per_tensor(values + 0.5, 0.25, 0, torch.qint8)
-    assert compare_all(paired({"t": half}, {"t": quarter}), How())[0].changed == 0
-    (delta,) = compare_all(paired({"t": half}, {"t": other}), How())
+    assert compare_pairs(paired({"t": half}, {"t": quarter}), CompareOptions())[0].changed == 0
+    (delta,) = compare_pairs(paired({"t": half}, {"t": other}), CompareOptions())
     assert (delta.changed, delta.max_abs) == (3, 0.5)
 
 
@@ -266,8 +268,8 @@ def test_sparse_tensors_part_by_part(paired, layout):
     after = before.clone()
     after[2, 2] = 5
     one, two = (getattr(t, layout)() for t in (before, after))
-    assert compare_all(paired({"t": one}, {"t": one.clone()}), How())[0].changed == 0
-    (delta,) = compare_all(paired({"t": one}, {"t": two}), How())
+    assert compare_pairs(paired({"t": one}, {"t": one.clone()}), CompareOptions())[0].changed == 0
+    (delta,) = compare_pairs(paired({"t": one}, {"t": two}), CompareOptions())
     assert (delta.changed, delta.first) == (1, (2, 2))
     agrees(delta, oracle(before, after))
 
@@ -279,7 +281,7 @@ def test_sparse_tensors_that_store_other_places(paired, layout):
     before, after = torch.eye(4), torch.eye(4)
     after[0, 3], after[1, 1] = 2, 0
     one, two = (getattr(t, layout)() for t in (before, after))
-    (delta,) = compare_all(paired({"t": one}, {"t": two}), How())
+    (delta,) = compare_pairs(paired({"t": one}, {"t": two}), CompareOptions())
     agrees(delta, oracle(before, after))
 
 
@@ -288,12 +290,12 @@ def test_duplicates_of_an_uncoalesced_tensor_are_summed(paired):
     """Stored twice at one place means their sum."""
     twice = torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 2.0], (2, 2), is_coalesced=False)
     once = torch.sparse_coo_tensor([[0], [1]], [3.0], (2, 2)).coalesce()
-    assert compare_all(paired({"t": twice}, {"t": once}), How())[0].changed == 0
+    assert compare_pairs(paired({"t": twice}, {"t": once}), CompareOptions())[0].changed == 0
 
 
 def test_meta_is_not_compared(paired):
     """There is nothing to read, and that is said."""
-    (found,) = compare_all(paired({"t": torch.ones(2, device="meta")}, {"t": torch.ones(2)}), How())
+    (found,) = compare_pairs(paired({"t": torch.ones(2, device="meta")}, {"t": torch.ones(2)}), CompareOptions())
     assert found == NotCompared("meta holds no data")
 
 
@@ -301,7 +303,9 @@ def test_meta_is_not_compared(paired):
 def test_the_format_makes_no_difference(paired, suffixes):
     """The same tensors from other files give the same numbers, bit for bit."""
     before, after = {"t": torch.randn(100_000)}, {"t": torch.randn(100_000)}
-    assert compare_all(paired(before, after), How()) == compare_all(paired(before, after, suffixes), How())
+    assert compare_pairs(paired(before, after), CompareOptions()) == compare_pairs(
+        paired(before, after, suffixes), CompareOptions()
+    )
 
 
 def test_the_number_of_workers_makes_no_difference(paired, monkeypatch):
@@ -309,11 +313,11 @@ def test_the_number_of_workers_makes_no_difference(paired, monkeypatch):
     before = {f"t{i}": torch.randn(300_000) for i in range(4)}
     after = {name: t + torch.randn(1) * (torch.rand(300_000) > 0.5) for name, t in before.items()}
     pairs = paired(before, after)
-    alone = compare_all(pairs, How(), jobs=1)
-    monkeypatch.setattr(compare.pool, "ALONE", 0)
+    alone = compare_pairs(pairs, CompareOptions(), jobs=1)
+    monkeypatch.setattr(compare.pool, "MIN_BYTES_FOR_WORKERS", 0)
     monkeypatch.setattr(compare.pool, "BATCH", 1 << 20)
-    assert compare_all(pairs, How(), jobs=2) == alone
-    assert compare_all(pairs, How(), jobs=3) == alone
+    assert compare_pairs(pairs, CompareOptions(), jobs=2) == alone
+    assert compare_pairs(pairs, CompareOptions(), jobs=3) == alone
 
 
 @pytest.mark.parametrize("block", [256, 1000, 4096])
@@ -322,10 +326,10 @@ def test_the_size_of_blocks_makes_no_difference(paired, monkeypatch, block):
     before = torch.randn(20_000, dtype=torch.float64)
     after = before * (1 + (torch.rand(20_000) > 0.9) * 0.1)
     pairs = paired({"t": before}, {"t": after})
-    (expected,) = compare_all(pairs, How())
+    (expected,) = compare_pairs(pairs, CompareOptions())
     monkeypatch.setattr(compare_task.Worker, "block", block)
-    monkeypatch.setattr(compare, "TASK", 3 * block)
-    (found,) = compare_all(pairs, How())
+    monkeypatch.setattr(compare, "TASK_ELEMENTS", 3 * block)
+    (found,) = compare_pairs(pairs, CompareOptions())
     assert (found.changed, found.first, found.max_abs) == (expected.changed, expected.first, expected.max_abs)
     for name in ("mean_abs", "l2", "relative_l2", "cosine"):
         assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-9)
@@ -338,7 +342,7 @@ def test_damage_is_not_taken_for_a_change(paired):
     with open(where.path, "r+b") as file:
         file.seek(where.offset + 40)
         file.write(b"\x01")
-    found, other = compare_all(pairs, How())
+    found, other = compare_pairs(pairs, CompareOptions())
     assert isinstance(found, MalformedError)
     assert "t: checksum wrong" in str(found)
     assert other.changed == 9
@@ -349,7 +353,7 @@ def test_damage_on_one_side_of_equal_bytes_is_told(paired):
     (pair,) = paired({"t": torch.ones(5)}, {"t": torch.ones(5)})
     data = pair.after.data
     other = replace(pair.after, data=replace(data, storage=replace(data.storage, crc32=data.storage.crc32 ^ 1)))
-    (found,) = compare_all([Pair(pair.before, other)], How())
+    (found,) = compare_pairs([Pair(pair.before, other)], CompareOptions())
     assert isinstance(found, MalformedError)
 
 
@@ -361,8 +365,8 @@ def test_damage_on_one_side_of_equal_bytes_in_archives_is_told(tmp_path):
     (file,) = (tmp_path / "damaged").glob("*.distcp")
     file.write_bytes(file.read_bytes().replace((values * 2).numpy().tobytes(), values.numpy().tobytes()))
     saved, same, damaged = (formats.read(str(tmp_path / name)).tensors[0] for name in ("saved", "same", "damaged"))
-    assert compare_all([Pair(saved, same)], How())[0].changed == 0
-    (found,) = compare_all([Pair(saved, damaged)], How())
+    assert compare_pairs([Pair(saved, same)], CompareOptions())[0].changed == 0
+    (found,) = compare_pairs([Pair(saved, damaged)], CompareOptions())
     assert isinstance(found, ChecksumMismatch)
     assert found.place.path == str(file)
 
@@ -377,7 +381,7 @@ def test_a_file_cut_short_is_its_pairs_error(paired):
     path = pairs[1].after.data.storage.path
     with open(path, "r+b") as file:
         file.truncate(pairs[1].after.data.storage.offset + 1000)
-    found = dict(zip(("a", "t"), compare_all(pairs, How()), strict=True))
+    found = dict(zip(("a", "t"), compare_pairs(pairs, CompareOptions()), strict=True))
     assert isinstance(found["t"], MalformedError)
     assert path in str(found["t"])
     assert "t: ends at byte" in str(found["t"])
@@ -390,14 +394,14 @@ def test_a_file_that_changes_meanwhile_is_noticed(paired, monkeypatch):
 
     (pair,) = paired({"t": torch.ones(4)}, {"t": torch.ones(4)})
     path = pair.after.data.storage.path
-    original = compare._run
+    original = compare._run_tasks
 
     def touching(*arguments, **more):
         os.utime(path, ns=(1, 1))
         return original(*arguments, **more)
 
-    monkeypatch.setattr(compare, "_run", touching)
-    (found,) = compare_all([pair], How())
+    monkeypatch.setattr(compare, "_run_tasks", touching)
+    (found,) = compare_pairs([pair], CompareOptions())
     assert isinstance(found, UnreadableError)
     assert "changed while it was read" in str(found)
 
@@ -408,21 +412,21 @@ def test_a_file_that_is_gone(paired):
 
     (pair,) = paired({"t": torch.ones(4)}, {"t": torch.ones(4)})
     os.remove(pair.before.data.storage.path)
-    (found,) = compare_all([pair], How())
+    (found,) = compare_pairs([pair], CompareOptions())
     assert pair.before.data.storage.path in str(found)
 
 
 def test_what_overlaps_without_end_has_no_fingerprint(paired):
     """Reading 2 ** 62 elements for a hint would never end."""
     (pair,) = paired({"t": torch.ones(1).expand(2**62)}, {"t": torch.ones(1)})
-    assert fingerprints([pair.before]) == [None]
+    assert compute_fingerprints([pair.before]) == [None]
 
 
 def test_fingerprints_are_of_the_elements(paired):
     """The same elements have the same one from a zip, from safetensors and through strides; others another."""
     base = torch.randn(30, 20)
     pairs = paired({"t": base, "u": base.t()}, {"t": base, "u": base.t().contiguous()}, ("pt", "safetensors"))
-    found = fingerprints([pairs[0].before, pairs[0].after, pairs[1].before, pairs[1].after])
+    found = compute_fingerprints([pairs[0].before, pairs[0].after, pairs[1].before, pairs[1].after])
     assert found[0] == found[1]
     assert found[2] == found[3]
     assert found[0] != found[2]
@@ -432,7 +436,7 @@ def test_histograms_count_every_difference(paired):
     """The counts are numpy's, and add up to the elements."""
     before, after = torch.randn(5000), torch.randn(5000)
     pairs = paired({"t": before}, {"t": after})
-    ((edges, counts),) = histograms(pairs, compare_all(pairs, How()), bins=20)
+    ((edges, counts),) = compute_histograms(pairs, compare_pairs(pairs, CompareOptions()), bins=20)
     assert sum(counts) == 5000
     gap = np.clip((after.double() - before.double()).numpy(), edges[0], edges[-1])
     expected = np.histogram(gap, edges)[0]
@@ -444,11 +448,11 @@ def test_torch_adds_up_to_the_same(paired, dtype):
     """The kernel of another device, run by torch on the CPU: equal counts, sums within 1e-6."""
     before, after = made(dtype, 70_000, 1), made(dtype, 70_000, 2)
     pairs = paired({"t": before}, {"t": after})
-    (expected,) = compare_all(pairs, How())
-    tasks = compare._plan(0, pairs[0], How())
-    with gpu_kernel.DeviceWorker(How(), torch.device("cpu")) as worker:
-        (found,) = worker.results(tasks)
-    delta = found.tally.delta((70_000,))
+    (expected,) = compare_pairs(pairs, CompareOptions())
+    tasks = compare._plan_or_error(0, pairs[0], CompareOptions())
+    with gpu_kernel.DeviceWorker(CompareOptions(), torch.device("cpu")) as worker:
+        (found,) = worker.compare_all(tasks)
+    delta = found.tally.to_delta((70_000,))
     assert (delta.changed, delta.first) == (expected.changed, expected.first)
     for name in ("max_abs", "mean_abs", "l2", "relative_l2", "cosine"):
         assert getattr(delta, name) == pytest.approx(getattr(expected, name), rel=1e-6)
@@ -460,7 +464,7 @@ def test_cuda_adds_up_to_the_same(paired):
     """The same on a GPU."""
     before, after = torch.randn(1_000_000), torch.randn(1_000_000)
     pairs = paired({"t": before}, {"t": after})
-    (expected,), (found,) = compare_all(pairs, How()), compare_all(pairs, How(device="cuda"))
+    (expected,), (found,) = compare_pairs(pairs, CompareOptions()), compare_pairs(pairs, CompareOptions(device="cuda"))
     assert (found.changed, found.first) == (expected.changed, expected.first)
     assert found.l2 == pytest.approx(expected.l2, rel=1e-6)
 
@@ -479,7 +483,7 @@ def test_any_two_arrays(tmp_path_factory, data):
     for name, tensor in (("a", before), ("b", after)):
         save_file({"t": tensor}, folder / f"{name}.safetensors")
     pair = Pair(*(formats.read(str(folder / f"{name}.safetensors")).tensors[0] for name in "ab"))
-    (delta,) = compare_all([pair], How())
+    (delta,) = compare_pairs([pair], CompareOptions())
     finite = torch.isfinite(before) & torch.isfinite(after)
     assert delta.changed == int((before != after).sum())
     if (before != after)[finite].any():
@@ -517,8 +521,8 @@ LAZY = {
 def test_bitwise_sees_what_bits_mean(paired, case):
     """Stored differently, or worth something else: each counts, and a tensor still equals itself."""
     before, after, count = LAZY[case]
-    assert compare_all(paired({"t": before}, {"t": after}), How(bitwise=True))[0].changed == count
-    assert compare_all(paired({"t": after}, {"t": after}), How(bitwise=True))[0].changed == 0
+    assert compare_pairs(paired({"t": before}, {"t": after}), CompareOptions(bitwise=True))[0].changed == count
+    assert compare_pairs(paired({"t": after}, {"t": after}), CompareOptions(bitwise=True))[0].changed == 0
 
 
 # --- sparse ----------------------------------------------------------------------------------------------------------
@@ -531,14 +535,14 @@ def test_an_uncoalesced_tensor_is_its_coalesced_self(paired, dtype):
     big = {"int64": 2**62 + 1, "int32": 2**30 + 1, "bool": 1, "float32": 2**24 + 2.0}.get(dtype, 100)
     values = torch.tensor([1, big, 1, big, 1], dtype=getattr(torch, dtype))
     twice = torch.sparse_coo_tensor([[0, 1, 1, 1, 1], [2, 0, 0, 0, 0]], values, (2, 3))
-    assert compare_all(paired({"t": twice}, {"t": twice.coalesce()}), How())[0].changed == 0
+    assert compare_pairs(paired({"t": twice}, {"t": twice.coalesce()}), CompareOptions())[0].changed == 0
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_duplicates_of_big_integers_are_exact(paired):
     """2 ** 60 + 1 is not 2 ** 60 + 2, though float64 thinks so."""
     one, two = (torch.sparse_coo_tensor([[1, 1]], torch.tensor([2**60, k]), (3,)) for k in (1, 2))
-    (delta,) = compare_all(paired({"t": one}, {"t": two}), How())
+    (delta,) = compare_pairs(paired({"t": one}, {"t": two}), CompareOptions())
     assert (delta.changed, delta.first, delta.max_abs) == (1, (1,), 1.0)
 
 
@@ -546,8 +550,8 @@ def test_duplicates_of_big_integers_are_exact(paired):
 def test_bits_of_sparse_values(paired):
     """--bitwise tells -0.0 from 0.0 there too; equal by value otherwise."""
     one, two = (torch.sparse_coo_tensor([[0, 2]], [zero, 1.0], (4,)).coalesce() for zero in (0.0, -0.0))
-    assert compare_all(paired({"t": one}, {"t": two}), How())[0].changed == 0
-    (delta,) = compare_all(paired({"t": one}, {"t": two}), How(bitwise=True))
+    assert compare_pairs(paired({"t": one}, {"t": two}), CompareOptions())[0].changed == 0
+    (delta,) = compare_pairs(paired({"t": one}, {"t": two}), CompareOptions(bitwise=True))
     assert (delta.changed, delta.first) == (1, (0,))
 
 
@@ -560,7 +564,7 @@ def test_a_big_integer_beside_a_complex_value(paired, complex_):
     before = torch.tensor([2**53 + 1, 2**53, 7, 7, -(2**63), 2**63 - 1])
     after = torch.tensor([2**53, 2**53, 7, 7 + 1j, -(2**63), 2**63]).to(complex_)
     for pair in (({"t": before}, {"t": after}), ({"t": after}, {"t": before})):
-        (delta,) = compare_all(paired(*pair), How())
+        (delta,) = compare_pairs(paired(*pair), CompareOptions())
         assert (delta.changed, delta.first, delta.max_abs) == (3, (0,), 1.0)
 
 
@@ -581,7 +585,7 @@ def test_integers_beside_anything(whole, nudge, dtype):
     after = np.array(near, dtype)
     others = [int(n.real) if np.dtype(dtype).kind == "c" else int(n) for n in after]
     gaps = [abs(one - two) for one, two in zip(exact, others, strict=True)]
-    found = kernels.tally(before, after, How(), Decoder())
+    found = kernels.tally_values(before, after, CompareOptions(), Decoder())
     assert found.changed == sum(gap > 0 for gap in gaps)
     assert found.max_abs == pytest.approx(float(max(gaps)), rel=1e-15)
 
@@ -589,12 +593,12 @@ def test_integers_beside_anything(whole, nudge, dtype):
 def test_a_uint64_beside_an_int64(paired):
     """Up to 1.5 * 2 ** 64 apart, which no 64-bit integer holds."""
     before, after = torch.tensor([2**64 - 1], dtype=torch.uint64), torch.tensor([-(2**63)])
-    (delta,) = compare_all(paired({"t": before}, {"t": after}), How())
+    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
     assert delta.max_abs == delta.mean_abs == delta.l2 == 1.5 * 2.0**64
     assert delta.relative_l2 == 1.5
 
 
-@pytest.mark.parametrize("how", [How(), How(atol=1.0), How(bitwise=True)])
+@pytest.mark.parametrize("how", [CompareOptions(), CompareOptions(atol=1.0), CompareOptions(bitwise=True)])
 def test_complex_values_are_their_parts(paired, how):
     """nan+1j is not nan+2j, whichever part is NaN; NaN equals NaN part by part."""
     nan, inf = math.nan, math.inf
@@ -608,14 +612,17 @@ def test_complex_values_are_their_parts(paired, how):
     ]
     parts = torch.tensor(pairs, dtype=torch.float64)
     before, after = (torch.view_as_complex(parts[:, side : side + 2].contiguous()) for side in (0, 2))
-    (delta,) = compare_all(paired({"t": before}, {"t": after}), how)
+    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), how)
     assert (delta.changed, delta.first) == (4, (0,))
 
 
 # --- more or less than one number an element -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", [How(), How(bitwise=True), How(atol=0.1), How(rtol=0.01, atol=0.01)])
+@pytest.mark.parametrize(
+    "how",
+    [CompareOptions(), CompareOptions(bitwise=True), CompareOptions(atol=0.1), CompareOptions(rtol=0.01, atol=0.01)],
+)
 @pytest.mark.parametrize("view", [lambda t: t, torch.t], ids=["in order", "transposed"])
 def test_float4_counts_elements(paired, how, view):
     """An element of float4 is a byte of two values: it differs where either does, and that once."""
@@ -623,30 +630,30 @@ def test_float4_counts_elements(paired, how, view):
     other = codes.clone()
     other[3, 5] += 0x11
     before, after = (view(t.view(torch.float4_e2m1fn_x2)) for t in (codes, other))
-    (delta,) = compare_all(paired({"t": before}, {"t": after}), how)
+    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), how)
     assert (delta.elements, delta.changed) == (24, 1)
     assert delta.first == ((3, 5) if before.shape == (4, 6) else (5, 3))
-    assert compare_all(paired({"t": before}, {"t": after}), How(atol=100))[0].changed == 0
+    assert compare_pairs(paired({"t": before}, {"t": after}), CompareOptions(atol=100))[0].changed == 0
 
 
 def test_float4_beside_another_type(paired):
     """Twice as many values in the same shape: nobody can tell."""
     before, after = torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), torch.zeros(4)
-    (found,) = compare_all(paired({"t": before}, {"t": after}), How())
+    (found,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
     assert isinstance(found, NotCompared)
 
 
 @pytest.mark.parametrize("dtype", ["bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"])
 @pytest.mark.parametrize("view", [lambda t: t, torch.t], ids=["in order", "transposed"])
-@pytest.mark.parametrize("how", [How(), How(bitwise=True), How(atol=100)])
+@pytest.mark.parametrize("how", [CompareOptions(), CompareOptions(bitwise=True), CompareOptions(atol=100)])
 def test_bits_are_equal_or_not(paired, dtype, view, how):
     """Which elements differ is all that can be said of what is no number."""
     codes = torch.arange(24, dtype=torch.int16 if dtype == "bits16" else torch.uint8).reshape(4, 6)
     other = codes.clone()
     other[1, 2] += 1
     before, after = (view(t.view(getattr(torch, dtype))) for t in (codes, other))
-    assert compare_all(paired({"t": before}, {"t": before}), how)[0].changed == 0
-    (delta,) = compare_all(paired({"t": before}, {"t": after}), how)
+    assert compare_pairs(paired({"t": before}, {"t": before}), how)[0].changed == 0
+    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), how)
     assert (delta.elements, delta.changed) == (24, 1)
     assert delta.first == ((1, 2) if before.shape == (4, 6) else (2, 1))
     assert (delta.max_abs, delta.mean_abs, delta.l2, delta.cosine) == (None,) * 4
@@ -666,13 +673,13 @@ def test_packed_quantized_tensors(tmp_path, dtype, scaled):
         shape = (1, 4 * per - 1)
         data = TensorData(where, dtype, shape, quantizer=quantizer)
         pair.append(TensorInfo("t", dtype, shape, shape[1], 4, data=data))
-    for how in (How(), How(bitwise=True)):
-        (delta,) = compare_all([Pair(*pair)], how)
+    for how in (CompareOptions(), CompareOptions(bitwise=True)):
+        (delta,) = compare_pairs([Pair(*pair)], how)
         codes = [(0x66 >> shift & 15, 0x65 >> shift & 15) for shift in (0, 4)] if per == 2 else [(2, 1), (1, 1)]
         assert delta.changed == sum(one != two for one, two in codes)
         assert delta.first == (0, 2 * per)
         assert delta.max_abs == (0.5 if scaled else None)
-        assert compare_all([Pair(pair[0], pair[0])], how)[0].changed == 0
+        assert compare_pairs([Pair(pair[0], pair[0])], how)[0].changed == 0
 
 
 # --- tensors that repeat themselves ----------------------------------------------------------------------------------
@@ -681,8 +688,8 @@ def test_packed_quantized_tensors(tmp_path, dtype, scaled):
 def test_an_expanded_tensor_is_compared_once(paired):
     """25 million elements that are one: equal at once, and where they differ all of them do."""
     one, two = (torch.full((1,), value).expand(5000, 5000) for value in (1.0, 3.0))
-    assert compare_all(paired({"t": one}, {"t": one}), How())[0].changed == 0
-    (delta,) = compare_all(paired({"t": one}, {"t": two}), How())
+    assert compare_pairs(paired({"t": one}, {"t": one}), CompareOptions())[0].changed == 0
+    (delta,) = compare_pairs(paired({"t": one}, {"t": two}), CompareOptions())
     assert (delta.elements, delta.changed, delta.first) == (25_000_000, 25_000_000, (0, 0))
     assert (delta.max_abs, delta.mean_abs, delta.l2, delta.relative_l2, delta.cosine) == (2.0, 2.0, 10_000.0, 2.0, 1.0)
 
@@ -691,10 +698,10 @@ def test_one_element_that_is_as_many_as_there_can_be(paired):
     """2 ** 62 and more elements are told by the one that is stored, and by the strides where one side is a row."""
     shape = (2**31, 2, 2**30)
     one, two = (torch.full((1, 1, 1), value).expand(shape) for value in (1.0, 3.0))
-    (delta,) = compare_all(paired({"t": one}, {"t": two}), How())
+    (delta,) = compare_pairs(paired({"t": one}, {"t": two}), CompareOptions())
     assert (delta.elements, delta.changed, delta.first, delta.max_abs) == (2**62, 2**62, (0, 0, 0), 2.0)
     rows = (torch.tensor([1.0, value]).view(1, 2, 1).expand(shape) for value in (1.0, 3.0))
-    (delta,) = compare_all(paired(*({"t": row} for row in rows)), How())
+    (delta,) = compare_pairs(paired(*({"t": row} for row in rows)), CompareOptions())
     assert (delta.changed, delta.first, delta.mean_abs) == (2**61, (0, 1, 0), 1.0)
 
 
@@ -704,7 +711,9 @@ def test_repeats_count_as_often_as_they_are_there(paired):
     after = before.clone()
     after[3:, 0, 2], before[6, 0, 4] = 1.0, math.nan
     tensors = [(t.expand(7, 4, 5), t.expand(7, 4, 5).contiguous()) for t in (before, after)]
-    expanded, written = (compare_all(paired({"t": tensors[0][n]}, {"t": tensors[1][n]}), How())[0] for n in (0, 1))
+    expanded, written = (
+        compare_pairs(paired({"t": tensors[0][n]}, {"t": tensors[1][n]}), CompareOptions())[0] for n in (0, 1)
+    )
     assert expanded.first == written.first == (3, 0, 2)
     for name in Delta.__struct_fields__:
         one, two = getattr(expanded, name), getattr(written, name)
@@ -716,14 +725,14 @@ def test_one_side_that_repeats_itself(paired):
     before = torch.ones(1).expand(5000, 5000)
     after = before.contiguous()
     after[4321, 1234] = 2
-    (delta,) = compare_all(paired({"t": before}, {"t": after}), How())
+    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
     assert (delta.changed, delta.first) == (1, (4321, 1234))
 
 
 def test_quantized_and_dequantized_are_the_same(paired):
     """What a quantized tensor is worth is what torch makes of it."""
     tensor = torch.quantize_per_tensor(torch.randn(50, 40), 0.0371, 3, torch.qint8)
-    assert compare_all(paired({"t": tensor}, {"t": tensor.dequantize()}), How())[0].changed == 0
+    assert compare_pairs(paired({"t": tensor}, {"t": tensor.dequantize()}), CompareOptions())[0].changed == 0
 
 
 def test_windows_that_overlap_without_end(paired):
@@ -731,8 +740,8 @@ def test_windows_that_overlap_without_end(paired):
     one, two = torch.zeros(1 << 10), torch.zeros(1 << 10)
     two[1000] = 1
     before, after = (t.as_strided((1 << 8,) * 4, (1, 1, 1, 1)) for t in (one, two))
-    assert compare_all(paired({"t": before}, {"t": before}), How()) == [Delta(elements=1 << 32)]
-    (found,) = compare_all(paired({"t": before}, {"t": after}), How())
+    assert compare_pairs(paired({"t": before}, {"t": before}), CompareOptions()) == [Delta(elements=1 << 32)]
+    (found,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
     assert isinstance(found, UnreadableError)
     assert "a.pt" in str(found)
     assert "b.pt: t: 4294967296 elements overlap in 1021 stored ones" in str(found)
@@ -746,7 +755,7 @@ def test_impossible_strides_are_an_error_of_the_file(tmp_path, strides):
     datas = [TensorData(where, "float32", (3, 3), 0, one) for one in (strides, (0, 1))]
     for one, two in (datas, datas[::-1], datas[:1] * 2):
         pair = Pair(*(TensorInfo("t", "float32", (3, 3), 9, 36, data=data) for data in (one, two)))
-        assert isinstance(compare_all([pair], How())[0], MalformedError)
+        assert isinstance(compare_pairs([pair], CompareOptions())[0], MalformedError)
 
 
 def test_parts_of_other_shapes(tmp_path):
@@ -757,11 +766,11 @@ def test_parts_of_other_shapes(tmp_path):
         TensorInfo("t", "float32", (3, 3), 9, 36, layout="jagged", parts=(("x", TensorData(where, "float32", shape)),))
         for shape in ((3,), (4,))
     ]
-    assert isinstance(compare_all([Pair(*rows)], How())[0], NotCompared)
+    assert isinstance(compare_pairs([Pair(*rows)], CompareOptions())[0], NotCompared)
 
 
 def test_a_zero_that_lost_its_sign_beside_a_nan_is_no_change_of_a_nan(paired):
     """By their bits two zeros differ, by nothing; the NaN beside them did not change."""
     before, after = (torch.tensor([zero, math.nan, 1.0]) for zero in (0.0, -0.0))
-    (delta,) = compare_all(paired({"t": before}, {"t": after}), How(bitwise=True))
+    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions(bitwise=True))
     assert (delta.changed, delta.first, delta.max_abs, delta.left_out, delta.reason) == (1, (0,), 0.0, 1, None)

@@ -31,7 +31,7 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 def of_file(path, algorithm=Algorithm.BLAKE3, jobs=1):
     tensors = formats.read(str(path)).tensors
-    return dict(zip([one.fqn for one in tensors], digest.digests(tensors, algorithm, jobs=jobs), strict=True))
+    return dict(zip([one.fqn for one in tensors], digest.compute_digests(tensors, algorithm, jobs=jobs), strict=True))
 
 
 @st.composite
@@ -145,10 +145,10 @@ def test_every_core_gives_the_same(tmp_path, monkeypatch):
     shared = torch.randn(100)
     state = {f"w{n}": torch.randn(50, 7) for n in range(20)} | {"a": shared, "b": shared}
     torch.save(state, tmp_path / "a.pt")
-    monkeypatch.setattr(digest.pool, "ALONE", 0)
+    monkeypatch.setattr(digest.pool, "MIN_BYTES_FOR_WORKERS", 0)
     monkeypatch.setattr(digest.pool, "BATCH", 1 << 18)
     told = []
-    many = digest.digests(
+    many = digest.compute_digests(
         formats.read(str(tmp_path / "a.pt")).tensors,
         Algorithm.BLAKE3,
         jobs=3,
@@ -165,7 +165,7 @@ def test_a_file_that_is_cut_short_meanwhile_is_named(tmp_path):
     tensors = formats.read(str(path)).tensors
     path.write_bytes(path.read_bytes()[:900])
     with pytest.raises(MalformedError, match=r"a\.pt: w: .*cut short"):
-        digest.digests(tensors, Algorithm.BLAKE3)
+        digest.compute_digests(tensors, Algorithm.BLAKE3)
 
 
 def test_windows_without_end_are_refused(tmp_path):

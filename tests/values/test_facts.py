@@ -47,12 +47,12 @@ def way(request, monkeypatch):
 @pytest.fixture
 def small(monkeypatch):
     """Blocks of 64 bytes and tasks of four of them: a few hundred elements go through every seam."""
-    monkeypatch.setattr(facts_kernel, "BLOCK", 64)
-    monkeypatch.setattr(facts, "TASK", 256)
+    monkeypatch.setattr(facts_kernel, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(facts, "TASK_BYTES", 256)
 
 
 def of(info, **options):
-    (found,) = facts.read_all([info], **options)
+    (found,) = facts.read_facts([info], **options)
     return found
 
 
@@ -263,7 +263,7 @@ def test_both_ways_have_one_digest(content):
     if facts_kernel._native is None:
         pytest.skip("the kernel in C was not compiled: there was no compiler")
     raw = np.frombuffer(content, np.uint8)
-    assert facts_kernel._native.digest(raw) == facts_kernel._digest(raw)
+    assert facts_kernel._native.digest(raw) == facts_kernel._hash_block(raw)
 
 
 @given(st.integers(0, 6000), st.integers(0, 2**32))
@@ -273,13 +273,13 @@ def test_both_ways_count_the_same(n, seed):
         pytest.skip("the kernel in C was not compiled: there was no compiler")
     raw = np.random.default_rng(seed).integers(0, 256, 8 * n).astype(np.uint8)
     counts = np.zeros(256, np.int64)
-    Decoder().count(raw, counts)
+    Decoder().count_codes(raw, counts)
     assert (np.frombuffer(facts_kernel._native.codes(raw), np.int64) == counts).all()
-    for signed, infinity, normal in facts_kernel.FLOATS.values():
+    for signed, infinity, normal in facts_kernel.FLOAT_LAYOUTS.values():
         some = raw.view(signed)
         found, wanted = (
             facts_kernel._native.floats(some, some.itemsize, infinity, normal),
-            facts_kernel._floats(some, infinity, normal),
+            facts_kernel._count_floats(some, infinity, normal),
         )
         assert found[:5] == wanted[:5]
         assert found[0] + found[1] == some.size or found == wanted
@@ -303,22 +303,22 @@ def test_the_kernel_refuses_what_it_would_misread():
 def test_pieces_add_up_in_any_order(n, shuffled: random.Random, dtype):
     """However the blocks of a tensor are dealt out and in whatever order they come back, the facts are those of all."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(facts_kernel, "BLOCK", 64)
+        patch.setattr(facts_kernel, "BLOCK_BYTES", 64)
         items = any_bits(dtype, max(n, 20), seed=n).view(torch.int64 if dtype.itemsize == 8 else torch.int16).numpy()
         name, per_block = str(dtype).removeprefix("torch."), 64 // dtype.itemsize
         items = items.view({"float32": "f4", "float16": "u2", "int64": "i8"}[name])
         blocks = [
-            facts_kernel.stored(items[start : start + per_block], name, start // per_block, Decoder())
+            facts_kernel.scan_stored(items[start : start + per_block], name, start // per_block, Decoder())
             for start in range(0, items.size, per_block)
         ]
         whole = Facts()
         for one in blocks:
-            whole = whole.plus(one)
+            whole = whole.merge(one)
         shuffled.shuffle(blocks)
         while len(blocks) > 1:
             one = blocks.pop(shuffled.randrange(len(blocks)))
             at = shuffled.randrange(len(blocks))
-            blocks[at] = blocks[at].plus(one)
+            blocks[at] = blocks[at].merge(one)
         assert blocks == [whole]
 
 
@@ -326,10 +326,10 @@ def test_pieces_add_up_in_any_order(n, shuffled: random.Random, dtype):
 def test_tasks_are_cut_without_a_trace(store, monkeypatch, dtype):
     """A tensor read in one task and in many has the same facts: blocks begin where the type says, tasks or not."""
     info = store(any_bits(torch.float32, 3000).view(dtype))
-    monkeypatch.setattr(facts_kernel, "BLOCK", 64)
+    monkeypatch.setattr(facts_kernel, "BLOCK_BYTES", 64)
     whole = of(info)
-    monkeypatch.setattr(facts, "TASK", 256)
-    assert len(list(facts._tasks(0, "w", info.data))) > 10
+    monkeypatch.setattr(facts, "TASK_BYTES", 256)
+    assert len(list(facts._build_tasks(0, "w", info.data))) > 10
     assert of(info) == whole
 
 
@@ -340,25 +340,25 @@ def test_what_is_packed_is_as_what_is_not(tmp_path, monkeypatch, way):
     np.savez_compressed(tmp_path / "a.npz", w=values.numpy())
     zero.write(tmp_path / "zero", 3, [{"w": values}], moments=False)
     torch.save({"w": values}, tmp_path / "a.pt")
-    monkeypatch.setattr(facts_kernel, "BLOCK", 64)
+    monkeypatch.setattr(facts_kernel, "BLOCK_BYTES", 64)
     plain = of(formats.read(str(tmp_path / "a.pt")).tensors[0])
-    monkeypatch.setattr(facts, "TASK", 256)
+    monkeypatch.setattr(facts, "TASK_BYTES", 256)
     for name in ("dcp", "a.npz", "zero"):
         assert of(formats.read(str(tmp_path / name)).tensors[0]) == plain, name
 
 
 def test_processes_find_what_one_does(store, monkeypatch):
     """The same facts from two processes as from this one."""
-    monkeypatch.setattr(facts.pool, "ALONE", 0)
+    monkeypatch.setattr(facts.pool, "MIN_BYTES_FOR_WORKERS", 0)
     monkeypatch.setattr(facts.pool, "BATCH", 1)
     infos = [store(any_bits(torch.float32, 1000, seed=seed)) for seed in range(5)]
-    assert facts.read_all(infos, jobs=2) == facts.read_all(infos, jobs=1)
+    assert facts.read_facts(infos, jobs=2) == facts.read_facts(infos, jobs=1)
 
 
 def test_what_lies_in_one_place_is_read_once(store, monkeypatch):
     """Tied tensors share their facts; the bytes told are those of one."""
     info, read = store(torch.randn(100)), []
-    one, two = facts.read_all([info, replace(info, fqn="tied")], progress=lambda name, size: read.append(size))
+    one, two = facts.read_facts([info, replace(info, fqn="tied")], progress=lambda name, size: read.append(size))
     assert one == two
     assert read == [400]
 
@@ -392,7 +392,7 @@ def test_a_file_that_is_cut_short_spoils_what_lay_there(store):
     good, cut = store(torch.randn(100)), store(torch.randn(100))
     with open(cut.data.storage.path, "r+b") as file:
         file.truncate(50)
-    one, two = facts.read_all([good, replace(cut, fqn="cut")])
+    one, two = facts.read_facts([good, replace(cut, fqn="cut")])
     assert one.reason is None
     assert two.damaged
     assert "cut" in two.reason
@@ -421,9 +421,9 @@ def test_meta_has_no_values():
 
 def test_one_digest_in_common_is_looked_at_again(store, monkeypatch):
     """Where two tensors share the short digest by accident, SHA-256 tells them apart, and copies together."""
-    monkeypatch.setattr(facts_kernel, "mixed", lambda _: 7)
+    monkeypatch.setattr(facts_kernel, "mix_bits", lambda _: 7)
     a, b, c = store(torch.arange(9)), store(torch.arange(9) + 1), store(torch.arange(9))
-    one, two, three = facts.read_all([a, b, c])
+    one, two, three = facts.read_facts([a, b, c])
     assert one.digest == three.digest != two.digest
 
 

@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from statecli.values.compare import Pair, compare_all  # noqa: E402
-from statecli.values.delta import How  # noqa: E402
-from statecli.values.histogram import histograms  # noqa: E402
+from statecli.values.compare import Pair, compare_pairs  # noqa: E402
+from statecli.values.delta import CompareOptions  # noqa: E402
+from statecli.values.histogram import compute_histograms  # noqa: E402
 
 
 @pytest.mark.parametrize("largest", [1.5e308, 1.0, 5e-324])
@@ -21,7 +21,7 @@ def test_every_difference_is_counted_whatever_its_size(store, largest):
     pairs = [Pair(store(before), store(after))]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        deltas = compare_all(pairs, How(), jobs=1)
-        ((edges, counts),) = histograms(pairs, deltas)
+        deltas = compare_pairs(pairs, CompareOptions(), jobs=1)
+        ((edges, counts),) = compute_histograms(pairs, deltas)
     assert (edges[0], edges[-1], sum(counts)) == (-largest, largest, 3)
     assert list(edges) == sorted(edges)

@@ -12,7 +12,7 @@ import torch
 from statecli.core.errors import MalformedError, UnreadableError, UsageError
 from statecli.core.state import After, ModelState, TensorData, TensorInfo
 from statecli.values import to_device as module
-from statecli.values.to_device import place, resolve_device
+from statecli.values.to_device import place_on_device, resolve_device
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool, torch.int64]
 
@@ -30,21 +30,19 @@ def test_every_type_arrives(store, monkeypatch, dtype, device):
         pytest.skip("no CUDA device")
     tensor = store(torch.randn(100, 7).to(dtype))
     expected = After("cuda:0" if device == "cuda" else "cpu", True)
-    assert place(state_of(tensor), device).tensors[0].after == expected
-    monkeypatch.setattr(module, "CHUNK", 64)
-    assert place(state_of(tensor), device).tensors[0].after == expected
+    assert place_on_device(state_of(tensor), device).tensors[0].after == expected
+    monkeypatch.setattr(module, "CHUNK_BYTES", 64)
+    assert place_on_device(state_of(tensor), device).tensors[0].after == expected
 
 
 def test_no_chunk_is_bigger_than_the_limit(store, monkeypatch):
     """Memory is bounded by the chunk, not by the tensor; every byte travels once."""
     sent = []
-    real = module._there_and_back
-    monkeypatch.setattr(module, "CHUNK", 128)
-    monkeypatch.setattr(
-        module, "_there_and_back", lambda t, chunk, *rest: sent.append(chunk.size) or real(t, chunk, *rest)
-    )
+    real = module._copy_back
+    monkeypatch.setattr(module, "CHUNK_BYTES", 128)
+    monkeypatch.setattr(module, "_copy_back", lambda t, chunk, *rest: sent.append(chunk.size) or real(t, chunk, *rest))
     tensor = store(torch.randn(100))
-    place(state_of(tensor, msgspec.structs.replace(tensor, fqn="tied")), "cpu")
+    place_on_device(state_of(tensor, msgspec.structs.replace(tensor, fqn="tied")), "cpu")
     assert sent == [128, 128, 128, 16]
 
 
@@ -56,8 +54,8 @@ def test_bytes_that_come_back_changed_did_not_follow(store, monkeypatch):
         back[5] ^= 1
         return back
 
-    monkeypatch.setattr(module, "_there_and_back", broken)
-    placed = place(state_of(store(torch.randn(9))), "cpu").tensors[0]
+    monkeypatch.setattr(module, "_copy_back", broken)
+    placed = place_on_device(state_of(store(torch.randn(9))), "cpu").tensors[0]
     assert placed.after == After("cpu", False)
     assert "1 bytes came back changed" in placed.note
 
@@ -70,8 +68,8 @@ def test_a_type_that_the_device_refuses_did_not_follow(store, monkeypatch):
             raise TypeError("Cannot convert a MPS Tensor to float64 dtype. Use float32 instead")
         return chunk
 
-    monkeypatch.setattr(module, "_there_and_back", refuse)
-    first, second = place(state_of(store(torch.randn(9).double()), store(torch.randn(9))), "cpu").tensors
+    monkeypatch.setattr(module, "_copy_back", refuse)
+    first, second = place_on_device(state_of(store(torch.randn(9).double()), store(torch.randn(9))), "cpu").tensors
     assert first.after == After(None, False)
     assert "refuses it: Cannot convert" in first.note
     assert second.after == After("cpu", True)
@@ -82,7 +80,7 @@ def test_on_meta_the_tensor_is_made_and_its_bytes_are_checked(store, dtype):
     """The note says that there was nothing to compare."""
     base = torch.zeros(8, 8, dtype=torch.uint8)
     tensor = base.view(dtype) if dtype.itemsize == 1 else torch.zeros(8, 8, dtype=dtype).t()
-    placed = place(state_of(store(tensor)), "meta").tensors[0]
+    placed = place_on_device(state_of(store(tensor)), "meta").tensors[0]
     assert placed.after == After("meta", True)
     assert placed.note == "bytes read and checksum right; meta holds none to compare"
 
@@ -92,7 +90,7 @@ def test_on_meta_without_a_checksum_the_bytes_are_only_read(store):
     info = store(torch.zeros(8))
     storage = msgspec.structs.replace(info.data.storage, crc32=None)
     info = msgspec.structs.replace(info, note="odd", data=msgspec.structs.replace(info.data, storage=storage))
-    placed = place(state_of(info), "meta").tensors[0]
+    placed = place_on_device(state_of(info), "meta").tensors[0]
     assert placed.note == "odd; bytes read; meta holds none to compare"
 
 
@@ -102,21 +100,23 @@ def test_quantized_and_multi_part_tensors_travel_part_by_part(store, device):
     quantized = store(torch.quantize_per_tensor(torch.rand(5), 0.1, 0, torch.qint8))
     part = store(torch.rand(5)).data
     sparse = TensorInfo("s", "float32", (9,), 9, 0, layout="sparse_coo", parts=(("indices", part), ("values", part)))
-    assert [row.after for row in place(state_of(quantized, sparse), device).tensors] == [After(device, True)] * 2
+    assert [row.after for row in place_on_device(state_of(quantized, sparse), device).tensors] == [
+        After(device, True)
+    ] * 2
 
 
 def test_a_type_that_this_torch_lacks_cannot_be_told_on_meta(store):
     """followed is null, and the note names the type."""
     data = store(torch.zeros(4, dtype=torch.uint8)).data
     info = TensorInfo("w", "float3", (4,), 4, 4, data=TensorData(data.storage, "float3", (4,)))
-    placed = place(state_of(info), "meta").tensors[0]
+    placed = place_on_device(state_of(info), "meta").tensors[0]
     assert placed.after == After(None, None)
     assert "has no float3" in placed.note
 
 
 def test_a_tensor_without_bytes_cannot_be_told():
     """A lazy parameter, a meta tensor."""
-    placed = place(state_of(TensorInfo("w", "float32", (2,), 2, 8)), "cpu").tensors[0]
+    placed = place_on_device(state_of(TensorInfo("w", "float32", (2,), 2, 8)), "cpu").tensors[0]
     assert placed.after == After(None, None)
     assert placed.note == "no bytes to load"
 
@@ -129,7 +129,7 @@ def test_a_wrong_checksum_stops_the_run(store, device):
         file.seek(9)
         file.write(b"\x13\x37")
     with pytest.raises(MalformedError, match="checksum wrong"):
-        place(state_of(info), device)
+        place_on_device(state_of(info), device)
 
 
 def test_a_vanished_file_stops_the_run(store, tmp_path):
@@ -137,14 +137,14 @@ def test_a_vanished_file_stops_the_run(store, tmp_path):
     info = store(torch.rand(5))
     (tmp_path / "0.bin").unlink()
     with pytest.raises(UnreadableError, match="cannot be opened"):
-        place(state_of(info), "meta")
+        place_on_device(state_of(info), "meta")
 
 
 def test_the_file_is_not_written_to(store, tmp_path):
     """The device works on a copy of each chunk."""
     info = store(torch.rand(50))
     before = (tmp_path / "0.bin").read_bytes()
-    place(state_of(info), "cpu")
+    place_on_device(state_of(info), "cpu")
     assert (tmp_path / "0.bin").read_bytes() == before
 
 

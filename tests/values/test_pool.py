@@ -11,7 +11,7 @@ import time
 import pytest
 
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.values import pool
+from statecli.workers import pool
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes only where there is fork")
 
@@ -34,23 +34,35 @@ def dying(_, batch):
     return batch
 
 
+class Large(int):
+    """A task that is a batch of its own."""
+
+    size = pool.MIN_BYTES_FOR_WORKERS
+
+
+class Small(int):
+    """A task of a batch."""
+
+    size = 100
+
+
 def run(function, tasks, jobs, **more):
     """Each task a batch."""
-    return pool.run(function, 1, tasks, size_of=lambda _: pool.ALONE, absent=None, jobs=jobs, **more)
+    return pool.run_tasks(function, 1, [Large(task) for task in tasks], absent=None, jobs=jobs, **more)
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 5])
 def test_results_are_in_order(jobs):
-    """Whatever the number of workers; `done` is called once for each batch."""
+    """Whatever the number of workers; `on_batch` is called once for each batch."""
     seen = []
-    assert run(doubled, list(range(20)), jobs, done=seen.append) == [2 * n for n in range(20)]
+    assert run(doubled, list(range(20)), jobs, on_batch=seen.append) == [2 * n for n in range(20)]
     assert sorted(seen) == [(n,) for n in range(20)]
 
 
 def test_small_tasks_are_handed_out_together():
     """Each has its own result all the same; of no tasks there are none."""
     seen = []
-    found = pool.run(doubled, 3, list(range(2000)), size_of=lambda _: 100, absent=None, done=seen.append)
+    found = pool.run_tasks(doubled, 3, [Small(n) for n in range(2000)], absent=None, on_batch=seen.append)
     assert found == [6 * n for n in range(2000)]
     assert 1 < len(seen) < 10
     assert [n for batch in seen for n in batch] == list(range(2000))
@@ -59,7 +71,7 @@ def test_small_tasks_are_handed_out_together():
 
 def test_small_work_is_done_here():
     """Starting workers would take longer."""
-    found = pool.run(lambda _, batch: [os.getpid()] * len(batch), None, [1, 2], size_of=lambda _: 1, absent=None)
+    found = pool.run_tasks(lambda _, batch: [os.getpid()] * len(batch), None, [Small(1), Small(2)], absent=None)
     assert found == [os.getpid()] * 2
 
 
@@ -82,7 +94,7 @@ def test_an_error_of_a_batch_is_that_of_its_tasks(jobs):
 def test_of_what_is_wanted_whole_the_first_error_is_raised(jobs):
     """A lock without one digest is none: the rest would be read for nothing."""
     with pytest.raises(MalformedError, match="1: no"):
-        run(failing, [0, 1, 2], jobs, whole=True)
+        run(failing, [0, 1, 2], jobs, raise_errors=True)
 
 
 @linux
@@ -97,13 +109,14 @@ def test_a_worker_that_dies_is_told(jobs):
 
 SLEEPY = """
 import os, sys, time
-from statecli.values import pool
+from statecli.workers import pool
+class Task(str): size = pool.MIN_BYTES_FOR_WORKERS
 def sleepy(_, batch):
     with open(batch[0], "a") as file: file.write(f"{os.getpid()}\\n")
     time.sleep(60)
 if __name__ == "__main__":
     try:
-        pool.run(sleepy, None, [sys.argv[1]] * 4, size_of=lambda _: pool.ALONE, absent=None, jobs=2)
+        pool.run_tasks(sleepy, None, [Task(sys.argv[1])] * 4, absent=None, jobs=2)
     except KeyboardInterrupt:
         os._exit(130)  # as the command does: the executor's own threads are not waited for
 """

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from statecli.core.errors import ChecksumMismatch, MalformedError
 from statecli.core.state import Box, Boxes, ByteRange, Packing, TensorData, TensorInfo
 from statecli.values import ranges
-from statecli.values.compare import Pair, compare_all
-from statecli.values.delta import How
-from statecli.values.digest import digests
+from statecli.values.compare import Pair, compare_pairs
+from statecli.values.delta import CompareOptions
+from statecli.values.digest import compute_digests
 from statecli.values.ranges import check_crc, open_range
-from statecli.values.read import all_values
+from statecli.values.read import read_all_values
 
 
 def written(path, content):
@@ -56,7 +56,7 @@ def row(data, fqn="w"):
 
 
 def values_of(data):
-    return all_values(data, "w")
+    return read_all_values(data, "w")
 
 
 SHAPES = st.lists(st.integers(1, 9), min_size=0, max_size=4).map(tuple)
@@ -83,7 +83,7 @@ def test_pieces_cut_differently_are_compared_element_by_element(tmp_path_factory
     if changed:
         other.reshape(-1)[at % array.size] += 1
     one, two = boxed(array, cuts[: len(shape)], folder), boxed(other, others[: len(shape)], folder, name="other")
-    (delta,) = compare_all([Pair(row(one), row(two))], How())
+    (delta,) = compare_pairs([Pair(row(one), row(two))], CompareOptions())
     assert delta.changed == changed
     assert delta.first == ([int(n) for n in np.unravel_index(at % array.size, shape)] if changed else None) or (
         delta.first == tuple(int(n) for n in np.unravel_index(at % array.size, shape))
@@ -101,7 +101,7 @@ def test_a_view_into_boxes_reads_what_torch_would(tmp_path):
 
 def test_many_pieces_open_few_files_at_a_time(tmp_path, monkeypatch):
     """A storage in more files than may be open at once is read whole."""
-    monkeypatch.setattr(ranges, "MAX_OPEN", 2)
+    monkeypatch.setattr(ranges, "MAX_OPEN_FILES", 2)
     array = np.arange(40, dtype="f4")
     assert np.array_equal(values_of(boxed(array, [range(40)], tmp_path)), array)
 
@@ -182,8 +182,8 @@ def test_a_tensor_in_an_archive_of_its_own_is_found_there(tmp_path, tensor):
         written(tmp_path / "raw", tensor.contiguous().view(torch.uint8).numpy().tobytes()), 0, tensor.nbytes
     )
     both = [row(data), row(TensorData(plain, data.dtype, data.shape))]
-    assert len(set(digests(both, "blake3"))) == 1
-    (delta,) = compare_all([Pair(*both)], How())
+    assert len(set(compute_digests(both, "blake3"))) == 1
+    (delta,) = compare_pairs([Pair(*both)], CompareOptions())
     assert delta.changed == 0
 
 

@@ -18,7 +18,7 @@ from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.state import ByteRange, Quantizer, TensorData
 from statecli.values import ranges, read
 from statecli.values.ranges import check_crc
-from statecli.values.read import all_values, opened, values
+from statecli.values.read import open_view, read_all_values, read_values
 
 PLAIN = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int16, torch.uint8]
 PLAIN += [torch.complex64, torch.complex128, torch.complex32, torch.float8_e5m2, torch.bool, torch.int8, torch.uint16]
@@ -57,7 +57,7 @@ LAYOUTS = {
 def test_values_come_in_logical_order_from_any_layout(store, dtype, layout, big_endian):
     """Every type in every layout, from an unaligned place, equals torch's own conversion."""
     tensor = LAYOUTS[layout](made(dtype, 6, 8))
-    np.testing.assert_array_equal(all_values(store(tensor, big_endian=big_endian).data), as_numpy(tensor))
+    np.testing.assert_array_equal(read_all_values(store(tensor, big_endian=big_endian).data), as_numpy(tensor))
 
 
 @pytest.mark.parametrize("lazy", ["conj", "neg"])
@@ -67,7 +67,7 @@ def test_lazy_conjugates_and_negatives_are_applied(store, lazy):
     tensor = x.conj() if lazy == "conj" else x.conj().imag
     assert tensor.is_conj() or tensor.is_neg()
     expected = tensor.resolve_conj().resolve_neg().numpy().reshape(-1)
-    np.testing.assert_array_equal(all_values(store(tensor).data), expected)
+    np.testing.assert_array_equal(read_all_values(store(tensor).data), expected)
 
 
 @given(
@@ -79,12 +79,12 @@ def test_lazy_conjugates_and_negatives_are_applied(store, lazy):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
 def test_any_strides_any_chunk_size(store, monkeypatch, shape, strides, offset, chunk):
     """Merging dimensions and cutting chunks never loses, repeats or reorders an element."""
-    monkeypatch.setattr(read, "CHUNK", chunk)
+    monkeypatch.setattr(read, "CHUNK_ELEMENTS", chunk)
     tensor = torch.as_strided(torch.arange(150.0), shape, strides[: len(shape)], offset)
     data = store(tensor).data
-    np.testing.assert_array_equal(all_values(data), as_numpy(tensor))
-    with opened(data) as view:
-        assert all(part.size <= chunk for part in values(view))
+    np.testing.assert_array_equal(read_all_values(data), as_numpy(tensor))
+    with open_view(data) as view:
+        assert all(part.size <= chunk for part in read_values(view))
 
 
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32], ids=str)
@@ -98,17 +98,17 @@ def test_quantized_values_are_scaled(store, dtype):
         torch.quantize_per_channel(x, scales, zeros, 1, dtype),
         torch.quantize_per_channel(x, scales[:5], zeros[:5], 0, dtype),
     ):
-        np.testing.assert_allclose(all_values(store(tensor).data), as_numpy(tensor.dequantize()), rtol=1e-6)
+        np.testing.assert_allclose(read_all_values(store(tensor).data), as_numpy(tensor.dequantize()), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.quint4x2, torch.quint2x4], ids=str)
 @pytest.mark.parametrize("chunk", [4, 8, 65536])
 def test_packed_quantized_values_are_unpacked(store, monkeypatch, dtype, chunk):
     """Rows of odd length share bytes: packing goes on across them."""
-    monkeypatch.setattr(read, "CHUNK", chunk)
+    monkeypatch.setattr(read, "CHUNK_ELEMENTS", chunk)
     x = torch.rand(3, 7) * 3
     tensor = torch.quantize_per_channel(x, torch.rand(3) + 0.2, torch.rand(3), 0, dtype)
-    np.testing.assert_allclose(all_values(store(tensor).data), as_numpy(tensor.dequantize()), rtol=1e-6)
+    np.testing.assert_allclose(read_all_values(store(tensor).data), as_numpy(tensor.dequantize()), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8], ids=str)
@@ -118,7 +118,7 @@ def test_quantized_values_are_those_of_torch(store, dtype):
     scales = (torch.rand(64) * 0.1 + 1e-4).double()
     every = [torch.quantize_per_tensor(x, float(scale), 7, dtype) for scale in scales[:8]]
     for tensor in (*every, torch.quantize_per_channel(x, scales, torch.arange(64) % 5, 0, dtype)):
-        assert np.array_equal(all_values(store(tensor).data), tensor.dequantize().numpy().reshape(-1))
+        assert np.array_equal(read_all_values(store(tensor).data), tensor.dequantize().numpy().reshape(-1))
 
 
 def test_a_wrong_number_of_scales_is_refused(store):
@@ -127,7 +127,7 @@ def test_a_wrong_number_of_scales_is_refused(store):
     data = store(tensor).data
     lying = TensorData(data.storage, data.dtype, (7, 3), quantizer=data.quantizer)
     with pytest.raises(UnreadableError, match="3 scales for 7 channels"):
-        all_values(lying)
+        read_all_values(lying)
 
 
 @pytest.mark.parametrize("dtype", ["bits8", "uint3", "nonsense"])
@@ -135,7 +135,7 @@ def test_types_without_numbers_are_refused(store, dtype):
     """What the bits of such an element mean, only its owner knows."""
     data = store(torch.zeros(4, dtype=torch.uint8)).data
     with pytest.raises(UnreadableError, match=dtype):
-        all_values(TensorData(data.storage, dtype, (4,)))
+        read_all_values(TensorData(data.storage, dtype, (4,)))
 
 
 # --- checksums and files that change -------------------------------------------------------------------------------
@@ -179,16 +179,16 @@ def test_a_file_cut_short_after_listing(store, left):
     data = store(torch.arange(9.0)).data
     os.truncate(data.storage.path, left)
     with pytest.raises(MalformedError, match=f"ends at byte 39, the file has {left} bytes"):
-        all_values(data)
+        read_all_values(data)
 
 
 @pytest.mark.parametrize("layout", [lambda x: x, torch.t], ids=["in order", "transposed"])
 def test_a_file_cut_short_while_it_is_read(store, layout, monkeypatch):
     """The next chunk is refused, or the next band."""
-    monkeypatch.setattr(read, "BAND", read.CHUNK * 4)
-    data = store(layout(torch.zeros(512, read.CHUNK * 4 // 512))).data
-    with opened(data) as view:
-        chunks = values(view)
+    monkeypatch.setattr(read, "BAND_BYTES", read.CHUNK_ELEMENTS * 4)
+    data = store(layout(torch.zeros(512, read.CHUNK_ELEMENTS * 4 // 512))).data
+    with open_view(data) as view:
+        chunks = read_values(view)
         next(chunks)
         os.truncate(data.storage.path, 4096)
         with pytest.raises(MalformedError, match="cut short"):
@@ -200,7 +200,7 @@ def test_a_file_that_vanished(store):
     data = store(torch.zeros(4)).data
     os.unlink(data.storage.path)
     with pytest.raises(UnreadableError, match="no such file"):
-        all_values(data)
+        read_all_values(data)
 
 
 def test_a_file_replaced_by_a_pipe_does_not_block(store):
@@ -209,14 +209,14 @@ def test_a_file_replaced_by_a_pipe_does_not_block(store):
     os.unlink(data.storage.path)
     os.mkfifo(data.storage.path)
     with pytest.raises(UnreadableError, match="not a regular file"):
-        all_values(data)
+        read_all_values(data)
 
 
 def test_a_range_without_bytes_is_no_error(tmp_path):
     """There is nothing to read, and nothing wrong."""
     path = tmp_path / "empty"
     path.touch()
-    assert all_values(TensorData(ByteRange(str(path), 0, 0, 0), "float32", (0, 4))).size == 0
+    assert read_all_values(TensorData(ByteRange(str(path), 0, 0, 0), "float32", (0, 4))).size == 0
     check_crc(ByteRange(str(path), 0, 0, 0))
 
 
@@ -237,7 +237,7 @@ def test_a_view_outside_its_storage_is_refused(store, shape, strides, offset, sa
     """Never a neighbour's bytes, never a crash."""
     where = store(torch.arange(9.0)).data.storage
     with pytest.raises(MalformedError, match=said):
-        all_values(TensorData(where, "float32", shape, offset, strides))
+        read_all_values(TensorData(where, "float32", shape, offset, strides))
 
 
 def test_more_dimensions_than_numpy_can_hold(store):
@@ -245,10 +245,10 @@ def test_more_dimensions_than_numpy_can_hold(store):
     where = store(torch.zeros(400)).data.storage
     strides = tuple(3 + n * (n % 2) for n in range(33))
     with (
-        opened(TensorData(where, "float32", (2,) * 33, 0, strides)) as view,
+        open_view(TensorData(where, "float32", (2,) * 33, 0, strides)) as view,
         pytest.raises(UnreadableError, match="dimensions: more than"),
     ):
-        next(values(view))
+        next(read_values(view))
 
 
 # --- bounded memory ------------------------------------------------------------------------------------------------
@@ -257,11 +257,11 @@ READ_A_BIG_FILE = """
 import resource, sys
 import numpy
 from statecli.core.state import ByteRange, TensorData, TensorInfo
-from statecli.values.stats import stats
+from statecli.values.stats import read_stats
 path, size, dtype = sys.argv[1], int(sys.argv[2]), "float64"
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 data = TensorData(ByteRange(path, 0, size), dtype, (1024, size // 8192), 0, (1, 1024))
-found = stats(TensorInfo("w", dtype, data.shape, size // 8, size, data=data))
+found = read_stats(TensorInfo("w", dtype, data.shape, size // 8, size, data=data))
 print(found.zeros * 8 == size, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
@@ -285,7 +285,7 @@ def test_files_are_closed_when_they_have_been_read(store):
     data = store(torch.arange(9.0)).data
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     for _ in range(min(soft, 2048) + 10):
-        with opened(data):
+        with open_view(data):
             pass
 
 
@@ -302,13 +302,13 @@ def test_importing_the_package_imports_nothing_heavy():
 def test_chunks_of_a_huge_outer_dimension_start_at_once(tmp_path):
     """Making the list of blocks must not take memory or time in proportion to the blocks."""
     path = tmp_path / "sparse"
-    rows, gap = 1 << 21, 3 * read.CHUNK
+    rows, gap = 1 << 21, 3 * read.CHUNK_ELEMENTS
     with open(path, "wb") as file:
         file.truncate(rows * gap)
-    data = TensorData(ByteRange(str(path), 0, rows * gap), "uint8", (rows, 2 * read.CHUNK), 0, (gap, 1))
+    data = TensorData(ByteRange(str(path), 0, rows * gap), "uint8", (rows, 2 * read.CHUNK_ELEMENTS), 0, (gap, 1))
     start = time.process_time()
-    with opened(data) as view:
-        next(values(view))
+    with open_view(data) as view:
+        next(read_values(view))
     assert time.process_time() - start < 5
 
 
@@ -317,16 +317,16 @@ def test_packed_values_may_begin_in_the_middle_of_a_byte(store):
     data = store(torch.tensor([0x10, 0x32, 0x54], dtype=torch.uint8)).data
     scale = Quantizer("torch.per_tensor_affine", 1.0, 0)
     packed = TensorData(data.storage, "quint4x2", (4,), 1, quantizer=scale)
-    assert all_values(packed).tolist() == [1, 2, 3, 4]
+    assert read_all_values(packed).tolist() == [1, 2, 3, 4]
     with pytest.raises(MalformedError, match="needs 4 bytes"):
-        all_values(TensorData(data.storage, "quint4x2", (6,), 1, quantizer=scale))
+        read_all_values(TensorData(data.storage, "quint4x2", (6,), 1, quantizer=scale))
 
 
 def test_quantized_values_without_a_scale_are_refused(store):
     """Their integers would be mistaken for values."""
     data = store(torch.zeros(4, dtype=torch.uint8)).data
     with pytest.raises(UnreadableError, match="quint8 without a recorded scale"):
-        all_values(TensorData(data.storage, "quint8", (4,)))
+        read_all_values(TensorData(data.storage, "quint8", (4,)))
 
 
 # --- elements that do not lie in their order -------------------------------------------------------------------------
@@ -343,17 +343,17 @@ def test_quantized_values_without_a_scale_are_refused(store):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
 def test_any_strides_any_bands(store, monkeypatch, shape, strides, band, window, gap, dtype):
     """However a file is gathered, band by band and window by window, every element arrives where it belongs."""
-    for name, value in (("BAND", band), ("CHUNK", 8)):
+    for name, value in (("BAND_BYTES", band), ("CHUNK_ELEMENTS", 8)):
         monkeypatch.setattr(read, name, value)
     for name, value in (("WINDOW", window), ("GAP", gap)):
         monkeypatch.setattr(ranges, name, value)
     strides = strides[: len(shape)]
     needed = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     tensor = made(dtype, needed).as_strided(shape, strides)
-    np.testing.assert_array_equal(all_values(store(tensor).data), as_numpy(tensor))
+    np.testing.assert_array_equal(read_all_values(store(tensor).data), as_numpy(tensor))
 
 
 def test_rows_that_would_share_lines_of_the_cache(store):
     """Bands whose rows are a power of two apart are padded, which loses nothing."""
     tensor = torch.arange(1024.0 * 512).reshape(1024, 512).t()
-    np.testing.assert_array_equal(all_values(store(tensor).data), tensor.reshape(-1).numpy())
+    np.testing.assert_array_equal(read_all_values(store(tensor).data), tensor.reshape(-1).numpy())

@@ -12,10 +12,11 @@ from safetensors.torch import save_file  # noqa: E402
 
 from statecli import formats  # noqa: E402
 from statecli.core.errors import ChecksumMismatch, StateError  # noqa: E402
-from statecli.values import compare, kernels, pool  # noqa: E402
-from statecli.values.compare import Pair, compare_all  # noqa: E402
-from statecli.values.delta import How  # noqa: E402
-from statecli.values.small_pairs import GAP, SMALL, compare_small_pairs  # noqa: E402
+from statecli.values import compare, kernels  # noqa: E402
+from statecli.values.compare import Pair, compare_pairs  # noqa: E402
+from statecli.values.delta import CompareOptions  # noqa: E402
+from statecli.values.small_pairs import MAX_GAP_BYTES, MAX_TENSOR_BYTES, compare_small_pairs  # noqa: E402
+from statecli.workers import pool  # noqa: E402
 
 DTYPES = ["float32", "bfloat16", "float8_e4m3fn", "int64", "bool", "complex64"]
 
@@ -32,11 +33,11 @@ def paired(tmp_path, before, after, suffix="safetensors"):
 
 def settled(pairs):
     both = [(pair.before, pair.after) for pair in pairs]
-    return compare_small_pairs(both, compare._place, lambda *_: None)
+    return compare_small_pairs(both, compare._locate_elements, lambda *_: None)
 
 
 def some_tensor(rng):
-    shape = rng.choice([(), (0,), (3,), (5, 7), (300,), (SMALL // 4,), (SMALL // 4 + 1,)])
+    shape = rng.choice([(), (0,), (3,), (5, 7), (300,), (MAX_TENSOR_BYTES // 4,), (MAX_TENSOR_BYTES // 4 + 1,)])
     tensor = torch.randint(0, 2, shape).to(getattr(torch, rng.choice(DTYPES)))
     return tensor.t().contiguous().t() if tensor.dim() == 2 and rng.random() < 0.5 else tensor
 
@@ -57,17 +58,19 @@ def test_the_outcome_is_that_of_each_pair_by_itself(tmp_path, monkeypatch, suffi
     if suffix == "safetensors":
         before, after = ({name: t.contiguous() for name, t in side.items()} for side in (before, after))
     pairs = paired(tmp_path, before, after, suffix)
-    together = compare_all(pairs, How())
+    together = compare_pairs(pairs, CompareOptions())
     assert len(settled(pairs)) > 10
     monkeypatch.setattr(compare, "compare_small_pairs", lambda *_: {})
-    assert together == compare_all(pairs, How())
+    assert together == compare_pairs(pairs, CompareOptions())
 
 
 def planned_names(monkeypatch):
     """The names of the pairs that get tasks from now on."""
     names = []
-    plan = compare._plan
-    monkeypatch.setattr(compare, "_plan", lambda n, pair, how: names.append(pair.after.fqn) or plan(n, pair, how))
+    plan = compare._plan_or_error
+    monkeypatch.setattr(
+        compare, "_plan_or_error", lambda n, pair, how: names.append(pair.after.fqn) or plan(n, pair, how)
+    )
     return names
 
 
@@ -88,15 +91,17 @@ def test_small_neighbours_need_no_task(tmp_path, monkeypatch, dtype):
     """Neither those that are equal nor those that differ."""
     pairs = neighbours(tmp_path, dtype)
     planned = planned_names(monkeypatch)
-    outcomes = compare_all(pairs, How())
+    outcomes = compare_pairs(pairs, CompareOptions())
     assert planned == []
     assert [outcome.changed for outcome in outcomes] == [0] * 77 + [4, 1] + [0] * 421
-    bitwise = compare_all(pairs, How(bitwise=True))
+    bitwise = compare_pairs(pairs, CompareOptions(bitwise=True))
     assert planned == []
     assert [outcome.changed for outcome in bitwise] == [0, 1] + [0] * 75 + [4, 1] + [0] * 421
 
 
-@pytest.mark.parametrize("how", [How(), How(bitwise=True), How(atol=1e-3), How(rtol=1e-3)])
+@pytest.mark.parametrize(
+    "how", [CompareOptions(), CompareOptions(bitwise=True), CompareOptions(atol=1e-3), CompareOptions(rtol=1e-3)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.complex64])
 def test_numbers_are_those_of_a_task_to_the_last_bit(tmp_path, monkeypatch, dtype, how):
     """NaN, infinities, tiny and huge values, products that cancel, and zeros of either sign included."""
@@ -109,9 +114,9 @@ def test_numbers_are_those_of_a_task_to_the_last_bit(tmp_path, monkeypatch, dtyp
         for n, value in enumerate((float("nan"), float("inf"), 3e38, 1e-45)):
             before[f"t{50 + n}"][-1] = value
     pairs = paired(tmp_path, before, {name: t.to(dtype) for name, t in after.items()})
-    together = compare_all(pairs, how)
+    together = compare_pairs(pairs, how)
     monkeypatch.setattr(compare, "compare_small_pairs", lambda *_: {})
-    assert list(map(repr, together)) == list(map(repr, compare_all(pairs, how)))
+    assert list(map(repr, together)) == list(map(repr, compare_pairs(pairs, how)))
 
 
 def test_the_order_of_the_two_files_need_not_be_the_same(tmp_path):
@@ -120,10 +125,10 @@ def test_the_order_of_the_two_files_need_not_be_the_same(tmp_path):
     one = saved(tmp_path / "a.safetensors", {name: torch.full((5,), float(n)) for n, name in enumerate(names)})
     two = saved(tmp_path / "b.safetensors", {f"z{99 - n}": torch.full((5,), float(n)) for n in range(50)})
     pairs = [Pair(one[name], two[f"z{99 - n}"]) for n, name in enumerate(names)]
-    assert [outcome.changed for outcome in compare_all(pairs, How())] == [0] * 50
+    assert [outcome.changed for outcome in compare_pairs(pairs, CompareOptions())] == [0] * 50
 
 
-@pytest.mark.parametrize(("gap", "count"), [(GAP, 2), (GAP + 1, 0)])
+@pytest.mark.parametrize(("gap", "count"), [(MAX_GAP_BYTES, 2), (MAX_GAP_BYTES + 1, 0)])
 def test_what_lies_far_apart_is_not_read_together(tmp_path, gap, count):
     """Bytes that belong to none of the pairs are read only where there are few of them."""
     tensors = {"a": torch.zeros(2), "b": torch.zeros(gap, dtype=torch.uint8), "c": torch.zeros(2)}
@@ -149,7 +154,7 @@ def test_different_bytes_under_equal_checksums_are_damage(tmp_path):
     assert content.count(right) == 1
     path.write_bytes(content.replace(right, torch.full((8,), 700.0).numpy().tobytes()))
     states = [{t.fqn: t for t in formats.read(str(tmp_path / name)).tensors} for name in ("a.pt", "b.pt")]
-    outcomes = compare_all([Pair(states[0][name], states[1][name]) for name in tensors], How())
+    outcomes = compare_pairs([Pair(states[0][name], states[1][name]) for name in tensors], CompareOptions())
     assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, ChecksumMismatch)] == [7]
 
 
@@ -164,7 +169,7 @@ def test_equal_bytes_under_different_checksums_are_damage(tmp_path):
     assert content.count(wrong) == 1
     path.write_bytes(content.replace(wrong, right))
     states = [{t.fqn: t for t in formats.read(str(tmp_path / name)).tensors} for name in ("a.pt", "b.pt")]
-    outcomes = compare_all([Pair(states[0][name], states[1][name]) for name in tensors], How())
+    outcomes = compare_pairs([Pair(states[0][name], states[1][name]) for name in tensors], CompareOptions())
     assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, ChecksumMismatch)] == [7]
 
 
@@ -175,7 +180,7 @@ def test_a_file_that_ends_early_fails_its_own_pairs(tmp_path):
     place = pairs[15].after.data.storage
     with open(place.path, "r+b") as file:
         file.truncate(place.offset + 3)
-    outcomes = compare_all(pairs, How())
+    outcomes = compare_pairs(pairs, CompareOptions())
     errors = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, StateError)]
     assert errors == [15, 16, 17, 18, 19]
     assert all(place.path in str(outcomes[n]) for n in errors)
@@ -185,7 +190,7 @@ def test_who_does_a_part_leaves_all_pairs_to_their_tasks(tmp_path):
     """A share of a command must find the tasks that the others find."""
 
     class Everything:
-        whole = True
+        is_complete = True
 
         def results(self, work, do):
             seen.extend(work.tasks)
@@ -193,6 +198,6 @@ def test_who_does_a_part_leaves_all_pairs_to_their_tasks(tmp_path):
 
     seen = []
     tensors = {f"t{n}": torch.full((8,), float(n)) for n in range(9)}
-    with pool.kept(Everything()):
-        compare_all(paired(tmp_path, tensors, tensors), How())
+    with pool.use_result_store(Everything()):
+        compare_pairs(paired(tmp_path, tensors, tensors), CompareOptions())
     assert len(seen) == 9

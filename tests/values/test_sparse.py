@@ -14,10 +14,10 @@ torch = pytest.importorskip("torch")
 from statecli import formats  # noqa: E402
 from statecli.core.errors import ChecksumMismatch, MalformedError  # noqa: E402
 from statecli.values import compare, sparse  # noqa: E402
-from statecli.values.compare import NotCompared, Pair, compare_all  # noqa: E402
+from statecli.values.compare import NotCompared, Pair, compare_pairs  # noqa: E402
 from statecli.values.delta import (  # noqa: E402
+    CompareOptions,
     Delta,
-    How,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -67,7 +67,7 @@ def compared(read):
     """What comparing two tensors gives."""
 
     def outcome(before, after, **how):
-        return compare_all([Pair(read(before), read(after))], How(**how))[0]
+        return compare_pairs([Pair(read(before), read(after))], CompareOptions(**how))[0]
 
     return outcome
 
@@ -106,7 +106,7 @@ def test_a_sparse_tensor_is_its_dense_self(compared, layout, seed):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_equal_parts_are_equal_tensors(compared, layout, monkeypatch):
     """However many values they hold, NaN included."""
-    monkeypatch.setattr(sparse, "LIMIT", 1)
+    monkeypatch.setattr(sparse, "MAX_STORED_VALUES", 1)
     tensor = LAYOUTS[layout](torch.ones(4, 6))
     tensor.values().fill_(float("nan")) if "coo" not in layout else tensor._values().fill_(float("nan"))
     assert compared(tensor, tensor.clone()) == Delta(elements=tensor.numel())
@@ -114,7 +114,7 @@ def test_equal_parts_are_equal_tensors(compared, layout, monkeypatch):
 
 def test_too_many_values_are_not_told(compared, monkeypatch):
     """Above the limit of what is held in memory: neither equal nor different."""
-    monkeypatch.setattr(sparse, "LIMIT", 3)
+    monkeypatch.setattr(sparse, "MAX_STORED_VALUES", 3)
     found = compared(coo([0, 1], [1, 2], 4), coo([0, 2], [1, 2], 4))
     assert isinstance(found, NotCompared)
     assert "more than 3 indices and values" in found.reason
@@ -171,7 +171,7 @@ def test_what_torch_cannot_add_is_not_told(compared):
 
 def test_more_short_values_at_a_place_than_are_added(compared, monkeypatch):
     """Each takes a step of its own: past the limit it cannot be told."""
-    monkeypatch.setattr(sparse, "ROUNDS", 3)
+    monkeypatch.setattr(sparse, "MAX_DUPLICATES", 3)
     found = compared(coo([1] * 4, [1] * 4, 3, torch.bfloat16), coo([1], [4], 3, torch.bfloat16))
     assert found == NotCompared("more than 3 bfloat16 values at one place are not summed")
 
@@ -221,7 +221,7 @@ def test_damage_is_told_with_its_file_and_tensor(read, case):
     bad, other = read(Rebuilt(*DAMAGED[case])), read(LAYOUTS[DAMAGED[case][0].removeprefix("sparse_")](torch.eye(6)))
     dense = [read(torch.zeros(3)), read(torch.ones(3))]
     for pair in (Pair(bad, other), Pair(other, bad)):
-        error, delta = compare_all([pair, Pair(*dense)], How())
+        error, delta = compare_pairs([pair, Pair(*dense)], CompareOptions())
         assert type(error) is MalformedError
         assert str(error).startswith(f"{bad.parts[-1][1].storage.path}: w: ")
         assert "\n" not in str(error)
@@ -256,7 +256,7 @@ def test_a_flipped_bit_is_told_by_its_checksum(read, tmp_path):
     with open(where.path, "r+b") as file:
         file.seek(where.offset)
         file.write(b"\xff")
-    (found,) = compare_all([Pair(row, read(torch.eye(3).to_sparse_csr() * 2))], How())
+    (found,) = compare_pairs([Pair(row, read(torch.eye(3).to_sparse_csr() * 2))], CompareOptions())
     assert type(found) is ChecksumMismatch
     assert "checksum wrong" in str(found)
 

@@ -18,7 +18,7 @@ from statecli.core.state import ByteRange, ModelState, Stats, TensorData, Tensor
 from statecli.values import read
 from statecli.values import stats as module
 from statecli.values.partial import Partial
-from statecli.values.stats import stats, stats_all, stats_of_tensor
+from statecli.values.stats import compute_live_stats, fill_stats, read_stats
 
 REAL = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 REAL += [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
@@ -75,18 +75,18 @@ def sample(dtype):
 @pytest.fixture(params=["decoded", "counted"])
 def way(request, monkeypatch):
     """Both ways to the same figures, whatever the size of the tensor."""
-    monkeypatch.setattr(module, "WORTH_COUNTING", 0 if request.param == "counted" else 1 << 60)
+    monkeypatch.setattr(module, "MIN_ELEMENTS_TO_COUNT", 0 if request.param == "counted" else 1 << 60)
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("chunk", [7, read.CHUNK])
+@pytest.mark.parametrize("chunk", [7, read.CHUNK_ELEMENTS])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", REAL, ids=str)
 def test_a_stored_tensor_is_what_torch_says(store, monkeypatch, dtype, layout, chunk):
     """Every type in every layout, in one chunk and in hundreds."""
-    monkeypatch.setattr(read, "CHUNK", chunk)
+    monkeypatch.setattr(read, "CHUNK_ELEMENTS", chunk)
     tensor = LAYOUTS[layout](sample(dtype))
-    agree(stats(store(tensor)), oracle(tensor))
+    agree(read_stats(store(tensor)), oracle(tensor))
 
 
 @pytest.mark.usefixtures("way")
@@ -94,7 +94,7 @@ def test_a_stored_tensor_is_what_torch_says(store, monkeypatch, dtype, layout, c
 def test_big_endian_is_what_torch_says(store, dtype):
     """Swapped element by element."""
     tensor = sample(dtype)
-    agree(stats(store(tensor, big_endian=True)), oracle(tensor))
+    agree(read_stats(store(tensor, big_endian=True)), oracle(tensor))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -102,7 +102,7 @@ def test_big_endian_is_what_torch_says(store, dtype):
 def test_a_live_tensor_is_what_torch_says(dtype, layout):
     """Without a copy, through its own storage."""
     tensor = LAYOUTS[layout](sample(dtype))
-    agree(stats_of_tensor(tensor), oracle(tensor))
+    agree(compute_live_stats(tensor), oracle(tensor))
 
 
 @given(
@@ -114,8 +114,8 @@ def test_a_live_tensor_is_what_torch_says(dtype, layout):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
 def test_any_values_at_all(monkeypatch, values, chunk):
     """NaN payloads, infinities, subnormals, maxima: extremes and counts exact, moments right where float64 can say."""
-    monkeypatch.setattr(read, "CHUNK", chunk)
-    found, finite = stats_of_tensor(torch.from_numpy(values)), values[np.isfinite(values)].astype(np.float64)
+    monkeypatch.setattr(read, "CHUNK_ELEMENTS", chunk)
+    found, finite = compute_live_stats(torch.from_numpy(values)), values[np.isfinite(values)].astype(np.float64)
     assert (found.zeros, found.nan, found.inf) == (
         int((values == 0).sum()),
         int(np.isnan(values).sum()),
@@ -141,9 +141,9 @@ def test_any_values_at_all(monkeypatch, values, chunk):
 def test_merging_parts_is_the_same_as_one_whole(parts):
     """In any grouping, with empty parts."""
     from statecli.values.elements import Decoder
-    from statecli.values.partial import partial_of
+    from statecli.values.partial import summarize_chunk
 
-    made = [partial_of(np.array(part), Decoder()) if part else Partial() for part in parts]
+    made = [summarize_chunk(np.array(part), Decoder()) if part else Partial() for part in parts]
     whole = np.array([value for part in parts for value in part])
     forwards, backwards = Partial(), Partial()
     for one, other in zip(made, reversed(made), strict=True):
@@ -164,7 +164,7 @@ def test_merging_parts_is_the_same_as_one_whole(parts):
 def test_data_far_from_zero_keeps_its_spread():
     """1e8 with a spread of 1: sums of squares in float64 would leave nothing of it; in float32 not even the data."""
     x = 1e8 + torch.randn(300_000, dtype=torch.float64)
-    found = stats_of_tensor(x)
+    found = compute_live_stats(x)
     assert found.std == pytest.approx(x.std().item(), rel=1e-9)
     assert found.mean == pytest.approx(x.mean().item(), rel=1e-15)
 
@@ -174,7 +174,7 @@ def test_maxima_of_the_type_do_not_overflow(dtype):
     """Half the elements at the type's maximum, half at its minimum: mean 0, std the maximum."""
     top = torch.finfo(dtype).max
     x = torch.tensor([top, -top] * 100_000, dtype=dtype)
-    found = stats_of_tensor(x)
+    found = compute_live_stats(x)
     assert (found.min, found.max) == (-top, top)
     assert found.mean == 0
     assert found.std == pytest.approx(top, rel=1e-5) if dtype != torch.float64 else found.std is None
@@ -195,62 +195,62 @@ def test_a_mean_of_maxima_is_the_maximum():
     top = torch.finfo(torch.float64).max
     x = torch.full((200_000,), top, dtype=torch.float64)
     x[0] = top / 2
-    assert stats_of_tensor(x).mean == pytest.approx(top, rel=1e-5)
+    assert compute_live_stats(x).mean == pytest.approx(top, rel=1e-5)
 
 
 def test_values_whose_squares_vanish_keep_their_spread():
     """1e-200 squared is 0."""
     x = torch.randn(1000, dtype=torch.float64) * 1e-200
-    assert stats_of_tensor(x).std == pytest.approx((x * 1e200).std().item() * 1e-200, rel=1e-9)
+    assert compute_live_stats(x).std == pytest.approx((x * 1e200).std().item() * 1e-200, rel=1e-9)
 
 
 @pytest.mark.parametrize("value", [0.1, -3e38, 1e-40])
 def test_a_constant_has_no_spread_at_all(value):
     """Exactly 0 and exactly the value, however many chunks."""
     x = torch.full((200_001,), value)
-    found = stats_of_tensor(x)
+    found = compute_live_stats(x)
     assert (found.mean, found.std) == (x[0].item(), 0.0)
 
 
 def test_one_element_has_no_std():
     """There is no n - 1 to divide by."""
-    assert stats_of_tensor(torch.tensor(5.0)) == Stats(5.0, 5.0, 5.0, None, 0, 0, 0)
+    assert compute_live_stats(torch.tensor(5.0)) == Stats(5.0, 5.0, 5.0, None, 0, 0, 0)
 
 
 def test_nothing_finite_leaves_nulls_and_counts():
     """A masked-out tensor."""
     x = torch.tensor([math.nan, -math.inf, math.inf])
-    assert stats_of_tensor(x) == Stats(zeros=0, nan=1, inf=2)
+    assert compute_live_stats(x) == Stats(zeros=0, nan=1, inf=2)
 
 
 def test_zeros_of_either_sign_count():
     """-0.0 is zero."""
-    assert stats_of_tensor(torch.tensor([0.0, -0.0, 1.0])).zeros == 2
+    assert compute_live_stats(torch.tensor([0.0, -0.0, 1.0])).zeros == 2
 
 
 @pytest.mark.parametrize("value", [2**53 + 1, -(2**62) - 1])
 def test_integers_that_no_float_holds_are_said(value):
     """min and max are floats in the output: the exact ones stand in the reason."""
-    found = stats_of_tensor(torch.tensor([value, 0]))
+    found = compute_live_stats(torch.tensor([value, 0]))
     assert str(value) in found.reason
     assert "rounded" in found.reason
 
 
 def test_integers_that_a_float_holds_are_not_said():
     """Nothing was lost."""
-    assert stats_of_tensor(torch.tensor([2**60, 7])).reason is None
+    assert compute_live_stats(torch.tensor([2**60, 7])).reason is None
 
 
 def test_uint64_beyond_int64(store):
     """Unsigned is not read as signed."""
-    found = stats(store(torch.tensor([2**64 - 1024 * 2, 0], dtype=torch.uint64)))
+    found = read_stats(store(torch.tensor([2**64 - 1024 * 2, 0], dtype=torch.uint64)))
     assert (found.min, found.max, found.zeros) == (0, 2**64 - 2048, 1)
 
 
 def test_a_bool_byte_that_is_neither_0_nor_1_is_true(store):
     """No more than true: a file may hold any byte."""
     data = store(torch.tensor([0, 1, 2, 255], dtype=torch.uint8)).data
-    found = stats(TensorInfo("w", "bool", (4,), 4, 4, data=TensorData(data.storage, "bool", (4,))))
+    found = read_stats(TensorInfo("w", "bool", (4,), 4, 4, data=TensorData(data.storage, "bool", (4,))))
     assert (found.min, found.max, found.mean, found.zeros) == (0, 1, 0.75, 1)
 
 
@@ -263,11 +263,11 @@ def test_complex_values_are_counted_and_not_ordered(store, dtype):
     nan, inf = math.nan, math.inf
     x = torch.tensor([0, 1, 1j, complex(nan, 1), complex(0, inf), complex(inf, nan), -0.0]).to(dtype)
     wide = x.to(torch.complex128)
-    found = stats(store(x))
+    found = read_stats(store(x))
     assert (found.zeros, found.nan, found.inf) == (2, int(wide.isnan().sum()), int(wide.isinf().sum()))
     assert (found.min, found.max, found.mean, found.std) == (None,) * 4
     assert found.reason == "complex values have no order"
-    assert stats_of_tensor(x) == found
+    assert compute_live_stats(x) == found
 
 
 @pytest.mark.usefixtures("way")
@@ -275,11 +275,11 @@ def test_float4_counts_values_not_bytes(store):
     """Sixteen codes in eight bytes; two of them zero."""
     codes = torch.arange(16, dtype=torch.uint8)
     packed = (codes[::2] | codes[1::2] << 4).view(torch.float4_e2m1fn_x2)
-    found = stats(store(packed))
+    found = read_stats(store(packed))
     values = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     assert (found.min, found.max, found.mean, found.zeros) == (-6, 6, 0, 2)
     assert found.std == pytest.approx(np.std(values + [-v for v in values], ddof=1))
-    assert stats_of_tensor(packed) == found
+    assert compute_live_stats(packed) == found
 
 
 @pytest.mark.usefixtures("way")
@@ -293,7 +293,7 @@ def test_quantized_tensors_are_dequantized(store, dtype):
     else:
         tensor = torch.quantize_per_tensor(x, 0.05, 3, dtype)
     expected = oracle(tensor.dequantize())
-    for found in (stats(store(tensor)), stats_of_tensor(tensor)):
+    for found in (read_stats(store(tensor)), compute_live_stats(tensor)):
         assert found.zeros == expected.zeros
         assert [found.min, found.max, found.mean, found.std] == pytest.approx(
             [expected.min, expected.max, expected.mean, expected.std], rel=1e-6
@@ -324,22 +324,22 @@ def test_sparse_tensors_count_what_they_do_not_store(store, name):
         "sparse_csr": lambda: dense.to_sparse_csr(),
         "sparse_bsr": lambda: dense.to_sparse_bsr((2, 2)),
     }[name]()
-    agree(stats(sparse_row(store, sparse, name)), oracle(dense))
-    agree(stats_of_tensor(sparse), oracle(dense))
+    agree(read_stats(sparse_row(store, sparse, name)), oracle(dense))
+    agree(compute_live_stats(sparse), oracle(dense))
 
 
 def test_a_full_sparse_tensor_has_no_implicit_zeros(store):
     """min of what is stored, not 0."""
     dense = torch.rand(4, 4).double() + 1
-    agree(stats(sparse_row(store, dense.to_sparse(), "sparse_coo")), oracle(dense))
+    agree(read_stats(sparse_row(store, dense.to_sparse(), "sparse_coo")), oracle(dense))
 
 
 def test_uncoalesced_is_said(store):
     """Entries of one index are not summed."""
     tensor = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (4,))
     for found in (
-        stats(sparse_row(store, tensor, "sparse_coo", note="2 values stored, uncoalesced")),
-        stats_of_tensor(tensor),
+        read_stats(sparse_row(store, tensor, "sparse_coo", note="2 values stored, uncoalesced")),
+        compute_live_stats(tensor),
     ):
         assert found.reason.startswith("uncoalesced")
         assert found.max == 2.0
@@ -369,12 +369,12 @@ def test_a_huge_expanded_tensor_is_read_at_once(store):
     shape, strides = (2**20, 4, 2**18), (0, 1, 0)
     info = TensorInfo("w", "float32", shape, 2**40, 2**42, data=TensorData(data.storage, "float32", shape, 0, strides))
     start = time.process_time()
-    found = stats(info)
+    found = read_stats(info)
     assert time.process_time() - start < 5  # not the hours that each element would take
     assert (found.zeros, found.mean, found.min, found.max) == (2**38, 2.0, 0.0, 5.0)
     assert found.std == pytest.approx(np.std([0, 1, 2, 5]))
     live = torch.as_strided(torch.tensor([0.0, 1.0, 2.0, 5.0]), shape, strides)
-    assert stats_of_tensor(live) == found
+    assert compute_live_stats(live) == found
 
 
 def test_windows_without_end_are_refused_at_once(store):
@@ -383,7 +383,7 @@ def test_windows_without_end_are_refused_at_once(store):
     shape, strides = (1024, 1024, 1024), (1, 1, 1)
     info = TensorInfo("w", "float32", shape, 2**30, 2**32, data=TensorData(data.storage, "float32", shape, 0, strides))
     start = time.process_time()
-    found = stats(info)
+    found = read_stats(info)
     assert time.process_time() - start < 5  # not the hours that each element would take
     assert found.mean is None
     assert "overlap" in found.reason
@@ -400,7 +400,7 @@ def test_windows_without_end_are_refused_at_once(store):
 )
 def test_tensors_without_bytes_have_a_reason(row, said):
     """Never zeros, never an exception."""
-    found = stats(row)
+    found = read_stats(row)
     assert said in found.reason
     assert found.zeros is None
 
@@ -408,14 +408,14 @@ def test_tensors_without_bytes_have_a_reason(row, said):
 def test_a_subclass_names_its_inner_tensors(store):
     """Its values are computed from them by code that is not run."""
     data = store(torch.zeros(3)).data
-    found = stats(TensorInfo("w", "bfloat16", (3,), 3, 6, parts=(("qdata", data), ("scale", data))))
+    found = read_stats(TensorInfo("w", "bfloat16", (3,), 3, 6, parts=(("qdata", data), ("scale", data))))
     assert found.reason == "made of qdata, scale: has no single values"
 
 
 def test_a_type_without_numbers_has_a_reason(store):
     """And says which."""
     data = store(torch.zeros(4, dtype=torch.uint8)).data
-    found = stats(TensorInfo("w", "bits8", (4,), 4, 4, data=TensorData(data.storage, "bits8", (4,))))
+    found = read_stats(TensorInfo("w", "bits8", (4,), 4, 4, data=TensorData(data.storage, "bits8", (4,))))
     assert found.reason == "bits8 elements are not numbers that statecli reads"
 
 
@@ -430,7 +430,7 @@ def test_a_type_without_numbers_has_a_reason(store):
 )
 def test_live_tensors_without_bytes_have_a_reason(make, said):
     """As for stored ones."""
-    assert said in stats_of_tensor(make()).reason
+    assert said in compute_live_stats(make()).reason
 
 
 def test_a_fake_tensor_has_a_reason():
@@ -439,25 +439,25 @@ def test_a_fake_tensor_has_a_reason():
 
     with FakeTensorMode():
         fake = torch.zeros(3)
-    assert stats_of_tensor(fake).reason == "a FakeTensor holds no data of its own"
+    assert compute_live_stats(fake).reason == "a FakeTensor holds no data of its own"
 
 
 def test_an_mkldnn_tensor_is_read_densely():
     """Its own layout is opaque."""
     x = torch.randn(4, 5)
-    agree(stats_of_tensor(x.to_mkldnn()), oracle(x))
+    agree(compute_live_stats(x.to_mkldnn()), oracle(x))
 
 
 def test_a_tensor_elsewhere_is_copied_in_bounded_pieces(monkeypatch):
     """Expanded dimensions are not copied; pieces cover everything once."""
     from statecli.values import live_tensor as live
 
-    monkeypatch.setattr(live, "PIECE", 64)
+    monkeypatch.setattr(live, "PIECE_BYTES", 64)
     x = torch.randn(7, 3, 5).double()
-    seen = [piece.numel() * 8 for piece in live.pieces(x.transpose(0, 2))]
+    seen = [piece.numel() * 8 for piece in live.iter_cpu_pieces(x.transpose(0, 2))]
     assert sum(seen) == x.numel() * 8
     assert max(seen) <= 64
-    shrunk, times = live.distinct_of(x[:, :1, :1].expand(7, 3, 5))
+    shrunk, times = live.skip_expanded(x[:, :1, :1].expand(7, 3, 5))
     assert (tuple(shrunk.shape), times) == ((7, 1, 1), 15)
 
 
@@ -468,15 +468,15 @@ def test_a_tensor_on_cuda_is_what_torch_says(monkeypatch, layout):
     """In pieces, from any layout."""
     from statecli.values import live_tensor as live
 
-    monkeypatch.setattr(live, "PIECE", 512)
+    monkeypatch.setattr(live, "PIECE_BYTES", 512)
     tensor = LAYOUTS[layout](sample(torch.float32).cuda())
-    agree(stats_of_tensor(tensor), oracle(tensor.cpu()))
+    agree(compute_live_stats(tensor), oracle(tensor.cpu()))
 
 
 def test_parameters_and_their_views_need_no_detach():
     """requires_grad does not stand in the way, and nothing is recorded or changed."""
     weight = torch.nn.Parameter(torch.randn(3, 4))
-    agree(stats_of_tensor(weight.t()), oracle(weight.detach().t()))
+    agree(compute_live_stats(weight.t()), oracle(weight.detach().t()))
     assert weight.grad is None
 
 
@@ -492,7 +492,7 @@ def test_all_tensors_of_a_state_are_filled_and_storages_checked_once(store, monk
     second = msgspec.structs.replace(first, fqn="v", data=msgspec.structs.replace(first.data, shape=(4,), strides=(5,)))
     third = msgspec.structs.replace(first, fqn="tied")
     state = ModelState("t", "torch_zip", (first, second, third))
-    filled = stats_all(state, lambda name, size: reported.append((name, size)))
+    filled = fill_stats(state, lambda name, size: reported.append((name, size)))
     agree(filled.tensors[0].stats, oracle(x))
     agree(filled.tensors[1].stats, oracle(x[:, 0]))
     assert filled.tensors[2].stats == filled.tensors[0].stats
@@ -505,15 +505,15 @@ def test_processes_find_the_same(store, monkeypatch):
     infos = [msgspec.structs.replace(store(torch.randn(3000) * n), fqn=f"w{n}") for n in range(5)]
     infos.append(msgspec.structs.replace(infos[1], fqn="tied"))
     state = ModelState("t", "torch_zip", tuple(infos))
-    alone = stats_all(state)
-    monkeypatch.setattr(module.pool, "ALONE", 0)
+    alone = fill_stats(state)
+    monkeypatch.setattr(module.pool, "MIN_BYTES_FOR_WORKERS", 0)
     monkeypatch.setattr(module.pool, "BATCH", 1)
-    assert stats_all(state) == alone
+    assert fill_stats(state) == alone
     with open(infos[2].data.storage.path, "r+b") as file:
         file.seek(4)
         file.write(b"\x13\x37")
     with pytest.raises(MalformedError, match="w2: checksum wrong"):
-        stats_all(state)
+        fill_stats(state)
 
 
 def test_a_damaged_storage_stops_the_run(store):
@@ -522,7 +522,7 @@ def test_a_damaged_storage_stops_the_run(store):
     damaged = msgspec.structs.replace(info.data.storage, crc32=info.data.storage.crc32 ^ 1)
     info = msgspec.structs.replace(info, data=msgspec.structs.replace(info.data, storage=damaged))
     with pytest.raises(MalformedError, match="w: checksum wrong"):
-        stats_all(ModelState("t", "torch_zip", (info,)))
+        fill_stats(ModelState("t", "torch_zip", (info,)))
 
 
 def test_a_damaged_scale_stops_the_run(store):
@@ -534,25 +534,25 @@ def test_a_damaged_scale_stops_the_run(store):
         file.seek(4)
         file.write(b"\x13\x37")
     with pytest.raises(MalformedError, match="checksum wrong"):
-        stats_all(ModelState("t", "torch_zip", (info,)))
+        fill_stats(ModelState("t", "torch_zip", (info,)))
 
 
 def test_a_missing_file_stops_the_run(tmp_path):
     """It was there when it was listed."""
     data = TensorData(ByteRange(str(tmp_path / "gone"), 0, 4), "float32", (1,))
     with pytest.raises(UnreadableError, match="gone"):
-        stats_all(ModelState("t", "x", (TensorInfo("w", "float32", (1,), 1, 4, data=data),)))
+        fill_stats(ModelState("t", "x", (TensorInfo("w", "float32", (1,), 1, 4, data=data),)))
 
 
 def test_the_exponent_type_is_read_without_a_warning():
     """float8_e8m0fnu has a code for 2 ** 128 only where NaN is: nothing overflows."""
     import warnings
 
-    from statecli.values.elements import _exponent_table
+    from statecli.values.elements import _build_exponent_table
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        table = _exponent_table()
+        table = _build_exponent_table()
     assert table[0] == 2.0**-127
     assert table[254] == 2.0**127
     assert table[255] != table[255]

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statecli.values import kernels
-from statecli.values.delta import How
-from statecli.values.elements import Decoder, element
-from statecli.values.tally import TERMS, Tally, Wide
+from statecli.values.delta import CompareOptions
+from statecli.values.elements import Decoder, find_element
+from statecli.values.tally import TERMS_PER_SUM, Tally, Wide
 
 torch = pytest.importorskip("torch")
 
@@ -40,13 +40,13 @@ def exact(wide):
 @given(wides, wides)
 def test_wide_sums_are_those_of_fractions(one, other):
     """Added at the larger exponent, to the precision of float64."""
-    assert float(exact(one.plus(other)) / (exact(one) + exact(other))) == pytest.approx(1, rel=1e-12)
+    assert float(exact(one.add(other)) / (exact(one) + exact(other))) == pytest.approx(1, rel=1e-12)
 
 
 @given(wides)
 def test_a_root_is_a_root(wide):
     """Within float64's range the square of the root is the sum; beyond it is infinite."""
-    root = wide.root()
+    root = wide.square_root()
     if 1e-300 < root < math.inf:
         assert float(Fraction(root) ** 2 / exact(wide)) == pytest.approx(1, rel=1e-12)
     assert root != math.inf or exact(wide) > Fraction(1e154) ** 2
@@ -54,38 +54,38 @@ def test_a_root_is_a_root(wide):
 
 def test_nothing_added_changes_nothing(way):
     """The empty tally is neutral on both sides."""
-    one = kernels.tally(np.ones(5, np.float32), np.arange(5, dtype=np.float32), How(), Decoder())
-    assert Tally().plus(one) == one == one.plus(Tally())
+    one = kernels.tally_values(np.ones(5, np.float32), np.arange(5, dtype=np.float32), CompareOptions(), Decoder())
+    assert Tally().merge(one) == one == one.merge(Tally())
 
 
 def test_one_large_and_many_small(way):
     """The worst for float32: in each sum a 1 first, and then what vanishes beside it one by one, not together."""
-    gap = np.full(64 * TERMS, 2.0**-12.5, np.float32)
+    gap = np.full(64 * TERMS_PER_SUM, 2.0**-12.5, np.float32)
     gap[:64] = 1  # of numpy, whose terms lie as far apart as they can
     gap.reshape(-1, 128)[:, :16] = 1  # of C, whose terms lie in 16 lanes of 128
     zeros = np.zeros_like(gap)
-    found = kernels.tally(zeros, gap, How(), Decoder())
-    assert found.squares.value() == pytest.approx(float(np.square(gap.astype(np.float64)).sum()), rel=1e-6)
-    assert found.sum_abs.value() == pytest.approx(float(gap.astype(np.float64).sum()), rel=1e-6)
+    found = kernels.tally_values(zeros, gap, CompareOptions(), Decoder())
+    assert found.squares.to_float() == pytest.approx(float(np.square(gap.astype(np.float64)).sum()), rel=1e-6)
+    assert found.sum_abs.to_float() == pytest.approx(float(gap.astype(np.float64).sum()), rel=1e-6)
 
 
-@pytest.mark.parametrize("n", [1, TERMS - 1, TERMS, TERMS + 1, 3 * TERMS + 17])
+@pytest.mark.parametrize("n", [1, TERMS_PER_SUM - 1, TERMS_PER_SUM, TERMS_PER_SUM + 1, 3 * TERMS_PER_SUM + 17])
 def test_rows_that_are_not_full(n, way):
     """What fills up the last row counts for nothing, and leaves nothing behind for the next block."""
     decoder = Decoder()
     numbers = np.random.default_rng(n)
     for _ in range(2):
         a, b = (numbers.standard_normal(n).astype(np.float32) for _ in range(2))
-        found = kernels.tally(a, b, How(), decoder)
+        found = kernels.tally_values(a, b, CompareOptions(), decoder)
         assert (found.changed, found.finite) == (n, n)
         expected = float(np.dot(a.astype(np.float64), b.astype(np.float64)))
-        assert found.product.value() == pytest.approx(expected, rel=1e-6)
+        assert found.product.to_float() == pytest.approx(expected, rel=1e-6)
 
 
 def test_half_precision_by_its_bits():
     """Each of the 65,536 codes of float16 is what numpy says, subnormals, infinities and NaN too."""
     codes = np.arange(65536, dtype=np.uint16)
-    kind, decoder = element("float16"), Decoder()
+    kind, decoder = find_element("float16"), Decoder()
     finite = codes[np.isfinite(codes.view(np.float16))]
     assert (decoder(finite, kind).view(np.uint32) == finite.view(np.float16).astype(np.float32).view(np.uint32)).all()
     assert np.array_equal(decoder(codes, kind), codes.view(np.float16).astype(np.float32), equal_nan=True)
@@ -114,15 +114,15 @@ def test_stored_blocks_are_summed_as_float64_would(one, other, n):
     before = torch.randn(n, generator=numbers).to(STORED[one])
     after = torch.where(torch.rand(n, generator=numbers) < 0.3, before, torch.randn(n, generator=numbers))
     after = after.to(STORED[other])
-    found = kernels.stored(stored(before), stored(after), (one, other))
+    found = kernels.tally_stored(stored(before), stored(after), (one, other))
     sums, product, largest = in_float64(before, after)
     differ = (before.to(torch.float64) != after.to(torch.float64)).numpy()
     assert (found.changed, found.finite) == (int(differ.sum()), n)
     assert found.first == (int(differ.argmax()) if differ.any() else None)
     assert found.max_abs == pytest.approx(largest, rel=1e-7)
     got = [found.sum_abs, found.squares, found.before, found.after]
-    assert [one.value() for one in got] == pytest.approx(sums, rel=1e-6)
-    assert found.product.value() == pytest.approx(product, abs=1e-13 * math.sqrt(sums[2] * sums[3]))
+    assert [one.to_float() for one in got] == pytest.approx(sums, rel=1e-6)
+    assert found.product.to_float() == pytest.approx(product, abs=1e-13 * math.sqrt(sums[2] * sums[3]))
 
 
 @needs_kernel
@@ -132,7 +132,7 @@ def test_every_value_of_sixteen_bits(name):
     every = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(STORED[name])
     for part in every.split(128):
         zeros = torch.zeros_like(part)
-        found = kernels.stored(stored(zeros), stored(part), (name, name))
+        found = kernels.tally_stored(stored(zeros), stored(part), (name, name))
         wide = part.to(torch.float64)
         vanishing = wide.abs().max() < 2.0**-40
         if not torch.isfinite(wide).all() or wide.abs().max() > 2.0**60 or vanishing:
@@ -152,7 +152,7 @@ def test_what_float32_cannot_sum_is_left_to_float64(bad, name, at):
     after = before.clone()
     after[at] = bad
     for one, other in ((before, after), (after, before), (after, after)):
-        assert kernels.stored(stored(one), stored(other), (name, name)) is None
+        assert kernels.tally_stored(stored(one), stored(other), (name, name)) is None
 
 
 @needs_kernel
@@ -163,8 +163,8 @@ def test_bits_tell_zeros_apart():
     after[299] = -0.0
     for name, dtype in STORED.items():
         one, two = stored(before.to(dtype)), stored(after.to(dtype))
-        assert kernels.stored(one, two, (name, name)).changed == 0
-        by_bits = kernels.stored(one, two, (name, name), bits=True)
+        assert kernels.tally_stored(one, two, (name, name)).changed == 0
+        by_bits = kernels.tally_stored(one, two, (name, name), bits=True)
         assert (by_bits.changed, by_bits.first) == (1, 299)
 
 
@@ -182,7 +182,7 @@ def test_blocks_of_unequal_length_are_refused():
 def told(before, after):
     """What is said of the two, as float64."""
     one, two = (np.array(values, np.float64) for values in (before, after))
-    return kernels.tally(one, two, How(), Decoder()).delta(one.shape)
+    return kernels.tally_values(one, two, CompareOptions(), Decoder()).to_delta(one.shape)
 
 
 def test_where_only_nan_came_up_no_statistic_speaks_of_the_rest():
@@ -239,7 +239,7 @@ def test_the_cosine_of_what_points_elsewhere(n, angle, way):
         before, after = a.astype(np.float32), (b * 3).astype(np.float32)
         one, two = before.astype(np.float64), after.astype(np.float64)
         expected = (one @ two) / (np.linalg.norm(one) * np.linalg.norm(two))
-        found = kernels.tally(before, after, How(), Decoder()).delta((n,))
+        found = kernels.tally_values(before, after, CompareOptions(), Decoder()).to_delta((n,))
         assert found.cosine == pytest.approx(expected, rel=1e-6)
 
 
@@ -258,5 +258,5 @@ def test_the_cosine_of_what_points_elsewhere(n, angle, way):
 )
 def test_tolerances_beyond_float64(before, after, atol, rtol, beyond):
     """Neither a gap nor a limit that overflows makes a difference equal, or an equality different."""
-    found = kernels.tally(np.array([before]), np.array([after]), How(atol=atol, rtol=rtol), Decoder())
+    found = kernels.tally_values(np.array([before]), np.array([after]), CompareOptions(atol=atol, rtol=rtol), Decoder())
     assert found.changed == beyond

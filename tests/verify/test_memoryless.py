@@ -17,7 +17,7 @@ from statecli.live.build import Built  # noqa: E402
 from statecli.live.origin import Origins  # noqa: E402
 from statecli.live.spec import Spec  # noqa: E402
 from statecli.live.tensors import has_memory, is_freed  # noqa: E402
-from statecli.values.live_tensor import strided_of  # noqa: E402
+from statecli.values.live_tensor import build_view  # noqa: E402
 
 
 class Int8(torch.Tensor):
@@ -104,7 +104,7 @@ def test_a_proof_writes_nothing_through_an_address_of_zero():
     assert tensor_bits.flat_of(wrapper) is None
     assert tensor_bits.perturb([wrapper]) == set()
     with pytest.raises(UnreadableError, match="holds no data of its own"):
-        strided_of(wrapper)
+        build_view(wrapper)
 
 
 @pytest.mark.parametrize("bytes_left", [0, 8])
@@ -128,7 +128,7 @@ def test_the_copy_of_a_freed_storage_is_freed_too():
 def test_the_statistics_of_a_freed_storage_are_not_made_up():
     """They were those of memory that belongs to something else."""
     with pytest.raises(UnreadableError, match="its storage was freed"):
-        strided_of(freed(torch.ones(30)))
+        build_view(freed(torch.ones(30)))
 
 
 @pytest.mark.filterwarnings("ignore")

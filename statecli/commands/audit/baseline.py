@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from statecli.commands.audit import config
 from statecli.commands.audit.result import Audit
-from statecli.commands.lock.lock_file import document
+from statecli.commands.lock.lock_file import read_document
 from statecli.core.errors import MalformedError
 from statecli.core.finding import Finding
 from statecli.core.json_text import encode_json
@@ -83,7 +83,7 @@ def _entry(finding: Finding, name: str, reason: str) -> Entry:
 
 def read(path: str) -> Baseline:
     """The file. Raises `UnreadableError` where there is none, `MalformedError` for what is no baseline."""
-    found = document(path, "the baseline")
+    found = read_document(path, "the baseline")
     if found.get("schema") == BY_NAME:
         again = "delete it and write it again: --write-baseline FILE --reason TEXT"
         raise MalformedError(f"{path}: accepts findings by name, whatever their content ({BY_NAME}); {again}")

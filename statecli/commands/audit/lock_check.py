@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from statecli.commands.audit import references
 from statecli.commands.lock import compare_lock
-from statecli.commands.lock.companion_files import compare_companions, compare_files, pipeline_folders
+from statecli.commands.lock.companion_files import compare_companions, compare_files, find_pipeline_folders
 from statecli.core.state import ModelState
 from statecli.core.units import plural
 from statecli.live import spec
@@ -45,8 +45,8 @@ def of(subject: Subject, request: Request, progress: Progress | None) -> Subject
     if not subject.everything.tensors and lock.of(text, request.lock_folder, by_name=by_name) is None:
         return dataclasses.replace(subject, lock=())
     asked = _asked(request, by_name)
-    state, lines = load.part(subject.everything, text), compare_lock.lines(text, asked)
-    found = compare_lock.held(state, lines, asked, progress)
+    state, lines = load.part(subject.everything, text), compare_lock.select_target(text, asked)
+    found = compare_lock.compare_with_lock(state, lines, asked, progress)
     only_tensors = request.weights_only or request.frozen_only
     companions = None if only_tensors else compare_companions(state, lines, lock.digest)
     return dataclasses.replace(subject, lock=found, companions=companions)
@@ -89,7 +89,7 @@ def gone(request: Request, met: Collection[str], same: Mapping[str, str]) -> Ite
 def _held(text: str, request: Request) -> int:
     """How many tensors of a target that is not there would have been held: the filters may leave none."""
     asked = _asked(request, by_name=True)
-    return len(compare_lock.held(ModelState(text, "", ()), compare_lock.lines(text, asked), asked))
+    return len(compare_lock.compare_with_lock(ModelState(text, "", ()), compare_lock.select_target(text, asked), asked))
 
 
 def pipelines(request: Request, audited: Collection[str]) -> Iterator[Subject]:
@@ -98,7 +98,7 @@ def pipelines(request: Request, audited: Collection[str]) -> Iterator[Subject]:
     if lock is None or lock.has_no_names or request.weights_only or request.frozen_only:
         return
     locked = {str(one.target): one.files for one in lock.targets if one.is_pipeline}
-    present = pipeline_folders(audited, request.targets) if locked else []
+    present = find_pipeline_folders(audited, request.targets) if locked else []
     folders = {named(folder, request.lock_folder): folder for folder in present}
     for name in locked.keys() - folders.keys():
         folder = unnamed(name, request.lock_folder)

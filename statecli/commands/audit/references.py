@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecli import formats, live
-from statecli.commands.diff.pairing import paired_sections
+from statecli.commands.diff.pairing import pair_sections
 from statecli.commands.diff.result import Diff
-from statecli.commands.diff.run import SETTINGS, VALUES_UNTOLD, Request, of_states
+from statecli.commands.diff.run import SETTINGS_NAME, VALUES_INCONCLUSIVE, Request, compare_states
 from statecli.core.errors import MalformedError, UnreadableError, UsageError
 from statecli.core.kinds import MODEL_KINDS
 from statecli.core.oddity_kind import OddityKind
@@ -88,7 +88,7 @@ def to_checkpoint(side: Side, reference: Side, *, values: bool, jobs: int = 0) -
 def _refuse_apart(before: ModelState, after: ModelState) -> list[Oddity]:
     """A note of what of the reference has no counterpart; UsageError where its models have none, and would all miss."""
     left, right = (models(state) for state in (before, after))
-    pairs, notes = paired_sections(before, after)
+    pairs, notes = pair_sections(before, after)
     apart = [note.message for note in notes if note.kind is OddityKind.SECTIONS_APART]
     if apart and left and right and not set(left).intersection(pairs):
         raise UsageError(apart[0])
@@ -109,14 +109,14 @@ def _told(diff: Diff, side: Side) -> Diff:
     """
     known = {tensor.damage for tensor in side.state.tensors}
     for one in diff.broken:
-        if one.fqn != SETTINGS and one.message not in known and VALUES_UNTOLD not in one.message:
+        if one.fqn != SETTINGS_NAME and one.message not in known and VALUES_INCONCLUSIVE not in one.message:
             raise UnreadableError(one.message)
     return diff
 
 
 def _compared(before: Side, after: Side, request: Request) -> Diff:
     built = {side.text: side.built for side in (before, after) if side.built is not None}
-    return of_states(request, before.state, after.state, built, {**before.stamps, **after.stamps})
+    return compare_states(request, before.state, after.state, built, {**before.stamps, **after.stamps})
 
 
 #: Why a file that a walk found is held to nothing.

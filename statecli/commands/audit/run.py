@@ -338,13 +338,13 @@ class _Run:
         if unread_because is not None:
             return dataclasses.replace(subject, unread_because=unread_because)
         with require_numpy():
-            from statecli.values.compare import damages
-            from statecli.values.facts import read_all
+            from statecli.values.compare import check_checksums
+            from statecli.values.facts import read_facts
         tensors = subject.state.tensors
         size = sum(tensor.nbytes for tensor in tensors)
         tell = self.progress(size) if self.progress and self.request.values else None
-        facts = read_all(tensors, jobs=jobs, progress=tell)
-        errors = tuple(damages(tensors, jobs=jobs))
+        facts = read_facts(tensors, jobs=jobs, progress=tell)
+        errors = tuple(check_checksums(tensors, jobs=jobs))
         values = tuple(unreadable_values.known(*one) for one in zip(tensors, facts, errors, strict=True))
         requested = bool(self.request.values)
         return dataclasses.replace(subject, values=values, damages=errors, values_requested=requested)

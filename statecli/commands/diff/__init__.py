@@ -1,8 +1,8 @@
-"""`statecli diff`: two states -> what differs.
+"""`statecli diff`: compare two states.
 
-    names ──▶ metadata ──▶ values ──▶ equal bytes under another name ──▶ what was expected
+    names ──▶ metadata ──▶ values ──▶ equal bytes under another name ──▶ expectations
 
-`run.py` goes that way; `pairing.py` says what is compared with what, `fields.py` what of it differs,
-`renames.py` finds what no name found, `hints.py` says which `--map` would, `loading.py` is for a class against a
-checkpoint, `expectations.py` for the exit code. Values are read in `values/`.
+`run.py` does these steps in order. `pairing.py` pairs tensors by name, `changed_fields.py` compares their metadata,
+`settings.py` compares numbers and texts, `renames.py` finds equal bytes under other names, `suggest_map.py` suggests a
+`--map`, `load_check.py` compares a class with a checkpoint, `expectations.py` decides the exit status.
 """

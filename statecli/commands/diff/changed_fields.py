@@ -1,4 +1,4 @@
-"""What of a pair's metadata differs. A field counts only where both sides know it."""
+"""Compare the metadata of paired tensors. A field counts only if both sides know it."""
 
 from __future__ import annotations
 
@@ -9,93 +9,93 @@ from statecli.commands.diff.pairing import Match
 from statecli.commands.diff.result import Change, Field, Status
 from statecli.core.state import Evidence, TensorInfo
 
-#: A name or a dtype alone is a guess of what registered it: no evidence of a change against what is known.
+#: Evidence by name or dtype is a guess, so a difference from such a kind is not reported.
 _GUESSES = (Evidence.ASSUMED, Evidence.CONVENTION)
 
 
-def shape(tensor: TensorInfo) -> tuple[object, ...] | None:
-    """Its shape; of a nested tensor, which has no one, its parts and theirs. None where the source does not say."""
+def effective_shape(tensor: TensorInfo) -> tuple[object, ...] | None:
+    """Return the shape of a tensor, or the parts of a nested tensor with their shapes; None if unknown."""
     if tensor.shape is None and tensor.parts:
         return tuple((name, part.shape) for name, part in tensor.parts)
     return tensor.shape
 
 
-def _shape(before: TensorInfo, after: TensorInfo) -> bool:
-    one, two = shape(before), shape(after)
-    return one != two and one is not None and two is not None
+def _has_other_shape(before: TensorInfo, after: TensorInfo) -> bool:
+    before_shape, after_shape = effective_shape(before), effective_shape(after)
+    return before_shape != after_shape and before_shape is not None and after_shape is not None
 
 
-def _kind(before: TensorInfo, after: TensorInfo) -> bool:
+def _has_other_kind(before: TensorInfo, after: TensorInfo) -> bool:
     return before.kind is not after.kind and before.evidence not in _GUESSES and after.evidence not in _GUESSES
 
 
-def _requires_grad(before: TensorInfo, after: TensorInfo) -> bool:
-    known = before.requires_grad is not None and after.requires_grad is not None
-    return known and before.requires_grad is not after.requires_grad
+def _has_other_requires_grad(before: TensorInfo, after: TensorInfo) -> bool:
+    is_known = before.requires_grad is not None and after.requires_grad is not None
+    return is_known and before.requires_grad is not after.requires_grad
 
 
-def _device(before: TensorInfo, after: TensorInfo) -> bool:
+def _is_on_other_device(before: TensorInfo, after: TensorInfo) -> bool:
     return before.device != after.device and before.device is not None and after.device is not None
 
 
-#: In the order of `Field`; tying and values need more than the two tensors.
-_DIFFERS: tuple[tuple[Field, Callable[[TensorInfo, TensorInfo], bool]], ...] = (
+#: Tests in the order of `Field`; tying and values need more than the two tensors.
+_FIELD_TESTS: tuple[tuple[Field, Callable[[TensorInfo, TensorInfo], bool]], ...] = (
     (Field.DTYPE, lambda before, after: before.dtype != after.dtype),
-    (Field.SHAPE, _shape),
-    (Field.KIND, _kind),
-    (Field.REQUIRES_GRAD, _requires_grad),
-    (Field.DEVICE, _device),
+    (Field.SHAPE, _has_other_shape),
+    (Field.KIND, _has_other_kind),
+    (Field.REQUIRES_GRAD, _has_other_requires_grad),
+    (Field.DEVICE, _is_on_other_device),
 )
 
 
-def differing(matches: Sequence[Match], ignore: Sequence[Field], *, devices: bool) -> list[tuple[Field, ...]]:
-    """For each match the fields that differ, without values, in order; () where one side is missing or damaged.
+def find_changed_fields(matches: Sequence[Match], ignore: Sequence[Field], *, devices: bool) -> list[tuple[Field, ...]]:
+    """Return for each match the fields that differ, without values, in order; () if one side is missing or damaged.
 
-    `devices` False: a class is one side, whose devices are only those it was built on.
+    `devices` False: one side is a class, whose devices are those that the model was built on.
     """
     left_out = {*ignore, *(() if devices else (Field.DEVICE,))}
-    tests = [(field, test) for field, test in _DIFFERS if field not in left_out]
-    retied = set() if Field.TYING in ignore else _retied(matches)
-    found: list[tuple[Field, ...]] = []
+    tests = [(field, test) for field, test in _FIELD_TESTS if field not in left_out]
+    retied = set() if Field.TYING in ignore else _find_retied(matches)
+    fields_of_matches: list[tuple[Field, ...]] = []
     for n, match in enumerate(matches):
         before, after = match.before, match.after
         if before is None or after is None or before.damage or after.damage:
-            found.append(())
+            fields_of_matches.append(())
             continue
         fields = tuple([field for field, test in tests if test(before, after)])
-        found.append((*fields, Field.TYING) if n in retied else fields)
-    return found
+        fields_of_matches.append((*fields, Field.TYING) if n in retied else fields)
+    return fields_of_matches
 
 
-def _retied(matches: Sequence[Match]) -> set[int]:
-    """The matches that share their storage with other matches than before, where both sides record storages.
+def _find_retied(matches: Sequence[Match]) -> set[int]:
+    """Return the matches that share their storage with other matches than before, if both sides record storages.
 
-    Both states cut the matches into groups of one storage. A match's two groups are the same if and only if each has
-    as many members as both have together.
+    Each state groups the matches by storage. The two groups of a match are the same if and only if each has as many
+    members as both have together.
     """
-    known = [
+    stored = [
         (n, before.storage, after.storage)
         for n, match in enumerate(matches)
         if (before := match.before) and (after := match.after) and before.nbytes and after.nbytes
         if before.storage is not None and after.storage is not None
     ]
-    one_side, other_side = Counter(one for _, one, _ in known), Counter(two for _, _, two in known)
-    if len(one_side) == len(other_side) == len(known):
+    old_sizes, new_sizes = Counter(old for _, old, _ in stored), Counter(new for _, _, new in stored)
+    if len(old_sizes) == len(new_sizes) == len(stored):
         return set()
-    both = Counter((one, two) for _, one, two in known)
-    return {n for n, one, two in known if not one_side[one] == other_side[two] == both[one, two]}
+    common = Counter((old, new) for _, old, new in stored)
+    return {n for n, old, new in stored if not old_sizes[old] == new_sizes[new] == common[old, new]}
 
 
 # --- in words --------------------------------------------------------------------------------------------------------
 
 
-def described(change: Change) -> str:
-    """What became of a tensor, on one line and without its name: `values, dtype: float32 → bfloat16`."""
+def describe_change(change: Change) -> str:
+    """Return the change of a tensor on one line, without the name: `values, dtype: float32 → bfloat16`."""
     if change.status is Status.ADDED and change.after:
-        return f"added ({_form(change.after)})"
+        return f"added ({_describe_tensor(change.after)})"
     if change.status is Status.REMOVED and change.before:
-        return f"removed ({_form(change.before)})"
-    parts = [_part(field, change) for field in change.fields if field is not Field.VALUES]
+        return f"removed ({_describe_tensor(change.before)})"
+    parts = [_describe_field(field, change) for field in change.fields if field is not Field.VALUES]
     if Field.VALUES in change.fields:
         parts.insert(0, "values")
     if change.status is Status.RENAMED:
@@ -103,16 +103,16 @@ def described(change: Change) -> str:
     return ", ".join(parts) or change.status.value
 
 
-def _form(tensor: TensorInfo) -> str:
+def _describe_tensor(tensor: TensorInfo) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}" if tensor.shape is not None else tensor.dtype
 
 
-def _part(field: Field, change: Change) -> str:
-    one, two = (_shown(field, tensor) for tensor in (change.before, change.after))
-    return f"{field.value}: {one} → {two}" if one != two else f"{field.value} of its inner tensors"
+def _describe_field(field: Field, change: Change) -> str:
+    old, new = (_format_value(field, tensor) for tensor in (change.before, change.after))
+    return f"{field.value}: {old} → {new}" if old != new else f"{field.value} of its inner tensors"
 
 
-def _shown(field: Field, tensor: TensorInfo | None) -> str:
+def _format_value(field: Field, tensor: TensorInfo | None) -> str:
     if tensor is None:
         return "none"
     if field is Field.TYING:

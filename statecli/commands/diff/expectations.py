@@ -1,4 +1,14 @@
-"""What makes a diff exit 1: every difference, or where something was expected, each expectation that failed."""
+"""Decide which differences make `statecli diff` exit with status 1.
+
+Without expectations every difference is a finding. With `--only`, `--frozen` or `--changed`, a finding is an
+expectation that failed:
+
+- `--only GLOB`: a tensor or setting outside the globs differs.
+- `--frozen GLOB`: a tensor or setting inside the globs differs.
+- `--changed GLOB`: no tensor or setting inside the glob changed.
+
+A glob whose answer depends on values that were not compared is inconclusive: neither passed nor failed, exit status 2.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from statecli.commands.diff import changed_fields, rules
-from statecli.commands.diff import settings as scalars
+from statecli.commands.diff import changed_fields, rules, settings
 from statecli.commands.diff.result import Broken, Change, Field, ScalarChange, Status
 from statecli.core.errors import NothingMatched
 from statecli.core.finding import Finding
@@ -15,54 +24,70 @@ from statecli.core.rule import Rule
 from statecli.core.selection import glob_names, matches_any
 from statecli.formats.torch.settings import MORE
 
-#: Names of a glob's tensors that one finding lists.
-SHOWN = 3
+#: Names that one finding lists.
+MAX_NAMES_IN_MESSAGE = 3
 
 
-class Expected(msgspec.Struct, frozen=True):
-    """What the user expects: globs, each option a union."""
+class Expectations(msgspec.Struct, frozen=True):
+    """The globs of `--only`, `--frozen` and `--changed`; several globs of one option are a union."""
 
     only: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether anything is expected."""
+        """Return True if there are any."""
         return bool(self.only or self.frozen or self.changed)
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A tensor or a setting that was asked for, as the expectations see it.
+    """One compared tensor or setting, reduced to what expectations need.
 
-    `sides` has the names by which a glob may know it, a tuple for each side that calls it otherwise; `moved`: it is
-    inside a glob only if both are. `what` says how it differs, "" where it does not, and `rule` what a finding on that
-    is called; `changed` is what counts for `--changed`, None where nobody can tell.
+    Attributes:
+        name: FQN of a tensor, dotted path of a setting.
+        section: Section of a tensor; None for a setting.
+        target: The file that a finding is reported against.
+        names_by_side: The names a glob may match, a tuple for each side that uses a different name.
+        rule: The rule that reports the difference when nothing was expected.
+        difference: How the two sides differ; empty if they are equal.
+        trained: True if the value or shape changed or the entry was added, None if the values were not compared.
+        renamed: True if the two sides use different names for the same bytes.
     """
 
-    fqn: str
+    name: str
     section: str | None
     target: str
-    sides: tuple[tuple[str, ...], ...]
+    names_by_side: tuple[tuple[str, ...], ...]
     rule: Rule | None = None
-    what: str = ""
-    changed: bool | None = False
-    moved: bool = False
+    difference: str = ""
+    trained: bool | None = False
+    renamed: bool = False
 
-    def inside(self, globs: Sequence[str], *, wholly: bool = False) -> bool:
-        """Whether one of the globs matches: `wholly`, of what was moved, at both its places."""
-        found = [matches_any(names, globs) for names in self.sides]
-        return all(found) if wholly and self.moved else any(found)
+    def matches(self, globs: Sequence[str]) -> bool:
+        """Return True if a glob matches the name on either side."""
+        return any(matches_any(names, globs) for names in self.names_by_side)
 
-    def finding(self, rule: Rule, why: str = "") -> Finding:
-        """Report under `rule` how it differs, with the reason `why` before it."""
-        message = f"{self.fqn}: {why}{self.what}"
-        return rule.finding(message, target=self.target, fqn=self.fqn, section=self.section)
+    def stays_within(self, globs: Sequence[str]) -> bool:
+        """Return True if a glob matches and, for a renamed tensor, globs match the names on both sides.
+
+        A tensor that is moved out of the allowed part of a model has changed something outside of it.
+        """
+        sides = [matches_any(names, globs) for names in self.names_by_side]
+        return all(sides) if self.renamed else any(sides)
+
+    def finding(self, rule: Rule, reason: str = "") -> Finding:
+        """Report the difference under `rule`, with `reason` before the description."""
+        message = f"{self.name}: {reason}{self.difference}"
+        return rule.finding(message, target=self.target, fqn=self.name, section=self.section)
 
 
-def of_tensors(
+def tensor_entries(
     changes: Iterable[Change], broken: Iterable[Broken], targets: tuple[str, str], *, sectioned: bool, values: bool
 ) -> Iterator[Entry]:
-    """The tensors that were compared, and those that could not be. `values`: whether their values were, where equal."""
+    """Yield an entry for each compared tensor, then for each tensor that could not be compared.
+
+    `sectioned`: globs may name a tensor together with its section. `values`: False if values were not compared.
+    """
     for change in changes:
         removed = change.status is Status.REMOVED
         sides = [glob_names(change.fqn, change.section, by_section=sectioned)]
@@ -75,106 +100,110 @@ def of_tensors(
             targets[0] if removed else targets[1],
             tuple(sides),
             rules.BY_STATUS.get(change.status),
-            "" if change.status is Status.IDENTICAL else changed_fields.described(change),
-            _is_changed(change, values),
+            "" if change.status is Status.IDENTICAL else changed_fields.describe_change(change),
+            _was_trained(change, values),
             change.status is Status.RENAMED,
         )
-    for one in broken:
-        names = glob_names(one.fqn, one.section, by_section=sectioned)
-        yield Entry(one.fqn, one.section, targets[1], (names,), changed=None)
+    for tensor in broken:
+        names = glob_names(tensor.fqn, tensor.section, by_section=sectioned)
+        yield Entry(tensor.fqn, tensor.section, targets[1], (names,), trained=None)
 
 
-#: What changes when a layer is trained or resized. A cast that keeps all values is no training, nor are a device or
-#: requires_grad.
-_CHANGED = frozenset((Field.SHAPE, Field.VALUES))
+#: Fields that training or resizing changes. A lossless cast, another device or another requires_grad is not training.
+TRAINED_FIELDS = frozenset((Field.SHAPE, Field.VALUES))
 
 
-def _is_changed(change: Change, values: bool) -> bool | None:
-    if change.status is Status.ADDED or not _CHANGED.isdisjoint(change.fields):
+def _was_trained(change: Change, values: bool) -> bool | None:
+    if change.status is Status.ADDED or not TRAINED_FIELDS.isdisjoint(change.fields):
         return True
     if change.status in (Status.REMOVED, Status.RENAMED):
         return False
     return False if values and change.not_compared is None else None
 
 
-def of_settings(found: Iterable[ScalarChange], names: Iterable[str], targets: tuple[str, str]) -> Iterator[Entry]:
-    """The settings that differ, and of those compared (`names`) the others."""
-    differing = {one.key: one for one in found}
-    for name in dict.fromkeys((*differing, *names)):
-        one = differing.get(name)
-        what = scalars.described(one).removeprefix(f"{name}: ") if one else ""
-        changed = one is not None and one.status is not Status.REMOVED
-        yield Entry(name, None, targets[1], ((name,),), rules.METADATA, what, changed)
+def setting_entries(
+    changes: Iterable[ScalarChange], compared: Iterable[str], targets: tuple[str, str]
+) -> Iterator[Entry]:
+    """Yield an entry for each setting that differs, then for each other setting in `compared`."""
+    change_of_key = {change.key: change for change in changes}
+    for key in dict.fromkeys((*change_of_key, *compared)):
+        change = change_of_key.get(key)
+        difference = settings.describe_setting_change(change).removeprefix(f"{key}: ") if change else ""
+        is_trained = change is not None and change.status is not Status.REMOVED
+        yield Entry(key, None, targets[1], ((key,),), rules.METADATA, difference, is_trained)
 
 
-def differences(entries: Iterable[Entry]) -> list[Finding]:
-    """One finding for each tensor that is not identical and for each setting that differs."""
-    return [one.finding(one.rule) for one in entries if one.what and one.rule]
+def report_differences(entries: Iterable[Entry]) -> list[Finding]:
+    """Return a finding for each entry that differs: the verdict when nothing was expected."""
+    return [entry.finding(entry.rule) for entry in entries if entry.difference and entry.rule]
 
 
-def failures(
-    expected: Expected, entries: Sequence[Entry], targets: tuple[str, str]
+def check_expectations(
+    expected: Expectations, entries: Sequence[Entry], targets: tuple[str, str]
 ) -> tuple[list[Finding], list[Broken]]:
-    """One finding for what is outside `only` or inside `frozen` and differs, and one for each glob of `changed` in
-    which nothing changed; beside them, the globs of which that cannot be told.
+    """Return the expectations that failed and the globs that are inconclusive.
 
-    Raises NothingMatched for a glob that matches none of the entries.
+    Raises:
+        NothingMatched: A glob matches no compared tensor or setting.
     """
-    _check(expected, entries, targets)
-    found: list[Finding] = []
-    for one in entries:
-        if one.what and expected.only and not one.inside(expected.only, wholly=True):
-            found.append(one.finding(rules.OUTSIDE_ONLY, f"outside --only {_globs(expected.only)}: "))
-        if one.what and one.inside(expected.frozen):
-            found.append(one.finding(rules.FROZEN_CHANGED, "expected to be frozen: "))
-    unsure = list(_beyond(expected.frozen, entries))
-    for glob in expected.changed:
-        inside = [one for one in entries if one.inside((glob,))]
-        if any(one.changed for one in inside):
+    _require_matches(expected, entries, targets)
+    findings: list[Finding] = []
+    for entry in entries:
+        if not entry.difference:
             continue
-        untold = [one for one in inside if one.changed is None]
-        if untold:
-            unsure.append(_untold(glob, untold))
+        if expected.only and not entry.stays_within(expected.only):
+            findings.append(entry.finding(rules.OUTSIDE_ONLY, f"outside --only {_quote(expected.only)}: "))
+        if entry.matches(expected.frozen):
+            findings.append(entry.finding(rules.FROZEN_CHANGED, "expected to be frozen: "))
+    inconclusive = list(_find_unlisted_settings(expected.frozen, entries))
+    for glob in expected.changed:
+        matched = [entry for entry in entries if entry.matches((glob,))]
+        if any(entry.trained for entry in matched):
+            continue
+        not_compared = [entry for entry in matched if entry.trained is None]
+        if not_compared:
+            inconclusive.append(_inconclusive_glob(glob, not_compared))
         else:
-            found.append(_unchanged(glob, inside, targets))
-    return found, unsure
+            findings.append(_unchanged_finding(glob, matched, targets))
+    return findings, inconclusive
 
 
-def _beyond(frozen: Sequence[str], entries: Sequence[Entry]) -> Iterator[Broken]:
-    """The globs of settings of which some may be among those that are too many to be told one by one, and differ."""
-    settings = [one for one in entries if one.section is None]
-    more = next((one for one in settings if one.fqn == MORE and one.what), None)
+def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[Entry]) -> Iterator[Broken]:
+    """Yield the globs that may match settings that differ but are too many to be listed."""
+    listed = [entry for entry in entries if entry.section is None]
+    more = next((entry for entry in listed if entry.name == MORE and entry.difference), None)
     for glob in frozen if more else ():
-        inside = [one for one in settings if one.inside((glob,))]
-        if more and inside and glob not in {one.fqn for one in inside}:
+        matched = [entry for entry in listed if entry.matches((glob,))]
+        if more and matched and glob not in {entry.name for entry in matched}:
             why = "more settings differ than are told one by one; name each that is meant"
             yield Broken(MORE, "", f"{more.target}: cannot tell whether --frozen {glob!r} holds: {why}")
 
 
-def _check(expected: Expected, entries: Sequence[Entry], targets: tuple[str, str]) -> None:
+def _require_matches(expected: Expectations, entries: Sequence[Entry], targets: tuple[str, str]) -> None:
     for option in ("only", "frozen", "changed"):
         for glob in getattr(expected, option):
-            if not any(one.inside((glob,)) for one in entries):
-                held = f"the {len(entries)} names that were compared of {' and '.join(targets)}"
-                raise NothingMatched(f"--{option} {glob!r}: matches none of {held}")
+            if not any(entry.matches((glob,)) for entry in entries):
+                compared = f"the {len(entries)} names that were compared of {' and '.join(targets)}"
+                raise NothingMatched(f"--{option} {glob!r}: matches none of {compared}")
 
 
-def _unchanged(glob: str, inside: Sequence[Entry], targets: tuple[str, str]) -> Finding:
-    message = f"--changed {glob!r}: nothing in it changed: {_listed(inside)}"
-    fqn, section = (inside[0].fqn, inside[0].section) if len(inside) == 1 else (None, None)
+def _unchanged_finding(glob: str, matched: Sequence[Entry], targets: tuple[str, str]) -> Finding:
+    message = f"--changed {glob!r}: nothing in it changed: {_list_names(matched)}"
+    fqn, section = (matched[0].name, matched[0].section) if len(matched) == 1 else (None, None)
     return rules.UNCHANGED.finding(message, target=targets[1], fqn=fqn, section=section)
 
 
-def _untold(glob: str, untold: Sequence[Entry]) -> Broken:
-    why = f"the values of {_listed(untold)} were not compared, and nothing else in it changed"
-    message = f"{untold[0].target}: cannot tell whether --changed {glob!r} holds: {why}"
-    return Broken(untold[0].fqn, untold[0].section or "", message)
+def _inconclusive_glob(glob: str, not_compared: Sequence[Entry]) -> Broken:
+    first = not_compared[0]
+    reason = f"the values of {_list_names(not_compared)} were not compared, and nothing else in it changed"
+    message = f"{first.target}: cannot tell whether --changed {glob!r} holds: {reason}"
+    return Broken(first.name, first.section or "", message)
 
 
-def _listed(entries: Sequence[Entry]) -> str:
-    more = f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else ""
-    return ", ".join(one.fqn for one in entries[:SHOWN]) + more
+def _list_names(entries: Sequence[Entry]) -> str:
+    more = f" and {len(entries) - MAX_NAMES_IN_MESSAGE} more" if len(entries) > MAX_NAMES_IN_MESSAGE else ""
+    return ", ".join(entry.name for entry in entries[:MAX_NAMES_IN_MESSAGE]) + more
 
 
-def _globs(globs: Sequence[str]) -> str:
+def _quote(globs: Sequence[str]) -> str:
     return " ".join(repr(glob) for glob in globs)

@@ -1,4 +1,4 @@
-"""Tensors of equal bytes under another name, as `git diff -M` finds files."""
+"""Find tensors with equal bytes and another name, as `git diff -M` finds files."""
 
 from __future__ import annotations
 
@@ -8,55 +8,61 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from statecli.commands.diff.pairing import Match, Way
+from statecli.commands.diff.pairing import Match, MatchedBy
 from statecli.core.errors import ChecksumMismatch, StateError
 from statecli.core.state import TensorData, TensorInfo
-from statecli.values.delta import Delta, How
+from statecli.values.delta import CompareOptions, Delta
 
 Rows = list[TensorInfo]
 
 
 class Renames(NamedTuple):
-    """The matches that were found, and by `id` the rows of which nobody can tell whether they are renamed, with why."""
+    """The matches, and the rows by `id` for which renaming is inconclusive, with the reason."""
 
     matches: list[Match]
-    untold: dict[int, StateError]
+    inconclusive: dict[int, StateError]
 
 
-def found(
-    matches: Sequence[Match], sections: Mapping[str, str], wanted: Callable[[TensorInfo], bool], *, jobs: int
+def find_renames(
+    matches: Sequence[Match], sections: Mapping[str, str], is_selected: Callable[[TensorInfo], bool], *, jobs: int
 ) -> Renames:
-    """Matches of tensors that no name matched, of the same section, dtype and shape and bit for bit equal.
+    """Match tensors without a partner that have the same section, dtype and shape and equal bits.
 
-    Only groups with tensors left on both sides are read, and of these only groups with a wanted one. Of several equal
-    tensors, those whose names have the longest end in common are paired, then the first of each side. Values that
-    are all one (a bias of zeros) are weak evidence: there, the last component of the names must agree.
+    Only groups with tensors left on both sides are read, and of these only groups with a selected tensor. Of several
+    equal tensors, those whose names have the longest common end are paired, then the first of each side. Constant
+    values (a bias of zeros) are weak evidence: there, the last component of the names must be equal.
     """
-    groups = [group for group in _groups(matches, sections) if any(map(wanted, (*group[0], *group[1])))]
+    groups = [group for group in _group_candidates(matches, sections) if any(map(is_selected, (*group[0], *group[1])))]
     failed: dict[int, StateError] = {}
-    pairs = [pair for one, two in _equal(groups, jobs, failed) for pair in by_suffix(one, two)]
-    same = [Match(one, two, Way.BYTES) for one, two in _confirmed(pairs, jobs, failed)]
-    return Renames(same, _untold(groups, same, failed))
+    pairs = [
+        pair
+        for old_rows, new_rows in _split_by_fingerprint(groups, jobs, failed)
+        for pair in pair_by_suffix(old_rows, new_rows)
+    ]
+    matches_by_bytes = [
+        Match(old_rows, new_rows, MatchedBy.BYTES) for old_rows, new_rows in _confirm_pairs(pairs, jobs, failed)
+    ]
+    return Renames(matches_by_bytes, _find_inconclusive(groups, matches_by_bytes, failed))
 
 
-def _untold(
-    groups: Sequence[tuple[Rows, Rows]], same: Sequence[Match], failed: dict[int, StateError]
+def _find_inconclusive(
+    groups: Sequence[tuple[Rows, Rows]], matches_by_bytes: Sequence[Match], failed: dict[int, StateError]
 ) -> dict[int, StateError]:
-    """The rows that failed, and those without a partner whose partner one of these may be."""
-    taken = {id(row) for match in same for row in (match.before, match.after)}
-    untold = {}
+    """Return the rows that failed, and rows without a partner whose partner may be one of these, with the error."""
+    paired = {id(row) for match in matches_by_bytes for row in (match.before, match.after)}
+    inconclusive = {}
     for group in groups if failed else ():
         for rows, others in (group, group[::-1]):
-            why = next((failed[id(row)] for row in others if id(row) in failed), None)
+            partner_error = next((failed[id(row)] for row in others if id(row) in failed), None)
             for row in rows:
-                error = failed.get(id(row), why)
-                if error is not None and id(row) not in taken:
-                    untold[id(row)] = error
-    return untold
+                error = failed.get(id(row), partner_error)
+                if error is not None and id(row) not in paired:
+                    inconclusive[id(row)] = error
+    return inconclusive
 
 
-def _groups(matches: Sequence[Match], sections: Mapping[str, str]) -> list[tuple[Rows, Rows]]:
-    """Tensors without a partner that could be each other's: same sections, dtype, layout and shape."""
+def _group_candidates(matches: Sequence[Match], sections: Mapping[str, str]) -> list[tuple[Rows, Rows]]:
+    """Group tensors without a partner that could be each other's: same sections, dtype, layout and shape."""
     groups: dict[object, tuple[Rows, Rows]] = {}
     for match in matches:
         if match.before is not None and match.after is not None:
@@ -69,91 +75,93 @@ def _groups(matches: Sequence[Match], sections: Mapping[str, str]) -> list[tuple
     return [group for group in groups.values() if group[0] and group[1]]
 
 
-def _equal(
+def _split_by_fingerprint(
     groups: Sequence[tuple[Rows, Rows]], jobs: int, failed: dict[int, StateError]
 ) -> Iterator[tuple[Rows, Rows]]:
-    """The groups parted further, by the fingerprints of their bytes; `failed` is given the rows that have none."""
+    """Yield the groups split by the fingerprints of their bytes; adds rows that cannot be read to `failed`."""
     if not groups:
         return
-    from statecli.values.compare import fingerprints
+    from statecli.values.compare import compute_fingerprints
 
     rows = [(n, side, row) for n, group in enumerate(groups) for side in (0, 1) for row in group[side]]
     equal: dict[tuple[int, int], tuple[Rows, Rows]] = {}
-    marks = fingerprints([row for _, _, row in rows], jobs=jobs, together=[n for n, _, _ in rows])
-    for (n, side, row), mark in zip(rows, marks, strict=True):
-        if isinstance(mark, StateError):
-            failed[id(row)] = mark
-        elif mark is not None:
-            equal.setdefault((n, mark), ([], []))[side].append(row)
+    fingerprints = compute_fingerprints([row for _, _, row in rows], jobs=jobs, group_keys=[n for n, _, _ in rows])
+    for (n, side, row), fingerprint in zip(rows, fingerprints, strict=True):
+        if isinstance(fingerprint, StateError):
+            failed[id(row)] = fingerprint
+        elif fingerprint is not None:
+            equal.setdefault((n, fingerprint), ([], []))[side].append(row)
     yield from (group for group in equal.values() if group[0] and group[1])
 
 
-def by_suffix(before: Rows, after: Rows) -> Iterator[tuple[TensorInfo, TensorInfo]]:
-    """Pair those whose names share the most last components, in order where several do."""
-    one = [(row, row.fqn.split(".")) for row in before]
-    two = [(row, row.fqn.split(".")) for row in after]
-    longest = min(max(len(path) for _, path in one), max(len(path) for _, path in two))
+def pair_by_suffix(before: Rows, after: Rows) -> Iterator[tuple[TensorInfo, TensorInfo]]:
+    """Pair rows whose names share the most last components, in order if several do."""
+    old_paths = [(row, row.fqn.split(".")) for row in before]
+    new_paths = [(row, row.fqn.split(".")) for row in after]
+    longest = min(max(len(path) for _, path in old_paths), max(len(path) for _, path in new_paths))
     for depth in range(longest, -1, -1):
-        free: dict[tuple[str, ...], list[TensorInfo]] = {}
-        for row, path in reversed(one):
+        free_rows: dict[tuple[str, ...], list[TensorInfo]] = {}
+        for row, path in reversed(old_paths):
             if len(path) >= depth:
-                free.setdefault(tuple(path[len(path) - depth :]), []).append(row)
-        taken: set[int] = set()
-        for row, path in two:
-            candidates = free.get(tuple(path[len(path) - depth :])) if len(path) >= depth else None
+                free_rows.setdefault(tuple(path[len(path) - depth :]), []).append(row)
+        paired: set[int] = set()
+        for row, path in new_paths:
+            candidates = free_rows.get(tuple(path[len(path) - depth :])) if len(path) >= depth else None
             if candidates:
                 first = candidates.pop()
-                taken |= {id(first), id(row)}
+                paired |= {id(first), id(row)}
                 yield first, row
-        one = [entry for entry in one if id(entry[0]) not in taken]
-        two = [entry for entry in two if id(entry[0]) not in taken]
+        old_paths = [entry for entry in old_paths if id(entry[0]) not in paired]
+        new_paths = [entry for entry in new_paths if id(entry[0]) not in paired]
 
 
-def _confirmed(
+def _confirm_pairs(
     pairs: list[tuple[TensorInfo, TensorInfo]], jobs: int, failed: dict[int, StateError]
 ) -> Iterator[tuple[TensorInfo, TensorInfo]]:
-    """Those that are equal bit for bit, which a fingerprint only hints at, and are no mere fill under another name.
+    """Yield pairs that are equal bit for bit, which fingerprints only suggest, and are not constants of another name.
 
-    `failed` is given the rows of those of which that cannot be told.
+    Adds rows that cannot be read to `failed`.
     """
     if not pairs:
         return
-    from statecli.values.compare import Pair, compare_all
+    from statecli.values.compare import Pair, compare_pairs
 
-    outcomes = compare_all([Pair(one, two) for one, two in pairs], How(bitwise=True), jobs=jobs, derived=True)
+    outcomes = compare_pairs(
+        [Pair(old, new) for old, new in pairs], CompareOptions(bitwise=True), jobs=jobs, derived=True
+    )
     for pair, outcome in zip(pairs, outcomes, strict=True):
         try:
-            if _is_equal(outcome) and (_ends_alike(*pair) or not _is_constant(pair[0])):
+            if _is_equal(outcome) and (_has_same_last_name(*pair) or not _is_constant(pair[0])):
                 yield pair
         except StateError as error:
             failed.update({id(row): error for row in pair})
 
 
 def _is_equal(outcome: object) -> bool:
-    """Raises the error that it is. Damaged bytes equal no others, and are told of where they are checked."""
+    """Return True for equal bytes. Raises an error of reading; damaged bytes are unequal and reported elsewhere."""
     if isinstance(outcome, StateError) and not isinstance(outcome, ChecksumMismatch):
         raise outcome
     return isinstance(outcome, Delta) and not outcome.changed
 
 
-def _ends_alike(before: TensorInfo, after: TensorInfo) -> bool:
+def _has_same_last_name(before: TensorInfo, after: TensorInfo) -> bool:
     return before.fqn.rpartition(".")[2] == after.fqn.rpartition(".")[2]
 
 
 def _is_constant(row: TensorInfo) -> bool:
-    """Whether all elements are one value bit for bit, or there is none; of a tensor made of parts, in each part."""
-    from statecli.values.ranges import resolved
+    """Return True if all elements are one value bit for bit, or there are none; of parts, in each part."""
+    from statecli.values.ranges import resolve_data
 
     parts = [row.data] if row.data is not None else [data for _, data in row.parts]
-    return all(_is_fill(resolved(data, row.fqn), row) for data in parts)
+    return all(_is_fill(resolve_data(data, row.fqn), row) for data in parts)
 
 
 def _is_fill(data: TensorData, row: TensorInfo) -> bool:
-    # Of most tensors, the first two of each dimension tell.
-    return prod(data.shape) < 2 or (_repeats(_cut(data, 2), row) and _repeats(data, row))
+    # The first two elements of each dimension decide for most tensors.
+    return prod(data.shape) < 2 or (_is_repeated(_truncate(data, 2), row) and _is_repeated(data, row))
 
 
-def _cut(data: TensorData, size: int) -> TensorData:
+def _truncate(data: TensorData, size: int) -> TensorData:
     return replace(data, shape=tuple(min(dim, size) for dim in data.shape), strides=_strides(data))
 
 
@@ -163,9 +171,9 @@ def _strides(data: TensorData) -> tuple[int, ...]:
     return tuple(prod(data.shape[dim + 1 :]) for dim in range(len(data.shape)))
 
 
-def _repeats(data: TensorData, row: TensorInfo) -> bool:
-    """Whether each element is the next one along every dimension."""
-    from statecli.values.compare import Pair, compare_all
+def _is_repeated(data: TensorData, row: TensorInfo) -> bool:
+    """Return True if each element equals the next along every dimension."""
+    from statecli.values.compare import Pair, compare_pairs
 
     strides = _strides(data)
     pairs = []
@@ -173,10 +181,12 @@ def _repeats(data: TensorData, row: TensorInfo) -> bool:
         if size > 1:
             shape = (*data.shape[:dim], size - 1, *data.shape[dim + 1 :])
             first = replace(data, shape=shape, strides=strides)
-            pairs.append(Pair(_of(row, first), _of(row, replace(first, offset=data.offset + strides[dim]))))
-    outcomes = compare_all(pairs, How(bitwise=True), jobs=1, derived=True)
+            pairs.append(
+                Pair(_replace_data(row, first), _replace_data(row, replace(first, offset=data.offset + strides[dim])))
+            )
+    outcomes = compare_pairs(pairs, CompareOptions(bitwise=True), jobs=1, derived=True)
     return all(map(_is_equal, outcomes))
 
 
-def _of(row: TensorInfo, data: TensorData) -> TensorInfo:
+def _replace_data(row: TensorInfo, data: TensorData) -> TensorInfo:
     return replace(row, shape=data.shape, elements=prod(data.shape), layout="strided", data=data, parts=())

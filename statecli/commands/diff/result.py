@@ -1,4 +1,4 @@
-"""What a diff found: plain frozen data, the same for every output."""
+"""The result of a diff: plain frozen data, the same for every output."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import msgspec
 
 from statecli.core.finding import Finding
 from statecli.core.state import Kind, ModelState, Oddity, Scalar, TensorInfo
-from statecli.values.delta import Delta, How
+from statecli.values.delta import CompareOptions, Delta
 
 
 class Status(str, Enum):
-    """What became of one tensor between before and after."""
+    """What happened to a tensor between before and after."""
 
     ADDED = "added"
     REMOVED = "removed"
@@ -22,7 +22,7 @@ class Status(str, Enum):
 
 
 class Field(str, Enum):
-    """What of a tensor can differ; what `--ignore` takes."""
+    """Properties of a tensor that can differ; the values of `--ignore`."""
 
     DTYPE = "dtype"
     SHAPE = "shape"
@@ -34,11 +34,13 @@ class Field(str, Enum):
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """One tensor of the diff. `fqn` and `section` are its name after, or before where it was removed.
+    """One tensor of the diff. `fqn` and `section` are the name after, or before if it was removed.
 
-    `fields` says what differs, in the order of `Field`. `renamed_from` is its name before wherever that was another
-    one, whichever way the two were matched. `values` is None where values were not compared, or are equal.
-    `not_compared` says why values of a pair could not be compared.
+    Attributes:
+        fields: Fields that differ, in the order of `Field`.
+        renamed_from: Name before, if it differs, however the two were matched.
+        values: How the values differ; None if they are equal or were not compared.
+        not_compared: Reason why the values could not be compared.
     """
 
     fqn: str
@@ -54,9 +56,9 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
 
 class ScalarChange(msgspec.Struct, frozen=True):
-    """A number or text beside the tensors (epoch, lr, `__metadata__`) that differs; by dotted path.
+    """A number or text next to the tensors (epoch, lr, `__metadata__`) that differs; `key` is a dotted path.
 
-    `added` and `removed` tell a missing entry from one that is null.
+    `status` distinguishes a missing entry from a null one.
     """
 
     key: str
@@ -74,7 +76,7 @@ class Broken(msgspec.Struct, frozen=True):
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """How the Δ of one changed tensor are spread: `counts[i]` of them lie in [edges[i], edges[i + 1])."""
+    """How the Δ of one changed tensor are spread: `counts[i]` of them are in [edges[i], edges[i + 1])."""
 
     fqn: str
     section: str
@@ -83,11 +85,13 @@ class Histogram(msgspec.Struct, frozen=True):
 
 
 class Diff(msgspec.Struct, frozen=True):
-    """All that `statecli diff` found. `changes` has every pair, identical ones too, in the order of after with the
-    removed ones where they stood before.
+    """Result of `statecli diff`.
 
-    `findings` is what makes it exit 1; `notes` what must be known to read the rest (prefixes looked through, what was
-    not compared and why, what is odd about a file); `broken` what makes it exit 2.
+    Attributes:
+        changes: Every pair, identical ones too, in the order of after with removed tensors where they stood before.
+        findings: Reasons for exit status 1.
+        notes: What a reader must know: prefixes stripped, tensors not compared and why, oddities of a file.
+        broken: Reasons for exit status 2.
     """
 
     before: ModelState
@@ -102,5 +106,5 @@ class Diff(msgspec.Struct, frozen=True):
     #: Whether expectations (--only, --frozen, --changed) decide the exit code, rather than any difference.
     expected: bool = False
     #: How values were compared; None where they were not.
-    how: How | None = None
+    how: CompareOptions | None = None
     ignored: tuple[Field, ...] = ()

@@ -1,4 +1,4 @@
-"""Numbers and words beside the tensors (epoch, lr, `__metadata__`) that differ."""
+"""Compare numbers and texts next to the tensors (epoch, lr, `__metadata__`)."""
 
 from __future__ import annotations
 
@@ -12,80 +12,83 @@ from statecli.core import quoting
 from statecli.core.state import ModelState, Oddity, Scalar, Settings
 from statecli.formats.torch.settings import MORE, describe_text, format_path, rename
 
-#: The section that is a whole file, and no path in one.
+#: The section of a whole file, which is not a path in it.
 _LONE = "model"
-#: How an empty container is told, and what it is.
+#: Text of an empty container -> its kind.
 _EMPTY: Mapping[Scalar, str] = {"{}": "dict", "[]": "list"}
 _HUGE = re.compile("-?[0-9]{19,400}")
 
 
-def changed_scalars(
+def compare_settings(
     before: ModelState,
     after: ModelState,
     sections: tuple[str | None, str | None],
     paired: Mapping[str, str] = {},
 ) -> tuple[list[ScalarChange], list[str], list[Oddity]]:
-    """What differs in the metadata of two checkpoints, by dotted path, in the order of before, then of after; the
-    paths of all that was compared, and what must be said of it.
+    """Compare the metadata of two checkpoints by dotted path, in the order of before, then of after.
 
-    Of a target that is one section (`train.ckpt#optimizer`), what lies below that section, by its path from there.
-    What only one side's format can record is no difference, and a note names it: so are attributes of modules that one
-    side has and the other's format need not keep. safetensors holds nothing but text:
-    against another format, a number equals its text. `paired` says which section of before is compared with which of
-    after. A key that is a number and one that is its text are two keys, and a container of another kind is a change.
-    Of more settings than are told, those that both sides tell are compared, and the digest of all.
+    Returns the settings that differ, the paths of all compared settings, and notes.
+
+    For a target that is one section (`train.ckpt#optimizer`), the settings below the section are compared, by their
+    paths from there. A setting that only one side's format can record is noted, not reported; so are attributes of
+    modules that the other's format need not keep. safetensors has texts only: against another format, a number equals
+    its text. `paired` maps sections of before to sections of after. A key that is a number differs from its text, and
+    another kind of container is a change. If settings are too many to be listed, those that both sides list are
+    compared, and the digest of all.
     """
-    one, of_one = _side(before, sections[0], after)
-    two, of_two = _side(after, sections[1], before)
+    old, old_modules = _select_section(before, sections[0], after)
+    new, new_modules = _select_section(after, sections[1], before)
     if not any(sections):
-        one, two = _moved(one, two, paired)
-    same: Callable[[Scalar, Scalar], bool] = _same
+        old, new = _rename_sections(old, new, paired)
+    is_same: Callable[[Scalar, Scalar], bool] = _is_same
     if before.traits.settings_are_compiled != after.traits.settings_are_compiled:
-        one, two = Settings(one.values), Settings(two.values)
+        old, new = Settings(old.values), Settings(new.values)
     if before.traits.settings_are_text != after.traits.settings_are_text:
-        same = _number_and_text if after.traits.settings_are_text else _text_and_number
-        one, two = Settings(one.values), Settings(two.values)
-    first, second = _spelled(one, two), _spelled(two, one)
-    kinds = list(_kinds(one, two))
-    if MORE in first or MORE in second:
-        if first.get(MORE) == second.get(MORE) and sections[0] == sections[1]:
-            return [], [*first], _of_modules((*of_one, *of_two))
-        first, second = _told_by_both(first, second), _told_by_both(second, first)
-    found: list[ScalarChange] = []
-    passed: list[str] = []
-    beside = _files_beside(before) | _files_beside(after)
-    keys = list(dict.fromkeys((*first, *second)))
+        is_same = _is_number_and_text if after.traits.settings_are_text else _is_text_and_number
+        old, new = Settings(old.values), Settings(new.values)
+    old_values, new_values = _spell_keys(old, new), _spell_keys(new, old)
+    kinds = list(_compare_kinds(old, new))
+    if MORE in old_values or MORE in new_values:
+        if old_values.get(MORE) == new_values.get(MORE) and sections[0] == sections[1]:
+            return [], [*old_values], _modules_note((*old_modules, *new_modules))
+        old_values, new_values = _select_common(old_values, new_values), _select_common(new_values, old_values)
+    changes: list[ScalarChange] = []
+    format_only: list[str] = []
+    companions = _companion_files(before) | _companion_files(after)
+    keys = list(dict.fromkeys((*old_values, *new_values)))
     for key in keys:
-        if key in first and key in second and same(first[key], second[key]):
+        if key in old_values and key in new_values and is_same(old_values[key], new_values[key]):
             continue
-        if (key not in second and key in _own(before, after)) or (key not in first and key in _own(after, before)):
+        if (key not in new_values and key in _format_keys(before, after)) or (
+            key not in old_values and key in _format_keys(after, before)
+        ):
             file, dot, _ = key.partition(".")
-            passed.append(f"{file}.*" if dot and file in beside else key)
+            format_only.append(f"{file}.*" if dot and file in companions else key)
         else:
-            found.append(_change(key, first, second))
-    return kinds + found, keys, [*_passed(passed), *_of_modules((*of_one, *of_two))]
+            changes.append(_build_change(key, old_values, new_values))
+    return kinds + changes, keys, [*_format_note(format_only), *_modules_note((*old_modules, *new_modules))]
 
 
-def _passed(keys: Sequence[str]) -> list[Oddity]:
-    """`keys` may name one again and again: a file beside the weights stands for all that it says."""
+def _format_note(keys: Sequence[str]) -> list[Oddity]:
+    """Return a note on settings that only one side's format records. `keys` may repeat a file next to the weights."""
     message = f"only one side's format records {quoting.names(list(dict.fromkeys(keys)))}: no difference"
     return [Oddity("format-metadata", message)] if keys else []
 
 
-def _of_modules(keys: Sequence[str]) -> list[Oddity]:
+def _modules_note(keys: Sequence[str]) -> list[Oddity]:
     shown = quoting.names(list(dict.fromkeys(key.rpartition(".")[2] for key in keys)))
     message = f"only one side records these attributes of whole modules ({shown}): no difference"
     return [Oddity("module-attributes", message)] if keys else []
 
 
-def _kinds(one: Settings, two: Settings) -> Iterator[ScalarChange]:
-    """Containers that both sides have, of two kinds; what the whole file is in is no setting."""
-    for path, kind in one.kinds.items():
-        if path and two.kinds.get(path, kind) != kind:
-            yield ScalarChange(path, Status.CHANGED, kind, two.kinds[path])
+def _compare_kinds(old: Settings, new: Settings) -> Iterator[ScalarChange]:
+    """Yield containers that have another kind on each side; the kind of the whole file is not a setting."""
+    for path, kind in old.kinds.items():
+        if path and new.kinds.get(path, kind) != kind:
+            yield ScalarChange(path, Status.CHANGED, kind, new.kinds[path])
 
 
-def _change(key: str, before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> ScalarChange:
+def _build_change(key: str, before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> ScalarChange:
     if key not in before:
         return ScalarChange(key, Status.ADDED, None, after[key])
     if key not in after:
@@ -93,34 +96,34 @@ def _change(key: str, before: Mapping[str, Scalar], after: Mapping[str, Scalar])
     return ScalarChange(key, Status.CHANGED, before[key], after[key])
 
 
-def _told_by_both(one: Mapping[str, Scalar], two: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    return {key: value for key, value in one.items() if key in two or key == MORE}
+def _select_common(own: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    return {key: value for key, value in own.items() if key in other or key == MORE}
 
 
-def _spelled(side: Settings, other: Settings) -> dict[str, Scalar]:
-    """By path; one that is of other types on the other side, spelled out.
+def _spell_keys(side: Settings, other: Settings) -> dict[str, Scalar]:
+    """Return the values by path; a path that has other types on the other side is spelled out.
 
-    Of a container that is empty here and is not there, what it holds there says enough.
+    An empty container is left out if the other side has entries in it, because these are reported.
     """
-    told: dict[str, Scalar] = {}
+    spelled_values: dict[str, Scalar] = {}
     for key, value in side.values.items():
         if key in other.kinds and key not in side.kinds and _EMPTY.get(value) == other.kinds[key]:
             continue
         types = side.types.get(key, "")
         exact = format_path(key, types) if types else key
         contended = exact in other.values or (key in other.values and other.types.get(key, "") != types)
-        told[exact if contended else key] = value
-    return told
+        spelled_values[exact if contended else key] = value
+    return spelled_values
 
 
-def _side(state: ModelState, section: str | None, other: ModelState) -> tuple[Settings, list[str]]:
-    """The settings below the section, and those left out: attributes of whole modules that the other need not have."""
+def _select_section(state: ModelState, section: str | None, other: ModelState) -> tuple[Settings, list[str]]:
+    """Return the settings below a section, and the keys left out: attributes of modules that the other may lack."""
     side = state.metadata
-    start = "" if section is None else _start(side, state, section)
+    start = "" if section is None else _section_prefix(side, state, section)
     modules = _modules_with_more(state, other)
     if not start and not modules:
         return side, []
-    kept = _own(state, other) | _shared_attributes(state, other)
+    kept = _format_keys(state, other) | _find_shared_attributes(state, other)
 
     def is_left_out(key: str) -> bool:
         return f"{key}.".startswith(modules) and key not in kept
@@ -133,26 +136,29 @@ def _side(state: ModelState, section: str | None, other: ModelState) -> tuple[Se
     return rename(side, name), [key for key in side.values if key.startswith(start) and is_left_out(key)]
 
 
-def _attributes_of(state: ModelState) -> tuple[str, ...]:
-    """What stands before the attributes of each whole module; a program's signature has none."""
+def _attribute_prefixes(state: ModelState) -> tuple[str, ...]:
+    """Return the prefix of the attributes of each whole module; the signature of an exported program has none."""
     side = state.metadata
     if state.traits.settings_describe_program:
         return ()
-    return tuple(_start(side, state, section) for section in state.whole_modules)
+    return tuple(_section_prefix(side, state, section) for section in state.whole_modules)
 
 
 def _modules_with_more(state: ModelState, other: ModelState) -> tuple[str, ...]:
-    """Those whose attributes the other does not record, or, if it is compiled, only where its code uses them."""
+    """Return prefixes of modules whose attributes the other does not record, or only as far as its code uses them."""
     alike = state.traits.settings_are_compiled is other.traits.settings_are_compiled
-    return () if alike and _attributes_of(other) else _attributes_of(state)
+    return () if alike and _attribute_prefixes(other) else _attribute_prefixes(state)
 
 
-def _shared_attributes(state: ModelState, other: ModelState) -> frozenset[str]:
-    """The attributes that the other's modules record too, by their paths in this one."""
+def _find_shared_attributes(state: ModelState, other: ModelState) -> frozenset[str]:
+    """Return the attributes that the other's modules record too, by their paths in this state."""
     theirs = {
-        key[len(start) :] for start in _attributes_of(other) for key in other.metadata.values if key.startswith(start)
+        key[len(start) :]
+        for start in _attribute_prefixes(other)
+        for key in other.metadata.values
+        if key.startswith(start)
     }
-    starts = _attributes_of(state)
+    starts = _attribute_prefixes(state)
     return frozenset(
         key
         for start in starts
@@ -161,29 +167,34 @@ def _shared_attributes(state: ModelState, other: ModelState) -> frozenset[str]:
     )
 
 
-def _start(side: Settings, state: ModelState, section: str) -> str:
-    """What stands before the settings of a section; nothing where the file is nothing else."""
-    start = f"{section}."
-    named = section in side.kinds or any(key.startswith(start) for key in side.values)
+def _section_prefix(side: Settings, state: ModelState, section: str) -> str:
+    """Return the prefix of the settings of a section; "" if the file has nothing else."""
+    prefix = f"{section}."
+    is_named = section in side.kinds or any(key.startswith(prefix) for key in side.values)
     is_all = section in state.whole_modules or (section == _LONE and state.sections == (section,))
-    return "" if is_all and not named else start
+    return "" if is_all and not is_named else prefix
 
 
-def _moved(one: Settings, two: Settings, paired: Mapping[str, str]) -> tuple[Settings, Settings]:
-    """The settings of each section before under the name of the one that it is compared with.
+def _rename_sections(
+    old_settings: Settings, new_settings: Settings, paired: Mapping[str, str]
+) -> tuple[Settings, Settings]:
+    """Return the settings with each section of before under the name of its partner.
 
-    A section is what it is called, on both sides: which keys lead there is no setting.
+    A section has one name on both sides: keys that lead to a section are not settings.
     """
     moves = {f"{old}.": f"{new}." for old, new in paired.items() if old and new}
-    before, after = _beginning(moves), _beginning({new: new for new in moves.values()})
-    names = [new + key[len(old) :] for key in one.values for old, new in [before(key)]]
+    before, after = _build_renaming(moves), _build_renaming({new: new for new in moves.values()})
+    names = [new + key[len(old) :] for key in old_settings.values for old, new in [before(key)]]
     if len(set(names)) < len(names):
-        return one, two  # something else of before has that name already: shown as gone and new, and nothing lost
-    return rename(one, before), rename(two, after)
+        return (
+            old_settings,
+            new_settings,
+        )  # a name is taken by another setting: removed and added are reported, and nothing is lost
+    return rename(old_settings, before), rename(new_settings, after)
 
 
-def _beginning(moves: Mapping[str, str]) -> Callable[[str], tuple[str, str]]:
-    """How a path begins, and shall begin: of sections in sections, the inner one."""
+def _build_renaming(moves: Mapping[str, str]) -> Callable[[str], tuple[str, str]]:
+    """Return a function that returns how a path begins and shall begin; the innermost section decides."""
     inner_first = sorted(moves, key=len, reverse=True)
 
     def renaming(key: str) -> tuple[str, str]:
@@ -193,21 +204,21 @@ def _beginning(moves: Mapping[str, str]) -> Callable[[str], tuple[str, str]]:
     return renaming
 
 
-def _own(state: ModelState, other: ModelState) -> frozenset[str]:
-    """The keys that the state's format records and the other's cannot, names of dropped ties among them."""
+def _format_keys(state: ModelState, other: ModelState) -> frozenset[str]:
+    """Return the keys that the state's format records and the other's cannot, names of dropped ties among them."""
     traits = state.traits
-    own = traits.own_settings - other.traits.own_settings
+    keys = traits.own_settings - other.traits.own_settings
     if traits.drops_tied_names and not other.traits.drops_tied_names:
-        own |= _dropped_names(state)
+        keys |= _dropped_names(state)
     if traits.settings_vocabulary and traits.settings_vocabulary != other.traits.settings_vocabulary:
-        own |= state.metadata.values.keys()
-    beside = tuple(f"{name}." for name in _files_beside(state))
-    if beside and not _files_beside(other):
-        own |= frozenset(key for key in state.metadata.values if key.startswith(beside))
-    return own
+        keys |= state.metadata.values.keys()
+    companions = tuple(f"{name}." for name in _companion_files(state))
+    if companions and not _companion_files(other):
+        keys |= frozenset(key for key in state.metadata.values if key.startswith(companions))
+    return keys
 
 
-def format_bookkeeping(state: ModelState) -> frozenset[str]:
+def list_format_keys(state: ModelState) -> frozenset[str]:
     """Return the settings that describe the container, not the model: `format`, `total_size`, names of dropped ties."""
     traits = state.traits
     if traits.settings_describe_program:
@@ -221,17 +232,17 @@ def _dropped_names(state: ModelState) -> frozenset[str]:
     return frozenset(key for key, value in state.metadata.values.items() if key in names and value in names)
 
 
-def settings_of_section(state: ModelState, section: str | None) -> Settings:
+def select_section_settings(state: ModelState, section: str | None) -> Settings:
     """Return the settings below a section, by their paths from there; all settings for None."""
-    return _side(state, section, state)[0]
+    return _select_section(state, section, state)[0]
 
 
-def _files_beside(state: ModelState) -> frozenset[str]:
-    """Of a folder the files beside the weights that have settings; one file has none beside it."""
+def _companion_files(state: ModelState) -> frozenset[str]:
+    """Return the files next to the weights of a folder that have settings; a single file has none."""
     return state.metadata.beside
 
 
-def _same(before: Scalar, after: Scalar) -> bool:
+def _is_same(before: Scalar, after: Scalar) -> bool:
     if isinstance(before, bool) is not isinstance(after, bool):
         return False
     if type(before) is float and type(after) is str:
@@ -242,34 +253,34 @@ def _same(before: Scalar, after: Scalar) -> bool:
 
 
 def _is_huge(text: str, number: float) -> bool:
-    """Whether an integer that JSON has no number for, which is told as a text, is that float."""
+    """Return True if a text is an integer beyond JSON's numbers and equals the float."""
     return 2.0**63 <= abs(number) < float("inf") and bool(_HUGE.fullmatch(text)) and int(text) == number
 
 
-def _text_and_number(text: Scalar, told: Scalar) -> bool:
-    return _number_and_text(told, text)
+def _is_text_and_number(text: Scalar, value: Scalar) -> bool:
+    return _is_number_and_text(value, text)
 
 
-def _number_and_text(told: Scalar, text: Scalar) -> bool:
-    """Whether what another format tells is what safetensors has as a text."""
-    if describe_text(str(text)) == told:
+def _is_number_and_text(value: Scalar, text: Scalar) -> bool:
+    """Return True if a value of another format equals a text of safetensors."""
+    if describe_text(str(text)) == value:
         return True
-    return str(told) == str(text) and not str(told).startswith("'")
+    return str(value) == str(text) and not str(value).startswith("'")
 
 
-def described(change: ScalarChange) -> str:
-    """What became of it, on one line: `epoch: 3 → 4`."""
+def describe_setting_change(change: ScalarChange) -> str:
+    """Return a change on one line: `epoch: 3 → 4`."""
     word = f"{change.status.value}: " if change.status in (Status.ADDED, Status.REMOVED) else ""
-    return f"{change.key}: {word}{told(change)}"
+    return f"{change.key}: {word}{format_values(change)}"
 
 
-def told(change: ScalarChange, longest: int = sys.maxsize) -> str:
-    """`3 → 4`, or the one value where it was added or removed; as JSON writes them, so that "1" is not 1."""
-    sides = [_json(change.before, longest)] if change.status is not Status.ADDED else []
-    sides += [_json(change.after, longest)] if change.status is not Status.REMOVED else []
+def format_values(change: ScalarChange, longest: int = sys.maxsize) -> str:
+    """Format `3 → 4`, or the one value that was added or removed; as JSON, so that "1" differs from 1."""
+    sides = [_format_json(change.before, longest)] if change.status is not Status.ADDED else []
+    sides += [_format_json(change.after, longest)] if change.status is not Status.REMOVED else []
     return " → ".join(sides)
 
 
-def _json(value: Scalar, longest: int) -> str:
+def _format_json(value: Scalar, longest: int) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= longest else f"{text[: longest - 1]}…"

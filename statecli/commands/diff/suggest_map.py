@@ -1,4 +1,4 @@
-"""What to give to `--map` where one prefix keeps the names of two checkpoints apart."""
+"""Suggest a `--map` if one prefix keeps the names of two checkpoints apart."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from statecli.commands.diff import pairing
-from statecli.commands.diff.pairing import Match, counted
+from statecli.commands.diff.pairing import Match, count_tensors
 from statecli.core.errors import UsageError
 from statecli.core.state import ModelState, Oddity
 
-#: Where a tensor may find its like: the section after, a name and a shape.
+#: What equal tensors have in common: the section after, a name and a shape.
 _Key = tuple[str | None, str, tuple[int, ...] | None]
 
 
-def of_prefix(
+def suggest_prefix_rule(
     matches: Sequence[Match],
     sections: Mapping[str, str],
     before: ModelState,
@@ -26,52 +26,56 @@ def of_prefix(
     *,
     prefixes: bool,
 ) -> list[Oddity]:
-    """A note on the `--map` that would pair most of the tensors left without a partner, two at least; else none.
+    """Return a note on the `--map` that would pair most of the tensors without a partner, two at least; else nothing.
 
-    `rules` are those already given, `prefixes` as of `pairing.matched`. It is tried before it is told, so that nothing
-    that has a partner loses it.
+    `rules` are those already given, `prefixes` as in `pairing.pair_tensors`. The rule is tried first, so that no tensor
+    loses its partner.
     """
-    apart = [match for match in matches if match.before is None or match.after is None]
-    if not apart:
+    unpaired = [match for match in matches if match.before is None or match.after is None]
+    if not unpaired:
         return []
-    names = dict(zip(map(id, before.tensors), pairing.renamed(before, rules), strict=True))
-    gone = {(sections.get(row.section), names[id(row)], row.shape) for match in apart if (row := match.before)}
-    new = {(row.section, row.fqn, row.shape) for match in apart if (row := match.after)}
-    own, other = _prefixes(gone, new), _prefixes(new, gone)
+    names = dict(zip(map(id, before.tensors), pairing.apply_map(before, rules), strict=True))
+    gone = {(sections.get(row.section), names[id(row)], row.shape) for match in unpaired if (row := match.before)}
+    new = {(row.section, row.fqn, row.shape) for match in unpaired if (row := match.after)}
+    old_prefixes, new_prefixes = _count_prefixes(gone, new), _count_prefixes(new, gone)
     ranked = [
-        (count, prefix, side) for side, found in enumerate((own, other)) for prefix, count in found.most_common(1)
+        (count, prefix, side)
+        for side, counts in enumerate((old_prefixes, new_prefixes))
+        for prefix, count in counts.most_common(1)
     ]
     for count, prefix, side in sorted(ranked, reverse=True)[:1]:
         if count < 2 or 2 * count <= min(len(gone), len(new)):
             continue
-        rule = _adding(prefix, gone, new, names.values()) if side else f"^{re.escape(prefix)}="
-        pairs = partial(_pairs, before, after, prefixes=prefixes)
+        rule = _build_prefix_rule(prefix, gone, new, names.values()) if side else f"^{re.escape(prefix)}="
+        pairs = partial(_count_pairs, before, after, prefixes=prefixes)
         if pairs((*rules, rule)) >= pairs(rules) + count:
             long, short = (after, before) if side else (before, after)
-            message = f"{counted(count)} of {long.target} would be those of {short.target} but for {prefix!r} in front"
+            message = (
+                f"{count_tensors(count)} of {long.target} would be those of {short.target} but for {prefix!r} in front"
+            )
             return [Oddity("prefix-apart", f"{message}: give --map {shlex.quote(rule)}")]
     return []
 
 
-def _prefixes(rows: Iterable[_Key], others: Collection[_Key]) -> Counter[str]:
-    """Each beginning of a name without which it is a name, in the same section and of the same shape, of the others."""
+def _count_prefixes(rows: Iterable[_Key], others: Collection[_Key]) -> Counter[str]:
+    """Count each prefix without which a name is a name of the other side, in the same section and of the same shape."""
     return Counter(
         prefix
         for section, name, shape in rows
-        for prefix in _beginnings(name)
+        for prefix in _iter_prefixes(name)
         if (section, name[len(prefix) :], shape) in others
     )
 
 
-def _beginnings(name: str) -> Iterator[str]:
+def _iter_prefixes(name: str) -> Iterator[str]:
     cut = name.find(".") + 1
     while cut:
         yield name[:cut]
         cut = name.find(".", cut) + 1
 
 
-def _adding(prefix: str, gone: Collection[_Key], new: Collection[_Key], names: Collection[str]) -> str:
-    """The rule that puts the prefix before the names that lack it, and before no other."""
+def _build_prefix_rule(prefix: str, gone: Collection[_Key], new: Collection[_Key], names: Collection[str]) -> str:
+    """Return the rule that adds the prefix to the names that lack it, and to no others."""
     lacking = {name for section, name, shape in gone if (section, prefix + name, shape) in new}
     replacement = prefix.replace("\\", r"\\")
     if lacking.issuperset(names):
@@ -80,10 +84,10 @@ def _adding(prefix: str, gone: Collection[_Key], new: Collection[_Key], names: C
     return f"^(?=({heads})([.]|$))={replacement}"
 
 
-def _pairs(before: ModelState, after: ModelState, rules: Sequence[str], *, prefixes: bool) -> int:
-    """How many tensors have a partner by name."""
+def _count_pairs(before: ModelState, after: ModelState, rules: Sequence[str], *, prefixes: bool) -> int:
+    """Return how many tensors have a partner by name."""
     try:
-        matches = pairing.matched(before, after, rules, prefixes=prefixes).matches
-    except UsageError:  # it makes two names one
+        matches = pairing.pair_tensors(before, after, rules, prefixes=prefixes).matches
+    except UsageError:  # the rule makes two names equal
         return 0
     return sum(match.before is not None and match.after is not None for match in matches)

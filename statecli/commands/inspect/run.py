@@ -153,9 +153,9 @@ def _ran(built: Built, request: Request, handed: Any) -> Ran | None:
 
 def _stats_of_tensor(tensor: Any) -> Stats:
     with require_numpy():
-        from statecli.values.stats import stats_of_tensor
+        from statecli.values.stats import compute_live_stats
 
-    return stats_of_tensor(tensor)
+    return compute_live_stats(tensor)
 
 
 def _of_checkpoint(request: Request, progress: Progress | None) -> Inspection:
@@ -173,14 +173,14 @@ def _of_checkpoint(request: Request, progress: Progress | None) -> Inspection:
     size = sum(tensor.nbytes for tensor in state.tensors)
     if request.stats:
         with require_numpy():
-            from statecli.values.stats import stats_all
+            from statecli.values.stats import fill_stats
 
-        state = stats_all(state, progress(size) if progress else None)
+        state = fill_stats(state, progress(size) if progress else None)
     if request.to:
         with require_numpy():
-            from statecli.values.to_device import place
+            from statecli.values.to_device import place_on_device
 
-        state = place(state, request.to, progress(size) if progress else None)
+        state = place_on_device(state, request.to, progress(size) if progress else None)
         findings.extend(_left_behind(state, request.to))
     return Inspection(state, tuple(findings), request.to)
 

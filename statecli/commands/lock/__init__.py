@@ -1,5 +1,5 @@
-"""`statecli lock`: what tensors a checkpoint has and a digest of each, in a file that git merges and people review.
+"""`statecli lock`: write a file with each tensor of a checkpoint and its digest, which git merges and people review.
 
-`file.py` is the lock file, `making.py` a run of the command, `holding.py` what became of a checkpoint since it was
-locked, which the rule `lock-mismatch` of `audit --lock` tells.
+`lock_file.py` is the file, `run.py` a run of the command, `companion_files.py` settings and other files of a folder,
+`compare_lock.py` compares a checkpoint with the lock for the rule `lock-mismatch` of `audit --lock`.
 """

@@ -1,8 +1,8 @@
-"""What a lock holds next to the tensors: settings of the checkpoint, and files of its folder that change the model.
+"""Lock what is next to the tensors: settings of the checkpoint, and files of its folder that change the model.
 
 A changed `rms_norm_eps`, tokenizer or `modeling_*.py` changes what the same weights compute. Settings are kept one by
-one, so that a finding can name the key and both values; every other file of the folder is kept as a digest. What only
-counts the training (`trainer_state.json`), the optimizer and documentation are left out.
+one, so that a finding can name the key and both values; every other file of the folder is kept as a digest. Files that
+only count the training (`trainer_state.json`), the optimizer and documentation are left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from statecli import formats
 from statecli.commands.diff.result import ScalarChange, Status
-from statecli.commands.diff.settings import changed_scalars, format_bookkeeping, settings_of_section
+from statecli.commands.diff.settings import compare_settings, list_format_keys, select_section_settings
 from statecli.core.errors import UnreadableError
 from statecli.core.scope import NotChecked
 from statecli.core.state import ModelState, Settings, StateDict
@@ -51,11 +51,11 @@ PIPELINE_DEPTH = 2
 MAX_REMOTE_BYTES = 64 << 20
 #: Files whose settings are compared one by one, and the bytes of each that are read.
 SETTINGS_FILES = frozenset(["config.json", "adapter_config.json"])
-MAX_SETTINGS = 4 << 20
+MAX_SETTINGS_BYTES = 4 << 20
 #: Bytes of one program in an archive.
-MAX_PROGRAM = 128 << 20
+MAX_PROGRAM_BYTES = 128 << 20
 #: Bytes that are hashed at a time.
-_PIECE = 8 << 20
+_PIECE_BYTES = 8 << 20
 
 
 class FileChange(msgspec.Struct, frozen=True):
@@ -78,10 +78,10 @@ class CompanionChanges(msgspec.Struct, frozen=True):
     not_checked: tuple[NotChecked, ...] = ()
 
 
-def lockable_settings(state: ModelState, section: str | None) -> Settings:
+def select_lockable_settings(state: ModelState, section: str | None) -> Settings:
     """Return the settings that belong to the model: without those of the training and of the container."""
-    own = format_bookkeeping(state)
-    settings = settings_of_section(state, section)
+    own = list_format_keys(state)
+    settings = select_section_settings(state, section)
 
     training = (*TRAINING, *(facts.section for facts in state.optimizers if facts.section))
 
@@ -92,7 +92,7 @@ def lockable_settings(state: ModelState, section: str | None) -> Settings:
     return replace(rename(settings, keep), beside=settings.beside - set(training))
 
 
-def companion_digests(text: str, algorithm: Algorithm) -> dict[str, str] | None:
+def compute_companion_digests(text: str, algorithm: Algorithm) -> dict[str, str] | None:
     """Return a digest of all that changes the model next to its weights, by its path in the folder or archive.
 
     Of a folder these are its other files; of a file the programs that it holds (TorchScript, torch.export). None where
@@ -101,17 +101,19 @@ def companion_digests(text: str, algorithm: Algorithm) -> dict[str, str] | None:
     """
     path, _ = split(text)
     if not files.is_folder(path):
-        return _program_digests(path, algorithm) or None
+        return _compute_program_digests(path, algorithm) or None
     if files.explain_missing_names(path):
         return None
-    return {name: _file_digest(files.join(path, name), algorithm) for name in sorted(companion_files(path))}
+    return {
+        name: _compute_file_digest(files.join(path, name), algorithm) for name in sorted(find_companion_files(path))
+    }
 
 
-def companion_files(folder: str) -> list[str]:
+def find_companion_files(folder: str) -> list[str]:
     """Return the files of the folder that change the model, also in subfolders that are no target of their own."""
     from statecli.targets.expand import members, unwalked
 
-    found: list[str] = []
+    companions: list[str] = []
     of_model = {files.join(folder, path) for path in members(folder)}
     seen: set[str] = set()
     pending = [("", 0, False)]
@@ -134,13 +136,13 @@ def companion_files(folder: str) -> list[str]:
                 is_inner = is_walked or not inner
                 pending.append((path, depth + 1, is_inner and unwalked(files.join(folder, path)) is None))
             elif _changes_model(files.join(folder, path), name):
-                found.append(path)
-        if len(found) > MAX_FILES:
+                companions.append(path)
+        if len(companions) > MAX_FILES:
             raise UnreadableError(f"{folder}: has more than {MAX_FILES:,} files next to its weights: lock subfolders")
-    return found
+    return companions
 
 
-def pipeline_folders(targets: Iterable[str], texts: Sequence[str]) -> list[str]:
+def find_pipeline_folders(targets: Iterable[str], texts: Sequence[str]) -> list[str]:
     """Return the diffusers pipelines that `targets` are components of, if a walk over `texts` reaches them.
 
     A pipeline has no weights of its own. Its own files, its scheduler and its tokenizers change what it computes.
@@ -162,7 +164,7 @@ def _changes_model(path: str, name: str) -> bool:
 
 
 def _is_weights(name: str) -> bool:
-    """Whether the file is a target of its own, or a state of the training that a folder's reader takes."""
+    """Return True for a target, or for a state of the training that a folder's reader reads."""
     from statecli.targets.expand import NAMED, is_called_weights
 
     # `scheduler.py` is code of the model, and `scheduler_config.json` its settings.
@@ -170,8 +172,8 @@ def _is_weights(name: str) -> bool:
     return is_state or is_called_weights(name)
 
 
-def _program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
-    """The digest of each record of an archive that torch compiles or interprets: the same weights serve any program."""
+def _compute_program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
+    """Return the digest of each record of an archive that torch compiles or interprets."""
     from statecli.pickle_scan.archive_records import Use, classify_records
     from statecli.storage.zip_archive import Archive
 
@@ -184,50 +186,50 @@ def _program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
         records = [record for record in archive.records.values() if use_of(record) in programs]
         # The top folder of an archive has the name of the file that it was first saved to.
         return {
-            record.name.removeprefix(f"{archive.folder}/"): _digest_of_bytes(
-                archive.read(record, MAX_PROGRAM), algorithm
+            record.name.removeprefix(f"{archive.folder}/"): _hash_bytes(
+                archive.read(record, MAX_PROGRAM_BYTES), algorithm
             )
             for record in records
         }
 
 
-def _file_digest(path: str, algorithm: Algorithm) -> str:
-    return _digest_of_settings(path, algorithm) or _digest(path, algorithm)
+def _compute_file_digest(path: str, algorithm: Algorithm) -> str:
+    return _compute_settings_digest(path, algorithm) or _hash_file(path, algorithm)
 
 
-def _digest_of_settings(path: str, algorithm: Algorithm) -> str | None:
-    """The digest of a JSON file's content, whatever its order and indentation; None for any other file."""
+def _compute_settings_digest(path: str, algorithm: Algorithm) -> str | None:
+    """Return the digest of a JSON file's content, whatever its order and indentation; None for any other file."""
     if files.get_name(path) not in SETTINGS_FILES:
         return None
     try:
-        document = json.loads(read_small_file(path, MAX_SETTINGS), object_pairs_hook=_sorted_pairs)
+        document = json.loads(read_small_file(path, MAX_SETTINGS_BYTES), object_pairs_hook=_sort_pairs)
         text = json.dumps(document, ensure_ascii=True, separators=(",", ":"))
     except (UnreadableError, ValueError, RecursionError):
         return None
-    return _digest_of_bytes(text.encode(), algorithm)
+    return _hash_bytes(text.encode(), algorithm)
 
 
-def _sorted_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object by its keys in order. A key that stands twice stays so, because readers differ in which one counts."""
+def _sort_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return an object by its keys in order. A repeated key stays, because readers differ in which value counts."""
     return {"": [list(pair) for pair in sorted(pairs, key=lambda pair: pair[0])]}
 
 
-def _digest_of_bytes(data: bytes, algorithm: Algorithm) -> str:
-    from statecli.values.digest import hasher
+def _hash_bytes(data: bytes, algorithm: Algorithm) -> str:
+    from statecli.values.digest import load_hasher
 
-    digest = hasher(algorithm)()
+    digest = load_hasher(algorithm)()
     digest.update(data)
     return str(digest.hexdigest())
 
 
-def _digest(path: str, algorithm: Algorithm) -> str:
-    from statecli.values.digest import hasher
+def _hash_file(path: str, algorithm: Algorithm) -> str:
+    from statecli.values.digest import load_hasher
 
-    digest = hasher(algorithm)()
+    digest = load_hasher(algorithm)()
     file = files.open_file(path)
     try:
-        for start in range(0, file.size, _PIECE):
-            digest.update(file.read(start, min(_PIECE, file.size - start)))
+        for start in range(0, file.size, _PIECE_BYTES):
+            digest.update(file.read(start, min(_PIECE_BYTES, file.size - start)))
     except OSError as error:
         raise UnreadableError(f"{path}: cannot be read: {(error.strerror or 'unknown error').lower()}") from error
     finally:
@@ -253,16 +255,16 @@ def compare_companions(state: ModelState, target: LockedTarget, algorithm: Algor
 def _compare_settings(
     state: ModelState, locked: LockedSettings
 ) -> tuple[tuple[ScalarChange, ...], tuple[NotChecked, ...]]:
-    """The settings that differ. One that only one side has counts where both sides have the same format or file."""
+    """Return the settings that differ. A setting of one side counts only if both sides have the same format or file."""
     section = split(state.target)[1]
-    current = replace(state, metadata=lockable_settings(state, section))
-    found, _, _ = changed_scalars(state_of_lock(locked), current, (None, None))
+    current = replace(state, metadata=select_lockable_settings(state, section))
+    changes, _, _ = compare_settings(to_state(locked), current, (None, None))
     files_of_both = frozenset(locked.beside) & current.metadata.beside
-    kept = tuple(change for change in found if _is_comparable(change, state, locked, files_of_both))
+    counted = tuple(change for change in changes if _is_comparable(change, state, locked, files_of_both))
     beside = tuple(f"{name}." for name in frozenset(locked.beside) - files_of_both)
-    left = len(found) - len(kept) + sum(bool(beside) and key.startswith(beside) for key in locked.values)
+    left = len(changes) - len(counted) + sum(bool(beside) and key.startswith(beside) for key in locked.values)
     why = "not compared with the lock, which was made of another format or of a folder"
-    return kept, (NotChecked("setting", left, why),) if left else ()
+    return counted, (NotChecked("setting", left, why),) if left else ()
 
 
 def _is_comparable(change: ScalarChange, state: ModelState, locked: LockedSettings, both: frozenset[str]) -> bool:
@@ -273,34 +275,34 @@ def _is_comparable(change: ScalarChange, state: ModelState, locked: LockedSettin
 
 def compare_files(text: str, locked: Mapping[str, str] | None, algorithm: Algorithm) -> CompanionChanges:
     """Compare the files of a folder with the lock; the result has no settings."""
-    found = companion_digests(text, algorithm)
+    digests = compute_companion_digests(text, algorithm)
     folder = split(text)[0]
     is_file = not files.is_folder(folder)
-    if found is None and is_file and locked:
-        count, why = len(locked), "not compared: the lock has them, and the target is one file"
-        return CompanionChanges(not_checked=(NotChecked("file", count, why),))
+    if digests is None and is_file and locked:
+        count, reason = len(locked), "not compared: the lock has them, and the target is one file"
+        return CompanionChanges(not_checked=(NotChecked("file", count, reason),))
     if locked is None:
-        why = "not compared: the lock has no files"
-        return CompanionChanges(not_checked=(NotChecked("file", len(found), why),) if found else ())
-    found = found or {}
-    compared = () if is_file else tuple(files.join(folder, name) for name in found if name in locked)
-    return CompanionChanges(files=tuple(_differences(found, locked)), compared=compared)
+        reason = "not compared: the lock has no files"
+        return CompanionChanges(not_checked=(NotChecked("file", len(digests), reason),) if digests else ())
+    digests = digests or {}
+    compared = () if is_file else tuple(files.join(folder, name) for name in digests if name in locked)
+    return CompanionChanges(files=tuple(_find_differences(digests, locked)), compared=compared)
 
 
-def _differences(found: Mapping[str, str], locked: Mapping[str, str]) -> Iterator[FileChange]:
-    for name in sorted({*found, *locked}):
-        if found.get(name) != locked.get(name):
-            yield FileChange(name, locked.get(name), found.get(name))
+def _find_differences(digests: Mapping[str, str], locked: Mapping[str, str]) -> Iterator[FileChange]:
+    for name in sorted({*digests, *locked}):
+        if digests.get(name) != locked.get(name):
+            yield FileChange(name, locked.get(name), digests.get(name))
 
 
 def lock_settings(state: ModelState) -> LockedSettings:
     """Return the lines of a lock for the settings of a checkpoint; without a format where there are none."""
     from statecli.commands.lock.lock_file import LockedSettings
 
-    settings = lockable_settings(state, split(state.target)[1])
+    settings = select_lockable_settings(state, split(state.target)[1])
     if not settings.values and not settings.beside:
         return LockedSettings()
-    modules = tuple(one.section for one in state.state_dicts if one.is_module)
+    modules = tuple(state_dict.section for state_dict in state.state_dicts if state_dict.is_module)
     return LockedSettings(
         formats.container_of(state.format),
         dict(sorted(settings.values.items())),
@@ -311,7 +313,7 @@ def lock_settings(state: ModelState) -> LockedSettings:
     )
 
 
-def state_of_lock(locked: LockedSettings) -> ModelState:
+def to_state(locked: LockedSettings) -> ModelState:
     """Return locked settings as a state, so that they are compared as those of two checkpoints are."""
     settings = Settings(locked.values, locked.types, locked.kinds, frozenset(locked.beside))
     modules = tuple(StateDict(section, is_module=True) for section in locked.modules)

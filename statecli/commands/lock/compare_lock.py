@@ -1,4 +1,4 @@
-"""What became of a checkpoint since it was locked: each tensor beside its line of the lock."""
+"""Compare a checkpoint with its lock, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from statecli.commands.diff.pairing import paired_sections
+from statecli.commands.diff.pairing import pair_sections
 from statecli.commands.lock.lock_file import Lock, LockedTarget, LockedTensor
-from statecli.commands.lock.run import KNOWN, is_beside, is_bookkeeping, view_of
+from statecli.commands.lock.run import RELIABLE_EVIDENCE, is_bookkeeping, is_outside_state_dict, view_key
 from statecli.core.errors import NothingMatched
 from statecli.core.kinds import MODEL_KINDS
 from statecli.core.selection import Selection, glob_names, matches_any
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from statecli.core.progress import Progress
 
 
-#: What stands for the fields of a tensor that is of no model, where the lock has nothing of its section.
-BESIDE = ("beside",)
-#: What to do about a target that nobody locked.
-NEW = "take it away if it is not meant to be here, else lock again"
-#: What to do about a copy on the other side: on disk of what was locked behind URLs, or the other way round.
-ELSEWHERE = (
+#: Differing fields of a tensor that is not part of a model, if the lock has nothing of its section.
+OTHER_SECTION = ("beside",)
+#: Remedy for a target that is not in the lock.
+NEW_TARGET_ADVICE = "take it away if it is not meant to be here, else lock again"
+#: Remedy for a local copy of a target that was locked by URL, or the other way round.
+OTHER_SIDE_ADVICE = (
     "URLs are compared whole, files by their way from the lock; to hold a copy that lies elsewhere, lock each target "
     "alone, or lock them on disk and keep the lock file beside them"
 )
 
 
-class Held(msgspec.Struct, frozen=True, gc=False):
-    """A line of the lock and the tensor that it is held to; None where that side has none.
+class LockMatch(msgspec.Struct, frozen=True, gc=False):
+    """A line of the lock and its tensor; None for a side that does not have it.
 
-    `differ` are the fields of the line that the tensor contradicts, or `BESIDE`; `digest` is the tensor's, None where
-    none was made: dtype or shape differ already, or one side has no values.
+    `differ`: fields of the line that the tensor contradicts, or `OTHER_SECTION`. `digest`: that of the tensor; None if
+    it was not computed, because dtype or shape differ or one side has no values.
     """
 
     locked: LockedTensor | None
@@ -50,10 +50,12 @@ class Held(msgspec.Struct, frozen=True, gc=False):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a target is held to. With `frozen_only` to what must not train: `frozen` are globs that say so too.
+    """A request to compare a target with a lock.
 
-    `folder` is where the lock lies, from which its names are meant. `by_name`: it is a file beside a model, which a
-    lock of one target alone does not mean.
+    Attributes:
+        frozen_only: Compare only tensors that must not train; `frozen` are globs of further ones.
+        folder: Folder of the lock, which its names are relative to.
+        by_name: The target is a file next to a model, which the lock of a single target does not cover.
     """
 
     lock: Lock
@@ -67,86 +69,89 @@ class Request(msgspec.Struct, frozen=True):
     by_name: bool = False
 
 
-def lines(text: str, request: Request) -> LockedTarget:
-    """What the target that was typed so is held to. Raises `NothingMatched` where that is nothing."""
+def select_target(text: str, request: Request) -> LockedTarget:
+    """Return the locked target for a target as typed. Raises `NothingMatched` if there is none."""
     target = request.lock.of(text, request.folder, by_name=request.by_name)
     if target is None:
-        advice = ELSEWHERE if _is_elsewhere(text, request.lock) else NEW
-        raise NothingMatched(f"{text}: is not in the lock, which {_has(text, request)}: {advice}")
+        advice = OTHER_SIDE_ADVICE if _is_on_other_side(text, request.lock) else NEW_TARGET_ADVICE
+        raise NothingMatched(f"{text}: is not in the lock, which {_describe_lock(text, request)}: {advice}")
     if not request.frozen_only:
         return target
-    kept = tuple(line for line in target.tensors if _is_frozen(line, request.frozen))
-    if not kept and not request.by_name:
+    frozen_lines = tuple(line for line in target.tensors if _is_frozen(line, request.frozen))
+    if not frozen_lines and not request.by_name:
         message = "--frozen-only: no tensor of the lock is known to be frozen, and policy.frozen names none of them"
         raise NothingMatched(f"{text}: {message}")
-    return replace(target, tensors=kept)
+    return replace(target, tensors=frozen_lines)
 
 
-def _is_elsewhere(text: str, lock: Lock) -> bool:
-    """Whether nothing of the lock lies where the target does: on disk, or behind URLs."""
+def _is_on_other_side(text: str, lock: Lock) -> bool:
+    """Return True if all targets of the lock are on disk and this one is behind a URL, or the other way round."""
     return not lock.has_no_names and all(
-        files.is_remote(str(one.target)) != files.is_remote(text) for one in lock.targets
+        files.is_remote(str(target.target)) != files.is_remote(text) for target in lock.targets
     )
 
 
-def _has(text: str, request: Request) -> str:
-    """What the lock has in the place of a target."""
+def _describe_lock(text: str, request: Request) -> str:
+    """Return the targets of the lock in words."""
     if request.lock.has_no_names:
         return "is of one target alone"
-    names = [str(one.target) for one in request.lock.targets]
+    names = [str(target.target) for target in request.lock.targets]
     near = (get_close_matches(named(text, request.folder), names, n=1) or names)[0]
     return f"has {near} and {len(names) - 1} more" if len(names) > 1 else f"has {near} alone"
 
 
 def _is_frozen(line: LockedTensor, globs: Sequence[str]) -> bool:
-    """A buffer never requires grad, which says nothing of it: only a glob can."""
+    """Return True for a parameter without grad or a name in the globs.
+
+    A buffer never requires grad: only a glob decides.
+    """
     parameter = line.kind in (None, Kind.PARAMETER) and line.requires_grad is False
     return parameter or matches_any((line.fqn, f"{line.section}.{line.fqn}"), globs)
 
 
-def held(
+def compare_with_lock(
     state: ModelState, target: LockedTarget, request: Request, progress: Progress | None = None
-) -> tuple[Held, ...]:
-    """Each line of `target` that filters leave, in order, then what the state has more. `state` is not filtered yet.
+) -> tuple[LockMatch, ...]:
+    """Return a match for each selected line of `target`, in order, then for each further tensor of `state`.
 
-    Values are read where dtype and shape agree. Raises as `values.digest.digests` does, and `NothingMatched` where the
-    filters leave nothing.
+    `state` is not filtered. Values are read if dtype and shape agree. Raises as `digest.compute_digests` does, and
+    `NothingMatched` if the filters leave nothing.
     """
-    pairs = [pair for pair in _pairs(state, target, request) if _is_wanted(pair, state, request)]
+    pairs = [pair for pair in _match_lines(state, target, request) if _is_wanted(pair, state, request)]
     if not pairs and not request.by_name:
         raise NothingMatched(f"{state.target}: the filters leave nothing that is locked")
-    return tuple(_with_values(pairs, state, request, progress))
+    return tuple(_compare_values(pairs, state, request, progress))
 
 
-def _pairs(state: ModelState, target: LockedTarget, request: Request) -> Iterator[Held]:
-    sections, _ = paired_sections(_as_state(target), state)
+def _match_lines(state: ModelState, target: LockedTarget, request: Request) -> Iterator[LockMatch]:
+    sections, _ = pair_sections(_to_state(target), state)
     rows: dict[tuple[str, str], TensorInfo] = {}
-    twins = [one for one in state.tensors if rows.setdefault((one.section, one.fqn), one) is not one]
-    ties = _by_tie(target, sections)
-    taken = set()
+    twins = [row for row in state.tensors if rows.setdefault((row.section, row.fqn), row) is not row]
+    ties = _group_ties(target, sections)
+    matched = set()
     for line in target.tensors:
         section = sections.get(line.section, line.section)
         tensor = rows.get((section, line.fqn))
         if tensor is not None:
-            taken.add((section, line.fqn))
-            yield Held(line, tensor, tuple(_differ(line, tensor)))
-        elif line.persistent and not any(_drops_ties(rows.get(key)) for key in ties.get((section, line.tied), ())):
-            yield Held(line, None)
+            matched.add((section, line.fqn))
+            yield LockMatch(line, tensor, tuple(_find_differing(line, tensor)))
+        elif line.persistent and not any(_has_no_ties(rows.get(key)) for key in ties.get((section, line.tied), ())):
+            yield LockMatch(line, None)
     if request.frozen_only:
         return
-    known = {(key[0], view_of(rows[key])) for key in taken}
-    locked = {sections.get(line.section, line.section) for line in target.tensors}
-    for tensor in (*(row for key, row in rows.items() if key not in taken), *twins):
-        if is_beside(tensor) or is_bookkeeping(tensor):
+    matched_views = {(key[0], view_key(rows[key])) for key in matched}
+    locked_sections = {sections.get(line.section, line.section) for line in target.tensors}
+    for tensor in (*(row for key, row in rows.items() if key not in matched), *twins):
+        if is_outside_state_dict(tensor) or is_bookkeeping(tensor):
             continue
-        if tensor.kind not in MODEL_KINDS and tensor.section not in locked:
-            yield Held(None, tensor, BESIDE)
-        elif not (tensor.tied_to and (tensor.section, view_of(tensor)) in known):
-            yield Held(None, tensor)
+        if tensor.kind not in MODEL_KINDS and tensor.section not in locked_sections:
+            yield LockMatch(None, tensor, OTHER_SECTION)
+        elif not (tensor.tied_to and (tensor.section, view_key(tensor)) in matched_views):
+            yield LockMatch(None, tensor)
 
 
-def _as_state(target: LockedTarget) -> ModelState:
-    """The lines as a state, of which sections are paired as those of two checkpoints are."""
+def _to_state(target: LockedTarget) -> ModelState:
+    """Return the lines as a state, so that sections are paired as those of two checkpoints are."""
     rows = tuple(
         TensorInfo(
             line.fqn, line.dtype, line.shape, prod(line.shape or ()), 0, line.section, line.kind or Kind.PARAMETER
@@ -156,34 +161,37 @@ def _as_state(target: LockedTarget) -> ModelState:
     return ModelState("", "lock", rows, tuple(dict.fromkeys(row.section for row in rows)))
 
 
-def _by_tie(target: LockedTarget, sections: dict[str, str]) -> dict[tuple[str, str | None], list[tuple[str, str]]]:
-    """The names that are one tensor, by the first of them; sections are called as in the checkpoint."""
-    found: dict[tuple[str, str | None], list[tuple[str, str]]] = {}
+def _group_ties(target: LockedTarget, sections: dict[str, str]) -> dict[tuple[str, str | None], list[tuple[str, str]]]:
+    """Return the names of tied tensors, by the first of them, with the sections of the checkpoint."""
+    names_of_tie: dict[tuple[str, str | None], list[tuple[str, str]]] = {}
     for line in target.tensors:
         section = sections.get(line.section, line.section)
         if line.tied is not None:
-            found.setdefault((section, line.tied), []).append((section, line.fqn))
-    return found
+            names_of_tie.setdefault((section, line.tied), []).append((section, line.fqn))
+    return names_of_tie
 
 
-def _drops_ties(row: TensorInfo | None) -> bool:
-    """Whether it is there, and of a format that has no ties: safetensors, whose writers keep one name of several."""
+def _has_no_ties(row: TensorInfo | None) -> bool:
+    """Return True for a tensor of a format without ties: safetensors, whose writers keep one of several names."""
     return row is not None and row.storage is None and row.device is None
 
 
-def _differ(line: LockedTensor, tensor: TensorInfo) -> Iterator[str]:
-    """What the line contradicts of all but the values. What either side does not know contradicts nothing."""
+def _find_differing(line: LockedTensor, tensor: TensorInfo) -> Iterator[str]:
+    """Yield the fields of the line, except values, that the tensor contradicts.
+
+    An unknown field contradicts nothing.
+    """
     if line.dtype != tensor.dtype:
         yield "dtype"
     if line.shape != tensor.shape:
         yield "shape"
-    if tensor.evidence in KNOWN and line.kind not in (None, tensor.kind):
+    if tensor.evidence in RELIABLE_EVIDENCE and line.kind not in (None, tensor.kind):
         yield "kind"
     if None not in (line.requires_grad, tensor.requires_grad) and line.requires_grad != tensor.requires_grad:
         yield "requires_grad"
 
 
-def _is_wanted(pair: Held, state: ModelState, request: Request) -> bool:
+def _is_wanted(pair: LockMatch, state: ModelState, request: Request) -> bool:
     row = pair.tensor or pair.locked
     assert row is not None  # noqa: S101 - one of the two is always there
     kinds = (None, *request.kind) if pair.tensor is None else request.kind
@@ -191,32 +199,32 @@ def _is_wanted(pair: Held, state: ModelState, request: Request) -> bool:
     return (not request.kind or row.kind in kinds) and Selection(request.include, request.exclude).selects_name(names)
 
 
-def _with_values(
-    pairs: Sequence[Held], state: ModelState, request: Request, progress: Progress | None
-) -> Iterator[Held]:
+def _compare_values(
+    pairs: Sequence[LockMatch], state: ModelState, request: Request, progress: Progress | None
+) -> Iterator[LockMatch]:
     compared = [pair for pair in pairs if _has_values(pair, state)]
     tensors = [pair.tensor for pair in compared if pair.tensor is not None]
     if not tensors:
         yield from pairs
         return
     with require_numpy():
-        from statecli.values.digest import digests
+        from statecli.values.digest import compute_digests
 
-    tell = progress(sum(tensor.nbytes for tensor in tensors)) if progress else None
-    made = digests(tensors, request.lock.digest, jobs=request.jobs, progress=tell)
-    found = {id(tensor): digest for tensor, digest in zip(tensors, made, strict=True)}
+    report = progress(sum(tensor.nbytes for tensor in tensors)) if progress else None
+    digests = compute_digests(tensors, request.lock.digest, jobs=request.jobs, progress=report)
+    digest_of_tensor = {id(tensor): digest for tensor, digest in zip(tensors, digests, strict=True)}
     for pair in pairs:
-        yield _compared(pair, found[id(pair.tensor)]) if id(pair.tensor) in found else pair
+        yield _add_digest(pair, digest_of_tensor[id(pair.tensor)]) if id(pair.tensor) in digest_of_tensor else pair
 
 
-def _has_values(pair: Held, state: ModelState) -> bool:
-    """Whether both sides can have values to compare; those of a class are not those of a checkpoint."""
+def _has_values(pair: LockMatch, state: ModelState) -> bool:
+    """Return True if both sides can have values to compare; the values of a class are those of its constructor."""
     if pair.locked is None or pair.tensor is None or pair.locked.digest is None or state.traits.is_class:
         return False
     return "dtype" not in pair.differ and "shape" not in pair.differ
 
 
-def _compared(pair: Held, digest: str | None) -> Held:
+def _add_digest(pair: LockMatch, digest: str | None) -> LockMatch:
     assert pair.locked is not None  # noqa: S101 - it has values
     differ = pair.differ if digest == pair.locked.digest else (*pair.differ, "values")
     return replace(pair, differ=differ, digest=digest)

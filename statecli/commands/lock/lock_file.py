@@ -1,7 +1,7 @@
-"""The lock file: JSON, one tensor a line, sorted, without times and absolute paths: of equal weights the same bytes.
+"""The lock file: JSON, one tensor a line, sorted, without times and absolute paths. Equal weights give equal bytes.
 
-Nothing in it depends on how the weights are stored. What only some formats record (`kind`, `requires_grad`, `tied`) is
-written where the checkpoint says it and is null, or left out, where it does not; null agrees with everything.
+The file does not depend on how the weights are stored. Fields that only some formats record (`kind`, `requires_grad`,
+`tied`) are written if the checkpoint has them, else null or left out; null agrees with every value.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from statecli.targets.location import named
 from statecli.values.algorithm import Algorithm
 
 SCHEMA = "statecli.lock/1"
-#: Bytes of the longest lock file that is read: of a million tensors.
-LONGEST = 1 << 30
-#: What git writes around a conflict; no line of JSON begins so.
-MARKERS = (b"<<<<<<<", b"|||||||", b"=======", b">>>>>>>")
+#: Bytes of the largest lock file that is read: enough for millions of tensors.
+MAX_BYTES = 1 << 30
+#: Markers that git writes around a conflict; no line of JSON begins with them.
+CONFLICT_MARKERS = (b"<<<<<<<", b"|||||||", b"=======", b">>>>>>>")
 
 
 class LockedTensor(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One tensor. `digest` is null where there are no values: in a class, on the meta device.
+    """One tensor of a lock.
 
-    `tied` is the first name, in order, of those that are one and the same tensor; `persistent` is there where it is
-    false: no state_dict has this one.
+    Attributes:
+        digest: Null if there are no values: in a class, on the meta device.
+        tied: The first name, in order, of tied tensors.
+        persistent: Written if false: the tensor is not in a state_dict.
     """
 
     fqn: str
@@ -46,10 +48,9 @@ class LockedTensor(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class LockedSettings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The settings of a checkpoint, in the terms of `state.Settings`; all empty where it has none.
+    """The settings of a checkpoint, with the fields of `state.Settings`; all empty if there are none.
 
-    `format` is the reader's name. `modules` are the sections that are modules pickled whole, whose attributes are
-    settings.
+    `format` is the reader's name. `modules` are sections that are whole modules, whose attributes are settings.
     """
 
     format: str = ""
@@ -61,11 +62,14 @@ class LockedSettings(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LockedTarget(msgspec.Struct, frozen=True):
-    """One target. `target` is null where it is the only one: a lock knows weights, not where they lie.
+    """One target of a lock.
 
-    `settings` is absent in a lock of weights only. `files` are the digests of the files of a folder that change the
-    model, by their paths in the folder; absent where the target is not a folder. A pipeline of diffusers has files and
-    no tensors: its components are targets of their own.
+    Attributes:
+        target: Name; null for a single target, because a lock is of weights, not of their place.
+        settings: Absent in a lock of weights only.
+        files: Digests of the files of a folder that change the model, by their paths in the folder; absent if the
+            target is not a folder. A diffusers pipeline has files and no tensors: its components are targets
+            themselves.
     """
 
     target: str | None
@@ -87,31 +91,32 @@ class Lock(msgspec.Struct, frozen=True):
 
     @property
     def has_no_names(self) -> bool:
-        """Whether it is of one target alone, whichever that is."""
+        """True if the lock is of a single target without a name."""
         return self.targets[0].target is None
 
     def of(self, text: str, folder: str = ".", *, by_name: bool = False) -> LockedTarget | None:
-        """What a lock in `folder` has of the target that was typed so; None where that is nothing.
+        """Return the target of a lock in `folder` for a target as typed; None if there is none.
 
-        The only one of a lock has no name and is of any target, unless that is looked for `by_name`. A link is also
-        what it leads to: a lock of a folder has that file once, under its own name.
+        The single target of a lock is used for any target, unless `by_name`. A link also stands for the file that it
+        leads to: a lock of a folder has that file once, under its own name.
         """
         if self.has_no_names:
             return None if by_name else self.targets[0]
         path, section = split(text)
         real = files.resolve_links(path) + ("" if section is None else f"#{section}")
-        found = {one.target: one for one in self.targets}
-        return found.get(named(text, folder)) or (found.get(named(real, folder)) if files.is_link(path) else None)
+        by_target = {target.target: target for target in self.targets}
+        linked = by_target.get(named(real, folder)) if files.is_link(path) else None
+        return by_target.get(named(text, folder)) or linked
 
 
-def written(lock: Lock) -> Iterator[bytes]:
-    """The file, piece by piece."""
+def encode_lock(lock: Lock) -> Iterator[bytes]:
+    """Yield the bytes of a lock file, piece by piece."""
     yield b'{"schema": %b, "digest": %b, "targets": [' % (encode_json(lock.schema), encode_json(lock.digest))
     for n, target in enumerate(lock.targets):
         yield b'%b\n{"target": %b, %b"tensors": [' % (
             b"," if n else b"",
             encode_json(target.target),
-            _companions(target),
+            _encode_companions(target),
         )
         for m, tensor in enumerate(target.tensors):
             yield b"%b\n%b" % (b"," if m else b"", encode_json(tensor))
@@ -119,68 +124,71 @@ def written(lock: Lock) -> Iterator[bytes]:
     yield b"\n]}\n"
 
 
-def _companions(target: LockedTarget) -> bytes:
+def _encode_companions(target: LockedTarget) -> bytes:
     """The settings and files of a target, one a line, so that a review shows which of them changed."""
     lines = []
     if target.settings is not None:
         fields = msgspec.to_builtins(target.settings)
-        lines += [b'"settings": ' + _one_a_line({key: value for key, value in fields.items() if value}) + b", "]
+        lines += [b'"settings": ' + _encode_entries({key: value for key, value in fields.items() if value}) + b", "]
     if target.files:
-        lines += [b'"files": ' + _one_a_line(target.files) + b", "]
+        lines += [b'"files": ' + _encode_entries(target.files) + b", "]
     return b"".join(lines)
 
 
-def _one_a_line(entries: Mapping[str, object]) -> bytes:
-    """A JSON object with an entry a line; `values` of settings, an object in it, too."""
+def _encode_entries(entries: Mapping[str, object]) -> bytes:
+    """Return a JSON object with an entry a line, also of the inner object `values` of settings."""
     if not entries:
         return b"{}"
     shown = (
         encode_json(key)
         + b": "
-        + (_one_a_line(value) if key == "values" and isinstance(value, dict) else encode_json(value))
+        + (_encode_entries(value) if key == "values" and isinstance(value, dict) else encode_json(value))
         for key, value in entries.items()
     )
     return b"{\n" + b",\n".join(shown) + b"}"
 
 
-def read(path: str) -> Lock:
-    """The lock file. Raises `UnreadableError` where there is none, `MalformedError` for what is no lock file."""
-    found = document(path, "the lock file")
-    schema = found.get("schema")
+def read_lock(path: str) -> Lock:
+    """Read a lock file. Raises `UnreadableError` if there is none, `MalformedError` if it is invalid."""
+    document = read_document(path, "the lock file")
+    schema = document.get("schema")
     if schema != SCHEMA:
         raise MalformedError(f"{path}: is no lock file that this version reads: its schema is {schema!r}, not {SCHEMA}")
     try:
-        lock = msgspec.convert(found, Lock)
-    except msgspec.ValidationError as why:
-        raise MalformedError(f"{path}: is no lock file: {why}; lock again") from why
-    _check(lock, path)
+        lock = msgspec.convert(document, Lock)
+    except msgspec.ValidationError as error:
+        raise MalformedError(f"{path}: is no lock file: {error}; lock again") from error
+    _check_lock(lock, path)
     return lock
 
 
-def document(path: str, what: str) -> dict[str, object]:
-    """A JSON file of ours, which `what` names; it may have been merged by git. Raises as `read` does."""
+def read_document(path: str, what: str) -> dict[str, object]:
+    """Read a JSON file of statecli, which may have been merged by git. `what` names the file.
+
+    Raises as `read_lock` does.
+    """
     try:
         with Source(path) as source:
-            if source.size > LONGEST:
-                raise MalformedError(f"has {source.size:,} bytes, more than the {LONGEST:,} that one may have")
+            if source.size > MAX_BYTES:
+                raise MalformedError(f"has {source.size:,} bytes, more than the {MAX_BYTES:,} that one may have")
             raw = source.read(0, source.size)
-    except UnreadableError as why:
-        raise type(why)(f"{path}: {quoting.append_reason(what, why)}") from why
-    if raw.startswith(MARKERS) or any(b"\n" + marker in raw for marker in MARKERS):
+    except UnreadableError as error:
+        raise type(error)(f"{path}: {quoting.append_reason(what, error)}") from error
+    if raw.startswith(CONFLICT_MARKERS) or any(b"\n" + marker in raw for marker in CONFLICT_MARKERS):
         raise MalformedError(f"{path}: {what} has conflict markers of a merge: write it again")
-    found, repeats = json_object.parse_object(raw, f"{path}: {what}")
+    document, repeats = json_object.parse_object(raw, f"{path}: {what}")
     json_object.refuse_repeats(repeats, f"{path}: {what}")
-    return found
+    return document
 
 
-def _check(lock: Lock, path: str) -> None:
-    """What JSON's types do not say. Raises `MalformedError`."""
-    names = [one.target for one in lock.targets]
+def _check_lock(lock: Lock, path: str) -> None:
+    """Check what JSON types do not express. Raises `MalformedError`."""
+    names = [target.target for target in lock.targets]
     if not names or (None in names and len(names) > 1):
         raise MalformedError(f"{path}: has {len(names)} targets, not all of them named; lock again")
     refuse_twins([str(name) for name in names], f"{path}: locks the target")
     for target in lock.targets:
-        refuse_twins([_called(tensor) for tensor in target.tensors], f"{path}: locks")
+        refuse_twins([_full_name(tensor) for tensor in target.tensors], f"{path}: locks")
         for tensor in target.tensors:
             _check_tensor(tensor, path)
 
@@ -192,12 +200,12 @@ def _check_tensor(tensor: LockedTensor, path: str) -> None:
         raise MalformedError(f"{path}: {tensor.fqn}: {tensor.digest[:80]!r} is no digest of 64 digits; lock again")
 
 
-def _called(tensor: LockedTensor) -> str:
+def _full_name(tensor: LockedTensor) -> str:
     return f"{tensor.section}.{tensor.fqn}"
 
 
 def refuse_twins(names: Sequence[str], what: str) -> None:
-    """Raises `UsageError` for the first name that comes twice."""
+    """Raise `UsageError` for the first name that occurs twice."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

@@ -1,13 +1,14 @@
-"""Engines: who does the tasks of the value passes, where `--executor` or `executor=` says so.
+"""Executors: engines that `--executor` or `executor=` names for the tasks on tensor values.
 
     threads[:N]              threads of this process
     processes[:N]            forked processes of this machine, whatever the size of the work
     dask:tcp://HOST:PORT     workers of a Dask cluster
     mpi                      the other ranks of this MPI job
-    ray[:ADDRESS]            workers of a Ray cluster; without an address one of this machine
+    ray[:ADDRESS]            workers of a Ray cluster; without an address a cluster of this machine
     an Executor              of `concurrent.futures`, from Python
 
-Tasks are cut, and their results added up, in one way for all of them, so that the result is the same bit for bit.
+All of them get the same tasks, and their results are added up in the same order, so that the result is the same bit for
+bit.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from statecli.core.errors import UsageError
-from statecli.values import pool
-from statecli.values.pool import Engine
+from statecli.workers import pool
+from statecli.workers.pool import Engine
 
-_WRITTEN = "threads[:N], processes[:N], dask:tcp://HOST:PORT, mpi or ray[:ADDRESS]"
-#: Of each engine what may stand behind its name, as a regular expression.
-_ENGINES = {
+_FORMS = "threads[:N], processes[:N], dask:tcp://HOST:PORT, mpi or ray[:ADDRESS]"
+#: Name of an executor -> regular expression of the text after the name.
+_SUFFIXES = {
     "threads": r"(?::(?P<count>[1-9]\d{0,3}))?",
     "processes": r"(?::(?P<count>[1-9]\d{0,3}))?",
     "dask": r":(?P<address>\S+)",
@@ -32,72 +33,75 @@ _ENGINES = {
 }
 
 
-def named(executor: object) -> str:
-    """What it is called in messages."""
+def executor_name(executor: object) -> str:
+    """Return the name of an executor for messages."""
     return executor if isinstance(executor, str) else type(executor).__name__
 
 
-def check(executor: object, *, jobs: int = 0, device: str = "cpu") -> None:
-    """Raises `UsageError` for what is no engine, or makes no sense beside the other options. Nothing is imported."""
+def check_executor(executor: object, *, jobs: int = 0, device: str = "cpu") -> None:
+    """Raise UsageError unless `executor` names an executor that fits the other options. Imports no package for it."""
     if executor is None:
         return
-    _parsed(executor)
-    for option, given in ((f"--jobs {jobs}", jobs != 0), (f"--device {device}", device != "cpu")):
-        if given:
-            raise UsageError(f"--executor {named(executor)} and {option} contradict each other; leave one of them out")
+    _parse_executor(executor)
+    for option, is_given in ((f"--jobs {jobs}", jobs != 0), (f"--device {device}", device != "cpu")):
+        if is_given:
+            name = executor_name(executor)
+            raise UsageError(f"--executor {name} and {option} contradict each other; leave one of them out")
 
 
-def working(executor: object) -> AbstractContextManager[None]:
-    """Around the work that it is to do; None: as it is done without.
+def use_executor(executor: object) -> AbstractContextManager[None]:
+    """Have all tasks done by `executor` while the block runs; None for the default.
 
-    Raises `UsageError` for what is no engine, `MissingDependency` for a package that it needs, `EngineError` where it
-    does not answer.
+    Raises:
+        UsageError: `executor` does not name an executor.
+        MissingDependency: A package of the executor is not installed.
+        EngineError: The executor does not answer.
     """
-    return nullcontext() if executor is None else _working(executor)
+    return nullcontext() if executor is None else _use_executor(executor)
 
 
 @contextmanager
-def _working(executor: object) -> Iterator[None]:
-    with _opened(executor) as engine, pool.using(engine):
+def _use_executor(executor: object) -> Iterator[None]:
+    with _open_engine(executor) as engine, pool.use_engine(engine):
         yield
 
 
-def _opened(executor: Any) -> AbstractContextManager[Engine]:
-    name, count, address = _parsed(executor)
+def _open_engine(executor: Any) -> AbstractContextManager[Engine]:
+    name, count, address = _parse_executor(executor)
     if not isinstance(executor, str):
-        from statecli.workers.executors.futures import Elsewhere
+        from statecli.workers.executors.futures import ExecutorEngine
 
-        workers = getattr(executor, "_max_workers", 0)  # the standard library's have nothing to be asked by
-        return nullcontext(Elsewhere(executor, name, workers if isinstance(workers, int) else 0))
+        workers = getattr(executor, "_max_workers", 0)  # executors of the standard library have no public count
+        return nullcontext(ExecutorEngine(executor, name, workers if isinstance(workers, int) else 0))
     if name in ("threads", "processes"):
-        return nullcontext(_LOCAL[name](count or pool.cores()))
+        return nullcontext(_LOCAL_ENGINES[name](count or pool.count_cores()))
     if name == "dask":
-        from statecli.workers.executors.dask import connected
+        from statecli.workers.executors.dask import use_dask
 
-        return connected(address)
+        return use_dask(address)
     if name == "ray":
-        from statecli.workers.executors.ray import started
+        from statecli.workers.executors.ray import use_ray
 
-        return started(address)
-    from statecli.workers.executors.mpi import ranks
+        return use_ray(address)
+    from statecli.workers.executors.mpi import use_mpi
 
-    return ranks()
-
-
-_LOCAL: dict[str, Callable[[int], Engine]] = {"threads": pool.Threads, "processes": pool.Processes}
+    return use_mpi()
 
 
-def _parsed(executor: object) -> tuple[str, int, str]:
-    """The engine's name, its number of workers (0: as many as there are cores), and its address."""
+_LOCAL_ENGINES: dict[str, Callable[[int], Engine]] = {"threads": pool.Threads, "processes": pool.Processes}
+
+
+def _parse_executor(executor: object) -> tuple[str, int, str]:
+    """Return the executor's name, its number of workers (0 for the number of cores), and its address."""
     if not isinstance(executor, str):
         from concurrent.futures import Executor
 
         if not isinstance(executor, Executor):
-            raise UsageError(f"--executor: {executor!r} is no Executor, nor one of {_WRITTEN}")
-        return named(executor), 0, ""
+            raise UsageError(f"--executor: {executor!r} is no Executor, nor one of {_FORMS}")
+        return executor_name(executor), 0, ""
     name = executor.partition(":")[0]
-    found = re.fullmatch(re.escape(name) + _ENGINES[name], executor) if name in _ENGINES else None
-    if found is None:
-        raise UsageError(f"--executor {executor}: is none of {_WRITTEN}")
-    groups = found.groupdict()
+    match = re.fullmatch(re.escape(name) + _SUFFIXES[name], executor) if name in _SUFFIXES else None
+    if match is None:
+        raise UsageError(f"--executor {executor}: is none of {_FORMS}")
+    groups = match.groupdict()
     return name, int(groups.get("count") or 0), groups.get("address") or ""

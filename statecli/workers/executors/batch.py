@@ -1,7 +1,7 @@
-"""A batch of tasks as it travels to a process that is not this one's child, and its results on the way back.
+"""Pack a batch of tasks for a process that is not a child of this one, and unpack its results.
 
-A worker does only what the table says, and only for the statecli that it is itself: another version means something
-else by the same fields, and sums of numpy differ from those of `_native.c` in their last bits.
+A worker calls only the functions in FUNCTIONS, and only for the same build of statecli: another version gives the same
+fields another meaning, and sums of numpy differ from those of `_native.c` in their last bits.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec.structs import astuple, replace
 
 from statecli.core.errors import ChecksumMismatch, EngineError, StateError, UnreadableError
-from statecli.core.state import ByteRange, Stats
+from statecli.core.state import ByteRange
 from statecli.core.version import __version__
 from statecli.storage import files
-from statecli.values import kernels
-from statecli.values.compare_task import Piece
-from statecli.values.facts_kernel import Facts
-from statecli.workers.shards.tasks import identities
+from statecli.workers.file_identity import identify_files
+from statecli.workers.task import Piece
 
-#: What a worker can be asked to do: a function's name -> its module.
+#: Functions that a worker may call: name -> module. By name, because a worker imports a module when it is asked to,
+#: and because the rooms that have the functions import `workers`.
 FUNCTIONS = {
     "run_batch": "statecli.values.compare_task",
     "check_batch": "statecli.values.compare",
@@ -36,148 +36,163 @@ FUNCTIONS = {
     "digest_batch": "statecli.values.digest",
     "stats_batch": "statecli.values.stats",
 }
+#: The module whose `kernel_name()` says which kernel computes in a process.
+KERNELS = "statecli.values.kernels"
 
 
-def made_here() -> tuple[str, str]:
-    """The version of statecli, and what its kernels are: "C" or "numpy"."""
-    return __version__, kernels.made_of()
+class Build(NamedTuple):
+    """The version of statecli and its kernel, "C" or "numpy": only equal builds compute equal results."""
+
+    version: str
+    kernel: str
 
 
-Parcel = io.BytesIO
+def current_build() -> Build:
+    """Return the build of this process."""
+    return Build(__version__, importlib.import_module(KERNELS).kernel_name())
 
 
-#: Does a parcel, wherever it is called, and gives what `unpack` takes. It is of the standard library, as parcels are:
-#: a worker of Dask that lacks what a task names dies of it and logs the task's bytes, and a BytesIO shows none.
-do: Callable[[Parcel], bytes | str] = pickle.load
+PackedBatch = io.BytesIO
 
 
-def pack(function: Callable[..., Any], shared: Any, batch: Sequence[Any]) -> Parcel:
-    """The parcel of a batch. Paths in it that are relative are so to this process's folder."""
+#: Does a packed batch in any process and returns what `unpack` takes. It is a function of the standard library, and a
+#: packed batch is a type of it, because a Dask worker that lacks a module of a task dies and logs the task's bytes: a
+#: BytesIO shows none.
+run_packed_batch: Callable[[PackedBatch], bytes | str] = pickle.load
+
+
+def pack(function: Callable[..., Any], shared: Any, batch: Sequence[Any]) -> PackedBatch:
+    """Pack a batch. Relative paths in it stay relative to the folder of this process."""
     name = function.__name__
-    assert FUNCTIONS[name] == function.__module__, name  # noqa: S101 - a function that no worker would do
-    here = os.path.join(_folder(), MARK)
+    assert FUNCTIONS[name] == function.__module__, name  # noqa: S101 - no worker would call another function
+    folder = os.path.join(_current_folder(), PATH_MARK)
     file = io.BytesIO()
-    packer = _Packer(file, here)
-    packer.dump((shared, batch))
-    known = {path: _known(path) for path in sorted(packer.paths)}
-    packed = pickle.dumps((here, known, files.export_access(), file.getvalue()))
-    return io.BytesIO(pickle.dumps(_Call(made_here(), name, packed)))
+    pickler = _PathPickler(file, folder)
+    pickler.dump((shared, batch))
+    versions = {path: _file_version(path) for path in sorted(pickler.paths)}
+    packed = pickle.dumps((folder, versions, files.export_access(), file.getvalue()))
+    return io.BytesIO(pickle.dumps(_WorkerCall(current_build(), name, packed)))
 
 
-def _folder() -> str:
-    """This process's; none where it was removed: no relative path leads anywhere from there."""
+def _current_folder() -> str:
+    """Return the working folder; "" if it was removed, because no relative path leads anywhere from there."""
     try:
         return os.getcwd()
     except FileNotFoundError:
         return ""
 
 
-#: What stands between the folder of the command and a path of it: the same file, in letters that nobody else writes, so
-#: that what a worker says of the file is told from all that is said of anything else.
-MARK = os.path.join(*["."] * 9, "")
+#: Stands between the folder of the command and a path in it. The path still leads to the same file, in letters that
+#: nobody else writes, so that a worker's message about the file is told from other text.
+PATH_MARK = os.path.join(*["."] * 9, "")
 
 
-class _Packer(pickle.Pickler):
-    """Makes the paths absolute that it meets, and nothing else; `paths` are the local ones, as they were."""
+class _PathPickler(pickle.Pickler):
+    """Pickler that makes the paths of local files absolute and records them in `paths` as they were."""
 
-    def __init__(self, file: io.BytesIO, here: str) -> None:
+    def __init__(self, file: io.BytesIO, folder: str) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._here = here
+        self._folder = folder
         self.paths: dict[str, str] = {}
 
-    def reducer_override(self, one: Any) -> Any:
-        """As `Pickler.reducer_override`: by its type alone, since a name or a dtype may read as a path does."""
-        if type(one) not in (ByteRange, Piece):
+    def reducer_override(self, value: Any) -> Any:
+        """See `Pickler.reducer_override`. Decides by the type, since a name or a dtype may read as a path does."""
+        if type(value) not in (ByteRange, Piece):
             return NotImplemented
-        path, *rest = astuple(one)
+        path, *fields = astuple(value)
         if not path or files.is_remote(path):
             return NotImplemented
         if path not in self.paths:
-            self.paths[path] = os.path.join(self._here, path)
-        return type(one), (self.paths[path], *rest)
+            self.paths[path] = os.path.join(self._folder, path)
+        return type(value), (self.paths[path], *fields)
 
 
-class _Call:
-    """Is a call of `work` where it is unpickled."""
+class _WorkerCall:
+    """An object that calls `run_in_worker` where it is unpickled."""
 
-    def __init__(self, *words: Any) -> None:
-        self._words = words
+    def __init__(self, *arguments: Any) -> None:
+        self._arguments = arguments
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return work, self._words
+        return run_in_worker, self._arguments
 
 
-def work(made: tuple[str, str], function: str, packed: bytes) -> bytes | str:
-    """Does a batch, in a worker. The results as bytes, or why this worker refuses it, in words.
+def run_in_worker(build: Build, function: str, packed: bytes) -> bytes | str:
+    """Do a batch in a worker. Return the pickled results, or the reason why this worker refuses the batch.
 
-    `made` is `made_here` of the command, `function` a name in FUNCTIONS, and `packed` the rest.
+    `build` is that of the command, `function` a name in FUNCTIONS, and `packed` the rest.
     """
-    if made != made_here():
-        return f"{_named(*made_here())}, this command is {_named(*made)}: install the same statecli on both"
-    here, known, access, tasks = pickle.loads(packed)  # noqa: S301 - it came the way the engine's own pickles come
-    found = _attempt(lambda: _done(function, here, known, access, tasks))
-    return pickle.dumps(Answer(_told(found, here)))
+    if build != current_build():
+        here = _describe_build(*current_build())
+        return f"{here}, this command is {_describe_build(*build)}: install the same statecli on both"
+    folder, versions, access, tasks = pickle.loads(packed)  # noqa: S301 - sent as the executor's own pickles are
+    outcome = _run_or_error(lambda: _run_function(function, folder, versions, access, tasks))
+    return pickle.dumps(Answer(_restore_paths(outcome, folder)))
 
 
 class Answer(NamedTuple):
-    """Is what a worker gives back; anything else was given by something else."""
+    """What a worker returns; any other object was returned by something else."""
 
-    found: Sequence[Any] | Exception
+    results: Sequence[Any] | Exception
 
 
-def _told(found: Any, here: str) -> Any:
-    """The same in the command's own paths. They are in what is said in words, and in places, alone."""
-    if isinstance(found, (list, tuple)):
-        return [_told(one, here) for one in found]
-    if isinstance(found, Exception):
-        found.args = tuple(str(one).replace(here, "") for one in found.args)
-    if isinstance(found, ChecksumMismatch) and found.place is not None:
-        found.place = replace(found.place, path=found.place.path.removeprefix(here))
-    if isinstance(found, (Facts, Stats)) and found.reason:
-        return replace(found, reason=found.reason.replace(here, ""))
-    return found
+def _restore_paths(value: Any, folder: str) -> Any:
+    """Return results or an error with the paths of the command. Only messages and places contain paths."""
+    if isinstance(value, (list, tuple)):
+        return [_restore_paths(item, folder) for item in value]
+    if isinstance(value, Exception):
+        value.args = tuple(str(argument).replace(folder, "") for argument in value.args)
+    if isinstance(value, ChecksumMismatch) and value.place is not None:
+        value.place = replace(value.place, path=value.place.path.removeprefix(folder))
+    if isinstance(value, msgspec.Struct) and getattr(value, "reason", None):
+        return replace(value, reason=value.reason.replace(folder, ""))  # type: ignore[attr-defined]
+    return value
 
 
 def unpack(answer: bytes | str) -> Sequence[Any] | StateError:
-    """What `work` gave: a result for each task, or one error for all of them.
+    """Return what `run_in_worker` returned: a result for each task, or one error for all of them.
 
-    Raises `EngineError` for a worker that refuses, and for what no worker gave; and whatever a bug raised there.
+    Raises `EngineError` for a worker that refuses and for an answer of another program, and re-raises an exception of a
+    bug in the worker.
     """
     if isinstance(answer, str):
         raise EngineError(f"a worker refuses: it is {answer}")
     try:
-        given = pickle.loads(answer)  # noqa: S301 - as what was sent
-    except Exception as why:  # bytes of whatever it is may raise anything
-        raise EngineError(f"what came back is no result of statecli ({type(why).__name__})") from why
-    if not isinstance(given, Answer):
-        raise EngineError(f"what came back is no result of statecli (it is of type {type(given).__name__})")
-    found: Any = given.found
-    if isinstance(found, RuntimeError):
-        raise found
-    results: Sequence[Any] | StateError = found
+        unpickled = pickle.loads(answer)  # noqa: S301 - as the batch that was sent
+    except Exception as error:  # arbitrary bytes may raise any exception
+        raise EngineError(f"what came back is no result of statecli ({type(error).__name__})") from error
+    if not isinstance(unpickled, Answer):
+        raise EngineError(f"what came back is no result of statecli (it is of type {type(unpickled).__name__})")
+    outcome: Any = unpickled.results
+    if isinstance(outcome, RuntimeError):
+        raise outcome
+    results: Sequence[Any] | StateError = outcome
     return results
 
 
-def _named(version: str, kernel: str) -> str:
+def _describe_build(version: str, kernel: str) -> str:
     return f"statecli {version} with its kernel in {kernel}"
 
 
-def _done(name: str, here: str, known: dict[str, Known | None], access: Any, tasks: bytes) -> Sequence[Any]:
-    _refuse_others(here, known)
+def _run_function(
+    name: str, folder: str, versions: dict[str, LocalVersion | None], access: Any, tasks: bytes
+) -> Sequence[Any]:
+    _require_same_files(folder, versions)
     files.import_access(access)
-    shared, batch = pickle.loads(tasks)  # noqa: S301 - as what is around it
+    shared, batch = pickle.loads(tasks)  # noqa: S301 - as the pickle around it
     results: Sequence[Any] = getattr(importlib.import_module(FUNCTIONS[name]), name)(shared, batch)
-    _refuse_others(here, known)  # one may have been copied over it meanwhile
+    _require_same_files(folder, versions)  # a file may have been replaced meanwhile
     return results
 
 
 # --- whether a file is the same there --------------------------------------------------------------------------------
 
 
-class Known(NamedTuple):
-    """What a file is known by where it has the same path: its bytes, when it was last written, and a digest of samples.
+class LocalVersion(NamedTuple):
+    """What a file and its copy on a worker have in common: size in bytes, time of the last write, digest of samples.
 
-    Microseconds: there are file systems that keep no nanoseconds. A folder is what its files are, and has nothing.
+    The time is in microseconds, because some file systems keep no nanoseconds. A folder has the defaults, since its
+    files are compared themselves.
     """
 
     bytes: int = 0
@@ -185,50 +200,52 @@ class Known(NamedTuple):
     samples: str | None = None
 
 
-def _known(path: str) -> Known | None:
-    """None where nothing is."""
+def _file_version(path: str) -> LocalVersion | None:
+    """Return the version of a file; None if there is no file."""
     try:
-        now = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
-    if stat.S_ISDIR(now.st_mode):
-        return Known()
-    return Known(now.st_size, now.st_mtime_ns // 1000, _samples(path, (now.st_dev, now.st_ino, now.st_mtime_ns)))
+    if stat.S_ISDIR(status.st_mode):
+        return LocalVersion()
+    samples = _sample_digest(path, (status.st_dev, status.st_ino, status.st_mtime_ns))
+    return LocalVersion(status.st_size, status.st_mtime_ns // 1000, samples)
 
 
 @lru_cache(maxsize=4096)
-def _samples(path: str, _stamp: tuple[int, ...]) -> str | None:
-    """Read once in a process, as long as the file has this stamp: each parcel asks."""
-    return identities([path])[path].version
+def _sample_digest(path: str, _version: tuple[int, ...]) -> str | None:
+    """Return a digest of samples, cached as long as the file has this version, because each batch needs it."""
+    return identify_files([path])[path].version
 
 
-def _refuse_others(here: str, known: dict[str, Known | None]) -> None:
-    """Raises `UnreadableError` where the worker has no such file, or another than the command."""
-    for path, then in known.items():
-        why = _difference(_known(os.path.join(here, path)), then)
-        if why is not None:
+def _require_same_files(folder: str, versions: dict[str, LocalVersion | None]) -> None:
+    """Raise `UnreadableError` if a file of the command is missing or different on this worker."""
+    for path, version in versions.items():
+        difference = _describe_difference(_file_version(os.path.join(folder, path)), version)
+        if difference is not None:
             raise UnreadableError(
-                f"{path}: {why.format(there=f'on the worker {socket.gethostname()}')}: workers need the same file by "
-                "the same path: on a shared disk, or as a copy that keeps times (cp -p, rsync -t)"
+                f"{path}: {difference.format(there=f'on the worker {socket.gethostname()}')}: workers need the same "
+                "file by the same path: on a shared disk, or as a copy that keeps times (cp -p, rsync -t)"
             )
 
 
-def _difference(found: Known | None, then: Known | None) -> str | None:
-    if found == then:
+def _describe_difference(worker: LocalVersion | None, command: LocalVersion | None) -> str | None:
+    if worker == command:
         return None
-    if found is None or then is None:
-        return "is not there, {there}" if found is None else "is there, {there}, and not here"
-    if found.bytes != then.bytes:
-        return f"is another file {{there}}: it has {found.bytes} bytes, and {then.bytes} here"
-    if found.written != then.written:
+    if worker is None or command is None:
+        return "is not there, {there}" if worker is None else "is there, {there}, and not here"
+    if worker.bytes != command.bytes:
+        return f"is another file {{there}}: it has {worker.bytes} bytes, and {command.bytes} here"
+    if worker.written != command.written:
         return "is another file {there}: it was written at another time"
     return "is another file {there}: its bytes differ"
 
 
-def _attempt(do: Callable[[], Sequence[Any]]) -> Sequence[Any] | Exception:
+def _run_or_error(do: Callable[[], Sequence[Any]]) -> Sequence[Any] | Exception:
+    """Return the results or an error; a bug becomes a RuntimeError, because the command may not know its class."""
     try:
         return do()
     except StateError as error:
         return error
-    except Exception as error:  # noqa: BLE001 - a bug is told where the command is, which may not know its class
+    except Exception as error:  # noqa: BLE001 - the command reports bugs
         return RuntimeError(f"{type(error).__name__}: {error}")

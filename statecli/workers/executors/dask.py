@@ -1,6 +1,6 @@
-"""Dask: the workers of a cluster, by `distributed.Client`.
+"""Run batches on the workers of a Dask cluster, by `distributed.Client`.
 
-Its own `get_executor` makes an error of a result that came while its worker died.
+Dask's own `get_executor` raises an error for a result that arrived while its worker died.
 """
 
 from __future__ import annotations
@@ -15,82 +15,86 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from statecli.core.errors import EngineError, MissingDependency
-from statecli.values.pool import Engine
-from statecli.workers.executors.futures import Elsewhere
+from statecli.workers.executors.futures import ExecutorEngine
+from statecli.workers.pool import Engine
 
-#: Bytes of small tasks in a parcel, at most: a task of Dask takes 2 to 3 ms of its scheduler, client and worker
-#: together, and comparing these a hundred times as long.
-GRAIN = 512 << 20
-#: Before Python 3.11 these are two.
-LATE = (TimeoutError, asyncio.TimeoutError)
+#: Bytes of a batch of small tasks, at most: a task of Dask takes 2 to 3 ms of its scheduler, client and worker
+#: together, and comparing so many bytes takes a hundred times as long.
+MAX_BATCH_BYTES = 512 << 20
+#: Two classes before Python 3.11.
+TIMEOUT_ERRORS = (TimeoutError, asyncio.TimeoutError)
 #: Seconds that a scheduler has to answer, and to have a worker.
-TIMEOUT = 10.0
+TIMEOUT_S = 10.0
 
 
 @contextmanager
-def connected(address: str) -> Iterator[Engine]:
-    """The engine of the cluster whose scheduler is at `address`. Raises `MissingDependency` and `EngineError`."""
+def use_dask(address: str) -> Iterator[Engine]:
+    """Yield the engine of the cluster whose scheduler is at `address`.
+
+    Raises `MissingDependency` without Dask, and `EngineError` if no scheduler or no worker answers.
+    """
     name = f"dask:{address}"
     try:
         from distributed import Client
-    except ImportError as missing:
-        raise MissingDependency(f"--executor {name} needs Dask: pip install 'statecli[dask]'") from missing
-    with _without_its_log():
-        client = _client(Client, address, name)
-        # asyncio says of each task that fails when nobody waits for it any more that nobody did.
+    except ImportError as error:
+        raise MissingDependency(f"--executor {name} needs Dask: pip install 'statecli[dask]'") from error
+    with _silence_logs():
+        client = _connect(Client, address, name)
+        # asyncio logs each failed task that nobody waits for any more.
         client.loop.asyncio_loop.set_exception_handler(lambda *_: None)
         try:
-            _refuse_without_workers(client, name)
-            # What a dead worker had is done by another without being asked for, `allowed-failures` times.
-            yield Elsewhere(_Tasks(client), name, _threads(client), GRAIN, _Watch(client).lost)
+            _require_workers(client, name)
+            # Dask gives the work of a dead worker to another by itself, `allowed-failures` times.
+            watch = _Watch(client)
+            yield ExecutorEngine(_DaskExecutor(client), name, _count_threads(client), MAX_BATCH_BYTES, watch.why_lost)
         finally:
-            with suppress(OSError, *LATE):  # the results are there, or what went wrong is being told
+            with suppress(OSError, *TIMEOUT_ERRORS):  # the results are there, or an error is being raised
                 client.close(timeout=1)
 
 
-def _client(make: Any, address: str, name: str) -> Any:
+def _connect(client: Any, address: str, name: str) -> Any:
     try:
-        with ThreadPoolExecutor(1) as beside:  # this thread may have a loop of its own, as in a notebook
-            beside.submit(lambda: asyncio.run(asyncio.wait_for(_greet(address), TIMEOUT))).result()
-        return make(address, timeout=TIMEOUT, set_as_default=False)
-    except (OSError, ValueError, RuntimeError, *LATE) as why:
-        raise EngineError(f"--executor {name}: no scheduler of Dask answers there ({type(why).__name__})") from why
+        with ThreadPoolExecutor(1) as thread:  # this thread may have an event loop of its own, as in a notebook
+            thread.submit(lambda: asyncio.run(asyncio.wait_for(_open_connection(address), TIMEOUT_S))).result()
+        return client(address, timeout=TIMEOUT_S, set_as_default=False)
+    except (OSError, ValueError, RuntimeError, *TIMEOUT_ERRORS) as error:
+        raise EngineError(f"--executor {name}: no scheduler of Dask answers there ({type(error).__name__})") from error
 
 
-async def _greet(address: str) -> None:
-    """Connects once: a client waits without end for whoever accepts a connection and says nothing."""
+async def _open_connection(address: str) -> None:
+    """Connect once, because a client waits for ever if a server accepts the connection and sends nothing."""
     comm: Any = importlib.import_module("distributed.comm")
     security: Any = importlib.import_module("distributed.security").Security()
-    where = address if "://" in address else f"tcp://{address}"
-    (await comm.connect(where, timeout=TIMEOUT, **security.get_connection_args("client"))).abort()
+    url = address if "://" in address else f"tcp://{address}"
+    (await comm.connect(url, timeout=TIMEOUT_S, **security.get_connection_args("client"))).abort()
 
 
-def _refuse_without_workers(client: Any, name: str) -> None:
+def _require_workers(client: Any, name: str) -> None:
     try:
-        client.wait_for_workers(1, timeout=TIMEOUT)
-    except LATE as why:
-        raise EngineError(f"--executor {name}: has no worker; start one with: dask worker …") from why
+        client.wait_for_workers(1, timeout=TIMEOUT_S)
+    except TIMEOUT_ERRORS as error:
+        raise EngineError(f"--executor {name}: has no worker; start one with: dask worker …") from error
 
 
-def _threads(client: Any) -> int:
-    """Of all workers together; 0 where nobody says so, which is told when their results are waited for."""
-    with suppress(OSError, *LATE):
-        return sum(client.sync(client.scheduler.ncores, callback_timeout=TIMEOUT).values())
+def _count_threads(client: Any) -> int:
+    """Return the threads of all workers; 0 if the scheduler does not answer, which waiting for results reports."""
+    with suppress(OSError, *TIMEOUT_ERRORS):
+        return sum(client.sync(client.scheduler.ncores, callback_timeout=TIMEOUT_S).values())
     return 0
 
 
-class _Tasks(Executor):
+class _DaskExecutor(Executor):
     """Dask's tasks as futures."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    def submit(self, function: Callable[..., Any], /, *words: Any, **more: Any) -> Future[Any]:
-        """As `Executor.submit`."""
-        task = self._client.submit(function, *words, pure=False, **more)
-        return asyncio.run_coroutine_threadsafe(self._result(task), self._client.loop.asyncio_loop)
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
+        """See `Executor.submit`."""
+        task = self._client.submit(function, *arguments, pure=False, **keywords)
+        return asyncio.run_coroutine_threadsafe(self._gather(task), self._client.loop.asyncio_loop)
 
-    async def _result(self, task: Any) -> Any:
+    async def _gather(self, task: Any) -> Any:
         try:
             return await self._client.gather(task, asynchronous=True)
         except asyncio.CancelledError:
@@ -99,51 +103,54 @@ class _Tasks(Executor):
 
 
 class _Watch:
-    """Looks whether there is anybody to wait for."""
+    """Check that the cluster still has workers."""
 
     def __init__(self, client: Any) -> None:
-        self._client, self._seen = client, time.monotonic()
+        self._client, self._last_seen = client, time.monotonic()
 
-    def lost(self) -> str | None:
-        """Why nothing is waited for any more: for TIMEOUT seconds no scheduler answered, or it had no worker."""
-        workers = self._workers()
+    def why_lost(self) -> str | None:
+        """Return why waiting is useless: for TIMEOUT_S no scheduler answered, or it had no worker.
+
+        None if it is not.
+        """
+        workers = self._count_workers()
         now = time.monotonic()
         if workers:
-            self._seen = now
-        if now - self._seen < TIMEOUT:
+            self._last_seen = now
+        if now - self._last_seen < TIMEOUT_S:
             return None
         return "the scheduler is gone, or does not answer" if workers is None else "all workers are gone"
 
-    def _workers(self) -> int | None:
-        """One, where there are any; None where nobody says so."""
+    def _count_workers(self) -> int | None:
+        """Return 1 if there are workers, else 0; None if the scheduler does not answer."""
         if self._client.status != "running":
             return None
-        with suppress(OSError, *LATE):
-            return len(self._client.sync(self._identity, callback_timeout=TIMEOUT)["workers"])
+        with suppress(OSError, *TIMEOUT_ERRORS):
+            return len(self._client.sync(self._fetch_identity, callback_timeout=TIMEOUT_S)["workers"])
         return None
 
-    async def _identity(self) -> Any:
+    async def _fetch_identity(self) -> Any:
         return await self._client.scheduler.identity(n_workers=1)
 
 
 @contextmanager
-def _without_its_log() -> Iterator[None]:
-    """What it would write to stderr is told by us, in one line."""
-    # Dask gives some of its loggers levels of their own; those that are yet to be made have their parent's.
-    logs = [log for name in _LOGS for log in (logging.getLogger(name), *_below(name))]
-    before = [(log, log.level) for log in logs]
-    for log in logs:
-        log.setLevel(logging.CRITICAL + 1)
+def _silence_logs() -> Iterator[None]:
+    """Turn Dask's loggers off, because statecli reports its errors in one line."""
+    # Dask gives some of its loggers levels of their own; loggers that are created later inherit their parent's.
+    loggers = [logger for name in _LOGGERS for logger in (logging.getLogger(name), *_child_loggers(name))]
+    levels = [(logger, logger.level) for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        for log, level in before:
-            log.setLevel(level)
+        for logger, level in levels:
+            logger.setLevel(level)
 
 
-_LOGS = ("distributed", "tornado")
+_LOGGERS = ("distributed", "tornado")
 
 
-def _below(name: str) -> list[logging.Logger]:
-    every = list(logging.Logger.manager.loggerDict.items())
-    return [log for one, log in every if one.startswith(f"{name}.") and isinstance(log, logging.Logger)]
+def _child_loggers(name: str) -> list[logging.Logger]:
+    loggers = logging.Logger.manager.loggerDict.items()
+    return [logger for child, logger in loggers if child.startswith(f"{name}.") and isinstance(logger, logging.Logger)]

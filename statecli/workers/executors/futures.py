@@ -1,4 +1,4 @@
-"""Any `concurrent.futures.Executor` as an engine: it is given parcels, and may be anywhere."""
+"""Run batches by any `concurrent.futures.Executor`, on this machine or on others."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from typing import Any
 
 from statecli.core.errors import EngineError, StateError, UnreadableError
 from statecli.core.version import __version__
-from statecli.values import pool
-from statecli.values.pool import Function, Place, uninterrupted
-from statecli.workers.executors.batch import Parcel, do, pack, unpack
+from statecli.workers import pool
+from statecli.workers.executors.batch import PackedBatch, pack, run_packed_batch, unpack
+from statecli.workers.pool import Deliver, Function, defer_interrupt
 
-#: Bytes of small tasks in a parcel, at most: one takes half a millisecond to another process of this machine or a rank
-#: of MPI, and comparing these a hundred times as long.
-GRAIN = 128 << 20
-#: Parcels for each worker, at least, where there is so much to do: none is idle long while another does its last one.
-EACH = 4
-#: Workers of an engine that does not say how many it has.
-MANY = 64
-#: Seconds between two looks at whether anybody is left to wait for.
-LOOK = 1.0
+#: Bytes of a batch of small tasks, at most: a batch takes half a millisecond to another process of this machine or a
+#: rank of MPI, and comparing so many bytes takes a hundred times as long.
+MAX_BATCH_BYTES = 128 << 20
+#: Batches for each worker, at least, if the work is large enough: none is idle long while another does its last one.
+MIN_BATCHES_PER_WORKER = 4
+#: Workers of an executor that does not say how many it has.
+ASSUMED_WORKERS = 64
+#: Seconds between two checks whether any worker is left.
+POLL_INTERVAL_S = 1.0
 
 
-class Elsewhere:
-    """Its futures are those of an executor, of so many `workers`, 0: nobody knows.
+class ExecutorEngine:
+    """Engine that submits batches to an executor.
 
-    `lost` says, while they are waited for, that nobody will do them.
+    Attributes of the constructor:
+        workers: Number of workers; 0 if unknown.
+        why_lost: Returns why no worker will finish the batches, None while they may; called while waiting.
     """
 
     def __init__(
@@ -34,46 +36,48 @@ class Elsewhere:
         executor: Executor,
         name: str,
         workers: int,
-        grain: int | None = None,
-        lost: Callable[[], str | None] = lambda: None,
+        max_batch_bytes: int | None = None,
+        why_lost: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self._executor, self._name, self._workers, self._lost = executor, name, workers or MANY, lost
-        self._grain = GRAIN if grain is None else grain
+        self._executor, self._name, self._why_lost = executor, name, why_lost
+        self._workers = workers or ASSUMED_WORKERS
+        self._max_batch_bytes = MAX_BATCH_BYTES if max_batch_bytes is None else max_batch_bytes
 
-    def grain(self, size: int) -> int:
-        """As `Engine.grain`."""
-        return max(min(self._grain, size // (EACH * self._workers)), pool.BATCH)
+    def min_batch_bytes(self, total: int) -> int:
+        """See `Engine.min_batch_bytes`."""
+        even = total // (MIN_BATCHES_PER_WORKER * self._workers)
+        return max(min(self._max_batch_bytes, even), pool.MIN_BATCH_BYTES)
 
-    def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], place: Place) -> None:
-        """As `Engine.run`. Raises `EngineError` for a worker of another statecli, or of none."""
-        waiting: dict[Future[bytes | str], int] = {}
+    def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
+        """See `Engine.run`. Raises `EngineError` for a worker without statecli or with another build."""
+        numbers: dict[Future[bytes | str], int] = {}
         try:
-            with uninterrupted():
+            with defer_interrupt():
                 for n, batch in enumerate(batches):
-                    waiting[self._submitted(pack(function, shared, batch))] = n
-            self._wait(waiting, place)
+                    numbers[self._submit(pack(function, shared, batch))] = n
+            self._deliver_all(numbers, deliver)
         except BaseException:
-            for future in waiting:
+            for future in numbers:
                 future.cancel()
             raise
 
-    def _submitted(self, parcel: Parcel) -> Future[bytes | str]:
+    def _submit(self, batch: PackedBatch) -> Future[bytes | str]:
         try:
-            return self._executor.submit(do, parcel)
-        except RuntimeError as why:  # it is broken, or was shut down
-            raise EngineError(f"--executor {self._name}: takes no work: {why}") from why
+            return self._executor.submit(run_packed_batch, batch)
+        except RuntimeError as error:  # the executor is broken or was shut down
+            raise EngineError(f"--executor {self._name}: takes no work: {error}") from error
 
-    def _wait(self, waiting: dict[Future[bytes | str], int], place: Place) -> None:
-        left = set(waiting)
-        while left:
-            done, left = wait(left, timeout=LOOK, return_when="FIRST_COMPLETED")
-            for future in sorted(done, key=waiting.__getitem__):
-                place(waiting[future], self._results(future))
-            why = self._lost() if left and not done else None
-            if why is not None:
-                for future in left:
+    def _deliver_all(self, numbers: dict[Future[bytes | str], int], deliver: Deliver) -> None:
+        pending = set(numbers)
+        while pending:
+            finished, pending = wait(pending, timeout=POLL_INTERVAL_S, return_when="FIRST_COMPLETED")
+            for future in sorted(finished, key=numbers.__getitem__):
+                deliver(numbers[future], self._results(future))
+            reason = self._why_lost() if pending and not finished else None
+            if reason is not None:
+                for future in pending:
                     future.cancel()
-                    place(waiting[future], UnreadableError(f"--executor {self._name}: {why}"))
+                    deliver(numbers[future], UnreadableError(f"--executor {self._name}: {reason}"))
                 return
 
     def _results(self, future: Future[bytes | str]) -> Sequence[Any] | StateError:
@@ -82,18 +86,18 @@ class Elsewhere:
         except CancelledError:
             return UnreadableError(f"--executor {self._name}: it gave the work up: it has ended, or was told to")
         except Exception as error:
-            if _has_no_statecli(error):
-                why = f"a worker has no statecli, or an older one: install statecli {__version__} where workers run"
-                raise EngineError(f"--executor {self._name}: {why}") from error
+            if _lacks_statecli(error):
+                reason = f"a worker has no statecli, or an older one: install statecli {__version__} where workers run"
+                raise EngineError(f"--executor {self._name}: {reason}") from error
             return UnreadableError(f"--executor {self._name}: a worker was lost ({type(error).__name__})")
         try:
             return unpack(answer)
-        except EngineError as refused:
-            raise EngineError(f"--executor {self._name}: {refused}") from None
+        except EngineError as refusal:
+            raise EngineError(f"--executor {self._name}: {refusal}") from None
 
 
-def _has_no_statecli(error: BaseException | None) -> bool:
-    """Whether it is what Python says of a module that it cannot import, or what an engine makes of that."""
+def _lacks_statecli(error: BaseException | None) -> bool:
+    """Return True for Python's error about a module that cannot be imported, or an executor's error caused by it."""
     while error is not None:
         if isinstance(error, (ImportError, AttributeError)) and "statecli" in str(error):
             return True

@@ -1,4 +1,4 @@
-"""Ray: the workers of a cluster, or of one of this machine that is started for the command."""
+"""Run batches on the workers of a Ray cluster, or of a cluster of this machine that is started for the command."""
 
 from __future__ import annotations
 
@@ -13,90 +13,93 @@ from contextlib import contextmanager
 from typing import Any
 
 from statecli.core.errors import EngineError, MissingDependency
-from statecli.values.pool import Engine
-from statecli.workers.executors.futures import Elsewhere
+from statecli.workers.executors.futures import ExecutorEngine
+from statecli.workers.pool import Engine
 
 
-class _Tasks(Executor):
+class _RayExecutor(Executor):
     """Ray's tasks as futures."""
 
     def __init__(self, ray: Any) -> None:
-        def call(function: Callable[..., Any], words: Any, more: Any) -> Any:
-            return function(*words, **more)
+        def call(function: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+            return function(*arguments, **keywords)
 
-        # Ray takes no function in C, and carries a local one as a whole, so that workers need no module of ours for it.
-        # It does so once: one a task would cost ten times as much.
+        # Ray takes no function in C. It carries a local function whole, so that workers need no module of ours, and
+        # registers it once: a function a task would cost ten times as much.
         self._call = ray.remote(call)
 
-    def submit(self, function: Callable[..., Any], /, *words: Any, **more: Any) -> Future[Any]:
-        """As `Executor.submit`."""
-        found: Future[Any] = self._call.remote(function, words, more).future()
-        return found
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
+        """See `Executor.submit`."""
+        future: Future[Any] = self._call.remote(function, arguments, keywords).future()
+        return future
 
 
 @contextmanager
-def started(address: str) -> Iterator[Engine]:
-    """The engine of the cluster at `address`. Raises `MissingDependency` and `EngineError`."""
+def use_ray(address: str) -> Iterator[Engine]:
+    """Yield the engine of the cluster at `address`; "" for a cluster of this machine.
+
+    Raises `MissingDependency` without Ray, and `EngineError` if no cluster answers.
+    """
     name = f"ray:{address}" if address else "ray"
     try:
         ray = importlib.import_module("ray")
-    except ImportError as missing:
-        raise MissingDependency(f"--executor {name} needs Ray: pip install 'statecli[ray]'") from missing
-    own = not ray.is_initialized()
-    if own:
-        _start(ray, address, name)
+    except ImportError as error:
+        raise MissingDependency(f"--executor {name} needs Ray: pip install 'statecli[ray]'") from error
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        _connect(ray, address, name)
     try:
-        yield Elsewhere(_Tasks(ray), name, int(ray.cluster_resources().get("CPU", 0)), GRAIN)
+        yield ExecutorEngine(_RayExecutor(ray), name, int(ray.cluster_resources().get("CPU", 0)), MAX_BATCH_BYTES)
     finally:
-        if own:
+        if is_ours:
             ray.shutdown()
 
 
-#: Bytes of small tasks in a parcel, at most: a task of Ray takes 1 ms, and comparing these more than a hundred times as
-#: long.
-GRAIN = 256 << 20
+#: Bytes of a batch of small tasks, at most: a task of Ray takes 1 ms, and comparing so many bytes takes more than a
+#: hundred times as long.
+MAX_BATCH_BYTES = 256 << 20
 #: Seconds that a cluster has to answer.
-TIMEOUT = 10.0
+TIMEOUT_S = 10.0
 
 
-#: The first words of HTTP/2, which gRPC is spoken in, with empty settings; and the type of the frame that answers them.
-HELLO, SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 4
+#: First bytes of an HTTP/2 connection, which gRPC uses, with empty settings; and the type of the frame that answers.
+HTTP2_HELLO, SETTINGS_FRAME = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 4
 
 
-def _refuse_silence(address: str, name: str) -> None:
-    """Raises `EngineError` where no gRPC is spoken at HOST:PORT: Ray itself would wait for many minutes, and log."""
+def _require_answer(address: str, name: str) -> None:
+    """Raise `EngineError` unless HOST:PORT answers as gRPC does. Ray itself would wait for many minutes, and log."""
     host, colon, port = address.rpartition("://")[2].rpartition(":")
-    deadline = time.monotonic() + TIMEOUT
+    deadline = time.monotonic() + TIMEOUT_S
     try:
         if colon:
-            with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT) as server:
-                _greet(server, deadline)
-    except (OSError, ValueError, OverflowError) as why:
-        raise EngineError(f"--executor {name}: nothing answers there ({type(why).__name__})") from why
+            with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S) as server:
+                _exchange_hello(server, deadline)
+    except (OSError, ValueError, OverflowError) as error:
+        raise EngineError(f"--executor {name}: nothing answers there ({type(error).__name__})") from error
 
 
-def _greet(server: socket.socket, deadline: float) -> None:
-    """Raises OSError for who does not answer as HTTP/2 does by then."""
+def _exchange_hello(server: socket.socket, deadline: float) -> None:
+    """Raise OSError unless the server answers as HTTP/2 does before the deadline (`time.monotonic`)."""
     if os.environ.get("RAY_USE_TLS", "0") != "0":
-        return  # these would not be its first words
-    server.sendall(HELLO)
+        return  # a TLS connection begins with other bytes
+    server.sendall(HTTP2_HELLO)
     answer = b""
     while len(answer) < 9:
         server.settimeout(max(deadline - time.monotonic(), 0.001))
-        more = server.recv(9 - len(answer))
-        if not more:
+        received = server.recv(9 - len(answer))
+        if not received:
             raise ConnectionAbortedError
-        answer += more
-    if answer[3] != SETTINGS:
+        answer += received
+    if answer[3] != SETTINGS_FRAME:
         raise ConnectionAbortedError
 
 
-def _start(ray: Any, address: str, name: str) -> None:
-    """Connects; without an address a cluster of this machine's cores is begun."""
+def _connect(ray: Any, address: str, name: str) -> None:
+    """Connect to a cluster; without an address start a cluster of this machine's cores."""
     if address:
-        _refuse_silence(address, name)
-    quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True}
+        _require_answer(address, name)
+    options = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True}
     try:
-        ray.init(address=address or "local", include_dashboard=None if address else False, **quiet)
-    except (OSError, RuntimeError, ValueError, TimeoutError) as why:
-        raise EngineError(f"--executor {name}: no cluster of Ray answers there ({type(why).__name__})") from why
+        ray.init(address=address or "local", include_dashboard=None if address else False, **options)
+    except (OSError, RuntimeError, ValueError, TimeoutError) as error:
+        raise EngineError(f"--executor {name}: no cluster of Ray answers there ({type(error).__name__})") from error

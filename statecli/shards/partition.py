@@ -1,0 +1,51 @@
+"""Assign tasks to shards: as even in bytes as tasks allow, and equally in all processes that plan the same tasks."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+from statecli.workers.pool import TASK_OVERHEAD_BYTES
+
+#: Runs of neighbouring tasks that each shard gets of a pass: more are more even, fewer need fewer seeks.
+RUNS_PER_SHARD = 16
+
+#: Largest number of shards: more than anybody has processes.
+MAX_SHARDS = 100_000
+
+
+class Partition:
+    """The tasks of one shard in all passes of a command. An uneven pass is evened out by the next."""
+
+    def __init__(self, index: int, count: int) -> None:
+        self._index = index
+        self._loads = [(0, shard) for shard in range(1, count + 1)]
+
+    def select_tasks(self, sizes: Sequence[int], group_keys: Sequence[object] | None) -> list[int]:
+        """Return the numbers of the tasks of this shard, given the bytes of each. Equal keys are in one shard."""
+        mine: list[int] = []
+        # The largest runs go first, each to the shard with the fewest bytes.
+        for size, tasks in sorted(self._group_into_runs(sizes, group_keys), key=lambda run: -run[0]):
+            load, index = self._loads[0]
+            heapq.heapreplace(self._loads, (load + size, index))
+            mine += tasks if index == self._index else ()
+        return sorted(mine)
+
+    def _group_into_runs(
+        self, sizes: Sequence[int], group_keys: Sequence[object] | None
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Yield the tasks in runs, in order, each with its bytes."""
+        groups: dict[object, list[int]] = {}
+        for n, key in enumerate(group_keys if group_keys is not None else range(len(sizes))):
+            groups.setdefault(key, []).append(n)
+        enough = sum(size + TASK_OVERHEAD_BYTES for size in sizes) // (len(self._loads) * RUNS_PER_SHARD)
+        run: list[int] = []
+        size = 0
+        for group in groups.values():
+            run += group
+            size += sum(sizes[n] + TASK_OVERHEAD_BYTES for n in group)
+            if size >= enough:
+                yield size, run
+                run, size = [], 0
+        if run:
+            yield size, run

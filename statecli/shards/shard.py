@@ -1,0 +1,150 @@
+"""Do one shard of a command's work: `--shard 3/8`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from statecli.core.errors import StateError, UnreadableError, UsageError
+from statecli.core.version import __version__
+from statecli.shards.partition import MAX_SHARDS, Partition
+from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_version
+from statecli.values.require_numpy import require_numpy
+from statecli.workers.file_identity import identify_files
+
+if TYPE_CHECKING:
+    from statecli.shards.shard_file import Line
+    from statecli.shards.tasks import Key
+    from statecli.workers.pool import Work
+    from statecli.workers.task import Task
+
+#: Options that do not change the result, only who does the work and how the output is written: `merge` has its own.
+OUTPUT_OPTIONS = frozenset(
+    [
+        *("all", "tree", "lines", "name_only", "name_status", "output_format", "output", "report", "color", "quiet"),
+        *("verbose", "no_progress", "debug", "jobs", "executor", "shard", "timeout"),
+    ]
+)
+#: Options of an output, which a shard file does not have.
+_FORMAT_OPTIONS = ("all", "tree", "lines", "name_only", "name_status", "output_format", "report", "verbose")
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Return the number of a shard and the number of shards. Raises UsageError."""
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
+    index, count = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= index <= count <= MAX_SHARDS:
+        raise UsageError(f"--shard {text}: write I/N for the share I of N, from 1/N to N/N (N up to {MAX_SHARDS})")
+    return index, count
+
+
+def check_options(options: Any) -> None:
+    """Raise UsageError for an invalid `--shard`, and for options that contradict it."""
+    if options.shard is None:
+        return
+    parse_shard(options.shard)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(type(options))}
+    given = (name for name in _FORMAT_OPTIONS if name in defaults and getattr(options, name) != defaults[name])
+    for name in given:
+        option = f"--{name.replace('_', '-')}"
+        raise UsageError(f"{option}: a part has one form; leave it out, and give it to statecli merge")
+    for option, name in (("--to", "to"), ("--cuda", "cuda"), ("--write-baseline", "write_baseline")):
+        if getattr(options, name, None):
+            raise UsageError(f"{option} and --shard {options.shard} contradict each other; leave one of them out")
+    if getattr(options, "device", "cpu") != "cpu":
+        problem = "contradict each other; leave one of them out"
+        raise UsageError(f"--device {options.device} and --shard {options.shard} {problem}")
+
+
+def select_options(options: Any) -> dict[str, Any]:
+    """Return the options that decide the result, without those that have their default."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(type(options))}
+    values = {name: getattr(options, name) for name in defaults if name not in OUTPUT_OPTIONS}
+    return {name: msgspec.to_builtins(value) for name, value in values.items() if value != defaults[name]}
+
+
+class Shard:
+    """A `pool.ResultStore` that has the tasks of one shard done and records their results.
+
+    `failed`: the tensors of tasks that could not be done, each with its error.
+    """
+
+    is_complete = False
+
+    def __init__(self, text: str, command: str, options: dict[str, Any]) -> None:
+        self._shard = parse_shard(text)
+        self._command, self._options = command, options
+        self._partition = Partition(*self._shard)
+        self._pass_digests: list[str] = []
+        self._versions: dict[str, FileVersion | None] = {}
+        self._lines: dict[Key, Line] = {}
+        self._tasks: set[Key] = set()
+        self.failed: list[tuple[str, str]] = []
+
+    def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
+        """See `pool.ResultStore`. An error is recorded and ends nothing, because later passes have tasks too."""
+        from statecli.shards import tasks
+
+        keys, sizes = tasks.compute_keys(work), [task.size for task in work.tasks]
+        mine = list(range(len(keys))) if work.derived else self._select_tasks(work, keys, sizes)
+        if work.on_batch and len(mine) < len(keys):
+            others = set(range(len(keys))).difference(mine)
+            work.on_batch([work.tasks[n] for n in sorted(others)])
+        results = [work.absent] * len(keys)
+        for n, result in zip(mine, do([work.tasks[n] for n in mine]), strict=True):
+            # A task that was planned stays planned, also if a later pass derives it.
+            derived = work.derived and getattr(self._lines.get(keys[n]), "derived", True)
+            self._record(keys[n], work.tasks[n], result, derived=derived)
+            results[n] = work.absent if isinstance(result, StateError) else result
+        return results
+
+    def _select_tasks(self, work: Work, keys: Sequence[Key], sizes: Sequence[int]) -> list[int]:
+        from statecli.shards import tasks
+
+        self._pass_digests.append(tasks.digest_of_pass(keys))
+        self._tasks.update(keys)
+        new_paths = {path for task in work.tasks for path in task.paths}.difference(self._versions)
+        self._versions.update((path, read_version(path)) for path in new_paths)
+        return self._partition.select_tasks(sizes, work.group_keys)
+
+    def _record(self, key: Key, task: Task, result: Any, *, derived: bool) -> None:
+        from statecli.shards import shard_file, tasks
+
+        if tasks.has_failed(result):
+            self.failed.append((task.name, str(getattr(result, "reason", result))))
+        self._lines[key] = shard_file.build_line(key, task.name, task.size, result, derived=derived)
+
+    def part(self, broken: Iterable[str] = ()) -> Iterator[bytes]:
+        """Return the shard file, once the command is done; `broken` are its errors.
+
+        Raises `UnreadableError` for a file that changed meanwhile, because its results are of neither state.
+        """
+        from statecli.shards import shard_file
+        from statecli.values import kernels
+
+        # A file that changes while it is sampled is reported too.
+        files = identify_files(self._versions)
+        messages = [f"{path}: {CHANGED}" for path in find_changed(self._versions)]
+        for message in (message for message in (*messages, *broken) if message.endswith(CHANGED)):
+            raise UnreadableError(message)
+        own = sum(not line.derived for line in self._lines.values())
+        origin = (__version__, kernels.kernel_name(), self._command, self._options, self._shard)
+        head = shard_file.Head(shard_file.SCHEMA, *origin, tuple(self._pass_digests), len(self._tasks), own, files)
+        return shard_file.encode_file(head, self._lines.values())
+
+
+@contextmanager
+def use_shard(options: Any, command: str) -> Iterator[Shard | None]:
+    """Do only the tasks of one shard while the block runs; yields None without `--shard`, when all tasks are done."""
+    if options.shard is None:
+        yield None
+        return
+    with require_numpy():
+        from statecli.workers import pool
+    shard = Shard(options.shard, command, select_options(options))
+    with pool.use_result_store(shard):
+        yield shard

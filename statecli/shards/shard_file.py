@@ -1,0 +1,325 @@
+"""The file of one shard: a line about the command, a line a task, and a last line that proves that no line is missing.
+
+    {"schema": "statecli.part/1", "command": "diff", "options": {"before": "a.pt", …}, "shard": [3, 8], …}
+    {"function": "run_batch", "key": "5f1c…", "name": "fc.weight", "bytes": 4096, "result": {…}}
+    {"end": true, "tasks": 1, "sha256": "…"}
+
+Results are JSON without loss: a float has as many digits as needed, and a float that JSON cannot write is
+`{"float": "nan"}`. A reader trusts no line: each is decoded as the type that it must have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, NoReturn
+
+import msgspec
+
+from statecli.core import errors
+from statecli.core.errors import ChecksumMismatch, StateError, UnreadableError
+from statecli.core.state import Place
+from statecli.shards.partition import MAX_SHARDS
+from statecli.shards.tasks import RESULTS, Key
+from statecli.storage import files
+from statecli.values.compare_task import Comparison
+from statecli.workers.file_identity import FileIdentity
+
+SCHEMA = "statecli.part/1"
+_SCHEMA_PREFIX = "statecli.part/"
+
+#: Digits of an integer, at most: a longer one is beyond float64 too.
+MAX_DIGITS = 300
+
+#: Bytes of a line, at most, and bytes that are read at once.
+MAX_LINE_BYTES, PIECE_BYTES = 64 << 20, 4 << 20
+
+#: Error types of `core.errors` by name. A type of another module is stored as its base among these.
+ERRORS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, StateError)}
+
+
+class Head(msgspec.Struct, frozen=True):
+    """The first line: which shard of which command the file is of.
+
+    Attributes:
+        options: Options that decide the result.
+        plan: A digest for each pass over the values.
+        tasks: Number of tasks planned for all shards together.
+        own: Number of tasks planned for this shard.
+        files: Identity of each file that was read.
+    """
+
+    schema: str
+    statecli: str
+    kernel: str
+    command: str
+    options: dict[str, Any]
+    shard: tuple[int, int]
+    plan: tuple[str, ...]
+    tasks: int
+    own: int
+    files: dict[str, FileIdentity]
+
+
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One task and its result or error. `name` of the tensor and `bytes` are for people.
+
+    `derived`: the task follows from results of other tasks.
+    """
+
+    function: str
+    key: str
+    name: str = ""
+    bytes: int = 0
+    result: Any = None
+    error: Error | None = None
+    derived: bool = False
+
+
+class Error(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Error of a task."""
+
+    type: str
+    message: str
+    place: Place | None = None
+
+
+class End(msgspec.Struct, frozen=True):
+    """The last line: the number of tasks, and the digest of all lines before."""
+
+    end: bool
+    tasks: int
+    sha256: str
+
+
+class StoredResult(NamedTuple):
+    """Result or error of a task, `packed` by `_pack_result`, and the number of its line."""
+
+    packed: Any
+    line: int
+    derived: bool
+
+    @property
+    def result(self) -> Any:
+        """The result or the error, unpacked."""
+        return msgspec.msgpack.decode(self.packed, type=Comparison) if isinstance(self.packed, bytes) else self.packed
+
+
+class ShardFile(NamedTuple):
+    """A shard file that was read."""
+
+    path: str
+    head: Head
+    results: dict[Key, StoredResult]
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def encode_file(head: Head, lines: Iterable[Line]) -> Iterator[bytes]:
+    """Yield the bytes of a shard file, line by line."""
+    digest, count = hashlib.sha256(), -1
+    for count, line in enumerate((head, *lines)):  # noqa: B007 - the last one is needed
+        raw = _encode_line(line)
+        digest.update(raw)
+        yield raw
+    yield _encode_line(End(True, count, digest.hexdigest()))
+
+
+def build_line(key: Key, name: str, size: int, result: Any, *, derived: bool = False) -> Line:
+    """Return the line of a task and its result or error."""
+    if not isinstance(result, StateError):
+        return Line(*key, name, size, result, derived=derived)
+    name_of_error = next(kind.__name__ for kind in type(result).__mro__ if kind.__name__ in ERRORS)
+    error = Error(name_of_error, str(result), getattr(result, "place", None))
+    return Line(*key, name, size, error=error, derived=derived)
+
+
+def _encode_line(line: msgspec.Struct) -> bytes:
+    return json.dumps(_to_json(msgspec.to_builtins(line, enc_hook=_convert_number)), allow_nan=False).encode() + b"\n"
+
+
+def _convert_number(number: Any) -> Any:
+    """Return a number of numpy as Python's."""
+    return number.item()
+
+
+def _to_json(value: Any) -> Any:
+    """Return a value in types of JSON."""
+    if isinstance(value, dict):
+        return {key: _to_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_to_json(item) for item in value]
+    return {"float": str(value)} if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_file(path: str) -> ShardFile:
+    """Read a shard file line by line. Raises `UnreadableError`, naming file and line, unless the file is complete."""
+    results: dict[Key, StoredResult] = {}
+    digest, last, number = hashlib.sha256(), b"", 0
+    for number, raw in enumerate(_read_lines(path), 1):
+        # Only the end of the file shows which line is the last, which has no task.
+        digest.update(last)
+        if number == 1:
+            head = _decode_head(path, raw)
+        elif number > 2:
+            _add_result(results, path, number - 1, last)
+        last = raw
+    if not number:
+        raise UnreadableError(f"{path}: is empty, and no part that --shard wrote")
+    if number < 2 or not last.endswith(b"\n"):
+        where = number + last.endswith(b"\n")
+        raise UnreadableError(f"{path}: breaks off in line {where}: have its share done again")
+    _check_end(path, number, last, len(results), digest.hexdigest())
+    _check_count(path, head, sum(not stored.derived for stored in results.values()))
+    return ShardFile(path, head, results)
+
+
+def _check_end(path: str, number: int, raw: bytes, tasks: int, digest: str) -> None:
+    """Raise UnreadableError unless the last line is complete and fits the lines before."""
+    end = _decode(End, raw, path, number, "breaks off before its last line: have its share done again")
+    if end.end is not True or end.tasks != tasks:
+        raise UnreadableError(f"{path}: has {tasks} tasks, and its last line says {end.tasks}")
+    if digest != end.sha256:
+        raise UnreadableError(f"{path}: is not what was written: its last line has the digest of other lines")
+
+
+def _check_count(path: str, head: Head, own: int) -> None:
+    """Raise UnreadableError if results of this shard's tasks are missing, or if there are others."""
+    if own < head.own:
+        problem = f"lacks the results of {head.own - own} of its {head.own} tasks"
+        raise UnreadableError(f"{path}: {problem}: have its share done again")
+    if own > head.own:
+        problem = f"has results of {own} tasks, and its share has {head.own}"
+        raise UnreadableError(f"{path}: {problem}: have its share done again")
+
+
+def _add_result(results: dict[Key, StoredResult], path: str, number: int, raw: bytes) -> None:
+    key, stored = _decode_task(path, number, raw)
+    if key in results:
+        _refuse(path, number, "has a task that stands above already")
+    results[key] = stored
+
+
+def _read_lines(path: str) -> Iterator[bytes]:
+    """Yield the lines of a file, each with its end; the last line may have none."""
+    rest, count = b"", 0
+    for piece in _read_pieces(path):
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from (line + b"\n" for line in whole)
+        count += len(whole)
+        if len(rest) > MAX_LINE_BYTES:
+            _refuse(path, count + 1, "is longer than any line that --shard writes")
+    if rest:
+        yield rest
+
+
+def _read_pieces(path: str) -> Iterator[bytes]:
+    """Yield the bytes of a file, or of a pipe, which can be read once."""
+    try:
+        if not files.is_remote(path) and os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
+            with open(path, "rb") as pipe:
+                yield from iter(lambda: pipe.read(PIECE_BYTES), b"")
+            return
+        file = files.open_file(path)
+        try:
+            for at in range(0, file.size, PIECE_BYTES):
+                yield file.read(at, min(PIECE_BYTES, file.size - at))
+        finally:
+            file.close()
+    except UnreadableError as error:
+        raise UnreadableError(f"{path}: {error}") from error
+    except OSError as error:
+        raise UnreadableError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _decode_head(path: str, raw: bytes) -> Head:
+    document = _parse_json(raw, path, 1, "line 1: is no part that --shard wrote")
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if not isinstance(schema, str) or not schema.startswith(_SCHEMA_PREFIX):
+        raise UnreadableError(f"{path}: line 1: is no part that --shard wrote")
+    if schema != SCHEMA:
+        raise UnreadableError(f"{path}: line 1: is a {schema[:40]}, and this statecli reads {SCHEMA}")
+    head: Head = _convert(Head, document, path, 1)
+    index, count = head.shard
+    if not 1 <= index <= count <= MAX_SHARDS:
+        _refuse(path, 1, f"says that it is part {index} of {count}")
+    return head
+
+
+def _decode_task(path: str, number: int, raw: bytes) -> tuple[Key, StoredResult]:
+    line = _decode(Line, raw, path, number)
+    if line.function not in RESULTS:
+        _refuse(path, number, f"is of {line.function[:40]!r}, which does no task")
+    key = Key(sys.intern(line.function), line.key)
+    if line.error is not None:
+        return key, StoredResult(_decode_error(line.error, path, number), number, line.derived)
+    result = _convert(RESULTS[line.function], line.result, path, number)
+    return key, StoredResult(_pack_result(result), number, line.derived)
+
+
+def _pack_result(result: Any) -> Any:
+    """Return the result of most tasks as bytes, because objects take ten times the memory; others unchanged."""
+    try:
+        return msgspec.msgpack.encode(result) if isinstance(result, Comparison) else result
+    except OverflowError:  # an integer of 65 bits
+        return result
+
+
+def _decode_error(line: Error, path: str, number: int) -> StateError:
+    kind = ERRORS.get(line.type)
+    if kind is None:
+        _refuse(path, number, f"has an error of a kind that there is not, {line.type[:40]!r}")
+    error = kind(line.message)
+    if isinstance(error, ChecksumMismatch):
+        error.place = line.place
+    return error
+
+
+def _decode(kind: Any, raw: bytes, path: str, number: int, otherwise: str | None = None) -> Any:
+    return _convert(kind, _parse_json(raw, path, number, otherwise), path, number, otherwise)
+
+
+def _parse_json(raw: bytes, path: str, number: int, otherwise: str | None = None) -> Any:
+    try:
+        return json.loads(raw, object_hook=_restore_number, parse_int=_parse_integer, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        if otherwise is not None:
+            raise UnreadableError(f"{path}: {otherwise}") from error
+        _refuse(path, number, "is no JSON")
+
+
+def _convert(kind: Any, document: Any, path: str, number: int, otherwise: str | None = None) -> Any:
+    try:
+        return msgspec.convert(document, kind)
+    except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
+        if otherwise is not None:
+            raise UnreadableError(f"{path}: {otherwise}") from error
+        _refuse(path, number, f"is not what --shard writes there: {str(error)[:200]}")
+
+
+def _refuse(path: str, number: int, problem: str) -> NoReturn:
+    raise UnreadableError(f"{path}: line {number}: {problem}")
+
+
+def _restore_number(entry: dict[str, Any]) -> Any:
+    word = entry.get("float") if len(entry) == 1 else None
+    return float(word) if word in ("nan", "inf", "-inf") else entry
+
+
+def _parse_integer(word: str) -> int:
+    if len(word) > MAX_DIGITS:
+        raise ValueError(word)
+    return int(word)
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(word)

@@ -1,0 +1,64 @@
+"""Keys of tasks, by which a shard file stores their results, and the type of each function's results."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from statecli.core.errors import StateError
+from statecli.core.state import Stats
+from statecli.values.compare_task import Comparison
+from statecli.values.facts_kernel import Facts
+from statecli.workers.pool import Work
+
+#: Functions that do tasks: name -> type of a result that is not an error.
+RESULTS: dict[str, Any] = {
+    "run_batch": Comparison,
+    "check_batch": None,
+    "fingerprint_batch": int | None,
+    "facts_of_batch": Facts,
+    "digest_batch": str,
+    "stats_batch": Stats,
+}
+#: Functions whose tasks are not planned for a shard. The first of several tied tensors has the task, and in another
+#: order of targets, or if some were found under another name, another tensor is the first.
+UNPLANNED = frozenset(["check_batch", "digest_batch"])
+
+
+class Key(NamedTuple):
+    """A task: the name of its function, and a digest of the arguments."""
+
+    function: str
+    digest: str
+
+
+def compute_keys(work: Work) -> list[Key]:
+    """Return the key of each task."""
+    name = work.function.__name__
+    prefix = hashlib.sha256(_encode((name, work.shared)))
+    keys = []
+    for task in work.tasks:
+        digest = prefix.copy()
+        digest.update(_encode(task.identity))
+        keys.append(Key(name, digest.hexdigest()[:32]))
+    return keys
+
+
+def _encode(value: Any) -> bytes:
+    try:
+        return msgspec.msgpack.encode(value)
+    except (OverflowError, UnicodeEncodeError):  # an integer of 65 bits, a lone surrogate
+        return repr(value).encode("ascii", "backslashreplace")
+
+
+def digest_of_pass(keys: Sequence[Key]) -> str:
+    """Return a digest of all tasks of one pass over the values."""
+    return hashlib.sha256("\n".join(f"{key.function} {key.digest}" for key in keys).encode()).hexdigest()[:32]
+
+
+def has_failed(result: object) -> bool:
+    """Return True if a task could not be done."""
+    return isinstance(result, StateError) or (isinstance(result, Facts) and result.damaged)

@@ -1,0 +1,71 @@
+"""Tell whether two processes, or two runs, read the same file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from statecli.core.errors import UnreadableError
+from statecli.storage import files
+
+#: A file is recognized by a digest of so many pieces of it, evenly spaced from the first byte to the last, ...
+SAMPLES = 8
+#: ... each of so many bytes.
+SAMPLE_BYTES = 4096
+
+
+class FileIdentity(msgspec.Struct, frozen=True):
+    """What two copies of a file, or of an object behind a URL, have in common.
+
+    Attributes:
+        bytes: Size; -1 if the file cannot be opened.
+        version: Digest of samples of a local file, ETag of a remote one; None if there is none.
+        written: Time of the last modification in nanoseconds, of a local file.
+    """
+
+    bytes: int = -1
+    version: str | None = None
+    written: int | None = None
+
+    def is_another(self, other: FileIdentity) -> bool:
+        """Return True if the two are neither of one file nor of two copies of a file."""
+        return (self.bytes, self.version) != (other.bytes, other.version)
+
+
+def identify_files(paths: Iterable[str]) -> dict[str, FileIdentity]:
+    """Return the identity that each file has now, by path, in sorted order."""
+    ordered = sorted(paths)
+    remote = _identify_remote([path for path in ordered if files.is_remote(path)])
+    return {path: remote[path] if path in remote else _identify_local(path) for path in ordered}
+
+
+def _identify_local(path: str) -> FileIdentity:
+    try:
+        file = files.open_file(path)
+    except UnreadableError:
+        return FileIdentity()
+    try:
+        written = os.stat(path).st_mtime_ns
+        digest, last = hashlib.sha256(), max(file.size - SAMPLE_BYTES, 0)
+        for n in range(SAMPLES):
+            digest.update(file.read(last * n // (SAMPLES - 1), SAMPLE_BYTES))
+        return FileIdentity(file.size, digest.hexdigest()[:16], written)
+    except OSError:
+        return FileIdentity()
+    finally:
+        file.close()
+
+
+def _identify_remote(paths: Sequence[str]) -> dict[str, FileIdentity]:
+    identities = dict.fromkeys(paths, FileIdentity())
+    files.prefetch(paths)
+    for path in paths:
+        with suppress(UnreadableError):
+            files.open_file(path).close()
+    access = files.export_access() if paths else None
+    versions = {} if access is None else access.versions
+    return {**identities, **{path: FileIdentity(*versions[path]) for path in paths if path in versions}}

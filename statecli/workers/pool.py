@@ -1,0 +1,441 @@
+"""Run tasks on tensor values and return their results in order.
+
+A task is a frozen struct (`task.py`); small tasks are batched to at least 16 MiB, so that handing them out costs
+little. Three engines are here: serial, forked processes, threads. `executors` adds Dask, MPI, Ray and any
+`concurrent.futures.Executor`. The result does not depend on the engine.
+
+Forked processes are the default, because a kernel makes twenty short numpy calls a block: two threads spend more time
+on passing the interpreter lock to each other than they gain. A forked process starts in milliseconds with numpy already
+imported. Threads are used for remote files, and on systems without fork.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from statecli.core.errors import StateError, UnreadableError
+from statecli.storage import files
+from statecli.workers.task import Task
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
+
+#: Bytes of a batch of small tasks, at least. Each task counts TASK_OVERHEAD_BYTES more than it reads.
+MIN_BATCH_BYTES = 16 << 20
+TASK_OVERHEAD_BYTES = 16 << 10
+#: Bytes below which starting workers takes longer than doing the work in this process.
+MIN_BYTES_FOR_WORKERS = 64 << 20
+#: Threads that read remote files.
+REMOTE_READ_THREADS = 16
+#: Seconds to wait for a killed process.
+KILLED_WORKER_JOIN_TIMEOUT_S = 2.0
+
+_Task = TypeVar("_Task", bound=Task)
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
+_Shared = TypeVar("_Shared")
+
+#: Does a batch: takes what all tasks share and the tasks, returns a result or an error for each, in order.
+Function = Callable[[_Shared, tuple[_Task, ...]], Sequence[_Result | StateError]]
+#: Takes the number of a batch and its outcome: a result for each task, or one error for all of them.
+Deliver = Callable[[int, "Sequence[Any] | StateError"], None]
+
+
+class Engine(Protocol):
+    """Does batches of tasks: serially or in parallel, on this machine or on others."""
+
+    def min_batch_bytes(self, total: int) -> int:
+        """Return the bytes of a batch, at least, if all tasks together have `total`; 0 for MIN_BATCH_BYTES."""
+
+    def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
+        """Call `deliver` once for each batch, in any order, in this thread. An exception in it ends all batches.
+
+        An error of one task or one worker is delivered. Raises `StateError` if no worker can do any batch.
+        """
+
+
+_engine: ContextVar[Engine | None] = ContextVar("engine", default=None)
+
+
+@contextmanager
+def use_engine(engine: Engine | None) -> Iterator[None]:
+    """Run all tasks by `engine` while the block runs; None for the default: processes where they pay."""
+    before = _engine.set(engine)
+    try:
+        yield
+    finally:
+        _engine.reset(before)
+
+
+class Work(NamedTuple):
+    """The arguments of `run_tasks` that say what is done, not by whom."""
+
+    function: Function[Any, Any, Any]
+    shared: Any
+    tasks: Sequence[Task]
+    absent: Any
+    derived: bool
+    group_keys: Sequence[object] | None
+    on_batch: Callable[[Sequence[Any]], None] | None
+
+
+class ResultStore(Protocol):
+    """Decides which tasks are done in this process, and knows results of the others."""
+
+    #: False if `absent` stands for the results of tasks that other processes do.
+    is_complete: bool
+
+    def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
+        """Return the result of each task, in order. `do` returns results of the given tasks, errors among them."""
+
+
+_result_store: ContextVar[ResultStore | None] = ContextVar("result_store", default=None)
+
+
+def _default_engine(size: int, jobs: int) -> Engine:
+    """Return the engine for tasks of `size` bytes together, if none was set."""
+    if files.is_anything_remote() and jobs != 1:
+        # More threads than cores, because they mostly wait for bytes.
+        return Threads(jobs or REMOTE_READ_THREADS)
+    return _Serial() if jobs == 1 or size < MIN_BYTES_FOR_WORKERS else Processes(jobs or count_cores())
+
+
+@contextmanager
+def use_result_store(store: ResultStore) -> Iterator[None]:
+    """Look up and record task results in `store` while the block runs."""
+    before = _result_store.set(store)
+    try:
+        yield
+    finally:
+        _result_store.reset(before)
+
+
+def is_partial() -> bool:
+    """Return True if other processes do some of the tasks: then nothing follows from the results of this one."""
+    store = _result_store.get()
+    return store is not None and not store.is_complete
+
+
+def is_distributed() -> bool:
+    """Return True if a result store or an engine was set: for a shard, a merge or an executor."""
+    return _result_store.get() is not None or _engine.get() is not None
+
+
+def count_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0)) or 1
+    return os.cpu_count() or 1
+
+
+def split_into_batches(tasks: Iterable[_Task], min_bytes: int = 0) -> Iterator[tuple[_Task, ...]]:
+    """Yield the tasks in batches of `min_bytes` bytes at least; 0 for MIN_BATCH_BYTES."""
+    batch: list[_Task] = []
+    size = 0
+    for task in tasks:
+        batch.append(task)
+        size += task.size + TASK_OVERHEAD_BYTES
+        if size >= (min_bytes or MIN_BATCH_BYTES):
+            yield tuple(batch)
+            batch, size = [], 0
+    if batch:
+        yield tuple(batch)
+
+
+def run_tasks(
+    function: Function[_Shared, _Task, _Result],
+    shared: _Shared,
+    tasks: Sequence[_Task],
+    *,
+    absent: _Result,
+    jobs: int = 0,
+    on_batch: Callable[[Sequence[_Task]], None] | None = None,
+    derived: bool = False,
+    group_keys: Sequence[object] | None = None,
+    raise_errors: bool = False,
+) -> list[_Result | StateError]:
+    """Return the result of each task, in order: those that `function(shared, batch)` returns for its batch.
+
+    `function` must be importable by its name; `shared`, tasks and results are plain data. `jobs` is the number of
+    workers: 0 for one a core, 1 for this process. `on_batch` is called with the tasks of each batch, in any order.
+    `absent` stands for the result of a task that another process does. `derived`: the tasks follow from the results of
+    earlier tasks. Tasks with equal `group_keys`, a key a task, are done by the same shard.
+
+    An error of a task is its result. If a worker is killed, that is the result of the tasks that it had, and all others
+    are done; with `raise_errors`, the first error is raised. Ctrl-C stops all workers.
+    """
+
+    def do(some: Sequence[_Task], *, raise_errors: bool = False) -> list[Any]:
+        return _run_batches(function, shared, some, absent, jobs, on_batch, raise_errors=raise_errors)
+
+    store = _result_store.get()
+    if store is None:
+        return do(tasks, raise_errors=raise_errors)
+    results = store.results(Work(function, shared, tasks, absent, derived, group_keys, on_batch), do)
+    _raise_first_error(results if raise_errors else ())
+    return results
+
+
+def _run_batches(
+    function: Function[_Shared, _Task, _Result],
+    shared: _Shared,
+    tasks: Sequence[_Task],
+    absent: _Result,
+    jobs: int,
+    on_batch: Callable[[Sequence[_Task]], None] | None,
+    *,
+    raise_errors: bool,
+) -> list[Any]:
+    size = sum(task.size for task in tasks)
+    engine = _engine.get() if jobs != 1 else None
+    if engine is None:
+        engine = _default_engine(size, jobs)
+    batches = list(split_into_batches(tasks, engine.min_batch_bytes(size + TASK_OVERHEAD_BYTES * len(tasks))))
+    results: list[Any] = [[absent] * len(batch) for batch in batches]
+
+    def deliver(n: int, outcome: Sequence[Any] | StateError) -> None:
+        results[n] = [outcome] * len(batches[n]) if isinstance(outcome, StateError) else outcome
+        _raise_first_error(results[n] if raise_errors else ())
+        if on_batch:
+            on_batch(batches[n])
+
+    if batches:
+        engine.run(function, shared, batches, deliver)
+    return [result for batch_results in results for result in batch_results]
+
+
+def _raise_first_error(results: Sequence[Any]) -> None:
+    for result in results:
+        if isinstance(result, StateError):
+            raise result
+
+
+def can_fork() -> bool:
+    """Return True if another process starts in milliseconds and there is a core for it."""
+    return sys.platform == "linux" and count_cores() > 1
+
+
+@contextmanager
+def run_in_background(function: Callable[[_Argument], _Result], argument: _Argument) -> Iterator[Callable[[], _Result]]:
+    """Run `function(argument)` in another process while the block runs.
+
+    Yields a function that waits for the result and returns it, or raises the error of `function`.
+    """
+    with ExitStack() as stack:
+        try:
+            executor = stack.enter_context(_process_executor(1))
+            with defer_interrupt(), _detect_no_workers():
+                future = executor.submit(function, argument)
+        except _NoWorkers:
+            yield lambda: function(argument)
+            return
+        yield lambda: _wait_for_result(future)
+
+
+def _wait_for_result(future: Future[_Result]) -> _Result:
+    from concurrent.futures import BrokenExecutor
+
+    try:
+        return future.result()
+    except BrokenExecutor as error:
+        raise UnreadableError(WORKER_KILLED) from error
+
+
+class _NoWorkers(Exception):
+    """The system starts no process: a limit on processes, no memory, or no room in /dev/shm for their locks."""
+
+
+@contextmanager
+def _detect_no_workers() -> Iterator[None]:
+    """Raise _NoWorkers for an error of starting workers."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "start new thread" not in str(error):
+            raise
+        raise _NoWorkers from error
+
+
+#: Error of the tasks whose worker was killed.
+WORKER_KILLED = "a worker process was killed, perhaps for lack of memory"
+
+
+def run_or_error(do: Callable[[], Sequence[Any]]) -> Sequence[Any] | StateError:
+    """Return the results of `do()`, or the `StateError` that it raises."""
+    try:
+        return do()
+    except StateError as error:
+        return error
+
+
+class _Serial:
+    """Engine that does one batch after another in this process."""
+
+    def min_batch_bytes(self, total: int) -> int:  # noqa: ARG002 - as `Engine`
+        return 0
+
+    def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
+        for n, batch in enumerate(batches):
+            deliver(n, run_or_error(lambda batch=batch: function(shared, batch)))  # type: ignore[misc]
+
+
+class Processes:
+    """Engine of forked processes on this machine; threads on systems without fork."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+
+    def min_batch_bytes(self, total: int) -> int:  # noqa: ARG002 - as `Engine`
+        """See `Engine.min_batch_bytes`."""
+        return 0
+
+    def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
+        """See `Engine.run`. A batch of a killed worker is tried once more without others, which may have taken memory.
+
+        If the system starts no process, all batches are done in this one.
+        """
+        pending = dict(enumerate(batches))
+
+        def deliver_pending(n: int, outcome: Sequence[Any] | StateError) -> None:
+            del pending[n]
+            deliver(n, outcome)
+
+        try:
+            self._run_with_retry(function, shared, pending, deliver_pending)
+        except _NoWorkers:
+            numbers = sorted(pending)
+            batches = [pending[n] for n in numbers]
+            _Serial().run(function, shared, batches, lambda n, outcome: deliver_pending(numbers[n], outcome))
+
+    def _run_with_retry(
+        self, function: Function[Any, Any, Any], shared: Any, pending: dict[int, Any], deliver: Deliver
+    ) -> None:
+        """Do all pending batches; `deliver` removes each from `pending`. Raises _NoWorkers."""
+        while pending and not self._run_once(function, shared, pending, deliver):
+            # Batches are taken in their order, so that the first ones are those that the workers had.
+            for n in sorted(pending)[: self._jobs]:
+                if not Processes(1)._run_once(function, shared, {n: pending[n]}, deliver):
+                    deliver(n, UnreadableError(WORKER_KILLED))
+
+    def _run_once(
+        self, function: Function[Any, Any, Any], shared: Any, batches: dict[int, Any], deliver: Deliver
+    ) -> bool:
+        """Return False if a worker was killed, so that some batches were not delivered."""
+        from concurrent.futures import BrokenExecutor, as_completed
+
+        try:
+            with _process_executor(min(self._jobs, len(batches))) as executor:
+                with defer_interrupt(), _detect_no_workers():
+                    numbers = {executor.submit(function, shared, batch): n for n, batch in batches.items()}
+                for future in as_completed(numbers):
+                    deliver(numbers[future], run_or_error(future.result))
+        except BrokenExecutor:
+            return False
+        return True
+
+
+class Threads:
+    """Engine of threads in this process."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+
+    def min_batch_bytes(self, total: int) -> int:  # noqa: ARG002 - as `Engine`
+        """See `Engine.min_batch_bytes`."""
+        return 0
+
+    def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
+        """See `Engine.run`."""
+        from concurrent.futures import as_completed
+
+        with _thread_executor(self._jobs) as executor:
+            with defer_interrupt():
+                numbers = {executor.submit(function, shared, batch): n for n, batch in enumerate(batches)}
+            for future in as_completed(numbers):
+                deliver(numbers[future], run_or_error(future.result))
+
+
+@contextmanager
+def _thread_executor(jobs: int) -> Iterator[Executor]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    threads = ThreadPoolExecutor(jobs)
+    try:
+        yield threads
+    except BaseException:
+        threads.shutdown(wait=False, cancel_futures=True)
+        raise
+    threads.shutdown()
+
+
+@contextmanager
+def _process_executor(jobs: int) -> Iterator[Executor]:
+    if sys.platform != "linux":
+        with _thread_executor(jobs) as threads:
+            yield threads
+        return
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    context = multiprocessing.get_context("fork")
+    with _detect_no_workers():
+        pipe = os.pipe()
+    try:
+        with _detect_no_workers():
+            processes = ProcessPoolExecutor(jobs, mp_context=context, initializer=_exit_with_parent, initargs=pipe)
+    except _NoWorkers:
+        for end in pipe:
+            os.close(end)
+        raise
+    try:
+        yield processes
+    except BaseException:
+        workers = list((processes._processes or {}).values())
+        for process in workers:
+            process.kill()
+        for process in workers:
+            process.join(KILLED_WORKER_JOIN_TIMEOUT_S)
+        # Waiting could last for ever, because a killed worker may have held the lock of the queue.
+        processes.shutdown(wait=False, cancel_futures=True)
+        raise
+    else:
+        processes.shutdown()
+    finally:
+        for end in pipe:
+            os.close(end)
+
+
+@contextmanager
+def defer_interrupt() -> Iterator[None]:
+    """Deliver Ctrl-C after the block, because in the middle of starting workers it would leave half of them."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _exit_with_parent(read: int, write: int) -> None:
+    """Initialize a worker: ignore Ctrl-C and exit when the parent is gone.
+
+    Ctrl-C reaches every process of the group; the parent ends the workers, without tracebacks. A parent that is killed
+    ends no worker, but closes its end of a pipe that nobody writes to.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.close(write)
+
+    def exit_after_parent() -> None:
+        os.read(read, 1)
+        os._exit(1)
+
+    threading.Thread(target=exit_after_parent, daemon=True).start()
