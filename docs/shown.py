@@ -28,7 +28,7 @@ def _run(line: str, width: int = 88) -> None:
 
     from statecli import render
     from statecli.cli import parser
-    from statecli.commands.verify.run import FAKE
+    from statecli.commands.verify.run import FAKE_CUDA
     from statecli.requests.options import VerifyOptions
     from statecli.requests.run import run
 
@@ -36,7 +36,7 @@ def _run(line: str, width: int = 88) -> None:
     assert options is not None, line
     if isinstance(options, VerifyOptions) and options.device is None:
         # As on a machine without a GPU, wherever the documents are made.
-        options = replace(options, device=FAKE)
+        options = replace(options, device=FAKE_CUDA)
     report = run(options).report
     sink = _Text()
     render.write(report, render.Output.TABLE, sink, render.Look(terminal=True, width=width))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from statecli.__main__ import names_model_code
 from statecli.core.errors import UsageError
-from statecli.live.spec import parse
+from statecli.live.spec import parse_spec
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
@@ -339,7 +339,7 @@ def test_a_timeout_changes_nothing_for_a_checkpoint_in_time():
 def test_each_spec_is_supervised(text):
     """No text that names a class escapes, in whichever spelling of an option."""
     try:
-        spec = parse(text)
+        spec = parse_spec(text)
     except UsageError:
         return
     if spec is not None:

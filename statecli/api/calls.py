@@ -197,10 +197,10 @@ def _worded(found: Verification) -> Verification:
     """What to give where nothing was given to call forward with, as Python gives it."""
     from msgspec.structs import replace
 
-    from statecli.commands.verify.inputs import NONE_GIVEN
+    from statecli.commands.verify.inputs import NO_INPUT
 
     here = "no input given: inputs='2x3', tensors, or a function that makes them"
-    checks = (replace(one, reason=one.reason and one.reason.replace(NONE_GIVEN, here)) for one in found.checks)
+    checks = (replace(one, reason=one.reason and one.reason.replace(NO_INPUT, here)) for one in found.checks)
     return replace(found, checks=tuple(checks))
 
 
@@ -212,10 +212,10 @@ def _as_it_was(device: str) -> AbstractContextManager[None]:
         return nullcontext()
     from statecli.commands.verify import live_model
 
-    return live_model.untouched(cuda=device.startswith("cuda"))
+    return live_model.keep_unchanged(cuda=device.startswith("cuda"))
 
 
 def _untouched(model: Any, device: str) -> AbstractContextManager[None]:
     from statecli.commands.verify import live_model
 
-    return live_model.untouched(model, cuda=device.startswith("cuda"))
+    return live_model.keep_unchanged(model, cuda=device.startswith("cuda"))

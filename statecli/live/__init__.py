@@ -1,6 +1,6 @@
-"""Live model classes -> ModelState: build, walk, what registers, what moves, where each tensor was assigned.
+"""Describe live models as `ModelState`: build a class, walk its tensors, measure which follow a move and get saved.
 
-Importing this package does not import torch; calling anything in it does.
+Importing this package does not import torch; calling its functions does.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from statecli.live.load_state_dict_api import Answer, Entries
 if TYPE_CHECKING:
     import torch
 
-    from statecli.live.build import Built
+    from statecli.live.built_model import BuiltModel
 
 __all__ = ["Answer", "Entries", "listed", "load", "move", "read"]
 
 
-def read(built: Built, target: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None) -> ModelState:
-    """Every tensor of a built model: registered ones in the order of its state_dict, then the unregistered.
+def read(built: BuiltModel, target: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None) -> ModelState:
+    """Describe every tensor of a built model: registered ones in the order of its state_dict, then unregistered ones.
 
-    `moves` and `saved` are measured, and the measuring overwrites the values of the instance: it is no use afterwards.
-    `stats_of` is called with each tensor before that. Raises ModelError.
+    Measures `moves` and `saved`, which overwrites the values of the instance. `stats_of` is called with each tensor
+    before. Raises ModelError.
     """
     import torch
 
@@ -33,28 +33,28 @@ def read(built: Built, target: str, *, stats_of: Callable[[torch.Tensor], Stats]
         return model_state.read(built, target, stats_of=stats_of)
 
 
-def listed(
-    built: Built, target: str, why_not: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None
+def read_without_move(
+    built: BuiltModel, target: str, why_not: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None
 ) -> ModelState:
-    """`read`, of a model that is not ours and of which there is no copy: what moves is not measured, for that reason.
+    """Describe a live model that cannot be copied without changing it; `why_not` is noted as why no move was measured.
 
-    Nothing of it is changed. Raises ModelError.
+    Raises ModelError.
     """
     import torch
 
     from statecli.live import model_state
 
     with torch._C.DisableTorchFunctionSubclass():
-        return model_state.listed(built, target, why_not, stats_of=stats_of)
+        return model_state.read_without_move(built, target, why_not, stats_of=stats_of)
 
 
 def move(
-    built: Built, target: str, device: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None
+    built: BuiltModel, target: str, device: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None
 ) -> ModelState:
-    """`read`, then really `module.to(device)`, with `after` filled for each tensor.
+    """Describe a built model, call `module.to(device)`, and fill `after` of each tensor.
 
-    Raises UsageError where the move would prove nothing or the device is not there, ModelError where the model's own
-    code fails.
+    Raises UsageError if the move would prove nothing or the device does not exist, ModelError if the model's own code
+    fails.
     """
     import torch
 
@@ -64,11 +64,11 @@ def move(
         return model_state.move(built, target, device, stats_of=stats_of)
 
 
-def load(built: Built, entries: Entries) -> Answer:
-    """What a strict `load_state_dict` says to a state_dict of these names, shapes and dtypes.
+def load(built: BuiltModel, entries: Entries) -> Answer:
+    """Return the answer of a strict `load_state_dict` to a state_dict of these names, shapes and dtypes.
 
-    The module's own hooks and overrides run; no element of it changes that code of torch would copy. Raises ModelError
-    where that code fails on tensors without values, or torch has no such tensor: then it cannot be told.
+    Runs the module's own hooks and overrides; torch's code copies no element. Raises ModelError if the model's code
+    fails on tensors without values, or torch cannot create such a tensor: the answer is then inconclusive.
     """
     from statecli.live import load_state_dict
 

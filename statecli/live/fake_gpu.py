@@ -1,8 +1,8 @@
-"""A GPU that is not there: tensors that claim to be on it and hold no data.
+"""Fake a CUDA device without values: tensors report to be on the device and hold no data.
 
-FakeTensorMode computes shapes only. Its device is `lazy:0`, one that every build of torch knows and none implements:
-on `cuda:0` a build without CUDA aborts the process. A `Watch` above it knows CUDA's rules. The model's own code is told
-`cuda:0` when it asks a tensor for its device, and what it then says of `cuda` is about that device.
+FakeTensorMode computes shapes only. The device is `lazy:0`, which every build of torch knows and none implements: on
+`cuda:0` a build without CUDA aborts the process. A `DeviceWatch` above the mode checks CUDA's rules. The model's own
+code reads `cuda:0` as the device of a tensor, and `cuda` in calls of that code means the fake device.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from statecli.live.build import text_of
-from statecli.live.device_rules import Watch, Watching
-from statecli.live.tensor_sources import Place, is_theirs
+from statecli.live.device_rules import DeviceWatch, DeviceWatchMode
+from statecli.live.model_errors import get_exception_text
+from statecli.live.tensor_sources import Place, is_user_code
 from statecli.live.tensors import is_lazy
 
 #: The device that stands for cuda:0.
 DEVICE = torch.device("lazy", 0)
-_NAMED = torch.device("cuda", 0)
-#: How it is shown.
-SHOWN = "cuda:0 (fake)"
-#: What torch says of a tensor on a GPU that is to become an array.
-NO_NUMPY = "device type tensor to numpy"
-_UNKNOWN = re.compile(r"Could not run '(aten::\w+)\S*' with arguments from the 'Lazy' backend")
+_CUDA_DEVICE = torch.device("cuda", 0)
+#: Name of the fake device in reports.
+DISPLAY_NAME = "cuda:0 (fake)"
+#: Part of torch's error for a tensor on a GPU that is read as an array.
+NUMPY_ERROR = "device type tensor to numpy"
+_UNKNOWN_OPERATOR = re.compile(r"Could not run '(aten::\w+)\S*' with arguments from the 'Lazy' backend")
 _DEVICE: Any = torch.Tensor.device
 _IS_CUDA: Any = torch.Tensor.is_cuda
 _TO_NUMPY = (torch.Tensor.numpy, torch.Tensor.__array__)
 #: A GPU of 2020: kernels that ask for less than it has are taken.
-_ANSWERS = {
+_CUDA_ANSWERS = {
     "get_device_capability": (8, 0),
     "current_device": 0,
     "device_count": 1,
@@ -50,76 +50,79 @@ _ANSWERS = {
 _LOGGERS = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
 
 
-def why(reason: str, cause: BaseException | None) -> str:
-    """`reason`, shorter where it is no more than that tensors have no data, or that torch knows no such device."""
+def describe_failure(reason: str, cause: BaseException | None) -> str:
+    """Return `reason`, shortened if the failure is only missing data or an operator that cannot be faked."""
     if "DataDependent" in type(cause).__name__ or "DynamicOutputShape" in type(cause).__name__:
         return "without data it cannot be told what the model does: it decides by the values of a tensor"
-    unknown = _UNKNOWN.search(text_of(cause))
-    return f"{unknown[1]} cannot be pretended" if unknown else reason.replace(str(DEVICE), "cuda:0")
+    match = _UNKNOWN_OPERATOR.search(get_exception_text(cause))
+    return f"{match[1]} cannot be pretended" if match else reason.replace(str(DEVICE), "cuda:0")
 
 
-def device_after(tensor: torch.Tensor, kept: Kept) -> str:
-    """Return the device of a tensor after a move; a registered lazy parameter follows on CUDA and holds nothing."""
-    return SHOWN if tensor in kept or is_lazy(tensor) else shown(tensor)
+def describe_device_after_move(tensor: torch.Tensor, record: MoveRecord) -> str:
+    """Return the device of a tensor after a move; a registered lazy parameter follows the model on CUDA."""
+    return DISPLAY_NAME if tensor in record or is_lazy(tensor) else describe_device(tensor)
 
 
-def has_followed(tensor: torch.Tensor, kept: Kept) -> bool:
+def follows_device(tensor: torch.Tensor, record: MoveRecord) -> bool:
     """Whether `tensor` is on the fake device after a move of the model that holds it."""
-    return device_after(tensor, kept) == SHOWN
+    return describe_device_after_move(tensor, record) == DISPLAY_NAME
 
 
-def on_gpu(stage: Stage) -> contextlib.AbstractContextManager[Kept]:
-    """`stage` for a move alone."""
-    return stage(Watch(DEVICE))
+def watch_move(context: FakeGpuContext) -> contextlib.AbstractContextManager[MoveRecord]:
+    """Enter a fake GPU to move a model without calling it."""
+    return context(DeviceWatch(DEVICE))
 
 
-def shown(tensor: torch.Tensor) -> str:
-    """The device of `tensor` in words."""
-    device = true_device(tensor)
-    return SHOWN if device == DEVICE else str(device)
+def describe_device(tensor: torch.Tensor) -> str:
+    """Return the name of the device of `tensor` for a report."""
+    device = get_true_device(tensor)
+    return DISPLAY_NAME if device == DEVICE else str(device)
 
 
-def true_device(tensor: torch.Tensor) -> torch.device:
-    """`DEVICE` of a tensor that is on it, also where the model's code would be told otherwise."""
+def get_true_device(tensor: torch.Tensor) -> torch.device:
+    """Return the device of `tensor`; `DEVICE` also where the model's code would read `cuda:0`."""
     with torch._C.DisableTorchFunction():
         return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
 @dataclass
-class Kept:
-    """What a pretended move did to Parameters whose identity it could not keep: the old objects, and their successors.
+class MoveRecord:
+    """Parameters that a fake move had to replace by other objects, and queries of the model's code for a GPU.
 
-    On CUDA a Parameter stays the object that it is, so that each other name of it follows. `replaced` says of which
-    objects that could not be pretended. `asked` are the lines of the model's that asked whether there is a GPU at all.
+    Attributes:
+        release: Drops weak references to new tensors, because torch swaps no tensor that has one.
+        successors: By id, each replaced Parameter and its successor. On CUDA a Parameter stays the same object, so
+            that its other names follow.
+        cuda_checks: Lines of the model's code that called `torch.cuda.is_available()`.
     """
 
     release: Callable[[], None]
-    replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    asked: list[Place] = field(default_factory=list)
+    successors: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    cuda_checks: list[Place] = field(default_factory=list)
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
-        return id(tensor) in self.replaced
+        return id(tensor) in self.successors
 
 
-#: A context in which tensors may pretend to be elsewhere.
-Stage = Callable[[Watch], contextlib.AbstractContextManager[Kept]]
+#: A context manager in which tensors may report to be on the fake device.
+FakeGpuContext = Callable[[DeviceWatch], contextlib.AbstractContextManager[MoveRecord]]
 
 
 @contextlib.contextmanager
-def faked(watch: Watch) -> Iterator[Kept]:
-    """Until the block ends, tensors that are made or moved hold no data and may be on `DEVICE`; `watch` looks on."""
+def use_fake_gpu(watch: DeviceWatch) -> Iterator[MoveRecord]:
+    """Fake a GPU without values in the block: new and moved tensors hold no data; `watch` checks each operator."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     shapes = ShapeEnv(allow_dynamic_output_shape_ops=True, allow_scalar_outputs=True)
     mode = FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True, shape_env=shapes)
     memo = mode.fake_tensor_converter.meta_converter.tensor_memo
-    with _quiet(), mode, _Faking(watch, mode), pretending(memo.clear) as kept:
-        yield kept
+    with _silence_torch_loggers(), mode, _FakeTensorWatchMode(watch, mode), patch_torch(memo.clear) as record:
+        yield record
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """What cannot be told without data is tried with data: torch need not log it."""
+def _silence_torch_loggers() -> Iterator[None]:
+    """Silence torch's log of operators that need data, because these are tried with data next."""
     loggers = [logging.getLogger(f"torch.{name}") for name in _LOGGERS]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
@@ -131,70 +134,70 @@ def _quiet() -> Iterator[None]:
             logger.disabled = disabled
 
 
-class _Faking(Watching):  # type: ignore[no-untyped-call]
-    """Makes real tensors fake itself: FakeTensorMode computes with real ones where it can, and would go to `DEVICE`."""
+class _FakeTensorWatchMode(DeviceWatchMode):  # type: ignore[no-untyped-call]
+    """Convert real tensors to fake ones, because FakeTensorMode would compute with real ones on `DEVICE`."""
 
-    def __init__(self, watch: Watch, mode: FakeTensorMode) -> None:
+    def __init__(self, watch: DeviceWatch, mode: FakeTensorMode) -> None:
         super().__init__(watch)
         self._mode = mode
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func not in self._mode.lift_fns:
-            args, kwargs = tree_map_only(torch.Tensor, self._fake, (args, kwargs))
+            args, kwargs = tree_map_only(torch.Tensor, self._convert, (args, kwargs))
         return func(*args, **kwargs)
 
-    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _convert(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self._mode.from_tensor(tensor)
 
 
 @contextlib.contextmanager
-def pretending(release: Callable[[], None] = lambda: None) -> Iterator[Kept]:
-    """Until the block ends, modules move as they do on CUDA, and autocast knows the device. All is put back.
+def patch_torch(release: Callable[[], None] = lambda: None) -> Iterator[MoveRecord]:
+    """Patch torch in the block so that modules move as on CUDA and autocast accepts the fake device.
 
-    `release` drops the weak references to new tensors: torch swaps none that has one.
+    `release` drops weak references to new tensors, because torch swaps no tensor that has one.
     """
-    kept = Kept(release)
+    record = MoveRecord(release)
     with contextlib.ExitStack() as stack:
-        cuda = _Cuda()
-        stack.enter_context(_replaced(FakeTensor, "device", _told(cuda)))
+        cuda = _CudaCallMode()
+        stack.enter_context(_replace_attribute(FakeTensor, "device", _build_device_property(cuda)))
         stack.enter_context(cuda)
-        stack.enter_context(_lifted())
-        stack.enter_context(_gpu(kept))
-        stack.enter_context(_replaced(nn.Module, "_apply", _apply_of(kept)))
-        stack.enter_context(_replaced(torch.amp.autocast_mode.autocast, "__init__", _autocast()))
-        # `torch.cuda` of this device: what checkpointing asks for streams and random states.
-        stack.enter_context(_replaced(torch, DEVICE.type, torch.cpu))
+        stack.enter_context(_lift_lists_on_cpu())
+        stack.enter_context(_patch_cuda_queries(record))
+        stack.enter_context(_replace_attribute(nn.Module, "_apply", _build_apply(record)))
+        stack.enter_context(_replace_attribute(torch.amp.autocast_mode.autocast, "__init__", _build_autocast_init()))
+        # Checkpointing asks the module of the device type, as torch.cuda, for streams and random states.
+        stack.enter_context(_replace_attribute(torch, DEVICE.type, torch.cpu))
         for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
-            stack.enter_context(_replaced(torch, name, _on_cpu(getattr(torch, name))))
-        yield kept
+            stack.enter_context(_replace_attribute(torch, name, _query_for_cpu(getattr(torch, name))))
+        yield record
 
 
 @contextlib.contextmanager
-def _gpu(kept: Kept) -> Iterator[None]:
-    """What code asks `torch.cuda` about the one GPU. Whether there is one is answered truly, and the line is noted.
+def _patch_cuda_queries(record: MoveRecord) -> Iterator[None]:
+    """Answer queries to `torch.cuda` as for one GPU. `is_available` stays truthful; its callers are recorded.
 
-    Saying yes would be remembered beyond the block, by each library that asks once.
+    Libraries call `is_available` once and would remember a wrong answer after the block.
     """
-    there = torch.cuda.is_available
+    torch_is_available = torch.cuda.is_available
 
     def is_available() -> bool:
         frame = sys._getframe(1)
-        filename, found = frame.f_code.co_filename, there()
-        if not found and is_theirs(filename) and "-packages" not in filename:
-            kept.asked.append((filename, frame.f_lineno))
-        return found
+        filename, is_available_ = frame.f_code.co_filename, torch_is_available()
+        if not is_available_ and is_user_code(filename) and "-packages" not in filename:
+            record.cuda_checks.append((filename, frame.f_lineno))
+        return is_available_
 
     with contextlib.ExitStack() as stack:
-        if not there():
-            for name, answer in _ANSWERS.items():
-                stack.enter_context(_replaced(torch.cuda, name, lambda *_, answer=answer, **__: answer))
-        stack.enter_context(_replaced(torch.cuda, "is_available", is_available))
+        if not torch_is_available():
+            for name, answer in _CUDA_ANSWERS.items():
+                stack.enter_context(_replace_attribute(torch.cuda, name, lambda *_, answer=answer, **__: answer))
+        stack.enter_context(_replace_attribute(torch.cuda, "is_available", is_available))
         yield
 
 
 @contextlib.contextmanager
-def _lifted() -> Iterator[None]:
-    """Python lists become tensors on the CPU first, also where torch makes them in C++ (`x[[0, 1]]`, `new_tensor`)."""
+def _lift_lists_on_cpu() -> Iterator[None]:
+    """Create tensors from Python lists on the CPU first, also in C++ (`x[[0, 1]]`, `new_tensor`)."""
     if not hasattr(torch._C, "_set_only_lift_cpu_tensors"):  # before torch 2.5
         yield
         return
@@ -206,11 +209,11 @@ def _lifted() -> Iterator[None]:
         torch._C._set_only_lift_cpu_tensors(before)
 
 
-class _Cuda(TorchFunctionMode):
-    """What code says to a GPU by name: `.cuda()`, `device="cuda"`, `.numpy()`; and torch.tensor, which asks no mode.
+class _CudaCallMode(TorchFunctionMode):
+    """Map calls that name CUDA to the fake device: `.cuda()`, `device="cuda"`, `.numpy()`, `torch.tensor`.
 
-    And what it is told: `.device` is cuda:0, `.is_cuda` is true. torch's own code, which takes another path for CUDA
-    than for this device, is told the truth: `busy` is above 0 while an operator is running.
+    User code reads cuda:0 as `.device` and True as `.is_cuda`. torch's own code has another path for CUDA and reads
+    the true device: `busy` is above 0 while an operator runs.
     """
 
     busy = 0
@@ -218,59 +221,59 @@ class _Cuda(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.busy += 1
         try:
-            return self._answered(func, args, dict(kwargs or {}))
+            return self._handle_call(func, args, dict(kwargs or {}))
         finally:
             self.busy -= 1
 
-    def _answered(self, func: Any, args: Any, kwargs: Any) -> Any:
-        asked = getattr(func, "__self__", None)
-        if asked is _DEVICE:
-            return _NAMED if args[0].device == DEVICE and _asked_by_theirs() else args[0].device
-        if asked is _IS_CUDA:
-            return args[0].is_cuda or (args[0].device == DEVICE and _asked_by_theirs())
+    def _handle_call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        getter_owner = getattr(func, "__self__", None)
+        if getter_owner is _DEVICE:
+            return _CUDA_DEVICE if args[0].device == DEVICE and _is_called_by_user_code() else args[0].device
+        if getter_owner is _IS_CUDA:
+            return args[0].is_cuda or (args[0].device == DEVICE and _is_called_by_user_code())
         if func is torch.Tensor.cuda:
             return args[0].to(DEVICE)
         if func in _TO_NUMPY and args[0].device == DEVICE and not kwargs.get("force"):
-            raise TypeError(f"can't convert cuda:0 {NO_NUMPY}. Use Tensor.cpu() first")
+            raise TypeError(f"can't convert cuda:0 {NUMPY_ERROR}. Use Tensor.cpu() first")
         if func is torch.Tensor.tolist and args[0].device == DEVICE:
             return args[0].to("cpu").tolist()
         if func is torch.Tensor.new and args[0].device == DEVICE:
-            return _new(*args, **kwargs)
+            return _emulate_new(*args, **kwargs)
         if func is torch.Tensor.__format__ and not args[0].dim() and not isinstance(args[0], nn.Parameter):
             return format(args[0].item(), *args[1:])  # torch writes the number of a plain tensor only
         if "device" in kwargs:
-            kwargs["device"] = _pretended(kwargs["device"])
+            kwargs["device"] = _replace_cuda(kwargs["device"])
         if func is torch.Tensor.to:
-            args = (args[0], *map(_pretended, args[1:]))
+            args = (args[0], *map(_replace_cuda, args[1:]))
         if func in (torch.ctc_loss, nn.functional.ctc_loss):  # lengths may be anywhere, and subclasses divide by them
-            args = (*args[:2], *(_beside(args[0], one) for one in args[2:4]), *args[4:])
-        if func in (torch.tensor, torch.as_tensor) and _is_there(kwargs.get("device")):
+            args = (*args[:2], *(_move_lengths(args[0], lengths) for lengths in args[2:4]), *args[4:])
+        if func in (torch.tensor, torch.as_tensor) and _is_fake_device(kwargs.get("device")):
             return func(*args, **{**kwargs, "device": "cpu"}).to(DEVICE)
         return func(*args, **kwargs)
 
 
-def _told(cuda: _Cuda) -> property:
-    """`FakeTensor.device`, which asks no mode: the model's code is told what it is of others, torch's the truth."""
-    true = FakeTensor.__dict__["device"].fget
+def _build_device_property(cuda: _CudaCallMode) -> property:
+    """Build `FakeTensor.device`, which calls no mode: user code reads cuda:0, torch's code the true device."""
+    get_fake_device = FakeTensor.__dict__["device"].fget
 
     def device(self: FakeTensor) -> torch.device:
-        found: torch.device = true(self)
-        outside = not cuda.busy and found == DEVICE
-        return _NAMED if outside and _asked_by_theirs() else found
+        actual: torch.device = get_fake_device(self)
+        is_asked_outside = not cuda.busy and actual == DEVICE
+        return _CUDA_DEVICE if is_asked_outside and _is_called_by_user_code() else actual
 
     return property(device)
 
 
-def _asked_by_theirs() -> bool:
-    """Whether the code that asks for a property is neither torch's nor ours; both getters lie in this file."""
+def _is_called_by_user_code() -> bool:
+    """Whether user code reads the property; frames of this file, which has the getters, are skipped."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
-    return frame is not None and is_theirs(frame.f_code.co_filename)
+    return frame is not None and is_user_code(frame.f_code.co_filename)
 
 
-def _new(like: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """The old `Tensor.new`: torch's own makes it on a device without an index, which `DEVICE` is not."""
+def _emulate_new(like: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Emulate the old `Tensor.new`, because torch's own creates a tensor on a device without index."""
     if not args:
         return like.new_empty(kwargs.pop("size", 0), **kwargs)
     if issubclass(type(args[0]), torch.Tensor):
@@ -281,51 +284,51 @@ def _new(like: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return like.new_tensor(args[0], **kwargs)
 
 
-def _pretended(device: Any) -> Any:
-    named = type(device) is str and device.partition(":")[0] == "cuda"
-    return DEVICE if named or (isinstance(device, torch.device) and device.type == "cuda") else device
+def _replace_cuda(device: Any) -> Any:
+    is_cuda_text = type(device) is str and device.partition(":")[0] == "cuda"
+    return DEVICE if is_cuda_text or (isinstance(device, torch.device) and device.type == "cuda") else device
 
 
-def _beside(tensor: torch.Tensor, lengths: Any) -> Any:
+def _move_lengths(tensor: torch.Tensor, lengths: Any) -> Any:
     return lengths.to(tensor.device) if isinstance(lengths, torch.Tensor) else lengths
 
 
-def _is_there(device: Any) -> bool:
+def _is_fake_device(device: Any) -> bool:
     return device is not None and torch.device(device).type == DEVICE.type
 
 
 @contextlib.contextmanager
-def _replaced(holder: Any, name: str, new: Any) -> Iterator[None]:
+def _replace_attribute(holder: Any, name: str, replacement: Any) -> Iterator[None]:
     missing = object()
-    old = getattr(holder, name, missing)
-    setattr(holder, name, new)
+    original = getattr(holder, name, missing)
+    setattr(holder, name, replacement)
     try:
         yield
     finally:
-        delattr(holder, name) if old is missing else setattr(holder, name, old)
+        delattr(holder, name) if original is missing else setattr(holder, name, original)
 
 
-def _autocast() -> Callable[..., None]:
-    """autocast raises for a device type that it does not know; here it is off, as it would not change a device."""
+def _build_autocast_init() -> Callable[..., None]:
+    """Build an `autocast.__init__` that disables autocast on the fake device, whose type torch refuses."""
     original = torch.amp.autocast_mode.autocast.__init__
 
-    def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        if device_type not in (DEVICE.type, _NAMED.type):
+    def init_unless_fake(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        if device_type not in (DEVICE.type, _CUDA_DEVICE.type):
             return original(self, device_type, *args, **kwargs)
         return original(self, "cpu", enabled=False)
 
-    return init
+    return init_unless_fake
 
 
-def _on_cpu(ask: Callable[..., Any]) -> Callable[..., Any]:
-    def asked(*args: Any) -> Any:
-        return ask(*("cpu" if arg == DEVICE.type else arg for arg in args))
+def _query_for_cpu(query: Callable[..., Any]) -> Callable[..., Any]:
+    def ask_about_cpu(*args: Any) -> Any:
+        return query(*("cpu" if arg == DEVICE.type else arg for arg in args))
 
-    return asked
+    return ask_about_cpu
 
 
-def _apply_of(kept: Kept) -> Callable[..., nn.Module]:
-    """`nn.Module._apply` as it is for a move to CUDA: a Parameter stays the object that it is, a buffer does not."""
+def _build_apply(record: MoveRecord) -> Callable[..., nn.Module]:
+    """Build `nn.Module._apply` as for a move to CUDA, which keeps Parameter objects and replaces buffers."""
 
     def _apply(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         if recurse:
@@ -333,7 +336,7 @@ def _apply_of(kept: Kept) -> Callable[..., nn.Module]:
                 child._apply(fn)  # type: ignore[no-untyped-call]
         for name, parameter in self._parameters.items():
             if parameter is not None and not is_lazy(parameter):
-                self._parameters[name] = _renewed(parameter, fn, kept)  # type: ignore[assignment]
+                self._parameters[name] = _apply_to_parameter(parameter, fn, record)  # type: ignore[assignment]
         for name, buffer in self._buffers.items():
             if buffer is not None and not is_lazy(buffer):
                 self._buffers[name] = fn(buffer)
@@ -342,12 +345,14 @@ def _apply_of(kept: Kept) -> Callable[..., nn.Module]:
     return _apply
 
 
-def _renewed(parameter: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor], kept: Kept) -> torch.Tensor:
-    """`parameter` with the data that `fn` gives, the same object wherever torch can swap it."""
+def _apply_to_parameter(
+    parameter: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor], record: MoveRecord
+) -> torch.Tensor:
+    """Return `parameter` with the data of `fn`, as the same object if torch can swap its content."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    if parameter in kept:
-        return kept.replaced[id(parameter)][1]
+    if parameter in record:
+        return record.successors[id(parameter)][1]
     with _disable_current_modes():
         # An alias: FakeTensorMode keeps weak references to what it converts, and such a tensor cannot be swapped.
         alias = parameter.data
@@ -355,12 +360,12 @@ def _renewed(parameter: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]
         data = fn(alias)
         if data is alias:
             return parameter
-        new = nn.Parameter(data, parameter.requires_grad)
-    vars(new).update({name: value for name, value in vars(parameter).items() if name not in vars(new)})
-    kept.release()
+        successor = nn.Parameter(data, parameter.requires_grad)
+    vars(successor).update({name: value for name, value in vars(parameter).items() if name not in vars(successor)})
+    record.release()
     try:
-        torch.utils.swap_tensors(parameter, new)  # type: ignore[no-untyped-call]
+        torch.utils.swap_tensors(parameter, successor)  # type: ignore[no-untyped-call]
     except RuntimeError:  # an autograd graph, a view or a weak reference holds on to it
-        kept.replaced[id(parameter)] = (parameter, new)
-        return new
+        record.successors[id(parameter)] = (parameter, successor)
+        return successor
     return parameter

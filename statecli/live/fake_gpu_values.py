@@ -1,7 +1,7 @@
-"""A GPU that is not there, for code that looks at values: tensors with data that lie on the CPU and deny it.
+"""Fake a CUDA device with values: tensors report to be on the device, and their data is on the CPU.
 
-FakeTensorMode cannot say what `nonzero()` finds or what `.item()` is. A `Pretended` can: each operator runs on the data
-it carries, and what comes out claims to be on the same device as before. There is no autograd.
+Code that reads values (`nonzero()`, `.item()`) cannot run under FakeTensorMode. A `FakeGpuTensor` runs each operator on
+its CPU data, and the results report to be on the fake device. There is no autograd.
 """
 
 from __future__ import annotations
@@ -13,106 +13,114 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from statecli.live.device_rules import FREE, Watch, Watching, name_of
-from statecli.live.fake_gpu import DEVICE, Kept, pretending
+from statecli.live.device_rules import ANY_DEVICE_OPERATORS, DeviceWatch, DeviceWatchMode, get_operator_name
+from statecli.live.fake_gpu import DEVICE, MoveRecord, patch_torch
 
 
-def _laid_out(tensor: torch.Tensor) -> dict[str, Any]:
+def _get_strides(tensor: torch.Tensor) -> dict[str, Any]:
     if tensor.layout is not torch.strided:
         return {}
     return {"strides": tensor.stride(), "storage_offset": tensor.storage_offset()}
 
 
-class Pretended(torch.Tensor):
-    """A tensor that claims to be on `DEVICE`, and does all that is asked of it with `beneath`, which is on the CPU."""
+class FakeGpuTensor(torch.Tensor):
+    """A tensor that reports to be on `DEVICE` and runs each operator on `cpu_data`."""
 
-    beneath: torch.Tensor
+    cpu_data: torch.Tensor
 
     @staticmethod
-    def __new__(cls, beneath: torch.Tensor) -> Pretended:
-        """Wrap `beneath`; both change together."""
+    def __new__(cls, cpu_data: torch.Tensor) -> FakeGpuTensor:
+        """Wrap `cpu_data`; both change together."""
         self = torch.Tensor._make_wrapper_subclass(
             cls,
-            beneath.size(),
-            **_laid_out(beneath),
-            dtype=beneath.dtype,
-            layout=beneath.layout,
+            cpu_data.size(),
+            **_get_strides(cpu_data),
+            dtype=cpu_data.dtype,
+            layout=cpu_data.layout,
             device=DEVICE,
             requires_grad=False,
         )
-        self.beneath = beneath
+        self.cpu_data = cpu_data
         return self
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """An operator outside `pretended()`, where nobody asks whether it is legal."""
-        return _run(func, args, kwargs or {})
+        """Run an operator outside `use_fake_gpu_with_values`, where no watch checks devices."""
+        return _run_on_cpu(func, args, kwargs or {})
 
 
-class _Pretending(Watching):  # type: ignore[no-untyped-call]
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return _run(func, args, kwargs)
+class _ValuesWatchMode(DeviceWatchMode):  # type: ignore[no-untyped-call]
+    def run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return _run_on_cpu(func, args, kwargs)
 
 
 @contextlib.contextmanager
-def pretended(watch: Watch) -> Iterator[Kept]:
-    """Until the block ends, tensors that are made or moved may claim to be on `DEVICE`; `watch` looks on."""
-    with _Pretending(watch), pretending() as kept, torch.no_grad():
-        yield kept
+def use_fake_gpu_with_values(watch: DeviceWatch) -> Iterator[MoveRecord]:
+    """Fake a GPU with values in the block: new and moved tensors may report `DEVICE`; `watch` checks each operator."""
+    with _ValuesWatchMode(watch), patch_torch() as record, torch.no_grad():
+        yield record
 
 
-def _run(func: Any, args: Any, kwargs: Any) -> Any:
-    """`func` of the data; results that are arguments (in place, out=) are the very same tensors."""
-    there = _destination(func, args, kwargs)
-    wrappers = {id(one.beneath): one for one in tree_iter((args, kwargs)) if isinstance(one, Pretended)}
-    given = {id(one) for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)}
-    args, kwargs = tree_map_only(Pretended, lambda one: one.beneath, (args, kwargs))
-    args, kwargs = tree_map_only(torch.device, _real, (args, kwargs))
-    out = _computed(func, args, kwargs)
+def _run_on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run `func` on the CPU data; results that are arguments (in place, out=) stay the same objects."""
+    is_on_device = _is_result_on_device(func, args, kwargs)
+    wrappers = {
+        id(tensor.cpu_data): tensor for tensor in tree_iter((args, kwargs)) if isinstance(tensor, FakeGpuTensor)
+    }
+    given_ids = {id(tensor) for tensor in tree_iter((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+    args, kwargs = tree_map_only(FakeGpuTensor, lambda tensor: tensor.cpu_data, (args, kwargs))
+    args, kwargs = tree_map_only(torch.device, _replace_fake_device, (args, kwargs))
+    out = _compute(func, args, kwargs)
 
-    def wrapped(tensor: torch.Tensor) -> torch.Tensor:
+    def wrap(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) in wrappers:
-            return _unchanged(wrappers[id(tensor)], func)
-        return Pretended(tensor) if there and id(tensor) not in given else tensor
+            return _check_shape_unchanged(wrappers[id(tensor)], func)
+        return FakeGpuTensor(tensor) if is_on_device and id(tensor) not in given_ids else tensor
 
-    if name_of(func) == "_pack_padded_sequence":
-        return wrapped(out[0]), out[1]  # the batch sizes are on the CPU on CUDA too
-    return tree_map_only(torch.Tensor, wrapped, out)
+    if get_operator_name(func) == "_pack_padded_sequence":
+        return wrap(out[0]), out[1]  # the batch sizes stay on the CPU on CUDA too
+    return tree_map_only(torch.Tensor, wrap, out)
 
 
-def _computed(func: Any, args: Any, kwargs: Any) -> Any:
-    """Where the CPU lacks a kernel of this dtype that CUDA may have, in float64 and back: it is about devices here."""
+def _compute(func: Any, args: Any, kwargs: Any) -> Any:
+    """Compute in float64 if the CPU has no kernel of this dtype, because only devices matter here."""
     try:
         return func(*args, **kwargs)
     except (NotImplementedError, RuntimeError) as error:
         if "not implemented for '" not in str(error) or func._schema.is_mutable:
             raise
-    dtype = next(one.dtype for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor))
-    args, kwargs = tree_map_only(torch.Tensor, lambda one: one.double() if one.dtype is dtype else one, (args, kwargs))
+    dtype = next(tensor.dtype for tensor in tree_iter((args, kwargs)) if isinstance(tensor, torch.Tensor))
+    args, kwargs = tree_map_only(
+        torch.Tensor, lambda tensor: tensor.double() if tensor.dtype is dtype else tensor, (args, kwargs)
+    )
     out = func(*args, **kwargs)
-    return tree_map_only(torch.Tensor, lambda one: one.to(dtype) if one.dtype is torch.float64 else one, out)
+    return tree_map_only(
+        torch.Tensor, lambda tensor: tensor.to(dtype) if tensor.dtype is torch.float64 else tensor, out
+    )
 
 
-def _real(device: torch.device) -> torch.device:
+def _replace_fake_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == DEVICE.type else device
 
 
-def _destination(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether the results are on `DEVICE`: as asked for, else as `self` where devices are free to mix, else as any."""
-    asked = kwargs.get("device")
-    if asked is not None:
-        return torch.device(asked).type == DEVICE.type
-    if name_of(func) == "device_put":
+def _is_result_on_device(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the results are on `DEVICE`: as requested, else as `self` if devices may mix, else as any tensor."""
+    requested_device = kwargs.get("device")
+    if requested_device is not None:
+        return torch.device(requested_device).type == DEVICE.type
+    if get_operator_name(func) == "device_put":
         return torch.device(args[1]).type == DEVICE.type
-    tensors = [one for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)]
-    if name_of(func) in FREE:
+    tensors = [tensor for tensor in tree_iter((args, kwargs)) if isinstance(tensor, torch.Tensor)]
+    if get_operator_name(func) in ANY_DEVICE_OPERATORS:
         tensors = tensors[:1]
-    return any(isinstance(one, Pretended) for one in tensors)
+    return any(isinstance(tensor, FakeGpuTensor) for tensor in tensors)
 
 
-def _unchanged(wrapper: Pretended, func: Any) -> Pretended:
-    if wrapper.size() != wrapper.beneath.size() or (
-        wrapper.beneath.layout is torch.strided and wrapper.stride() != wrapper.beneath.stride()
+def _check_shape_unchanged(wrapper: FakeGpuTensor, func: Any) -> FakeGpuTensor:
+    if wrapper.size() != wrapper.cpu_data.size() or (
+        wrapper.cpu_data.layout is torch.strided and wrapper.stride() != wrapper.cpu_data.stride()
     ):
-        raise NotImplementedError(f"{name_of(func)} gives a tensor another shape in place, which cannot be pretended")
+        raise NotImplementedError(
+            f"{get_operator_name(func)} gives a tensor another shape in place, which cannot be pretended"
+        )
     return wrapper

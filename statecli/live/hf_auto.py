@@ -18,7 +18,7 @@ from statecli.core import quoting
 from statecli.core.errors import MissingDependency, ModelError, UnreadableError, UsageError
 from statecli.formats.shared import config_files
 from statecli.live import search_path
-from statecli.live.spec import Spec
+from statecli.live.spec import ModelSpec
 from statecli.storage import files
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: What stands for the class in place of its name.
 AUTO = "auto"
 #: What `--model auto` reads; where it lies is the folder of the weights.
-CONFIG = "config.json"
+CONFIG_NAME = "config.json"
 #: Modules and parameters of one model, more than 12 layers of 256 experts that are modules have, and seconds of work
 #: for them. Building takes 50 us each, looking at what was built 200 us a tensor: 10 s in all are not reached.
 MAX_REGISTERED = 30_000
@@ -42,21 +42,21 @@ _FETCHES = re.compile(r"^_?(?:attn|experts)_implementation|^(?:auto_map|use_kern
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
-def text_for(path: str) -> str:
+def build_spec_text(path: str) -> str:
     """The class of the checkpoint at `path`, a folder or a file in one, as one types it.
 
     Raises UsageError where there is no configuration beside it, or none that names a class.
     """
     folder = path if files.is_folder(path) else files.get_folder(path) or os.curdir
-    config = files.join(folder, CONFIG)
+    config = files.join(folder, CONFIG_NAME)
     if not files.exists(config):
         adapter = files.is_file(files.join(folder, "adapter_config.json"))
         what = "an adapter has none: name the class of its base model" if adapter else "name the class instead"
-        raise UsageError(f"{path}: there is no {CONFIG} beside it, and --model auto has no class; {what}")
-    return f"transformers:{_class_name(_document(config), config)}(config={config!r})"
+        raise UsageError(f"{path}: there is no {CONFIG_NAME} beside it, and --model auto has no class; {what}")
+    return f"transformers:{_find_class_name(_read_config(config), config)}(config={config!r})"
 
 
-def spec_of(spec: Spec) -> Spec:
+def resolve_auto_spec(spec: ModelSpec) -> ModelSpec:
     """The same; where it is a class of transformers given by a configuration, what builds it."""
     config = spec.kwargs.get("config")
     if (
@@ -66,15 +66,15 @@ def spec_of(spec: Spec) -> Spec:
         or len(spec.kwargs) + len(spec.args) > 1
     ):
         return spec
-    return Spec(spec.text, __name__, False, made.__name__, (spec.attribute, config), {}, True)
+    return ModelSpec(spec.text, __name__, False, build_from_config.__name__, (spec.attribute, config), {}, True)
 
 
-def is_auto(spec: Spec) -> bool:
+def is_auto(spec: ModelSpec) -> bool:
     """Whether it is a class given by a configuration."""
     return spec.module == __name__
 
 
-def _document(config: str) -> dict[str, Any]:
+def _read_config(config: str) -> dict[str, Any]:
     folder, name = files.split(config)
     try:
         return config_files.read_document(folder, name)
@@ -82,7 +82,7 @@ def _document(config: str) -> dict[str, Any]:
         raise UsageError(f"{folder}: {error}") from error
 
 
-def _class_name(document: Mapping[str, Any], config: str) -> str:
+def _find_class_name(document: Mapping[str, Any], config: str) -> str:
     names = document.get("architectures")
     name = names[0] if type(names) is list and names else None
     if type(name) is str and _NAME.fullmatch(name):
@@ -91,17 +91,17 @@ def _class_name(document: Mapping[str, Any], config: str) -> str:
         raise UsageError(f"{config}: is of diffusers; --model auto builds classes of transformers: name the class")
     kind = document.get("model_type")
     if type(kind) is str and not names:
-        known = _transformers(config).models.auto.modeling_auto.MODEL_MAPPING_NAMES.get(kind)
-        if type(known) is str:
-            return known
+        class_name = _import_transformers(config).models.auto.modeling_auto.MODEL_MAPPING_NAMES.get(kind)
+        if type(class_name) is str:
+            return class_name
     what = "names no class in" if name is None else f"names {quoting.value(name)}, no class name, in"
     raise UsageError(f"{config}: {what} architectures, and --model auto has none; name the class instead")
 
 
-def _transformers(config: str) -> Any:
+def _import_transformers(config: str) -> Any:
     """Return the installed package, whatever lies in the current folder and in that of the configuration."""
     try:
-        with search_path.installed_only(files.get_folder(config)):
+        with search_path.use_installed_only(files.get_folder(config)):
             import transformers
             import transformers.models.auto.modeling_auto
     except ImportError as error:
@@ -114,45 +114,52 @@ def _transformers(config: str) -> Any:
 # --- building --------------------------------------------------------------------------------------------------------
 
 
-def made(name: str, config: str) -> nn.Module:
+def build_from_config(name: str, config: str) -> nn.Module:
     """The class of that name, as the configuration in the file `config` says. Raises UsageError, ModelError."""
     import torch
 
-    transformers = _transformers(config)
-    document = _document(config)
-    _refuse(document, config)
-    found: Any = getattr(transformers, name, None)
-    configured = getattr(found, "config_class", None)
-    if configured is None or not issubclass(found, transformers.PreTrainedModel):
-        raise ModelError(_unknown(name, document, config, transformers.__version__))
-    kind, own = document.get("model_type"), configured.model_type
-    if kind not in (None, own):
-        raise ModelError(f"{config}: names {name}, whose model_type is {own!r}, and says {str(kind)[:80]!r} itself")
-    with _offline(), _quiet(transformers.logging), _counted(config), _dtype(torch, document):
-        settings = configured.from_dict(_cleaned(document))
+    transformers = _import_transformers(config)
+    document = _read_config(config)
+    _check_config(document, config)
+    model_class: Any = getattr(transformers, name, None)
+    config_class = getattr(model_class, "config_class", None)
+    if config_class is None or not issubclass(model_class, transformers.PreTrainedModel):
+        raise ModelError(_describe_unknown_class(name, document, config, transformers.__version__))
+    kind, model_type = document.get("model_type"), config_class.model_type
+    if kind not in (None, model_type):
+        raise ModelError(
+            f"{config}: names {name}, whose model_type is {model_type!r}, and says {str(kind)[:80]!r} itself"
+        )
+    with (
+        _disable_hub(),
+        _silence_logging(transformers.logging),
+        _limit_registrations(config),
+        _use_saved_dtype(torch, document),
+    ):
+        settings = config_class.from_dict(_remove_fetches(document))
         settings._attn_implementation = "eager"
-        model: nn.Module = found(settings)
+        model: nn.Module = model_class(settings)
     return model
 
 
-def _unknown(name: str, document: Mapping[str, Any], config: str, version: str) -> str:
+def _describe_unknown_class(name: str, document: Mapping[str, Any], config: str, version: str) -> str:
     if document.get("auto_map"):
         return f"{config}: {name} is code that comes with the checkpoint (auto_map), which is not run; name its class"
     return f"{config}: names {name}, which is no model class of transformers {version}"
 
 
-def _refuse(document: Mapping[str, Any], config: str) -> None:
-    for key, value in _entries(document):
+def _check_config(document: Mapping[str, Any], config: str) -> None:
+    for key, value in _iter_entries(document):
         if key == "quantization_config" and type(value) is dict:
             how = str(value.get("quant_method"))[:40]
             raise ModelError(f"{config}: is quantized ({how}): which tensors its class has then is not told by it")
-        several = value if type(value) is list else [value]
-        count = sum(one for one in several if type(one) is int) if _COUNT.match(key) else 0
-        if count > MAX_COUNT or len(several) > MAX_LISTED:
-            raise ModelError(f"{config}: {key} asks for {max(count, len(several)):,}, more than any model has")
+        values = value if type(value) is list else [value]
+        count = sum(number for number in values if type(number) is int) if _COUNT.match(key) else 0
+        if count > MAX_COUNT or len(values) > MAX_LISTED:
+            raise ModelError(f"{config}: {key} asks for {max(count, len(values)):,}, more than any model has")
 
 
-def _entries(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _iter_entries(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Keys and values, those of configurations in it too."""
     stack = [document]
     while stack:
@@ -162,16 +169,16 @@ def _entries(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 stack.append(value)
 
 
-def _cleaned(document: Mapping[str, Any]) -> dict[str, Any]:
+def _remove_fetches(document: Mapping[str, Any]) -> dict[str, Any]:
     """Without what would fetch anything."""
-    kept = {key: value for key, value in document.items() if not _FETCHES.match(key)}
-    if "use_pretrained_backbone" in kept:
-        kept["use_pretrained_backbone"] = False
-    return {key: _cleaned(value) if type(value) is dict else value for key, value in kept.items()}
+    config = {key: value for key, value in document.items() if not _FETCHES.match(key)}
+    if "use_pretrained_backbone" in config:
+        config["use_pretrained_backbone"] = False
+    return {key: _remove_fetches(value) if type(value) is dict else value for key, value in config.items()}
 
 
 @contextmanager
-def _offline() -> Iterator[None]:
+def _disable_hub() -> Iterator[None]:
     """The hub is off: a configuration may name repositories."""
     from huggingface_hub import constants
 
@@ -183,7 +190,7 @@ def _offline() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet(logging: Any) -> Iterator[None]:
+def _silence_logging(logging: Any) -> Iterator[None]:
     """Without what transformers logs of a configuration: what is wrong for its model is said in our own words."""
     before = logging.get_verbosity()
     logging.set_verbosity(logging.FATAL)
@@ -194,13 +201,13 @@ def _quiet(logging: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _counted(config: str) -> Iterator[None]:
+def _limit_registrations(config: str) -> Iterator[None]:
     """Stops a class that registers without end."""
     from torch.nn.modules import module
 
     count, start = 0, time.process_time()
 
-    def registered(*_: Any) -> None:
+    def count_registration(*_: Any) -> None:
         nonlocal count
         count += 1
         if count > MAX_REGISTERED or (count % 64 == 0 and time.process_time() - start > MAX_SECONDS):
@@ -210,8 +217,8 @@ def _counted(config: str) -> Iterator[None]:
             )
 
     hooks = (
-        module.register_module_module_registration_hook(registered),
-        module.register_module_parameter_registration_hook(registered),
+        module.register_module_module_registration_hook(count_registration),
+        module.register_module_parameter_registration_hook(count_registration),
     )
     try:
         yield
@@ -221,12 +228,12 @@ def _counted(config: str) -> Iterator[None]:
 
 
 @contextmanager
-def _dtype(torch: Any, document: Mapping[str, Any]) -> Iterator[None]:
+def _use_saved_dtype(torch: Any, document: Mapping[str, Any]) -> Iterator[None]:
     """The type that the weights are saved in, as `from_pretrained` builds it."""
-    found = getattr(torch, str(document.get("dtype") or document.get("torch_dtype")), None)
+    dtype = getattr(torch, str(document.get("dtype") or document.get("torch_dtype")), None)
     before = torch.get_default_dtype()
-    if isinstance(found, torch.dtype) and found.is_floating_point and found.itemsize > 1:
-        torch.set_default_dtype(found)
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1:
+        torch.set_default_dtype(dtype)
     try:
         yield
     finally:
@@ -236,42 +243,42 @@ def _dtype(torch: Any, document: Mapping[str, Any]) -> Iterator[None]:
 # --- what it loads as what -------------------------------------------------------------------------------------------
 
 
-def loaded_as(model: Any, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def map_loaded_names(model: Any, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """By a checkpoint's names those of the class, where `from_pretrained` takes them for others: without or with the
     base model's prefix, renamed since, several put into one or one parted. `model` is a built class of transformers.
     """
-    known = dict(model.state_dict())
-    with search_path.installed_only():
-        rename = _renaming(model, known)
-    found: dict[str, tuple[str, ...]] = {}
+    class_tensors = dict(model.state_dict())
+    with search_path.use_installed_only():
+        rename = _build_renaming(model, class_tensors)
+    renamed: dict[str, tuple[str, ...]] = {}
     for name in names:
-        targets = tuple(one for one in rename(name) if one in known)
+        targets = tuple(target for target in rename(name) if target in class_tensors)
         if targets and targets != (name,):
-            found[name] = targets
-    return found
+            renamed[name] = targets
+    return renamed
 
 
-def _renaming(model: Any, known: dict[str, Any]) -> Callable[[str], list[str]]:
+def _build_renaming(model: Any, class_tensors: dict[str, Any]) -> Callable[[str], list[str]]:
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
     except ImportError:  # before transformers 5, which has no such mappings
-        return lambda name: _prefixed(name, model.base_model_prefix, known)
-    every = get_model_conversion_mapping(model)
-    renamings = [one for one in every if isinstance(one, WeightRenaming)]
-    converters = [one for one in every if isinstance(one, WeightConverter)]
-    by_source = {source: one for one in converters for source in one.source_patterns}
+        return lambda name: _swap_prefix(name, model.base_model_prefix, class_tensors)
+    conversions = get_model_conversion_mapping(model)
+    renamings = [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)]
+    converters = [conversion for conversion in conversions if isinstance(conversion, WeightConverter)]
+    by_source = {source: conversion for conversion in converters for source in conversion.source_patterns}
 
     def rename(name: str) -> list[str]:
-        renamed, source = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
+        renamed, source = rename_source_key(name, renamings, converters, model.base_model_prefix, class_tensors)
         targets = by_source[source].target_patterns if source in by_source else []
         first = targets[0] if targets else ""
-        return [renamed.replace(first, one) for one in targets] if len(targets) > 1 else [renamed]
+        return [renamed.replace(first, conversion) for conversion in targets] if len(targets) > 1 else [renamed]
 
     return rename
 
 
-def _prefixed(name: str, prefix: str, known: Mapping[str, Any]) -> list[str]:
-    if f"{prefix}.{name}" in known:
+def _swap_prefix(name: str, prefix: str, class_tensors: Mapping[str, Any]) -> list[str]:
+    if f"{prefix}.{name}" in class_tensors:
         return [f"{prefix}.{name}"]
-    return [name.removeprefix(f"{prefix}.") if name not in known else name]
+    return [name.removeprefix(f"{prefix}.") if name not in class_tensors else name]

@@ -21,33 +21,35 @@ from torch import nn
 from statecli.core.errors import ModelError
 from statecli.core.state import TensorInfo
 from statecli.live import pretrained
-from statecli.live.build import Built
+from statecli.live.built_model import BuiltModel
 from statecli.live.load_state_dict_api import Answer, Entries
 from statecli.live.tensors import is_lazy
 
 
-def load(built: Built, entries: Entries) -> Answer:
+def load(built: BuiltModel, entries: Entries) -> Answer:
     """See `statecli.live.load`."""
     with built.user_code("load_state_dict()"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what meta tensors are not: nobody loads them
-        module = _instance(built)
+        module = _get_instance(built)
         extra = _silence_extra_states(module)
-        state = _state_dict(module, entries)
+        state = _build_state_dict(module, entries)
         refusal = _Refusal(module)
-        with refusal.caught(), _nothing_copied():
+        with refusal.catch(), _skip_copies():
             module.load_state_dict(state)
-        return pretrained.adjusted(module, entries, refusal.answer(tuple(name for name in extra if name in state)))
+        return pretrained.adjust_answer(
+            module, entries, refusal.build_answer(tuple(name for name in extra if name in state))
+        )
 
 
 # --- the module ------------------------------------------------------------------------------------------------------
 
 
-def _instance(built: Built) -> nn.Module:
+def _get_instance(built: BuiltModel) -> nn.Module:
     """The measured instance, whose values are anything; a fresh one where code that is not torch's may look at them."""
     if not _has_own_loading(built.module):
         return built.module
     try:
-        return built.again()
+        return built.build_again()
     except ModelError:
         return built.module
 
@@ -57,29 +59,29 @@ _LOADING = ("_load_from_state_dict", "load_state_dict")
 
 
 def _has_own_loading(root: nn.Module) -> bool:
-    found = list(root.modules())
-    overrides = (getattr(kind, name) for kind in set(map(type, found)) for name in _LOADING)
-    hooks = (hook for module in found for registry in _HOOKS for hook in getattr(module, registry).values())
+    modules = list(root.modules())
+    overrides = (getattr(kind, name) for kind in set(map(type, modules)) for name in _LOADING)
+    hooks = (hook for module in modules for registry in _HOOKS for hook in getattr(module, registry).values())
     return any(not str(getattr(code, "__module__", "")).startswith("torch.") for code in (*overrides, *hooks))
 
 
 def _silence_extra_states(root: nn.Module) -> list[str]:
     """Keeps `set_extra_state` from being called with a stand-in; gives the keys of those that there are."""
-    found = []
+    keys = []
     for path, module in root.named_modules(remove_duplicate=False):
         if type(module).set_extra_state is not nn.Module.set_extra_state:
             module.__dict__["set_extra_state"] = lambda state: None  # noqa: ARG005
-            found.append(_key(path, "_extra_state"))
-    return found
+            keys.append(_join_key(path, "_extra_state"))
+    return keys
 
 
-def _saved_extra_states(root: nn.Module) -> Iterator[str]:
+def _iter_extra_state_keys(root: nn.Module) -> Iterator[str]:
     for path, module in root.named_modules(remove_duplicate=False):
         if type(module).get_extra_state is not nn.Module.get_extra_state:
-            yield _key(path, "_extra_state")
+            yield _join_key(path, "_extra_state")
 
 
-def _key(path: str, name: str) -> str:
+def _join_key(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
@@ -90,38 +92,40 @@ class _NoTensor:
     """In place of a value that is no tensor. Code that looks into it fails, and what it would do is not known."""
 
 
-def _state_dict(module: nn.Module, entries: Entries) -> OrderedDict[str, Any]:
-    state = OrderedDict[str, Any]((name, _stand_in(tensor)) for name, tensor in entries.tensors.items())
+def _build_state_dict(module: nn.Module, entries: Entries) -> OrderedDict[str, Any]:
+    state = OrderedDict[str, Any]((name, _create_stand_in(tensor)) for name, tensor in entries.tensors.items())
     state.update((name, _NoTensor()) for name in entries.others)
     metadata = entries.metadata
     if entries.as_saved:
-        state.update((name, _NoTensor()) for name in _saved_extra_states(module))
-        metadata = {path: {"version": one._version} for path, one in module.named_modules(remove_duplicate=False)}
+        state.update((name, _NoTensor()) for name in _iter_extra_state_keys(module))
+        metadata = {
+            path: {"version": submodule._version} for path, submodule in module.named_modules(remove_duplicate=False)
+        }
     if metadata is not None:
         state._metadata = {path: dict(local) for path, local in metadata.items()}  # type: ignore[attr-defined]
     return state
 
 
-def _stand_in(tensor: TensorInfo) -> torch.Tensor:
+def _create_stand_in(tensor: TensorInfo) -> torch.Tensor:
     """A tensor on meta of that dtype, shape and layout. Raises ModelError where torch cannot make one."""
     if tensor.shape is None and "uninitialized" in (tensor.note or ""):
         lazy: Any = nn.UninitializedParameter  # its stub has no arguments
-        return lazy(device="meta", dtype=_dtype(tensor))  # type: ignore[no-any-return]
+        return lazy(device="meta", dtype=_get_dtype(tensor))  # type: ignore[no-any-return]
     if tensor.shape is None:
         raise ModelError(tensor.damage or f"{tensor.fqn} is nested, and no tensor on meta is")
     layout = torch.strided if tensor.layout == "quantized" else getattr(torch, tensor.layout, torch.jagged)
     try:
-        return torch.empty(tensor.shape, dtype=_dtype(tensor), layout=layout, device="meta")
+        return torch.empty(tensor.shape, dtype=_get_dtype(tensor), layout=layout, device="meta")
     except (RuntimeError, TypeError, NotImplementedError) as error:
         form = f"{tensor.layout} {tensor.dtype} {list(tensor.shape)}"
         raise ModelError(f"{tensor.fqn} is {form}, of which there is none on meta") from error
 
 
-def _dtype(tensor: TensorInfo) -> torch.dtype:
-    found = getattr(torch, tensor.dtype, None)
-    if not isinstance(found, torch.dtype):
+def _get_dtype(tensor: TensorInfo) -> torch.dtype:
+    dtype = getattr(torch, tensor.dtype, None)
+    if not isinstance(dtype, torch.dtype):
         raise ModelError(f"{tensor.fqn} is {tensor.dtype}, which this torch does not know")
-    return found
+    return dtype
 
 
 # --- a load that copies nothing --------------------------------------------------------------------------------------
@@ -135,17 +139,17 @@ class _Refusal:
         self._error: RuntimeError | None = None
         self._answer = Answer()
 
-    def answer(self, extra: tuple[str, ...]) -> Answer:
+    def build_answer(self, extra: tuple[str, ...]) -> Answer:
         return msgspec.structs.replace(self._answer if self._error else Answer(), extra=extra)
 
     @contextmanager
-    def caught(self) -> Iterator[None]:
+    def catch(self) -> Iterator[None]:
         """`nn.Module.load_state_dict` replaced by one of linear time, and its refusal of the whole module caught.
 
         torch looks for each child's entries among all of its parent's: a list of 10,000 layers takes it 20 s.
         A class's own `load_state_dict` calls the replacement as it would call torch's.
         """
-        torchs, refusal = nn.Module.load_state_dict, self
+        torch_method, refusal = nn.Module.load_state_dict, self
 
         def replacement(module: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
             return refusal._load(module, state_dict, strict, assign)
@@ -158,113 +162,113 @@ class _Refusal:
             if error is not self._error:
                 raise
         finally:
-            nn.Module.load_state_dict = torchs  # type: ignore[method-assign]
+            nn.Module.load_state_dict = torch_method  # type: ignore[method-assign]
 
     def _load(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool, assign: bool) -> Any:
-        missing, unexpected, messages = _loaded(module, state_dict, assign)
+        missing, unexpected, messages = _load_all(module, state_dict, assign)
         incompatible = nn.modules.module._IncompatibleKeys(missing, unexpected)
         if not messages and not (strict and (missing or unexpected)):
             return incompatible
         error = RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}")
         if module is self._root:
-            kept = (missing, unexpected) if strict else ([], [])
-            self._error, self._answer = error, _answer(*kept, messages)
+            keys = (missing, unexpected) if strict else ([], [])
+            self._error, self._answer = error, _build_answer(*keys, messages)
         raise error
 
 
-def _loaded(root: nn.Module, state_dict: Mapping[str, Any], assign: bool) -> tuple[list[str], list[str], list[str]]:
+def _load_all(root: nn.Module, state_dict: Mapping[str, Any], assign: bool) -> tuple[list[str], list[str], list[str]]:
     """`torch.nn.Module.load_state_dict` of torch 2.13 up to its error: missing, unexpected and messages."""
     missing: list[str] = []
     unexpected: list[str] = []
     messages: list[str] = []
     metadata = getattr(state_dict, "_metadata", None)
-    whole = OrderedDict(state_dict)
+    entries = OrderedDict(state_dict)
     if metadata is not None:
-        whole._metadata = metadata  # type: ignore[attr-defined]
+        entries._metadata = metadata  # type: ignore[attr-defined]
 
     def load(module: nn.Module, local: dict[str, Any], prefix: str) -> None:
-        about = {} if metadata is None else metadata.get(prefix[:-1], {})
+        metadata_of_module = {} if metadata is None else metadata.get(prefix[:-1], {})
         if assign:
-            about["assign_to_params_buffers"] = assign
-        module._load_from_state_dict(local, prefix, about, True, missing, unexpected, messages)
+            metadata_of_module["assign_to_params_buffers"] = assign
+        module._load_from_state_dict(local, prefix, metadata_of_module, True, missing, unexpected, messages)
         children = {name: child for name, child in module._modules.items() if child is not None}
-        shares = _shares(local, prefix) if children else {}
+        entries_by_child = _group_by_child(local, prefix) if children else {}
         for name, child in children.items():
-            load(child, shares.get(name, {}), f"{prefix}{name}.")
+            load(child, entries_by_child.get(name, {}), f"{prefix}{name}.")
         incompatible = nn.modules.module._IncompatibleKeys(missing, unexpected)
         for hook in module._load_state_dict_post_hooks.values():
             if hook(module, incompatible) is not None:
                 raise AssertionError("a hook of register_load_state_dict_post_hook returned a value")
 
-    load(root, whole, "")
+    load(root, entries, "")
     return missing, unexpected, messages
 
 
-def _shares(local: Mapping[str, Any], prefix: str) -> dict[str, dict[str, Any]]:
+def _group_by_child(local: Mapping[str, Any], prefix: str) -> dict[str, dict[str, Any]]:
     """The entries below `prefix` by the child whose they are."""
-    found: dict[str, dict[str, Any]] = {}
+    entries_by_child: dict[str, dict[str, Any]] = {}
     for key, value in local.items():
         if key.startswith(prefix):
             name, dot, _ = key[len(prefix) :].partition(".")
             if dot:
-                found.setdefault(name, {})[key] = value
-    return found
+                entries_by_child.setdefault(name, {})[key] = value
+    return entries_by_child
 
 
 _MISMATCH = re.compile(r"size mismatch for (.+?): copying a param with shape", re.DOTALL)
 _NAMED = re.compile(r'While (?:copying|swapping) the parameter named "(.+?)", ', re.DOTALL)
 
 
-def _answer(missing: Iterable[str], unexpected: Iterable[str], messages: Iterable[str]) -> Answer:
+def _build_answer(missing: Iterable[str], unexpected: Iterable[str], messages: Iterable[str]) -> Answer:
     """Each name once: a hook of the whole model and a child may both miss it."""
     mismatched: dict[str, None] = {}
     refused: list[tuple[str | None, str]] = []
     for message in messages:
-        if found := _MISMATCH.match(message):
-            mismatched[found[1]] = None
+        if match := _MISMATCH.match(message):
+            mismatched[match[1]] = None
         else:
-            named = _NAMED.match(message)
-            refused.append((named[1] if named else None, _in_words(message)))
+            match_ = _NAMED.match(message)
+            refused.append((match_[1] if match_ else None, _describe_refusal(message)))
     return Answer(tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(unexpected)), tuple(mismatched), tuple(refused))
 
 
-def _in_words(message: str) -> str:
+def _describe_refusal(message: str) -> str:
     if _NoTensor.__name__ in message:
         return "refused: the checkpoint has something else than a tensor there"
     return f"refused: {' '.join(str(message).split())}"
 
 
 @contextmanager
-def _nothing_copied() -> Iterator[None]:
+def _skip_copies() -> Iterator[None]:
     """`copy_` from meta tries the two dtypes and layouts on one element and leaves the target as it is."""
-    torchs = torch.Tensor.copy_
-    tried: dict[tuple[object, ...], Exception | None] = {}
+    torch_copy = torch.Tensor.copy_
+    errors: dict[tuple[object, ...], Exception | None] = {}
 
-    def copied(self: torch.Tensor, other: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def copy_unless_meta(self: torch.Tensor, other: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not isinstance(other, torch.Tensor) or is_lazy(self) or is_lazy(other) or not other.is_meta:
-            return torchs(self, other, *args, **kwargs)
+            return torch_copy(self, other, *args, **kwargs)
         if self.shape != other.shape:
             other.expand_as(self)  # raises what the copy would
         pair = (self.dtype, self.layout, other.dtype, other.layout, other.dim())
-        if pair[:2] != pair[2:4] and pair not in tried:
-            tried[pair] = _tried(torchs, self, other)
-        error = tried.get(pair)
+        if pair[:2] != pair[2:4] and pair not in errors:
+            errors[pair] = _try_copy(torch_copy, self, other)
+        error = errors.get(pair)
         if error is not None:
             raise error
         return self
 
-    torch.Tensor.copy_ = copied  # type: ignore[method-assign, assignment]
+    torch.Tensor.copy_ = copy_unless_meta  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
         del torch.Tensor.copy_  # it is inherited
 
 
-def _tried(copy: Callable[..., torch.Tensor], to: torch.Tensor, other: torch.Tensor) -> Exception | None:
+def _try_copy(copy: Callable[..., torch.Tensor], to: torch.Tensor, other: torch.Tensor) -> Exception | None:
     """What torch raises on copying one element of the dtype and layout of `other` to those of `to`."""
-    one = [torch.empty((1,) * other.dim(), dtype=t.dtype, layout=t.layout, device="cpu") for t in (to, other)]
+    pair = [torch.empty((1,) * other.dim(), dtype=t.dtype, layout=t.layout, device="cpu") for t in (to, other)]
     try:
-        copy(*one)
+        copy(*pair)
     except (RuntimeError, NotImplementedError) as error:
         return error
     return None

@@ -1,15 +1,14 @@
-"""Which tensors follow a move and which get saved, by trying both on an instance that is ours alone.
+"""Measure which tensors follow a move and which get saved, by trying both on an instance that statecli alone holds.
 
-`.to("cuda")` goes through `module._apply(fn)`, overridden or not, and so does the stand-in used here: `_apply` with a
-function that gives each tensor fresh memory of the same kind. Whatever still lies in the old memory afterwards would
-have stayed behind. Unlike a move to meta this keeps each Parameter object and swaps the data inside it, as CUDA does,
-so ties and further names come out as they do there. The fresh memory is never touched, which makes it nearly free.
+`.to("cuda")` calls `module._apply(fn)`, overridden or not, and so does the stand-in for a move: `_apply` with a
+function that gives each tensor fresh memory of the same kind. A tensor still in the old memory afterwards would be left
+behind. Unlike a move to meta, the stand-in keeps each Parameter object and swaps its data, as CUDA does, so tied
+weights and aliases come out as on CUDA. The fresh memory is never written to, which makes the stand-in nearly free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,86 +16,97 @@ import torch
 from torch import nn
 
 from statecli.core.errors import ModelError
-from statecli.live.build import Built
-from statecli.live.tensors import is_freed, is_lazy, parts, storage
-from statecli.live.walk import Walk, walk
+from statecli.live.built_model import BuiltModel
+from statecli.live.tensors import is_freed, is_lazy, split_parts, storage
+from statecli.live.walk import WalkResult, walk
 
 
 @dataclass
-class Trial:
-    """What one move did: name -> the tensor and storage before and after. A name that is gone is not in `after`.
+class MoveTrial:
+    """Result of one tried move.
 
-    `identity` False: the move made new objects (meta), so that it says nothing of ties and further names.
-    `reason` is set where no move could be tried at all.
+    Attributes:
+        before: Storage key by name.
+        after: Tensor and storage key by name, without names that the move removed.
+        keeps_objects: False if the move made new objects (meta), so that ties and aliases cannot be judged.
+        reason: Why no move could be tried; None if one was.
     """
 
     before: dict[str, int | str] = field(default_factory=dict)
     after: dict[str, tuple[torch.Tensor, int | str]] = field(default_factory=dict)
-    identity: bool = True
+    keeps_objects: bool = True
     reason: str | None = None
 
-    def followed(self, name: str) -> bool | None:
-        """Whether the tensor called `name` moved; None where it cannot be told, or is gone."""
-        if self.reason is not None or name not in self.after or name not in self.before:
+    def follows_device(self, fqn: str) -> bool | None:
+        """Return True if the tensor `fqn` moved, None if that is inconclusive or the tensor is gone."""
+        if self.reason is not None or fqn not in self.after or fqn not in self.before:
             return None
-        tensor, key = self.after[name]
-        return key != self.before[name] if self.identity else tensor.device.type == "meta"
+        tensor, key = self.after[fqn]
+        return key != self.before[fqn] if self.keeps_objects else tensor.device.type == "meta"
 
 
-def names(found: Walk) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every (name, tensor) of a walk, registered ones first."""
-    for entry in found.registered:
+def iter_tensors(result: WalkResult) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, tensor) for every tensor of a walk, registered ones first."""
+    for entry in result.registered:
         if entry.tensor is not None:
             yield entry.fqn, entry.tensor
-    for held in found.held:
-        yield held.fqn, held.tensor
+    for unregistered in result.unregistered:
+        yield unregistered.fqn, unregistered.tensor
 
 
-def refuse_freed(module: nn.Module, target: str) -> None:
-    """Raise ModelError for a tensor whose storage was freed: whatever reads its values kills the process."""
+def check_no_freed_storage(module: nn.Module, target: str) -> None:
+    """Raise ModelError for a tensor whose storage was freed, because reading its values kills the process."""
     with torch._C.DisableTorchFunctionSubclass():
-        for name, tensor in names(walk(module)):
+        for name, tensor in iter_tensors(walk(module)):
             if is_freed(tensor):
-                size = sum(part.untyped_storage().nbytes() for part in parts(tensor))
+                size = sum(part.untyped_storage().nbytes() for part in split_parts(tensor))
                 raise ModelError(
                     f"{target}: {name}: its storage was freed: it holds {size:,} bytes and {list(tensor.shape)} needs "
                     f"{tensor.numel() * tensor.element_size():,}; give it its values back first"
                 )
 
 
-def stand_in(built: Built, found: Walk) -> Trial:
-    """Try a move on `built.module`, walked as `found`; the next way on a fresh instance where one fails."""
+def try_stand_in_move(built: BuiltModel, result: WalkResult) -> MoveTrial:
+    """Try a move on `built.module`, whose walk is `result`; if a move fails, try the next on a fresh instance."""
     reasons: list[str] = []
-    ways: list[tuple[Callable[[nn.Module], Any], bool]] = [(_renewed, True), (_cloned, True), (_to_meta, False)]
+    moves: list[tuple[Callable[[nn.Module], Any], bool]] = [
+        (_apply_fresh_memory, True),
+        (_apply_clone, True),
+        (_move_to_meta, False),
+    ]
     if built.init_device == "meta":
-        ways.pop()  # from meta to meta nothing can be seen
-    for number, (way, identity) in enumerate(ways):
+        moves.pop()  # a move from meta to meta shows nothing
+    for number, (move, keeps_objects) in enumerate(moves):
         try:
-            module = built.module if number == 0 else built.again()
+            module = built.module if number == 0 else built.build_again()
             with built.user_code("moving it"):
-                return _try(module, found if number == 0 else walk(module), way, identity)
+                return _try_move(module, result if number == 0 else walk(module), move, keeps_objects)
         except ModelError as error:
             reasons.append(str(error).removeprefix(f"{built.spec.text}: "))
-    return Trial(reason=reasons[0])
+    return MoveTrial(reason=reasons[0])
 
 
-def _try(module: nn.Module, found: Walk, way: Callable[[nn.Module], Any], identity: bool) -> Trial:
-    kept = list(names(found))  # old tensors stay alive, so that no address is given out twice
-    trial = Trial({name: storage(tensor)[0] for name, tensor in reversed(kept)}, identity=identity)
+def _try_move(
+    module: nn.Module, result: WalkResult, move: Callable[[nn.Module], Any], keeps_objects: bool
+) -> MoveTrial:
+    tensors_before = list(iter_tensors(result))  # keeps old tensors alive, so that no address is used twice
+    trial = MoveTrial(
+        {name: storage(tensor)[0] for name, tensor in reversed(tensors_before)}, keeps_objects=keeps_objects
+    )
     # A Parameter keeps its identity and changes its storage: only the storage itself can be kept alive.
-    stores = [_kept_alive(tensor) for _, tensor in kept]
-    for name, tensor in names(walk(moved(module, way(module)))):
+    stores = [_keep_storage_alive(tensor) for _, tensor in tensors_before]
+    for name, tensor in iter_tensors(walk(get_moved_model(module, move(module)))):
         trial.after.setdefault(name, (tensor, storage(tensor)[0]))
     del stores
     return trial
 
 
-def moved(module: nn.Module, given: object) -> nn.Module:
-    """What is used after a move of `module` that gave `given`: as in `model = model.to(...)`, if that is a model."""
-    return given if isinstance(given, nn.Module) else module
+def get_moved_model(module: nn.Module, returned: object) -> nn.Module:
+    """Return the model after `model = model.to(...)`: what `.to` returned if that is a module, else `module`."""
+    return returned if isinstance(returned, nn.Module) else module
 
 
-def _kept_alive(tensor: torch.Tensor) -> Any:
+def _keep_storage_alive(tensor: torch.Tensor) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
         try:
             return tensor.detach() if not is_lazy(tensor) else tensor.data
@@ -104,11 +114,11 @@ def _kept_alive(tensor: torch.Tensor) -> Any:
             return tensor
 
 
-def _renewed(module: nn.Module) -> None:
-    module._apply(_fresh)  # type: ignore[no-untyped-call]
+def _apply_fresh_memory(module: nn.Module) -> None:
+    module._apply(_allocate_like)  # type: ignore[no-untyped-call]
 
 
-def _fresh(tensor: torch.Tensor) -> torch.Tensor:
+def _allocate_like(tensor: torch.Tensor) -> torch.Tensor:
     if is_lazy(tensor):
         return tensor.to(tensor.device, copy=True)
     if tensor.layout is not torch.strided:
@@ -116,60 +126,66 @@ def _fresh(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor)
 
 
-def _cloned(module: nn.Module) -> None:
+def _apply_clone(module: nn.Module) -> None:
     module._apply(lambda tensor: tensor.clone())  # type: ignore[no-untyped-call]
 
 
-def _to_meta(module: nn.Module) -> object:
+def _move_to_meta(module: nn.Module) -> object:
     return module.to("meta")
 
 
-def overrides_to(module: nn.Module) -> bool:
-    """Whether the class has a `.to` of its own, which then decides what moves."""
+def has_own_to(module: nn.Module) -> bool:
+    """Whether the class overrides `.to`, which then decides which tensors move."""
     return type(module).to is not nn.Module.to
 
 
-def overrides_cuda_alone(module: nn.Module) -> bool:
-    """Whether the class has a `.cuda` of its own and torch's `.to`, which does not call it."""
-    return type(module).cuda is not nn.Module.cuda and not overrides_to(module)
+def has_own_cuda_only(module: nn.Module) -> bool:
+    """Whether the class overrides `.cuda` and not `.to`, which does not call `.cuda`."""
+    return type(module).cuda is not nn.Module.cuda and not has_own_to(module)
 
 
-def by_own_to(built: Built, found: Walk) -> Trial | None:
-    """The model's own `.to("meta")` on `built.module`, after `stand_in`; None where that raises."""
+def try_own_to(built: BuiltModel, result: WalkResult) -> MoveTrial | None:
+    """Try the model's own `.to("meta")` on `built.module`, after the stand-in; None if the call raises."""
     try:
         with built.user_code("moving it"):
-            return _try(built.module, found, _to_meta, identity=False)
+            return _try_move(built.module, result, _move_to_meta, keeps_objects=False)
     except ModelError:
-        return None  # the stand-in has already answered
+        return None  # the stand-in has already given a result
 
 
-def is_of_torch(method: Callable[..., Any]) -> bool:
-    """Or Python's own, which says no module."""
+def is_torch_code(method: Callable[..., Any]) -> bool:
+    """Whether a method is torch's, or Python's own, which has no `__module__`."""
     return getattr(method, "__module__", None) is None or method.__module__.startswith("torch.")
 
 
 def has_own_move(module: nn.Module, modules: Iterable[nn.Module]) -> bool:
-    """Whether code that is not torch's has a part in what `module.to` does; `modules` are all that it registers."""
+    """Whether `module.to` runs code that is not torch's; `modules` are all registered modules."""
     methods: list[Callable[..., Any]] = [type(module).to]
-    methods += [type(one)._apply for one in modules]
-    return not all(map(is_of_torch, methods))
+    methods += [type(module_)._apply for module_ in modules]
+    return not all(map(is_torch_code, methods))
 
 
-def by_fake_gpu(built: Built) -> dict[str, bool] | None:
-    """Whether each tensor is on a fake CUDA device after `.to` of a further instance, by name; None if that fails.
+def try_fake_gpu_move(built: BuiltModel) -> dict[str, bool] | None:
+    """Move a further instance to a fake CUDA device; return by name whether each tensor follows, None if that fails.
 
-    Without values first, and with values where code of the model needs them.
+    Tries without values first, then with values, because the model's code may read them.
     """
-    # Late, because the proofs are built on this package.
-    from statecli.live import fake_gpu, fake_gpu_values
+    from statecli.live import fake_gpu, fake_gpu_values  # import torch's fake tensors, which few commands need
 
-    for stage, values in ((fake_gpu.faked, False), (fake_gpu_values.pretended, True)):
+    for context, values in ((fake_gpu.use_fake_gpu, False), (fake_gpu_values.use_fake_gpu_with_values, True)):
         try:
-            module = built.again(values=values)
-            with fake_gpu.on_gpu(stage) as kept, built.user_code(f"moving it to {fake_gpu.SHOWN}"):
-                there = moved(module, module.to(fake_gpu.DEVICE))
-                return {name: fake_gpu.has_followed(tensor, kept) for name, tensor in names(walk(there))}
-        except (ModelError, RuntimeError, TypeError, NotImplementedError):  # torch's own, of tensors it cannot fake
+            module = built.build_again(values=values)
+            with fake_gpu.watch_move(context) as record, built.user_code(f"moving it to {fake_gpu.DISPLAY_NAME}"):
+                moved_module = get_moved_model(module, module.to(fake_gpu.DEVICE))
+                return {
+                    name: fake_gpu.follows_device(tensor, record) for name, tensor in iter_tensors(walk(moved_module))
+                }
+        except (
+            ModelError,
+            RuntimeError,
+            TypeError,
+            NotImplementedError,
+        ):  # raised by torch for tensors that cannot be fake
             continue
     return None
 
@@ -178,86 +194,85 @@ def by_fake_gpu(built: Built) -> dict[str, bool] | None:
 
 
 @dataclass
-class Saved:
-    """The names and storages in the model's own `state_dict()`; `reason` is set where that raises.
+class SavedState:
+    """Names and storages in the model's own `state_dict()`.
 
-    `keys` gives the storage of another tensor of the model where that is what the name holds, else None.
-    `renamed` are the storages held under keys that are no tensor's name: what a state_dict hook made of them.
-    `copies` are (dtype, shape) of tensors in it that are copies: whose they are cannot be told, except of those that it
-    holds `under` the name of a tensor.
+    Attributes:
+        keys: Storage key of the model's tensor that each entry holds; None for a copy or another value.
+        storages: Storage keys of all tensors in the entries.
+        renamed_storages: Storage keys under names of no tensor, as a state_dict hook makes them.
+        copies: (dtype, shape) of copies whose original is unknown.
+        copies_by_name: (dtype, shape) of copies under the name of a tensor.
+        reason: Why `state_dict()` raised; None if it returned.
     """
 
     keys: dict[str, int | str | None] = field(default_factory=dict)
     storages: frozenset[int | str] = frozenset()
-    renamed: frozenset[int | str] = frozenset()
+    renamed_storages: frozenset[int | str] = frozenset()
     copies: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
-    under: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    copies_by_name: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     reason: str | None = None
 
-    def holds(self, name: str, fqn: str, tensor: torch.Tensor, key: int | str) -> bool | None:
-        """Whether `tensor`, called `fqn`, is saved; None where it cannot be told.
+    def includes(self, name: str, fqn: str, tensor: torch.Tensor, key: int | str) -> bool | None:
+        """Whether `tensor`, called `fqn`, is saved; None if that is inconclusive.
 
-        What is registered is saved under its own `name`, what is not ("") under any. A metric of torchmetrics saves
-        copies of its states, under their names.
+        A registered tensor is saved under its own key `name`, an unregistered tensor (name "") under any key. A metric
+        of torchmetrics saves copies of its states under their names.
         """
         if self.reason is not None:
             return None
         if name in self.keys and self.keys[name] in (None, key):
             return True
         if key in self.storages:
-            return not name or key in self.renamed
+            return not name or key in self.renamed_storages
         if is_lazy(tensor) or tensor.is_nested:
             return False
-        like = (str(tensor.dtype), tuple(tensor.shape))
-        if not name and self.under.get(fqn) == like:
+        dtype_and_shape = (str(tensor.dtype), tuple(tensor.shape))
+        if not name and self.copies_by_name.get(fqn) == dtype_and_shape:
             return True
-        return None if like in self.copies else False
+        return None if dtype_and_shape in self.copies else False
 
 
-def saved(built: Built, found: Walk) -> Saved:
-    """Call the real `state_dict()` and note what it holds, extra state and all."""
+def measure_state_dict(built: BuiltModel, result: WalkResult) -> SavedState:
+    """Call the model's `state_dict()` and record its entries, extra state included."""
     try:
-        with built.user_code("state_dict()"), _grad_free():
-            entries = dict(built.listed.state_dict())
+        with built.user_code("state_dict()"), torch.no_grad():
+            entries = dict(built.listed_module.state_dict())
     except ModelError as error:
-        return Saved(reason=str(error).removeprefix(f"{built.spec.text}: "))
-    known = dict(names(found))
-    own = {storage(tensor)[0] for tensor in known.values()}
+        return SavedState(reason=str(error).removeprefix(f"{built.spec.text}: "))
+    tensors_by_name = dict(iter_tensors(result))
+    own = {storage(tensor)[0] for tensor in tensors_by_name.values()}
     holder = nn.Module()
     object.__setattr__(holder, "state", entries)
-    tensors = _held_by(walk(holder), entries)
-    direct = {id(value) for key, value in entries.items() if key in known}
-    keys = {str(key): _whose(value, own) for key, value in entries.items()}
+    tensors = _name_state_dict_tensors(walk(holder), entries)
+    direct = {id(value) for key, value in entries.items() if key in tensors_by_name}
+    keys = {str(key): _find_model_storage(value, own) for key, value in entries.items()}
     copies = {
         name: (str(tensor.dtype), tuple(tensor.shape))
         for name, tensor in tensors
         if not (is_lazy(tensor) or tensor.is_nested) and storage(tensor)[0] not in own
     }
     unnamed = {
-        copies[name] for name, tensor in tensors if name in copies and id(tensor) not in direct and name not in known
+        copies[name]
+        for name, tensor in tensors
+        if name in copies and id(tensor) not in direct and name not in tensors_by_name
     }
     renamed = {storage(tensor)[0] for _, tensor in tensors if id(tensor) not in direct}
     stores = frozenset(storage(tensor)[0] for _, tensor in tensors)
-    return Saved(keys, stores, frozenset(renamed), frozenset(unnamed), copies)
+    return SavedState(keys, stores, frozenset(renamed), frozenset(unnamed), copies)
 
 
-def _held_by(found: Walk, entries: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
-    """Every tensor in a state_dict, by the name that it has in a model: `preds[0]` in the entry `preds`."""
+def _name_state_dict_tensors(result: WalkResult, entries: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    """Return (name, tensor) for each tensor in a state_dict, named as in a model: `preds[0]` in the entry `preds`."""
     keys = {f"[{key!r}]": str(key) for key in entries if type(key) is str}
     tensors = []
-    for held in found.held:
-        label, *rest = [step.label for step in held.steps[1:]] or [""]
-        tensors.append((keys.get(label, label) + "".join(rest), held.tensor))
+    for unregistered in result.unregistered:
+        label, *rest = [step.label for step in unregistered.steps[1:]] or [""]
+        tensors.append((keys.get(label, label) + "".join(rest), unregistered.tensor))
     return tensors
 
 
-def _whose(value: Any, own: set[int | str]) -> int | str | None:
-    """The storage of `value` if a tensor of the model lies there; None for a copy and for anything else."""
+def _find_model_storage(value: Any, own: set[int | str]) -> int | str | None:
+    """Return the storage key of `value` if a tensor of the model shares the storage, else None."""
     key = storage(value)[0] if issubclass(type(value), torch.Tensor) else None
     return key if key in own else None
-
-
-@contextmanager
-def _grad_free() -> Iterator[None]:
-    with torch.no_grad():
-        yield

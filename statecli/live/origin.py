@@ -29,8 +29,8 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 #: Wrappers that torch puts around its own functions and that are nobody's line.
-_WRAPPERS = ("typing_extensions.py", f"{os.sep}contextlib.py", f"{os.sep}functools.py")
-_WRAPPED = ("__setattr__", "register_buffer", "register_parameter", "add_module")
+_WRAPPER_FILES = ("typing_extensions.py", f"{os.sep}contextlib.py", f"{os.sep}functools.py")
+_WRAPPED_METHODS = ("__setattr__", "register_buffer", "register_parameter", "add_module")
 
 
 class Origins:
@@ -39,25 +39,25 @@ class Origins:
     `typed` maps absolute paths to what the user typed for them.
     """
 
-    def __init__(self, typed: dict[str, str] | None = None) -> None:
-        self._typed = typed or {}
+    def __init__(self, typed_paths: dict[str, str] | None = None) -> None:
+        self._typed_paths = typed_paths or {}
         self._lines: dict[int, tuple[weakref.ref[nn.Module], dict[str, tuple[str, int]]]] = {}
         # Copies made by copy.deepcopy pass no setter: they are answered with the line of their class.
         self._by_class: dict[tuple[int, str], tuple[str, int]] = {}
         self._repeated: set[tuple[int, str]] = set()
         self._is_continued = False
 
-    def continued(self) -> Origins:
+    def continue_for_instance(self) -> Origins:
         """For what happens to another instance later: knows the constructor's lines by class, and files as typed."""
-        other = Origins(self._typed)
-        other._by_class = dict(self._by_class)
-        other._is_continued = True
-        return other
+        continued_origins = Origins(self._typed_paths)
+        continued_origins._by_class = dict(self._by_class)
+        continued_origins._is_continued = True
+        return continued_origins
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def record(self) -> Iterator[None]:
         """Note assignments until the block ends; the wrapped methods are put back even when it raises."""
-        saved = {name: nn.Module.__dict__[name] for name in _WRAPPED}
+        saved = {name: nn.Module.__dict__[name] for name in _WRAPPED_METHODS}
         try:
             for name, method in saved.items():
                 setattr(nn.Module, name, self._wrap(method))
@@ -67,17 +67,17 @@ class Origins:
                 setattr(nn.Module, name, method)
 
     def _wrap(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        note, sets = self._note, method.__name__ == "__setattr__"
+        note, is_setattr = self._note, method.__name__ == "__setattr__"
 
         repeated = self._repeated
 
         # `name` may come by keyword (register_buffer(name="x", ...)), so nothing is bound here but self.
         def wrapper(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             name = args[0] if args else kwargs.get("name")
-            before = sets and type(name) is str and name in own_dict(self)
+            was_there = is_setattr and type(name) is str and name in own_dict(self)
             result = method(self, *args, **kwargs)
             if type(name) is str:
-                if before:
+                if was_there:
                     repeated.add((id(self), name))
                 note(self, name, sys._getframe(1))
             return result
@@ -89,47 +89,48 @@ class Origins:
         return wrapper
 
     def _note(self, module: nn.Module, name: str, frame: FrameType | None) -> None:
-        while frame is not None and _passed_over(frame.f_code.co_filename):
+        while frame is not None and is_skipped_frame(frame.f_code.co_filename):
             frame = frame.f_back
         if frame is None:
             return
-        found = self._lines.get(id(module))
-        if found is None or found[0]() is not module:
-            found = (weakref.ref(module), {})
-            self._lines[id(module)] = found
+        entry = self._lines.get(id(module))
+        if entry is None or entry[0]() is not module:
+            entry = (weakref.ref(module), {})
+            self._lines[id(module)] = entry
         # The last assignment wins: it is the one whose value is there now.
-        place = found[1][name] = (frame.f_code.co_filename, frame.f_lineno)
+        place = entry[1][name] = (frame.f_code.co_filename, frame.f_lineno)
         if getattr(sys.modules.get(type(module).__module__), "__file__", None) == place[0]:
             self._by_class[id(type(module)), name] = place
 
-    def raw(self, module: nn.Module, name: str) -> tuple[str, int] | None:
+    def locate(self, module: nn.Module, name: str) -> tuple[str, int] | None:
         """File as Python knows it and line, or None."""
-        found = self._lines.get(id(module))
-        if found is None or found[0]() is not module:
+        entry = self._lines.get(id(module))
+        if entry is None or entry[0]() is not module:
             return self._by_class.get((id(type(module)), name))
         by_class = self._by_class.get((id(type(module)), name)) if self._is_continued else None
-        return found[1].get(name, by_class)
+        return entry[1].get(name, by_class)
 
-    def repeated(self, module: nn.Module, name: str) -> bool:
+    def is_repeated(self, module: nn.Module, name: str) -> bool:
         """Whether the constructor assigned the plain attribute `name` more than once."""
         return (id(module), name) in self._repeated
 
-    def shown(self, place: tuple[str, int] | None) -> Origin | None:
+    def describe(self, place: tuple[str, int] | None) -> Origin | None:
         """`place` with its file as a person may see it: never an absolute path they did not type."""
         if place is None or place[0].startswith(("<", _PACKAGE)):
             return None  # a class of torch itself is called by our own line, which assigned nothing of the user's
-        return Origin(display(place[0], self._typed), place[1])
+        return Origin(format_path(place[0], self._typed_paths), place[1])
 
 
-def _passed_over(filename: str) -> bool:
-    return filename.startswith((_TORCH, _HERE)) or filename.endswith(_WRAPPERS)
+def is_skipped_frame(filename: str) -> bool:
+    """Return True for a file of torch, of this program or of a wrapper, whose lines are never a user's."""
+    return filename.startswith((_TORCH, _HERE)) or filename.endswith(_WRAPPER_FILES)
 
 
-def display(filename: str, typed: dict[str, str]) -> str:
+def format_path(filename: str, typed_paths: dict[str, str]) -> str:
     """`filename` as the user typed it, else relative to the current directory, else to its sys.path entry."""
     absolute = os.path.abspath(filename)
-    if absolute in typed:
-        return typed[absolute]
+    if absolute in typed_paths:
+        return typed_paths[absolute]
     roots = [os.getcwd(), *sorted({os.path.abspath(entry or ".") for entry in sys.path}, key=len, reverse=True)]
     if f"{os.sep}site-packages{os.sep}" in absolute or f"{os.sep}lib{os.sep}python" in absolute:
         roots = [*roots[1:], roots[0]]
@@ -139,32 +140,32 @@ def display(filename: str, typed: dict[str, str]) -> str:
     return os.path.basename(absolute)
 
 
-def class_attribute(owner: type, name: str) -> tuple[str, int] | None:
+def locate_class_attribute(owner: type, name: str) -> tuple[str, int] | None:
     """The line of `name = …` in the body of `owner`, from its source; None where there is no source to read."""
     try:
         filename = inspect.getsourcefile(owner)
         if filename is None:
             return None
         modified = os.stat(filename).st_mtime_ns
-        line = _class_lines(filename, modified, owner.__qualname__.rpartition(".")[2]).get(name)
+        line = _find_class_lines(filename, modified, owner.__qualname__.rpartition(".")[2]).get(name)
     except (OSError, TypeError, SyntaxError, ValueError):
         return None
     return None if line is None else (filename, line)
 
 
 @functools.lru_cache(maxsize=64)
-def _class_lines(filename: str, modified: int, class_name: str) -> dict[str, int]:  # noqa: ARG001 - part of the key
+def _find_class_lines(filename: str, modified: int, class_name: str) -> dict[str, int]:  # noqa: ARG001 - part of the key
     """The first line that assigns each name in the bodies of the classes of that name."""
     lines: dict[str, int] = {}
     for node in ast.walk(ast.parse(Path(filename).read_bytes())):
         if isinstance(node, ast.ClassDef) and node.name == class_name:
             for statement in node.body:
-                for name in _assigned(statement):
+                for name in _collect_assigned_names(statement):
                     lines.setdefault(name, statement.lineno)
     return lines
 
 
-def _assigned(statement: ast.stmt) -> set[str]:
+def _collect_assigned_names(statement: ast.stmt) -> set[str]:
     if isinstance(statement, ast.Assign):
         targets = statement.targets
     elif isinstance(statement, ast.AnnAssign):

@@ -33,7 +33,7 @@ def drop_relative_entries() -> None:
 
 
 @contextmanager
-def including(folder: str) -> Iterator[None]:
+def use_folder(folder: str) -> Iterator[None]:
     """Import from `folder` first while the block runs, and from what `drop_relative_entries` took off the path."""
     added = [folder, *_dropped]
     sys.path[:0] = added
@@ -46,7 +46,7 @@ def including(folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def installed_only(*folders: str) -> Iterator[None]:
+def use_installed_only(*folders: str) -> Iterator[None]:
     """Import only installed packages while the block runs: neither from the current folder nor from `folders`."""
     before = list(sys.path)
     with suppress(OSError):  # the current folder may have been removed

@@ -22,25 +22,25 @@ import torch
 from torch import nn
 
 #: Elements. Below this a fill takes microseconds and is not worth skipping.
-LARGE = 65_536
+LARGE_PARAMETER_ELEMENTS = 65_536
 _FILLS = ("normal_", "uniform_")
 
 
 @dataclass
-class Skipped:
+class SkippedFills:
     """How many fills were skipped: where it is 0, skipping cannot be why something failed."""
 
     count: int = 0
 
 
 @contextmanager
-def skipping(skipped: Skipped) -> Iterator[None]:
+def skip_random_fills(skipped: SkippedFills) -> Iterator[None]:
     """Until the block ends, random fills of large Parameters are no-ops. All is put back, whatever happens."""
     active = [True]
     truncated = nn.init._no_grad_trunc_normal_
     for name in _FILLS:
-        setattr(torch.Tensor, name, _method(getattr(torch.Tensor, name), skipped, active))
-    nn.init._no_grad_trunc_normal_ = _method(truncated, skipped, active)
+        setattr(torch.Tensor, name, _wrap_fill(getattr(torch.Tensor, name), skipped, active))
+    nn.init._no_grad_trunc_normal_ = _wrap_fill(truncated, skipped, active)
     try:
         yield
     finally:
@@ -50,20 +50,20 @@ def skipping(skipped: Skipped) -> Iterator[None]:
         nn.init._no_grad_trunc_normal_ = truncated
 
 
-def _method(fill: Callable[..., Any], skipped: Skipped, active: list[bool]) -> Callable[..., Any]:
-    def filled(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _wrap_fill(fill: Callable[..., Any], skipped: SkippedFills, active: list[bool]) -> Callable[..., Any]:
+    def fill_unless_large(self: Any, *args: Any, **kwargs: Any) -> Any:
         if active[0] and type(self) is nn.Parameter:
             if self.device.type == "meta":
                 return self
-            if self.device.type == "cpu" and self.numel() > LARGE:
+            if self.device.type == "cpu" and self.numel() > LARGE_PARAMETER_ELEMENTS:
                 skipped.count += 1
-                return _zeroed(self)
+                return _zero_used_memory(self)
         return fill(self, *args, **kwargs)
 
-    return filled
+    return fill_unless_large
 
 
-def _zeroed(parameter: nn.Parameter) -> nn.Parameter:
+def _zero_used_memory(parameter: nn.Parameter) -> nn.Parameter:
     """`parameter`, zeroed only where 64 samples say that its memory is not fresh: a fill touches every page."""
     data = parameter.detach()
     if not data.is_contiguous() or data.view(-1)[:: data.numel() // 64].ne(0).any():

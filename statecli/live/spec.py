@@ -20,7 +20,7 @@ _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 @dataclass(frozen=True)
-class Spec:
+class ModelSpec:
     """One model class, factory or instance, and the arguments to call it with.
 
     `module` is the path as typed when `is_file`, else a dotted module name. `called` says whether parentheses were
@@ -36,7 +36,7 @@ class Spec:
     called: bool = False
 
 
-def parse(text: str) -> Spec | None:
+def parse_spec(text: str) -> ModelSpec | None:
     """The spec that `text` writes, or None where it is no spec at all (a path, a URL, a Windows drive).
 
     Raises UsageError, one line, when it is one and its arguments cannot be read.
@@ -49,23 +49,23 @@ def parse(text: str) -> Spec | None:
         return None
     if not is_file and not _DOTTED.fullmatch(module):
         return None
-    args, kwargs = _arguments(text, rest) if parenthesis else ((), {})
-    return Spec(text, module, is_file, attribute, args, kwargs, bool(parenthesis))
+    args, kwargs = _parse_arguments(text, rest) if parenthesis else ((), {})
+    return ModelSpec(text, module, is_file, attribute, args, kwargs, bool(parenthesis))
 
 
-def _arguments(text: str, rest: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    call = _call(text, rest)
+def _parse_arguments(text: str, rest: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    call = _parse_call(text, rest)
     kwargs: dict[str, Any] = {}
     for keyword in call.keywords:
         if keyword.arg is None:
             raise UsageError(f"{text}: ** is not a literal; write each argument out")
         if keyword.arg in kwargs:
             raise UsageError(f"{text}: the argument {keyword.arg} is given twice")
-        kwargs[keyword.arg] = _literal(text, keyword.arg, keyword.value)
-    return tuple(_literal(text, f"argument {n}", node) for n, node in enumerate(call.args, 1)), kwargs
+        kwargs[keyword.arg] = _parse_literal(text, keyword.arg, keyword.value)
+    return tuple(_parse_literal(text, f"argument {n}", node) for n, node in enumerate(call.args, 1)), kwargs
 
 
-def _call(text: str, rest: str) -> ast.Call:
+def _parse_call(text: str, rest: str) -> ast.Call:
     if not rest.rstrip().endswith(")"):
         raise UsageError(f"{text}: the parenthesis after the class name is not closed")
     try:
@@ -79,19 +79,21 @@ def _call(text: str, rest: str) -> ast.Call:
     return node
 
 
-def _literal(text: str, name: str, node: ast.expr) -> Any:
+def _parse_literal(text: str, name: str, node: ast.expr) -> Any:
     try:
-        return _meant(ast.literal_eval(node))
+        return _restore_urls(ast.literal_eval(node))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise UsageError(
             f"{text}: {name} is not a literal; numbers, strings, lists and dicts are, code is not"
         ) from error
 
 
-def _meant(value: Any) -> Any:
+def _restore_urls(value: Any) -> Any:
     """A literal with the URLs that the user typed, of which `text` shows the names alone."""
     if isinstance(value, str):
         return files.unmask_urls(value)
     if type(value) in (list, tuple, set):
-        return type(value)(map(_meant, value))
-    return {_meant(key): _meant(one) for key, one in value.items()} if isinstance(value, dict) else value
+        return type(value)(map(_restore_urls, value))
+    return (
+        {_restore_urls(key): _restore_urls(item) for key, item in value.items()} if isinstance(value, dict) else value
+    )

@@ -1,4 +1,4 @@
-"""Where a tensor comes from that an operator was given on the wrong device, as far as it is known."""
+"""Sources of tensors that an operator got on the wrong device, and the user's line of code that runs it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from statecli.live import origin
-from statecli.live.origin import _passed_over
-from statecli.live.spec import parse
+from statecli.live.origin import is_skipped_frame
+from statecli.live.spec import parse_spec
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -22,10 +22,9 @@ Place = tuple[str, int]
 
 
 class How(Enum):
-    """What forward did at a line that gave a tensor.
+    """How forward got a tensor at a line: created, drawn with a generator, copied off the device, or computed.
 
-    It made one of nothing, or drew it with a generator of its own; it copied one off the device; or it computed it from
-    others, of which it is not known where they come from.
+    COMPUTED: from tensors of unknown source.
     """
 
     MADE = "made"
@@ -36,37 +35,44 @@ class How(Enum):
 
 @dataclass(frozen=True)
 class Source:
-    """`fqn` names a tensor of the model, `of_file` a variable of a file and that file; else forward had it at `place`.
+    """Where a tensor comes from; unknown if `fqn`, `file_variable` and `place` are None.
 
-    `derived`: it was computed from that tensor. Without any of the three it is not known. `beside` is where the others
-    come from that it was computed from and that CUDA would refuse beside the first, were the first on the device.
+    Attributes:
+        fqn: Name of a tensor of the model.
+        file_variable: A variable of a file, and the file.
+        place: The line of forward that gave the tensor.
+        derived: Whether the tensor was computed from that source.
+        companions: Sources of further inputs, which CUDA would refuse if the first input were on the device.
     """
 
     fqn: str | None = None
-    of_file: tuple[str, str] | None = None
+    file_variable: tuple[str, str] | None = None
     place: Place | None = None
     how: How = How.MADE
     derived: bool = False
-    beside: tuple[Source, ...] = ()
+    companions: tuple[Source, ...] = ()
 
     @property
-    def each(self) -> tuple[Source, ...]:
-        """It and what was computed with it, one by one: all of them have to move."""
-        return (replace(self, beside=()), *self.beside) if self.beside else (self,)
+    def all_sources(self) -> tuple[Source, ...]:
+        """The source and its companions, one by one: all of them have to move."""
+        return (replace(self, companions=()), *self.companions) if self.companions else (self,)
 
-    def along(self, others: Iterable[Source]) -> Source:
-        """The same, computed from others too."""
-        fresh = (replace(one, derived=True) for other in others for one in other.each)
-        known = {(one.fqn, one.of_file, one.place): one for one in (*self.each, *fresh)[::-1]}
-        del known[self.fqn, self.of_file, self.place]
-        return replace(self, beside=tuple(known.values())[::-1])
+    def combine_with(self, others: Iterable[Source]) -> Source:
+        """Return the source of a tensor that was computed from `others` too."""
+        fresh = (replace(source, derived=True) for other in others for source in other.all_sources)
+        known = {
+            (source.fqn, source.file_variable, source.place): source for source in (*self.all_sources, *fresh)[::-1]
+        }
+        del known[self.fqn, self.file_variable, self.place]
+        return replace(self, companions=tuple(known.values())[::-1])
 
 
 class Fault(Enum):
-    """What is wrong with devices in a call.
+    """The device error of a call.
 
-    Tensors of several meet; a generator is not where it is to draw; an argument that has to be on the CPU is not; an
-    array is asked of what is not on the CPU; torch says itself that devices differ, and not of which tensors.
+    MIXED: tensors of several devices. GENERATOR: on another device than the values that it draws. NOT_ON_CPU: an
+    argument that must be on the CPU. NUMPY: a tensor on a GPU is read as an array. UNTOLD: torch reports different
+    devices without naming the tensors.
     """
 
     MIXED = "mixed"
@@ -78,9 +84,9 @@ class Fault(Enum):
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One operator that got `source` on `device`, where it cannot be.
+    """One operator that got a tensor from `source` on the wrong `device`.
 
-    `other` is the name of a tensor that was where it should be, or of the argument that is not, or "".
+    `other` is the name of a tensor on the right device, of the argument on the wrong one, or "".
     """
 
     source: Source
@@ -90,90 +96,90 @@ class Mismatch:
     place: Place | None
     fault: Fault = Fault.MIXED
 
-    def is_as(self, known: Mismatch) -> bool:
-        """Whether both are one mistake: of a tensor of the model in any line, of all else in that line."""
+    def is_same_mistake_as(self, other: Mismatch) -> bool:
+        """Whether both are one mistake: the same tensor of the model, or another source in the same line."""
         if self.source.fqn is None or self.fault is not Fault.MIXED:
-            return (self.source, self.place, self.fault) == (known.source, known.place, known.fault)
-        return self.source.fqn == known.source.fqn
+            return (self.source, self.place, self.fault) == (other.source, other.place, other.fault)
+        return self.source.fqn == other.source.fqn
 
 
 class Refused(RuntimeError):
-    """What CUDA would raise; a model may catch it."""
+    """The error that CUDA would raise; a model may catch it."""
 
-    def __init__(self, words: str, mismatches: Iterable[Mismatch]) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, mismatches: Iterable[Mismatch]) -> None:
+        super().__init__(message)
         self.mismatches = frozenset(mismatches)
 
 
-def line() -> FrameType | None:
-    """The innermost frame that is neither torch's nor ours."""
-    return next(_theirs(sys._getframe(1)), None)
+def find_user_frame() -> FrameType | None:
+    """Return the innermost frame of code of neither torch nor statecli."""
+    return next(_iter_user_frames(sys._getframe(1)), None)
 
 
-def _theirs(frame: FrameType | None) -> Iterator[FrameType]:
+def _iter_user_frames(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
-        if is_theirs(frame.f_code.co_filename):
+        if is_user_code(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back
 
 
-def is_theirs(filename: str) -> bool:
-    """Whether it is neither torch's nor ours."""
-    return not (filename.startswith((_PACKAGE, "<")) or _passed_over(filename))
+def is_user_code(filename: str) -> bool:
+    """Whether the file belongs to neither torch nor statecli."""
+    return not (filename.startswith((_PACKAGE, "<")) or is_skipped_frame(filename))
 
 
-def place(frame: FrameType | None) -> Place | None:
-    """The file and the line that `frame` is at."""
+def get_place(frame: FrameType | None) -> Place | None:
+    """Return file and line of `frame`."""
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
-def local(frame: FrameType | None, tensor: torch.Tensor) -> str | None:
-    """The local variable that holds `tensor` in `frame`."""
+def find_local_name(frame: FrameType | None, tensor: torch.Tensor) -> str | None:
+    """Return the name of the local variable in `frame` that holds `tensor`."""
     names = {} if frame is None else frame.f_locals
     return next((name for name, value in names.items() if value is tensor), None)
 
 
-def of_file(tensor: torch.Tensor) -> tuple[str, str] | None:
-    """The variable of a file whose code is running, or of one that it imports, that holds `tensor`; and that file."""
+def find_file_variable(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """Return the variable that holds `tensor` in a running file or a file imported there, and the file."""
     looked_in: set[int] = set()
-    for frame in _theirs(sys._getframe(1)):
-        for scope in (frame.f_globals, *_imported(frame.f_globals)):
-            name = None if id(scope) in looked_in else _variable(scope, tensor)
+    for frame in _iter_user_frames(sys._getframe(1)):
+        for scope in (frame.f_globals, *_iter_imported_globals(frame.f_globals)):
+            name = None if id(scope) in looked_in else _find_variable_name(scope, tensor)
             if name is not None:
                 return name, str(scope.get("__file__", frame.f_code.co_filename))
             looked_in.add(id(scope))
     return None
 
 
-def _imported(scope: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the modules define that a file imports, where they are files of the user's."""
+def _iter_imported_globals(scope: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the globals of the user's modules that a file imports."""
     for value in list(scope.values()):
         names = vars(value) if issubclass(type(value), ModuleType) else {}
         filename = names.get("__file__")
-        if type(filename) is str and is_theirs(filename) and "-packages" not in filename:
+        if type(filename) is str and is_user_code(filename) and "-packages" not in filename:
             yield names
 
 
-def _variable(scope: dict[str, Any], tensor: torch.Tensor) -> str | None:
-    """The variable that holds `tensor`, or the list or dict that does, with its key."""
+def _find_variable_name(scope: dict[str, Any], tensor: torch.Tensor) -> str | None:
+    """Return the variable that holds `tensor`, or the list or dict with the key."""
     for name, value in list(scope.items()):
         if value is tensor:
             return name
         kind = type(value)
-        if kind not in (list, tuple, dict) or len(value) > _MANY:
+        if kind not in (list, tuple, dict) or len(value) > _MAX_TABLE_ENTRIES:
             continue
-        for key, one in list(value.items()) if kind is dict else enumerate(value):
-            if one is tensor:
+        for key, item in list(value.items()) if kind is dict else enumerate(value):
+            if item is tensor:
                 return f"{name}[{key!r}]"
     return None
 
 
-#: Entries. A larger table of a file is not looked through.
-_MANY = 1_000
+#: Larger lists and dicts of a file are not searched.
+_MAX_TABLE_ENTRIES = 1_000
 
 
-def shown(filename: str, target: str) -> str:
-    """A file as the user typed it in `target`, or as short as it can be found again."""
-    spec = parse(target)
+def format_file(filename: str, target: str) -> str:
+    """Return a file name as typed in `target`, else relative to the current folder or sys.path."""
+    spec = parse_spec(target)
     typed = {os.path.abspath(spec.module): spec.module} if spec is not None and spec.is_file else {}
-    return origin.display(filename, typed)
+    return origin.format_path(filename, typed)

@@ -21,7 +21,7 @@ _opaque: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
 
 
 @dataclass(frozen=True)
-class Facts:
+class TensorFacts:
     """dtype and layout in torch's words without `torch.`; sizes in elements and bytes.
 
     `shape` is None for a lazy or nested tensor.
@@ -41,18 +41,18 @@ class Facts:
     storage_offset: int
 
 
-def facts(tensor: torch.Tensor) -> Facts:
+def read_facts(tensor: torch.Tensor) -> TensorFacts:
     """All that the table shows of `tensor`; its values are not touched."""
     lazy = is_lazy(tensor)
     with torch._C.DisableTorchFunctionSubclass():
-        shape, elements = (None, 0) if lazy else _extent(tensor)
+        shape, elements = (None, 0) if lazy else _measure_extent(tensor)
         key, size = storage(tensor)
         strided = tensor.layout is torch.strided and shape is not None
-        return Facts(
+        return TensorFacts(
             dtype=str(tensor.dtype).removeprefix("torch."),
             shape=shape,
             elements=elements,
-            nbytes=elements * tensor.element_size() if lazy or strided else _stored(tensor, elements),
+            nbytes=elements * tensor.element_size() if lazy or strided else _count_stored_bytes(tensor, elements),
             device=str(tensor.device),
             requires_grad=tensor.requires_grad,
             layout="nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch."),
@@ -62,15 +62,15 @@ def facts(tensor: torch.Tensor) -> Facts:
         )
 
 
-def _stored(tensor: torch.Tensor, elements: int) -> int:
+def _count_stored_bytes(tensor: torch.Tensor, elements: int) -> int:
     """Bytes of what a sparse tensor keeps, indices and values, as it would be in a file."""
     try:
-        return sum(part.numel() * part.element_size() for part in parts(tensor))
+        return sum(part.numel() * part.element_size() for part in split_parts(tensor))
     except (RuntimeError, NotImplementedError):
         return elements * tensor.element_size()
 
 
-def _extent(tensor: torch.Tensor) -> tuple[tuple[int, ...] | None, int]:
+def _measure_extent(tensor: torch.Tensor) -> tuple[tuple[int, ...] | None, int]:
     """Shape and number of elements. A nested tensor has no one shape, only the elements of its parts."""
     if not tensor.is_nested:
         return tuple(int(size) for size in tensor.shape), tensor.numel()
@@ -91,13 +91,13 @@ def storage(tensor: torch.Tensor) -> tuple[int | str, int | None]:
     """
     with torch._C.DisableTorchFunctionSubclass():
         try:
-            stores = [part.untyped_storage() for part in parts(tensor)]
-            return _address(stores[0]), sum(store.nbytes() for store in stores)
+            stores = [part.untyped_storage() for part in split_parts(tensor)]
+            return _get_address(stores[0]), sum(store.nbytes() for store in stores)
         except (RuntimeError, NotImplementedError):
-            return _number(tensor), None
+            return _number_opaque(tensor), None
 
 
-def _address(store: torch.UntypedStorage) -> int:
+def _get_address(store: torch.UntypedStorage) -> int:
     """Where the memory is, since what numpy hands back (torch.from_numpy) is a storage of its own around the same
     memory; the storage itself where there is none: empty, on meta, in a wrapper subclass."""
     try:
@@ -123,12 +123,15 @@ def is_freed(tensor: torch.Tensor) -> bool:
     if is_lazy(tensor) or tensor.is_meta or type(tensor).__torch_dispatch__ not in _TORCH_DISPATCH:
         return False
     try:
-        return any(one.numel() > 0 and one.untyped_storage().nbytes() < _extent_bytes(one) for one in parts(tensor))
+        return any(
+            part.numel() > 0 and part.untyped_storage().nbytes() < _count_extent_bytes(part)
+            for part in split_parts(tensor)
+        )
     except (RuntimeError, NotImplementedError):
         return False
 
 
-def _extent_bytes(tensor: torch.Tensor) -> int:
+def _count_extent_bytes(tensor: torch.Tensor) -> int:
     """Bytes from the start of the storage to the last element; 1 if it is quantized, because some are packed."""
     if tensor.is_quantized:
         return 1
@@ -136,7 +139,7 @@ def _extent_bytes(tensor: torch.Tensor) -> int:
     return int(tensor.storage_offset() + last + 1) * tensor.element_size()
 
 
-def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+def split_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The strided tensors that `tensor` is made of, values before indices; itself where it is one."""
     if tensor.layout is torch.sparse_coo:
         return [tensor._values(), tensor._indices()]
@@ -147,21 +150,21 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor]
 
 
-def _number(tensor: torch.Tensor) -> str:
-    found = _opaque.get(id(tensor))
-    if found is None or found[0]() is not tensor:
-        found = _opaque[id(tensor)] = (weakref.ref(tensor), f"opaque-{next(_opaque_numbers)}")
-    return found[1]
+def _number_opaque(tensor: torch.Tensor) -> str:
+    entry = _opaque.get(id(tensor))
+    if entry is None or entry[0]() is not tensor:
+        entry = _opaque[id(tensor)] = (weakref.ref(tensor), f"opaque-{next(_opaque_numbers)}")
+    return entry[1]
 
 
-def derived_by(tensor: torch.Tensor) -> str | None:
+def get_grad_fn_name(tensor: torch.Tensor) -> str | None:
     """The operation that computed a non-leaf tensor (`MulBackward0`), None for a leaf."""
     if is_lazy(tensor) or tensor.is_leaf or tensor.grad_fn is None:
         return None
     return type(tensor.grad_fn).__name__
 
 
-def leaves_of(tensor: torch.Tensor) -> list[torch.Tensor] | None:
+def find_leaves(tensor: torch.Tensor) -> list[torch.Tensor] | None:
     """The leaves that require grad and that a non-leaf was computed from; None where the graph is too large to say."""
     nodes: list[Any] = [tensor.grad_fn]
     seen: dict[int, Any] = {}
@@ -179,6 +182,6 @@ def leaves_of(tensor: torch.Tensor) -> list[torch.Tensor] | None:
     return leaves
 
 
-def kind_of(is_parameter: bool) -> Kind:
+def get_kind(is_parameter: bool) -> Kind:
     """The kind of a registered tensor."""
     return Kind.PARAMETER if is_parameter else Kind.BUFFER

@@ -19,7 +19,7 @@ import torch
 Settings = tuple[Any, ...]
 
 
-def now() -> Settings:
+def read_settings() -> Settings:
     """Those in force."""
     device = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # torch's own getter may see an outer `with`
     return (
@@ -39,26 +39,26 @@ _SETTERS: tuple[Callable[[Any], object], ...] = (
 
 
 @contextmanager
-def kept(inside: Settings | None = None) -> Iterator[None]:
+def keep_settings(inside: Settings | None = None) -> Iterator[None]:
     """In the block those `inside`, or the same as before it; after it as before, whatever the block set."""
-    before = now()
+    before = read_settings()
     if inside is not None:
-        put(inside)
+        apply_settings(inside)
     try:
         yield
     finally:
-        put(before)
+        apply_settings(before)
 
 
-def put(settings: Settings) -> None:
+def apply_settings(settings: Settings) -> None:
     """From now on these."""
-    for setter, wanted, current in zip(_SETTERS, settings, now(), strict=True):
-        if wanted != current:
-            setter(wanted)
+    for setter, value, current in zip(_SETTERS, settings, read_settings(), strict=True):
+        if value != current:
+            setter(value)
 
 
 @contextmanager
-def building() -> Iterator[None]:
+def keep_settings_and_grad_mode() -> Iterator[None]:
     """Around a constructor: the grad mode is taken back too."""
-    with kept(), torch.set_grad_enabled(torch.is_grad_enabled()):
+    with keep_settings(), torch.set_grad_enabled(torch.is_grad_enabled()):
         yield

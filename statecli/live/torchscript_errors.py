@@ -15,22 +15,22 @@ _ERROR = re.compile(r"^(?:builtins\.)?([A-Za-z_][\w.]*)(?:: (.*))?\Z", re.MULTIL
 
 
 @dataclass(frozen=True)
-class Raised:
+class ScriptError:
     """The error's own name and message, and the file and line of the code that raised it."""
 
     text: str
     place: tuple[str, int] | None
 
 
-def raised(error: BaseException, is_library: Callable[[str], bool]) -> Raised | None:
+def parse_script_error(error: BaseException, is_library: Callable[[str], bool]) -> ScriptError | None:
     """What the interpreter raised; None for any other error. A line of a library is told where there is no other."""
     text = str(error).strip() if type(error).__module__ in ("builtins", "torch.jit") else ""
     if _TRACEBACK not in text:
         return None
-    found = _ERROR.search(text)
+    match = _ERROR.search(text)
     frames = _SCRIPTED.findall(text) or _TRACED.findall(text)[::-1]
     places = [(file, int(line)) for file, line in frames]
     own = [place for place in places if not is_library(place[0])] or places
-    name, message = found.groups() if found else (type(error).__name__, None)
-    words = " ".join((message or "TorchScript gives no reason").split())
-    return Raised(f"{name}: {words}", own[-1] if own else None)
+    name, message = match.groups() if match else (type(error).__name__, None)
+    message_text = " ".join((message or "TorchScript gives no reason").split())
+    return ScriptError(f"{name}: {message_text}", own[-1] if own else None)

@@ -1,8 +1,8 @@
-"""Every tensor that a module holds, under every name Python reaches it by, without running any of the user's code.
+"""Find every tensor that a module holds, under every name that Python reaches, without running the user's code.
 
 The walk reads storage, not attributes: instance dicts, slots, list and dict items, closure cells. It never calls
-`getattr`, `isinstance`, `==`, `hash`, `len` or `repr` on what it meets, so proxies, properties and overridden methods
-stay asleep. Each object is opened once, breadth first, so that a tensor gets its shortest name.
+`getattr`, `isinstance`, `==`, `hash`, `len` or `repr` on an object that it finds, so that no proxy, property or
+overridden method runs. Each object is opened once, breadth first, so that a tensor gets its shortest name.
 
 Not crossed: `__globals__`, `.grad`, frames, threads, loggers, weak references, autograd nodes, torch operators,
 `torch.fx` graphs, classes, Python modules, enum members, properties. Nobody expects a move to reach through those.
@@ -39,28 +39,29 @@ MAX_NAMES = 1_000_000
 
 _mro_of = type.__dict__["__mro__"].__get__
 _dict_of = type.__dict__["__dict__"].__get__
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
-def _ids(kinds: Iterable[Any]) -> frozenset[int]:
+def type_ids(kinds: Iterable[Any]) -> frozenset[int]:
+    """Return the ids of the types, by which they are compared without running code of theirs."""
     return frozenset(id(kind) for kind in kinds)
 
 
-def _by_type(answer: Callable[[type], _Answer]) -> Callable[[type], _Answer]:
-    """`answer`, remembered for each type by identity. The types are kept, so that no id is used twice."""
-    known: dict[int, tuple[type, _Answer]] = {}
+def cache_by_type(compute: Callable[[type], _Result]) -> Callable[[type], _Result]:
+    """Cache the result of `compute` for each type by id. The cache keeps the types, so that no id is used twice."""
+    results: dict[int, tuple[type, _Result]] = {}
 
-    def remembered(kind: type) -> _Answer:
-        found = known.get(id(kind))
-        if found is None:
-            found = known[id(kind)] = (kind, answer(kind))
-        return found[1]
+    def look_up(kind: type) -> _Result:
+        entry = results.get(id(kind))
+        if entry is None:
+            entry = results[id(kind)] = (kind, compute(kind))
+        return entry[1]
 
-    return remembered
+    return look_up
 
 
 # Types are told apart by id: a metaclass may define __eq__ and __hash__, and they are the user's code.
-_ATOMS = _ids(
+_ATOM_TYPES = type_ids(
     [
         type(None),
         type(...),
@@ -94,7 +95,7 @@ _ATOMS = _ids(
         weakref.CallableProxyType,
     ]
 )
-_CLOSED = _ids(
+_CLOSED_TYPES = type_ids(
     [
         type,
         types.ModuleType,
@@ -121,7 +122,7 @@ _CLOSED = _ids(
     ]
 )
 #: Built-in objects that only hold others, without a name of their own: iterators, views, cells.
-_TRANSPARENT = _ids(
+_TRANSPARENT_TYPES = type_ids(
     [
         *map(type, (iter([]), iter(()), iter({}), iter({}.values()), iter({}.items()), iter(set()), reversed([]))),
         *map(type, (reversed({}), iter(collections.deque()), {}.keys(), {}.values(), {}.items())),
@@ -130,32 +131,32 @@ _TRANSPARENT = _ids(
         *(kind for kind in vars(itertools).values() if type(kind) is type),
     ]
 )
-_CONTAINERS = _ids([dict, collections.OrderedDict, list, tuple, set, frozenset, collections.deque])
+_CONTAINER_TYPES = type_ids([dict, collections.OrderedDict, list, tuple, set, frozenset, collections.deque])
 #: Types whose repr is Python's own and short enough for a name.
-_WRITABLE = _ids([str, int, bool, float, bytes, type(None)])
+_LITERAL_TYPES = type_ids([str, int, bool, float, bytes, type(None)])
 #: Names in class bodies that abstract classes and namedtuples leave there.
-_MACHINERY = frozenset(["_abc_impl", "_fields", "_field_defaults"])
+_GENERATED_ATTRIBUTES = frozenset(["_abc_impl", "_fields", "_field_defaults"])
 _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"])
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step from an object to what it holds. Names are made from chains of these, and only for tensors."""
+    """One step from a holder to a held object. Names are built from chains of steps, and only for tensors."""
 
     parent: Step | None
     label: str
-    held: Any
+    value: Any
     depth: int = 0
     #: How the holder holds it: attribute, hidden, item, key, closure, default, argument, class, part, registered.
     #: A hidden attribute has the name of something registered: Python reads it, state_dict and moves do not.
     how: str = "attribute"
 
     def name(self) -> str:
-        """As Python would write it from the root: `anchors[0]`, `cache['cos']`, `blocks[2].weight`."""
+        """Return the path from the root as Python writes it: `anchors[0]`, `cache['cos']`, `blocks[2].weight`."""
         return "".join(step.label for step in self.chain()).lstrip(".")
 
     def chain(self) -> list[Step]:
-        """The steps from the root to here, the root left out."""
+        """Return the steps from the root to this step, without the root."""
         steps: list[Step] = []
         step: Step | None = self
         while step is not None and step.parent is not None:
@@ -165,10 +166,10 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Registered:
+class RegisteredName:
     """One registered name. `tensor` is None for `register_parameter(name, None)`.
 
-    `key` is its name in `state_dict()`, and `fqn` the same but where two tensors would have it.
+    `key` is the name in `state_dict()`; `fqn` equals `key` unless two tensors have that key.
     """
 
     fqn: str
@@ -181,11 +182,11 @@ class Registered:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """A tensor reached without being registered under that name.
+class UnregisteredTensor:
+    """A tensor under a name that is not registered.
 
-    `owner` is the nearest registered module on the way and `steps` lead from it to the tensor, the first of them
-    always an attribute or a class attribute of `owner`. `rank` orders owners as `modules()` does.
+    `owner` is the nearest registered module and `steps` lead from `owner` to the tensor; the first step is always an
+    attribute or a class attribute of `owner`. `rank` orders owners as `modules()` does.
     """
 
     fqn: str
@@ -206,41 +207,47 @@ class Holding(enum.Enum):
 
 @dataclass
 class _Repeats:
-    """Names given to the further tensors of one name: the last number used, and the name of each tensor by id."""
+    """Names of further tensors with one name: the last number used, and the name of each tensor by id."""
 
     last: int = 1
     names: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass
-class Walk:
-    """All that one walk found. `cut` names places that were too deep or too many to open.
+class WalkResult:
+    """Tensors and modules of one walk.
 
-    `packed` names objects that hold weights in C++, out of Python's sight: a quantized layer's packed parameters.
-    `beyond` are the registered modules below such a cut.
+    Attributes:
+        registered: Registered names in state_dict order.
+        unregistered: Other names of tensors, by owner.
+        modules: (prefix, module) of each registered module.
+        unopened: (name, reason) of objects that were too deep or too many to open.
+        cycles: Names of modules that contain themselves.
+        packed: Names of objects that hold weights in C++, as packed parameters of a quantized layer.
+        modules_beyond_limit: Registered modules that are nested too deep.
     """
 
-    registered: list[Registered] = field(default_factory=list)
-    held: list[Held] = field(default_factory=list)
+    registered: list[RegisteredName] = field(default_factory=list)
+    unregistered: list[UnregisteredTensor] = field(default_factory=list)
     modules: list[tuple[str, nn.Module]] = field(default_factory=list)
-    cut: list[tuple[str, str]] = field(default_factory=list)
+    unopened: list[tuple[str, str]] = field(default_factory=list)
     cycles: list[str] = field(default_factory=list)
     packed: list[str] = field(default_factory=list)
-    beyond: list[nn.Module] = field(default_factory=list)
+    modules_beyond_limit: list[nn.Module] = field(default_factory=list)
     _tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     _repeats: dict[str, _Repeats] = field(default_factory=dict)
 
-    def layout(self) -> dict[str, Holding]:
-        """How each name is held."""
-        names = {held.fqn: Holding.UNREGISTERED for held in self.held}
+    def holdings(self) -> dict[str, Holding]:
+        """Return how the model holds the tensor of each name."""
+        names = {entry.fqn: Holding.UNREGISTERED for entry in self.unregistered}
         for entry in self.registered:
             if entry.tensor is not None:
                 buffer = Holding.BUFFER if entry.persistent else Holding.NOT_PERSISTENT
                 names[entry.fqn] = Holding.PARAMETER if entry.is_parameter else buffer
         return names
 
-    def name_for(self, fqn: str, tensor: torch.Tensor) -> str:
-        """`fqn`, or where another tensor has it already (`__dict__` and the registries take any key) one apart."""
+    def unique_name(self, fqn: str, tensor: torch.Tensor) -> str:
+        """Return `fqn`, numbered if another tensor has that name (`__dict__` and the registries take any key)."""
         if self._tensors.setdefault(fqn, tensor) is tensor:
             return fqn
         repeats = self._repeats.setdefault(fqn, _Repeats())
@@ -251,26 +258,26 @@ class Walk:
         return name
 
 
-def walk(root: nn.Module) -> Walk:
-    """Every tensor of `root`. Raises ModelError where there are too many names to list."""
-    found = Walk()
+def walk(root: nn.Module) -> WalkResult:
+    """Find every tensor of `root`. Raises ModelError if there are too many names to list."""
+    result = WalkResult()
     with torch._C.DisableTorchFunctionSubclass():
-        _registered(root, found)
-        _Search(found).run()
-    return found
+        _collect_registered(root, result)
+        _Search(result).run()
+    return result
 
 
 # --- what is registered -------------------------------------------------------------------------------------
 
 
-def own_dict(thing: Any) -> dict[str, Any]:
-    """The instance dict, through the slot that Python itself made for it; empty where there is none."""
-    getter = _dict_getter(type(thing))
-    return {} if getter is None else getter.__get__(thing)
+def own_dict(obj: Any) -> dict[str, Any]:
+    """Return the instance dict, read through Python's own slot; empty if the object has none."""
+    getter = _find_dict_getter(type(obj))
+    return {} if getter is None else getter.__get__(obj)
 
 
-@_by_type
-def _dict_getter(kind: type) -> Any:
+@cache_by_type
+def _find_dict_getter(kind: type) -> Any:
     for base in _mro_of(kind):
         getter = _dict_of(base).get("__dict__")
         # types.SimpleNamespace declares its own as a member; no Python class can.
@@ -284,56 +291,58 @@ def is_scripted(module: nn.Module) -> bool:
     return issubclass(type(module), torch.jit.ScriptModule)
 
 
-def _registry(module: nn.Module, name: str) -> list[tuple[str, Any]]:
-    registry = own_dict(module).get(name)
-    if registry is None:
+def _read_registry(module: nn.Module, name: str) -> list[tuple[str, Any]]:
+    entries = own_dict(module).get(name)
+    if entries is None:
         # ScriptModules keep theirs in C++ and hand it out through a property of torch's own.
-        registry = getattr(module, name, {}) if is_scripted(module) else {}
-    if issubclass(type(registry), dict):
-        return list(dict.items(registry))
-    return list(registry.items())
+        entries = getattr(module, name, {}) if is_scripted(module) else {}
+    if issubclass(type(entries), dict):
+        return list(dict.items(entries))
+    return list(entries.items())
 
 
-def _registered(root: nn.Module, found: Walk) -> None:
-    """The registered tree in state_dict order, every name, shared modules under each of theirs."""
+def _collect_registered(root: nn.Module, result: WalkResult) -> None:
+    """Collect the registered names in state_dict order; a shared module is listed under each of its names."""
     stack: list[tuple[str, nn.Module | None, int]] = [("", root, 0)]
-    path: list[int] = []  # ids of the modules from the root to the current module
+    module_ids_above: list[int] = []  # ids of the modules from the root to the current module
     above: set[int] = set()
     names = 0
     while stack:
         prefix, module, depth = stack.pop()
         if module is None:  # all children of the last module of `path` are done
-            above.remove(path.pop())
+            above.remove(module_ids_above.pop())
             continue
         if id(module) in above:
-            found.cycles.append(prefix.rstrip("."))
+            result.cycles.append(prefix.rstrip("."))
             continue
-        found.modules.append((prefix, module))
-        names += 1 + _own_tensors(prefix, module, found)
+        result.modules.append((prefix, module))
+        names += 1 + _collect_own_tensors(prefix, module, result)
         if names > MAX_NAMES:
             raise ModelError(f"the model registers more than {MAX_NAMES:,} names; the first is {prefix.rstrip('.')}")
-        children = [(n, child) for n, child in _registry(module, "_modules") if child is not None]
+        children = [(n, child) for n, child in _read_registry(module, "_modules") if child is not None]
         if children and depth >= MAX_DEPTH:
             # A name grows with each level: the names of deeper trees are quadratic, and torch recurses over them.
-            found.cut.append((prefix.rstrip("."), f"nests more than {MAX_DEPTH:,} modules"))
-            found.beyond += [child for _, child in children]
+            result.unopened.append((prefix.rstrip("."), f"nests more than {MAX_DEPTH:,} modules"))
+            result.modules_beyond_limit += [child for _, child in children]
             continue
-        path.append(id(module))
+        module_ids_above.append(id(module))
         above.add(id(module))
         stack.append(("", None, depth))
         stack += [(f"{prefix}{n}.", child, depth + 1) for n, child in reversed(children)]
 
 
-def _own_tensors(prefix: str, module: nn.Module, found: Walk) -> int:
-    transient = own_dict(module).get("_non_persistent_buffers_set") or ()
-    parameters = _registry(module, "_parameters")
-    buffers = _registry(module, "_buffers")
+def _collect_own_tensors(prefix: str, module: nn.Module, result: WalkResult) -> int:
+    non_persistent = own_dict(module).get("_non_persistent_buffers_set") or ()
+    parameters = _read_registry(module, "_parameters")
+    buffers = _read_registry(module, "_buffers")
     for name, tensor in parameters:
-        fqn = prefix + name if tensor is None else found.name_for(prefix + name, tensor)
-        found.registered.append(Registered(fqn, prefix + name, tensor, True, True, module, name))
+        fqn = prefix + name if tensor is None else result.unique_name(prefix + name, tensor)
+        result.registered.append(RegisteredName(fqn, prefix + name, tensor, True, True, module, name))
     for name, tensor in buffers:
-        fqn = prefix + name if tensor is None else found.name_for(prefix + name, tensor)
-        found.registered.append(Registered(fqn, prefix + name, tensor, False, name not in transient, module, name))
+        fqn = prefix + name if tensor is None else result.unique_name(prefix + name, tensor)
+        result.registered.append(
+            RegisteredName(fqn, prefix + name, tensor, False, name not in non_persistent, module, name)
+        )
     return len(parameters) + len(buffers)
 
 
@@ -341,10 +350,10 @@ def _own_tensors(prefix: str, module: nn.Module, found: Walk) -> int:
 
 
 class _Search:
-    """Breadth first over everything else, from each registered module."""
+    """Breadth-first search for unregistered tensors, from each registered module."""
 
-    def __init__(self, found: Walk) -> None:
-        self._found = found
+    def __init__(self, result: WalkResult) -> None:
+        self._result = result
         self._queue: collections.deque[Step] = collections.deque()
         self._owners: dict[int, tuple[nn.Module, int]] = {}
         # id -> object: an object that stays referenced keeps its id, so "seen" stays true.
@@ -353,16 +362,16 @@ class _Search:
         self._classes: dict[int, type] = {}
 
     def run(self) -> None:
-        for rank, (prefix, module) in enumerate(self._found.modules):
+        for rank, (prefix, module) in enumerate(self._result.modules):
             if id(module) in self._seen:
                 continue
             self._seen[id(module)] = module
             self._owners[id(module)] = (module, rank)
             root = Step(None, prefix, module)
             self._queue.append(Step(root, prefix, module))
-        for module in self._found.beyond:
+        for module in self._result.modules_beyond_limit:
             self._seen.setdefault(id(module), module)
-        for entry in self._found.registered:
+        for entry in self._result.registered:
             # A registered tensor's own Python attributes are looked at too: `weight.tag = tensor`.
             if entry.tensor is not None and id(entry.tensor) not in self._seen:
                 self._seen[id(entry.tensor)] = entry.tensor
@@ -372,232 +381,240 @@ class _Search:
                 label = ("." if owner.label else "") + entry.attribute
                 self._queue.append(Step(owner, label, entry.tensor, 1, "registered"))
         self._drain()
-        self._found.held.sort(key=lambda held: held.rank)
+        self._result.unregistered.sort(key=lambda entry: entry.rank)
 
     def _drain(self) -> None:
         while self._queue:
             step = self._queue.popleft()
-            following = list(_open(step, self._classes))
-            for one in following:
-                self._meet(one)
-            if _is_unknown(type(step.held)) and len(self._found.cut) < 10 and _leads_on(step.held, following):
-                self._found.cut.append((step.name(), f"is a {type(step.held).__name__}, which is not opened"))
+            steps_on = list(_open_object(step, self._classes))
+            for next_step in steps_on:
+                self._meet(next_step)
+            if (
+                _is_unknown(type(step.value))
+                and len(self._result.unopened) < 10
+                and _hides_tensor(step.value, steps_on)
+            ):
+                self._result.unopened.append((step.name(), f"is a {type(step.value).__name__}, which is not opened"))
             if len(self._seen) > MAX_OBJECTS:
-                self._found.cut.append((step.name(), f"more than {MAX_OBJECTS:,} objects hang on the model"))
+                self._result.unopened.append((step.name(), f"more than {MAX_OBJECTS:,} objects hang on the model"))
                 return
 
     def _meet(self, step: Step) -> None:
-        thing = step.held
-        is_tensor = issubclass(type(thing), torch.Tensor)
-        if step.how == "key" and id(thing) in self._seen:
+        obj = step.value
+        is_tensor = issubclass(type(obj), torch.Tensor)
+        if step.how == "key" and id(obj) in self._seen:
             return  # an optimizer's `state` is keyed by the parameters: no further name of theirs
-        if is_tensor and (step.how != "registered" or id(thing) not in self._seen):
-            self._record(step, thing)
-        if id(thing) in self._seen:
+        if is_tensor and (step.how != "registered" or id(obj) not in self._seen):
+            self._record(step, obj)
+        if id(obj) in self._seen:
             return
-        self._seen[id(thing)] = thing
-        if type(thing) is torch.ScriptObject:
-            self._found.packed.append(step.name())
+        self._seen[id(obj)] = obj
+        if type(obj) is torch.ScriptObject:
+            self._result.packed.append(step.name())
         if step.depth > MAX_DEPTH:
-            if len(self._found.cut) < 10:
-                self._found.cut.append((step.name(), f"nests more than {MAX_DEPTH:,} levels"))
+            if len(self._result.unopened) < 10:
+                self._result.unopened.append((step.name(), f"nests more than {MAX_DEPTH:,} levels"))
             return
-        if is_tensor and _is_wrapper(type(thing)):
+        if is_tensor and _is_wrapper(type(obj)):
             return  # what a wrapper subclass keeps inside is the tensor itself, and moves as it does
         self._queue.append(step)
 
     def _record(self, step: Step, tensor: torch.Tensor) -> None:
         chain = step.chain()
-        start = max(i for i, link in enumerate(chain) if id(link.held) in self._owners)
-        owner, rank = self._owners[id(chain[start].held)]
+        start = max(i for i, link in enumerate(chain) if id(link.value) in self._owners)
+        owner, rank = self._owners[id(chain[start].value)]
         name = step.name()
         if (id(tensor), name) not in self._names:
             self._names.add((id(tensor), name))
-            fqn = self._found.name_for(name, tensor)
-            self._found.held.append(Held(fqn, tensor, owner, rank, tuple(chain[start + 1 :])))
+            fqn = self._result.unique_name(name, tensor)
+            self._result.unregistered.append(UnregisteredTensor(fqn, tensor, owner, rank, tuple(chain[start + 1 :])))
 
 
 #: Types whose contents `_contents` knows how to list.
-_KNOWN = (
+_OPENED_TYPES = (
     *(nn.Module, torch.Tensor, dict, list, tuple, collections.deque, set, frozenset, functools.partial, BaseException),
     *(types.FunctionType, types.BuiltinMethodType, types.MethodType),
 )
 
 
-@_by_type
+@cache_by_type
 def _is_unknown(kind: type) -> bool:
-    return id(kind) not in _TRANSPARENT and not issubclass(kind, _KNOWN)
+    return id(kind) not in _TRANSPARENT_TYPES and not issubclass(kind, _OPENED_TYPES)
 
 
-def _leads_on(thing: Any, following: list[Step]) -> bool:
-    """Whether the garbage collector sees a tensor in `thing` that was not found there."""
-    known = {id(step.held) for step in following}
-    return any(issubclass(type(held), torch.Tensor) and id(held) not in known for held in gc.get_referents(thing))
+def _hides_tensor(obj: Any, steps_on: list[Step]) -> bool:
+    """Whether the garbage collector sees a tensor in `obj` that is not among `steps_on`."""
+    seen = {id(step.value) for step in steps_on}
+    return any(issubclass(type(value), torch.Tensor) and id(value) not in seen for value in gc.get_referents(obj))
 
 
-@_by_type
+@cache_by_type
 def _is_wrapper(kind: type) -> bool:
     return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 
 
-@_by_type
-def _closed(kind: type) -> bool:
+@cache_by_type
+def _is_closed(kind: type) -> bool:
     """Whether the walk stays out of objects of this type."""
-    if id(kind) in _ATOMS or any(id(base) in _CLOSED for base in _mro_of(kind)):
+    if id(kind) in _ATOM_TYPES or any(id(base) in _CLOSED_TYPES for base in _mro_of(kind)):
         return True
     module = _dict_of(kind).get("__module__")
     return module in ("torch.autograd.graph", "torch._C._functions", "torch._C._autograd")
 
 
-def _open(step: Step, classes: dict[int, type]) -> Iterator[Step]:
-    """What `step.held` holds directly, leaves that can hold no tensor left out."""
-    thing, kind = step.held, type(step.held)
+def _open_object(step: Step, classes: dict[int, type]) -> Iterator[Step]:
+    """Yield a step to each object that `step.value` holds directly, except objects that can hold no tensor."""
+    obj, kind = step.value, type(step.value)
     # Hooks are numbered by a counter of the whole process: their place in the dict is what stays the same.
-    numbered = step.label.endswith("_hooks") and step.parent is not None and _is_module(step.parent.held)
+    numbered = step.label.endswith("_hooks") and step.parent is not None and _is_module(step.parent.value)
     after_dot = step.parent is not None and step.label.endswith(".")
-    contents = _contents(thing, kind, numbered)
-    for label, held, how in itertools.chain(contents, _class_attributes(thing, kind, classes)):
-        if not _closed(type(held)) and not _is_empty(held):
+    contents = _list_contents(obj, kind, numbered)
+    for label, value, how in itertools.chain(contents, _list_class_attributes(obj, kind, classes)):
+        if not _is_closed(type(value)) and not _is_empty(value):
             dotted = label[1:] if after_dot and label[:1] == "." else label
-            yield Step(step, dotted, held, step.depth + 1, how)
+            yield Step(step, dotted, value, step.depth + 1, how)
 
 
-def _is_empty(thing: Any) -> bool:
-    """Whether it is a built-in container with nothing in it: most of what a module holds, its dicts of hooks."""
-    return id(type(thing)) in _CONTAINERS and not thing and not own_dict(thing)
+def _is_empty(obj: Any) -> bool:
+    """Whether `obj` is an empty built-in container, as most dicts of hooks in a module are."""
+    return id(type(obj)) in _CONTAINER_TYPES and not obj and not own_dict(obj)
 
 
-def _is_module(thing: Any) -> bool:
-    return issubclass(type(thing), nn.Module)
+def _is_module(obj: Any) -> bool:
+    return issubclass(type(obj), nn.Module)
 
 
-def _contents(thing: Any, kind: type, numbered: bool) -> Iterator[tuple[str, Any, str]]:
+def _list_contents(obj: Any, kind: type, numbered: bool) -> Iterator[tuple[str, Any, str]]:
     if issubclass(kind, nn.Module):
-        yield from _of_module(thing)
+        yield from _list_module(obj)
     elif issubclass(kind, dict):
-        yield from _of_dict(thing, numbered)
-        yield from _factory(thing)
+        yield from _list_dict(obj, numbered)
+        yield from _list_default_factory(obj)
     elif issubclass(kind, (list, tuple, collections.deque)):
-        yield from _of_sequence(thing, kind)
+        yield from _list_sequence(obj, kind)
     elif issubclass(kind, (set, frozenset)):
-        yield from _of_set(thing, kind)
-    elif id(kind) in _TRANSPARENT:
-        yield from ((f"[#{i}]", held, "item") for i, held in enumerate(gc.get_referents(thing)))
+        yield from _list_set(obj, kind)
+    elif id(kind) in _TRANSPARENT_TYPES:
+        yield from ((f"[#{i}]", value, "item") for i, value in enumerate(gc.get_referents(obj)))
         return
     elif issubclass(kind, types.FunctionType):
-        yield from _of_function(thing)
+        yield from _list_function(obj)
     elif issubclass(kind, functools.partial):
-        yield from _of_partial(thing)
+        yield from _list_partial(obj)
     elif kind is types.BuiltinMethodType:
         # `tensor.add` kept as a callable holds the tensor.
-        yield (".__self__", thing.__self__, "attribute")
+        yield (".__self__", obj.__self__, "attribute")
     elif kind is types.MethodType:
-        yield ".__self__", thing.__self__, "attribute"
-        yield ".__func__", thing.__func__, "attribute"
+        yield ".__self__", obj.__self__, "attribute"
+        yield ".__func__", obj.__func__, "attribute"
         return
     elif issubclass(kind, BaseException):
-        yield ".args", BaseException.__dict__["args"].__get__(thing), "attribute"
+        yield ".args", BaseException.__dict__["args"].__get__(obj), "attribute"
     elif _is_object_array(kind):
-        yield from _of_array(thing)
+        yield from _list_array(obj)
     if not issubclass(kind, nn.Module):
-        yield from ((f".{name}", held, "attribute") for name, held in list(own_dict(thing).items()))
-    yield from _of_slots(thing, kind)
+        yield from ((f".{name}", value, "attribute") for name, value in list(own_dict(obj).items()))
+    yield from _list_slots(obj, kind)
 
 
-def _of_module(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
+def _list_module(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
     registered = set()
     for registry in ("_parameters", "_buffers", "_modules"):
-        for name, held in _registry(module, registry):
-            if held is not None:
+        for name, value in _read_registry(module, registry):
+            if value is not None:
                 registered.add(name)
-            yield f".{name}", held, "registered"
-    for name, held in list(own_dict(module).items()):
+            yield f".{name}", value, "registered"
+    for name, value in list(own_dict(module).items()):
         if name in registered:
-            yield f".__dict__[{name!r}]", held, "hidden"
-        elif name not in _REGISTRIES and not (name == _INNER and is_scripted(module)):
-            yield f".{name}", held, "attribute"
+            yield f".__dict__[{name!r}]", value, "hidden"
+        elif name not in _REGISTRIES and not (name == _SCRIPT_ATTRIBUTE and is_scripted(module)):
+            yield f".{name}", value, "attribute"
     if is_scripted(module):
-        yield from ((f".{name}", held, "attribute") for name, held in _in_script(module) if name not in registered)
+        yield from (
+            (f".{name}", value, "attribute")
+            for name, value in _list_script_attributes(module)
+            if name not in registered
+        )
 
 
 #: Where traced modules and old subclasses of ScriptModule keep the module whose attributes they show as their own.
-_INNER = "_actual_script_module"
+_SCRIPT_ATTRIBUTE = "_actual_script_module"
 
 
-def _in_cpp(module: nn.Module) -> Any:
-    """What a ScriptModule is in C++; None where it is not there yet."""
+def _get_script_object(module: nn.Module) -> Any:
+    """Return the C++ object of a ScriptModule; None if it is not created yet."""
     own = own_dict(module)
-    return own_dict(own.get(_INNER, module)).get("_c")
+    return own_dict(own.get(_SCRIPT_ATTRIBUTE, module)).get("_c")
 
 
-def _in_script(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The attributes that TorchScript keeps in C++, by name: it keeps them in no order. Reading one runs no code."""
-    script = _in_cpp(module)
+def _list_script_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes that TorchScript keeps in C++, sorted by name. Reading an attribute runs no code."""
+    script = _get_script_object(module)
     if script is not None:
-        known: Any = torch._C.ConcreteModuleType.from_jit_type(script._type())
-        yield from ((name, script.getattr(name)) for name in sorted(known.get_attributes()))
+        script_type: Any = torch._C.ConcreteModuleType.from_jit_type(script._type())
+        yield from ((name, script.getattr(name)) for name in sorted(script_type.get_attributes()))
 
 
-def in_code(module: nn.Module) -> int:
-    """How many tensors the compiled code of a ScriptModule holds as constants: those of a trace, or frozen into it.
+def count_constants_in_code(module: nn.Module) -> int:
+    """Count the tensors that compiled code of a ScriptModule holds as constants: from a trace, or frozen.
 
-    Numbers are not counted: a trace makes a 0-dim tensor of each.
+    0-dim tensors are not counted, because a trace makes one of each number.
     """
-    script = _in_cpp(module) if is_scripted(module) else None
+    script = _get_script_object(module) if is_scripted(module) else None
     graphs = [script._get_method(name).graph for name in script._method_names()] if script is not None else []
     constants = [node for graph in graphs for node in graph.findAllNodes("prim::Constant")]
     tensors = [node.t("value") for node in constants if node.hasAttribute("value") and node.kindOf("value") == "t"]
     return sum(tensor.dim() > 0 for tensor in tensors)
 
 
-def _of_dict(mapping: dict[Any, Any], numbered: bool) -> Iterator[tuple[str, Any, str]]:
-    for i, (key, held) in enumerate(list(dict.items(mapping))):
-        literal = None if numbered else _literal(key)
-        yield f"[{literal or f'#{i}'}]", held, "item"
+def _list_dict(mapping: dict[Any, Any], numbered: bool) -> Iterator[tuple[str, Any, str]]:
+    for i, (key, value) in enumerate(list(dict.items(mapping))):
+        literal = None if numbered else _format_literal(key)
+        yield f"[{literal or f'#{i}'}]", value, "item"
         if literal is None:
             yield f".keys()[#{i}]", key, "key"
 
 
-def _factory(mapping: Any) -> Iterator[tuple[str, Any, str]]:
+def _list_default_factory(mapping: Any) -> Iterator[tuple[str, Any, str]]:
     if issubclass(type(mapping), collections.defaultdict):
         member = collections.defaultdict.__dict__["default_factory"]
         yield ".default_factory", member.__get__(mapping), "attribute"
 
 
-@_by_type
+@cache_by_type
 def _is_object_array(kind: type) -> bool:
     numpy = sys.modules.get("numpy")
     return numpy is not None and issubclass(kind, numpy.ndarray)
 
 
-def _of_array(array: Any) -> Iterator[tuple[str, Any, str]]:
-    """What an array of Python objects holds, as nested lists; arrays of numbers hold nothing."""
+def _list_array(array: Any) -> Iterator[tuple[str, Any, str]]:
+    """Yield the contents of an array of Python objects as nested lists; arrays of numbers hold no tensor."""
     kind = sys.modules["numpy"].ndarray
     if kind.__dict__["dtype"].__get__(array).hasobject:
         yield ".tolist()", kind.tolist(array), "item"
 
 
-def _literal(key: Any) -> str | None:
-    """`key` as Python writes it, None where writing it would run code or say nothing."""
+def _format_literal(key: Any) -> str | None:
+    """Return `key` as Python writes it; None if `repr` would run user code or give no useful name."""
     if issubclass(type(key), str):
         return str.__repr__(key)
-    if id(type(key)) in _WRITABLE:
+    if id(type(key)) in _LITERAL_TYPES:
         return repr(key)
-    if type(key) is tuple and all(id(type(part)) in _WRITABLE for part in key):
+    if type(key) is tuple and all(id(type(part)) in _LITERAL_TYPES for part in key):
         return repr(key)
     return None
 
 
-def _of_sequence(thing: Any, kind: type) -> Iterator[tuple[str, Any, str]]:
+def _list_sequence(obj: Any, kind: type) -> Iterator[tuple[str, Any, str]]:
     base = next(base for base in (list, tuple, collections.deque) if issubclass(kind, base))
-    fields = _fields(kind)
-    for i, held in enumerate(list(base.__iter__(thing))):
-        yield (f".{fields[i]}" if i < len(fields) else f"[{i}]"), held, "item"
+    fields = _find_namedtuple_fields(kind)
+    for i, value in enumerate(list(base.__iter__(obj))):
+        yield (f".{fields[i]}" if i < len(fields) else f"[{i}]"), value, "item"
 
 
-@_by_type
-def _fields(kind: type) -> tuple[str, ...]:
-    """The field names of a namedtuple, () for anything else."""
+@cache_by_type
+def _find_namedtuple_fields(kind: type) -> tuple[str, ...]:
+    """Return the field names of a namedtuple, () for other types."""
     for base in _mro_of(kind) if issubclass(kind, tuple) else ():
         names = _dict_of(base).get("_fields")
         if type(names) is tuple and all(type(name) is str for name in names):
@@ -605,94 +622,96 @@ def _fields(kind: type) -> tuple[str, ...]:
     return ()
 
 
-def _of_set(thing: Any, kind: type) -> Iterator[tuple[str, Any, str]]:
+def _list_set(obj: Any, kind: type) -> Iterator[tuple[str, Any, str]]:
     base = set if issubclass(kind, set) else frozenset
     # A set's order is that of addresses; sorted by what can be said of a member without running its code.
-    members = sorted(base.__iter__(thing), key=_sort_key)
-    yield from ((f"[#{i}]", held, "item") for i, held in enumerate(members))
+    members = sorted(base.__iter__(obj), key=_get_sort_key)
+    yield from ((f"[#{i}]", value, "item") for i, value in enumerate(members))
 
 
-def _sort_key(thing: Any) -> tuple[str, str]:
-    if issubclass(type(thing), torch.Tensor) and not torch.nn.parameter.is_lazy(thing):
-        return type(thing).__name__, f"{thing.dtype} {tuple(thing.shape)}"
-    return type(thing).__name__, ""
+def _get_sort_key(obj: Any) -> tuple[str, str]:
+    if issubclass(type(obj), torch.Tensor) and not torch.nn.parameter.is_lazy(obj):
+        return type(obj).__name__, f"{obj.dtype} {tuple(obj.shape)}"
+    return type(obj).__name__, ""
 
 
-def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any, str]]:
+def _list_function(function: types.FunctionType) -> Iterator[tuple[str, Any, str]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        held = gc.get_referents(cell)  # an empty cell raises on .cell_contents
-        if held:
-            yield f".__closure__[{name!r}]", held[0], "closure"
-    for i, held in enumerate(function.__defaults__ or ()):
-        yield f".__defaults__[{i}]", held, "default"
-    for name, held in (function.__kwdefaults__ or {}).items():
-        yield f".__kwdefaults__[{name!r}]", held, "default"
+        value = gc.get_referents(cell)  # an empty cell raises on .cell_contents
+        if value:
+            yield f".__closure__[{name!r}]", value[0], "closure"
+    for i, value in enumerate(function.__defaults__ or ()):
+        yield f".__defaults__[{i}]", value, "default"
+    for name, value in (function.__kwdefaults__ or {}).items():
+        yield f".__kwdefaults__[{name!r}]", value, "default"
 
 
-def _of_partial(partial: functools.partial[Any]) -> Iterator[tuple[str, Any, str]]:
+def _list_partial(partial: functools.partial[Any]) -> Iterator[tuple[str, Any, str]]:
     members = functools.partial.__dict__
     yield ".func", members["func"].__get__(partial), "argument"
-    for i, held in enumerate(members["args"].__get__(partial)):
-        yield f".args[{i}]", held, "argument"
-    for name, held in dict.items(members["keywords"].__get__(partial)):
-        yield f".keywords[{name!r}]", held, "argument"
+    for i, value in enumerate(members["args"].__get__(partial)):
+        yield f".args[{i}]", value, "argument"
+    for name, value in dict.items(members["keywords"].__get__(partial)):
+        yield f".keywords[{name!r}]", value, "argument"
 
 
-def _of_slots(thing: Any, kind: type) -> Iterator[tuple[str, Any, str]]:
-    for name, member in _slots(kind):
+def _list_slots(obj: Any, kind: type) -> Iterator[tuple[str, Any, str]]:
+    for name, member in _find_declared_slots(kind):
         try:
-            yield f".{name}", member.__get__(thing), "attribute"
+            yield f".{name}", member.__get__(obj), "attribute"
         except AttributeError:
             continue  # an unfilled slot
 
 
-@_by_type
-def _slots(kind: type) -> tuple[tuple[str, Any], ...]:
-    """The slots that Python classes declare. C structs have members of the same type; theirs are not the user's."""
-    found = []
+@cache_by_type
+def _find_declared_slots(kind: type) -> tuple[tuple[str, Any], ...]:
+    """Return (name, member) of the slots that Python classes declare, not of members of C structs."""
+    members = []
     for base in _mro_of(kind):
         if "__slots__" in _dict_of(base):
-            found += [(n, m) for n, m in _dict_of(base).items() if type(m) is types.MemberDescriptorType]
-    return tuple(found)
+            members += [(n, m) for n, m in _dict_of(base).items() if type(m) is types.MemberDescriptorType]
+    return tuple(members)
 
 
-def _class_attributes(thing: Any, kind: type, classes: dict[int, type]) -> Iterator[tuple[str, Any, str]]:
-    """Tensors and containers in the class bodies of user classes, once per class."""
-    for base in _users(kind):
+def _list_class_attributes(obj: Any, kind: type, classes: dict[int, type]) -> Iterator[tuple[str, Any, str]]:
+    """Yield tensors and containers in the class bodies of user classes, once per class."""
+    for base in _find_user_classes(kind):
         if id(base) in classes:
             continue
         classes[id(base)] = base
-        for name, held in list(_dict_of(base).items()):
-            if name.startswith("__") and not _is_code(held):
+        for name, value in list(_dict_of(base).items()):
+            if name.startswith("__") and not _is_code(value):
                 continue
-            if name not in _MACHINERY and (_is_code(held) or not _is_descriptor(type(held))):
-                yield (f".__class__.{name}" if _shadowed(thing, name) else f".{name}"), held, "class"
+            if name not in _GENERATED_ATTRIBUTES and (_is_code(value) or not _is_descriptor(type(value))):
+                yield (f".__class__.{name}" if _is_shadowed(obj, name) else f".{name}"), value, "class"
 
 
-def _is_code(held: Any) -> bool:
-    """A function of the class body, which may hold tensors in its defaults, its closure or a partial below it."""
-    return type(held) in (types.FunctionType, staticmethod, classmethod)
+def _is_code(value: Any) -> bool:
+    """Whether a class attribute is a function, which may hold tensors in its defaults, closure or a partial."""
+    return type(value) in (types.FunctionType, staticmethod, classmethod)
 
 
-def _shadowed(thing: Any, name: str) -> bool:
-    if name in own_dict(thing):
+def _is_shadowed(obj: Any, name: str) -> bool:
+    if name in own_dict(obj):
         return True
-    registries = ("_parameters", "_buffers", "_modules") if _is_module(thing) else ()
-    return any(name == known for registry in registries for known, _ in _registry(thing, registry))
+    registries = ("_parameters", "_buffers", "_modules") if _is_module(obj) else ()
+    return any(
+        name == registered_name for registry in registries for registered_name, _ in _read_registry(obj, registry)
+    )
 
 
-@_by_type
-def _users(kind: type) -> tuple[type, ...]:
-    """The classes among its bases and itself that neither Python nor torch brings."""
-    return tuple(base for base in _mro_of(kind) if _is_users(base))
+@cache_by_type
+def _find_user_classes(kind: type) -> tuple[type, ...]:
+    """Return `kind` and its bases without the classes of Python and torch."""
+    return tuple(base for base in _mro_of(kind) if _is_user_class(base))
 
 
-def _is_users(kind: type) -> bool:
+def _is_user_class(kind: type) -> bool:
     module = _dict_of(kind).get("__module__")
     top = module.partition(".")[0] if type(module) is str else "builtins"
     return top != "torch" and top not in sys.stdlib_module_names
 
 
-@_by_type
+@cache_by_type
 def _is_descriptor(kind: type) -> bool:
     return any("__get__" in _dict_of(base) for base in _mro_of(kind) if base is not object)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statecli.commands.inspect.run import Inspection, Request, inspect, of_live
+from statecli.commands.inspect.run import Inspection, Request, inspect, inspect_live_model
 from statecli.core.errors import UsageError
 from statecli.core.progress import Progress
 from statecli.report import View
@@ -42,7 +42,7 @@ def run(options: InspectOptions, request: Request, caller: Caller, given: Given)
 
 def _inspect(request: Request, progress: Progress | None, given: Given) -> Inspection:
     if given.model is not None:
-        return of_live(given.model, request, given.inputs)
+        return inspect_live_model(given.model, request, given.inputs)
     return inspect(request, progress, given.inputs)
 
 

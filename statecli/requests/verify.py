@@ -50,7 +50,7 @@ def run(options: VerifyOptions, request: Request, caller: Caller, given: Given) 
     """Run the proofs. What could be proved is reported, whatever was inconclusive."""
     with caller.steps(len(request.checks or Name)) as step:
         if given.model is not None:
-            verification = verify_run.of_live(given.model, request, given.inputs)
+            verification = verify_run.verify_live_model(given.model, request, given.inputs)
         else:
             verification = verify_run.run(request, lambda _: step(), given.inputs)
     caller.check_states(verification.state)

@@ -14,21 +14,22 @@ from statecli.core.errors import MalformedError, UnreadableError, UsageError
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ModelState
 from statecli.live import hf_auto
-from statecli.live.build import Built, build
-from statecli.live.spec import Spec, parse
+from statecli.live.build import build
+from statecli.live.built_model import BuiltModel
+from statecli.live.spec import ModelSpec, parse_spec
 from statecli.storage import files
 
 Renamed = dict[str, tuple[str, ...]]
 
 
-def spec_of(text: str) -> Spec | None:
+def spec_of(text: str) -> ModelSpec | None:
     """The model class that the text names, None where it names a file or a folder."""
     if os.path.lexists(text):
         return None
     if files.is_remote(text):
         return None
-    spec = parse(text)
-    return spec and hf_auto.spec_of(spec)
+    spec = parse_spec(text)
+    return spec and hf_auto.resolve_auto_spec(spec)
 
 
 def class_for(text: str, checkpoint: str) -> str:
@@ -36,7 +37,7 @@ def class_for(text: str, checkpoint: str) -> str:
 
     Raises as `auto.text_for` does.
     """
-    return hf_auto.text_for(split(checkpoint)[0]) if text == hf_auto.AUTO else text
+    return hf_auto.build_spec_text(split(checkpoint)[0]) if text == hf_auto.AUTO else text
 
 
 def checkpoint(text: str, *, read: Callable[[str, str | None], ModelState] = formats.read) -> ModelState:
@@ -84,7 +85,7 @@ def _cut(state: ModelState, section: str) -> ModelState:
     return replace(state, sections=held, tensors=tensors)
 
 
-def model(spec: Spec, *, init_device: str, values: bool) -> Built:
+def model(spec: ModelSpec, *, init_device: str, values: bool) -> BuiltModel:
     """The module that the spec names, built; one that a configuration describes without values, on meta."""
     return build(spec, init_device="meta" if hf_auto.is_auto(spec) else init_device, values=values)
 
@@ -98,4 +99,4 @@ def registered_by(text: str, *, init_device: str, names: Sequence[str] = ()) -> 
     if spec is None:
         raise UsageError(f"--model {text}: names no class; write file.py:Class, package.module:Class or auto")
     built = model(spec, init_device=init_device, values=False)
-    return live.read(built, text), hf_auto.loaded_as(built.module, names) if hf_auto.is_auto(spec) else {}
+    return live.read(built, text), hf_auto.map_loaded_names(built.module, names) if hf_auto.is_auto(spec) else {}

@@ -100,7 +100,7 @@ def _root(folder: str) -> str:
 
 def path_of(text: str) -> str | None:
     """The start of the text that is a path; None where it names a module by dots."""
-    known = None if os.path.lexists(text) or files.is_remote(text) else spec.parse(text.partition("(")[0])
+    known = None if os.path.lexists(text) or files.is_remote(text) else spec.parse_spec(text.partition("(")[0])
     if known is not None:
         return known.module if known.is_file else None
     return load.split(text)[0]
@@ -120,7 +120,7 @@ def _way(path: str, folder: str) -> str:
 def file_of(text: str) -> str:
     """The file that a target's text names: `net.py` of `net.py:Net(4)`, `pkg/mod.py` of `pkg.mod:Net`."""
     head = text.partition("(")[0]
-    known = spec.parse(head) if ":" in head and not files.is_remote(text) else None
+    known = spec.parse_spec(head) if ":" in head and not files.is_remote(text) else None
     if known is not None:
         return known.module if known.is_file else known.module.replace(".", "/") + ".py"
     return load.split(text)[0]

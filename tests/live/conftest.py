@@ -34,11 +34,11 @@ def inspect(write: Callable[..., str]) -> Callable[..., ModelState]:
     """Read the class that a piece of source defines."""
     from statecli.live import move, read
     from statecli.live.build import build
-    from statecli.live.spec import parse
+    from statecli.live.spec import parse_spec
 
     def inspect_one(source: str, call: str = "Net", *, to: str | None = None, **options: object) -> ModelState:
         target = write(source, call)
-        spec = parse(target)
+        spec = parse_spec(target)
         assert spec is not None
         built = build(spec, **options)
         return read(built, target) if to is None else move(built, target, to)
@@ -50,13 +50,13 @@ def inspect(write: Callable[..., str]) -> Callable[..., ModelState]:
 def read_live() -> Callable[..., ModelState]:
     """Read what a factory builds, without a file around it."""
     from statecli.live import read
-    from statecli.live.build import Built
+    from statecli.live.built_model import BuiltModel
     from statecli.live.origin import Origins
-    from statecli.live.spec import Spec
+    from statecli.live.spec import ModelSpec
 
     def read_one(make: Callable[[], object]) -> ModelState:
-        spec = Spec("live:Net", "live", False, "Net")
-        return read(Built(spec, make(), Origins(), "cpu", True, make), "live:Net")
+        spec = ModelSpec("live:Net", "live", False, "Net")
+        return read(BuiltModel(spec, make(), Origins(), "cpu", True, make), "live:Net")
 
     return read_one
 

@@ -12,12 +12,12 @@ import torch
 
 from statecli.core.errors import ModelError, UsageError
 from statecli.live.build import build
-from statecli.live.spec import parse
+from statecli.live.spec import parse_spec
 
 
 def make(target: str, **options):
     """Build what a spec's text names."""
-    spec = parse(target)
+    spec = parse_spec(target)
     assert spec is not None
     return build(spec, **options)
 
@@ -197,7 +197,7 @@ def test_prints_go_to_stderr(write):
     """
     target = write(source)
     code = (
-        "from statecli.live.build import build; from statecli.live.spec import parse; "
+        "from statecli.live.build import build; from statecli.live.spec import parse_spec as parse; "
         f"build(parse({target!r})); print('result')"
     )
     path = str(Path(__file__).parents[2])
@@ -239,7 +239,7 @@ def test_values_are_drawn_when_asked_and_seeded(write):
     """values=True draws the initial values, the same ones each time; without it large parameters are zeros."""
     target = write(SIMPLE, "Net(100_000)")
     drawn = make(target, values=True)
-    assert torch.equal(drawn.module.fc.weight, drawn.again().fc.weight)
+    assert torch.equal(drawn.module.fc.weight, drawn.build_again().fc.weight)
     assert drawn.module.fc.weight.std() > 0
     assert not make(target).module.fc.weight.any()
 
@@ -265,9 +265,9 @@ def test_a_constructor_that_needs_the_values_gets_them(write):
 def test_again_gives_another_instance(write):
     """A second instance is another object; a module-level instance has none."""
     built = make(write(SIMPLE, "Net(2)"))
-    assert built.again() is not built.module
+    assert built.build_again() is not built.module
     with pytest.raises(ModelError):
-        make(write("model = nn.Linear(2, 2)", "model")).again()
+        make(write("model = nn.Linear(2, 2)", "model")).build_again()
 
 
 def test_missing_torch_is_one_line(write):
@@ -276,7 +276,7 @@ def test_missing_torch_is_one_line(write):
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from statecli.core.errors import MissingDependency\n"
-        "from statecli.live.build import build\nfrom statecli.live.spec import parse\n"
+        "from statecli.live.build import build\nfrom statecli.live.spec import parse_spec as parse\n"
         f"try: build(parse({target!r}))\nexcept MissingDependency as e: print(e)"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -12,7 +12,7 @@ import pytest
 
 from statecli.core.errors import ModelError
 from statecli.live.build import build
-from statecli.live.spec import parse
+from statecli.live.spec import parse_spec
 
 RAISING = """
 class Raising(torch.Tensor):
@@ -45,7 +45,9 @@ def test_no_torch_function_is_asked_for_values(write):
 
     target = write(RAISING)
     sums = []
-    read(build(parse(target)), target, stats_of=lambda t: sums.append(build_view(get_stored_values(t)).memory.size))
+    read(
+        build(parse_spec(target)), target, stats_of=lambda t: sums.append(build_view(get_stored_values(t)).memory.size)
+    )
     assert sums == [4, 8, 12]
 
 
@@ -82,14 +84,14 @@ def test_an_exception_whose_str_ends_the_process_is_told(write, raised):
     def f(): raise Odd
     """
     with pytest.raises(ModelError, match=r"Odd: \(its message cannot be shown\)"):
-        build(parse(write(source, "f")))
+        build(parse_spec(write(source, "f")))
 
 
 def test_code_that_ends_the_process_is_told(write):
     """os._exit(0) would be a success with nothing shown; it works again afterwards, and in a forked child."""
     before = os._exit
     with pytest.raises(ModelError, match=r"building it raised SystemExit: 0 \(net0\.py:4\)"):
-        build(parse(write("import os\ndef f(): os._exit(0)", "f")))
+        build(parse_spec(write("import os\ndef f(): os._exit(0)", "f")))
     assert os._exit is before
     forks = """
     import os
@@ -98,14 +100,14 @@ def test_code_that_ends_the_process_is_told(write):
         if not child: os._exit(3)
         return nn.Linear(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 1)
     """
-    assert build(parse(write(forks, "f"))).module.in_features == 3
+    assert build(parse_spec(write(forks, "f"))).module.in_features == 3
 
 
 @pytest.mark.parametrize("statement", ["os.chdir('/')", "sys.argv[:] = []", "sys.stdout = sys.stderr = None"])
 def test_the_process_is_put_back(write, statement):
     """The current directory, sys.argv and the standard streams are after building what they were before it."""
     before = os.getcwd(), list(sys.argv), sys.stdout, sys.stderr
-    build(parse(write(f"import os, sys\ndef f():\n    {statement}\n    return nn.Linear(1, 1)", "f")))
+    build(parse_spec(write(f"import os, sys\ndef f():\n    {statement}\n    return nn.Linear(1, 1)", "f")))
     assert (os.getcwd(), list(sys.argv), sys.stdout, sys.stderr) == before
 
 
@@ -128,7 +130,7 @@ def test_a_directory_changed_by_the_users_move_is_put_back(inspect):
 def test_an_async_factory_is_told_and_leaves_no_warning(write):
     """A coroutine is no model, and the one that was made is closed."""
     with pytest.raises(ModelError, match="f is async"):
-        build(parse(write("async def f():\n    return nn.Linear(1, 1)", "f")))
+        build(parse_spec(write("async def f():\n    return nn.Linear(1, 1)", "f")))
 
 
 def _run(*args):
@@ -201,4 +203,4 @@ def test_an_endless_recursion_is_told_with_the_line_that_recurses(write):
             Net()
     """
     with pytest.raises(ModelError, match=r"RecursionError: .*\(net0\.py:11\)"):
-        build(parse(write(source)))
+        build(parse_spec(write(source)))

@@ -156,12 +156,15 @@ def test_modules_nested_10_000_levels_deep_are_cut_and_said():
 
 def test_repeated_names_are_numbered_in_linear_steps():
     """Tensors of one name get the next number each, and a tensor keeps its own."""
-    from statecli.live.walk import Walk
+    from statecli.live.walk import WalkResult
 
     tensors = [torch.zeros(1) for _ in range(800)]
-    found = Walk()
-    names = [found.name_for("a.b", tensor) for tensor in tensors]
+    found = WalkResult()
+    names = [found.unique_name("a.b", tensor) for tensor in tensors]
     assert names == ["a.b", *(f"a.b ({n})" for n in range(2, 801))]
-    assert found.name_for("a.b", tensors[5]) == "a.b (6)"
-    steps = [_steps(lambda: [Walk.name_for(w, "a", t) for t in tensors[:n]]) for n in (200, 400) for w in [Walk()]]  # noqa: B023
+    assert found.unique_name("a.b", tensors[5]) == "a.b (6)"
+    steps = [
+        _steps(lambda n=n, result=result: [result.unique_name("a", tensor) for tensor in tensors[:n]])
+        for n, result in ((200, WalkResult()), (400, WalkResult()))
+    ]
     assert steps[1] < 2.1 * steps[0]

@@ -208,10 +208,10 @@ def test_a_move_to_meta_finds_the_same_oddities(inspect):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
 def test_no_cuda_names_meta():
     """Without CUDA the refusal names the check that works everywhere."""
-    from statecli.live.model_state import _device
+    from statecli.live.model_state import _parse_device
 
     with pytest.raises(UsageError, match="--to meta"):
-        _device("cuda")
+        _parse_device("cuda")
 
 
 @pytest.mark.parametrize(
@@ -303,10 +303,10 @@ def test_stats_are_taken_before_the_values_go(inspect, write):
     from statecli.core.state import Stats
     from statecli.live import read
     from statecli.live.build import build
-    from statecli.live.spec import parse
+    from statecli.live.spec import parse_spec
 
     target = write(PLAIN)
-    state = read(build(parse(target), values=True), target, stats_of=lambda t: Stats(max=t.max().item()))
+    state = read(build(parse_spec(target), values=True), target, stats_of=lambda t: Stats(max=t.max().item()))
     assert [t.stats.max for t in state.tensors] == [1.0, 1.0]
 
 
@@ -378,7 +378,7 @@ def test_a_model_that_follows_needs_no_fake_gpu(inspect, monkeypatch):
     """Its import takes a third of a second."""
     from statecli.live import measure
 
-    monkeypatch.setattr(measure, "by_fake_gpu", lambda built: pytest.fail("tried"))
+    monkeypatch.setattr(measure, "try_fake_gpu_move", lambda built: pytest.fail("tried"))
     own = OWN_TO.replace("def to(self, *a, **k)", "def _apply(self, fn)")
     (row,) = inspect(own.replace("super().to(*a, **k); self.t = self.t.to(*a, **k)", "self.t = fn(self.t)")).tensors
     assert row.moves

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from statecli.core.state import Kind
 from statecli.live import move, read
 from statecli.live.build import build
-from statecli.live.spec import parse
+from statecli.live.spec import parse_spec
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 MODELS = sorted(path for path in SAMPLES.glob("*.py") if path.name != "make_checkpoints.py")
@@ -32,7 +32,7 @@ def _spec(path: Path) -> str:
 def of(name: str, to: str | None = None):
     """Read one sample; its rows by name."""
     target = _spec(SAMPLES / f"{name}.py")
-    built = build(parse(target))
+    built = build(parse_spec(target))
     state = move(built, target, to) if to else read(built, target)
     return {t.fqn: t for t in state.tensors}, state
 

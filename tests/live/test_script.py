@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from statecli.live.torchscript_errors import raised
+from statecli.live.torchscript_errors import parse_script_error
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -43,7 +43,7 @@ def error(module, *args):
 
 
 def told(module, *args, library=lambda _: False):
-    return raised(error(module, *args), library)
+    return parse_script_error(error(module, *args), library)
 
 
 def test_what_the_models_code_raises():
@@ -73,7 +73,7 @@ def test_an_error_without_words():
     """Nothing is made up."""
     frame = '  File "net.py", line 3, in forward\n    x\n    ~ <--- HERE\n'
     text = f"Traceback of TorchScript (most recent call last):\n{frame}RuntimeError"
-    found = raised(RuntimeError(text), lambda _: False)
+    found = parse_script_error(RuntimeError(text), lambda _: False)
     assert (found.text, found.place) == ("RuntimeError: TorchScript gives no reason", ("net.py", 3))
 
 
@@ -85,4 +85,4 @@ def test_other_errors_are_none_of_it():
             raise AssertionError
 
     for one in (RuntimeError("no"), Odd()):
-        assert raised(one, lambda _: False) is None
+        assert parse_script_error(one, lambda _: False) is None

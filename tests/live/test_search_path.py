@@ -131,7 +131,7 @@ def test_the_path_is_what_it_was_afterwards(tmp_path, monkeypatch):
     """Entries that an imported package has added stay."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", "/a", os.getcwd(), "/b"])
-    with search_path.installed_only("/b"):
+    with search_path.use_installed_only("/b"):
         assert sys.path == ["/a"]
         sys.path.append("/c")
     assert sys.path == ["", "/a", os.getcwd(), "/b", "/c"]
@@ -144,5 +144,5 @@ def test_the_folder_of_statecli_itself_counts_as_installed(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ".")
     monkeypatch.setattr(sys, "path", ["/a", home])
     search_path.drop_relative_entries()
-    with search_path.installed_only():
+    with search_path.use_installed_only():
         assert sys.path == ["/a", home]

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from statecli.live import torch_settings
-from statecli.live.build import Built, build
-from statecli.live.spec import parse
+from statecli.live.build import build
+from statecli.live.built_model import BuiltModel
+from statecli.live.spec import parse_spec
 
 #: What a constructor calls, and what shows it.
 SET = {
@@ -22,7 +23,7 @@ SET = {
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
-    with torch_settings.kept():
+    with torch_settings.keep_settings():
         yield
 
 
@@ -30,14 +31,14 @@ def _as_it_was() -> Iterator[None]:
 def built(write):
     """A model whose constructor ends with this call."""
 
-    def build_one(call: str) -> Built:
+    def build_one(call: str) -> BuiltModel:
         source = f"""
         class Net(nn.Linear):
             def __init__(self):
                 super().__init__(3, 3)
                 {call}
         """
-        spec = parse(write(source))
+        spec = parse_spec(write(source))
         assert spec is not None
         return build(spec)
 
@@ -54,7 +55,7 @@ def test_what_a_constructor_sets_holds_for_its_own_code_alone(built, call):
         inside = SET[call]()
     assert inside != start
     assert SET[call]() == start
-    found.again()
+    found.build_again()
     assert SET[call]() == start
 
 
@@ -62,7 +63,7 @@ def test_what_a_constructor_sets_holds_for_its_own_code_alone(built, call):
 def test_each_instance_starts_from_the_same_settings(built, values):
     """The second one's parameters are float32 as the first one's, though that ended with another default dtype."""
     found = built("torch.set_default_dtype(torch.float64)")
-    assert found.again(values=values).weight.dtype is found.module.weight.dtype is torch.float32
+    assert found.build_again(values=values).weight.dtype is found.module.weight.dtype is torch.float32
 
 
 def test_what_a_call_sets_is_gone_with_the_next(built):
@@ -80,8 +81,8 @@ def test_what_the_file_sets_at_import_holds_for_all(write):
     torch.set_default_dtype(torch.float64)
     Net = lambda: nn.Linear(3, 3)
     """
-    found = build(parse(write(source)))
-    assert found.module.weight.dtype is found.again().weight.dtype is torch.float64
+    found = build(parse_spec(write(source)))
+    assert found.module.weight.dtype is found.build_again().weight.dtype is torch.float64
     with found.user_code("calling it"):
         assert torch.get_default_dtype() is torch.float64
 
@@ -97,12 +98,12 @@ def test_a_second_attempt_at_building_starts_anew(write):
             self.fc = nn.Linear(1000, 1000)
             assert self.fc.weight.any()
     """
-    assert build(parse(write(source))).module.small.weight.dtype is torch.float32
+    assert build(parse_spec(write(source))).module.small.weight.dtype is torch.float32
 
 
 def test_a_constructor_cannot_turn_gradients_off_for_others(built):
     """The proofs say themselves when they want a graph."""
     found = built("torch.set_grad_enabled(False)")
     assert torch.is_grad_enabled()
-    found.again()
+    found.build_again()
     assert torch.is_grad_enabled()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statecli.core.errors import UsageError
-from statecli.live.spec import Spec, parse
+from statecli.live.spec import ModelSpec, parse_spec
 
 LITERALS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -37,7 +37,7 @@ LITERALS = st.recursive(
 )
 def test_specs_are_read(text, module, is_file, attribute, args, kwargs):
     """Each form the grammar lists gives its parts."""
-    assert parse(text) == Spec(text, module, is_file, attribute, args, kwargs, "(" in text)
+    assert parse_spec(text) == ModelSpec(text, module, is_file, attribute, args, kwargs, "(" in text)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_specs_are_read(text, module, is_file, attribute, args, kwargs):
 )
 def test_what_is_no_spec_is_none(text):
     """Paths, URLs, drives and sections are left to others."""
-    assert parse(text) is None
+    assert parse_spec(text) is None
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_is_no_spec_is_none(text):
 def test_bad_arguments_are_one_line(arguments):
     """Arguments that are no literals are a usage error of one line, and nothing of them runs."""
     with pytest.raises(UsageError) as caught:
-        parse(f"net.py:Net{arguments}")
+        parse_spec(f"net.py:Net{arguments}")
     assert "\n" not in str(caught.value)
 
 
@@ -102,7 +102,7 @@ def test_bad_arguments_are_one_line(arguments):
 def test_any_literals_come_back(args, kwargs):
     """Arguments written with repr are read as they were."""
     written = ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
-    spec = parse(f"net.py:Net({written})")
+    spec = parse_spec(f"net.py:Net({written})")
     assert spec is not None
     assert (list(spec.args), spec.kwargs) == (args, kwargs)
 
@@ -111,12 +111,12 @@ def test_any_literals_come_back(args, kwargs):
 def test_any_text_is_a_spec_or_none_or_a_usage_error(text):
     """No text makes the parser raise anything else."""
     with contextlib.suppress(UsageError):
-        parse(text)
+        parse_spec(text)
 
 
 def test_parsing_imports_no_torch():
     """Reading a spec, and importing the package, leaves torch alone."""
-    code = "import sys, statecli.live, statecli.live.build; from statecli.live.spec import parse; "
+    code = "import sys, statecli.live, statecli.live.build; from statecli.live.spec import parse_spec as parse; "
     code += "parse('net.py:Net'); print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"

@@ -70,10 +70,10 @@ def test_modules_in_a_plain_list_are_found(read_live, rows):
 @pytest.mark.parametrize("name", ["BertModel", "LlamaForCausalLM"])
 def test_skipping_the_draws_changes_nothing_shown(name, read_live):
     """A model whose large random values were not drawn shows the same rows."""
-    from statecli.live.skip_random_init import Skipped, skipping
+    from statecli.live.skip_random_init import SkippedFills, skip_random_fills
 
     def undrawn() -> nn.Module:
-        with skipping(Skipped()):
+        with skip_random_fills(SkippedFills()):
             return make(name)
 
     torch.manual_seed(0)

@@ -231,10 +231,10 @@ def test_a_password_of_a_file_url_is_hidden(url):
 
 def test_a_class_gets_the_url_that_was_typed():
     """Its arguments are the user's own; what is shown of them is not."""
-    from statecli.live.spec import parse
+    from statecli.live.spec import parse_spec
 
     typed = "https://me:pw@host/m.pt?sig=5"
-    spec = parse(files.mask_urls(f'net.py:Net("{typed}", [("x", "{typed}")], more={{"a": "{typed}"}}, n=3)'))
+    spec = parse_spec(files.mask_urls(f'net.py:Net("{typed}", [("x", "{typed}")], more={{"a": "{typed}"}}, n=3)'))
     assert spec is not None
     assert spec.args == (typed, [("x", typed)])
     assert spec.kwargs == {"more": {"a": typed}, "n": 3}

@@ -16,9 +16,10 @@ from torch.nn import functional as F
 from statecli.commands.verify import first_forward
 from statecli.commands.verify import model_under_test as subjects
 from statecli.commands.verify.inputs import Inputs
-from statecli.live.build import Built, build
+from statecli.live.build import build
+from statecli.live.built_model import BuiltModel
 from statecli.live.origin import Origins
-from statecli.live.spec import Spec, parse
+from statecli.live.spec import ModelSpec, parse_spec
 
 #: What no model holds.
 TABLE = torch.ones(3)
@@ -172,18 +173,18 @@ def given(*shapes: object) -> Inputs:
     return Inputs("ones", make)
 
 
-def live(make: Callable[[], nn.Module], *shapes: object, target: str = "live:Net") -> subjects.Subject:
+def live(make: Callable[[], nn.Module], *shapes: object, target: str = "live:Net") -> subjects.ModelUnderTest:
     """The subject of what a factory builds."""
-    spec = Spec(target, "live", False, "Net")
-    built = Built(spec, make(), Origins(), "cpu", True, lambda _, __: make())
-    return _with(subjects.of_built(built, target), shapes)
+    spec = ModelSpec(target, "live", False, "Net")
+    built = BuiltModel(spec, make(), Origins(), "cpu", True, lambda _, __: make())
+    return _with(subjects.prepare_built_model(built, target), shapes)
 
 
-def sample(name: str, *shapes: object, folder: Path = SAMPLES, init_device: str = "cpu") -> subjects.Subject:
+def sample(name: str, *shapes: object, folder: Path = SAMPLES, init_device: str = "cpu") -> subjects.ModelUnderTest:
     """The subject of `file:Class` in `folder`."""
     target = f"{folder}/{name.replace(':', '.py:')}"
-    return _with(subjects.of_built(build(parse(target), init_device=init_device), target), shapes)
+    return _with(subjects.prepare_built_model(build(parse_spec(target), init_device=init_device), target), shapes)
 
 
-def _with(subject: subjects.Subject, shapes: tuple) -> subjects.Subject:
-    return first_forward.with_inputs(subject, given(*shapes), "") if shapes else subject
+def _with(subject: subjects.ModelUnderTest, shapes: tuple) -> subjects.ModelUnderTest:
+    return first_forward.add_inputs(subject, given(*shapes), "") if shapes else subject

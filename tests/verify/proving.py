@@ -9,9 +9,9 @@ from pathlib import Path
 from statecli.commands.verify import model_under_test
 from statecli.commands.verify.result import Cell, Check, Name
 from statecli.commands.verify.run import Request, run
-from statecli.live.build import Built
+from statecli.live.built_model import BuiltModel
 from statecli.live.origin import Origins
-from statecli.live.spec import Spec
+from statecli.live.spec import ModelSpec
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 SOURCE = "import torch\nfrom torch import nn\n"
@@ -39,8 +39,10 @@ def of_source(name: Name, body: str, *input: str, **options) -> Check:
 
 def of_live(prove: Callable, make: Callable, *args) -> Check:
     """A proof of what a factory builds, each time anew."""
-    built = Built(Spec("live", "", False, "live"), make(), Origins({}), "cpu", True, lambda values, seed: make())
-    return prove(model_under_test.of_built(built, "live"), *args)
+    built = BuiltModel(
+        ModelSpec("live", "", False, "live"), make(), Origins({}), "cpu", True, lambda values, seed: make()
+    )
+    return prove(model_under_test.prepare_built_model(built, "live"), *args)
 
 
 def rules(check: Check) -> dict[str | None, str]:

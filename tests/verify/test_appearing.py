@@ -292,11 +292,11 @@ def test_the_registered_rows_are_those_of_an_instance_that_ran(spec):
     pytest.importorskip(spec.partition(":")[0])
     from statecli.commands.verify import inputs
     from statecli.live.build import build
-    from statecli.live.spec import parse
+    from statecli.live.spec import parse_spec
 
     found = inspection.inspect(inspection.Request(spec, input=MODULES[spec]))
-    built = build(parse(spec))
-    args, _ = inputs.find(MODULES[spec], None, built)[0].make()
+    built = build(parse_spec(spec))
+    args, _ = inputs.find_inputs(MODULES[spec], None, built)[0].make()
     built.module(*args)
     named = [*built.module.named_parameters(), *built.module.named_buffers()]
     wanted = {name: tuple(tensor.shape) for name, tensor in named}

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations, prune  # noqa: E402
 
 from statecli.commands.verify import copy_model, judging  # noqa: E402
 from statecli.core.errors import ModelError  # noqa: E402
-from statecli.live.tensors import leaves_of  # noqa: E402
+from statecli.live.tensors import find_leaves  # noqa: E402
 
 
 def holding(**attributes):
@@ -75,18 +75,20 @@ def form(tensor):
 def test_a_copy_is_the_same_and_apart(name, values):
     """Names, shapes, dtypes, strides, leaves, ties and these few values are the original's; the memory is not."""
     module = CASES[name]()
-    copied = copy_model.of_live(module, values=values)
-    before, after = judging.tensors(module), judging.tensors(copied)
+    copied = copy_model.copy_live_model(module, values=values)
+    before, after = judging.map_tensors(module), judging.map_tensors(copied)
     assert list(before) == list(after)
     for one, other in ((before[key], after[key]) for key in before):
         assert facts(one) == facts(other)
-        if not judging.lazy(one):
+        if not judging.is_lazy_tensor(one):
             assert form(one) == form(other)
             assert one.is_meta or torch.equal(one.detach().to_dense(), other.detach().to_dense())  # they are small
-    stored = [tensor for tensor in before.values() if not judging.lazy(tensor)]
-    copied_storages = judging.storages(tensor for tensor in after.values() if not judging.lazy(tensor))
-    assert judging.storages(stored).isdisjoint(copied_storages) or name == "empty"
-    assert list(judging.groups(before)) == list(judging.groups(after))
+    stored = [tensor for tensor in before.values() if not judging.is_lazy_tensor(tensor)]
+    copied_storages = judging.list_storage_keys(
+        tensor for tensor in after.values() if not judging.is_lazy_tensor(tensor)
+    )
+    assert judging.list_storage_keys(stored).isdisjoint(copied_storages) or name == "empty"
+    assert list(judging.iter_shared_groups(before)) == list(judging.iter_shared_groups(after))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -94,16 +96,16 @@ def test_a_scripted_models_parameters_can_be_trained():
     """torch copies them by an operation that autograd sees, so that they are no leaves."""
     module = torch.jit.script(nn.Linear(4, 4))
     assert not copy.deepcopy(module).weight.is_leaf
-    copied = copy_model.of_live(module, values=True)
+    copied = copy_model.copy_live_model(module, values=True)
     assert [(one.is_leaf, one.requires_grad) for one in copied.parameters()] == [(True, True)] * 2
 
 
 def test_large_storages_are_copied_with_values_alone():
     """64 KB and less always: forward may look up by them."""
     module = holding(small=torch.ones(1 << 14), large=torch.ones(1 << 15))
-    empty = copy_model.of_live(module, values=False)
+    empty = copy_model.copy_live_model(module, values=False)
     assert torch.equal(empty.small, module.small)
-    full = copy_model.of_live(module, values=True)
+    full = copy_model.copy_live_model(module, values=True)
     assert torch.equal(full.large, module.large)
 
 
@@ -111,9 +113,9 @@ def test_a_non_leaf_is_one_again_of_the_same_operation_and_leaves():
     """So that the proofs say of the copy what is true of the model; copy.deepcopy refuses both."""
     module = nn.Linear(4, 4)
     module.scaled = module.weight * 3
-    copied = copy_model.of_live(module, values=True)
+    copied = copy_model.copy_live_model(module, values=True)
     assert type(copied.scaled.grad_fn).__name__ == type(module.scaled.grad_fn).__name__ == "MulBackward0"
-    assert [id(leaf) for leaf in leaves_of(copied.scaled)] == [id(copied.weight)]
+    assert [id(leaf) for leaf in find_leaves(copied.scaled)] == [id(copied.weight)]
     assert torch.equal(copied.scaled, module.scaled)
     with pytest.raises(RuntimeError, match="graph leaves"):
         copy.deepcopy(copied)
@@ -130,7 +132,7 @@ def test_hooks_and_activations_know_the_copy():
     act.told = "so"
     module.act, module.acts = act, [act]
     module.register_forward_hook(lambda *_: seen.append(module))
-    copied = copy_model.of_live(module, values=True)
+    copied = copy_model.copy_live_model(module, values=True)
     with torch.no_grad():
         copied.weight.fill_(1)
     assert copied.act(1).item() == copied.acts[0](1).item() == 32
@@ -148,7 +150,7 @@ def test_what_cannot_be_apart_is_refused():
 
     module.calls = lambda x: inner(x)
     with pytest.raises(ModelError, match="still weight of the model itself"):
-        copy_model.of_live(module, values=True)
+        copy_model.copy_live_model(module, values=True)
 
 
 class Itself(nn.Linear):
@@ -159,4 +161,4 @@ class Itself(nn.Linear):
 def test_a_module_that_copies_to_itself_is_refused():
     """Its own __deepcopy__ says that there is one of it."""
     with pytest.raises(ModelError, match="no other module"):
-        copy_model.of_live(Itself(2, 2), values=True)
+        copy_model.copy_live_model(Itself(2, 2), values=True)

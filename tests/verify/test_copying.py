@@ -12,8 +12,8 @@ from torch import nn
 import statecli
 from statecli.commands.verify.proofs import copy as copying
 from statecli.commands.verify.result import Name, Verdict
-from statecli.live.build import load
-from statecli.live.spec import parse
+from statecli.live.import_model import load_object
+from statecli.live.spec import parse_spec
 
 from ..zoo import SMALL, make
 from .proving import cell, of_live, of_source, rules, sample, verdicts
@@ -130,7 +130,7 @@ def test_a_copy_that_torch_refuses_is_not_told_as_proved(part, why):
     """The oracle: torch.save raises. What was done is a deep copy alone, and each row of the other says why."""
     check = copied(f"self.l = {part}")
     with pytest.raises(RuntimeError):
-        torch.save(load(parse("net.py:Net"))(), io.BytesIO())
+        torch.save(load_object(parse_spec("net.py:Net"))(), io.BytesIO())
     assert check.how == f"copy.deepcopy of the module; it is not pickled: {why}, only its state_dict()"
     assert set(verdicts(check, "pickled").values()) == {"skipped"}
     assert set(verdicts(check, "copied").values()) == {"passed"}
@@ -197,7 +197,7 @@ KEPT = {
 def test_what_forward_leaves_behind_with_its_graph_breaks_deepcopy(init, forward, operation):
     """The oracle: the same class called as a user calls it, and copied. Detached, it copies."""
     check = copied(HOLDER.format(init=init, forward=forward), "2x3")
-    model = load(parse("net.py:Net"))().eval()
+    model = load_object(parse_spec("net.py:Net"))().eval()
     model(torch.ones(2, 3))
     with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user"):
         copy.deepcopy(model)
@@ -261,7 +261,7 @@ LOCKED = "import threading\nself.l = nn.Linear(2, 2); self.lock = threading.Lock
 def test_a_live_model_that_cannot_be_copied_is_told_like_its_class():
     """deepcopy of it was tried as well: the same verdict, finding, cells and reason, and the model is as it was."""
     check = copied(LOCKED)
-    model = load(parse("net.py:Net"))()
+    model = load_object(parse_spec("net.py:Net"))()
     before = model.l.weight.detach().clone()
     (live,) = statecli.verify(model, checks=["copy"]).checks
     assert rules(live) == rules(check) == {"lock": "not-copyable"}

@@ -15,15 +15,15 @@ from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 from statecli.commands.verify.proofs import move  # noqa: E402
 from statecli.commands.verify.result import Verdict  # noqa: E402
 from statecli.live import fake_gpu  # noqa: E402
-from statecli.live.device_rules import NUMBERS, ONE_NUMBER, Watch, Watching  # noqa: E402
+from statecli.live.device_rules import CPU_SCALAR_ARGUMENTS, ONE_CPU_SCALAR_OPERATORS, DeviceWatch, DeviceWatchMode  # noqa: E402
 
 from .mixes import ILLEGAL, LEGAL, live, sample  # noqa: E402
 
 
 def watched(call):
     """What the watch says of one call, made on the pretended GPU."""
-    watch = Watch(fake_gpu.DEVICE)
-    with fake_gpu.faked(watch), torch.no_grad():
+    watch = DeviceWatch(fake_gpu.DEVICE)
+    with fake_gpu.use_fake_gpu(watch), torch.no_grad():
         call(lambda *shape: torch.ones(shape), lambda *shape: torch.ones(shape).to(fake_gpu.DEVICE))
     return watch.mismatches
 
@@ -52,8 +52,8 @@ def test_the_rules_are_those_of_cuda(name, legal):
     cpu, gpu = (lambda *shape: torch.ones(shape)), (lambda *shape: torch.ones(shape, device="cuda:0"))
     with nullcontext() if legal else pytest.raises((RuntimeError, ValueError)):
         call(cpu, gpu)
-    watch = Watch(torch.device("cuda", 0))
-    with Watching(watch), torch.no_grad():
+    watch = DeviceWatch(torch.device("cuda", 0))
+    with DeviceWatchMode(watch), torch.no_grad():
         call(cpu, gpu)
     assert bool(watch.mismatches) is not legal
 
@@ -71,7 +71,7 @@ def test_the_operators_that_take_numbers_are_those_that_torch_does_not_check():
             composed.add(name.removesuffix("_"))
     # Made of others, so that torch checks those: 2 ** other, and a loss.
     own = {"ldexp", "soft_margin_loss", "allclose"}
-    assert (ONE_NUMBER | NUMBERS.keys()) - unchecked <= own & composed
+    assert (ONE_CPU_SCALAR_OPERATORS | CPU_SCALAR_ARGUMENTS.keys()) - unchecked <= own & composed
 
 
 # --- the move --------------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def test_a_parameter_stays_the_object_that_it_is():
     """As on CUDA: each other name of a Parameter follows, a second name of a buffer is left with the old one."""
     module = Names()
     weight = module.fc.weight
-    with fake_gpu.faked(Watch(fake_gpu.DEVICE)):
+    with fake_gpu.use_fake_gpu(DeviceWatch(fake_gpu.DEVICE)):
         module.to(fake_gpu.DEVICE)
     assert module.fc.weight is weight is module.tied.weight is module.listed[0]
     assert (weight.device, module.buffer.device, module.old.device.type) == (fake_gpu.DEVICE, fake_gpu.DEVICE, "cpu")
@@ -115,7 +115,7 @@ def test_what_is_replaced_is_put_back():
         return nn.Module._apply, torch.amp.autocast_mode.autocast.__init__, torch.is_autocast_enabled, *told
 
     before = replaced()
-    with pytest.raises(ZeroDivisionError), fake_gpu.faked(Watch(fake_gpu.DEVICE)):
+    with pytest.raises(ZeroDivisionError), fake_gpu.use_fake_gpu(DeviceWatch(fake_gpu.DEVICE)):
         _ = 1 / 0
     assert replaced() == before
     assert type(nn.Linear(2, 2).double().weight) is nn.Parameter

@@ -19,7 +19,7 @@ def left(verdict, reason, cells, *kept, found=()):
     check = Check(Name.MOVE, verdict, "", reason, columns, findings)
     whole = ModelState("net", "module", tuple(TensorInfo(fqn, "float32", (), 1, 4) for fqn in ("a", "b", "c")))
     state = ModelState("net", "module", tuple(row for row in whole.tensors if row.fqn in kept))
-    return run._only(check, state, whole)
+    return run._restrict_to_selection(check, state, whole)
 
 
 @pytest.mark.parametrize(

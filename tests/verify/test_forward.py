@@ -96,7 +96,7 @@ def test_a_cache_is_told_to_be_one():
     """What an earlier forward left on the CPU was assigned in forward: no line of the constructor is to be changed."""
     (finding,) = forward.prove(sample("cached_mask:Causal", (2, 4, 8)), FAKE).findings
     advice, _, line = finding.help.partition("; assigned at ")
-    assert advice == recreated_by_forward.MEND.format("device")
+    assert advice == recreated_by_forward.HELP.format("device")
     assert line.endswith("cached_mask.py:23")
 
 
@@ -400,7 +400,7 @@ def test_without_inputs_it_is_skipped():
     """With the reason that the inputs give."""
     subject = sample("net:Net")
     check = forward.prove(subject, FAKE)
-    assert (check.verdict, check.reason) == (Verdict.SKIPPED, subject.no_inputs)
+    assert (check.verdict, check.reason) == (Verdict.SKIPPED, subject.why_no_inputs)
 
 
 def test_meta_proves_nothing():

@@ -7,7 +7,7 @@ import torch
 
 from statecli.commands.verify.result import Check, Name, Verdict
 from statecli.live import spec
-from statecli.live.build import load
+from statecli.live.import_model import load_object
 
 from .proving import cell, of_source, rules
 
@@ -27,7 +27,7 @@ def step(init: str, forward: str, rest: str = "") -> Check:
 
 def output() -> torch.Tensor:
     """What the class that was proved gives."""
-    return load(spec.parse("net.py:Net"))()(torch.randn(4, 8))
+    return load_object(spec.parse_spec("net.py:Net"))()(torch.randn(4, 8))
 
 
 TIMES = """
@@ -64,7 +64,7 @@ def test_a_hook_that_takes_the_gradient_away():
         "used.bias gets no gradient: the output depends on it, and after backward its grad is None"
     ]
     assert check.findings[0].help.startswith("look for a hook")
-    net = load(spec.parse("net.py:Net"))()
+    net = load_object(spec.parse_spec("net.py:Net"))()
     (given,) = torch.autograd.grad(net(torch.ones(4, 8)).sum(), net.used.bias)
     assert given.tolist() == [4.0] * 8
 

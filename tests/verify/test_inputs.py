@@ -12,12 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from statecli.commands.verify.inputs import Inputs, InputSpec, find, leaves, mapped, parse, seeded
+from statecli.commands.verify.inputs import (
+    Inputs,
+    InputSpec,
+    find_inputs,
+    iter_leaves,
+    map_tensors,
+    parse_input,
+    use_seed,
+)
 from statecli.core.errors import ModelError, UsageError
-from statecli.live.build import Built, build
+from statecli.live.build import build
+from statecli.live.built_model import BuiltModel
 from statecli.live.origin import Origins
-from statecli.live.spec import Spec
-from statecli.live.spec import parse as parse_spec
+from statecli.live.spec import ModelSpec
+from statecli.live.spec import parse_spec as parse_spec
 
 from ..zoo import SMALL, make
 
@@ -25,13 +34,13 @@ INTEGERS = ["int64", "int32", "int16", "int8", "uint8"]
 FLOATS = ["float32", "float64", "float16", "bfloat16"]
 
 
-def live(module: nn.Module) -> Built:
+def live(module: nn.Module) -> BuiltModel:
     """A built model around a module that is there already."""
-    return Built(Spec("net", "", False, "net"), module, Origins({}), "cpu", True, lambda *_: module)
+    return BuiltModel(ModelSpec("net", "", False, "net"), module, Origins({}), "cpu", True, lambda *_: module)
 
 
 def given_by(*texts: str) -> Inputs:
-    found, why_not = find(texts, None, live(nn.Identity()))
+    found, why_not = find_inputs(texts, None, live(nn.Identity()))
     assert found is not None, why_not
     return found
 
@@ -59,7 +68,7 @@ def given_by(*texts: str) -> Inputs:
 ])  # fmt: skip
 def test_what_can_be_written(text, read):
     """The grammar by example."""
-    assert parse(text) == read
+    assert parse_input(text) == read
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -85,7 +94,7 @@ def test_what_can_be_written(text, read):
 def test_what_cannot(text, message):
     """One line: the text, what is wrong with it, and what to write."""
     with pytest.raises(UsageError) as error:
-        parse(text)
+        parse_input(text)
     assert message in str(error.value)
     assert str(error.value).startswith(f"--input {text}: ")
     assert "\n" not in str(error.value)
@@ -152,7 +161,7 @@ def of_function(tmp_path, monkeypatch):
 
     def find_one(body: str, spec: str = "mine.py:make") -> Inputs:
         (tmp_path / "mine.py").write_text(f"import torch\nkept = torch.ones(2)\ndef make():\n    {body}\n")
-        found, _ = find((), spec, live(nn.Identity()))
+        found, _ = find_inputs((), spec, live(nn.Identity()))
         assert found is not None
         return found
 
@@ -174,7 +183,7 @@ def test_what_a_function_may_give(of_function, gives, shapes, names, text):
     assert [list(one.shape) for one in args] == shapes
     assert {name: list(one.shape) for name, one in kwargs.items()} == names
     assert found.text == text
-    assert found.given
+    assert found.chosen_by_user
 
 
 def test_a_dict_beside_a_tensor_is_an_argument_unless_it_has_names(of_function):
@@ -198,7 +207,7 @@ def test_a_function_may_have_arguments(tmp_path, monkeypatch):
     """Literals, as for the model."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("import torch\ndef make(n):\n    return torch.ones(n)\n")
-    found, _ = find((), "mine.py:make(3)", live(nn.Identity()))
+    found, _ = find_inputs((), "mine.py:make(3)", live(nn.Identity()))
     assert list(found.make()[0][0].shape) == [3]
 
 
@@ -232,7 +241,7 @@ def test_a_function_that_is_not_there(of_function, spec, kind, message):
 def test_both_ways_at_once():
     """Two answers to one question."""
     with pytest.raises(UsageError, match="--input and --inputs both say"):
-        find(["2x3"], "mine.py:make", live(nn.Identity()))
+        find_inputs(["2x3"], "mine.py:make", live(nn.Identity()))
 
 
 def test_inputs_of_another_folder_leave_the_models_own_modules(tmp_path):
@@ -245,8 +254,10 @@ def test_inputs_of_another_folder_leave_the_models_own_modules(tmp_path):
     )
     (tmp_path / "data" / "mine.py").write_text("import torch\ndef make():\n    return torch.ones(2)\n")
     built = build(parse_spec(f"{tmp_path}/model/net.py:make"))
-    find((), f"{tmp_path}/data/mine.py:make", built)
-    assert torch.equal(torch.tensor([1.0, 1.0]), find((), f"{tmp_path}/data/mine.py:make", built)[0].make()[0][0])
+    find_inputs((), f"{tmp_path}/data/mine.py:make", built)
+    assert torch.equal(
+        torch.tensor([1.0, 1.0]), find_inputs((), f"{tmp_path}/data/mine.py:make", built)[0].make()[0][0]
+    )
     assert __import__("sys").modules["layers_beside"].Layer is type(built.module)
 
 
@@ -259,14 +270,14 @@ HEARS = {"WhisperModel": "input_features", "Wav2Vec2Model": "input_values"}
 def test_real_classes_run_on_what_they_carry(name):
     """Forward takes the inputs that are found; of what hears, none are made up."""
     built = live(make(name).eval())
-    found, why_not = find((), None, built)
+    found, why_not = find_inputs((), None, built)
     if name in HEARS:
         assert found is None
         assert why_not.endswith(f"it wants {HEARS[name]}")
         return
     args, kwargs = found.make()
     built.module(*args, **kwargs)
-    assert not found.given
+    assert not found.chosen_by_user
 
 
 def test_a_vocabulary_smaller_than_the_dummy_ids():
@@ -274,7 +285,7 @@ def test_a_vocabulary_smaller_than_the_dummy_ids():
     import transformers
 
     config = transformers.BertConfig(**{**SMALL["BertModel"][1], "vocab_size": 5})
-    found, _ = find((), None, live(transformers.BertModel(config)))
+    found, _ = find_inputs((), None, live(transformers.BertModel(config)))
     assert found.text == "input_ids int64 2×8 below 5 (for its config)"
 
 
@@ -285,7 +296,7 @@ def test_a_model_of_text_and_images_gets_both():
     vision = {**SMALL["CLIPVisionModel"][1]}
     text = {**SMALL["BertModel"][1], "eos_token_id": 63, "bos_token_id": 1, "pad_token_id": 0}
     model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8))
-    found, _ = find((), None, live(model.eval()))
+    found, _ = find_inputs((), None, live(model.eval()))
     assert sorted(found.make()[1]) == ["input_ids", "pixel_values"]
     model(**found.make()[1])
 
@@ -303,17 +314,20 @@ class Carries(nn.Linear):
 ])  # fmt: skip
 def test_example_input_array(example, args, kwargs):
     """A tensor, a tuple or a dict; it is whoever wrote the model that gave it."""
-    found, _ = find((), None, live(Carries(example)))
+    found, _ = find_inputs((), None, live(Carries(example)))
     made = found.make()
     assert (len(made[0]), len(made[1])) == (args, kwargs)
-    assert found.given
+    assert found.chosen_by_user
     assert found.text.endswith("float32 3×2 (its example_input_array)")
 
 
 @pytest.mark.parametrize("example", [None, (torch.ones(2), torch.ones(2), torch.ones(2))])
 def test_an_example_that_is_none_or_does_not_fit(example):
     """Lightning's default is None; three arguments are not forward's one."""
-    assert find((), None, live(Carries(example))) == (None, "no input given: --input 2x3 or --inputs file.py:make")
+    assert find_inputs((), None, live(Carries(example))) == (
+        None,
+        "no input given: --input 2x3 or --inputs file.py:make",
+    )
 
 
 def test_an_example_that_raises(tmp_path):
@@ -321,7 +335,7 @@ def test_an_example_that_raises(tmp_path):
     source = "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
     source += "    @property\n    def dummy_inputs(self):\n        raise OSError('no such data')\n"
     (tmp_path / "net.py").write_text(source)
-    found, why_not = find((), None, build(parse_spec(f"{tmp_path}/net.py:Net")))
+    found, why_not = find_inputs((), None, build(parse_spec(f"{tmp_path}/net.py:Net")))
     assert found is None
     assert "asking it for inputs raised OSError: no such data" in why_not
     assert "net.py:7" in why_not
@@ -343,12 +357,12 @@ def test_tensors_are_mapped_through_containers():
     """Lists, tuples, named tuples, dicts of any class and dataclasses keep their class and their order."""
     one = torch.ones(2)
     value = [one, (one, 3), Pair(one, "b"), collections.OrderedDict(x=one), Batch(one, 5), None]
-    made = mapped(value, lambda tensor: tensor.to("meta"))
+    made = map_tensors(value, lambda tensor: tensor.to("meta"))
     assert [type(item) for item in made] == [type(item) for item in value]
-    found = [leaf for leaf in leaves(made) if isinstance(leaf, torch.Tensor)]
+    found = [leaf for leaf in iter_leaves(made) if isinstance(leaf, torch.Tensor)]
     assert len(found) == 5
     assert {leaf.device.type for leaf in found} == {"meta"}
-    assert [leaf for leaf in leaves(made) if not isinstance(leaf, torch.Tensor)] == [3, "b", 5, None]
+    assert [leaf for leaf in iter_leaves(made) if not isinstance(leaf, torch.Tensor)] == [3, "b", 5, None]
     assert one.device.type == "cpu"
 
 
@@ -360,16 +374,16 @@ def test_a_batch_of_transformers_is_mapped():
     batch = transformers.BatchEncoding({"input_ids": torch.ones(2)})
     output = BaseModelOutput(last_hidden_state=torch.ones(2))
     for value in (batch, output):
-        made = mapped(value, lambda tensor: tensor.to("meta"))
+        made = map_tensors(value, lambda tensor: tensor.to("meta"))
         assert type(made) is type(value)
-        assert [leaf.device.type for leaf in leaves(made) if leaf is not None] == ["meta"]
+        assert [leaf.device.type for leaf in iter_leaves(made) if leaf is not None] == ["meta"]
 
 
 def test_a_container_within_itself_ends():
     """Outputs are anybody's."""
     circle: list = [torch.ones(1)]
     circle.append(circle)
-    assert len(list(leaves(circle))) == 1
+    assert len(list(iter_leaves(circle))) == 1
 
 
 def test_seeded_is_the_same_and_leaves_no_trace():
@@ -378,7 +392,7 @@ def test_seeded_is_the_same_and_leaves_no_trace():
     drawn = []
 
     def fail():
-        with seeded(5):
+        with use_seed(5):
             drawn.append((torch.rand(1).item(), random.random()))  # noqa: S311 - what is drawn is the test
             raise ZeroDivisionError
 

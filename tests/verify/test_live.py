@@ -55,7 +55,7 @@ def test_damage_to_the_model_is_undone(damage):
     """The same objects with the same values, devices, dtypes, gradients and modes."""
     module = model()
     before = facts(module), [one.training for one in module.modules()]
-    with live_model.untouched(module):
+    with live_model.keep_unchanged(module):
         DAMAGE[damage](module)
         assert (facts(module), [one.training for one in module.modules()]) != before
     assert (facts(module), [one.training for one in module.modules()]) == before
@@ -67,7 +67,7 @@ def test_it_is_undone_when_something_is_raised():
     before = facts(module)
 
     def interrupted():
-        with live_model.untouched(module):
+        with live_model.keep_unchanged(module):
             module.double()
             raise KeyboardInterrupt
 
@@ -92,7 +92,7 @@ def test_it_is_undone_when_something_is_raised():
 def test_what_belongs_to_the_process_is_put_back(change, read):
     """Random generators, defaults, the grad mode."""
     before = read()
-    with live_model.untouched():
+    with live_model.keep_unchanged():
         change()
         assert read() != before
     assert read() == before
@@ -102,7 +102,7 @@ def test_a_model_that_nothing_was_done_to_is_not_written_to():
     """torch's own count of writes to each tensor stays."""
     module = model()
     counts = [one._version for one in (*module.parameters(), *module.buffers())]
-    with live_model.untouched(module):
+    with live_model.keep_unchanged(module):
         pass
     assert [one._version for one in (*module.parameters(), *module.buffers())] == counts
 

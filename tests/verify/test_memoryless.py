@@ -11,11 +11,11 @@ from torch.utils._pytree import tree_map  # noqa: E402
 import statecli  # noqa: E402
 from statecli.commands.verify import model_under_test, tensor_bits  # noqa: E402
 from statecli.commands.verify.result import Name  # noqa: E402
-from statecli.commands.verify.run import Request, verified  # noqa: E402
+from statecli.commands.verify.run import Request, verify_model  # noqa: E402
 from statecli.core.errors import ModelError, UnreadableError  # noqa: E402
-from statecli.live.build import Built  # noqa: E402
+from statecli.live.built_model import BuiltModel  # noqa: E402
 from statecli.live.origin import Origins  # noqa: E402
-from statecli.live.spec import Spec  # noqa: E402
+from statecli.live.spec import ModelSpec  # noqa: E402
 from statecli.live.tensors import has_memory, is_freed  # noqa: E402
 from statecli.values.live_tensor import build_view  # noqa: E402
 
@@ -85,8 +85,8 @@ def test_a_wrapper_subclass_is_verified(inputs):
 @pytest.mark.parametrize("name", ["buffer", "plain"])
 def test_a_wrapper_that_refuses_every_operator_is_not_an_internal_error(name):
     """What its code raises makes a proof inconclusive, and the other proofs are run."""
-    built = Built(Spec("net", "", False, "net"), *made(name), "cpu", True, lambda _, __: made(name)[0])
-    checks = verified(model_under_test.of_built(built, "net"), Request("net")).checks
+    built = BuiltModel(ModelSpec("net", "", False, "net"), *made(name), "cpu", True, lambda _, __: made(name)[0])
+    checks = verify_model(model_under_test.prepare_built_model(built, "net"), Request("net")).checks
     assert any("NotImplementedError" in (check.reason or "") for check in checks)
     assert len(checks) == len(Name)
 
@@ -101,7 +101,7 @@ def test_a_proof_writes_nothing_through_an_address_of_zero():
     wrapper = int8(40, 40)
     assert wrapper.untyped_storage().nbytes() == 6400
     assert not has_memory(wrapper.untyped_storage())
-    assert tensor_bits.flat_of(wrapper) is None
+    assert tensor_bits.get_flat_memory(wrapper) is None
     assert tensor_bits.perturb([wrapper]) == set()
     with pytest.raises(UnreadableError, match="holds no data of its own"):
         build_view(wrapper)

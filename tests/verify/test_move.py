@@ -331,7 +331,7 @@ def test_a_sample_input_that_forward_reads_is_found():
 def test_a_device_that_is_not_here_is_refused(device):
     """One line with the option and what to write."""
     with pytest.raises(UsageError, match=f"--device {device}: .*fake-cuda"):
-        move.device_of(device)
+        move.parse_device(device)
 
 
 def test_a_model_built_on_meta_has_nothing_to_move_to_the_cpu():

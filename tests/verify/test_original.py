@@ -193,5 +193,5 @@ def test_copies_of_torchs_own_are_made_as_before():
     from statecli.commands.verify import copy_model
 
     subprocess.run([sys.executable, "-c", PLAIN_CLASSES], check=True)
-    assert all(map(copy_model._copies_itself, [Registers, Drops, Rebuilds, torch.fx.GraphModule]))
+    assert all(map(copy_model._has_own_copying, [Registers, Drops, Rebuilds, torch.fx.GraphModule]))
     assert copy.deepcopy(Registers())._buffers  # what these classes are here for

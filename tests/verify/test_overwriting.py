@@ -7,7 +7,7 @@ import torch
 
 from statecli.commands.verify.result import Check, Name, Verdict
 from statecli.live import spec
-from statecli.live.build import load
+from statecli.live.import_model import load_object
 
 from .proving import cell, of_source, rules, verdicts
 
@@ -26,7 +26,7 @@ def step(write: str, start: str = "torch.ones(8)") -> Check:
 
 def survives() -> bool:
     """Whether two values that differ before a forward of the class that was proved differ after it."""
-    net, x, after = load(spec.parse("net.py:Net"))(), torch.ones(4, 8), []
+    net, x, after = load_object(spec.parse_spec("net.py:Net"))(), torch.ones(4, 8), []
     for value in (2.0, -0.5):
         with torch.no_grad():
             net.w.copy_(torch.arange(8.0) * value)

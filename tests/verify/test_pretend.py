@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from statecli.live import fake_gpu, fake_gpu_values  # noqa: E402
-from statecli.live.device_rules import Watch  # noqa: E402
+from statecli.live.device_rules import DeviceWatch  # noqa: E402
 
 from .mixes import ILLEGAL, LEGAL, READS  # noqa: E402
 
@@ -26,8 +26,8 @@ def there(*shape):
 
 def watched(call):
     """What the watch says of one call, and what the call gives."""
-    watch = Watch(fake_gpu.DEVICE)
-    with fake_gpu_values.pretended(watch):
+    watch = DeviceWatch(fake_gpu.DEVICE)
+    with fake_gpu_values.use_fake_gpu_with_values(watch):
         return watch.mismatches, call(ones, there)
 
 
@@ -58,7 +58,7 @@ def test_the_values_are_those_of_the_cpu(name):
     """The oracle: the same call made on the CPU alone. (Dropout is random, and autocast is off on a pretended GPU.)"""
     _, out = watched(LEGAL[name])
     torch.testing.assert_close(
-        out.beneath if isinstance(out, fake_gpu_values.Pretended) else out, LEGAL[name](ones, ones)
+        out.beneath if isinstance(out, fake_gpu_values.FakeGpuTensor) else out, LEGAL[name](ones, ones)
     )
 
 
@@ -68,7 +68,7 @@ def test_a_moved_model_gives_what_it_gives():
     module = nn.Transformer(8, 2, 1, 1, 16, batch_first=True).eval()
     x = torch.randn(2, 3, 8)
     expected = module(x, x).detach()
-    with fake_gpu_values.pretended(Watch(fake_gpu.DEVICE)):
+    with fake_gpu_values.use_fake_gpu_with_values(DeviceWatch(fake_gpu.DEVICE)):
         module.to(fake_gpu.DEVICE)
         out = module(x.to(fake_gpu.DEVICE), x.to(fake_gpu.DEVICE))
     assert {parameter.device for parameter in module.parameters()} == {fake_gpu.DEVICE}
@@ -77,7 +77,7 @@ def test_a_moved_model_gives_what_it_gives():
 
 def test_in_place_gives_the_same_object():
     """`x.add_(1)` is x, a view shares its memory, and `out=` is what was given."""
-    with fake_gpu_values.pretended(Watch(fake_gpu.DEVICE)):
+    with fake_gpu_values.use_fake_gpu_with_values(DeviceWatch(fake_gpu.DEVICE)):
         x = there(3)
         view = x[:2]
         assert x.add_(1) is x
@@ -90,7 +90,7 @@ def test_in_place_gives_the_same_object():
 def test_a_shape_that_changes_in_place_is_refused():
     """A wrapper cannot change its shape: it says so, and does not go on with a wrong one."""
     with (
-        fake_gpu_values.pretended(Watch(fake_gpu.DEVICE)),
+        fake_gpu_values.use_fake_gpu_with_values(DeviceWatch(fake_gpu.DEVICE)),
         pytest.raises(NotImplementedError, match="cannot be pretended"),
     ):
         there(2, 3).t_()

@@ -207,7 +207,7 @@ def test_what_safetensors_alters_is_told(piece, monkeypatch):
         return {name: value + 1 if name == "b.bias" else value for name, value in whole(data).items()}
 
     monkeypatch.setattr(format, "load", load)
-    monkeypatch.setattr(save, "_PIECE", piece)
+    monkeypatch.setattr(save, "_PIECE_BYTES", piece)
     check = saved("self.a, self.b = nn.Linear(2, 3), nn.Linear(3, 2)")
     assert rules(check) == {"b.bias": "changed-by-safetensors"}
     names = ("a.weight", "a.bias", "b.weight", "b.bias")
@@ -218,16 +218,16 @@ def test_what_safetensors_alters_is_told(piece, monkeypatch):
 def test_pieces_tell_what_the_whole_tells(spec, monkeypatch):
     """Ties are found before the state_dict is taken apart."""
     whole = sample(Name.SAVE, spec)
-    monkeypatch.setattr(save, "_PIECE", 1)
+    monkeypatch.setattr(save, "_PIECE_BYTES", 1)
     assert sample(Name.SAVE, spec) == whole
 
 
 def test_saving_a_large_model_takes_no_heap_of_copies():
     """One piece at a time goes through safetensors: what it holds at once is a few pieces, not the model."""
     entries = {str(n): torch.zeros(1 << 20) for n in range(12)}
-    sizes = [sum(one.nbytes for one in piece.values()) for piece in save._pieces(entries)]
+    sizes = [sum(one.nbytes for one in piece.values()) for piece in save._iter_pieces(entries)]
     assert sum(sizes) == 12 << 22
-    assert max(sizes) <= save._PIECE
+    assert max(sizes) <= save._PIECE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -391,19 +391,19 @@ def test_a_model_on_meta_has_nothing_to_save():
 def test_every_element_is_changed(tensor):
     """Whatever the dtype and the strides; and the same tensor is the same to itself."""
     before = tensor.clone()
-    assert tensor_bits.same(before, tensor) is True
+    assert tensor_bits.is_same(before, tensor) is True
     tensor_bits.perturb([tensor])
-    assert tensor_bits.same(before, tensor) is False
+    assert tensor_bits.is_same(before, tensor) is False
     assert bool((before.to(torch.complex128) != tensor.to(torch.complex128)).all())
 
 
 def test_bits_tell_what_numbers_do_not():
     """-0.0 is not 0.0, one NaN is another only if its bits are; other dtypes and shapes are never the same."""
-    assert tensor_bits.same(torch.tensor(0.0), torch.tensor(-0.0)) is False
-    assert tensor_bits.same(torch.tensor(torch.nan), torch.tensor(torch.nan)) is True
-    assert tensor_bits.same(torch.zeros(2), torch.zeros(2, dtype=torch.int32)) is False
-    assert tensor_bits.same(torch.zeros(2), torch.zeros(2, 1)) is False
-    assert tensor_bits.same(torch.zeros(2, device="meta"), torch.zeros(2, device="meta")) is None
+    assert tensor_bits.is_same(torch.tensor(0.0), torch.tensor(-0.0)) is False
+    assert tensor_bits.is_same(torch.tensor(torch.nan), torch.tensor(torch.nan)) is True
+    assert tensor_bits.is_same(torch.zeros(2), torch.zeros(2, dtype=torch.int32)) is False
+    assert tensor_bits.is_same(torch.zeros(2), torch.zeros(2, 1)) is False
+    assert tensor_bits.is_same(torch.zeros(2, device="meta"), torch.zeros(2, device="meta")) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.complex64], ids=str)
@@ -413,9 +413,9 @@ def test_bits_are_those_that_bytes_show(dtype, start):
     for length in range(1, 40):
         one = (torch.arange(100) % 2).to(dtype)[start : start + length]
         other = torch.cat([torch.zeros(3, dtype=dtype), one])[3:]
-        assert tensor_bits.same(one, other) is tensor_bits.same(other, one) is True
+        assert tensor_bits.is_same(one, other) is tensor_bits.is_same(other, one) is True
         other[-1] = 1 - one[-1].to(torch.uint8)
-        assert tensor_bits.same(one, other) is tensor_bits.same(other, one) is False
+        assert tensor_bits.is_same(one, other) is tensor_bits.is_same(other, one) is False
 
 
 def test_a_line_of_a_library_is_no_advice(tmp_path, monkeypatch):

@@ -474,8 +474,10 @@ def test_the_process_is_left_as_it_was(tmp_path):
         return self.used(x.float())
     """
     (tmp_path / "net.py").write_text("import torch\nfrom torch import nn\n" + linear(forward=disturb))
-    built = build(spec.parse(f"{tmp_path}/net.py:Net"))
-    net = first_forward.with_inputs(model_under_test.of_built(built, "net.py:Net"), *inputs.find(["4x8"], None, built))
+    built = build(spec.parse_spec(f"{tmp_path}/net.py:Net"))
+    net = first_forward.add_inputs(
+        model_under_test.prepare_built_model(built, "net.py:Net"), *inputs.find_inputs(["4x8"], None, built)
+    )
     before = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
     with torch.no_grad():
         assert prove(net).verdict is Verdict.PASSED
@@ -538,8 +540,8 @@ class Only(torch.optim.Optimizer):
 )
 def test_an_update_outside_the_sample_is_seen_in_the_next_round(chosen, rounds, updated):
     """Of 16,382 values every third or so is looked at; what moves none of them is told by looking at all."""
-    module = nn.Linear(4 * training_rounds.SAMPLE - 2, 1, bias=False)
-    given, _ = inputs.find((f"1x{module.in_features}",), None, model_under_test.built_of(module))
-    of = first_forward.with_inputs(model_under_test.of_module(module), given, "")
-    run, why_not = training_rounds.train(of, type("One", (Only,), {"chosen": chosen}))
+    module = nn.Linear(4 * training_rounds.SAMPLED_VALUES - 2, 1, bias=False)
+    given, _ = inputs.find_inputs((f"1x{module.in_features}",), None, model_under_test.wrap_live_model(module))
+    of = first_forward.add_inputs(model_under_test.prepare_live_model(module), given, "")
+    run, why_not = training_rounds.train_fresh_instance(of, type("One", (Only,), {"chosen": chosen}))
     assert (run.rounds, run.seen["weight"].updated, why_not) == (rounds, updated, None)

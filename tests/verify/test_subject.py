@@ -26,8 +26,8 @@ class Tied(nn.Module):
 def test_a_copy_has_the_values_only_where_they_are_asked_for():
     """With values all of them; without, the shapes, dtypes, strides, ties and views alone."""
     module = Tied()
-    subject = subjects.of_module(module)
-    full, empty = subject.fresh(values=True), subject.fresh()
+    subject = subjects.prepare_live_model(module)
+    full, empty = subject.build_fresh(values=True), subject.build_fresh()
     assert torch.equal(full.embed.weight, module.embed.weight)
     assert full.embed.weight.data_ptr() != module.embed.weight.data_ptr()
     for one in (full, empty):
@@ -40,8 +40,8 @@ def test_a_hollow_copy_takes_no_memory():
     """Three times 256 MB are copied without a page of it."""
     module = nn.Linear(8192, 8192, bias=False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    subject = subjects.of_module(module)
-    copies = [subject.fresh() for _ in range(3)]
+    subject = subjects.prepare_live_model(module)
+    copies = [subject.build_fresh() for _ in range(3)]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kilobytes
     assert all(one.weight.shape == (8192, 8192) for one in copies)
 
@@ -51,8 +51,8 @@ def test_a_live_model_is_left_as_it_was():
     module = Tied()
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     module.embed.weight.grad = torch.ones_like(module.embed.weight)
-    subject = subjects.of_module(module)
-    subject.fresh(values=True).to(torch.float64)
+    subject = subjects.prepare_live_model(module)
+    subject.build_fresh(values=True).to(torch.float64)
     assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
     assert torch.equal(module.embed.weight.grad, torch.ones(10, 4))
     assert module.training

@@ -10,7 +10,8 @@ import torch
 from statecli.commands.verify import first_forward, inputs, model_under_test, training_rounds
 from statecli.commands.verify.result import Check, Name, Verdict
 from statecli.live import spec
-from statecli.live.build import build, load
+from statecli.live.build import build
+from statecli.live.import_model import load_object
 
 from .proving import cell, of_source, rules, verdicts
 
@@ -40,7 +41,7 @@ FOLLOWS = "with torch.no_grad():\n    self.slow.lerp_(self.used.weight, 0.1)\nre
 def test_a_mean_that_starts_equal_to_its_parameter_shows_in_a_second_round(slow):
     """An EMA: by hand it is unchanged by the first forward, and changed by the one after a step."""
     check = step(f"self.slow = {slow}", FOLLOWS)
-    net = load(spec.parse("net.py:Net"))()
+    net = load_object(spec.parse_spec("net.py:Net"))()
     start, changed = net.slow.clone(), []
     for _ in range(2):
         net(torch.randn(4, 8)).square().sum().backward()
@@ -145,7 +146,7 @@ def test_the_modes_are_as_before_after_a_call_in_eval_mode():
     forward += "    return self.used(x) + self.branch(x) * (not self.training)"
     train = "def train(self, mode=True):\n    super().train(mode)\n    self.used.eval()\n    return self"
     of_source(Name.STEP, f"{init}\n---\n{train}\n{forward}", "4x8")
-    run, _ = training_rounds.train(_subject("net.py:Net"), torch.optim.SGD)
+    run, _ = training_rounds.train_fresh_instance(_subject("net.py:Net"), torch.optim.SGD)
     assert run.module.modes == [(True, False)] * 3 + [(False, False)] + [(True, False)] * 9
 
 
@@ -156,14 +157,16 @@ def test_a_real_drop_path_is_no_fault():
     for rate in (0.1, 0.7):
         made = f"SwinModel(SwinConfig({sizes}, drop_path_rate={rate}))"
         Path("swin.py").write_text(f"from transformers import SwinConfig, SwinModel\ndef make():\n    return {made}\n")
-        run, why_not = training_rounds.train(_subject("swin.py:make", "1x3x32x32"), torch.optim.SGD)
+        run, why_not = training_rounds.train_fresh_instance(_subject("swin.py:make", "1x3x32x32"), torch.optim.SGD)
         assert why_not is None
         assert not [name for name, seen in run.seen.items() if seen.missing]
 
 
-def _subject(target: str, input: str = "4x8") -> model_under_test.Subject:
-    built = build(spec.parse(target))
-    return first_forward.with_inputs(model_under_test.of_built(built, target), *inputs.find([input], None, built))
+def _subject(target: str, input: str = "4x8") -> model_under_test.ModelUnderTest:
+    built = build(spec.parse_spec(target))
+    return first_forward.add_inputs(
+        model_under_test.prepare_built_model(built, target), *inputs.find_inputs([input], None, built)
+    )
 
 
 def test_what_a_round_draws_does_not_hang_on_the_constructor():
@@ -172,7 +175,7 @@ def test_what_a_round_draws_does_not_hang_on_the_constructor():
     for count in (1, 1000):
         forward = "self.drawn.append(float(torch.rand(()))); return self.used(x) * 0"
         step(f"torch.rand({count}); self.drawn = []", forward)
-        run, _ = training_rounds.train(_subject("net.py:Net"), torch.optim.SGD)
+        run, _ = training_rounds.train_fresh_instance(_subject("net.py:Net"), torch.optim.SGD)
         drawn.append(run.module.drawn)
     assert drawn[0] == drawn[1]
     assert len(set(drawn[0][:3])) == 3
@@ -190,7 +193,7 @@ def test_a_chain_of_gates_that_start_at_zero_has_a_round_for_each():
     check = step(GATES.format(5), THROUGH.format(""))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert check.how.startswith("6 rounds")
-    net, reached = load(spec.parse("net.py:Net"))(), []
+    net, reached = load_object(spec.parse_spec("net.py:Net"))(), []
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(6):
         optimizer.zero_grad()
@@ -287,7 +290,7 @@ def test_a_shift_that_batch_statistics_cancel(draw):
     assert shift.verdict is Verdict.SKIPPED
     assert shift.reason.startswith("zero in each of 3 rounds, and ")
     assert shift.reason.endswith("with the batch norms in eval mode: batch statistics cancel what it adds")
-    net = load(spec.parse("net.py:Net"))()
+    net = load_object(spec.parse_spec("net.py:Net"))()
     for train in (True, False):
         (gradient,) = torch.autograd.grad(net.train(train)(torch.ones(2, 8))[:, 0].sum(), net.shift)
         assert bool(gradient.any()) is not train

@@ -112,6 +112,6 @@ def pipelines(request: Request, audited: Collection[str]) -> Iterator[Subject]:
 def _would_be_found(text: str, asked: Sequence[str]) -> bool:
     """Whether a walk or a glob would have come to it; no class, and no section of a file that is there."""
     path, section = load.split(text)
-    if spec.parse(text) is not None or (section is not None and files.exists(path)):
+    if spec.parse_spec(text) is not None or (section is not None and files.exists(path)):
         return False
     return is_reached(path, asked)

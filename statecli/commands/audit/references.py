@@ -20,7 +20,7 @@ from statecli.storage.file_version import FileVersion
 from statecli.targets import load
 
 if TYPE_CHECKING:
-    from statecli.live.build import Built
+    from statecli.live.built_model import BuiltModel
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class Side(msgspec.Struct, frozen=True):
 
     text: str
     state: ModelState
-    built: Built | None = None
+    built: BuiltModel | None = None
     stamps: Mapping[str, FileVersion | None] = {}
 
     @property

@@ -24,7 +24,7 @@ from statecli.core.state import Kind, ModelState, Oddity, StateDict, TensorInfo
 from statecli.live import Answer, Entries, hf_auto
 
 if TYPE_CHECKING:
-    from statecli.live.build import Built
+    from statecli.live.built_model import BuiltModel
 
 
 def is_class(state: ModelState) -> bool:
@@ -70,7 +70,9 @@ def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list
     return replace(state, sections=(section,), tensors=tensors), [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)]
 
 
-def pair_as_loaded(matches: list[Match], model: ModelState, built: Built | None) -> tuple[list[Match], list[Oddity]]:
+def pair_as_loaded(
+    matches: list[Match], model: ModelState, built: BuiltModel | None
+) -> tuple[list[Match], list[Oddity]]:
     """Return the matches with each name paired as transformers loads it, and a note, for a class from a configuration.
 
     Entries that transformers merges or splits stay as they are: the notes of `check_load` report them.
@@ -81,7 +83,7 @@ def pair_as_loaded(matches: list[Match], model: ModelState, built: Built | None)
     swapped = any(id(match.before) in model_rows for match in matches)
     rows = {row.fqn: row for match in matches if (row := match.after if swapped else match.before)}
     registered = {row.fqn: row for match in matches if (row := match.before if swapped else match.after)}
-    loads = hf_auto.loaded_as(built.module, rows)
+    loads = hf_auto.map_loaded_names(built.module, rows)
     single = _select_one_to_one(loads, rows).items()
     pairs = [(rows[name], registered[other]) for name, other in single if other in registered]
     taken = {id(row) for pair in pairs for row in pair}
@@ -194,7 +196,7 @@ def check_load(
     before: ModelState,
     after: ModelState,
     model: ModelState,
-    built: Built,
+    built: BuiltModel,
     ignore: Sequence[Field],
 ) -> LoadCheck:
     """Load the checkpoint into the class by `load_state_dict` and return what it says, by `classify_by_model`.

@@ -22,7 +22,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.selection import Selection, glob_names
 from statecli.core.state import Kind, ModelState, Oddity, TensorInfo
-from statecli.live.build import Built
+from statecli.live.built_model import BuiltModel
 from statecli.pickles.machine import pause_gc
 from statecli.storage import files
 from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_versions
@@ -72,7 +72,7 @@ def compare_targets(request: Request, progress: Progress | None = None) -> Diff:
     `progress` gets the bytes of before whose values are compared. Raises `StateError` if nothing can be compared
     because of an error, `NothingMatched` if nothing is left to compare; an error of one pair is in `Diff.broken`.
     """
-    built: dict[str, Built] = {}
+    built: dict[str, BuiltModel] = {}
     # Files that another process reads are opened there, so their versions are recorded before.
     seen = read_versions(_target_paths(request))
     with files.record_opened_files() as opened:
@@ -85,7 +85,7 @@ def compare_states(
     request: Request,
     before: ModelState,
     after: ModelState,
-    built: dict[str, Built],
+    built: dict[str, BuiltModel],
     seen: Mapping[str, FileVersion | None],
     progress: Progress | None = None,
 ) -> Diff:
@@ -103,7 +103,7 @@ def compare_states(
 MIN_BYTES_FOR_PROCESS = 8 << 20
 
 
-def _read_both(request: Request, built: dict[str, Built]) -> tuple[ModelState, ModelState]:
+def _read_both(request: Request, built: dict[str, BuiltModel]) -> tuple[ModelState, ModelState]:
     sides = (request.before, request.after), (request.after, request.before)
     both = [text if os.path.lexists(text) else load.class_for(text, other) for text, other in sides]
     paths = _target_paths(request)
@@ -132,7 +132,7 @@ def unpack_checkpoint(packed: bytes) -> ModelState | None:
     return msgspec.msgpack.decode(packed, type=ModelState) if packed else None
 
 
-def _read_target(text: str, request: Request, built: dict[str, Built]) -> ModelState:
+def _read_target(text: str, request: Request, built: dict[str, BuiltModel]) -> ModelState:
     """Return the state of one target; the module of a class is added to `built`."""
     spec = load.spec_of(text)
     if spec is None:
@@ -172,7 +172,7 @@ class _Comparison:
         request: Request,
         before: ModelState,
         after: ModelState,
-        built: dict[str, Built],
+        built: dict[str, BuiltModel],
         seen: Mapping[str, FileVersion | None],
     ) -> None:
         self.request, self.before, self.after, self.built, self.seen = request, before, after, built, seen

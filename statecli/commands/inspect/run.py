@@ -1,4 +1,4 @@
-"""`statecli inspect`: one target's tensors, filtered, measured where asked, and what must be said against them."""
+"""`statecli inspect`: select, measure and move the tensors of one target, and report findings about them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.selection import Selection, glob_names, select
 from statecli.core.state import Kind, ModelState, Stats, TensorInfo
-from statecli.live.spec import Spec
+from statecli.live.spec import ModelSpec
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load as target
 from statecli.values.require_numpy import require_numpy
@@ -24,12 +24,12 @@ from statecli.values.require_numpy import require_numpy
 if TYPE_CHECKING:
     from torch import nn
 
-    from statecli.commands.verify.forward_effects import Ran
-    from statecli.live.build import Built
+    from statecli.commands.verify.forward_effects import CalledModel
+    from statecli.live.built_model import BuiltModel
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What the user asked of `inspect`; field names are the options'.
+    """The options of `inspect`.
 
     `input` are texts such as `int64:2x16<30522`, `inputs` names a function that makes what forward is called with; with
     neither, forward is not called.
@@ -47,15 +47,15 @@ class Request(msgspec.Struct, frozen=True):
     inputs: str | None = None
 
 
-def selection_of(request: Request) -> Selection:
+def get_selection(request: Request) -> Selection:
     """Return which tensors are asked for."""
     return Selection(request.include, request.exclude, request.kind)
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """The answer: the state as asked for, what was found against it, and the device it was moved to.
+    """Result of `inspect`: the selected state, the findings, and the device of the move.
 
-    `inputs` says what forward was called with before, in words; None where it was not called.
+    `inputs` describes the inputs of forward; None if forward was not called.
     """
 
     state: ModelState
@@ -69,96 +69,100 @@ class Inspection(msgspec.Struct, frozen=True):
         return [(tensor.fqn, tensor.damage) for tensor in self.state.tensors if tensor.damage]
 
 
-#: Oddities that the move itself brought out; with `--to` they are what stayed behind.
+#: Oddities of a move, which `--to` reports as findings.
 MOVE_RULES = {
     OddityKind.UNTIED_BY_MOVE: move_rules.UNTIED_BY_MOVE,
     OddityKind.STALE_VIEW: move_rules.STALE_VIEW,
 }
 
 
-def inspect(request: Request, progress: Progress | None = None, handed: Any = None) -> Inspection:
-    """Read, group, filter, and where asked move and measure one target. `handed`: inputs as Python has them.
+def inspect(request: Request, progress: Progress | None = None, python_inputs: Any = None) -> Inspection:
+    """Read, group, select and, if requested, move and measure one target. `python_inputs`: from the Python API.
 
-    Raises `StateError` for whatever could not be done; `FilteredOut` when the filters leave no tensor.
+    Raises `StateError`; `FilteredOut` if the filters leave no tensor.
     """
     spec = target.spec_of(request.target)
     if spec is not None:
-        return _of_module(request, spec, handed)
+        return _inspect_class(request, spec, python_inputs)
     if request.init_device != "cpu" and request.model is None:
         raise UsageError(f"--init-device {request.init_device}: {request.target} is no class to be built")
-    if request.input or request.inputs is not None or handed is not None:
-        asked = f"--input {request.input[0]}" if request.input else f"--inputs {request.inputs or ''}".rstrip()
-        raise UsageError(f"{asked}: {request.target} is a checkpoint and has no forward to be called")
+    if request.input or request.inputs is not None or python_inputs is not None:
+        option = f"--input {request.input[0]}" if request.input else f"--inputs {request.inputs or ''}".rstrip()
+        raise UsageError(f"{option}: {request.target} is a checkpoint and has no forward to be called")
     if not (request.stats or request.to):
-        return _of_checkpoint(request, progress)
+        return _inspect_checkpoint(request, progress)
     with refuse_files_that_change():
-        return _of_checkpoint(request, progress)
+        return _inspect_checkpoint(request, progress)
 
 
-def _of_module(request: Request, spec: Spec, handed: Any) -> Inspection:
+def _inspect_class(request: Request, spec: ModelSpec, python_inputs: Any) -> Inspection:
     if request.model is not None:
         raise UsageError(f"--model groups a checkpoint; {request.target} is a class already")
-    return of_built(target.model(spec, init_device=request.init_device, values=request.stats), request, handed)
+    return inspect_built_model(
+        target.model(spec, init_device=request.init_device, values=request.stats), request, python_inputs
+    )
 
 
-def of_live(module: nn.Module, request: Request, handed: Any = None) -> Inspection:
+def inspect_live_model(module: nn.Module, request: Request, python_inputs: Any = None) -> Inspection:
     """Inspect a live model, to which nothing is written: a copy is moved and called.
 
-    A model that cannot be copied is listed all the same, and what moves is not measured.
+    A model that cannot be copied is listed without measuring a move.
     """
     from statecli.commands.verify import live_model, model_under_test
 
     try:
-        built = live_model.copied(module)
+        built = live_model.build_copy(module)
     except ModelError as error:
-        if request.to is not None or request.input or request.inputs is not None or handed is not None:
+        if request.to is not None or request.input or request.inputs is not None or python_inputs is not None:
             raise
         why = str(error).removeprefix(f"{request.target}: ")
-        stats_of = _stats_of_tensor if request.stats else None
-        state = modules.listed(model_under_test.built_of(module), request.target, why, stats_of=stats_of)
-        return Inspection(select(state, selection_of(request), request.target))
-    return of_built(built, request, handed)
+        stats_of = _measure_stats if request.stats else None
+        state = modules.read_without_move(
+            model_under_test.wrap_live_model(module), request.target, why, stats_of=stats_of
+        )
+        return Inspection(select(state, get_selection(request), request.target))
+    return inspect_built_model(built, request, python_inputs)
 
 
-def of_built(built: Built, request: Request, handed: Any = None) -> Inspection:
-    """Inspect a model that is ours: its values are overwritten where `request.stats` has not asked for them first.
+def inspect_built_model(built: BuiltModel, request: Request, python_inputs: Any = None) -> Inspection:
+    """Inspect a built model and overwrite its values after `request.stats` has read them.
 
-    Raises ModelError for a freed storage where forward or a move would read it.
+    Raises ModelError if forward or a move would read a freed storage.
     """
-    calls_forward = request.input or request.inputs is not None or handed is not None
+    calls_forward = request.input or request.inputs is not None or python_inputs is not None
     if calls_forward or request.to not in (None, "meta"):
-        from statecli.live.measure import refuse_freed
+        from statecli.live.measure import check_no_freed_storage
 
-        refuse_freed(built.module, request.target)
-    ran = _ran(built, request, handed)
+        check_no_freed_storage(built.module, request.target)
+    ran = _call_model(built, request, python_inputs)
     built = ran.built if ran else built
-    measure = _stats_of_tensor if request.stats else None
+    measure = _measure_stats if request.stats else None
     if request.to is None:
         state = modules.read(built, request.target, stats_of=measure)
     else:
         state = modules.move(built, request.target, request.to, stats_of=measure)
-    state = select(ran.marked(state) if ran else state, selection_of(request), request.target)
-    left_behind = _left_behind(state, request.to) if request.to else ()
+    state = select(ran.mark_state(state) if ran else state, get_selection(request), request.target)
+    left_behind = _report_left_behind(state, request.to) if request.to else ()
     return Inspection(state, left_behind, request.to, ran.text if ran else None)
 
 
-def _ran(built: Built, request: Request, handed: Any) -> Ran | None:
-    """The model after its first forward; None where nothing is given to call it with."""
-    if not request.input and request.inputs is None and handed is None:
+def _call_model(built: BuiltModel, request: Request, python_inputs: Any) -> CalledModel | None:
+    """Call the model once; None if the request has no inputs."""
+    if not request.input and request.inputs is None and python_inputs is None:
         return None
     from statecli.commands.verify import forward_effects
 
-    return forward_effects.run(built, request.target, request.input, request.inputs, handed)
+    return forward_effects.call_built_model(built, request.target, request.input, request.inputs, python_inputs)
 
 
-def _stats_of_tensor(tensor: Any) -> Stats:
+def _measure_stats(tensor: Any) -> Stats:
     with require_numpy():
         from statecli.values.stats import compute_live_stats
 
     return compute_live_stats(tensor)
 
 
-def _of_checkpoint(request: Request, progress: Progress | None) -> Inspection:
+def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspection:
     state = target.checkpoint(request.target)
     findings: list[Finding] = []
     if request.model is not None:
@@ -166,10 +170,10 @@ def _of_checkpoint(request: Request, progress: Progress | None) -> Inspection:
         names = [tensor.fqn for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS]
         model, renamed = target.registered_by(text, init_device=request.init_device, names=names)
         state, findings = model_kinds.classify_by_model(state, model, renamed)
-    whole = state
-    state = select(state, selection_of(request), request.target)
-    if state is not whole:
-        findings = list(_of_selected(findings, whole, state, request))
+    full_state = state
+    state = select(state, get_selection(request), request.target)
+    if state is not full_state:
+        findings = list(_select_findings(findings, full_state, state, request))
     size = sum(tensor.nbytes for tensor in state.tensors)
     if request.stats:
         with require_numpy():
@@ -181,18 +185,18 @@ def _of_checkpoint(request: Request, progress: Progress | None) -> Inspection:
             from statecli.values.to_device import place_on_device
 
         state = place_on_device(state, request.to, progress(size) if progress else None)
-        findings.extend(_left_behind(state, request.to))
+        findings.extend(_report_left_behind(state, request.to))
     return Inspection(state, tuple(findings), request.to)
 
 
-def _of_selected(
-    findings: Iterable[Finding], whole: ModelState, state: ModelState, request: Request
+def _select_findings(
+    findings: Iterable[Finding], full_state: ModelState, state: ModelState, request: Request
 ) -> Iterator[Finding]:
     """Yield the findings about no tensor, about a selected tensor, or about a selected name that has no tensor."""
     fqns, by_section, selection = (
         {tensor.fqn for tensor in state.tensors},
-        len(whole.sections) > 1,
-        selection_of(request),
+        len(full_state.sections) > 1,
+        get_selection(request),
     )
     for finding in findings:
         fqn = finding.fqn
@@ -204,25 +208,25 @@ def _of_selected(
             yield finding
 
 
-def _left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:
+def _report_left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:
     recomputed = {odd.fqn for odd in state.oddities if odd.kind is OddityKind.RECOMPUTED}
-    stayed = [
-        _stayed(tensor, state, to)
+    left_behind = [
+        _report_tensor(tensor, state, to)
         for tensor in state.tensors
         if tensor.after and tensor.after.followed is not True and not (tensor.fqn in recomputed or tensor.is_input)
     ]
     names = {tensor.fqn for tensor in state.tensors} | {a for tensor in state.tensors for a in tensor.aliases}
-    broken = [
+    broken_ties = [
         MOVE_RULES[odd.kind].finding(
             odd.message, target=state.target, fqn=odd.fqn, section="model", severity=Severity.ERROR
         )
         for odd in state.oddities
         if odd.kind in MOVE_RULES and (odd.fqn is None or odd.fqn in names)
     ]
-    return (*stayed, *broken)
+    return (*left_behind, *broken_ties)
 
 
-def _stayed(tensor: TensorInfo, state: ModelState, to: str) -> Finding:
+def _report_tensor(tensor: TensorInfo, state: ModelState, to: str) -> Finding:
     followed = tensor.after.followed if tensor.after else None
     if followed is None:
         message = (

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from statecli.commands.verify import inputs as given
 from statecli.commands.verify import live_model, model_under_test, tensor_bits
-from statecli.commands.verify.model_under_test import Subject
+from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.core.state import ModelState, Oddity, TensorInfo
 from statecli.live import measure
@@ -29,130 +29,143 @@ if TYPE_CHECKING:
     from torch import nn
 
     from statecli.commands.verify.inputs import Call, Inputs
-    from statecli.live.build import Built
+    from statecli.live.built_model import BuiltModel
 
 #: What is said of a tensor that was not there before the model was first called.
-APPEARED = "appears with the first forward"
+CREATED_BY_FORWARD = "appears with the first forward"
 #: Of a lazy parameter or buffer, which was there.
-SHAPED = "gets its shape with the first forward"
-CHANGED = "changed by forward"
-CHANGED_IN_TRAINING = "changed by forward in training mode"
+SHAPED_BY_FORWARD = "gets its shape with the first forward"
+CHANGED_BY_FORWARD = "changed by forward"
+CHANGED_BY_FORWARD_IN_TRAINING = "changed by forward in training mode"
 
 
 @dataclass(frozen=True)
-class Ran:
-    """A model after its first forward, in eval mode and without gradients: `built` is an instance that has run.
+class CalledModel:
+    """A model after its first forward, in eval mode and without gradients.
 
-    `before` is the state without it; `changed` says of a tensor that was there how forward changed its value or shape;
-    `text` is what forward was called with. `oddities` are what could not be measured.
+    Attributes:
+        built: A called instance.
+        before: The state before forward.
+        change_by_name: How forward changed the value or shape of each tensor that existed before.
+        text: Description of the inputs.
+        oddities: Effects that could not be measured.
     """
 
-    built: Built
+    built: BuiltModel
     before: ModelState
-    changed: dict[str, str]
+    change_by_name: dict[str, str]
     text: str
     oddities: tuple[Oddity, ...] = ()
 
-    def marked(self, state: ModelState) -> ModelState:
-        """`state`, read from `built`, with what forward did to each tensor."""
-        rows = marked(state.tensors, self.before.tensors)
-        noted = tuple(_noted(row, self.changed.get(row.fqn)) for row in rows)
-        oddities = (*state.oddities, *_gone(self.before, state), *self.oddities)
+    def mark_state(self, state: ModelState) -> ModelState:
+        """Return `state`, read from `built`, with a note on each tensor that forward changed."""
+        rows = mark_rows(state.tensors, self.before.tensors)
+        noted = tuple(_add_note(row, self.change_by_name.get(row.fqn)) for row in rows)
+        oddities = (*state.oddities, *_find_gone(self.before, state), *self.oddities)
         return structs.replace(state, tensors=noted, oddities=oddities)
 
 
-def run(built: Built, target: str, input: Sequence[str], inputs: str | None, handed: Any = None) -> Ran:
-    """Call one instance of the model; the module of `built` is spoiled. `handed`: inputs as Python has them.
+def call_built_model(
+    built: BuiltModel, target: str, input: Sequence[str], inputs: str | None, python_inputs: Any = None
+) -> CalledModel:
+    """Call one instance of the model, and spoil the module of `built`. `python_inputs`: inputs from the Python API.
 
-    Raises UsageError where the inputs cannot be read, ModelError where forward or the inputs' function raises.
+    Raises UsageError if the inputs cannot be parsed, ModelError if forward or the inputs' function raises.
     """
-    if handed is None:
-        called_with, why_not = given.find(input, inputs, built)
+    if python_inputs is None:
+        inputs_found, why_not = given.find_inputs(input, inputs, built)
     else:
-        called_with, why_not = live_model.inputs_of(handed, built)
-    if called_with is None:
+        inputs_found, why_not = live_model.find_live_inputs(python_inputs, built)
+    if inputs_found is None:
         raise ModelError(f"{target}: {why_not}")
-    called_with = _on(called_with, built.init_device)
-    subject = dataclasses.replace(model_under_test.of_built(built, target), inputs=called_with)
-    in_training, oddities = _in_training(subject)  # first: its instance is gone when the one that stays is built
-    module, origins, in_eval = _first(subject)
-    changed = {**dict.fromkeys(in_training, CHANGED_IN_TRAINING), **dict.fromkeys(in_eval, CHANGED)}
-    used = dataclasses.replace(built, module=module, original=None, origins=origins, _make=_again(subject))
-    return Ran(used, subject.state, changed, called_with.text, oddities)
+    inputs_found = _move_inputs(inputs_found, built.init_device)
+    subject = dataclasses.replace(model_under_test.prepare_built_model(built, target), inputs=inputs_found)
+    in_training, oddities = _find_changed_in_training(
+        subject
+    )  # first: its instance is gone when the one that stays is built
+    module, origins, in_eval = _call_first(subject)
+    changed = {
+        **dict.fromkeys(in_training, CHANGED_BY_FORWARD_IN_TRAINING),
+        **dict.fromkeys(in_eval, CHANGED_BY_FORWARD),
+    }
+    called_built = dataclasses.replace(
+        built, module=module, original=None, origins=origins, make_instance=_build_instance_maker(subject)
+    )
+    return CalledModel(called_built, subject.state, changed, inputs_found.text, oddities)
 
 
-def _first(subject: Subject) -> tuple[nn.Module, Origins, list[str]]:
-    """An instance that has run, the lines of what forward assigned, and the names of what it changed."""
-    module = subject.fresh(values=True)
+def _call_first(subject: ModelUnderTest) -> tuple[nn.Module, Origins, list[str]]:
+    """Return a called instance, the lines of forward's assignments, and the names that forward changed."""
+    module = subject.build_fresh(values=True)
     before = _Snapshot(module)
-    origins = called(subject, module)
-    return module, origins, before.changed(module)
+    origins = call_and_record(subject, module)
+    return module, origins, before.find_changed(module)
 
 
-def called(subject: Subject, module: nn.Module) -> Origins:
-    """Call `module` once; gives the lines that assigned what it holds now. Raises ModelError where forward raises."""
-    origins = subject.origins.continued()
-    with nullcontext() if _is_compiled(module) else origins.recording():
+def call_and_record(subject: ModelUnderTest, module: nn.Module) -> Origins:
+    """Call `module` once and return the lines of its assignments. Raises ModelError if forward raises."""
+    origins = subject.origins.continue_for_instance()
+    with nullcontext() if _is_compiled(module) else origins.record():
         subject.call(module)
     return origins
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether `torch.compile` traces it or a part of it, which gives up at methods that are wrapped."""
+    """Whether `torch.compile` traces a part of the module, because wrapped methods break its graph."""
     return any(
-        type(one).__module__.startswith("torch._dynamo.")
-        or one._compiled_call_impl is not None
-        or hasattr(getattr_static(type(one), "forward", None), "_torchdynamo_orig_callable")
-        for one in module.modules()
+        type(part).__module__.startswith("torch._dynamo.")
+        or part._compiled_call_impl is not None
+        or hasattr(getattr_static(type(part), "forward", None), "_torchdynamo_orig_callable")
+        for part in module.modules()
     )
 
 
-def marked(rows: Iterable[TensorInfo], before: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-    """The rows of an instance that has run, with a note on each that was not in `before`, or had no shape there."""
-    known = {row.fqn: row for row in before}
-    others = {alias for row in before for alias in row.aliases}
-    return tuple(_marked(row, known.get(row.fqn), row.fqn in others) for row in rows)
+def mark_rows(rows: Iterable[TensorInfo], before: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
+    """Return the rows of a called instance, with a note on each that was not in `before` or had no shape."""
+    rows_before = {row.fqn: row for row in before}
+    aliases = {alias for row in before for alias in row.aliases}
+    return tuple(_mark_row(row, rows_before.get(row.fqn), row.fqn in aliases) for row in rows)
 
 
-def _marked(row: TensorInfo, known: TensorInfo | None, was_alias: bool) -> TensorInfo:
-    if known is None and was_alias:
+def _mark_row(row: TensorInfo, row_before: TensorInfo | None, was_alias: bool) -> TensorInfo:
+    if row_before is None and was_alias:
         return structs.replace(row, fix=None)  # the constructor's tensor is another, and has its own row
-    if known is None:
+    if row_before is None:
         # What would register it in the constructor says nothing of a tensor that forward makes.
-        return structs.replace(_noted(row, APPEARED), fix=None, appeared=True)
-    fix = known.fix if row.moves is False else None
-    row = structs.replace(row, origin=known.origin or row.origin, fix=fix)
-    return _noted(row, SHAPED) if known.shape is None and row.shape is not None else row
+        return structs.replace(_add_note(row, CREATED_BY_FORWARD), fix=None, appeared=True)
+    fix = row_before.fix if row.moves is False else None
+    row = structs.replace(row, origin=row_before.origin or row.origin, fix=fix)
+    return _add_note(row, SHAPED_BY_FORWARD) if row_before.shape is None and row.shape is not None else row
 
 
-def _noted(row: TensorInfo, note: str | None) -> TensorInfo:
-    said = "; ".join(filter(None, [note, row.note])) or None
-    return row if said == row.note else structs.replace(row, note=said)
+def _add_note(row: TensorInfo, note: str | None) -> TensorInfo:
+    note_text = "; ".join(filter(None, [note, row.note])) or None
+    return row if note_text == row.note else structs.replace(row, note=note_text)
 
 
-def _gone(before: ModelState, state: ModelState) -> list[Oddity]:
-    left = {row.fqn for row in state.tensors} | {alias for row in state.tensors for alias in row.aliases}
-    gone = [row.fqn for row in before.tensors if row.fqn not in left]
-    return [Oddity("gone-after-forward", f"{fqn} is gone after the first forward", fqn) for fqn in gone]
+def _find_gone(before: ModelState, state: ModelState) -> list[Oddity]:
+    names_left = {row.fqn for row in state.tensors} | {alias for row in state.tensors for alias in row.aliases}
+    gone_names = [row.fqn for row in before.tensors if row.fqn not in names_left]
+    return [Oddity("gone-after-forward", f"{fqn} is gone after the first forward", fqn) for fqn in gone_names]
 
 
-def _on(inputs: Inputs, device: str) -> Inputs:
-    """The same inputs for a model that is built on `device`."""
+def _move_inputs(inputs: Inputs, device: str) -> Inputs:
+    """Return the inputs on `device`."""
     if device == "cpu":
         return inputs
 
     def make(seed: int = 0) -> Call:
-        moved: Call = given.mapped(inputs.make(seed=seed), lambda tensor: tensor.to(device))
-        return moved
+        call: Call = given.map_tensors(inputs.make(seed=seed), lambda tensor: tensor.to(device))
+        return call
 
     return dataclasses.replace(inputs, make=make)
 
 
-def _again(subject: Subject) -> Callable[[bool, int], nn.Module]:
-    """One more instance that has run, as `Built` has it made."""
+def _build_instance_maker(subject: ModelUnderTest) -> Callable[[bool, int], nn.Module]:
+    """Return a function that builds one more called instance, for `BuiltModel.make_instance`."""
 
     def make(values: bool, seed: int) -> nn.Module:
-        module = subject.fresh(values=values, seed=seed)
+        module = subject.build_fresh(values=values, seed=seed)
         subject.call(module)
         return module
 
@@ -163,29 +176,31 @@ def _again(subject: Subject) -> Callable[[bool, int], nn.Module]:
 
 
 class _Snapshot:
-    """The tensors of a module by name, with their values where there are any, else how often they were written to."""
+    """The tensors of a module by name, with their values, or without values with torch's count of writes."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._kept = {name: (tensor, _copy(tensor), _writes(tensor)) for name, tensor in _tensors(module).items()}
+        self._kept = {
+            name: (tensor, _copy_values(tensor), _count_writes(tensor)) for name, tensor in _map_tensors(module).items()
+        }
 
-    def changed(self, module: nn.Module) -> list[str]:
-        """The names whose tensors in `module` are others now, bit by bit; not what got a shape."""
-        now = _tensors(module)
+    def find_changed(self, module: nn.Module) -> list[str]:
+        """Return the names whose tensors in `module` differ now, bit by bit, without lazy tensors that got a shape."""
+        now = _map_tensors(module)
         return [name for name in self._kept if name in now and self._is_changed(name, now[name])]
 
     def _is_changed(self, name: str, now: torch.Tensor) -> bool:
         tensor, values, writes = self._kept[name]
-        if values is None or (same := tensor_bits.same(values, now)) is None:
-            return writes is not None and tensor is now and _writes(now) != writes
+        if values is None or (same := tensor_bits.is_same(values, now)) is None:
+            return writes is not None and tensor is now and _count_writes(now) != writes
         return not same
 
 
-def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+def _map_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     with torch._C.DisableTorchFunctionSubclass():
-        return {name: tensor for name, tensor in measure.names(walk(module)) if not is_lazy(tensor)}
+        return {name: tensor for name, tensor in measure.iter_tensors(walk(module)) if not is_lazy(tensor)}
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor | None:
+def _copy_values(tensor: torch.Tensor) -> torch.Tensor | None:
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         try:
             return None if tensor.is_meta else tensor.detach().clone()
@@ -193,15 +208,15 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor | None:
             return None
 
 
-def _writes(tensor: torch.Tensor) -> int | None:
-    """torch's own count of writes to it, which it keeps without values too; not of inference tensors."""
+def _count_writes(tensor: torch.Tensor) -> int | None:
+    """Return torch's count of writes to the tensor; None for an inference tensor."""
     return None if tensor.is_inference() else tensor._version
 
 
-def _in_training(subject: Subject) -> tuple[list[str], tuple[Oddity, ...]]:
-    """What a forward in training mode changes, of an instance that its constructor leaves in it."""
-    module = subject.fresh(values=True)
-    if not any(one.training for one in module.modules()):
+def _find_changed_in_training(subject: ModelUnderTest) -> tuple[list[str], tuple[Oddity, ...]]:
+    """Return the names that a forward in training mode changes, if the constructor leaves the model in that mode."""
+    module = subject.build_fresh(values=True)
+    if not any(part.training for part in module.modules()):
         return [], ()
     before = _Snapshot(module)
     try:
@@ -209,4 +224,4 @@ def _in_training(subject: Subject) -> tuple[list[str], tuple[Oddity, ...]]:
     except ModelError as error:
         why = str(error).removeprefix(f"{subject.target}: ")
         return [], (Oddity("not-tried-in-training", f"cannot tell what forward changes in training mode: {why}"),)
-    return before.changed(module), ()
+    return before.find_changed(module), ()

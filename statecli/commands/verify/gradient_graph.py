@@ -19,11 +19,11 @@ from statecli.live.tensors import storage
 
 Storages = set[int | str]
 #: The operators by which Python gets hold of values: item() and bool(), indices by a mask.
-_READING = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+_VALUE_READERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 
 
 @dataclass(frozen=True)
-class Watched:
+class GradientPaths:
     """What was seen of the leaves that had got no gradient, by FQN.
 
     `used`: some operator of forward reads it. `reentrant`: one does so in a reentrant checkpoint none of whose inputs
@@ -35,50 +35,56 @@ class Watched:
     used: frozenset[str]
     reentrant: frozenset[str]
     reached: dict[str, str | None]
-    late: frozenset[str]
-    chooses: bool
+    late_names: frozenset[str]
+    reads_values: bool
 
 
-def watch(run: Training) -> Watched | None:
+def trace_gradients(run: Training) -> GradientPaths | None:
     """Watch one more round without a step; None where it raises.
 
     What a model does under a dispatch mode says nothing of it.
     """
-    missing = {name: seen.tensor for name, seen in run.seen.items() if seen.missing}
+    missing = {name: seen.tensor for name, seen in run.seen.items() if seen.is_missing}
     uses = _Uses({storage(tensor)[0] for tensor in missing.values()})
     try:
-        with training_rounds.round_of(run):
+        with training_rounds.start_round(run):
             with uses:
-                output = training_rounds.forward(run)
-            graph = _backward(run, output)
+                output = training_rounds.call_forward(run)
+            graph = _run_backward(run, output)
     except ModelError:
         return None
     leaves = {id(node.variable): node for node in graph.parents if type(node).__name__ == "AccumulateGrad"}
-    return Watched(
+    return GradientPaths(
         frozenset(name for name, tensor in missing.items() if storage(tensor)[0] in uses.read),
         frozenset(name for name, tensor in missing.items() if storage(tensor)[0] in uses.reentrant),
-        {name: graph.end(leaves[id(tensor)]) for name, tensor in missing.items() if id(tensor) in leaves},
+        {
+            name: graph.find_blocking_node(leaves[id(tensor)])
+            for name, tensor in missing.items()
+            if id(tensor) in leaves
+        },
         frozenset(name for name, tensor in missing.items() if tensor.grad is not None),
-        uses.chooses,
+        uses.reads_values,
     )
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes which of some storages an operator is given."""
 
-    def __init__(self, wanted: Storages) -> None:
+    def __init__(self, storage_keys: Storages) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._wanted = wanted
+        self._storage_keys = storage_keys
         self.read: Storages = set()
         self.reentrant: Storages = set()
-        self.chooses = False
+        self.reads_values = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {storage(one)[0] for one in inputs_of.leaves((args, kwargs or {})) if _is_tensor(one)} & self._wanted
-        self.read |= given
-        if given and _is_in_dead_checkpoint():
-            self.reentrant |= given
-        self.chooses = self.chooses or func in _READING
+        read_keys = {
+            storage(leaf)[0] for leaf in inputs_of.iter_leaves((args, kwargs or {})) if _is_tensor(leaf)
+        } & self._storage_keys
+        self.read |= read_keys
+        if read_keys and _is_in_dead_checkpoint():
+            self.reentrant |= read_keys
+        self.reads_values = self.reads_values or func in _VALUE_READERS
         return func(*args, **(kwargs or {}))
 
 
@@ -91,7 +97,7 @@ def _is_in_dead_checkpoint() -> bool:
     frame = sys._getframe()
     while frame := frame.f_back:  # type: ignore[assignment]
         if frame.f_code is CheckpointFunction.forward.__code__:
-            return not any(_is_tensor(one) and one.requires_grad for one in frame.f_locals["args"])
+            return not any(_is_tensor(argument) and argument.requires_grad for argument in frame.f_locals["args"])
     return False
 
 
@@ -103,41 +109,41 @@ class _Graph:
     """
 
     parents: dict[Any, list[tuple[Any, int]]] = field(default_factory=dict)
-    gave: dict[Any, tuple[bool, ...]] = field(default_factory=dict)
+    gives_gradient: dict[Any, tuple[bool, ...]] = field(default_factory=dict)
 
-    def end(self, node: Any) -> str | None:
+    def find_blocking_node(self, node: Any) -> str | None:
         """Whose backward gives no gradient on the way to `node`, the nearest; None where there is none."""
-        pending, known = [node], {node}
-        for one in pending:
-            for parent, index in self.parents[one]:
-                if parent in self.gave:
-                    if not self.gave[parent][index]:
-                        return _name(parent)
-                elif parent not in known:
-                    known.add(parent)
+        pending, seen = [node], {node}
+        for current in pending:
+            for parent, index in self.parents[current]:
+                if parent in self.gives_gradient:
+                    if not self.gives_gradient[parent][index]:
+                        return _get_node_name(parent)
+                elif parent not in seen:
+                    seen.add(parent)
                     pending.append(parent)
         return None
 
 
-def _name(node: Any) -> str:
-    made_by = getattr(type(node), "_forward_cls", None)
-    return f"{made_by.__name__}.backward" if made_by else str(node.name())
+def _get_node_name(node: Any) -> str:
+    function = getattr(type(node), "_forward_cls", None)
+    return f"{function.__name__}.backward" if function else str(node.name())
 
 
-def _backward(run: Training, output: Any) -> _Graph:
+def _run_backward(run: Training, output: Any) -> _Graph:
     graph = _Graph()
-    loss = training_rounds.loss_of(training_rounds.floating(output))
+    loss = training_rounds.compute_loss(training_rounds.find_floating_outputs(output))
     if not loss.requires_grad:
         return graph
     graph.parents[loss.grad_fn] = []
-    for node in _nodes(loss.grad_fn, graph):
-        node.register_hook(_noting(graph, node))
+    for node in _iter_nodes(loss.grad_fn, graph):
+        node.register_hook(_build_hook(graph, node))
     with run.subject.user_code("backward"):
         loss.backward()  # type: ignore[no-untyped-call]
     return graph
 
 
-def _nodes(root: Any, graph: _Graph) -> Iterator[Any]:
+def _iter_nodes(root: Any, graph: _Graph) -> Iterator[Any]:
     pending = [root]
     for node in pending:
         for index, (child, _) in enumerate(node.next_functions):
@@ -148,9 +154,11 @@ def _nodes(root: Any, graph: _Graph) -> Iterator[Any]:
         yield node
 
 
-def _noting(graph: _Graph, node: Any) -> Any:
-    def note(given: tuple[torch.Tensor | None, ...], got: tuple[torch.Tensor | None, ...]) -> None:
-        if any(one is not None for one in got):
-            graph.gave[node] = tuple(one is not None for one in given)
+def _build_hook(graph: _Graph, node: Any) -> Any:
+    def note(
+        input_gradients: tuple[torch.Tensor | None, ...], output_gradients: tuple[torch.Tensor | None, ...]
+    ) -> None:
+        if any(gradient is not None for gradient in output_gradients):
+            graph.gives_gradient[node] = tuple(gradient is not None for gradient in input_gradients)
 
     return note

@@ -1,4 +1,4 @@
-"""What the proofs have in common: tensors by name, what a stand-in for a move shows, and how a verdict is put."""
+"""Shared parts of the proofs: tensors by name, the stand-in for a move, and building cells, findings and checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from statecli import live
-from statecli.commands.verify.model_under_test import Subject
+from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
@@ -24,26 +24,26 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.state import ModelState, Origin, TensorInfo
 from statecli.live import measure, tensor_sources
-from statecli.live.build import Built
+from statecli.live.built_model import BuiltModel
 from statecli.live.origin import Origins
-from statecli.live.spec import Spec
+from statecli.live.spec import ModelSpec
 from statecli.live.tensors import is_lazy, storage
 from statecli.live.walk import walk
 
 #: Worst first.
-_ORDER = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
+_WORST_FIRST = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
 
 
-def tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Every tensor of `module` under every name, registered ones first; the names of the rows are among them."""
-    found: dict[str, torch.Tensor] = {}
-    for name, tensor in measure.names(walk(module)):
-        found.setdefault(name, tensor)
-    return found
+def map_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Map every name of every tensor of `module` to the tensor, registered ones first."""
+    tensors_by_name: dict[str, torch.Tensor] = {}
+    for name, tensor in measure.iter_tensors(walk(module)):
+        tensors_by_name.setdefault(name, tensor)
+    return tensors_by_name
 
 
-def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A copy of the values; None where they cannot be copied, or are not on the CPU."""
+def copy_values(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Copy the values; None if they cannot be copied or are not on the CPU."""
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         if is_lazy(tensor) or tensor.device.type != "cpu":
             return None
@@ -54,34 +54,39 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 @contextmanager
-def class_attributes_kept(module: nn.Module) -> Iterator[None]:
-    """The dicts and lists of its classes, which all instances share, hold afterwards what they do now."""
-    shared = [step.held for one in walk(module).held if one.steps[0].how == "class" for step in one.steps]
-    kept = [(one, one.copy()) for one in shared if type(one) in (dict, list)]
+def keep_class_attributes(module: nn.Module) -> Iterator[None]:
+    """Restore the dicts and lists of the module's classes after the block, because all instances share them."""
+    containers = [
+        step.value
+        for container in walk(module).unregistered
+        if container.steps[0].how == "class"
+        for step in container.steps
+    ]
+    copies = [(container, container.copy()) for container in containers if type(container) in (dict, list)]
     try:
         yield
     finally:
-        for one, entries in kept:
-            one.clear()
-            one.update(entries) if type(one) is dict else one.extend(entries)
+        for container, entries in copies:
+            container.clear()
+            container.update(entries) if type(container) is dict else container.extend(entries)
 
 
-def storages(found: Iterable[torch.Tensor]) -> set[int | str]:
-    """The storages that these tensors lie in."""
-    return {storage(tensor)[0] for tensor in found}
+def list_storage_keys(tensors: Iterable[torch.Tensor]) -> set[int | str]:
+    """Return the storage keys of these tensors."""
+    return {storage(tensor)[0] for tensor in tensors}
 
 
-def attempt(subject: Subject, doing: str, action: Callable[[], Any]) -> tuple[Any, str | None]:
-    """What `action`, code of the model's, gives; or None and what it raised, in one line."""
+def run_user_code(subject: ModelUnderTest, doing: str, action: Callable[[], Any]) -> tuple[Any, str | None]:
+    """Return the result of `action`, code of the model, and None; or None and the error in one line."""
     try:
         with subject.user_code(doing):
             return action(), None
     except ModelError as error:
-        return None, reason_of(subject, error)
+        return None, get_reason(subject, error)
 
 
-def reason_of(subject: Subject, error: ModelError) -> str:
-    """The message of an error, without the name of the model in front."""
+def get_reason(subject: ModelUnderTest, error: ModelError) -> str:
+    """Return the message of an error without the name of the model."""
     return str(error).removeprefix(f"{subject.target}: ")
 
 
@@ -89,109 +94,127 @@ def reason_of(subject: Subject, error: ModelError) -> str:
 
 
 @dataclass(frozen=True)
-class _Used(Built):
-    """An instance that a first forward has filled, as what can be read; its own code runs as the subject's."""
+class _CalledModel(BuiltModel):
+    """A called instance as a `BuiltModel`; its code runs as that of the model under test."""
 
-    subject: Subject = field(kw_only=True)
+    subject: ModelUnderTest = field(kw_only=True)
 
-    def again(self, *, values: bool | None = None, seed: int = 0) -> nn.Module:
-        return self.subject.used(values=bool(values), seed=seed)
+    def build_again(self, *, values: bool | None = None, seed: int = 0) -> nn.Module:
+        return self.subject.build_used(values=bool(values), seed=seed)
 
     def user_code(self, doing: str) -> AbstractContextManager[None]:  # type: ignore[override]
         return self.subject.user_code(doing)
 
 
-def stand_in(subject: Subject) -> ModelState:
-    """The rows and oddities of a used instance, with `moves` as memory given anew by `_apply` shows it.
+def measure_stand_in_move(subject: ModelUnderTest) -> ModelState:
+    """Measure the stand-in move of a called instance and return its state, with `moves` of each row.
 
-    That keeps Parameter objects as a move to CUDA does, so ties and further names come out as they do there. Oddities
-    untied-by-move, stale-view and recomputed are of the move; not-measured says that it could not be tried.
+    The stand-in gives fresh memory by `_apply` and keeps Parameter objects, so ties and aliases come out as on CUDA.
+    Oddities untied-by-move, stale-view and recomputed are of the move; not-measured means that it could not be tried.
     """
-    if not subject.appeared:
+    if not subject.created_by_forward:
         return subject.state
     devices = {row.device for row in subject.state.tensors}
-    spec = Spec(subject.target, "", False, subject.target)
-    on = "meta" if devices == {"meta"} else "cpu"
-    used = _Used(spec, subject.used(), Origins({}), on, False, lambda _, seed: subject.used(seed=seed), subject=subject)
-    return live.read(used, subject.target)
+    spec = ModelSpec(subject.target, "", False, subject.target)
+    init_device = "meta" if devices == {"meta"} else "cpu"
+    called_model = _CalledModel(
+        spec,
+        subject.build_used(),
+        Origins({}),
+        init_device,
+        False,
+        lambda _, seed: subject.build_used(seed=seed),
+        subject=subject,
+    )
+    return live.read(called_model, subject.target)
 
 
-def recomputed(state: ModelState) -> frozenset[str]:
-    """Names that torch itself sets anew before each forward: old weight_norm, spectral_norm, pruning."""
+def find_recomputed(state: ModelState) -> frozenset[str]:
+    """Return the names that torch recomputes before each forward: old weight_norm, spectral_norm, pruning."""
     return frozenset(oddity.fqn for oddity in state.oddities if oddity.kind is OddityKind.RECOMPUTED and oddity.fqn)
 
 
-RECOMPUTED = "torch recomputes it from what is registered before each forward"
+RECOMPUTED_REASON = "torch recomputes it from what is registered before each forward"
 
 
 _LRU_CACHE = type(functools.lru_cache(len))
-MEMO = "remembered by a function (functools.lru_cache), and not the model's: forward tells whether it does harm"
+MEMO_REASON = "remembered by a function (functools.lru_cache), and not the model's: forward tells whether it does harm"
 
 
-def is_moved_by_its_class(module: nn.Module, fqn: str) -> bool:
-    """Whether one of the modules that `fqn` leads through has an `_apply` that is not torch's."""
-    return any(not measure.is_of_torch(type(one)._apply) for one in _on_the_way(module, fqn))
+def has_own_apply(module: nn.Module, fqn: str) -> bool:
+    """Whether a module on the path of `fqn` overrides `_apply`."""
+    return any(not measure.is_torch_code(type(parent)._apply) for parent in _iter_parents(module, fqn))
 
 
-def in_own_method(subject: Subject, module: nn.Module, fqn: str, names: Iterable[str], mend: str) -> str | None:
+def suggest_in_own_method(
+    subject: ModelUnderTest, module: nn.Module, fqn: str, names: Iterable[str], mend: str
+) -> str | None:
     """`net.py:12: let Net._apply call super()`: `mend` for the first of these methods that is not torch's.
 
     The methods are those of the modules on the way to `fqn`.
     """
-    kinds = (type(one) for one in _on_the_way(module, fqn))
-    methods = ((kind, name, getattr(kind, name, None)) for kind in kinds for name in names)
-    own = next(((kind, name, one) for kind, name, one in methods if one and not measure.is_of_torch(one)), None)
-    return own and at_method(subject, own[2], mend.format(f"{own[0].__name__}.{own[1]}"))
+    classes = (type(method) for method in _iter_parents(module, fqn))
+    methods = ((kind, name, getattr(kind, name, None)) for kind in classes for name in names)
+    own_method = next(
+        ((kind, name, method) for kind, name, method in methods if method and not measure.is_torch_code(method)), None
+    )
+    return own_method and place_at_method(
+        subject, own_method[2], mend.format(f"{own_method[0].__name__}.{own_method[1]}")
+    )
 
 
-def at_method(subject: Subject, method: Callable[..., Any], mend: str) -> str:
+def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], mend: str) -> str:
     """`net.py:12: ` and what to do there, in a method; without a line where it is no Python."""
     code = getattr(inspect.unwrap(method), "__code__", None)
-    return f"{tensor_sources.shown(code.co_filename, subject.target)}:{code.co_firstlineno}: {mend}" if code else mend
+    return (
+        f"{tensor_sources.format_file(code.co_filename, subject.target)}:{code.co_firstlineno}: {mend}"
+        if code
+        else mend
+    )
 
 
-def _on_the_way(module: nn.Module, fqn: str) -> Iterator[nn.Module]:
-    """The registered modules from `module` to the tensor called `fqn`."""
+def _iter_parents(module: nn.Module, fqn: str) -> Iterator[nn.Module]:
+    """Yield the registered modules from `module` to the tensor `fqn`."""
     yield module
     current: nn.Module | None = module
-    for part in _PART.findall(fqn)[:-1]:
+    for part in _NAME_PART.findall(fqn)[:-1]:
         current = current._modules.get(part) if current is not None else None
         if current is None:
             return
         yield current
 
 
-#: What stands between the dots and brackets of a name.
-_PART = re.compile(r"[^.\[\]]+")
+#: A part of a name between dots and brackets.
+_NAME_PART = re.compile(r"[^.\[\]]+")
 
 
-def memos(subject: Subject) -> frozenset[str]:
-    """The arguments and results that functools.lru_cache keeps for a function of the class, by name."""
+def find_memos(subject: ModelUnderTest) -> frozenset[str]:
+    """Return the names of arguments and results that functools.lru_cache keeps for a function of the class."""
     if not any("__closure__" in row.fqn or "[#" in row.fqn for row in subject.state.tensors):
         return frozenset()  # nearly all, without an instance to walk
-    held = walk(subject.used()).held
-    return frozenset(one.fqn for one in held if any(type(step.held) is _LRU_CACHE for step in one.steps))
+    unregistered = walk(subject.build_used()).unregistered
+    return frozenset(entry.fqn for entry in unregistered if any(type(step.value) is _LRU_CACHE for step in entry.steps))
 
 
 # --- verdicts -------------------------------------------------------------------------------------------------------
 
 
-def skipped(reason: str, **measured: str | None) -> Cell:
-    """A cell of what does not apply."""
+def skip_cell(reason: str, **measured: str | None) -> Cell:
+    """Build a skipped cell, for a tensor to which the proof does not apply."""
     return Cell(Verdict.SKIPPED, reason=reason, **measured)
 
 
-def unclear(reason: str, **measured: str | None) -> Cell:
-    """A cell of what could not be told."""
+def build_inconclusive_cell(reason: str, **measured: str | None) -> Cell:
+    """Build an inconclusive cell."""
     return Cell(Verdict.INCONCLUSIVE, reason=reason, **measured)
 
 
 #: `net.py:12: ` in front of what to do there.
-PLACED = re.compile(r"\S.*?:\d+: ")
+PLACE_PREFIX = re.compile(r"\S.*?:\d+: ")
 
 
-def finding(
-    subject: Subject,
+def build_finding(
+    subject: ModelUnderTest,
     rule: Rule,
     message: str,
     fqn: str | None,
@@ -199,23 +222,23 @@ def finding(
     help: str | None = None,
     severity: Severity | None = None,
 ) -> Finding:
-    """A finding on one tensor. Its help is `help`, else the row's fix, with the line if it is the user's own.
+    """Build a finding about one tensor. Its help is `help`, else the row's fix, with the line of user code.
 
     A `help` that begins with a line of its own is not to be followed where the tensor was assigned.
     """
-    row = subject.rows().get(fqn or "")
-    if help and PLACED.match(help):
+    row = subject.rows_by_fqn().get(fqn or "")
+    if help and PLACE_PREFIX.match(help):
         row = None
     line = f"{row.origin.file}:{row.origin.line}" if row and row.origin and not _is_installed(row.origin) else None
     if help is None and row and row.fix:
-        shown = [f"{line}: {row.fix}" if line else row.fix]
+        help_parts = [f"{line}: {row.fix}" if line else row.fix]
     else:
-        shown = [said for said in (help, f"assigned at {line}" if line else None) if said]
-    return rule.finding(message, target=subject.target, fqn=fqn, help="; ".join(shown) or None, severity=severity)
+        help_parts = [part for part in (help, f"assigned at {line}" if line else None) if part]
+    return rule.finding(message, target=subject.target, fqn=fqn, help="; ".join(help_parts) or None, severity=severity)
 
 
 def _is_installed(origin: Origin) -> bool:
-    """Whether the line is of a library, where a user mends nothing: its file is named as it is below sys.path."""
+    """Whether the line is in an installed library, which a user does not fix."""
     if os.path.isfile(origin.file):
         return False
     library = os.path.dirname(os.__file__)
@@ -223,29 +246,29 @@ def _is_installed(origin: Origin) -> bool:
     return any(os.path.isfile(os.path.join(root, origin.file)) for root in roots)
 
 
-def check(
+def build_check(
     name: Name, how: str, columns: Mapping[str, Mapping[str, Cell]], findings: Iterable[Finding], reasons: Iterable[str]
 ) -> Check:
-    """The proof's answer. A reason makes it inconclusive, if nothing was proved false."""
-    found, why = tuple(findings), "; ".join(dict.fromkeys(reasons)) or None
+    """Build the check of a proof. A reason makes the check inconclusive, unless a tensor failed."""
+    all_findings, why = tuple(findings), "; ".join(dict.fromkeys(reasons)) or None
     verdicts = {cell.verdict for cells in columns.values() for cell in cells.values()}
-    verdicts |= {Verdict.FAILED} if found else set()
+    verdicts |= {Verdict.FAILED} if all_findings else set()
     verdicts |= {Verdict.INCONCLUSIVE} if why else set()
-    verdict = next((one for one in _ORDER if one in verdicts), Verdict.SKIPPED)
-    shown = tuple(Column(column, dict(cells)) for column, cells in columns.items())
-    return Check(name, verdict, how, why or _common(verdict, columns.values()), shown, found)
+    verdict = next((candidate for candidate in _WORST_FIRST if candidate in verdicts), Verdict.SKIPPED)
+    all_columns = tuple(Column(column, dict(cells)) for column, cells in columns.items())
+    return Check(name, verdict, how, why or _summarize_cells(verdict, columns.values()), all_columns, all_findings)
 
 
-def _common(verdict: Verdict, columns: Iterable[Mapping[str, Cell]]) -> str | None:
-    """Why a proof is not simply passed, where its cells say so: the reason of the first that has the verdict."""
+def _summarize_cells(verdict: Verdict, columns: Iterable[Mapping[str, Cell]]) -> str | None:
+    """Return the reason of the first cell with the verdict, and the number of others; None if passed or failed."""
     if verdict in (Verdict.PASSED, Verdict.FAILED):
         return None
-    said = [f"{fqn}: {cell.reason}" for cells in columns for fqn, cell in cells.items() if cell.verdict is verdict]
-    return f"{said[0]}, and {len(said) - 1} more" if len(said) > 1 else next(iter(said), None)
+    reasons = [f"{fqn}: {cell.reason}" for cells in columns for fqn, cell in cells.items() if cell.verdict is verdict]
+    return f"{reasons[0]}, and {len(reasons) - 1} more" if len(reasons) > 1 else next(iter(reasons), None)
 
 
-def nothing(subject: Subject, name: Name) -> Check | None:
-    """The answer for a model without a tensor in sight; None for all others."""
+def check_empty_model(subject: ModelUnderTest, name: Name) -> Check | None:
+    """Return a skipped check for a model without tensors, None for other models."""
     if subject.state.tensors:
         return None
     packed = any(oddity.kind is OddityKind.PACKED_PARAMS for oddity in subject.state.oddities)
@@ -253,25 +276,25 @@ def nothing(subject: Subject, name: Name) -> Check | None:
     return Check(name, Verdict.SKIPPED, reason=f"the model holds no tensor{why}")
 
 
-def out_of_reach(subject: Subject) -> list[str]:
-    """What keeps a proof of every tensor from being one: tensors in the compiled code of a ScriptModule."""
+def list_unreachable_tensors(subject: ModelUnderTest) -> list[str]:
+    """Return messages about tensors in compiled code of a ScriptModule, which no proof reaches."""
     return [oddity.message for oddity in subject.state.oddities if oddity.kind is OddityKind.SCRIPT_MODULE]
 
 
-def lazy(tensor: torch.Tensor) -> bool:
-    """Whether there is nothing yet to compare; see `statecli.live.tensors.is_lazy`."""
+def is_lazy_tensor(tensor: torch.Tensor) -> bool:
+    """Whether the tensor has no values yet; see `statecli.live.tensors.is_lazy`."""
     return is_lazy(tensor)
 
 
-def groups(found: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
-    """The names that lie in one storage, of each storage with several. Empty tensors lie in none."""
+def iter_shared_groups(tensors_by_name: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
+    """Yield the names that share a storage, for each storage with several. Empty tensors share none."""
     by_storage: dict[int | str, list[str]] = {}
-    for name, tensor in found.items():
+    for name, tensor in tensors_by_name.items():
         if is_lazy(tensor) or tensor.numel():
             by_storage.setdefault(storage(tensor)[0], []).append(name)
     return (names for names in by_storage.values() if len(names) > 1)
 
 
-def dimensionless(row: TensorInfo) -> bool:
-    """Whether operators take it beside tensors of another device (0-dim), or it is an empty placeholder."""
+def is_dimensionless(row: TensorInfo) -> bool:
+    """Whether operators accept the tensor from another device (0-dim), or the tensor is an empty placeholder."""
     return row.shape == () or row.elements == 0

@@ -15,7 +15,7 @@ from statecli.commands.verify import copy_model, inputs, model_under_test, tenso
 from statecli.commands.verify.inputs import Inputs
 from statecli.core.errors import UsageError
 from statecli.live import measure, torch_settings
-from statecli.live.spec import Spec
+from statecli.live.spec import ModelSpec
 from statecli.live.tensors import is_freed
 from statecli.live.walk import walk
 
@@ -23,85 +23,93 @@ if TYPE_CHECKING:
     from torch import nn
 
     from statecli.commands.verify.inputs import Call
-    from statecli.live.build import Built
+    from statecli.live.built_model import BuiltModel
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
 
-def inputs_of(given: Any, built: Built) -> tuple[Inputs | None, str]:
-    """What forward is called with, or None and why.
+def find_live_inputs(python_inputs: Any, built: BuiltModel) -> tuple[Inputs | None, str]:
+    """Return the inputs of forward, or None and why there are none.
 
-    `given` is a tensor, a tuple or list (positional), a dict (by keyword), (args, kwargs), a function that gives one of
-    these, or texts such as "int64:2x16<30522", one, several or by keyword; None for what the model carries
-    (`dummy_inputs`). What is not given as tensors is put where the model is. Raises UsageError for a text that is no
-    input, or that stands beside what is none, ModelError for what a function raises, or gives that has no tensor in it.
+    `python_inputs` is a tensor, a tuple or list (positional), a dict (by keyword), (args, kwargs), a function that
+    returns one of these, or texts such as "int64:2x16<30522", alone, in a sequence or by keyword; None for the model's
+    own example inputs (`dummy_inputs`). Inputs that are not given as tensors are put on the model's device.
+
+    Raises UsageError for a text that is no input, or that is mixed with other values, ModelError if a function raises
+    or returns no tensor.
     """
-    texts = _texts(given)
-    if given is None or texts:
-        found, why_not = inputs.find(texts, None, built)
-        return (found and _beside(built.module, found)), why_not
-    args, kwargs = inputs._split(given)
-    odd = next(filter(inputs.is_one, (*args, *kwargs.values())), None)
-    if odd is not None:
-        how = "'2x3', ('2x3', '4x3') or {'x': '2x3'}"
-        raise UsageError(f"inputs: {odd!r} becomes a tensor only where all are such texts: {how}; give a tensor")
-    guard = replace(built, spec=Spec("inputs", "", False, "inputs"))
+    texts = _get_texts(python_inputs)
+    if python_inputs is None or texts:
+        inputs_found, why_not = inputs.find_inputs(texts, None, built)
+        return (inputs_found and _move_beside_model(built.module, inputs_found)), why_not
+    args, kwargs = inputs._split_arguments(python_inputs)
+    input_text = next(filter(inputs.is_input_text, (*args, *kwargs.values())), None)
+    if input_text is not None:
+        examples = "'2x3', ('2x3', '4x3') or {'x': '2x3'}"
+        raise UsageError(
+            f"inputs: {input_text!r} becomes a tensor only where all are such texts: {examples}; give a tensor"
+        )
+    model = replace(built, spec=ModelSpec("inputs", "", False, "inputs"))
 
     def make(seed: int = 0) -> Call:
-        if not callable(given) or isinstance(given, torch.Tensor):
-            return inputs._as_call("inputs", given, "it is")
-        with guard.user_code("calling it"), inputs.seeded(seed):
-            return inputs._as_call("inputs", given())
+        if not callable(python_inputs) or isinstance(python_inputs, torch.Tensor):
+            return inputs._convert_to_call("inputs", python_inputs, "it is")
+        with model.user_code("calling it"), inputs.use_seed(seed):
+            return inputs._convert_to_call("inputs", python_inputs())
 
-    return Inputs(inputs.described(make()), make), ""
-
-
-def _texts(given: Any) -> tuple[str, ...]:
-    if isinstance(given, str):
-        return (given,)
-    if isinstance(given, dict) and all(isinstance(one, str) for one in given.values()):
-        return tuple(f"{name}={text}" for name, text in given.items())
-    many = isinstance(given, (tuple, list)) and given and all(isinstance(one, str) for one in given)
-    return tuple(given) if many else ()
+    return Inputs(inputs.describe_call(make()), make), ""
 
 
-def _beside(model: nn.Module, found: Inputs) -> Inputs:
+def _get_texts(python_inputs: Any) -> tuple[str, ...]:
+    if isinstance(python_inputs, str):
+        return (python_inputs,)
+    if isinstance(python_inputs, dict) and all(isinstance(text_, str) for text_ in python_inputs.values()):
+        return tuple(f"{name}={text}" for name, text in python_inputs.items())
+    is_sequence = (
+        isinstance(python_inputs, (tuple, list))
+        and python_inputs
+        and all(isinstance(text_, str) for text_ in python_inputs)
+    )
+    return tuple(python_inputs) if is_sequence else ()
+
+
+def _move_beside_model(model: nn.Module, inputs_found: Inputs) -> Inputs:
     """The same inputs on the device of the model, where that is one device with values."""
-    devices = {tensor.device for _, tensor in measure.names(walk(model))}
+    devices = {tensor.device for _, tensor in measure.iter_tensors(walk(model))}
     device = devices.pop() if len(devices) == 1 else torch.device("cpu")
     if device.type in ("cpu", "meta"):
-        return found
+        return inputs_found
 
     def make(seed: int = 0) -> Call:
-        moved: Call = inputs.mapped(found.make(seed=seed), lambda tensor: tensor.to(device))
-        return moved
+        call: Call = inputs.map_tensors(inputs_found.make(seed=seed), lambda tensor: tensor.to(device))
+        return call
 
-    return Inputs(found.text, make, found.given)
+    return Inputs(inputs_found.text, make, inputs_found.chosen_by_user)
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 
-def copied(module: nn.Module) -> Built:
+def build_copy(module: nn.Module) -> BuiltModel:
     """A live model as what was built: listed as it is, and moved as a copy; `again` copies again.
 
     The copy has no values but small ones. Raises ModelError where the model cannot be copied.
     """
-    known, found = model_under_test.built_of(module), copy_model.found_in(module)
+    wrapped, contents = model_under_test.wrap_live_model(module), copy_model.list_contents(module)
 
     def make(values: bool, _: int) -> nn.Module:
-        with known.user_code("copying it"):
-            return copy_model.of_live(module, values=values, found=found)
+        with wrapped.user_code("copying it"):
+            return copy_model.copy_live_model(module, values=values, contents=contents)
 
-    return replace(known, module=make(False, 0), original=module, values=False, _make=make)
+    return replace(wrapped, module=make(False, 0), original=module, values=False, make_instance=make)
 
 
 # --- as it was --------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def untouched(module: nn.Module | None = None, *, cuda: bool = False) -> Iterator[None]:
+def keep_unchanged(module: nn.Module | None = None, *, cuda: bool = False) -> Iterator[None]:
     """Afterwards the process and a live model are as they were, whatever the model's own code did.
 
     Of the process: the random generators (torch's on the CPU and, where CUDA is in use or `cuda` says that it will be,
@@ -111,21 +119,21 @@ def untouched(module: nn.Module | None = None, *, cuda: bool = False) -> Iterato
     code may know the original, by a global name for instance.
     """
     with ExitStack() as stack:
-        stack.enter_context(torch_settings.kept())
-        stack.enter_context(_generators(cuda))
+        stack.enter_context(torch_settings.keep_settings())
+        stack.enter_context(_keep_generators(cuda))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         if module is not None:
-            stack.enter_context(_kept(module))
+            stack.enter_context(_keep_model(module))
         yield
 
 
 @contextmanager
-def _generators(cuda: bool) -> Iterator[None]:
+def _keep_generators(cuda: bool) -> Iterator[None]:
     if cuda and torch.cuda.is_available():
         torch.cuda.init()  # type: ignore[no-untyped-call]
     numpy: Any = sys.modules.get("numpy")
-    on_cpu, on_cuda = torch.get_rng_state(), _of_cuda()
+    on_cpu, on_cuda = torch.get_rng_state(), _read_cuda_states()
     of_python, of_numpy = random.getstate(), numpy.random.get_state() if numpy else None
     try:
         yield
@@ -138,19 +146,27 @@ def _generators(cuda: bool) -> Iterator[None]:
             numpy.random.set_state(of_numpy)
 
 
-def _of_cuda() -> list[torch.Tensor]:
-    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return torch.cuda.get_rng_state_all() if used else []
+def _read_cuda_states() -> list[torch.Tensor]:
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.get_rng_state_all() if is_used else []
 
 
 @contextmanager
-def _kept(module: nn.Module) -> Iterator[None]:
+def _keep_model(module: nn.Module) -> Iterator[None]:
     with torch._C.DisableTorchFunctionSubclass():
-        found = walk(module)
-        tensors = [tensor for _, tensor in measure.names(found)]
+        result = walk(module)
+        tensors = [tensor for _, tensor in measure.iter_tensors(result)]
         # Not module.modules(), which recurses.
-        modules = list({id(one): one for one in (*(one for _, one in found.modules), *found.beyond)}.values())
-        restores = [_modes(modules), _registries(modules), _memory(tensors), _values(tensors), _gradients(tensors)]
+        modules = list(
+            {id(part): part for part in (*(part for _, part in result.modules), *result.modules_beyond_limit)}.values()
+        )
+        restores = [
+            _save_modes(modules),
+            _save_registries(modules),
+            _save_memory(tensors),
+            _save_values(tensors),
+            _save_gradients(tensors),
+        ]
     try:
         yield
     finally:
@@ -159,22 +175,24 @@ def _kept(module: nn.Module) -> Iterator[None]:
                 restore()
 
 
-def _modes(modules: Iterable[nn.Module]) -> Callable[[], None]:
-    modes = [(one, one.training) for one in modules if hasattr(one, "training")]
+def _save_modes(modules: Iterable[nn.Module]) -> Callable[[], None]:
+    modes = [(part, part.training) for part in modules if hasattr(part, "training")]
 
     def restore() -> None:
-        for one, training in modes:
-            one.training = training
+        for part, training in modes:
+            part.training = training
 
     return restore
 
 
-def _registries(modules: Iterable[nn.Module]) -> Callable[[], None]:
-    registries: list[Any] = [one for part in modules for one in (part._parameters, part._buffers)]
-    held = [(one, dict(one)) for one in registries if isinstance(one, dict)]  # a ScriptModule's lies in C++
+def _save_registries(modules: Iterable[nn.Module]) -> Callable[[], None]:
+    registries: list[Any] = [registry for part in modules for registry in (part._parameters, part._buffers)]
+    entries_by_registry = [
+        (registry, dict(registry)) for registry in registries if isinstance(registry, dict)
+    ]  # a ScriptModule's lies in C++
 
     def restore() -> None:
-        for registry, entries in held:
+        for registry, entries in entries_by_registry:
             if list(map(id, registry.values())) != list(map(id, entries.values())):
                 registry.clear()
                 registry.update(entries)
@@ -182,49 +200,49 @@ def _registries(modules: Iterable[nn.Module]) -> Callable[[], None]:
     return restore
 
 
-def _memory(tensors: list[torch.Tensor]) -> Callable[[], None]:
-    memory = [(one, one.data) for one in tensors if type(one) is torch.nn.Parameter]
+def _save_memory(tensors: list[torch.Tensor]) -> Callable[[], None]:
+    memory = [(tensor, tensor.data) for tensor in tensors if type(tensor) is torch.nn.Parameter]
 
     def restore() -> None:
-        for one, data in memory:
-            if (one.device, one.dtype) != (data.device, data.dtype):
-                one.data = data
+        for tensor, data in memory:
+            if (tensor.device, tensor.dtype) != (data.device, data.dtype):
+                tensor.data = data
 
     return restore
 
 
-def _values(tensors: list[torch.Tensor]) -> Callable[[], None]:
-    values = [(one, one.detach().clone()) for one in tensors if _is_small(one)]
+def _save_values(tensors: list[torch.Tensor]) -> Callable[[], None]:
+    values = [(tensor, tensor.detach().clone()) for tensor in tensors if _is_small(tensor)]
 
     def restore() -> None:
-        for one, value in values:
-            if tensor_bits.same(one, value) is False:  # its count of writes misses those of BatchNorm's kernels
-                one.copy_(value)
+        for tensor, value in values:
+            if tensor_bits.is_same(tensor, value) is False:  # its count of writes misses those of BatchNorm's kernels
+                tensor.copy_(value)
 
     return restore
 
 
-def _gradients(tensors: list[torch.Tensor]) -> Callable[[], None]:
+def _save_gradients(tensors: list[torch.Tensor]) -> Callable[[], None]:
     """Takes the gradients away as well: one that comes all the same is not added to them."""
-    kept = [(one, one.requires_grad, one.grad) for one in tensors if one.is_leaf]
-    for one, _, grad in kept:
+    gradients = [(tensor, tensor.requires_grad, tensor.grad) for tensor in tensors if tensor.is_leaf]
+    for tensor, _, grad in gradients:
         if grad is not None:
-            one.grad = None
+            tensor.grad = None
 
     def restore() -> None:
-        for one, requires_grad, grad in kept:
-            if one.requires_grad is not requires_grad:
-                one.requires_grad_(requires_grad)
-            if one.grad is not grad:
-                one.grad = grad
+        for tensor, requires_grad, grad in gradients:
+            if tensor.requires_grad is not requires_grad:
+                tensor.requires_grad_(requires_grad)
+            if tensor.grad is not grad:
+                tensor.grad = grad
 
     return restore
 
 
 #: Bytes up to which what is no parameter is kept beside the model. More is a table that forward reads.
-_SMALL = 1 << 20
+_SAVED_TENSOR_BYTES = 1 << 20
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
     plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_inference()
-    return plain and not (tensor.is_meta or is_freed(tensor)) and tensor.nbytes <= _SMALL
+    return plain and not (tensor.is_meta or is_freed(tensor)) and tensor.nbytes <= _SAVED_TENSOR_BYTES

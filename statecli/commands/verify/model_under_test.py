@@ -1,4 +1,4 @@
-"""The model under proof: instances of it for each proof to spoil, its tensors by name, what it is called with."""
+"""The model under test: instances that proofs may spoil, its tensors by name, its inputs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from statecli import live
 from statecli.core.errors import ModelError
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ModelState, TensorInfo
-from statecli.live.build import Built
+from statecli.live.built_model import BuiltModel
 from statecli.live.origin import Origins
-from statecli.live.spec import Spec
+from statecli.live.spec import ModelSpec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,147 +22,161 @@ if TYPE_CHECKING:
     from statecli.commands.verify.inputs import Inputs
 
 
-class Fresh(Protocol):
-    """One more instance; see `Subject.fresh`."""
+class BuildInstance(Protocol):
+    """Build one more instance; see `ModelUnderTest`."""
 
     def __call__(self, *, values: bool = False, seed: int = 0) -> nn.Module: ...
 
 
 @dataclass(frozen=True)
-class Subject:
-    """`target` is what the user calls the model; `state` has a row for each of its tensors.
+class ModelUnderTest:
+    """A model, with fresh instances for each proof to spoil.
 
-    `fresh()` gives an instance that the caller may spoil, in the mode in which it was built. Only with `values=True` do
-    its tensors surely hold what the constructor gives them (drawing random numbers is most of the time of building);
-    `seed` is the generator's when the constructor runs. Raises ModelError where there is no second instance to be had.
-    `rebuilds`: the constructor runs for each; otherwise one live instance is copied, `seed` or not.
-
-    `user_code("moving it")` is around each call of the model's own code: what it prints goes to stderr, what it raises
-    becomes a ModelError of one line with the line of its own that failed.
-
-    `inputs` are what forward is called with; where there are none, `no_inputs` says why. `appeared` are the names of
-    tensors that are there only after a first forward, `assigned` those under which it puts another tensor. `cut` are
-    those that were computed from others before the model was copied: a copy's have no graph back to them. `origins` are
-    the lines of the constructor's assignments.
-    `raises` is what the plain call of a second instance raised, in a line; None where it gave something.
-    `renames` says so where two instances register different names, and cannot be compared. `original` is the live model
-    that `fresh` copies: nothing may be written to it.
+    Attributes:
+        target: The user's name of the model.
+        state: A row for each tensor.
+        build_fresh: Builds an instance in the mode of the constructor. Without `values` large random values are not
+            drawn, which is most of the time of building. Raises ModelError if there is no second instance.
+        user_code: Context for each call of the model's own code, whose errors become a ModelError of one line.
+        rebuilds: True if the constructor runs for each instance with the seed, False if a live instance is copied.
+        inputs: Arguments of forward; None if there are none.
+        why_no_inputs: Why there are no inputs.
+        created_by_forward: Names of tensors that exist only after a first forward.
+        reassigned_by_forward: Names under which a first forward puts another tensor.
+        non_leaves: Names computed from other tensors before the model was copied; a copy has no graph to those.
+        origins: Lines of the constructor's assignments.
+        forward_error: The error of a plain call of a second instance in one line; None if forward returned.
+        name_mismatch: Set if two instances register different names, and cannot be compared.
+        original: The live model that `build_fresh` copies; nothing may be written to it.
     """
 
     target: str
     state: ModelState
-    fresh: Fresh
+    build_fresh: BuildInstance
     user_code: Callable[[str], AbstractContextManager[None]]
     rebuilds: bool
     inputs: Inputs | None = None
-    no_inputs: str = "no input given: --input 2x3 or --inputs file.py:make"
-    appeared: frozenset[str] = frozenset()
-    assigned: frozenset[str] = frozenset()
-    cut: tuple[str, ...] = ()
+    why_no_inputs: str = "no input given: --input 2x3 or --inputs file.py:make"
+    created_by_forward: frozenset[str] = frozenset()
+    reassigned_by_forward: frozenset[str] = frozenset()
+    non_leaves: tuple[str, ...] = ()
     origins: Origins = field(default_factory=Origins)
-    raises: str | None = None
-    renames: str | None = None
+    forward_error: str | None = None
+    name_mismatch: str | None = None
     original: nn.Module | None = None
 
-    def rows(self) -> Mapping[str, TensorInfo]:
-        """The tensors by FQN."""
+    def rows_by_fqn(self) -> Mapping[str, TensorInfo]:
+        """Return the rows of all tensors by FQN."""
         return self._rows
 
     @functools.cached_property
     def _rows(self) -> dict[str, TensorInfo]:
         return {tensor.fqn: tensor for tensor in self.state.tensors}
 
-    def used(self, *, values: bool = False, seed: int = 0) -> nn.Module:
-        """`fresh()`, after one forward on the CPU where that makes tensors appear; its mode is kept."""
-        module = self.fresh(values=values, seed=seed)
-        if self.appeared:
+    def build_used(self, *, values: bool = False, seed: int = 0) -> nn.Module:
+        """Build an instance and call it once if forward creates tensors; its mode is kept."""
+        module = self.build_fresh(values=values, seed=seed)
+        if self.created_by_forward:
             self.call(module)
         return module
 
     def call(self, module: nn.Module, seed: int = 0, *, training: bool = False, grad: bool = False) -> Any:
-        """What `module` gives for the inputs, with a graph if `grad`; in eval mode, or as it is. Raises ModelError.
+        """Call `module` with the inputs, in eval mode unless `training`, with a graph if `grad`. Raises ModelError.
 
         The random generators start from `seed`, so that two calls draw the same numbers.
         """
         import torch
 
-        from statecli.commands.verify.inputs import seeded
+        from statecli.commands.verify.inputs import use_seed
 
         assert self.inputs is not None  # noqa: S101 - callers have looked
         args, kwargs = self.inputs.make(seed=seed)
         # A frozen ScriptModule has no mode.
-        modes = [(one, one.training) for one in module.modules() if hasattr(one, "training")]
-        with self.user_code("calling it"), seeded(seed, module), torch.set_grad_enabled(grad):
+        modes = [(part, part.training) for part in module.modules() if hasattr(part, "training")]
+        with self.user_code("calling it"), use_seed(seed, module), torch.set_grad_enabled(grad):
             try:
                 return (module if training else module.eval())(*args, **kwargs)
             finally:
-                for one, training in modes:
-                    one.training = training
+                for part, training in modes:
+                    part.training = training
 
 
-def of_built(built: Built, target: str) -> Subject:
-    """Of a model that a spec names: its constructor is called again for each instance, or the one there is copied."""
+def prepare_built_model(built: BuiltModel, target: str) -> ModelUnderTest:
+    """Prepare a model that a spec names: call its constructor for each instance, or copy the only instance."""
     from statecli.live import measure
 
-    measure.refuse_freed(built.module, target)
+    measure.check_no_freed_storage(built.module, target)
     try:
-        renames = _renames(built.module, built.again())
+        renames = _find_name_mismatch(built.module, built.build_again())
     except ModelError:
-        return _of_copies(built.module, target, built)
+        return _prepare_copies(built.module, target, built)
     state = live.read(built, target)
-    return Subject(target, state, built.again, built.user_code, rebuilds=True, origins=built.origins, renames=renames)
+    return ModelUnderTest(
+        target, state, built.build_again, built.user_code, rebuilds=True, origins=built.origins, name_mismatch=renames
+    )
 
 
-def _renames(one: nn.Module, other: nn.Module) -> str | None:
-    """That two instances register tensors under different names, if so."""
-    names, others = _registered(one), _registered(other)
-    differing = [name for name in (*names, *others) if not (name in names and name in others)]
+def _find_name_mismatch(first: nn.Module, second: nn.Module) -> str | None:
+    """Describe that two instances register different names; None if the names are equal."""
+    names, second_names = _list_registered_names(first), _list_registered_names(second)
+    differing = [name for name in (*names, *second_names) if not (name in names and name in second_names)]
     return f"the constructor gives other names each time: not every instance has {differing[0]}" if differing else None
 
 
-def _registered(module: nn.Module) -> dict[str, None]:
+def _list_registered_names(module: nn.Module) -> dict[str, None]:
     from statecli.live.walk import walk
 
     return dict.fromkeys(entry.fqn for entry in walk(module).registered)
 
 
-def of_module(module: nn.Module) -> Subject:
-    """Of a live model, which is left as it was: all is done to copies.
+def prepare_live_model(module: nn.Module) -> ModelUnderTest:
+    """Prepare a live model, of which only copies are changed.
 
-    Where it cannot be copied, `fresh` raises the reason, a ModelError, and the rows say nothing of what moves.
+    If the model cannot be copied, `build_fresh` raises a ModelError with the reason, and no move is measured.
     """
     from statecli.live import measure
 
     name = type(module).__name__
-    measure.refuse_freed(module, name)
-    return _of_copies(module, name, built_of(module))
+    measure.check_no_freed_storage(module, name)
+    return _prepare_copies(module, name, wrap_live_model(module))
 
 
-def built_of(module: nn.Module) -> Built:
-    """A live model as what was built; it is not ours, and only its copies may be read or moved."""
+def wrap_live_model(module: nn.Module) -> BuiltModel:
+    """Wrap a live model as a `BuiltModel`, of which only copies may be read or moved."""
     name = type(module).__name__
-    return Built(Spec(name, "", False, name), module, Origins({}), "cpu", True, lambda _, __: module)
+    return BuiltModel(ModelSpec(name, "", False, name), module, Origins({}), "cpu", True, lambda _, __: module)
 
 
-def _of_copies(module: nn.Module, target: str, known: Built) -> Subject:
-    def fresh(*, values: bool = False, seed: int = 0) -> nn.Module:  # noqa: ARG001 - there is no constructor to seed
-        with known.user_code("copying it"):
-            return copy_model.of_live(module, values=values, found=found)
+def _prepare_copies(module: nn.Module, target: str, wrapped: BuiltModel) -> ModelUnderTest:
+    def build_fresh(*, values: bool = False, seed: int = 0) -> nn.Module:  # noqa: ARG001 - there is no constructor to seed
+        with wrapped.user_code("copying it"):
+            return copy_model.copy_live_model(module, values=values, contents=contents)
 
     from statecli.commands.verify import copy_model
 
-    found = copy_model.found_in(module)
+    contents = copy_model.list_contents(module)
     try:
         built = replace(
-            known, module=fresh(), original=module, values=True, _make=lambda values, _: fresh(values=values)
+            wrapped,
+            module=build_fresh(),
+            original=module,
+            values=True,
+            make_instance=lambda values, _: build_fresh(values=values),
         )
     except ModelError as error:
-        state = live.listed(known, target, str(error).removeprefix(f"{target}: "))
+        state = live.read_without_move(wrapped, target, str(error).removeprefix(f"{target}: "))
     else:
         state = live.read(built, target)
     # What torch recomputes before each forward finds its parameters again.
-    again = {oddity.fqn for oddity in state.oddities if oddity.kind is OddityKind.RECOMPUTED}
-    cut = tuple(name for name in copy_model.non_leaves(found) if name not in again)
-    return Subject(
-        target, state, fresh, known.user_code, rebuilds=False, cut=cut, origins=known.origins, original=module
+    recomputed = {oddity.fqn for oddity in state.oddities if oddity.kind is OddityKind.RECOMPUTED}
+    cut = tuple(name for name in copy_model.find_non_leaves(contents) if name not in recomputed)
+    return ModelUnderTest(
+        target,
+        state,
+        build_fresh,
+        wrapped.user_code,
+        rebuilds=False,
+        non_leaves=cut,
+        origins=wrapped.origins,
+        original=module,
     )

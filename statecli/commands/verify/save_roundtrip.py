@@ -12,30 +12,30 @@ from typing import Any
 
 import torch
 
-_REFUSED = re.compile(r"GLOBAL ([\w.]+)")
+_REFUSED_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
-def module(thing: Any) -> Any:
+def copy_module(obj: Any) -> Any:
     """A copy of `thing` by pickling, whatever its class. Raises what its own code and pickle do."""
-    return torch.load(_written(thing), weights_only=False)
+    return torch.load(_write(obj), weights_only=False)
 
 
-def state(thing: Any) -> tuple[Any, str | None]:
+def copy_state_dict(obj: Any) -> tuple[Any, str | None]:
     """A copy of a state_dict as `weights_only=True` reads it, and None.
 
     Where that refuses it, a copy by pickling and the name of the class it refuses ("" where it names none).
     """
-    file = _written(thing)
+    file = _write(obj)
     try:
         return torch.load(file, weights_only=True), None
     except pickle.UnpicklingError as error:
-        found = _REFUSED.search(str(error))
+        match = _REFUSED_GLOBAL.search(str(error))
     file.seek(0)
-    return torch.load(file, weights_only=False), found[1].rpartition(".")[2] if found else ""
+    return torch.load(file, weights_only=False), match[1].rpartition(".")[2] if match else ""
 
 
-def _written(thing: Any) -> io.BytesIO:
+def _write(obj: Any) -> io.BytesIO:
     file = io.BytesIO()
-    torch.save(thing, file)
+    torch.save(obj, file)
     file.seek(0)
     return file

@@ -9,59 +9,66 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from statecli.live.tensors import has_memory, is_lazy, parts, storage
+from statecli.live.tensors import has_memory, is_lazy, split_parts, storage
 
 #: Values in a row before they repeat. A prime, so that a row of a matrix hardly ever begins as the last one did.
 PERIOD = 251
-_SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SIGNED_DTYPE_BY_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_COMPLEX = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+_PART_DTYPE_BY_COMPLEX = {
+    torch.complex32: torch.float16,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
 
 
-def same(one: torch.Tensor, other: torch.Tensor) -> bool | None:
+def is_same(first: torch.Tensor, second: torch.Tensor) -> bool | None:
     """Whether two tensors on one device have the same dtype, shape and bits; None where their bits cannot be read.
 
     Lazy, nested and opaque tensors have none to read, and so does whatever lies on meta.
     """
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-        if is_lazy(one) or is_lazy(other):
+        if is_lazy(first) or is_lazy(second):
             return None
-        if one.dtype != other.dtype or one.layout != other.layout or one.shape != other.shape:
+        if first.dtype != second.dtype or first.layout != second.layout or first.shape != second.shape:
             return False
         try:
-            return all(_equal(*pair) for pair in zip(_readable(one), _readable(other), strict=True))
+            return all(
+                _is_equal(*pair)
+                for pair in zip(_get_comparable_parts(first), _get_comparable_parts(second), strict=True)
+            )
         except (RuntimeError, NotImplementedError, TypeError):
             return None
 
 
-def _readable(tensor: torch.Tensor) -> list[torch.Tensor]:
+def _get_comparable_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor.is_meta or tensor.is_nested:
         raise NotImplementedError
     if tensor.is_quantized:
-        return [tensor.int_repr(), *_scales(tensor)]
-    return [one.resolve_conj().resolve_neg() for one in parts(tensor.detach())]
+        return [tensor.int_repr(), *_get_scales(tensor)]
+    return [part.resolve_conj().resolve_neg() for part in split_parts(tensor.detach())]
 
 
-def _scales(tensor: torch.Tensor) -> list[torch.Tensor]:
+def _get_scales(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         return [torch.tensor([tensor.q_scale(), tensor.q_zero_point()])]
     return [tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()]
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    flats = [tensor.contiguous().reshape(-1) for tensor in (one, other)]
-    as_words = all(map(_is_words, flats))
-    return torch.equal(*(flat.view(torch.int64) if as_words else _as_integers(flat) for flat in flats))
+def _is_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+    flats = [tensor.contiguous().reshape(-1) for tensor in (first, second)]
+    as_words = all(map(_can_view_as_words, flats))
+    return torch.equal(*(flat.view(torch.int64) if as_words else _view_as_integers(flat) for flat in flats))
 
 
-def _is_words(flat: torch.Tensor) -> bool:
+def _can_view_as_words(flat: torch.Tensor) -> bool:
     """Whether it can be read eight bytes at a time: bytes and halves are compared three times as fast that way."""
     size = flat.element_size()
     return flat.numel() >= 8 and not (flat.numel() * size % 8 or flat.storage_offset() * size % 8)
 
 
-def _as_integers(flat: torch.Tensor) -> torch.Tensor:
-    return flat.view(_SIGNED.get(flat.element_size(), torch.int64))
+def _view_as_integers(flat: torch.Tensor) -> torch.Tensor:
+    return flat.view(_SIGNED_DTYPE_BY_SIZE.get(flat.element_size(), torch.int64))
 
 
 def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0, ends_alone: bool = False) -> set[int | str]:
@@ -77,20 +84,20 @@ def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0, ends_alone: bool
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         for tensor in tensors:
             key = storage(tensor)[0]
-            flat = None if key in written else flat_of(tensor)
+            flat = None if key in written else get_flat_memory(tensor)
             if flat is not None and flat.numel():
                 written.add(key)
-                for part in _ends(flat) if ends_alone else (flat,):
-                    _overwrite(part, phase + len(written))
+                for section in _get_ends(flat) if ends_alone else (flat,):
+                    _overwrite(section, phase + len(written))
     return written
 
 
-def flat_of(tensor: torch.Tensor) -> torch.Tensor | None:
+def get_flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:
     """All the memory behind `tensor` in one row, writing to which writes to it; None where there is none to write."""
     try:
         if is_lazy(tensor) or tensor.is_meta or tensor.is_nested:
             return None
-        values = parts(tensor)[0]
+        values = split_parts(tensor)[0]
         store = values.untyped_storage()
         if not has_memory(store):
             return None
@@ -101,38 +108,38 @@ def flat_of(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
 
 
-def keeper(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
+def build_restore(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
     """A function that gives all the memory behind `tensors` the values that it has now."""
     by_storage = {storage(tensor)[0]: tensor for tensor in tensors}
-    flats = [flat for flat in map(flat_of, by_storage.values()) if flat is not None]
-    kept = [(flat, flat.clone()) for flat in flats]
+    flats = [flat for flat in map(get_flat_memory, by_storage.values()) if flat is not None]
+    saved_values = [(flat, flat.clone()) for flat in flats]
 
-    def put_back() -> None:
-        for flat, values in kept:
+    def restore() -> None:
+        for flat, values in saved_values:
             flat.copy_(values)
 
-    return put_back
+    return restore
 
 
-def _ends(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _get_ends(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (flat,) if flat.numel() <= 2 * PERIOD else (flat[:PERIOD], flat[-PERIOD:])
 
 
 def _overwrite(flat: torch.Tensor, shift: int) -> None:
-    if flat.dtype in _COMPLEX:
-        flat = flat.view(_COMPLEX[flat.dtype])
+    if flat.dtype in _PART_DTYPE_BY_COMPLEX:
+        flat = flat.view(_PART_DTYPE_BY_COMPLEX[flat.dtype])
     if flat.dtype not in _FLOATS:
-        _as_integers(flat).bitwise_xor_(1)
+        _view_as_integers(flat).bitwise_xor_(1)
         return
-    row = _row(flat.dtype, flat.device, shift)
+    row = _build_row(flat.dtype, flat.device, shift)
     whole = flat.numel() // PERIOD * PERIOD
     flat[:whole].view(-1, PERIOD).copy_(row.expand(whole // PERIOD, PERIOD))
     flat[whole:].copy_(row[: flat.numel() - whole])
 
 
-def _row(dtype: torch.dtype, device: torch.device, shift: int) -> torch.Tensor:
+def _build_row(dtype: torch.dtype, device: torch.device, shift: int) -> torch.Tensor:
     """`PERIOD` different numbers k / 255: in binary the eight bits of k again and again, and the last bit set."""
     row = ((torch.arange(PERIOD, device=device) + shift) % PERIOD + 1).to(dtype) / (PERIOD + 4)
     if dtype is not torch.bfloat16:  # its eight bits are those of k
-        _as_integers(row).bitwise_or_(1)
+        _view_as_integers(row).bitwise_or_(1)
     return row

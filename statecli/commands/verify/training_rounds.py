@@ -24,32 +24,32 @@ from torch import nn
 
 from statecli.commands.verify import inputs as inputs_of
 from statecli.commands.verify import judging, tensor_bits
-from statecli.commands.verify.model_under_test import Subject
+from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.live.tensors import storage
 from statecli.live.walk import walk
 
 #: Rounds of forward, backward and step at most.
-ROUNDS = 3
+DEFAULT_ROUNDS = 3
 #: Rounds at most while each gives something its first gradient.
-GROWING = 8
+MAX_GROWING_ROUNDS = 8
 #: As many more at most where chance may be what keeps a gradient away: a branch that is dropped every other time is
 #: dropped in all rounds once in 4,096.
-MORE = 9
+EXTRA_RANDOM_ROUNDS = 9
 #: The first round's seed, far from those of the inputs: what is dropped must not depend on what is given.
-SEED = 0x5EED
+FIRST_ROUND_SEED = 0x5EED
 #: Each round's step is that much larger than the last. Equal ones of opposite signs would put a gate back to zero; no
 #: sum of these, whatever their signs, is zero.
-FASTER = 1.25
+STEP_GROWTH = 1.25
 #: Values of a parameter that are compared first to see whether it was updated.
-SAMPLE = 4096
+SAMPLED_VALUES = 4096
 #: The learning rate where the optimizer's own is not larger. With gradients scaled to 1 each update shows, and none
 #: throws the model off.
-RATE = 0.01
+MIN_LEARNING_RATE = 0.01
 
 
 @dataclass
-class Seen:
+class LeafRecord:
     """What the rounds showed of one leaf that requires grad.
 
     `trained`: the optimizer has it. `peaks` is the largest |gradient| of each round, None where it got none. `updated`
@@ -62,7 +62,7 @@ class Seen:
     trained: bool
     peaks: list[float | None] = field(default_factory=list)
     updated: bool | None = None
-    lost: float | None = None
+    lost_peak: float | None = None
     idle: int = 0
 
     @property
@@ -76,20 +76,22 @@ class Seen:
         return any(map(_is_usable, self.peaks[-1:])) and not any(map(_is_usable, self.peaks[:-1]))
 
     @property
-    def broken(self) -> int | None:
+    def first_bad_round(self) -> int | None:
         """The first round whose gradient had a NaN or an infinity."""
         bad = (n for n, peak in enumerate(self.peaks, 1) if peak is not None and not peak < float("inf"))
         return next(bad, None)
 
     @property
-    def missing(self) -> bool:
+    def is_missing(self) -> bool:
         """Whether the optimizer waits for a gradient that none of the rounds gave."""
-        return self.trained and self.peak is None and self.broken is None
+        return self.trained and self.peak is None and self.first_bad_round is None
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether another round could tell no more."""
-        return self.broken is not None or (self.peak is not None and (self.updated is True or not self.trained))
+        return self.first_bad_round is not None or (
+            self.peak is not None and (self.updated is True or not self.trained)
+        )
 
 
 def _is_usable(peak: float | None) -> bool:
@@ -97,7 +99,7 @@ def _is_usable(peak: float | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Asked:
+class GradientsInMode:
     """The largest |gradient| in another mode, by FQN, of what had none; or `why_not`, and no peaks."""
 
     peaks: dict[str, float | None]
@@ -115,84 +117,92 @@ class Training:
     there are any.
     """
 
-    subject: Subject
+    subject: ModelUnderTest
     module: nn.Module
     made_by: type[torch.optim.Optimizer]
     optimizer: torch.optim.Optimizer | None = None
-    seen: dict[str, Seen] = field(default_factory=dict)
+    seen: dict[str, LeafRecord] = field(default_factory=dict)
     frozen: set[str] = field(default_factory=set)
     replaced: set[str] = field(default_factory=set)
     changed_by: dict[str, set[str]] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
     rounds: int = 0
-    cut_off: bool = False
+    is_cut_off: bool = False
     finite: bool = True
     draws: bool = False
-    in_eval: Asked | None = None
-    in_running: Asked | None = None
+    in_eval: GradientsInMode | None = None
+    in_running: GradientsInMode | None = None
     _held: frozenset[int] = frozenset()
 
     def is_up_to_chance(self, name: str) -> bool:
         """Whether what has no gradient may have one in another round: eval mode gives it one, or does not say."""
-        if self.in_eval is None or self.cancelled(name):
+        if self.in_eval is None or self.get_cancelled_gradient(name):
             return False
         in_eval = self.in_eval.peaks.get(name)
         return in_eval != 0 if 0 in self.seen[name].peaks else bool(in_eval)
 
-    def cancelled(self, name: str) -> float | None:
+    def get_cancelled_gradient(self, name: str) -> float | None:
         """The gradient of what batch statistics alone make zero, such as a bias in front of a BatchNorm."""
         return self.in_running.peaks.get(name) if self.in_running and 0 in self.seen[name].peaks else None
 
     @property
-    def growing(self) -> bool:
+    def still_growing(self) -> bool:
         """Whether even the last of many rounds gave something its first gradient."""
-        return self.rounds >= GROWING and _grew(self)
+        return self.rounds >= MAX_GROWING_ROUNDS and _has_new_gradients(self)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def map_tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that are rows of the subject and have a shape, by FQN."""
-        rows = self.subject.rows()
-        found = judging.tensors(self.module).items()
-        return {name: tensor for name, tensor in found if name in rows and not judging.lazy(tensor)}
+        rows = self.subject.rows_by_fqn()
+        tensors = judging.map_tensors(self.module).items()
+        return {name: tensor for name, tensor in tensors if name in rows and not judging.is_lazy_tensor(tensor)}
 
 
-def train(subject: Subject, made_by: type[torch.optim.Optimizer]) -> tuple[Training, str | None]:
+def train_fresh_instance(subject: ModelUnderTest, made_by: type[torch.optim.Optimizer]) -> tuple[Training, str | None]:
     """Train a fresh instance; what was seen, and why no more could be, if so.
 
     Raises ModelError where the model's code or the optimizer raises. The CPU's random generators and the grad mode are
     as before afterwards.
     """
-    with _as_it_was(0):
-        run = Training(subject, subject.fresh(values=True), made_by)
+    with _keep_random_state(0):
+        run = Training(subject, subject.build_fresh(values=True), made_by)
         with subject.user_code("setting it to train mode"):
             run.module.train()
-        if any(map(judging.lazy, judging.tensors(run.module).values())):
+        if any(map(judging.is_lazy_tensor, judging.map_tensors(run.module).values())):
             subject.call(run.module)
-        _start(run)
+        _start_training(run)
         why_not = None
-        while why_not is None and run.rounds < (GROWING if _grew(run) else ROUNDS) and not _settled(run):
-            why_not = _round(run)
+        while (
+            why_not is None
+            and run.rounds < (MAX_GROWING_ROUNDS if _has_new_gradients(run) else DEFAULT_ROUNDS)
+            and not _is_settled(run)
+        ):
+            why_not = _run_round(run)
         if why_not is None:
-            _ask(run)
-        while why_not is None and run.rounds < ROUNDS + MORE and any(map(run.is_up_to_chance, _missing(run))):
-            why_not = _round(run)
+            _measure_other_modes(run)
+        while (
+            why_not is None
+            and run.rounds < DEFAULT_ROUNDS + EXTRA_RANDOM_ROUNDS
+            and any(map(run.is_up_to_chance, _list_missing(run)))
+        ):
+            why_not = _run_round(run)
         return run, why_not
 
 
 @contextmanager
-def _as_it_was(seed: int) -> Iterator[None]:
-    with inputs_of.seeded(seed), torch.inference_mode(False), torch.enable_grad():
+def _keep_random_state(seed: int) -> Iterator[None]:
+    with inputs_of.use_seed(seed), torch.inference_mode(False), torch.enable_grad():
         yield
 
 
 @contextmanager
-def round_of(run: Training) -> Iterator[None]:
+def start_round(run: Training) -> Iterator[None]:
     """Around what is done in the next round: its seed, no gradients left from the last."""
-    with _as_it_was(SEED + run.rounds):
-        _clear(run)
+    with _keep_random_state(FIRST_ROUND_SEED + run.rounds):
+        _clear_gradients(run)
         yield
 
 
-def _clear(run: Training) -> None:
+def _clear_gradients(run: Training) -> None:
     for seen in run.seen.values():
         seen.tensor.grad = None
 
@@ -200,150 +210,150 @@ def _clear(run: Training) -> None:
 # --- a round ------------------------------------------------------------------------------------------------
 
 
-def _start(run: Training) -> None:
+def _start_training(run: Training) -> None:
     with run.subject.user_code("listing its parameters"):
-        trained = [one for one in run.module.parameters() if one.requires_grad]
+        trained = [parameter for parameter in run.module.parameters() if parameter.requires_grad]
     run._held = frozenset(map(id, trained))
     _find_leaves(run)
     if trained:
         with run.subject.user_code(f"making {run.made_by.__name__} for it"):
-            run.optimizer = run.made_by(trained, **_options(run.made_by))
+            run.optimizer = run.made_by(trained, **_choose_options(run.made_by))
 
 
-def _options(made_by: type[torch.optim.Optimizer]) -> dict[str, Any]:
+def _choose_options(made_by: type[torch.optim.Optimizer]) -> dict[str, Any]:
     """No weight decay: it updates what has no effect on the loss."""
-    known = inspect.signature(made_by).parameters
-    options: dict[str, Any] = {"weight_decay": 0} if "weight_decay" in known else {}
-    if "lr" in known:
-        own = known["lr"].default
-        options["lr"] = max(RATE, own) if isinstance(own, float) else RATE
+    parameters = inspect.signature(made_by).parameters
+    options: dict[str, Any] = {"weight_decay": 0} if "weight_decay" in parameters else {}
+    if "lr" in parameters:
+        default_rate = parameters["lr"].default
+        options["lr"] = max(MIN_LEARNING_RATE, default_rate) if isinstance(default_rate, float) else MIN_LEARNING_RATE
     return options
 
 
-def _settled(run: Training) -> bool:
+def _is_settled(run: Training) -> bool:
     """Whether another round could tell no more."""
     if not run.rounds:
         return False
-    return not (run.rounds == 1 and _shows_later(run)) and all(seen.settled for seen in run.seen.values())
+    return not (run.rounds == 1 and _needs_second_round(run)) and all(seen.is_settled for seen in run.seen.values())
 
 
-def _grew(run: Training) -> bool:
+def _has_new_gradients(run: Training) -> bool:
     return any(seen.is_new for seen in run.seen.values())
 
 
-def _shows_later(run: Training) -> bool:
+def _needs_second_round(run: Training) -> bool:
     """Whether there is what shows only when it is called again after a step.
 
     It keeps its graph; or it has the shape of a trained tensor, which it may follow (an EMA, a target network): it
     starts equal to that, and so is unchanged.
     """
     shapes = {seen.tensor.shape for seen in run.seen.values() if seen.trained and not seen.tensor.is_nested}
-    found = run.tensors()
-    still = [one for name, one in found.items() if name not in run.changed_by and not one.requires_grad]
-    follows = (_is_floating(one) and not one.is_nested and one.shape in shapes for one in still)
-    return any(not one.is_leaf for one in found.values()) or any(follows)
+    tensors = run.map_tensors()
+    still = [tensor for name, tensor in tensors.items() if name not in run.changed_by and not tensor.requires_grad]
+    follows = (_is_floating(tensor) and not tensor.is_nested and tensor.shape in shapes for tensor in still)
+    return any(not tensor.is_leaf for tensor in tensors.values()) or any(follows)
 
 
-def _round(run: Training) -> str | None:
-    with round_of(run):
-        return _trained(run)
+def _run_round(run: Training) -> str | None:
+    with start_round(run):
+        return _train_round(run)
 
 
-def _trained(run: Training) -> str | None:
-    kept = _copies(run.tensors(), run._held)
-    marks = {name: _Mark(seen.tensor) for name, seen in run.seen.items() if seen.trained}
-    with _calls() as gave:
-        found = floating(forward(run))
+def _train_round(run: Training) -> str | None:
+    copies = _copy_tensors(run.map_tensors(), run._held)
+    marks = {name: _ParameterMark(seen.tensor) for name, seen in run.seen.items() if seen.trained}
+    with _record_calls() as gave:
+        outputs = find_floating_outputs(call_forward(run))
     run.rounds += 1
-    _note_changes(run, kept, "forward")
+    _note_changes(run, copies, "forward")
     _note_writes(run, marks)
     _find_leaves(run)
     _note_idle(run, gave)
     if not run.seen:
-        run.rounds = ROUNDS
+        run.rounds = DEFAULT_ROUNDS
         return None
-    if not found:
+    if not outputs:
         return "forward gives no floating-point tensor, so there is no loss to train with"
-    run.finite = run.finite and all(bool(torch.isfinite(_wide(one)).all()) for one in found)
-    loss = loss_of(found)
-    run.cut_off = not loss.requires_grad
+    run.finite = run.finite and all(bool(torch.isfinite(_widen(output)).all()) for output in outputs)
+    loss = compute_loss(outputs)
+    run.is_cut_off = not loss.requires_grad
     if loss.requires_grad:
-        with run.subject.user_code(f"backward{_again(run.rounds)}"):
+        with run.subject.user_code(f"backward{_format_round(run.rounds)}"):
             loss.backward()  # type: ignore[no-untyped-call]
     _read_gradients(run)
-    _step(run, loss)
-    _note_changes(run, kept, "step")
+    _run_step(run, loss)
+    _note_changes(run, copies, "step")
     return None
 
 
-def _again(number: int) -> str:
+def _format_round(number: int) -> str:
     return f" in round {number}" if number > 1 else ""
 
 
-def forward(run: Training, mode: str = "train mode") -> Any:
+def call_forward(run: Training, mode: str = "train mode") -> Any:
     """What the module gives for the next round's inputs. Raises ModelError."""
     assert run.subject.inputs is not None  # noqa: S101 - prove has looked
     number = run.rounds + 1
     args, kwargs = run.subject.inputs.make(seed=number)
-    before = _generators()
-    with run.subject.user_code(f"calling it in {mode}{_again(number) if mode == 'train mode' else ''}"):
+    before = _read_generators()
+    with run.subject.user_code(f"calling it in {mode}{_format_round(number) if mode == 'train mode' else ''}"):
         output = run.module(*args, **kwargs)
-    run.draws = run.draws or before != _generators()
+    run.draws = run.draws or before != _read_generators()
     return output
 
 
-def _generators() -> tuple[Any, ...]:
+def _read_generators() -> tuple[Any, ...]:
     """The states of the generators that forward may draw from."""
     numpy: Any = sys.modules.get("numpy")
     _, state, *rest = numpy.random.get_state() if numpy else (None, b"")
     return torch.default_generator.get_state().tolist(), random.getstate(), bytes(state), rest
 
 
-def floating(output: Any) -> list[torch.Tensor]:
+def find_floating_outputs(output: Any) -> list[torch.Tensor]:
     """The floating-point and complex tensors in an output.
 
     What is no container (a distribution) is opened only where there is nothing else: nobody trains on a cache of keys.
     """
-    leaves = list(inputs_of.leaves(output))
-    found = [one for one in leaves if _is_floating(one)]
-    if not found:
-        inside = [list(vars(one).values()) for one in leaves if hasattr(one, "__dict__")]
-        found = [one for one in inputs_of.leaves(inside) if _is_floating(one)]
-    return found
+    leaves = list(inputs_of.iter_leaves(output))
+    tensors = [leaf for leaf in leaves if _is_floating(leaf)]
+    if not tensors:
+        inside = [list(vars(leaf).values()) for leaf in leaves if hasattr(leaf, "__dict__")]
+        tensors = [leaf for leaf in inputs_of.iter_leaves(inside) if _is_floating(leaf)]
+    return tensors
 
 
 def _is_floating(value: Any) -> bool:
     return issubclass(type(value), torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def loss_of(found: list[torch.Tensor]) -> torch.Tensor:
+def compute_loss(outputs: list[torch.Tensor]) -> torch.Tensor:
     """The sum of each output times random weights; what is not finite (a mask of -inf) counts for nothing."""
     total = torch.zeros(())
-    for values in map(_wide, found):
+    for values in map(_widen, outputs):
         values = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
         total = total + (values * torch.randn_like(values)).sum().to(total.device)
     return total
 
 
-def _wide(output: torch.Tensor) -> torch.Tensor:
+def _widen(output: torch.Tensor) -> torch.Tensor:
     """All its values, as real numbers of 32 bits or more."""
-    values = _strided(output)
+    values = _get_strided_values(output)
     values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _step(run: Training, loss: torch.Tensor) -> None:
+def _run_step(run: Training, loss: torch.Tensor) -> None:
     if run.optimizer is None:
         return
     trained = {name: seen for name, seen in run.seen.items() if seen.trained and not seen.updated}
     trained = {name: seen for name, seen in trained.items() if seen.peaks[-1] and seen.tensor.grad is not None}
-    before = {name: _Before(seen.tensor, sample=run.rounds == 1) for name, seen in trained.items()}
+    before = {name: _ValuesBefore(seen.tensor, sample=run.rounds == 1) for name, seen in trained.items()}
     with run.subject.user_code(f"the step of {run.made_by.__name__}"):
         # LBFGS asks for the loss again, and is told the same.
         run.optimizer.step(lambda: float(loss.detach()))
     for name, seen in trained.items():
-        seen.updated = before[name].updated()
-        seen.lost = _lost(seen.tensor, run.optimizer) if seen.updated is False else None
+        seen.updated = before[name].was_updated()
+        seen.lost_peak = _find_lost_peak(seen.tensor, run.optimizer) if seen.updated is False else None
 
 
 def is_strided(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
@@ -351,46 +361,46 @@ def is_strided(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     return tensor is not None and tensor.layout is torch.strided and not tensor.is_nested
 
 
-class _Before:
+class _ValuesBefore:
     """A tensor's values before the step: of a large one a sample is enough to show that it was updated."""
 
     def __init__(self, tensor: torch.Tensor, *, sample: bool) -> None:
         self._tensor, self._stride = tensor, 1
         if sample and type(tensor) is nn.Parameter and tensor.is_contiguous() and is_strided(grad := tensor.grad):
-            stride = tensor.numel() // SAMPLE or 1
+            stride = tensor.numel() // SAMPLED_VALUES or 1
             if bool(grad.reshape(-1)[::stride].any()):
                 self._stride = stride
-        self._values = copy(self._now())
+        self._values = copy_values(self._now())
 
     def _now(self) -> torch.Tensor:
         return self._tensor if self._stride == 1 else self._tensor.detach().reshape(-1)[:: self._stride]
 
-    def updated(self) -> bool | None:
+    def was_updated(self) -> bool | None:
         """None where it cannot be told: the next round, which looks at all values, tells."""
-        same = tensor_bits.same(self._values, self._now())
-        return None if same is None or (same and self._stride > 1) else not same
+        is_unchanged = tensor_bits.is_same(self._values, self._now())
+        return None if is_unchanged is None or (is_unchanged and self._stride > 1) else not is_unchanged
 
 
-def _lost(tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> float | None:
+def _find_lost_peak(tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> float | None:
     """The largest |value| where a step of the learning rate is less than its rounding."""
-    peak, rate = _peak(tensor), float(optimizer.defaults.get("lr", RATE))
+    peak, rate = _find_peak(tensor), float(optimizer.defaults.get("lr", MIN_LEARNING_RATE))
     return peak if peak and rate < peak * torch.finfo(tensor.dtype).eps else None
 
 
 # --- other modes --------------------------------------------------------------------------------------------
 
 
-def _missing(run: Training) -> list[str]:
-    return [name for name, seen in run.seen.items() if seen.missing]
+def _list_missing(run: Training) -> list[str]:
+    return [name for name, seen in run.seen.items() if seen.is_missing]
 
 
-def _ask(run: Training) -> None:
+def _measure_other_modes(run: Training) -> None:
     """Ask in other modes what has no gradient in train mode: what batch statistics cancel, and what chance drops."""
-    norms = [one for one in run.module.modules() if _is_batch_norm(one)]
-    if norms and any(0 in run.seen[name].peaks for name in _missing(run)):
-        run.in_running = _asked(run, "train mode, with its batch norms in eval mode", norms)
-    if run.draws and not all(map(run.cancelled, _missing(run))):
-        run.in_eval = _asked(run, "eval mode", None)
+    norms = [submodule for submodule in run.module.modules() if _is_batch_norm(submodule)]
+    if norms and any(0 in run.seen[name].peaks for name in _list_missing(run)):
+        run.in_running = _measure_in_mode(run, "train mode, with its batch norms in eval mode", norms)
+    if run.draws and not all(map(run.get_cancelled_gradient, _list_missing(run))):
+        run.in_eval = _measure_in_mode(run, "eval mode", None)
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
@@ -398,33 +408,33 @@ def _is_batch_norm(module: nn.Module) -> bool:
     return module.training and isinstance(getattr(module, "running_mean", None), torch.Tensor)
 
 
-def _asked(run: Training, mode: str, only: list[nn.Module] | None) -> Asked:
+def _measure_in_mode(run: Training, mode: str, only: list[nn.Module] | None) -> GradientsInMode:
     """The gradients of what has none, with `only` or all modules in eval mode; no step, and the modes as before.
 
     It is the last round once more, inputs and chance and all, so that nothing differs but the mode.
     """
-    modes = [(one, one.training) for one in run.module.modules() if hasattr(one, "training")]
+    modes = [(module_, module_.training) for module_ in run.module.modules() if hasattr(module_, "training")]
     run.rounds -= 1
     try:
-        with round_of(run):
-            return Asked(_peaks_in(run, mode, only))
+        with start_round(run):
+            return GradientsInMode(_measure_peaks(run, mode, only))
     except ModelError as error:
-        return Asked({}, judging.reason_of(run.subject, error))
+        return GradientsInMode({}, judging.get_reason(run.subject, error))
     finally:
         run.rounds += 1
-        for one, training in modes:
-            one.training = training
+        for module_, training in modes:
+            module_.training = training
 
 
-def _peaks_in(run: Training, mode: str, only: list[nn.Module] | None) -> dict[str, float | None]:
+def _measure_peaks(run: Training, mode: str, only: list[nn.Module] | None) -> dict[str, float | None]:
     with run.subject.user_code(f"setting it to {mode}"):
-        for one in [run.module] if only is None else only:
-            one.eval()
-    loss = loss_of(floating(forward(run, mode)))
+        for module_ in [run.module] if only is None else only:
+            module_.eval()
+    loss = compute_loss(find_floating_outputs(call_forward(run, mode)))
     if loss.requires_grad:
         with run.subject.user_code(f"backward in {mode}"):
             loss.backward()  # type: ignore[no-untyped-call]
-    return {name: _scaled(run.seen[name].tensor) for name in _missing(run)}
+    return {name: _scale_gradient(run.seen[name].tensor) for name in _list_missing(run)}
 
 
 # --- what a round showed ------------------------------------------------------------------------------------
@@ -435,23 +445,23 @@ def _find_leaves(run: Training) -> None:
     for entry in walk(run.module).registered:
         if entry.is_parameter and entry.tensor is not None and not entry.tensor.requires_grad:
             run.frozen.add(entry.fqn)
-    for name, tensor in run.tensors().items():
+    for name, tensor in run.map_tensors().items():
         if not tensor.requires_grad or not tensor.is_leaf or not tensor.numel():
             continue
-        known = run.seen.get(name)
-        if known is None or known.tensor is not tensor:
-            run.seen[name] = Seen(tensor, id(tensor) in run._held, known.peaks if known else [])
-            run.replaced |= {name} if known else set()
+        record = run.seen.get(name)
+        if record is None or record.tensor is not tensor:
+            run.seen[name] = LeafRecord(tensor, id(tensor) in run._held, record.peaks if record else [])
+            run.replaced |= {name} if record else set()
 
 
 @contextmanager
-def _calls() -> Iterator[dict[int, bool]]:
+def _record_calls() -> Iterator[dict[int, bool]]:
     """Of each module that is called meanwhile, by its id, whether some call gave more than tensors without elements."""
     gave: dict[int, bool] = {}
 
     def note(module: nn.Module, _: Any, output: Any) -> None:
         if not torch.compiler.is_compiling():
-            gave[id(module)] = gave.get(id(module), False) or not _is_empty(output)
+            gave[id(module)] = gave.get(id(module), False) or not _is_empty_output(output)
 
     handle = nn.modules.module.register_module_forward_hook(note)
     try:
@@ -460,17 +470,21 @@ def _calls() -> Iterator[dict[int, bool]]:
         handle.remove()
 
 
-def _is_empty(output: Any) -> bool:
-    found = [one for one in (output if type(output) in (tuple, list) else (output,)) if isinstance(one, torch.Tensor)]
-    return bool(found) and not any(one.numel() for one in found)
+def _is_empty_output(output: Any) -> bool:
+    tensors = [
+        tensor
+        for tensor in (output if type(output) in (tuple, list) else (output,))
+        if isinstance(tensor, torch.Tensor)
+    ]
+    return bool(tensors) and not any(tensor.numel() for tensor in tensors)
 
 
 def _note_idle(run: Training, gave: dict[int, bool]) -> None:
     """Count the round for each leaf of a module that was called, and each time with nothing to do."""
     if all(gave.values()):
         return
-    named = run.module.named_modules(remove_duplicate=False)
-    idle = tuple(f"{name}." for name, one in named if name and not gave.get(id(one), True))
+    named_modules = run.module.named_modules(remove_duplicate=False)
+    idle = tuple(f"{name}." for name, submodule in named_modules if name and not gave.get(id(submodule), True))
     for name, seen in run.seen.items():
         seen.idle += name.startswith(idle)
 
@@ -482,15 +496,15 @@ def _read_gradients(run: Training) -> None:
         for seen in run.seen.values():
             key = id(seen.tensor)
             if key not in peaks:  # a tied tensor has two names and one gradient
-                peaks[key] = _scaled(seen.tensor, FASTER ** (run.rounds - 1))
+                peaks[key] = _scale_gradient(seen.tensor, STEP_GROWTH ** (run.rounds - 1))
             seen.peaks.append(peaks[key])
 
 
-def _scaled(tensor: torch.Tensor, to: float = 1.0) -> float | None:
+def _scale_gradient(tensor: torch.Tensor, to: float = 1.0) -> float | None:
     """The largest |gradient|, which is `to` since."""
     if tensor.grad is None:
         return None
-    peak = _peak(tensor.grad)
+    peak = _find_peak(tensor.grad)
     if 0 < peak < float("inf"):
         tensor.grad.div_(peak).mul_(to)
     elif peak:
@@ -498,13 +512,13 @@ def _scaled(tensor: torch.Tensor, to: float = 1.0) -> float | None:
     return peak
 
 
-def _peak(tensor: torch.Tensor) -> float:
+def _find_peak(tensor: torch.Tensor) -> float:
     """The largest absolute value; NaN where there is a NaN."""
-    values = _strided(tensor.detach())
+    values = _get_strided_values(tensor.detach())
     return float(torch.linalg.vector_norm(values, float("inf"))) if values.numel() else 0.0
 
 
-def _strided(tensor: torch.Tensor) -> torch.Tensor:
+def _get_strided_values(tensor: torch.Tensor) -> torch.Tensor:
     """All that a nested or sparse tensor holds, in one that is neither."""
     if tensor.is_nested:
         return tensor.values()
@@ -513,15 +527,15 @@ def _strided(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
-def _note_changes(run: Training, kept: dict[str, torch.Tensor], cause: str) -> None:
+def _note_changes(run: Training, copies: dict[str, torch.Tensor], cause: str) -> None:
     """Which of the tensors that were kept have other values now; those are kept from here on."""
-    for name, tensor in run.tensors().items():
-        if name in kept and tensor_bits.same(kept[name], tensor) is False:
+    for name, tensor in run.map_tensors().items():
+        if name in copies and tensor_bits.is_same(copies[name], tensor) is False:
             run.changed_by.setdefault(name, set()).add(cause)
-            kept[name] = copy(tensor)
+            copies[name] = copy_values(tensor)
 
 
-class _Mark:
+class _ParameterMark:
     """What a trained parameter was before forward: where it lies, how often it was written to, some of its values.
 
     What is written by way of `.data` is not counted as written to, and shows in the values alone.
@@ -537,29 +551,29 @@ class _Mark:
         if type(tensor) is not nn.Parameter or not is_strided(tensor):
             return place, None
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            return place, tensor.detach().reshape(-1)[:: tensor.numel() // SAMPLE or 1].clone()
+            return place, tensor.detach().reshape(-1)[:: tensor.numel() // SAMPLED_VALUES or 1].clone()
 
-    def told(self) -> tuple[bool, bool]:
+    def find_changes(self) -> tuple[bool, bool]:
         """Whether it was written to since, and whether its values are others."""
         place, sample = self._now()
-        both = self._sample is not None and sample is not None
-        changed = both and tensor_bits.same(self._sample, sample) is False  # type: ignore[arg-type]
+        has_samples = self._sample is not None and sample is not None
+        changed = has_samples and tensor_bits.is_same(self._sample, sample) is False  # type: ignore[arg-type]
         return changed or place != self._place, changed
 
 
-def _note_writes(run: Training, marks: dict[str, _Mark]) -> None:
+def _note_writes(run: Training, marks: dict[str, _ParameterMark]) -> None:
     for name, mark in marks.items():
-        written, changed = mark.told()
+        written, changed = mark.find_changes()
         run.written |= {name} if written else set()
         if changed:
             run.changed_by.setdefault(name, set()).add("forward")
 
 
-def _copies(of: dict[str, torch.Tensor], without: frozenset[int]) -> dict[str, torch.Tensor]:
-    return {name: copy(tensor) for name, tensor in of.items() if id(tensor) not in without}
+def _copy_tensors(of: dict[str, torch.Tensor], without: frozenset[int]) -> dict[str, torch.Tensor]:
+    return {name: copy_values(tensor) for name, tensor in of.items() if id(tensor) not in without}
 
 
-def copy(tensor: torch.Tensor) -> torch.Tensor:
+def copy_values(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of its values, in no graph."""
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         return tensor.detach().clone()

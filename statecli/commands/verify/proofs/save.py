@@ -24,21 +24,21 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
 from statecli.commands.verify import judging, rules, save_roundtrip, tensor_bits
-from statecli.commands.verify.model_under_test import Subject
+from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding
 from statecli.core.rule import Rule
 from statecli.core.state import Kind, TensorInfo
-from statecli.live.skip_random_init import LARGE
+from statecli.live.skip_random_init import LARGE_PARAMETER_ELEMENTS
 from statecli.live.tensors import storage
 
 HOW = "every element changed, state_dict() through torch.save and safetensors into a fresh instance, strict=True"
 
 
-def prove(subject: Subject) -> Check:
+def prove(subject: ModelUnderTest) -> Check:
     """Save an instance and load it into another."""
-    empty = judging.nothing(subject, Name.SAVE)
+    empty = judging.check_empty_model(subject, Name.SAVE)
     if empty:
         return empty
     if all(row.device == "meta" for row in subject.state.tensors):
@@ -47,14 +47,14 @@ def prove(subject: Subject) -> Check:
 
 
 class _Proof:
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: ModelUnderTest) -> None:
         self._subject = subject
-        self._reasons: list[str] = judging.out_of_reach(subject)
+        self._reasons: list[str] = judging.list_unreachable_tensors(subject)
         self._findings: list[Finding] = []
         self._saved: dict[str, Cell] = {}
         self._restored: dict[str, Cell] = {}
         self._plain: dict[str, Cell] = {}
-        self._recomputed = judging.recomputed(judging.stand_in(subject))
+        self._recomputed = judging.find_recomputed(judging.measure_stand_in_move(subject))
         #: What B should hold by name, and the names of which that proves nothing since B held it before the load.
         self._expected: dict[str, torch.Tensor] = {}
         self._unproved: set[str] = set()
@@ -68,35 +68,35 @@ class _Proof:
         try:
             self._run()
         except ModelError as error:
-            self._reasons.append(judging.reason_of(self._subject, error))
+            self._reasons.append(judging.get_reason(self._subject, error))
         columns = {"saved": self._saved, "restored": self._restored, "safetensors": self._plain}
-        return judging.check(Name.SAVE, HOW, columns, self._findings, self._reasons)
+        return judging.build_check(Name.SAVE, HOW, columns, self._findings, self._reasons)
 
     def _run(self) -> None:
-        source, target = self._subject.used(), self._subject.fresh()
+        source, target = self._subject.build_used(), self._subject.build_fresh()
         self._target = target
-        with _put_back(source, target) as put_back:
-            blank = judging.tensors(target)
-            loaded = self._written(source, blank)
+        with _restore_shared(source, target) as put_back:
+            blank = judging.map_tensors(target)
+            loaded = self._write(source, blank)
             put_back()
-            self._unproved = self._same_already(blank)
+            self._unproved = self._find_unproved(blank)
             strictly = self._load(target, loaded)
-            restored = judging.tensors(target)
-            lost = [row for row in self._subject.state.tensors if not self._came_back(row, restored, loaded)]
+            restored = judging.map_tensors(target)
+            lost = [row for row in self._subject.state.tensors if not self._judge_restored(row, restored, loaded)]
             put_back()  # loading B wrote to what the next instances hold as well
-            self._judge_lost(lost)
+            self._judge_not_saved(lost)
             _Safetensors(self, target, loaded).prove(strictly)
 
-    def _written(self, source: nn.Module, blank: Mapping[str, torch.Tensor]) -> Any:
+    def _write(self, source: nn.Module, blank: Mapping[str, torch.Tensor]) -> Any:
         """Changes A, and gives what `torch.load` makes of its state_dict as it was saved. `blank`: the tensors of B."""
-        found = judging.tensors(source)
-        shared = judging.storages(found.values()) & judging.storages(blank.values())
-        self._overwritten = tensor_bits.perturb(found.values())
-        self._expected = {name: _own(tensor, shared) for name, tensor in found.items()}
+        tensors = judging.map_tensors(source)
+        shared = judging.list_storage_keys(tensors.values()) & judging.list_storage_keys(blank.values())
+        self._overwritten = tensor_bits.perturb(tensors.values())
+        self._expected = {name: _copy_if_shared(tensor, shared) for name, tensor in tensors.items()}
         with self._subject.user_code("state_dict()"):
             state = source.state_dict()
         with self._subject.user_code("torch.save and torch.load of its state_dict"):
-            loaded, refused = save_roundtrip.state(state)
+            loaded, refused = save_roundtrip.copy_state_dict(state)
         # A lazy module before its first forward holds what torch itself refuses: nothing is judged of it.
         if refused is not None and "Uninitialized" not in refused:
             what = f": it holds a {refused}" if refused else ""
@@ -105,23 +105,23 @@ class _Proof:
             self.fail(rules.NOT_PLAIN_DATA, message, None, help)
         return loaded
 
-    def _same_already(self, blank: Mapping[str, torch.Tensor]) -> set[str]:
+    def _find_unproved(self, blank: Mapping[str, torch.Tensor]) -> set[str]:
         """The names under which B holds what it should before anything was loaded. Many changed elements cannot."""
         few = {
             name: tensor
             for name, tensor in self._expected.items()
             if name in blank
-            and not judging.lazy(tensor)
+            and not judging.is_lazy_tensor(tensor)
             and tensor.numel() > 0
-            and (tensor.numel() <= _FEW or storage(tensor)[0] not in self._overwritten)
+            and (tensor.numel() <= _FEW_ELEMENTS or storage(tensor)[0] not in self._overwritten)
         }
-        return {name for name, tensor in few.items() if tensor_bits.same(tensor, blank[name])}
+        return {name for name, tensor in few.items() if tensor_bits.is_same(tensor, blank[name])}
 
     def _load(self, target: nn.Module, loaded: Any) -> bool:
         """Whether a strict load succeeds. torch's own loads what it can before it raises; of others it is not known."""
         self._loaded = loaded
         doing = "load_state_dict(strict=True) of its own state_dict"
-        _, raised = judging.attempt(self._subject, doing, lambda: target.load_state_dict(loaded, strict=True))
+        _, raised = judging.run_user_code(self._subject, doing, lambda: target.load_state_dict(loaded, strict=True))
         if raised is None:
             return True
         by_torch = re.search(r"Error\(s\) in loading state_dict for \w+: (.*)", raised)
@@ -137,131 +137,131 @@ class _Proof:
 
     # --- what came back ------------------------------------------------------------------------------------------
 
-    def _came_back(self, row: TensorInfo, restored: Mapping[str, torch.Tensor], loaded: Any) -> bool:
+    def _judge_restored(self, row: TensorInfo, restored: Mapping[str, torch.Tensor], loaded: Any) -> bool:
         """Fills the cells of a tensor that was saved; False for one that was not."""
         name, expected = row.fqn, self._expected.get(row.fqn)
         if expected is None:
-            self._saved[name] = judging.unclear("it is not there in a second instance of the model")
+            self._saved[name] = judging.build_inconclusive_cell("it is not there in a second instance of the model")
             return True
-        if judging.lazy(expected):
-            self._saved[name] = judging.skipped("uninitialized: it has no values before a first forward")
+        if judging.is_lazy_tensor(expected):
+            self._saved[name] = judging.skip_cell("uninitialized: it has no values before a first forward")
             return True
-        there = restored.get(name)
-        same = False if there is None else tensor_bits.same(expected, there)
+        restored_tensor = restored.get(name)
+        same = False if restored_tensor is None else tensor_bits.is_same(expected, restored_tensor)
         if same and name not in self._unproved:
             self._saved[name] = self._restored[name] = Cell(Verdict.PASSED)
             return True
         entry = loaded.get(name) if isinstance(loaded, Mapping) else None
         if not isinstance(entry, torch.Tensor):
             return False
-        self._differs(row, expected, entry, there)
+        self._judge_different(row, expected, entry, restored_tensor)
         return True
 
-    def _differs(
+    def _judge_different(
         self, row: TensorInfo, expected: torch.Tensor, entry: torch.Tensor, there: torch.Tensor | None
     ) -> None:
         """The cells of what is in the state_dict and was not seen to be restored."""
         name = row.fqn
-        same = False if there is None else tensor_bits.same(expected, there)
+        same = False if there is None else tensor_bits.is_same(expected, there)
         self._saved[name] = Cell(Verdict.PASSED)
         if self._unloadable:
-            self._restored[name] = judging.unclear(self._unloadable)
+            self._restored[name] = judging.build_inconclusive_cell(self._unloadable)
         elif same is not False:
             why = "its values cannot be compared" if same is None else "it could not be given a value of its own"
-            self._restored[name] = judging.unclear(why)
-        elif tensor_bits.same(expected, entry) is False:
+            self._restored[name] = judging.build_inconclusive_cell(why)
+        elif tensor_bits.is_same(expected, entry) is False:
             cast = f"it as {entry.dtype}, which changes its values".replace("torch.", "")
             other = "something else under its name" if entry.dtype == expected.dtype else cast
             message = f"{name}: state_dict() holds {other}"
-            help = self._in_own(name, _SAVERS, _KEEP)
-            self._saved[name] = self._failed(rules.CHANGED_BY_SAVING, row, message, help)
+            help = self._suggest_in_own_method(name, _SAVE_METHODS, _KEEP_HELP)
+            self._saved[name] = self._build_failed_cell(rules.CHANGED_BY_SAVING, row, message, help)
         else:
-            what = "brings back other values" if self._is_decided(name, there) else "does not bring it back"
+            what = "brings back other values" if self._is_set_by_load(name, there) else "does not bring it back"
             message = f"{name}: saved, and load_state_dict() {what}"
-            help = self._in_own(name, _LOADERS, "let {} hand super() what was saved")
-            if name in self._subject.appeared and not help:
+            help = self._suggest_in_own_method(name, _LOAD_METHODS, "let {} hand super() what was saved")
+            if name in self._subject.created_by_forward and not help:
                 help = _IN_CONSTRUCTOR
-            self._restored[name] = self._failed(rules.NOT_RESTORED, row, message, help)
+            self._restored[name] = self._build_failed_cell(rules.NOT_RESTORED, row, message, help)
 
-    def _is_decided(self, name: str, there: torch.Tensor | None) -> bool:
+    def _is_set_by_load(self, name: str, there: torch.Tensor | None) -> bool:
         """Whether B holds what load_state_dict() gave it: another instance, which held something else, has the same."""
         if self._again is None:
             self._again = {}
-            other = self._subject.fresh()
-            ours = judging.storages(judging.tensors(self._target).values())
+            other = self._subject.build_fresh()
+            ours = judging.list_storage_keys(judging.map_tensors(self._target).values())
             tensor_bits.perturb(
-                (one for one in judging.tensors(other).values() if storage(one)[0] not in ours), phase=100
+                (tensor for tensor in judging.map_tensors(other).values() if storage(tensor)[0] not in ours), phase=100
             )
-            loads = judging.attempt(self._subject, "", lambda: other.load_state_dict(self._loaded, strict=True))
-            self._again = judging.tensors(other) if loads[1] is None else {}
-        return there is not None and name in self._again and tensor_bits.same(there, self._again[name]) is True
+            loads = judging.run_user_code(self._subject, "", lambda: other.load_state_dict(self._loaded, strict=True))
+            self._again = judging.map_tensors(other) if loads[1] is None else {}
+        return there is not None and name in self._again and tensor_bits.is_same(there, self._again[name]) is True
 
-    def _in_own(self, fqn: str, methods: tuple[str, ...], mend: str) -> str | None:
-        return judging.in_own_method(self._subject, self._target, fqn, methods, mend)
+    def _suggest_in_own_method(self, fqn: str, methods: tuple[str, ...], mend: str) -> str | None:
+        return judging.suggest_in_own_method(self._subject, self._target, fqn, methods, mend)
 
     # --- what was not saved --------------------------------------------------------------------------------------
 
-    def _judge_lost(self, rows: list[TensorInfo]) -> None:
+    def _judge_not_saved(self, rows: list[TensorInfo]) -> None:
         rebuilt: dict[str, bool | None] | None = None
         for row in rows:
-            cell = self._plainly(row)
+            cell = self._judge_without_rebuilding(row)
             if cell is None:
-                rebuilt = self._rebuilt(rows) if rebuilt is None else rebuilt
-                cell = self._by_rebuilding(row, rebuilt.get(row.fqn))
+                rebuilt = self._compare_rebuilds(rows) if rebuilt is None else rebuilt
+                cell = self._judge_by_rebuilding(row, rebuilt.get(row.fqn))
             self._saved[row.fqn] = cell
 
-    def _rebuilt(self, rows: list[TensorInfo]) -> dict[str, bool | None]:
+    def _compare_rebuilds(self, rows: list[TensorInfo]) -> dict[str, bool | None]:
         """See `_rebuilt`. A floating-point tensor may have been computed from parameters: those are drawn then."""
         dtypes = [getattr(torch, row.dtype, torch.float32) for row in rows]
         values = any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
-        return _rebuilt(self._subject, rows, values=values)
+        return _compare_rebuilds(self._subject, rows, values=values)
 
-    def _plainly(self, row: TensorInfo) -> Cell | None:
+    def _judge_without_rebuilding(self, row: TensorInfo) -> Cell | None:
         """The cell of what can be told without building the model again."""
         if row.fqn in self._recomputed:
-            return judging.skipped(f"not saved; {judging.RECOMPUTED}")
-        if row.fqn in self._subject.appeared:
-            return judging.skipped("not saved; it appears with the first forward, which makes it again")
+            return judging.skip_cell(f"not saved; {judging.RECOMPUTED_REASON}")
+        if row.fqn in self._subject.created_by_forward:
+            return judging.skip_cell("not saved; it appears with the first forward, which makes it again")
         if row.kind is Kind.PARAMETER or row.persistent:
             message = f"{row.fqn}: registered, and state_dict() leaves it out"
-            help = self._in_own(row.fqn, _SAVERS, _KEEP) or _OWN_STATE_DICT
-            return self._failed(rules.LOST_BY_SAVING, row, message, help)
+            help = self._suggest_in_own_method(row.fqn, _SAVE_METHODS, _KEEP_HELP) or _OWN_STATE_DICT
+            return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help)
         if row.requires_grad and row.kind is Kind.UNREGISTERED and "derived from" not in (row.note or ""):
             message = f"{row.fqn}: not saved, though it requires grad: what it learns is lost"
-            return self._failed(rules.LOST_BY_SAVING, row, message)
+            return self._build_failed_cell(rules.LOST_BY_SAVING, row, message)
         if self._subject.rebuilds:
             return None
         if row.persistent is False:
-            return judging.skipped("not saved, as persistent=False says")
+            return judging.skip_cell("not saved, as persistent=False says")
         why = "there is one instance only, so what the constructor makes of it cannot be told"
-        return judging.unclear(f"not saved; {why}")
+        return judging.build_inconclusive_cell(f"not saved; {why}")
 
-    def _by_rebuilding(self, row: TensorInfo, identically: bool | None) -> Cell:
+    def _judge_by_rebuilding(self, row: TensorInfo, identically: bool | None) -> Cell:
         if identically:
-            return judging.skipped("not saved; the constructor rebuilds it identically")
+            return judging.skip_cell("not saved; the constructor rebuilds it identically")
         if identically is None:
-            return judging.unclear("not saved; two instances of it cannot be compared")
+            return judging.build_inconclusive_cell("not saved; two instances of it cannot be compared")
         message = f"{row.fqn}: not saved, and the constructor makes it anew at random: a loaded model has other values"
         help = "register it with persistent=True" if row.persistent is False else None
-        return self._failed(rules.LOST_BY_SAVING, row, message, help)
+        return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help)
 
     # --- failures ------------------------------------------------------------------------------------------------
 
-    def _failed(self, rule: Rule, row: TensorInfo, message: str, help: str | None = None) -> Cell:
+    def _build_failed_cell(self, rule: Rule, row: TensorInfo, message: str, help: str | None = None) -> Cell:
         self.fail(rule, message, row.fqn, help)
         return Cell(Verdict.FAILED, reason=message.removeprefix(f"{row.fqn}: "))
 
     def fail(self, rule: Rule, message: str, fqn: str | None, help: str | None = None) -> None:
         """Add a finding."""
-        self._findings.append(judging.finding(self._subject, rule, message, fqn, help=help))
+        self._findings.append(judging.build_finding(self._subject, rule, message, fqn, help=help))
 
 
 _OWN_STATE_DICT = "let the class's own state_dict, or its hook, keep what torch's puts there"
 _IN_CONSTRUCTOR = "only forward makes it: register it in the constructor, with the shape that it will have"
 #: Methods that decide what is saved and what is loaded, where a class has its own.
-_SAVERS = ("state_dict", "_save_to_state_dict")
-_KEEP = "let {} keep what torch's puts there"
-_LOADERS = ("load_state_dict", "_load_from_state_dict")
+_SAVE_METHODS = ("state_dict", "_save_to_state_dict")
+_KEEP_HELP = "let {} keep what torch's puts there"
+_LOAD_METHODS = ("load_state_dict", "_load_from_state_dict")
 
 
 class _Safetensors:
@@ -271,7 +271,7 @@ class _Safetensors:
         self._proof, self._target = proof, target
         self._entries: dict[str, Any] = dict(loaded) if isinstance(loaded, Mapping) else {}
         self._refused: dict[str, str] = {}
-        self._beside: str | None = None
+        self._why_incomplete: str | None = None
         self._altered: dict[str, torch.Tensor] = {}
 
     def prove(self, strictly: bool) -> None:
@@ -281,35 +281,35 @@ class _Safetensors:
         try:
             from safetensors.torch import load, save
         except ImportError:
-            columns.update((name, judging.skipped("safetensors is not installed")) for name in names)
+            columns.update((name, judging.skip_cell("safetensors is not installed")) for name in names)
             return
         raised = self._load(lambda entries: load(save(entries)), strictly)
         if raised:
             self._proof._reasons.append(raised)
-            columns.update((name, judging.unclear(raised)) for name in names)
+            columns.update((name, judging.build_inconclusive_cell(raised)) for name in names)
             return
-        found = judging.tensors(self._target)
+        tensors = judging.map_tensors(self._target)
         for name in names:
-            columns[name] = self._cell(name, found)
+            columns[name] = self._build_cell(name, tensors)
 
-    def _cell(self, name: str, found: Mapping[str, torch.Tensor]) -> Cell:
+    def _build_cell(self, name: str, tensors: Mapping[str, torch.Tensor]) -> Cell:
         if name in self._refused:
             return Cell(Verdict.FAILED, reason=self._refused[name])
         if not self._altered:
-            return self._same()
-        there = found.get(name)
-        same = False if there is None else tensor_bits.same(self._proof._expected[name], there)
+            return self._build_same_cell()
+        restored_tensor = tensors.get(name)
+        same = False if restored_tensor is None else tensor_bits.is_same(self._proof._expected[name], restored_tensor)
         if same:
-            return self._same()
+            return self._build_same_cell()
         if same is None:
-            return judging.unclear("its values cannot be compared")
+            return judging.build_inconclusive_cell("its values cannot be compared")
         message = "comes back from safetensors with other values"
         self._proof.fail(rules.CHANGED_BY_SAFETENSORS, f"{name}: {message}", name)
         return Cell(Verdict.FAILED, reason=message)
 
-    def _same(self) -> Cell:
+    def _build_same_cell(self) -> Cell:
         """Nothing is proved of a file that safetensors does not write as a whole."""
-        return judging.skipped(self._beside) if self._beside else Cell(Verdict.PASSED)
+        return judging.skip_cell(self._why_incomplete) if self._why_incomplete else Cell(Verdict.PASSED)
 
     def _load(self, through: Callable[[dict[str, torch.Tensor]], Mapping[str, Any]], strictly: bool) -> str | None:
         """Why it could not be tried, or None.
@@ -319,23 +319,25 @@ class _Safetensors:
         self._refuse_others()
         self._refuse_shared(through)
         self._refuse_odd(through)
-        taken = self._left()
+        taken = self._list_accepted()
         subject = self._proof._subject
         doing = "safetensors.torch.save of its state_dict"
-        back, raised = judging.attempt(subject, doing, lambda: _altered(through, taken))
+        back, raised = judging.run_user_code(subject, doing, lambda: _find_altered(through, taken))
         if raised or not back:
             return raised
         self._altered = back
-        found = judging.tensors(self._target)
-        tensor_bits.perturb((found[name] for name in taken if name in found), phase=100)
+        tensors = judging.map_tensors(self._target)
+        tensor_bits.perturb((tensors[name] for name in taken if name in tensors), phase=100)
         whole = {**self._entries, **back}
         doing = "load_state_dict() of what safetensors brought back"
-        _, raised = judging.attempt(subject, doing, lambda: self._target.load_state_dict(whole, strict=True))
+        _, raised = judging.run_user_code(subject, doing, lambda: self._target.load_state_dict(whole, strict=True))
         return raised if strictly else None  # it raises what it raised before
 
-    def _left(self) -> dict[str, torch.Tensor]:
+    def _list_accepted(self) -> dict[str, torch.Tensor]:
         entries = self._entries.items()
-        return {name: value for name, value in entries if name not in self._refused and not judging.lazy(value)}
+        return {
+            name: value for name, value in entries if name not in self._refused and not judging.is_lazy_tensor(value)
+        }
 
     def _refuse(self, rule: Rule, name: str, what: str, help: str) -> None:
         self._refused[name] = what
@@ -348,14 +350,14 @@ class _Safetensors:
                 continue
             what = f"of type {type(value).__name__}, and safetensors takes nothing but tensors"
             if all(isinstance(leaf, _PLAIN_DATA) for leaf in tree_iter(value)):
-                self._refused[name], self._beside = what, f"{name} is {what}"
+                self._refused[name], self._why_incomplete = what, f"{name} is {what}"
             else:
                 self._refuse(rules.NOT_IN_SAFETENSORS, name, what, "save it beside the tensors, or as a tensor")
 
     def _refuse_shared(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:
-        tensors = self._left()
-        for names in judging.groups(tensors):
-            if _takes(through, {name: tensors[name] for name in names}):
+        tensors = self._list_accepted()
+        for names in judging.iter_shared_groups(tensors):
+            if _is_accepted(through, {name: tensors[name] for name in names}):
                 continue
             for name in names[1:]:
                 what = f"shares its memory with {names[0]}, and safetensors' save_file refuses to write both"
@@ -364,9 +366,14 @@ class _Safetensors:
 
     def _refuse_odd(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:
         for name, tensor in self._entries.items():
-            if name in self._refused or judging.lazy(tensor) or not _is_odd(tensor) or _takes(through, {name: tensor}):
+            if (
+                name in self._refused
+                or judging.is_lazy_tensor(tensor)
+                or not _is_unusual(tensor)
+                or _is_accepted(through, {name: tensor})
+            ):
                 continue
-            what = f"{_oddness(tensor)}, which safetensors does not write"
+            what = f"{_describe_unusual(tensor)}, which safetensors does not write"
             if tensor.layout is not torch.strided or tensor.is_contiguous():
                 self._refuse(rules.NOT_IN_SAFETENSORS, name, what, "save it in a form that safetensors has")
                 continue
@@ -381,36 +388,36 @@ _PLAIN_DATA = (type(None), bool, int, float, complex, str, bytes, torch.dtype, t
 _CONTIGUOUS = "give save_file a copy of each: {name: one.contiguous() for name, one in model.state_dict().items()}"
 
 
-def _altered(
+def _find_altered(
     through: Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]], entries: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """What comes back `through` the format and is not surely the same."""
     back: dict[str, torch.Tensor] = {}
-    for piece in _pieces(entries):
+    for piece in _iter_pieces(entries):
         for name, tensor in through(piece).items():
-            if type(piece[name]) is not torch.Tensor or not tensor_bits.same(piece[name], tensor):
+            if type(piece[name]) is not torch.Tensor or not tensor_bits.is_same(piece[name], tensor):
                 back[name] = tensor
     return back
 
 
-def _pieces(entries: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+def _iter_pieces(entries: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
     """The entries in turn, about `_PIECE` bytes at a time: safetensors holds three copies of what it is given."""
     piece: dict[str, torch.Tensor] = {}
     size = 0
     for name, tensor in entries.items():
         piece[name] = tensor
         size += tensor.numel() * tensor.element_size()
-        if size >= _PIECE:
+        if size >= _PIECE_BYTES:
             yield piece
             piece, size = {}, 0
     if piece:
         yield piece
 
 
-_PIECE = 16 << 20
+_PIECE_BYTES = 16 << 20
 
 
-def _takes(through: Callable[[dict[str, torch.Tensor]], object], entries: dict[str, torch.Tensor]) -> bool:
+def _is_accepted(through: Callable[[dict[str, torch.Tensor]], object], entries: dict[str, torch.Tensor]) -> bool:
     try:
         through(entries)
     except Exception:  # noqa: BLE001 - it is safetensors' own code, and whatever it raises is a refusal
@@ -418,7 +425,7 @@ def _takes(through: Callable[[dict[str, torch.Tensor]], object], entries: dict[s
     return True
 
 
-_PLAIN = (
+_PLAIN_DTYPES = (
     torch.float64,
     torch.float32,
     torch.float16,
@@ -430,13 +437,13 @@ _PLAIN = (
 )
 
 
-def _is_odd(tensor: torch.Tensor) -> bool:
+def _is_unusual(tensor: torch.Tensor) -> bool:
     """Whether safetensors might refuse it for itself: all others are not tried alone."""
-    strided = tensor.layout is torch.strided and tensor.dtype in _PLAIN
+    strided = tensor.layout is torch.strided and tensor.dtype in _PLAIN_DTYPES
     return not strided or type(tensor) not in (torch.Tensor, nn.Parameter) or not tensor.is_contiguous()
 
 
-def _oddness(tensor: torch.Tensor) -> str:
+def _describe_unusual(tensor: torch.Tensor) -> str:
     if tensor.layout is not torch.strided:
         return str(tensor.layout).removeprefix("torch.")
     if not tensor.is_contiguous():
@@ -449,56 +456,56 @@ def _oddness(tensor: torch.Tensor) -> str:
 
 
 @contextmanager
-def _put_back(one: nn.Module, other: nn.Module) -> Iterator[Callable[[], None]]:
+def _restore_shared(first: nn.Module, second: nn.Module) -> Iterator[Callable[[], None]]:
     """What both instances hold in one memory (a class attribute, a global) has its values again at the end.
 
     Gives a function that does so meanwhile.
     """
-    theirs = judging.storages(judging.tensors(other).values())
-    shared = [tensor for tensor in judging.tensors(one).values() if storage(tensor)[0] in theirs]
-    put_back = tensor_bits.keeper(shared)
+    second_keys = judging.list_storage_keys(judging.map_tensors(second).values())
+    shared = [tensor for tensor in judging.map_tensors(first).values() if storage(tensor)[0] in second_keys]
+    restore = tensor_bits.build_restore(shared)
     try:
-        yield put_back
+        yield restore
     finally:
-        put_back()
+        restore()
 
 
-def _own(tensor: torch.Tensor, shared: set[int | str]) -> torch.Tensor:
+def _copy_if_shared(tensor: torch.Tensor, shared: set[int | str]) -> torch.Tensor:
     """The tensor, or a copy of what B holds as well and loading would change."""
     with torch._C.DisableTorchFunctionSubclass():
-        if judging.lazy(tensor):
+        if judging.is_lazy_tensor(tensor):
             return tensor
         return tensor.detach().clone() if storage(tensor)[0] in shared else tensor.detach()
 
 
 #: Elements. Fewer may be the same by chance after they were changed.
-_FEW = 4_096
+_FEW_ELEMENTS = 4_096
 
 
 # --- two builds -------------------------------------------------------------------------------------------------------
 
 
-def _rebuilt(subject: Subject, rows: list[TensorInfo], *, values: bool) -> dict[str, bool | None]:
+def _compare_rebuilds(subject: ModelUnderTest, rows: list[TensorInfo], *, values: bool) -> dict[str, bool | None]:
     """Of each row, whether two builds with different seeds give the same bits; None where they cannot be compared."""
     names = {row.fqn for row in rows}
-    sparing = _Sparing(max(row.elements or 0 for row in rows))
+    sparing = _SkipLargeFills(max(row.elements or 0 for row in rows))
 
-    def built(seed: int) -> dict[str, torch.Tensor]:
+    def build_tensors(seed: int) -> dict[str, torch.Tensor]:
         with sparing:
-            module = subject.fresh(values=values, seed=seed)
-        return {name: tensor for name, tensor in judging.tensors(module).items() if name in names}
+            module = subject.build_fresh(values=values, seed=seed)
+        return {name: tensor for name, tensor in judging.map_tensors(module).items() if name in names}
 
-    with _memory_filled():
-        one, other = built(0), built(1)
-    return {name: tensor_bits.same(tensor, other[name]) for name, tensor in one.items() if name in other}
+    with _fill_memory():
+        first, second = build_tensors(0), build_tensors(1)
+    return {name: tensor_bits.is_same(tensor, second[name]) for name, tensor in first.items() if name in second}
 
 
-class _Sparing(TorchFunctionMode):
+class _SkipLargeFills(TorchFunctionMode):
     """`torch.empty` of more elements than are looked at is not filled, which would be most of the time of building."""
 
     def __init__(self, elements: int) -> None:
         super().__init__()
-        self._most = max(elements, LARGE)
+        self._most = max(elements, LARGE_PARAMETER_ELEMENTS)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.empty or self._elements(*args, **(kwargs or {})) <= self._most:
@@ -512,13 +519,13 @@ class _Sparing(TorchFunctionMode):
 
     @staticmethod
     def _elements(*size: Any, **kwargs: Any) -> int:
-        given = kwargs.get("size", size)
-        dims = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-        return math.prod(one if isinstance(one, int) else 0 for one in dims)
+        shape = kwargs.get("size", size)
+        dims = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        return math.prod(size_ if isinstance(size_, int) else 0 for size_ in dims)
 
 
 @contextmanager
-def _memory_filled() -> Iterator[None]:
+def _fill_memory() -> Iterator[None]:
     """`torch.empty` gives the same values each time, which torch does with its deterministic algorithms only."""
     mode, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings():

@@ -1,0 +1,78 @@
+"""A model that `build` has built, or a live model: its module, and how to build another instance and run its code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from statecli.core.errors import ModelError
+from statecli.live.model_errors import report_as_model_error
+from statecli.live.spec import ModelSpec
+from statecli.live.user_code import protect_process
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from statecli.live.origin import Origins
+    from statecli.live.torch_settings import Settings
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """A model that statecli alone holds: `live.read` and `live.move` overwrite its values.
+
+    Attributes:
+        origins: The line of each assignment.
+        values: Whether large random initial values were drawn.
+        make_instance: Builds another instance from `values` and a seed.
+        settings_after_init: torch's settings as the constructor left them; None if no constructor was run.
+        original: The live model that `module` is a copy of: its tensors are listed, and only the copy is moved.
+    """
+
+    spec: ModelSpec
+    module: nn.Module
+    origins: Origins
+    init_device: str
+    values: bool
+    make_instance: Callable[[bool, int], nn.Module]
+    settings_after_init: Settings | None = field(default=None, kw_only=True)
+    original: nn.Module | None = field(default=None, kw_only=True)
+
+    @property
+    def listed_module(self) -> nn.Module:
+        """The model whose tensors are listed. Nothing may be written to it unless it is `module`."""
+        return self.module if self.original is None else self.original
+
+    def build_again(self, *, values: bool | None = None, seed: int = 0) -> nn.Module:
+        """Build a second instance as the first was built, or with another seed.
+
+        Raises ModelError if the spec names an object that exists only once.
+        """
+        from statecli.live import torch_settings
+
+        with torch_settings.keep_settings_and_grad_mode():
+            instance = self.make_instance(self.values if values is None else values, seed)
+        if instance is self.module:
+            raise ModelError(f"{self.spec.text}: it is always the same object, so there is no second one to try on")
+        return instance
+
+    @contextmanager
+    def user_code(self, doing: str) -> Iterator[None]:
+        """Run the model's own code in the block; an exception becomes a ModelError of one line that names `doing`.
+
+        Prints go to stderr, sys.path is as at import, torch's settings are as the constructor left them. The model's
+        `__torch_function__` is enabled, also if the caller has disabled it to read tensors.
+        """
+        import torch
+
+        from statecli.live import torch_settings
+
+        with (
+            torch_settings.keep_settings(self.settings_after_init),
+            protect_process(self.spec),
+            report_as_model_error(self.spec, doing),
+            torch._C._EnableTorchFunction(),
+        ):
+            yield

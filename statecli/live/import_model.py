@@ -1,0 +1,174 @@
+"""Import the module that a `ModelSpec` names and look up the attribute in it, without calling anything.
+
+A file is imported under a name of its own, so that two files called net.py can be open at once. A file with relative
+imports is imported as a module of its package. Naming `net.py:Net` runs that code: the user requested it.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import importlib.util
+import itertools
+import os
+import pkgutil
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from statecli.core.errors import ModelError
+from statecli.live.model_errors import report_as_model_error
+from statecli.live.spec import ModelSpec
+from statecli.live.user_code import protect_process
+
+_module_numbers = itertools.count()
+#: Top-level names that importing a spec's file brought from that file's own folder, by folder.
+_sibling_modules: dict[str, set[str]] = {}
+
+
+def load_object(spec: ModelSpec) -> Any:
+    """Import the object that `spec` names, without calling it. Raises ModelError for an error of the user's code."""
+    with protect_process(spec), report_as_model_error(spec, "importing it"):
+        return _get_attribute(spec, _import_module(spec))
+
+
+def _import_module(spec: ModelSpec) -> types.ModuleType:
+    return _import_file(spec) if spec.is_file else _import_dotted(spec)
+
+
+def _import_file(spec: ModelSpec) -> types.ModuleType:
+    path = os.path.abspath(spec.module)
+    if not os.path.isfile(path):
+        problem = "it is a folder" if os.path.isdir(path) else f"no such file{_suggest_files(path)}"
+        raise ModelError(f"{spec.module}: {problem}")
+    folder, stem = os.path.split(path[: -len(".py")])
+    level = _relative_level(path)
+    if level:
+        return _import_in_package(spec, path, level)
+    _forget_siblings_of_others(folder)
+    # A name of its own: two files called net.py can be open at once, and neither shadows an installed package.
+    name = f"_statecli_{next(_module_numbers)}_{stem}"
+    loader_spec = importlib.util.spec_from_file_location(name, path)
+    if loader_spec is None or loader_spec.loader is None:
+        raise ModelError(f"{spec.module}: Python cannot import it as a module")
+    module = importlib.util.module_from_spec(loader_spec)
+    sys.modules[name] = module  # dataclasses and pickle look the module of a class up there
+    before = set(sys.modules)
+    try:
+        loader_spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        _sibling_modules.setdefault(folder, set()).update(_iter_modules_of_folder(folder, set(sys.modules) - before))
+    return module
+
+
+def _relative_level(path: str) -> int:
+    """Return the largest number of dots in the relative imports of a file, 0 without any."""
+    try:
+        with open(path, "rb") as file:
+            tree = ast.parse(file.read())
+    except (OSError, ValueError, SyntaxError):
+        return 0  # the import reports the error
+    return max((node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)), default=0)
+
+
+def _import_in_package(spec: ModelSpec, path: str, level: int) -> types.ModuleType:
+    """Import a file that imports from its own package as a module of that package, from the topmost folder down."""
+    top, names = os.path.dirname(path), [os.path.basename(path)[: -len(".py")]]
+    while len(names) <= level or os.path.isfile(os.path.join(top, "__init__.py")):
+        top, folder = os.path.split(top)
+        if not folder:
+            raise ModelError(f"{spec.module}: its relative imports lead above every folder")
+        names.insert(0, folder)
+    dotted = ".".join(names)
+    package = os.path.join(top, names[0])
+    _forget_siblings_of_others(package)
+    before = set(sys.modules)
+    sys.path.insert(0, top)
+    try:
+        module = importlib.import_module(dotted)
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(top)
+        _sibling_modules.setdefault(package, set()).update(_iter_modules_of_folder(package, set(sys.modules) - before))
+    if os.path.abspath(module.__file__ or "") != path:
+        raise ModelError(
+            f"{spec.module}: it imports from its package {names[0]}, and another one is loaded by that name"
+        )
+    return module
+
+
+def _iter_modules_of_folder(folder: str, names: set[str]) -> Iterator[str]:
+    for name in names:
+        module = sys.modules.get(name)
+        path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+        if isinstance(path, str) and (os.path.abspath(path) + os.sep).startswith(folder + os.sep):
+            yield name
+
+
+def _forget_siblings_of_others(folder: str) -> None:
+    """Forget modules imported from other folders, because `a/net.py` and `b/net.py` may both `import layers`."""
+    for other_folder in [folder_ for folder_ in _sibling_modules if folder_ != folder]:
+        for name in _sibling_modules.pop(other_folder):
+            sys.modules.pop(name, None)
+
+
+def _suggest_files(path: str) -> str:
+    folder, name = os.path.split(path)
+    if not os.path.isdir(folder):
+        return f" (there is no folder {os.path.basename(folder)})"
+    return _did_you_mean(name, [entry for entry in os.listdir(folder) if entry.endswith(".py")])
+
+
+def _import_dotted(spec: ModelSpec) -> types.ModuleType:
+    try:
+        return importlib.import_module(spec.module)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if spec.module != missing and not spec.module.startswith(missing + "."):
+            raise
+        raise ModelError(f"{spec.text}: there is no module {missing}{_suggest_modules(missing)}") from error
+
+
+def _suggest_modules(missing: str) -> str:
+    parent, _, name = missing.rpartition(".")
+    path = list(getattr(sys.modules.get(parent), "__path__", [])) if parent else None
+    names = [module.name for module in pkgutil.iter_modules(path)]
+    if os.path.isfile(f"{missing}.py"):
+        return f"; to import the file write {missing}.py:…"
+    return _did_you_mean(name, names)
+
+
+def _did_you_mean(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, 3, 0.6) or [n for n in names if n.lower() == name.lower()]
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def _get_attribute(spec: ModelSpec, module: types.ModuleType) -> Any:
+    obj: Any = module
+    names_done: list[str] = []
+    for name in spec.attribute.split("."):
+        try:
+            obj = getattr(obj, name)
+        except AttributeError as error:
+            where = ".".join([spec.module, *names_done]) if not spec.is_file else ":".join([spec.module, *names_done])
+            raise ModelError(f"{where} has no {name}{_suggest_attributes(obj, name)}") from error
+        names_done.append(name)
+    return obj
+
+
+def _suggest_attributes(obj: Any, name: str) -> str:
+    from torch import nn
+
+    public = [name_ for name_ in dir(obj) if not name_.startswith("__")]
+    near = _did_you_mean(name, public)
+    if near:
+        return near
+    models = [n for n in public if isinstance(v := vars(obj).get(n), type) and issubclass(v, nn.Module)]
+    more = f" and {len(models) - 8} more" if len(models) > 8 else ""
+    return f"; its model classes are {', '.join(models[:8])}{more}" if models else "; it defines no model class"

@@ -1,0 +1,180 @@
+"""Describe in one line what the user's model code raised: the error, its message, and the line of that code."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+import traceback
+import types
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from statecli.core.errors import ModelError, StateError
+from statecli.live import hf_auto, torchscript_errors
+from statecli.live.spec import ModelSpec
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+@contextmanager
+def report_as_model_error(spec: ModelSpec, doing: str, callee: Any = None) -> Iterator[None]:
+    """Raise a ModelError of one line for any exception in the block, SystemExit included; KeyboardInterrupt passes."""
+    try:
+        yield
+    except (StateError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise ModelError(_describe_error(spec, doing, callee, error)) from error
+
+
+def _describe_error(spec: ModelSpec, doing: str, callee: Any, error: BaseException) -> str:
+    missing_arguments = _describe_missing_arguments(spec, callee, error)
+    if missing_arguments:
+        return missing_arguments
+    hint = "; try --init-device cpu" if doing.endswith("on meta") and not hf_auto.is_auto(spec) else ""
+    script_error = torchscript_errors.parse_script_error(error, _is_installed)
+    error_text = (
+        _truncate(script_error.text)
+        if script_error
+        else f"{type(error).__name__}: {format_exception(error)}".rstrip(": ")
+    )
+    place = script_error.place if script_error else _locate_error(error)
+    return f"{spec.text}: {doing} raised {error_text}{_format_place(spec, place)}{hint}"
+
+
+def format_exception(error: BaseException) -> str:
+    """Return the message of an exception in one line of at most 400 characters, with short paths."""
+    return str(error.msg) if isinstance(error, SyntaxError) else _truncate(" ".join(get_exception_text(error).split()))
+
+
+def get_exception_text(error: BaseException | None) -> str:
+    """Return `str(error)`. The exception's own `__str__` may raise anything, SystemExit included."""
+    try:
+        return str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 see above
+        return "(its message cannot be shown)"
+
+
+def _truncate(text: str) -> str:
+    text = _shorten_paths(text)
+    return text if len(text) <= 400 else text[:397] + "…"
+
+
+def _shorten_paths(text: str) -> str:
+    """Make each absolute path below the current directory or an entry of sys.path relative to that folder."""
+    entries = sorted({os.path.abspath(entry) for entry in sys.path if entry}, key=len, reverse=True)
+    with suppress(OSError):
+        entries.insert(0, os.getcwd())
+    for entry in entries:
+        if entry.strip(os.sep):
+            text = re.sub(r"(?<![\w./\\-])" + re.escape(entry + os.sep), "", text)
+    return text
+
+
+def _locate_error(error: BaseException) -> tuple[str, int] | None:
+    if isinstance(error, SyntaxError) and error.filename:
+        return error.filename, error.lineno or 1
+    return _find_deepest_user_line(error)
+
+
+def describe_model_error(error: BaseException) -> str | None:
+    """Return `TypeError: message (net.py:3)` if code of neither statecli nor torch raised `error`, else None."""
+    place = _find_deepest_user_line(error)
+    if place is None:
+        return None
+    from statecli.live.origin import format_path
+
+    return f"{type(error).__name__}: {format_exception(error)} ({format_path(place[0], {})}:{place[1]})"
+
+
+def _format_place(spec: ModelSpec, place: tuple[str, int] | None) -> str:
+    if place is None or place[0].startswith("<"):
+        return ""
+    from statecli.live.origin import format_path
+
+    return f" ({format_path(place[0], get_typed_paths(spec))}:{place[1]})"
+
+
+def get_typed_paths(spec: ModelSpec) -> dict[str, str]:
+    """Map the absolute path of the spec's file to the path that the user typed."""
+    return {os.path.abspath(spec.module): spec.module} if spec.is_file else {}
+
+
+def _find_deepest_user_line(error: BaseException) -> tuple[str, int] | None:
+    """Find the deepest line of the user's code; without any, the deepest of neither statecli nor torch.
+
+    For an endless recursion return the line that recurses.
+    """
+    frames = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith((_PACKAGE, "<frozen"))
+    ]
+    user_places = [place for place in frames if not _is_installed(place[0])]
+    other_places = [place for place in frames if f"{os.sep}torch{os.sep}" not in place[0]]
+    places = user_places or other_places
+    if places and isinstance(error, RecursionError):
+        return Counter(places).most_common(1)[0][0]  # the stack may run out at any line
+    return places[-1] if places else None
+
+
+def _is_installed(filename: str) -> bool:
+    library = os.path.dirname(os.__file__) + os.sep
+    return filename.startswith(library) or f"{os.sep}site-packages{os.sep}" in filename
+
+
+def _describe_missing_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> str | None:
+    """Describe how to pass the required arguments, if the call did not fit the signature; None otherwise."""
+    if callee is None or not isinstance(error, TypeError) or _find_deepest_user_line(error) is not None:
+        return None
+    try:
+        signature = inspect.signature(callee)
+        signature.bind(*spec.args, **spec.kwargs)
+    except (TypeError, ValueError) as mismatch:
+        missing = _find_missing_arguments(callee, spec)
+        base = f"{spec.module}:{spec.attribute}"
+        if missing:
+            arguments = ", ".join([*map(repr, spec.args), *(f"{k}={v!r}" for k, v in spec.kwargs.items())])
+            all_arguments = ", ".join(filter(None, [arguments, *(f"{name}=..." for name in missing)]))
+            return f"{spec.text}: it needs {', '.join(missing)}: write '{base}({all_arguments})'"
+        return (
+            f"{spec.text}: {format_exception(mismatch)}; its signature is {spec.attribute}{_format_signature(callee)}"
+        )
+    return None
+
+
+def _find_missing_arguments(callee: Any, spec: ModelSpec) -> list[str]:
+    try:
+        signature = inspect.signature(callee)
+        bound_arguments = signature.bind_partial(*spec.args, **spec.kwargs).arguments
+    except (TypeError, ValueError):
+        return []
+    return [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and name not in bound_arguments
+    ]
+
+
+def _format_signature(callee: Any) -> str:
+    with suppress(TypeError, ValueError):
+        return " ".join(str(inspect.signature(callee)).split())
+    return "(…)"
+
+
+def describe_type(obj: Any) -> str:
+    """Return the type of an object with its article: "a Tensor", "None"."""
+    if obj is None:
+        return "None"
+    if isinstance(obj, types.ModuleType):
+        return "a Python module"
+    name = type(obj).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

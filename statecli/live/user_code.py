@@ -1,0 +1,92 @@
+"""Run the user's code and put the process back: search path, current directory, sys.argv, streams, `os._exit`."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import NoReturn
+
+from statecli.live import hf_auto, search_path
+from statecli.live.spec import ModelSpec
+from statecli.storage import files
+
+
+@contextmanager
+def _use_search_path(spec: ModelSpec) -> Iterator[None]:
+    if hf_auto.is_auto(spec):
+        # The user has typed no code: a folder with a config.json may hold a transformers.py as well.
+        with search_path.use_installed_only(*map(files.get_folder, spec.args)):
+            yield
+        return
+    with search_path.use_folder(os.path.dirname(os.path.abspath(spec.module)) if spec.is_file else os.getcwd()):
+        yield
+
+
+@contextmanager
+def protect_process(spec: ModelSpec) -> Iterator[None]:
+    """Let the user's code import its siblings and change the process in the block; restore the process afterwards."""
+    supervisor = sys.modules.get("statecli.cli.supervisor")
+    parent = supervisor.connection() if supervisor else None
+    if parent is not None:
+        parent.name_model(spec.text)
+    with _restore_process(), _use_search_path(spec), _redirect_prints(), _forbid_exit():
+        yield
+
+
+@contextmanager
+def _forbid_exit() -> Iterator[None]:
+    """Make `os._exit` raise SystemExit, because status 0 would look like success. Forked children may still exit."""
+    our_pid, original_exit = os.getpid(), os._exit
+
+    def exit(status: int) -> NoReturn:
+        if os.getpid() == our_pid:
+            raise SystemExit(status)
+        original_exit(status)
+
+    os._exit = exit
+    try:
+        yield
+    finally:
+        os._exit = original_exit
+
+
+@contextmanager
+def _restore_process() -> Iterator[None]:
+    """Restore the current directory, sys.argv and the standard streams after the block."""
+    streams, arguments = (sys.stdin, sys.stdout, sys.stderr), list(sys.argv)
+    try:
+        folder: str | None = os.getcwd()
+    except OSError:  # the directory has been deleted
+        folder = None
+    try:
+        yield
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = streams
+        sys.argv[:] = arguments
+        if folder is not None:
+            with suppress(OSError):
+                os.chdir(folder)
+
+
+@contextmanager
+def _redirect_prints() -> Iterator[None]:
+    """Send print(), os.write(1, …) and output of C libraries to stderr: stdout holds only the result."""
+    stderr = sys.stderr
+    with redirect_stdout(stderr):
+        try:
+            sys.__stdout__.flush() if sys.__stdout__ else None
+            stdout_copy = os.dup(1)
+            os.dup2(2, 1)
+        except (OSError, ValueError, io.UnsupportedOperation):  # stdout or stderr is closed: nothing to protect
+            yield
+            return
+        try:
+            yield
+        finally:
+            with suppress(OSError, ValueError):
+                stderr.flush() if stderr else None
+            os.dup2(stdout_copy, 1)
+            os.close(stdout_copy)
