@@ -204,8 +204,8 @@ def test_the_scheduler_dies(pairs, tmp_path, monkeypatch, how):
 LOGGING = """
 import logging, sys
 from distributed import Client
-from statecli.workers.executors import working
-with working(sys.argv[1]):
+from statecli.workers.executors import use_executor
+with use_executor(sys.argv[1]):
     for name in ("distributed", "distributed.client", "distributed.core", "distributed.later", "tornado.application"):
         logging.getLogger(name).critical("said by %s", name)
 logging.getLogger("distributed.client").warning("said afterwards")
@@ -355,7 +355,7 @@ def test_ctrl_c_while_dask_works(workers, tmp_path):
 
 THREADS = """
 import os, sys, time
-from statecli import cli, interrupts
+from statecli.cli import commands, interrupts
 from statecli.workers import pool
 class Task(int): size = pool.MIN_BYTES_FOR_WORKERS
 def endless(shared, batch):

@@ -17,7 +17,7 @@ def ignoring(handlers):
     return (*handlers[:0x95], lambda machine, pos: pos + 8, *handlers[0x96:])
 for machine in (_pickle.Machine, _names.Scanner):
     machine.handlers = ignoring(machine.handlers)
-_names._LOOKING = ignoring(_names._LOOKING)
+_names._WATCHING_HANDLERS = ignoring(_names._WATCHING_HANDLERS)
 """
 
 

@@ -25,7 +25,7 @@ from statecli.core.state import Place, Stats
 from statecli.shards import shard_file, tasks
 from statecli.values import kernels
 from statecli.values.compare_task import Comparison
-from statecli.values.facts_kernel import Facts
+from statecli.values.summary import Facts
 from statecli.values.tally import Tally, Wide
 
 LINE = ("diff", "a.pt", "b.pt")

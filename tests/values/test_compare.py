@@ -315,7 +315,7 @@ def test_the_number_of_workers_makes_no_difference(paired, monkeypatch):
     pairs = paired(before, after)
     alone = compare_pairs(pairs, CompareOptions(), jobs=1)
     monkeypatch.setattr(compare.pool, "MIN_BYTES_FOR_WORKERS", 0)
-    monkeypatch.setattr(compare.pool, "BATCH", 1 << 20)
+    monkeypatch.setattr(compare.pool, "MIN_BATCH_BYTES", 1 << 20)
     assert compare_pairs(pairs, CompareOptions(), jobs=2) == alone
     assert compare_pairs(pairs, CompareOptions(), jobs=3) == alone
 

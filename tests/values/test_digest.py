@@ -146,7 +146,7 @@ def test_every_core_gives_the_same(tmp_path, monkeypatch):
     state = {f"w{n}": torch.randn(50, 7) for n in range(20)} | {"a": shared, "b": shared}
     torch.save(state, tmp_path / "a.pt")
     monkeypatch.setattr(digest.pool, "MIN_BYTES_FOR_WORKERS", 0)
-    monkeypatch.setattr(digest.pool, "BATCH", 1 << 18)
+    monkeypatch.setattr(digest.pool, "MIN_BATCH_BYTES", 1 << 18)
     told = []
     many = digest.compute_digests(
         formats.read(str(tmp_path / "a.pt")).tensors,

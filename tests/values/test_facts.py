@@ -15,7 +15,7 @@ from statecli import formats
 from statecli.core.state import ByteRange, Quantizer, TensorData, TensorInfo
 from statecli.values import facts, facts_kernel
 from statecli.values.elements import Decoder
-from statecli.values.facts_kernel import Facts
+from statecli.values.summary import Facts
 
 from .conftest import info_of
 
@@ -350,7 +350,7 @@ def test_what_is_packed_is_as_what_is_not(tmp_path, monkeypatch, way):
 def test_processes_find_what_one_does(store, monkeypatch):
     """The same facts from two processes as from this one."""
     monkeypatch.setattr(facts.pool, "MIN_BYTES_FOR_WORKERS", 0)
-    monkeypatch.setattr(facts.pool, "BATCH", 1)
+    monkeypatch.setattr(facts.pool, "MIN_BATCH_BYTES", 1)
     infos = [store(any_bits(torch.float32, 1000, seed=seed)) for seed in range(5)]
     assert facts.read_facts(infos, jobs=2) == facts.read_facts(infos, jobs=1)
 

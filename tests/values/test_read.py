@@ -345,7 +345,7 @@ def test_any_strides_any_bands(store, monkeypatch, shape, strides, band, window,
     """However a file is gathered, band by band and window by window, every element arrives where it belongs."""
     for name, value in (("BAND_BYTES", band), ("CHUNK_ELEMENTS", 8)):
         monkeypatch.setattr(read, name, value)
-    for name, value in (("WINDOW", window), ("GAP", gap)):
+    for name, value in (("WINDOW_BYTES", window), ("MAX_GAP_BYTES", gap)):
         monkeypatch.setattr(ranges, name, value)
     strides = strides[: len(shape)]
     needed = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

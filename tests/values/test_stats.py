@@ -17,8 +17,8 @@ from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.state import ByteRange, ModelState, Stats, TensorData, TensorInfo
 from statecli.values import read
 from statecli.values import stats as module
-from statecli.values.partial import Partial
 from statecli.values.stats import compute_live_stats, fill_stats, read_stats
+from statecli.values.summary import Facts, Moments
 
 REAL = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 REAL += [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
@@ -141,21 +141,22 @@ def test_any_values_at_all(monkeypatch, values, chunk):
 def test_merging_parts_is_the_same_as_one_whole(parts):
     """In any grouping, with empty parts."""
     from statecli.values.elements import Decoder
-    from statecli.values.partial import summarize_chunk
+    from statecli.values.summary import summarize_chunk
 
-    made = [summarize_chunk(np.array(part), Decoder()) if part else Partial() for part in parts]
+    made = [summarize_chunk(np.array(part), Decoder()) if part else Facts() for part in parts]
     whole = np.array([value for part in parts for value in part])
-    forwards, backwards = Partial(), Partial()
+    forwards, backwards = Facts(), Facts()
     for one, other in zip(made, reversed(made), strict=True):
         forwards, backwards = forwards.merge(one), other.merge(backwards)
     for merged in (forwards, backwards):
-        assert merged.finite == whole.size
+        moments = merged.moments
+        assert moments.finite == whole.size
         if whole.size:
             # Each merge rounds to a double, of which the smallest are 5e-324 apart.
             slack = 1e-12 * np.abs(whole).max() + len(parts) * 5e-324
             exact = whole.astype(np.longdouble)
-            assert merged.mean == pytest.approx(float(exact.mean()), rel=1e-9, abs=slack)
-            assert merged.deviation == pytest.approx(float(exact.std()), rel=1e-9, abs=slack)
+            assert moments.mean == pytest.approx(float(exact.mean()), rel=1e-9, abs=slack)
+            assert moments.deviation == pytest.approx(float(exact.std()), rel=1e-9, abs=slack)
 
 
 # --- the ends of the ranges ----------------------------------------------------------------------------------------
@@ -185,8 +186,8 @@ def test_maxima_of_the_type_do_not_overflow(dtype):
 def test_chunks_at_opposite_maxima_can_be_merged():
     """The difference of their means is beyond float64; mean and deviation are not."""
     top = torch.finfo(torch.float64).max
-    low, high = (Partial(3, value, 0.0, value, value) for value in (-top, top))
-    merged = low.merge(high)
+    low, high = (Facts(3, low=value, high=value, moments=Moments(3, value)) for value in (-top, top))
+    merged = low.merge(high).moments
     assert (merged.mean, merged.deviation) == (0.0, top)
 
 
@@ -507,7 +508,7 @@ def test_processes_find_the_same(store, monkeypatch):
     state = ModelState("t", "torch_zip", tuple(infos))
     alone = fill_stats(state)
     monkeypatch.setattr(module.pool, "MIN_BYTES_FOR_WORKERS", 0)
-    monkeypatch.setattr(module.pool, "BATCH", 1)
+    monkeypatch.setattr(module.pool, "MIN_BATCH_BYTES", 1)
     assert fill_stats(state) == alone
     with open(infos[2].data.storage.path, "r+b") as file:
         file.seek(4)

@@ -184,7 +184,7 @@ PLAIN_CLASSES = """
 from torch import nn
 from statecli.commands.verify import copy_model
 Net = type("Net", (nn.Module,), {})
-assert not any(map(copy_model._copies_itself, [nn.Linear, nn.LSTM, nn.MultiheadAttention, Net]))
+assert not any(map(copy_model._has_own_copying, [nn.Linear, nn.LSTM, nn.MultiheadAttention, Net]))
 """
 
 
