@@ -17,7 +17,7 @@ from statecli.rules.rule import Issue, rule
 from statecli.rules.subject import Subject
 
 if TYPE_CHECKING:
-    from statecli.values.facts_kernel import Facts
+    from statecli.values.summary import Facts
 
 #: Layers of a stack from which on one of them can be said to differ: with fewer, two halves are not told from one gap.
 MIN_LAYERS = 8

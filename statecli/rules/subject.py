@@ -20,7 +20,7 @@ from statecli.storage import files
 from statecli.targets.load import split
 
 if TYPE_CHECKING:
-    from statecli.values.facts_kernel import Facts
+    from statecli.values.summary import Facts
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from statecli.rules.rule import Issue, rule
 from statecli.rules.subject import Subject, needs_values
 
 if TYPE_CHECKING:
-    from statecli.values.facts_kernel import Facts
+    from statecli.values.summary import Facts
 
 #: The share of denormals from which on a tensor is told: a product with a float32 matrix takes 11 to 22 times as long
 #: on a current x86 core then, with a tenth of it 2 to 3 times.

@@ -13,7 +13,7 @@ from statecli.rules.rule import Issue, rule
 from statecli.rules.subject import Subject, needs_values
 
 if TYPE_CHECKING:
-    from statecli.values.facts_kernel import Facts
+    from statecli.values.summary import Facts
 
 #: The factor of an adapter that peft, diffusers and kohya's scripts initialize with zeros, so that training starts at
 #: the base model: LoRA, LoRA of embeddings, AdaLoRA, LoHa, LoKr, OFT, BOFT, VeRA.

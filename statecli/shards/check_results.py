@@ -11,8 +11,8 @@ from statecli.core.errors import ChecksumMismatch
 from statecli.core.state import Stats
 from statecli.values.compare_task import CompareTask, Comparison
 from statecli.values.elements import find_element
-from statecli.values.facts_kernel import Facts
 from statecli.values.read import FREE_OVERLAP_ELEMENTS
+from statecli.values.summary import Facts
 from statecli.values.tally import Tally, Wide
 from statecli.workers.task import Piece
 

@@ -11,7 +11,7 @@ import msgspec
 from statecli.core.errors import StateError
 from statecli.core.state import Stats
 from statecli.values.compare_task import Comparison
-from statecli.values.facts_kernel import Facts
+from statecli.values.summary import Facts
 from statecli.workers.pool import Work
 
 #: Functions that do tasks: name -> type of a result that is not an error.

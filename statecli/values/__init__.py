@@ -7,7 +7,8 @@ Importing this package imports nothing. Its modules need numpy (`to_device` also
     read.py          a `TensorData` -> its values, chunk by chunk, in bounded memory
     ggml_blocks.py   blocks that ggml quantized, as they are stored or as float32, by the package gguf
     live_tensor.py   a live torch tensor -> the same view of its storage
-    stats.py         values -> `Stats`; partial.py: of one chunk
+    summary.py       `Facts` of some values: counts, range, moments; facts of parts merge
+    stats.py         values -> `Stats`
     facts.py         tensors of a checkpoint -> `Facts` for rules; facts_kernel.py: of one block, _native.c or numpy
     digest.py        tensors -> digests for lock files
     to_device.py     tensors of a checkpoint -> a device, and back, compared

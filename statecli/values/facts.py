@@ -18,7 +18,6 @@ from statecli.storage.file_version import find_changed, read_versions
 from statecli.values import facts_kernel
 from statecli.values.compare_task import rechunk
 from statecli.values.elements import Array, Decoder, Element, find_element
-from statecli.values.facts_kernel import Facts
 from statecli.values.ggml_blocks import find_ggml_type, to_readable
 from statecli.values.ranges import (
     Range,
@@ -40,6 +39,7 @@ from statecli.values.read import (
     to_values,
 )
 from statecli.values.stats import explain_no_data
+from statecli.values.summary import MASK, Facts
 from statecli.workers import pool
 
 #: Bytes of a task.
@@ -275,7 +275,7 @@ def _mix_digests(digests: Sequence[int | None]) -> int | None:
     if None in digests:
         return None
     return facts_kernel.mix_bits(
-        sum(facts_kernel.mix_bits(digest or 0) * (2 * n + 1) for n, digest in enumerate(digests)) & facts_kernel.MASK
+        sum(facts_kernel.mix_bits(digest or 0) * (2 * n + 1) for n, digest in enumerate(digests)) & MASK
     )
 
 

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from statecli.values.elements import COMPLEX, SMALL_FLOATS, Array, Decoder, Element, code_values, find_element
+from statecli.values.summary import MASK, Facts
 
 try:
     from statecli.values import _native
@@ -35,64 +36,6 @@ FLOAT_LAYOUTS = {
 }
 #: Complex types -> the type of their two parts.
 COMPLEX_PARTS = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
-
-
-class Facts(msgspec.Struct, frozen=True, gc=False):
-    """What is known of some elements. Facts of pieces of a tensor merge in any order.
-
-    Attributes:
-        elements: Number of elements.
-        nan, inf, denormal: Counts; a complex element counts if one of its parts does. `inf` has both signs.
-        minus_inf: Count of -inf.
-        low, high: Range of the finite values; None if there are none or they have no order.
-        only: The stored bytes of an element if all elements are equal bit for bit, else None.
-        digest: Equal for pieces whose elements are equal; None if not known.
-        reason: Why the elements were not read as numbers.
-        damaged: True if the bytes could not be read at all.
-        typical: Size of a float near the largest one: the fourth largest of a sample of each block, and the largest of
-            these over all blocks; None if not known.
-    """
-
-    elements: int = 0
-    nan: int = 0
-    inf: int = 0
-    minus_inf: int = 0
-    zeros: int = 0
-    denormal: int = 0
-    low: float | int | None = None
-    high: float | int | None = None
-    only: bytes | None = None
-    digest: int | None = 0
-    reason: str | None = None
-    damaged: bool = False
-    typical: float | None = None
-
-    def merge(self, other: Facts) -> Facts:
-        """Return the facts of both."""
-        if not other.elements or not self.elements:
-            return other if not self.elements else self
-        return Facts(
-            self.elements + other.elements,
-            self.nan + other.nan,
-            self.inf + other.inf,
-            self.minus_inf + other.minus_inf,
-            self.zeros + other.zeros,
-            self.denormal + other.denormal,
-            min((value for value in (self.low, other.low) if value is not None), default=None),
-            max((value for value in (self.high, other.high) if value is not None), default=None),
-            self.only if self.only == other.only else None,
-            None if self.digest is None or other.digest is None else self.digest + other.digest & MASK,
-            self.reason or other.reason,
-            self.damaged or other.damaged,
-            max((value for value in (self.typical, other.typical) if value is not None), default=None),
-        )
-
-    def repeat(self, count: int) -> Facts:
-        """Return the facts of the same elements `count` times over, in an unknown order."""
-        if count == 1:
-            return self
-        names = ("elements", "nan", "inf", "minus_inf", "zeros", "denormal")
-        return msgspec.structs.replace(self, digest=None, **{name: getattr(self, name) * count for name in names})
 
 
 def count_block_elements(dtype: str) -> int:
@@ -242,7 +185,6 @@ def _mask_denormals(dtype: str, numbers: Array) -> Array:
 
 #: The digest of a block is the NH of UMAC (RFC 4418), 1 KiB at a time in eight lanes, rows and lanes joined by a
 #: polynomial modulo 2 ** 64. Its keys are public, so equal digests of two tensors are confirmed by SHA-256.
-MASK = (1 << 64) - 1
 ROW_WORDS, LANES = 128, 8
 GOLDEN = 0x9E37_79B9_7F4A_7C15
 

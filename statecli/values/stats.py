@@ -1,6 +1,6 @@
 """Compute statistics of tensors: of a checkpoint's entries without torch, and of live tensors.
 
-Values are read chunk by chunk; each chunk gives a `Partial`, and partials merge. Of big tensors of some one-byte types
+Values are read chunk by chunk; each chunk gives `Facts`, and facts merge. Of big tensors of some one-byte types
 only the occurrences of each code are counted: the statistics follow from those exactly.
 """
 
@@ -19,7 +19,6 @@ from statecli.core.state import ByteRange, ModelState, Stats, TensorData, Tensor
 from statecli.values import live_tensor
 from statecli.values.elements import COMPLEX, SMALL_FLOATS, Array, Decoder, code_values
 from statecli.values.ggml_blocks import to_readable
-from statecli.values.partial import Partial, join_reasons, summarize_chunk, summarize_codes
 from statecli.values.ranges import check_crc, prefetch, sort_by_place
 from statecli.values.read import (
     Strided,
@@ -32,6 +31,7 @@ from statecli.values.read import (
     skip_expanded,
     to_memory_order,
 )
+from statecli.values.summary import Facts, Moments, join_reasons, summarize_chunk, summarize_codes
 from statecli.workers import pool
 
 #: Called after each tensor with its name and its bytes.
@@ -46,15 +46,15 @@ COUNTED_TYPES = frozenset(
 MIN_ELEMENTS_TO_COUNT = 1 << 12
 
 
-def _summarize_chunks(chunks: Iterable[Array], decoder: Decoder) -> Partial:
-    total = Partial()
+def _summarize_chunks(chunks: Iterable[Array], decoder: Decoder) -> Facts:
+    total = Facts()
     with np.errstate(all="ignore"):
         for chunk in chunks:
             total = total.merge(summarize_chunk(chunk, decoder))
     return total
 
 
-def summarize_view(view: Strided, decoder: Decoder) -> Partial:
+def summarize_view(view: Strided, decoder: Decoder) -> Facts:
     """Return the summary of one strided view, each stored element read once.
 
     Raises `UnreadableError` if the elements are not numbers, or overlap too much.
@@ -63,7 +63,7 @@ def summarize_view(view: Strided, decoder: Decoder) -> Partial:
     if reason:
         raise UnreadableError(reason)
     if 0 in view.shape:
-        return Partial()
+        return Facts()
     times = 1
     if view.affine is None or view.affine.axis is None:
         view, times = skip_expanded(view)
@@ -115,8 +115,8 @@ def explain_no_data(tensor: TensorInfo) -> str:
     return "uninitialized" if tensor.shape is None else "its values are not in the file"
 
 
-def _summarize_data(data: TensorData, what: str, decoder: Decoder) -> Partial | str:
-    """Return a partial, or the reason why there is none."""
+def _summarize_data(data: TensorData, what: str, decoder: Decoder) -> Facts | str:
+    """Return the facts, or the reason why there is none."""
     data = to_readable(data)
     reason = explain_not_numeric(data.dtype, data.quantizer is not None)
     if reason:
@@ -125,7 +125,7 @@ def _summarize_data(data: TensorData, what: str, decoder: Decoder) -> Partial | 
         return _summarize_or_explain(view, decoder)
 
 
-def _summarize_or_explain(view: Strided, decoder: Decoder) -> Partial | str:
+def _summarize_or_explain(view: Strided, decoder: Decoder) -> Facts | str:
     try:
         return summarize_view(view, decoder)
     except UnreadableError as error:
@@ -135,7 +135,7 @@ def _summarize_or_explain(view: Strided, decoder: Decoder) -> Partial | str:
         return str(error)
 
 
-def _to_stats(summary: Partial | str, dtype: str, reason: str | None = None) -> Stats:
+def _to_stats(summary: Facts | str, dtype: str, reason: str | None = None) -> Stats:
     if isinstance(summary, str):
         return Stats(reason=summary)
     if dtype in COMPLEX:
@@ -152,15 +152,16 @@ def _sparse_stats(tensor: TensorInfo, decoder: Decoder) -> Stats:
     return _add_implicit_zeros(summary, tensor.elements, math.prod(stored.shape), stored.dtype, uncoalesced)
 
 
-def _add_implicit_zeros(summary: Partial | str, elements: int, stored: int, dtype: str, uncoalesced: bool) -> Stats:
+def _add_implicit_zeros(summary: Facts | str, elements: int, stored: int, dtype: str, uncoalesced: bool) -> Stats:
     """Return the statistics of a sparse tensor with the zeros that it does not store.
 
     Duplicates in an uncoalesced tensor are not summed.
     """
     implicit = max(elements - stored, 0)
-    if isinstance(summary, Partial) and implicit:
-        real = dtype not in COMPLEX
-        summary = summary.merge(Partial(implicit, 0.0, 0.0, 0.0, 0.0, implicit) if real else Partial(zeros=implicit))
+    if isinstance(summary, Facts) and implicit:
+        zero = 0.0 if dtype not in COMPLEX else None
+        moments = Moments(implicit if zero is not None else 0)
+        summary = summary.merge(Facts(implicit, zeros=implicit, low=zero, high=zero, moments=moments))
     reason = "uncoalesced: entries with the same index are counted one by one" if uncoalesced else None
     return _to_stats(summary, dtype, reason)
 
@@ -282,8 +283,8 @@ def compute_live_stats(tensor: Any) -> Stats:
     return _add_implicit_zeros(summary, tensor.numel(), stored, dtype, uncoalesced)
 
 
-def _summarize_live(tensor: Any) -> Partial | str:
-    decoder, total = Decoder(), Partial()
+def _summarize_live(tensor: Any) -> Facts | str:
+    decoder, total = Decoder(), Facts()
     try:
         stored = live_tensor.get_stored_values(tensor)
         if stored.device.type == "cpu":

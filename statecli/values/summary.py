@@ -1,6 +1,6 @@
 """Summarize some of a tensor's values, and merge two such summaries.
 
-Partials merge by the formulas of Chan, Golub and LeVeque (1979). Mean and standard deviation are kept, not sums and
+Moments merge by the formulas of Chan, Golub and LeVeque (1979). Mean and standard deviation are kept, not sums and
 squares: neither overflows if the values do not, and data far from zero loses no digits.
 """
 
@@ -18,53 +18,101 @@ from statecli.values.elements import Array, Decoder
 MAX_UNSCALED = 1e120
 
 
-class Partial(msgspec.Struct, frozen=True, gc=False):
-    """Summary of some of a tensor's elements. `mean` and `deviation` (population) are of the `finite` elements."""
+#: Digests of blocks add up modulo 2 ** 64.
+MASK = (1 << 64) - 1
+
+
+class Moments(msgspec.Struct, frozen=True, gc=False):
+    """Mean and population deviation of the finite values, `finite` of them. Merged as the module describes."""
 
     finite: int = 0
     mean: float = 0.0
     deviation: float = 0.0
-    low: float | int | None = None
-    high: float | int | None = None
-    zeros: int = 0
+
+    def merge(self, other: Moments) -> Moments:
+        """Return the moments of both. The order of merges changes the last bits only."""
+        if not (self.finite and other.finite):
+            return self if self.finite else other
+        count = self.finite + other.finite
+        share, other_share = self.finite / count, other.finite / count
+        # Halved on the way, because a difference of two floats can overflow.
+        half = other.mean / 2 - self.mean / 2
+        # Clamped, because half of the smallest float is 0.
+        low, high = min(self.mean, other.mean), max(self.mean, other.mean)
+        mean = min(max(2 * (self.mean / 2 + half * other_share), low), high)
+        between = half * (2 * math.sqrt(share * other_share))
+        deviation = math.hypot(self.deviation * math.sqrt(share), other.deviation * math.sqrt(other_share), between)
+        return Moments(count, mean, deviation)
+
+
+class Facts(msgspec.Struct, frozen=True, gc=False):
+    """What is known of some elements. Facts of pieces of a tensor merge in any order.
+
+    Attributes:
+        elements: Number of elements.
+        nan, inf, denormal: Counts; a complex element counts if one of its parts does. `inf` has both signs.
+        minus_inf: Count of -inf.
+        low, high: Range of the finite values; None if there are none or they have no order.
+        moments: Mean and deviation, if they were computed.
+        only: The stored bytes of an element if all elements are equal bit for bit, else None.
+        digest: Equal for pieces whose elements are equal; None if not known.
+        reason: Why the elements were not read as numbers.
+        damaged: True if the bytes could not be read at all.
+        typical: Size of a float near the largest one: the fourth largest of a sample of each block, and the largest of
+            these over all blocks; None if not known.
+    """
+
+    elements: int = 0
     nan: int = 0
     inf: int = 0
+    minus_inf: int = 0
+    zeros: int = 0
+    denormal: int = 0
+    low: float | int | None = None
+    high: float | int | None = None
+    only: bytes | None = None
+    digest: int | None = 0
+    reason: str | None = None
+    damaged: bool = False
+    typical: float | None = None
+    moments: Moments = Moments()
 
-    def merge(self, other: Partial) -> Partial:
-        """Return the summary of both. The order of merges changes the last bits only."""
-        count = self.finite + other.finite
-        mean, deviation = (
-            _merge_moments(self, other, count) if self.finite and other.finite else _finite_moments(self, other)
-        )
-        return Partial(
-            count,
-            mean,
-            deviation,
-            min((p.low for p in (self, other) if p.low is not None), default=None),
-            max((p.high for p in (self, other) if p.high is not None), default=None),
-            self.zeros + other.zeros,
+    def merge(self, other: Facts) -> Facts:
+        """Return the facts of both."""
+        if not other.elements or not self.elements:
+            return other if not self.elements else self
+        return Facts(
+            self.elements + other.elements,
             self.nan + other.nan,
             self.inf + other.inf,
+            self.minus_inf + other.minus_inf,
+            self.zeros + other.zeros,
+            self.denormal + other.denormal,
+            min((value for value in (self.low, other.low) if value is not None), default=None),
+            max((value for value in (self.high, other.high) if value is not None), default=None),
+            self.only if self.only == other.only else None,
+            None if self.digest is None or other.digest is None else self.digest + other.digest & MASK,
+            self.reason or other.reason,
+            self.damaged or other.damaged,
+            max((value for value in (self.typical, other.typical) if value is not None), default=None),
+            self.moments.merge(other.moments),
         )
 
-    def repeat(self, count: int) -> Partial:
-        """Return the summary of the same elements `count` times over."""
-        return Partial(
-            self.finite * count,
-            self.mean,
-            self.deviation,
-            self.low if count else None,
-            self.high if count else None,
-            self.zeros * count,
-            self.nan * count,
-            self.inf * count,
-        )
+    def repeat(self, count: int) -> Facts:
+        """Return the facts of the same elements `count` times over, in an unknown order; `count` is at least 1."""
+        if count == 1:
+            return self
+        names = ("elements", "nan", "inf", "minus_inf", "zeros", "denormal")
+        moments = msgspec.structs.replace(self.moments, finite=self.moments.finite * count)
+        counts = {name: getattr(self, name) * count for name in names}
+        return msgspec.structs.replace(self, digest=None, moments=moments, **counts)
 
     def to_stats(self, reason: str | None = None) -> Stats:
         """Return the public `Stats`: nulls if no value is finite, std over n - 1."""
         if self.low is None or self.high is None:
             return Stats(zeros=self.zeros, nan=self.nan, inf=self.inf, reason=reason)
-        std = self.deviation * math.sqrt(self.finite / (self.finite - 1)) if self.finite > 1 else None
+        finite = self.moments.finite
+        std = self.moments.deviation * math.sqrt(finite / (finite - 1)) if finite > 1 else None
         if any(float(value) != value for value in (self.low, self.high)):
             reason = join_reasons(reason, f"min and max are rounded: {self.low} and {self.high} exactly")
         if std is not None and not math.isfinite(std):
@@ -72,7 +120,7 @@ class Partial(msgspec.Struct, frozen=True, gc=False):
         return Stats(
             min=float(self.low),
             max=float(self.high),
-            mean=self.mean,
+            mean=self.moments.mean,
             std=std,
             zeros=self.zeros,
             nan=self.nan,
@@ -86,24 +134,10 @@ def join_reasons(reason: str | None, more: str) -> str:
     return f"{reason}; {more}" if reason else more
 
 
-def _finite_moments(a: Partial, b: Partial) -> tuple[float, float]:
-    return (a.mean, a.deviation) if a.finite else (b.mean, b.deviation)
-
-
-def _merge_moments(a: Partial, b: Partial, count: int) -> tuple[float, float]:
-    """Return mean and deviation of two sets together, halved on the way: a difference of two floats can overflow."""
-    share_a, share_b = a.finite / count, b.finite / count
-    half = b.mean / 2 - a.mean / 2
-    # The result is clamped, because half of the smallest float is 0.
-    mean = min(max(2 * (a.mean / 2 + half * share_b), min(a.mean, b.mean)), max(a.mean, b.mean))
-    between = half * (2 * math.sqrt(share_a * share_b))
-    return mean, math.hypot(a.deviation * math.sqrt(share_a), b.deviation * math.sqrt(share_b), between)
-
-
 # --- one chunk -----------------------------------------------------------------------------------------------------
 
 
-def summarize_chunk(chunk: Array, decoder: Decoder) -> Partial:
+def summarize_chunk(chunk: Array, decoder: Decoder) -> Facts:
     """Return the summary of one flat chunk of real or complex values."""
     if chunk.dtype.kind == "c":
         return _count_complex(chunk)
@@ -115,28 +149,29 @@ def summarize_chunk(chunk: Array, decoder: Decoder) -> Partial:
     return _summarize_finite(chunk, low.item(), high.item(), zeros, decoder)
 
 
-def _count_complex(chunk: Array) -> Partial:
-    return Partial(
+def _count_complex(chunk: Array) -> Facts:
+    return Facts(
+        chunk.size,
         zeros=int(chunk.size - np.count_nonzero(chunk)),
         nan=int(np.count_nonzero(np.isnan(chunk))),
         inf=int(np.count_nonzero(np.isinf(chunk))),
     )
 
 
-def _summarize_partly_finite(chunk: Array, zeros: int, decoder: Decoder) -> Partial:
+def _summarize_partly_finite(chunk: Array, zeros: int, decoder: Decoder) -> Facts:
     mask = np.isfinite(chunk, out=decoder.buffer("mask", "?", chunk.size))
     count = int(np.count_nonzero(mask))
     finite = np.compress(mask, chunk, out=decoder.buffer("finite", chunk.dtype.str, count))
     nan = int(np.count_nonzero(np.isnan(chunk, out=mask)))
-    odd = Partial(nan=nan, inf=chunk.size - count - nan)
+    rest = Facts(chunk.size - count, nan, chunk.size - count - nan)
     if not count:
-        return odd
-    return odd.merge(_summarize_finite(finite, finite.min().item(), finite.max().item(), zeros, decoder))
+        return rest
+    return rest.merge(_summarize_finite(finite, finite.min().item(), finite.max().item(), zeros, decoder))
 
 
-def _summarize_finite(chunk: Array, low: float | int, high: float | int, zeros: int, decoder: Decoder) -> Partial:
+def _summarize_finite(chunk: Array, low: float | int, high: float | int, zeros: int, decoder: Decoder) -> Facts:
     if low == high:
-        return Partial(chunk.size, float(low), 0.0, low, high, zeros)
+        return Facts(chunk.size, zeros=zeros, low=low, high=high, moments=Moments(chunk.size, float(low)))
     work = decoder.buffer("work", "f8", chunk.size)
     np.copyto(work, chunk)
     size = float(max(abs(low), abs(high)))
@@ -148,22 +183,24 @@ def _summarize_finite(chunk: Array, low: float | int, high: float | int, zeros: 
     np.subtract(work, mean, out=work)
     deviation = math.sqrt(float(np.add.reduce(np.square(work, out=work))) / chunk.size)
     scaled = min(max(mean, math.ldexp(low, -exponent)), math.ldexp(high, -exponent)) if exponent else mean
-    return Partial(chunk.size, math.ldexp(scaled, exponent), math.ldexp(deviation, exponent), low, high, zeros)
+    moments = Moments(chunk.size, math.ldexp(scaled, exponent), math.ldexp(deviation, exponent))
+    return Facts(chunk.size, zeros=zeros, low=low, high=high, moments=moments)
 
 
-def summarize_codes(counts: Array, values: Array) -> Partial:
+def summarize_codes(counts: Array, values: Array) -> Facts:
     """Return the summary of values that each occur `counts[i]` times: float64, a row a code of packed types."""
     counts, values = np.repeat(counts, values.size // counts.size), values.reshape(-1)
+    elements = int(counts.sum())
     occurs, finite = counts > 0, np.isfinite(values)
     nan = int(counts[np.isnan(values)].sum())
     zeros, inf = int(counts[values == 0].sum()), int(counts[~finite].sum()) - nan
     counts, values = counts[occurs & finite], values[occurs & finite]
     if not counts.size:
-        return Partial(nan=nan, inf=inf)
+        return Facts(elements, nan, inf)
     count, low, high = int(counts.sum()), float(values.min()), float(values.max())
     # Only an absurd scale brings codes near the square root of the largest float64; then std is not available.
     with np.errstate(over="ignore", invalid="ignore"):
         # Not by BLAS, whose last bits depend on the processor.
         mean = min(max(float(np.add.reduce(counts * values)) / count, low), high)
         deviation = math.sqrt(float(np.add.reduce(counts * np.square(values - mean))) / count)
-    return Partial(count, mean, deviation, low, high, zeros, nan, inf)
+    return Facts(elements, nan, inf, zeros=zeros, low=low, high=high, moments=Moments(count, mean, deviation))

@@ -19,7 +19,7 @@ from statecli.rules.rule import AuditRule
 from statecli.rules.subject import Subject, needs_values
 
 if TYPE_CHECKING:
-    from statecli.values.facts_kernel import Facts
+    from statecli.values.summary import Facts
 
 #: The rule that judges whether bytes are those that were saved: where they are not, it has judged them.
 SUMS = ChecksumMismatch.rule
