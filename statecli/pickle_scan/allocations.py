@@ -540,7 +540,8 @@ def _count_pattern_steps(pattern: Value) -> int:
         pattern = pattern.args[0]
     if type(pattern) not in (str, bytes):
         return MAX_SIZE  # text that is computed
-    classes = pattern.count(b"[" if type(pattern) is bytes else "[")
+    # In a class that ignores case, each range is expanded character by character.
+    classes = sum(pattern.count(sign.encode() if type(pattern) is bytes else sign) for sign in "[-")
     return int(classes * _STEPS_PER_CHARACTER_CLASS + len(pattern) ** 2 // _SQUARED_LENGTH_PER_STEP)
 
 

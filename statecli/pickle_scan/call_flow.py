@@ -10,6 +10,7 @@ each of them, even if the tree does not keep the result.
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import lru_cache
 from typing import Any
@@ -182,11 +183,18 @@ class Flow:
         root = self.get_root(value) if type(value) in (Global, Obj) else None
         return get_plain_name(root) if root else None
 
-    def is_plain_data(self, names: Iterable[Global]) -> bool:
-        """Return True if all names are of tensors and only names are called, as in most checkpoints."""
-        return _PLAIN_DATA.issuperset(map(get_plain_name, names)) and all(
-            type(call.cls) is Global and not call.kwargs and not _uses_unknown_codec(get_plain_name(call.cls), call)
-            for call in self.calls
+    def is_plain_data(self, names: Iterable[Global], built: Iterable[tuple[Value, Value]]) -> bool:
+        """Return True if all names are of tensors, only names are called and no state has a callable attribute.
+
+        So are most checkpoints: a state is the `_metadata` of a state_dict.
+        """
+        return (
+            _PLAIN_DATA.issuperset(map(get_plain_name, names))
+            and all(
+                type(call.cls) is Global and not call.kwargs and not _uses_unknown_codec(get_plain_name(call.cls), call)
+                for call in self.calls
+            )
+            and all(type(state) is dict and state.keys() <= {"_metadata"} for _, state in built)
         )
 
     def note_misuse(self, name: Value, why: str) -> None:
@@ -267,6 +275,8 @@ class Flow:
         self._check_rebuild(call.cls, name, call.args)
         if name in known_names.BIT_GENERATORS and call.how == "newobj":
             self.note_misuse(call.cls, "is made without its state, which crashes the process that uses it")
+        if call.args and _SPARSE_CLASS.fullmatch(name):
+            self.note_misuse(call.cls, "makes a sparse tensor whose indices neither torch nor statecli can check")
         if name == _POLYNOMIAL and (call.how != "newobj" or call.args or call.kwargs):
             self.note_misuse(call.cls, "is called with arguments, where pickle makes an empty object")
         if name == array_dtypes.STRING_DTYPE and not array_dtypes.is_string_dtype(call):
@@ -349,6 +359,8 @@ class Flow:
             for part in parts:
                 if type(part) is Obj:
                     self._check_rebuild(name, "torch._utils._rebuild_", (part,))
+        if called == _REBUILD_SPARSE:
+            self._check_sparse_parts(name, args)
         if called.startswith(_WITH_HOOKS):
             for part in args:
                 if (
@@ -361,6 +373,17 @@ class Flow:
             root = self.get_root(args[0])
             if root is None or not _is_tensor_data(get_plain_name(root)):
                 self.note_misuse(name, "is given an object where a tensor's data belongs")
+
+    def _check_sparse_parts(self, name: Global, args: Any) -> None:
+        """Check that the parts of a sparse tensor are tensors of the file, whose indices `sparse-indices` checks.
+
+        Operators on sparse tensors use the indices unchecked, and so may write anywhere.
+        """
+        parts = args[1] if len(args) > 1 and type(args[1]) is tuple else ()
+        parts_and_names = [(part, self._get_root_name(part)) for part in parts[:_SPARSE_PARTS] if type(part) is Obj]
+        tensors = [part for part, name_of_part in parts_and_names if name_of_part != "torch.Size"]
+        if not tensors or not all(part.args and type(part.args[0]) is Persistent for part in tensors):
+            self.note_misuse(name, "makes a sparse tensor whose indices neither torch nor statecli can check")
 
     def _is_empty(self, hooks: Obj) -> bool:
         return kept_functions.pairs_of(hooks, self._get_root_name) == []
@@ -412,15 +435,42 @@ class Flow:
             self.note_misuse(root, "is given a state that is none of an array and a name")
         if name in _GENERATORS and not self._is_generator_state(state):
             self.note_misuse(root, "is given a state that torch does not write, by which bytes may become addresses")
-        if name.startswith(_NUMPY_RANDOM) and not _is_within_table(state):
+        if name.startswith(_NUMPY_RANDOM) and not self._is_random_state(state):
             self.note_misuse(root, "is given a position outside its table, at which the next draw reads memory")
         if type(state) is Obj and not name.startswith(_NUMPY_RANDOM) and _is_clean(name):
             self.note_misuse(root, "is given a state that a call computed")
         parts = state if type(state) is tuple and len(state) == 2 else (state,)
+        if name == _ORDERED_DICT and any(type(part) is dict and part.keys() & _METHODS_OF_DICT for part in parts):
+            self.note_misuse(root, "is given an attribute in the place of a method, so that it hides its items")
         if type(parts[-1]) is dict and len(parts) == 2 and _is_clean(name) and not name.startswith(_SLOTTED_PREFIXES):
             self.note_misuse(root, "is given a state by setting attributes, which runs what they are properties of")
         for part in parts:
             self._check_attributes(root, name, part)
+
+    def _is_random_state(self, state: Value, depth: int = 0) -> bool:
+        """Return True if numpy writes such a state of a generator, and its positions are within their tables.
+
+        A state is a dict, or that and a seed. numpy 1.16 and older wrote `("MT19937", table, position, ...)`. The state
+        of a seed is `(entropy, children, pool, size of the pool, ...)`; a new seed goes through a pool of that size.
+        """
+        if type(state) is tuple and not depth:
+            if len(state) > _OLD_POSITION and type(state[0]) in (str, bytes):
+                return _is_position(state[_OLD_POSITION], _GENERATOR_TABLE_LENGTHS["pos"])
+            if len(state) > _SEED_POOL_SIZE:
+                return _is_position(state[_SEED_POOL_SIZE], _MAX_SEED_POOL)
+            return 0 < len(state) <= _PARTS_OF_SEEDED_STATE and self._is_random_state(state[0], 1)
+        if type(state) is not dict or depth == _MAX_POSITION_DEPTH:
+            return False
+        for key, value in state.items():
+            if key in _GENERATOR_TABLE_LENGTHS:
+                is_sound = _is_position(value, _GENERATOR_TABLE_LENGTHS[key])
+            elif type(value) is Obj:  # a mapping of another class has positions too
+                is_sound = (self._get_root_name(value) or "").startswith("numpy.")
+            else:
+                is_sound = type(value) is not dict or self._is_random_state(value, depth + 1)
+            if not is_sound:
+                return False
+        return True
 
     def _is_handle_state(self, state: Value) -> bool:
         """Return whether it is the dict of a hook, the hook's number in it and other dicts.
@@ -593,15 +643,8 @@ def _is_layer_count(layers: Value) -> bool:
     return layers is None or (type(layers) is int and layers <= _MAX_LAYERS)
 
 
-def _is_within_table(state: Value, depth: int = 0) -> bool:
-    """Return whether the state of a generator of numpy has no position outside the table that the position is of."""
-    if type(state) is tuple and depth < _MAX_POSITION_DEPTH:
-        return all(_is_within_table(part, depth + 1) for part in state)
-    if type(state) is not dict or depth == _MAX_POSITION_DEPTH:
-        return type(state) not in (dict, tuple, list)
-    positions = ((state.get(key, 0), length) for key, length in _GENERATOR_TABLE_LENGTHS.items())
-    is_within = all(type(position) is int and 0 <= position <= length for position, length in positions)
-    return is_within and all(_is_within_table(part, depth + 1) for part in state.values() if type(part) is dict)
+def _is_position(position: Value, length: int) -> bool:
+    return type(position) is int and 0 <= position <= length
 
 
 def _is_packed(name: str) -> bool:
@@ -722,6 +765,10 @@ _GONE_THROUGH = frozenset(
     ]
 )
 #: What makes tensors of their data and their hooks.
+_REBUILD_SPARSE = "torch._utils._rebuild_sparse_tensor"
+#: Most tensors of a sparse tensor: two of indices, and the values.
+_SPARSE_PARTS = 3
+_SPARSE_CLASS = re.compile(r"torch\.(?:cuda\.)?sparse\.\w+Tensor")
 _WITH_HOOKS = ("torch._utils._rebuild_tensor_v", "torch._utils._rebuild_qtensor", "torch._utils._rebuild_parameter")
 #: Classes whose state is something else than a dict, or two dicts, of attributes.
 _STATES = (
@@ -737,9 +784,13 @@ _DEPTH_OF_PACKED = 8
 #: What Python's own code calls of what it takes for a container.
 _CONTAINER_METHODS = frozenset(name for kind in (dict, list, set) for name in dir(kind) if name[0] != "_")
 #: What torch's own unpickler admits, of which nothing can be made but tensors, dicts and text.
-_PLAIN_DATA = safe_globals.list_allowed_names() - {
-    *("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parameter_with_state"),
-}
+_PLAIN_DATA = frozenset(
+    name
+    for name in safe_globals.list_allowed_names()
+    if name not in ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parameter_with_state")
+    and name != _REBUILD_SPARSE
+    and not _SPARSE_CLASS.fullmatch(name)
+)
 #: numpy has a function of its own that makes them empty; they themselves take a buffer for objects.
 _ARRAY_CLASSES = frozenset(
     ["numpy.ndarray", "numpy.recarray", "numpy.rec.recarray", "numpy.matrix", "numpy.matrixlib.defmatrix.matrix"]
@@ -751,6 +802,12 @@ _ARRAY_RECONSTRUCTORS = frozenset(
 )
 _NUMPY_RANDOM = "numpy.random."
 #: Numbers in the table of MT19937 and in the buffer of Philox, by the keys of the positions in them.
+_ORDERED_DICT = "collections.OrderedDict"
+_METHODS_OF_DICT = frozenset(dir(OrderedDict))
+#: Place of the position in the tuple that numpy 1.16 wrote, and parts of the tuple that numpy 2 writes.
+_OLD_POSITION, _PARTS_OF_SEEDED_STATE = 2, 2
+#: Place of the size of the pool in the state of a seed, and the largest: numpy's own is 4.
+_SEED_POOL_SIZE, _MAX_SEED_POOL = 3, 1024
 _GENERATOR_TABLE_LENGTHS = {"pos": 624, "buffer_pos": 4}
 #: Tuples and dicts that such a position is in: numpy writes two or three.
 _MAX_POSITION_DEPTH = 4

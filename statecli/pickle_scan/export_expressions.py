@@ -100,7 +100,24 @@ _EXPONENT_FUNCTIONS = frozenset(
 )
 #: Whose terms are added up, in Python and in sympy.
 _SUM_FUNCTIONS = frozenset(["Add", "Sub", "Max", "Min"])
+#: Function -> keywords that sympy writes for it. Their values are assumptions, a number or bits.
+_SYMBOL_KEYWORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        algebraic antihermitian commutative complex composite dummy_index even extended_negative extended_nonnegative
+        extended_nonpositive extended_nonzero extended_positive extended_real finite hermitian imaginary infinite
+        integer irrational negative noninteger nonnegative nonpositive nonzero odd positive prime rational real
+        transcendental zero
+        """,
+    )
+)
+_KEYWORDS = {"Symbol": _SYMBOL_KEYWORDS, "Dummy": _SYMBOL_KEYWORDS, "Float": frozenset(["precision"])}
 _NUMBER = re.compile(r"[-+]?[\d_]*\.?[\d_]*(?:[eE][-+]?([\d_]+))?")
+
+
+class _Unmeasurable(Exception):
+    """The cost of an expression is not known, for the reason given."""
 
 
 def describe_cost(text: str) -> str | None:
@@ -115,6 +132,8 @@ def describe_cost(text: str) -> str | None:
         bits, terms = _measure_node(ast.parse(text.strip().replace("^", "**"), mode="eval").body)
     except SyntaxError:
         return None  # sympy parses it in the same way, and ends with the same error
+    except _Unmeasurable as error:
+        return str(error)
     except (RecursionError, MemoryError, ValueError, OverflowError):
         return "computes an expression that nests too deep to be judged"
     if bits > _MAX_BITS:
@@ -130,8 +149,19 @@ def _measure_node(node: ast.AST) -> tuple[float, float]:
         return _measure_operation(type(node.op).__name__, [node.left, node.right])
     if isinstance(node, ast.Call):
         name = ast.unparse(node.func).rpartition(".")[2]
-        return _measure_operation(name, [*node.args, *(keyword.value for keyword in node.keywords)])
+        bits, terms = _measure_operation(name, [*node.args])
+        return max([bits, *(_measure_keyword(name, keyword) for keyword in node.keywords)]), terms
+    if isinstance(node, ast.Starred):
+        raise _Unmeasurable("unpacks the arguments of a function, which torch does not write")
     return _measure_operation("", list(ast.iter_child_nodes(node)))
+
+
+def _measure_keyword(function: str, keyword: ast.keyword) -> float:
+    """Return the bits that a keyword asks for. Raises _Unmeasurable for keywords that sympy does not write."""
+    value = keyword.value.value if type(keyword.value) is ast.Constant else None
+    if keyword.arg not in _KEYWORDS.get(function, ()) or type(value) not in (bool, int):
+        raise _Unmeasurable(f"calls {function} with an argument {keyword.arg or '**'}, which torch does not write")
+    return float(str(value)) if keyword.arg == "precision" and type(value) is int else 0.0
 
 
 def _measure_operation(operation: str, nodes: list[ast.AST | ast.expr]) -> tuple[float, float]:
@@ -182,8 +212,7 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall]:
         elif costs := describe_cost(text):
             yield ProgramCall(text, "sympy", "sympify", costs)
     bad: set[str] = set()
-    for key, text in dict.fromkeys(_iter_texts(document)):
-        steps.take(Budget.TEXT)
+    for key, text in dict.fromkeys(_iter_texts(document, steps)):
         call = _check_operator(text) if key in _OPERATOR_KEYS else _check_import(key, text) or _check_guard(key, text)
         if call:
             yield call
@@ -194,58 +223,88 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall]:
 
 
 def _is_valid_name(key: str, text: str) -> bool:
-    """Return True if the text stays a name in the source into which torch writes the text."""
-    return not (key in _NAME_KEYS and not _NAME.fullmatch(text)) and not (key in _PATH_KEYS and _BREAKS.search(text))
+    """Return True if the text stays a name wherever torch writes the text into source."""
+    if key in _NAME_KEYS:
+        return _NAME.fullmatch(text) is not None
+    return key in _VALUE_KEYS or (key != _UNREAD_KEY and not _BREAKS.search(text))
 
 
 #: Texts that torch writes into the source of `forward` as they are, or in quotes, before it compiles that as it loads.
-_NAME_KEYS = frozenset(["name", "as_name", "forward_arg_names"])
-_PATH_KEYS = frozenset(
-    ["parameter_name", "buffer_name", "tensor_constant_name", "custom_obj_name", "user_input_name", "input_name", "fqn"]
-)
+_NAME_KEYS = frozenset(["name", "as_name", "forward_arg_names", "the member"])
 _NAME = re.compile(r"\*{0,2}\w*")
 _BREAKS = re.compile(r"[\"'\\\n\r]")
 _OPERATOR_KEYS = frozenset(["target", "as_operator"])
 _OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.\w+)?", re.ASCII)
-_ARITHMETIC = re.compile(r"(?:_operator|math)\.\w+|torch\._?sym_\w+|torch\.utils\._sympy\.\w+(?:\.\w+)*", re.ASCII)
+#: What torch's own verifier allows, and the classes of torch's arithmetic.
+_ARITHMETIC = re.compile(
+    r"_operator\.(?:getitem|add|mul|sub|truediv|floordiv|mod|pow|neg|pos|abs|[lr]shift|and_|or_|xor|not_|[gl][et]|eq|ne)"
+    r"|math\.(?!factorial|comb|perm)[a-z]\w*|torch\._?sym_\w+|torch\.utils\._sympy\.functions\.[A-Z]\w*|builtins\.round",
+    re.ASCII,
+)
 _GUARD_KEY = "guards_code"
 #: JSON in texts of the JSON: how the arguments nest.
 _SPEC_KEYS = frozenset(["in_spec", "out_spec", "context"])
-_MAX_SPEC_CHARACTERS = 2**20
 #: Text that a trace left for people.
 _REMARK_KEYS = frozenset(["metadata"])
+#: Texts that reach no source: values of operators, and texts that have a check of their own.
+_VALUE_KEYS = frozenset(["as_string", "as_strings", "expr_str", _GUARD_KEY])
+#: Key of what `_iter_texts` yields for classes and for JSON that it cannot read; no key of the program has a space.
+_CLASS_KEY, _MEMBER_KEY, _UNREAD_KEY, _ARGUMENT_KEY = "the class", "the member", "the nesting", "the argument"
 
 
-def _iter_texts(document: Any) -> Iterator[tuple[str, str]]:
-    """Yield each text with its key; the text of a list has the key of the list."""
+def _iter_texts(document: Any, steps: Steps) -> Iterator[tuple[str, str]]:
+    """Yield each text with its key; the text of a list has the key of the list, a key itself the key "the argument"."""
     stack: list[tuple[str, Any]] = [("", document)]
     while stack:
         key, node = stack.pop()
+        steps.take(Budget.TEXT)
         if type(node) is dict:
             if type(node.get("default_factory_module")) is str:
-                yield "factory", f"{node['default_factory_module']}:{node.get('default_factory_name')}"
-            elif "__enum__" in node and type(node.get("fqn")) is str:
-                yield "factory", node["fqn"]
-                continue
+                yield _CLASS_KEY, f"{node['default_factory_module']}:{node.get('default_factory_name')}"
+            if "__enum__" in node:
+                yield _CLASS_KEY, str(node.get("fqn"))
+                yield _MEMBER_KEY, str(node.get("name"))
             if key == "tensor_values":
                 stack.extend(("name", child) for child in node)
+            yield from ((_ARGUMENT_KEY, below) for below in node)
             stack.extend((below, child) for below, child in node.items() if below not in _REMARK_KEYS)
         elif type(node) is list:
             stack.extend((key, child) for child in node)
         elif type(node) is str:
-            spec = _parse_spec(node) if key in _SPEC_KEYS else None
-            if spec is None:
-                yield key, node
-            else:
-                stack.append(("", spec))
+            yield from _iter_spec_texts(key, node, stack, steps) if key in _SPEC_KEYS else [(key, node)]
 
 
-def _parse_spec(text: str) -> Any:
-    """Return the JSON in a text, None for other texts, in which torch reads no JSON either."""
+def _iter_spec_texts(key: str, text: str, stack: list[tuple[str, Any]], steps: Steps) -> Iterator[tuple[str, str]]:
+    """Yield what a text that nests arguments says, and put the JSON in it on the stack."""
+    steps.take(Budget.TEXT, len(text) // 8)
     try:
-        return json.loads(text) if len(text) <= _MAX_SPEC_CHARACTERS else None
-    except (ValueError, RecursionError):
-        return None
+        spec = json.loads(text)
+    except ValueError:  # torch reads it by the same parser
+        yield key, text
+    except RecursionError:
+        yield _UNREAD_KEY, text
+    else:
+        names = _find_keyword_names(spec) if key == "in_spec" else []
+        yield from (("name", str(name)) for name in names)
+        # Strings of a context are keys of dicts, which may be any.
+        stack.append(("as_string" if key == "context" else "", spec))
+
+
+def _find_keyword_names(spec: Any) -> list[Any]:
+    """Return the names of keyword arguments, which torch writes into the source of `forward`."""
+    try:
+        names = json.loads(spec[1]["children_spec"][1]["context"])
+    except (TypeError, KeyError, IndexError, ValueError, RecursionError):
+        return []
+    return (
+        names
+        if type(names) is list
+        else [names]
+        if type(names) is str
+        else list(names or ())
+        if type(names) is dict
+        else []
+    )
 
 
 def _check_operator(text: str) -> ProgramCall | None:
@@ -272,4 +331,4 @@ def _check_guard(key: str, text: str) -> ProgramCall | None:
 def _check_import(key: str, text: str) -> ProgramCall | None:
     """Return the import of a dict or enumeration class in the nesting of arguments."""
     module, _, name = text.partition(":")
-    return ProgramCall(name, module, name, called=False) if key == "factory" else None
+    return ProgramCall(name, module, name, called=False) if key == _CLASS_KEY else None

@@ -94,7 +94,7 @@ class Scanner(Machine):
         flow = self.flow
         names = self.globals.values()
         compiled = {} if self.duplicate_keys else calls_of_modules(flow.calls, self._builds)
-        is_tame = not self._spelling_names and flow.is_plain_data(names)
+        is_tame = not self._spelling_names and flow.is_plain_data(names, self._builds)
         if not is_tame:
             try:
                 flow.follow(self._builds, [self.root, *self.persistent, *self._loose_values], compiled.keys())

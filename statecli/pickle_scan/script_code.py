@@ -54,7 +54,10 @@ _OPERATOR_HARMS = {
     "debugprims::load_tensor": "reads a file",
     "aten::_reshape_alias": "makes a view whose strides torch does not check against the memory",
 }
-_UNSAFE_SPARSE = re.compile(r"aten::_sparse_\w+_tensor_(?:unsafe|with_dims_and_tensors)")
+#: torch checks indices only where a program asks for it.
+_UNSAFE_SPARSE = re.compile(
+    r"aten::_sparse_\w+_tensor_(?:unsafe|with_dims_and_tensors)|aten::sparse_(?:coo|compressed|cs[rc]|bs[rc])_tensor"
+)
 _FILE_OPERATOR = re.compile(
     r"(?:image|video_reader|torchvision|torchaudio)::\w*(?:file|load|save|video|sox_io|stream)\w*"
 )
@@ -132,7 +135,10 @@ _PACKING_OPERATOR = re.compile(
 #: Packing a convolution, the whole call of it, and what sets the numbers that it divides by.
 _PACK_CONVOLUTION = re.compile(r"\b\w*conv\w*_prepack\w*", re.ASCII)
 _PACK_CALL = re.compile(r"\bops\.quantized\.conv\w*_prepack\((?P<args>[^()]*)\)", re.ASCII)
-_DIVISOR_ASSIGNMENT = re.compile(r"\.\s*(?:stride|dilation|groups)\s*(?:,[^=\n]*)?=(?!=)", re.ASCII)
+#: Among the targets of an assignment the last of these; from the others on, a long line would be read again and again.
+_DIVISOR_ASSIGNMENT = re.compile(
+    r"\.\s*(?:stride|dilation|groups)\s*(?:,(?:(?!\.\s*(?:stride|dilation|groups)\b)[^=\n])*)?=(?!=)", re.ASCII
+)
 _ASSIGNMENT_FROM_STATE = re.compile(
     r"^[ \t]*self\.(?P<name>stride|dilation|groups) = \(state\)\[(?P<place>\d{1,2})\][ \t]*$", re.ASCII | re.MULTILINE
 )

@@ -30,6 +30,7 @@ class Stopped(Exception):
 
 
 def do_unknown(m: MachineState, pos: int) -> int:
+    """Raise MalformedError for a byte that no protocol has."""
     raise m.make_error(pos, f"unknown opcode 0x{m.data[pos - 1]:02x}")
 
 

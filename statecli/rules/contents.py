@@ -110,4 +110,25 @@ def _is_placeholder(tensor: TensorInfo, present: set[tuple[str, str]]) -> bool:
     return is_of_e3nn or _PLACEHOLDER.search(tensor.fqn) is not None
 
 
-RULES = (empty_checkpoint, empty_tensor)
+def _lacks_values(subject: Subject) -> str | None:
+    return None if subject.values is None else "the values were read, and with them the indices"
+
+
+@rule(Severity.WARNING, needs_file, _lacks_values)
+def unchecked_indices(subject: Subject) -> Iterator[Issue]:
+    """The indices of a sparse tensor were not checked, because no values were read.
+
+    Why: `torch.load` does not check them either, and operators on the tensor read and write wherever they point.
+    `sparse-indices` checks them together with the values.
+
+    Example: an adjacency matrix in a checkpoint of 10,000 tensors, whose values are not read by default.
+
+    Fix: audit with `--values`.
+    """
+    for tensor in subject.state.tensors:
+        if tensor.layout.startswith("sparse"):
+            message = f"{subject.name_of(tensor)}: the indices of the sparse tensor were not checked"
+            yield Issue(message, tensor.fqn, tensor.section, "read them with --values")
+
+
+RULES = (empty_checkpoint, empty_tensor, unchecked_indices)

@@ -115,6 +115,23 @@ def inf(subject: Subject) -> Iterator[Issue]:
             yield _build_issue(subject, tensor, _describe_count(facts.inf, facts, "infinite"), help, severity)
 
 
+@rule(Severity.ERROR, needs_values)
+def sparse_indices(subject: Subject) -> Iterator[Issue]:
+    """The indices of a sparse tensor lie outside its shape.
+
+    Why: `torch.load` does not check them, and operators such as `to_dense()` read and write wherever the indices point,
+    outside the memory of the tensor. A file can choose the place and the value.
+
+    Example: a tensor of shape [4] whose only index is 1,000,000,000.
+
+    Fix: do not use the tensor; save it again from its source. To check while loading, call
+    `torch.sparse.check_sparse_tensor_invariants.enable()` before `torch.load`.
+    """
+    for tensor, facts in _list_facts(subject):
+        if facts.contradiction:
+            yield _build_issue(subject, tensor, facts.contradiction, "save the tensor again from its source")
+
+
 def _choose_infinity_severity(tensor: TensorInfo, facts: Facts) -> Severity:
     is_mask = facts.minus_inf == facts.inf and facts.low == facts.high is not None and not facts.nan
     if is_mask or tensor.kind is Kind.OTHER:
@@ -310,4 +327,4 @@ def _choose_unread_severity(tensor: TensorInfo) -> Severity:
     return Severity.NOTE if none else Severity.WARNING
 
 
-RULES = (nan, inf, all_zero, constant, denormal, overflows_dtype, duplicate_values, unread_values)
+RULES = (nan, inf, sparse_indices, all_zero, constant, denormal, overflows_dtype, duplicate_values, unread_values)

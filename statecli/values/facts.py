@@ -15,7 +15,7 @@ from statecli.core.errors import StateError, UnreadableError
 from statecli.core.float_mode import with_denormals
 from statecli.core.state import TensorData, TensorInfo
 from statecli.storage.file_version import find_changed, read_versions
-from statecli.values import facts_kernel
+from statecli.values import facts_kernel, sparse
 from statecli.values.compare_task import rechunk
 from statecli.values.elements import Array, Decoder, Element, find_element
 from statecli.values.ggml_blocks import find_ggml_type, to_readable
@@ -247,7 +247,17 @@ def _tensor_facts(tensor: TensorInfo, part_facts: Sequence[Facts], stale: set[st
         if storage.path in stale:
             reason = f"{storage.path}: {tensor.fqn}: changed while it was read: audit it again"
             return Facts(tensor.elements, digest=None, reason=reason, damaged=True)
-    return part_facts[0] if not tensor.parts else _merge_parts(tensor, part_facts)
+    if not tensor.parts:
+        return part_facts[0]
+    facts = _merge_parts(tensor, part_facts)
+    return replace(facts, contradiction=_check_indices(tensor)) if tensor.layout.startswith("sparse") else facts
+
+
+def _check_indices(tensor: TensorInfo) -> str | None:
+    try:
+        return sparse.explain_invalid_indices(tensor)
+    except StateError as error:
+        return f"its indices cannot be checked: {error}"
 
 
 def _merge_parts(tensor: TensorInfo, part_facts: Sequence[Facts]) -> Facts:

@@ -100,7 +100,27 @@ def _has_same_parts(before: TensorInfo, after: TensorInfo) -> bool:
     return all(a[0] == b[0] and is_same_data(a[1], b[1], f"{after.fqn}: {a[0]}") for a, b in both)
 
 
+def explain_invalid_indices(tensor: TensorInfo) -> str | None:
+    """Return why the indices of a sparse tensor do not fit its shape; None if they do.
+
+    torch does not check them when it loads a tensor; its operators read and write wherever they point.
+
+    Raises `UnreadableError` if there are too many to check, and as `values.read` does.
+    """
+    try:
+        _read_places(_open_side(tensor))
+    except _InvalidIndices as error:
+        return error.problem
+    return None
+
+
 # --- places ----------------------------------------------------------------------------------------------------------
+
+
+class _InvalidIndices(MalformedError):
+    """The parts of a tensor contradict each other, as `problem` says."""
+
+    problem: str = ""
 
 
 class _Side(NamedTuple):
@@ -114,7 +134,9 @@ class _Side(NamedTuple):
         """Raise `MalformedError` with `what` unless the condition is true."""
         if not is_valid:
             path = self.parts["values"].storage.path
-            raise MalformedError(f"{path}: {self.tensor.fqn}: {what}; the file is damaged: copy it again")
+            error = _InvalidIndices(f"{path}: {self.tensor.fqn}: {what}; the file is damaged: copy it again")
+            error.problem = what
+            raise error
 
     def require_inside(self, index: Array, size: int) -> None:
         """Raise `MalformedError` unless all indices are in range(size)."""
@@ -135,6 +157,12 @@ class _Side(NamedTuple):
 
 def _read_entries(tensor: TensorInfo) -> tuple[Array, Array]:
     """Return flat indices in ascending order, each once, and the values there."""
+    side = _open_side(tensor)
+    return _sum_duplicates(_read_places(side), side.read_part("values"), tensor.dtype)
+
+
+def _open_side(tensor: TensorInfo) -> _Side:
+    """Return the parts of a tensor whose number and types can be read."""
     side = _Side(tensor, dict(tensor.parts), tensor.shape or ())
     if tensor.layout not in PARTS_OF_LAYOUT or len(side.shape) > MAX_DIMENSIONS:
         raise UnreadableError(f"{tensor.layout} tensors of {len(side.shape)} dimensions are not compared")
@@ -144,8 +172,12 @@ def _read_entries(tensor: TensorInfo) -> tuple[Array, Array]:
     for name in PARTS_OF_LAYOUT[tensor.layout][:-1]:
         dtype = side.parts[name].dtype
         side.require(dtype in ("int64", "int32"), f"its {name} are {dtype}, not integers")
-    places = _coo_indices(side) if tensor.layout == "sparse_coo" else _compressed_indices(side)
-    return _sum_duplicates(places, side.read_part("values"), tensor.dtype)
+    return side
+
+
+def _read_places(side: _Side) -> Array:
+    """Return the flat index of each stored value."""
+    return _coo_indices(side) if side.tensor.layout == "sparse_coo" else _compressed_indices(side)
 
 
 def _coo_indices(side: _Side) -> Array:

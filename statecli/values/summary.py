@@ -58,6 +58,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
         digest: Equal for pieces whose elements are equal; None if not known.
         reason: Why the elements were not read as numbers.
         damaged: True if the bytes could not be read at all.
+        contradiction: Why the indices of a sparse tensor do not fit its shape.
         typical: Size of a float near the largest one: the fourth largest of a sample of each block, and the largest of
             these over all blocks; None if not known.
     """
@@ -76,6 +77,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
     damaged: bool = False
     typical: float | None = None
     moments: Moments = Moments()
+    contradiction: str | None = None
 
     def merge(self, other: Facts) -> Facts:
         """Return the facts of both."""
@@ -96,6 +98,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
             self.damaged or other.damaged,
             max((value for value in (self.typical, other.typical) if value is not None), default=None),
             self.moments.merge(other.moments),
+            self.contradiction or other.contradiction,
         )
 
     def repeat(self, count: int) -> Facts:

@@ -124,7 +124,7 @@ def sent_tasks(call: bytes) -> Any:
 
     class Words(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
-            assert (module, name) == ("statecli.workers.executors.batch", "work")
+            assert (module, name) == ("statecli.workers.executors.batch", "run_in_worker")
             return lambda made, function, packed: pickle.loads(pickle.loads(packed)[3])
 
     return Words(io.BytesIO(call)).load()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -368,3 +369,20 @@ def test_code_that_packs_by_other_numbers_is_found(name, tmp_path):
                 record.replace("modules/conv.py", "modules/other.py") if "other" in new else record, changed_data
             )
     assert "packs by other numbers" in "".join(told(path, "unsafe-global"))
+
+
+def test_a_long_line_of_divisors_is_read_once():
+    """Each `.stride,` of it begins what may be the targets of an assignment."""
+    steps = time.process_time()
+    for end, count in (("", 0), (" = 1", 1)):
+        assert len(script_code._DIVISOR_ASSIGNMENT.findall("x" + ".stride, " * 100_000 + "y" + end)) == count
+    assert time.process_time() - steps < 2
+    assert script_code._DIVISOR_ASSIGNMENT.search("self.stride, other = 1, 2")
+    assert not script_code._DIVISOR_ASSIGNMENT.search("self.stride == 1")
+
+
+@pytest.mark.parametrize("kind", ["coo", "csr", "csc", "bsr", "bsc", "compressed"])
+def test_operators_that_make_sparse_tensors_are_unsafe(kind):
+    """torch checks no index unless a program asks for it."""
+    assert "indices torch does not check" in script_code.describe_harm(f"aten::sparse_{kind}_tensor")
+    assert script_code.describe_harm("aten::sparse_mask") is None

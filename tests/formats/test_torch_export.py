@@ -887,6 +887,10 @@ def test_code_in_the_name_of_an_input_is_found(forged, tmp_path):
         ("torch.os.system", "unsafe-global", "its graph calls torch.os.system, which is no operator of torch"),
         ("torch.ops.mylib.run.default", "unknown-global", "its graph calls torch.ops.mylib.run, which is of a library"),
         ("#mine:run", "unsafe-global", "is no operator of torch"),
+        ("_operator.call", "unsafe-global", "is no operator of torch"),
+        ("math.factorial", "unsafe-global", "is no operator of torch"),
+        ("torch.utils._sympy.functions.sympy.sympify", "unsafe-global", "is no operator of torch"),
+        ("torch.utils._sympy.functions.FloorDiv", None, ""),
         ("torch.ops.aten.cos.default", None, ""),
         ("torch.ops.torchvision.nms.default", None, ""),
         ("_operator.mul", None, ""),
@@ -915,6 +919,120 @@ def test_what_the_nesting_of_arguments_imports_is_judged(parts, tmp_path):
         ((rule, message),) = findings(built(tmp_path / "a.pt2", made))
         assert rule == "unsafe-global"
         assert message.startswith("loading it imports os.system")
+
+
+def _with_spec(parts, spec, key: str = "in_spec", padding: str = "", **signature) -> dict[str, bytes]:
+    """A program whose arguments nest as `spec` says."""
+    return {**parts, "models/model.json": _json({"signature": {key: json.dumps(spec) + padding, **signature}})}
+
+
+def _leaf() -> dict[str, object]:
+    return {"type": None, "context": None, "children_spec": []}
+
+
+def _keyword(name: object) -> list[object]:
+    """A nesting of no positional argument and a keyword argument."""
+    children = [
+        {"type": "builtins.tuple", "context": "null", "children_spec": []},
+        {"type": "builtins.dict", "context": json.dumps(name), "children_spec": [_leaf()]},
+    ]
+    return [1, {"type": "builtins.tuple", "context": "null", "children_spec": children}]
+
+
+def test_code_in_the_name_of_a_keyword_is_found(tmp_path):
+    """Without forward_arg_names, torch takes names of parameters from the nesting and compiles them as source."""
+
+    class Keyword(nn.Module):
+        def forward(self, x, k):
+            return x + k
+
+    good, mark = tmp_path / "x.pt2", tmp_path / "ran"
+    torch.export.save(torch.export.export(Keyword(), (torch.ones(2),), {"k": torch.ones(2)}), good)
+    assert findings(good) == []
+    code = f'k=__import__("pathlib").Path("{mark}").touch()):#\':0}}), self._in_spec) #'
+    with zipfile.ZipFile(good) as archive, zipfile.ZipFile(tmp_path / "y.pt2", "w") as file:
+        for name in archive.namelist():
+            data = archive.read(name)
+            if name.endswith("models/model.json"):
+                program = json.loads(data)
+                signature = program["graph_module"]["module_call_graph"][0]["signature"]
+                spec = json.loads(signature["in_spec"])
+                spec[1]["children_spec"][1]["context"] = json.dumps([code])
+                signature |= {"in_spec": json.dumps(spec), "forward_arg_names": None}
+                data = _json(program)
+            file.writestr(f"y/{name.partition('/')[2]}", data)
+    ((rule, message),) = findings(tmp_path / "y.pt2")
+    assert rule == "unsafe-global"
+    assert message.startswith("loading it calls builtins.exec, which compiles the graph, where")
+    assert not mark.exists()
+    with contextlib.suppress(Exception):
+        torch.export.load(tmp_path / "y.pt2").module()
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("name", [["a b"], ["k=1"], [["k"]], {"k=1": 0}, "k=", ["k", "k\n"]], ids=repr)
+def test_names_of_keywords_are_names(name, parts, tmp_path):
+    """Whatever JSON they stand in."""
+    assert findings(built(tmp_path / "a.pt2", _with_spec(parts, _keyword(["k", "_2"])))) == []
+    assert [rule for rule, _ in findings(built(tmp_path / "b.pt2", _with_spec(parts, _keyword(name))))] == [
+        "unsafe-global"
+    ]
+
+
+def test_keys_of_a_dict_that_is_an_argument_may_be_any(parts, tmp_path):
+    """They are data in the nesting, and no source."""
+    inner = {"type": "builtins.dict", "context": json.dumps(["it's", "a b", "\\"]), "children_spec": [_leaf()] * 3}
+    spec = [1, {"type": "builtins.tuple", "context": "null", "children_spec": [inner]}]
+    for key in ("in_spec", "out_spec"):
+        assert findings(built(tmp_path / "a.pt2", _with_spec(parts, spec, key))) == []
+
+
+@pytest.mark.parametrize("padding", ["", " " * (1 << 20)], ids=["short", "longer than a mebibyte"])
+@pytest.mark.parametrize("more", [{}, {"default_factory_module": "collections", "default_factory_name": "OrderedDict"}])
+def test_a_class_in_the_nesting_is_judged_in_any_length_and_company(padding, more, parts, tmp_path):
+    """torch reads JSON of any length, and looks for an enumeration first; its member may be a path to a library."""
+    context = [{"__enum__": True, "fqn": "ctypes:cdll", "name": "/tmp/evil.so", **more}]
+    spec = [1, {"type": "builtins.dict", "context": json.dumps(context), "children_spec": [_leaf()]}]
+    found = findings(built(tmp_path / "a.pt2", _with_spec(parts, spec, "out_spec", padding)))
+    assert ("unsafe-global", "loading it imports ctypes.cdll") in {
+        (rule, text.partition(",")[0]) for rule, text in found
+    }
+    assert any("'/tmp/evil.so' stands for a name" in text for _, text in found)
+
+
+def test_a_nesting_that_cannot_be_read_is_found(parts, tmp_path):
+    """JSON too deep for statecli may be read by torch."""
+    deep = "[" * 200_000 + "]" * 200_000
+    program = {"signature": {"out_spec": deep}}
+    found = findings(built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))
+    assert [rule for rule, _ in found] == ["unsafe-global"]
+
+
+@pytest.mark.parametrize("key", ["any_key", "verifiers", "torch_version"])
+def test_text_that_would_end_a_string_is_found_under_any_key(key, parts, tmp_path):
+    """A later torch may write it into source; values of operators and remarks of a trace may be any text."""
+    harmless = {"metadata": {"stack_trace": "f('x')\n"}, "as_string": "it's", "plain": "torch.ops/aten <3"}
+    for more, count in ((harmless, 0), ({key: "a'b"}, 1), ({"a'b": 1}, 1)):
+        program = {**json.loads(parts["models/model.json"]), **more}
+        assert len(findings(built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("Pow(e=99999999999, b=2)", False),
+        ("Pow(*(2, 99999999999))", False),
+        ("Pow(**k)", False),
+        ("Float(precision=30000000000, num=Rational(1, 3))", False),
+        ("Float('0.5', precision=30000000000)", False),
+        ("Float('0.5', precision=53)", True),
+        ("Symbol('s77', positive=True, integer=True)", True),
+        ("Dummy('a', dummy_index=6000000, integer=True)", True),
+    ],
+)
+def test_the_order_of_arguments_hides_no_exponent(text, plain):
+    """Arguments by name, or from a tuple, may come in any order: torch writes none but assumptions and precision."""
+    assert (is_plain_expression(text) and describe_cost(text) is None) == plain
 
 
 def test_a_library_in_it_is_told(forged):

@@ -6,6 +6,7 @@ import collections
 import copyreg
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -758,3 +759,43 @@ def test_the_weight_of_an_old_spectral_norm_is_a_row_before_its_first_forward(tm
     state = read(tmp_path, torch.nn.utils.spectral_norm(nn.Linear(2, 2)))
     (row,) = [row for row in state.tensors if row.fqn == "weight"]
     assert (row.kind, row.derived, row.tied_to) == (Kind.UNREGISTERED, "derived from weight_orig", ("weight_orig",))
+
+
+class _WithMetadata:
+    """A tensor saved with other metadata than torch writes."""
+
+    def __init__(self, tensor, metadata):
+        self.tensor, self.metadata = tensor, metadata
+
+    def __reduce__(self):
+        storage = torch.storage.TypedStorage(
+            wrap_storage=self.tensor.untyped_storage(), dtype=self.tensor.dtype, _internal=True
+        )
+        shape = (tuple(self.tensor.shape), self.tensor.stride())
+        return torch._utils._rebuild_tensor_v2, (storage, 0, *shape, False, collections.OrderedDict(), self.metadata)
+
+
+@pytest.mark.parametrize("metadata", [{"neg": False}, {"neg": 1}, {b"neg": True}, {"conj": 0}, ["neg"]], ids=repr)
+def test_metadata_that_torch_does_not_write_is_refused(tmp_path, metadata):
+    """torch sets a flag if the key is there, whatever its value: the honest file would have the opposite values."""
+    torch.save({"w": _WithMetadata(torch.arange(1.0, 5.0), {"neg": True})}, tmp_path / "good.pt")
+    (row,) = formats.read(str(tmp_path / "good.pt")).tensors
+    assert row.data.negative
+    assert torch.load(tmp_path / "good.pt")["w"].tolist() == [-1.0, -2.0, -3.0, -4.0]
+    torch.save({"w": _WithMetadata(torch.arange(1.0, 5.0), metadata)}, tmp_path / "bad.pt")
+    (row,) = formats.read(str(tmp_path / "bad.pt")).tensors
+    assert "metadata of" in row.damage
+
+
+def test_the_order_of_an_array_is_a_bool(tmp_path):
+    """numpy takes any number that is not zero for the order of Fortran."""
+    for order, is_sound in ((False, True), (True, True), (1, False), (2, False)):
+
+        class Array:
+            def __reduce__(self, order=order):
+                make, args, state = np.arange(6.0).reshape(2, 3).__reduce__()
+                return make, args, (*state[:3], order, *state[4:])
+
+        torch.save({"w": Array()}, tmp_path / "a.pt")
+        rows = formats.read(str(tmp_path / "a.pt")).tensors
+        assert [row.damage is None for row in rows] == [is_sound]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import operator
+import pickle
+import re
 import zipfile
 from collections import OrderedDict
 
@@ -22,9 +24,9 @@ RANDOM = "numpy.random._pickle"
 RULES = ("unsafe-global", "unknown-global", "whole-module-pickle", "nested-pickle", "unscanned-pickle")
 
 
-def write(path, pickle=None, *more):
+def write(path, data=None, *more):
     """A small good archive, with that pickle in it and those records behind it."""
-    path.write_bytes(build([*records(pickle), *more]))
+    path.write_bytes(build([*records(data), *more]))
     return path
 
 
@@ -92,6 +94,78 @@ def test_a_position_outside_the_table_of_a_generator_is_unsafe(found, tmp_path, 
     for position in (*inside, *outside):
         torch.save({"w": torch.ones(1), "generator": Moved(kind, key, position)}, tmp_path / "a.pt")
         assert len(found("unsafe-global", tmp_path / "a.pt")) == (position in outside)
+
+
+class Reduced:
+    """An object that a function makes of these arguments, and of this state."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def __reduce__(self):
+        return self.parts
+
+
+TABLE = np.random.RandomState(0).get_state()[1]
+RANDOM_STATE = np.random._pickle.__randomstate_ctor
+SEED = np.random.SeedSequence(3).__reduce__()
+
+
+@pytest.mark.parametrize(
+    ("parts", "is_sound"),
+    [
+        ((RANDOM_STATE, (), ("MT19937", TABLE, 624, 0, 0.0)), True),
+        ((RANDOM_STATE, (), ("MT19937", TABLE, 625, 0, 0.0)), False),
+        ((RANDOM_STATE, (), ("MT19937", TABLE, 10**9)), False),
+        ((RANDOM_STATE, (), OrderedDict(bit_generator="MT19937", state={"key": TABLE, "pos": 10**9})), False),
+        ((RANDOM_STATE, (), {"bit_generator": "MT19937", "state": OrderedDict(key=TABLE, pos=10**9)}), False),
+        ((RANDOM_STATE, (), ["MT19937", TABLE, 10**9]), False),
+        (SEED, True),
+        ((*SEED[:2], (*SEED[2][:3], 10**8, ())), False),
+    ],
+    ids=["numpy 1.16", "outside", "far outside", "a mapping", "a mapping inside", "a list", "a seed", "a huge pool"],
+)
+def test_the_state_of_a_generator_is_one_that_numpy_writes(found, tmp_path, parts, is_sound):
+    """numpy reads a position of tuples, lists and mappings; a seed of any pool is gone through."""
+    torch.save({"w": torch.ones(1), "generator": Reduced(*parts)}, tmp_path / "a.pt")
+    assert (not found("unsafe-global", tmp_path / "a.pt")) == is_sound
+
+
+def test_unsafe_global_finds_sparse_tensors_whose_indices_nobody_checks(found, tmp_path):
+    """torch.save writes them over tensors of the file; a legacy constructor and a plain pickle bring others."""
+    indices, values, size = torch.tensor([[10**9]]), torch.ones(1), torch.Size([4])
+    good = torch.sparse_coo_tensor(indices % 4, values, size)
+    torch.save({"w": good}, tmp_path / "good.pt")
+    assert not found("unsafe-global", tmp_path / "good.pt")
+    torch.save({"w": Reduced(torch.sparse.FloatTensor, (indices, values, size))}, tmp_path / "class.pt")
+    arguments = (torch.sparse_coo, (indices, values, size, True))
+    with (tmp_path / "plain.pkl").open("wb") as file:
+        pickle.dump({"w": Reduced(torch._utils._rebuild_sparse_tensor, arguments)}, file)
+    for name in ("class.pt", "plain.pkl"):
+        (finding,) = found("unsafe-global", tmp_path / name)
+        assert "makes a sparse tensor whose indices neither torch nor statecli can check" in finding.message
+
+
+@pytest.mark.parametrize("name", ["keys", "items", "copy", "__len__"])
+def test_unsafe_global_finds_a_state_dict_that_hides_its_items(found, tmp_path, name):
+    """`load_state_dict` of it would load nothing, and `strict=False` say nothing of that."""
+    state = OrderedDict(weight=torch.ones(2))
+    state._metadata = OrderedDict()
+    torch.save(state, tmp_path / "good.pt")
+    assert not found("unsafe-global", tmp_path / "good.pt")
+    setattr(state, name, OrderedDict)
+    torch.save(state, tmp_path / "bad.pt")
+    assert any("hides its items" in finding.message for finding in found("unsafe-global", tmp_path / "bad.pt"))
+
+
+def test_allocation_bomb_finds_a_pattern_of_many_ranges(found, tmp_path):
+    """`re` goes through each range of a class that ignores case, character by character."""
+    ranges = "".join(f"{chr(256 + n)}-\ud7ff" for n in range(1000))
+    torch.save({"w": torch.ones(1), "x": Reduced(re._compile, (f"[{ranges}]", 2))}, tmp_path / "bad.pt")
+    (finding,) = found("allocation-bomb", tmp_path / "bad.pt")
+    assert "compiles regular expressions" in finding.message
+    torch.save({"w": torch.ones(1), "x": re.compile("[A-Za-z0-9_-]+" * 20)}, tmp_path / "good.pt")
+    assert not found("allocation-bomb", tmp_path / "good.pt")
 
 
 @pytest.mark.parametrize("args", [(text("MT19937"),), (text("MT19937"), named(RANDOM, "__bit_generator_ctor"))])

@@ -569,3 +569,49 @@ def test_an_ordinary_checkpoint_is_clean(tmp_path, made):
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=chosen, values=True, policy=policy)).targets
     assert target.ran == chosen
     assert [one.message for one in target.findings if one.severity is not Severity.NOTE] == []
+
+
+# --- sparse tensors --------------------------------------------------------------------------------------------------
+
+
+def _sparse(layout, *parts, shape=(4, 4)):
+    if layout is torch.sparse_coo:
+        return torch.sparse_coo_tensor(*parts, shape, is_coalesced=True, check_invariants=False)
+    return torch.sparse_compressed_tensor(*parts, shape, layout=layout, check_invariants=False)
+
+
+ONE = torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (_sparse(torch.sparse_coo, torch.tensor([[3], [3]]), ONE), None),
+        (torch.eye(4).to_sparse_csr(), None),
+        (torch.eye(4).to_sparse_bsr((2, 2)), None),
+        (torch.sparse_coo_tensor(size=(4, 4)), None),
+        (_sparse(torch.sparse_coo, torch.tensor([[3], [4]]), ONE), "stores indices outside its shape [4, 4]"),
+        (_sparse(torch.sparse_coo, torch.tensor([[-1], [0]]), ONE), "stores indices outside its shape [4, 4]"),
+        (_sparse(torch.sparse_csr, torch.tensor([0, 1, 1, 1, 1]), torch.tensor([10**9]), ONE), "outside its shape"),
+        (_sparse(torch.sparse_csc, torch.tensor([0, 1, 0, 1, 1]), torch.tensor([1]), ONE), "do not rise from 0 to"),
+        (_sparse(torch.sparse_csr, torch.tensor([0, 9, 9, 9, 9]), torch.tensor([1]), ONE), "do not rise from 0 to"),
+    ],
+    ids=["coo", "csr", "bsr", "empty", "behind", "before", "a column", "falling rows", "more than stored"],
+)
+def test_sparse_indices_finds_indices_outside_the_shape(found, tmp_path, tensor, message):
+    """torch loads them by default, and the next operator reads or writes there."""
+    torch.save({"w": torch.ones(2), "m": tensor}, tmp_path / "a.pt")
+    findings = found("sparse-indices", tmp_path / "a.pt", values=True)
+    assert [message in finding.message for finding in findings] == ([True] if message else [])
+
+
+@pytest.mark.parametrize(("options", "count"), [({"values": False}, 2), ({"values": True}, 0)], ids=["without", "with"])
+def test_unchecked_indices_warns_where_no_values_are_read(tmp_path, options, count):
+    """Nothing was checked, so it is no pass."""
+    torch.save(
+        {"w": torch.ones(2), "m": torch.eye(4).to_sparse(), "n": torch.eye(4).to_sparse_csr()}, tmp_path / "a.pt"
+    )
+    (target,) = audit(Request((str(tmp_path / "a.pt"),), select=("unchecked-indices", "nan"), **options)).targets
+    assert [(finding.rule, finding.severity) for finding in target.findings] == [
+        ("unchecked-indices", Severity.WARNING)
+    ] * count

@@ -388,7 +388,9 @@ def test_what_cannot_be_pretended_is_inconclusive():
     """It runs on the CPU and nowhere that can be pretended: no pass, and the reason."""
 
     def odd(table, x, weight):
-        return x.reshape(1, 3).t_() if x.device.type != "cpu" and type(x).__name__ == "Pretended" else float(x.sum())
+        return (
+            x.reshape(1, 3).t_() if x.device.type != "cpu" and type(x).__name__ == "FakeGpuTensor" else float(x.sum())
+        )
 
     check = forward.prove(live(lambda: Plain(odd), (3,)), FAKE)
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())

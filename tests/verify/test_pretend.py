@@ -58,7 +58,7 @@ def test_the_values_are_those_of_the_cpu(name):
     """The oracle: the same call made on the CPU alone. (Dropout is random, and autocast is off on a pretended GPU.)"""
     _, out = watched(LEGAL[name])
     torch.testing.assert_close(
-        out.beneath if isinstance(out, fake_gpu_values.FakeGpuTensor) else out, LEGAL[name](ones, ones)
+        out.cpu_data if isinstance(out, fake_gpu_values.FakeGpuTensor) else out, LEGAL[name](ones, ones)
     )
 
 
@@ -72,7 +72,7 @@ def test_a_moved_model_gives_what_it_gives():
         module.to(fake_gpu.DEVICE)
         out = module(x.to(fake_gpu.DEVICE), x.to(fake_gpu.DEVICE))
     assert {parameter.device for parameter in module.parameters()} == {fake_gpu.DEVICE}
-    torch.testing.assert_close(out.beneath, expected)
+    torch.testing.assert_close(out.cpu_data, expected)
 
 
 def test_in_place_gives_the_same_object():
@@ -81,10 +81,10 @@ def test_in_place_gives_the_same_object():
         x = there(3)
         view = x[:2]
         assert x.add_(1) is x
-        assert view.beneath.tolist() == [2, 2]
+        assert view.cpu_data.tolist() == [2, 2]
         out = there(3)
         assert torch.add(x, 1, out=out) is out
-        assert out.beneath.tolist() == [3, 3, 3]
+        assert out.cpu_data.tolist() == [3, 3, 3]
 
 
 def test_a_shape_that_changes_in_place_is_refused():

@@ -159,7 +159,7 @@ def test_a_real_drop_path_is_no_fault():
         Path("swin.py").write_text(f"from transformers import SwinConfig, SwinModel\ndef make():\n    return {made}\n")
         run, why_not = training_rounds.train_fresh_instance(_subject("swin.py:make", "1x3x32x32"), torch.optim.SGD)
         assert why_not is None
-        assert not [name for name, seen in run.seen.items() if seen.missing]
+        assert not [name for name, seen in run.seen.items() if seen.is_missing]
 
 
 def _subject(target: str, input: str = "4x8") -> model_under_test.ModelUnderTest:

@@ -224,7 +224,7 @@ class Decoder:
                 f"{fqn}: shape {_truncate_value(list(shape))} at offset {offset} reaches element {offset + last}, "
                 f"storage {key} holds {capacity} {dtype}"
             )
-        conjugate, negative = _decode_lazy_flags(flags)
+        conjugate, negative = _decode_lazy_flags(flags, fqn)
         data = TensorData(where, dtype, shape, offset, strides, conjugate, negative) if where is not None else None
         size = nbytes(dtype, elements)
         note = None if size >= length else _describe_partial(elements, capacity)
@@ -586,7 +586,9 @@ def _build_inline(
         raise MalformedError(f"numpy array of {elements} {dtype} in {len(raw)} bytes")
     order = state[2].state if type(state[2]) is Obj and type(state[2].state) is tuple else ()
     where = ByteRange("", 0, len(raw), big_endian=">" in order[1:2])
-    strides = _columns_first(shape) if state[3] is True else None
+    if type(state[3]) is not bool:
+        raise MalformedError(f"numpy array whose order is {_truncate_value(state[3])}, not True or False")
+    strides = _columns_first(shape) if state[3] else None
     return TensorData(where, dtype, shape, strides=strides, inline=raw)
 
 
@@ -692,12 +694,20 @@ def _compute_last(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) ->
     return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
-def _decode_lazy_flags(node: Any) -> tuple[bool, bool]:
-    """Return whether the stored values are to be conjugated, and negated. TorchScript tags the dict."""
+def _decode_lazy_flags(node: Any, fqn: str) -> tuple[bool, bool]:
+    """Return whether the stored values are to be conjugated, and negated. TorchScript tags the dict.
+
+    torch sets a flag if the key is there, whatever its value, and if the key is bytes; it writes True alone.
+    """
     if type(node) is Obj and get_name(node.cls) == "torch.jit._pickle.restore_type_tag" and node.args:
         node = node.args[0]
-    flags = as_mapping(node) or {}
-    return flags.get("conj") is True, flags.get("neg") is True
+    flags = as_mapping(node)
+    if node is not None and flags is None:
+        raise MalformedError(f"{fqn}: malformed metadata of a tensor")
+    for key, value in (flags or {}).items():
+        if type(key) is not str or (key in ("conj", "neg") and value is not True):
+            raise MalformedError(f"{fqn}: the metadata of the tensor has an entry that torch does not write")
+    return "conj" in (flags or ()), "neg" in (flags or ())
 
 
 def _describe_partial(elements: int, capacity: int) -> str | None:
