@@ -242,7 +242,7 @@ def plan(folder: Path) -> None:
 
     print(f"tasks: {_tasks(folder):,}", "", sep="\n")
     # All tasks of a pair of tensors are in one share.
-    sizes = [tensor.nbytes for tensor in load.checkpoint(str(folder / "before")).tensors]
+    sizes = [tensor.nbytes for tensor in load.read_checkpoint(str(folder / "before")).tensors]
     print(table(_shares(Partition, sizes)))
 
 

@@ -39,8 +39,8 @@ def _run(line: str, width: int = 88) -> None:
         options = replace(options, device=FAKE_CUDA)
     report = run(options).report
     sink = _Text()
-    render.write(report, render.Output.TABLE, sink, render.Look(terminal=True, width=width))
-    _print(line, sink.file.getvalue(), 1 if report.failed() else 0)
+    render.write(report, render.Output.TABLE, sink, render.RenderOptions(terminal=True, width=width))
+    _print(line, sink.file.getvalue(), 1 if report.has_failed() else 0)
 
 
 def _print(line: str, said: str, code: int) -> None:

@@ -70,11 +70,11 @@ def failure(found: Verification, asked: Iterable[Name] = ()) -> str:
     """What is wrong, as text: a line that says which proofs, then the table of a terminal; "" where nothing is."""
     from statecli.report import View, verify
 
-    untold = verify.untold(found, tuple(asked))
+    untold = verify.list_inconclusive(found, tuple(asked))
     bad = bool(found.findings) or any(map(_is_bad, found.checks))
     if not (bad or untold):
         return ""
-    report = verify.of_verification(found, View())
+    report = verify.build_verify_report(found, View())
     verdict = f"{found.state.target}: {report.page().verdict}"
     return "\n".join([verdict, "", _laid_out(report), *(() if bad else untold)]).rstrip()
 
@@ -101,5 +101,5 @@ def _laid_out(report: Report) -> str:
             self.parts.append(raw.decode())
 
     sink = Text()
-    render.write(report, render.Output.TABLE, sink, render.Look(terminal=True, width=_WIDTH))
+    render.write(report, render.Output.TABLE, sink, render.RenderOptions(terminal=True, width=_WIDTH))
     return "".join(sink.parts)

@@ -1,14 +1,14 @@
-"""Audits made by hand, for the tests of what is said of them."""
+"""Audits made by hand, for tests of their outputs."""
 
 from __future__ import annotations
 
 from statecli import render
 from statecli.commands.audit.result import Audit
 from statecli.core.finding import Finding, Severity
-from statecli.render import Look, Output
+from statecli.render import Output, RenderOptions
 from statecli.report import View
-from statecli.report.audit import of_audit
-from statecli.targets.outcome import Accepted, Skipped, Status, Target
+from statecli.report.audit import build_audit_report
+from statecli.targets.target_result import Accepted, Skipped, Status, TargetResult
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
@@ -18,23 +18,23 @@ def finding(rule="nan", severity=ERROR, target="a.pt", fqn="fc.weight", message=
 
 
 def target(name="a.pt", *findings, ran=("nan", "inf"), **facts):
-    """One that was audited, its findings as of it."""
-    return Target(name, Status.AUDITED, None, "torch-zip", 2, 64, findings, ran=ran, **facts)
+    """Return an audited target with these findings."""
+    return TargetResult(name, Status.AUDITED, None, "torch-zip", 2, 64, findings, ran=ran, **facts)
 
 
-def failed(name, reason="is empty"):
-    return Target(name, Status.FAILED, f"{name}: {reason}")
+def failed_target(name, reason="is empty"):
+    return TargetResult(name, Status.FAILED, f"{name}: {reason}")
 
 
-def skipped(name, reason="is a text file"):
-    return Target(name, Status.SKIPPED, reason)
+def skipped_target(name, reason="is a text file"):
+    return TargetResult(name, Status.SKIPPED, reason)
 
 
 def accepted(reason, *findings):
     return tuple(Accepted(one, reason) for one in findings)
 
 
-def unheard(rule, reason):
+def skipped_rule(rule, reason):
     return Skipped(rule, reason)
 
 
@@ -47,9 +47,9 @@ class Sink:
         self.parts.append(raw.decode("utf-8"))
 
 
-def written(output, *targets, fail_on=WARNING, view=None, **look):
-    """What the output has of an audit of these targets."""
+def render_audit(output, *targets, fail_on=WARNING, view=None, **options):
+    """Return an audit of these targets in this output format."""
     sink = Sink()
-    report = of_audit(Audit(targets, fail_on), view or View())
-    render.write(report, Output(output), sink, Look(**look))
+    report = build_audit_report(Audit(targets, fail_on), view or View())
+    render.write(report, Output(output), sink, RenderOptions(**options))
     return "".join(sink.parts)

@@ -8,8 +8,8 @@ from statecli import render
 from statecli.commands.diff.result import Change, Diff, Field, Status
 from statecli.core.finding import Finding, Severity
 from statecli.core.state import Kind, ModelState, TensorInfo
-from statecli.render import Look, Output
-from statecli.report.diff import DiffView, of_diff
+from statecli.render import Output, RenderOptions
+from statecli.report.diff import DiffView, build_diff_report
 from statecli.values.delta import Delta
 
 
@@ -66,7 +66,7 @@ def diff(*changes, **facts):
 
 
 def page(found, **view):
-    return of_diff(found, DiffView(**view)).page()
+    return build_diff_report(found, DiffView(**view)).page()
 
 
 def rows(found, **view):
@@ -90,6 +90,6 @@ class Written:
 def written(found, output, *, width=80, terminal=True, **view):
     """What an output makes of a diff."""
     sink = Written()
-    look = Look(terminal, width, False, view.pop("quiet", False))
-    render.write(of_diff(found, DiffView(**view)), Output(output), sink, look)
+    look = RenderOptions(terminal, width, False, view.pop("quiet", False))
+    render.write(build_diff_report(found, DiffView(**view)), Output(output), sink, look)
     return sink.all

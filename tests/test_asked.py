@@ -9,7 +9,7 @@ from statecli.commands.diff.run import Request
 from statecli.core.errors import UsageError
 from statecli.core.state import Kind
 from statecli.render import Output
-from statecli.report.diff import DiffView, Names
+from statecli.report.diff import DiffView, NameList
 from statecli.requests import diff
 from statecli.requests.options import DiffOptions
 from statecli.requests.outcome import Given
@@ -65,8 +65,8 @@ def test_each_option_reaches_the_comparison(given, wanted):
         ({"tree": True}, {"tree": True}),
         ({"verbose": True}, {"verbose": True}),
         ({"lines": 0}, {"lines": 0}),
-        ({"name_only": True}, {"names": Names.ONLY}),
-        ({"name_status": True}, {"names": Names.STATUS}),
+        ({"name_only": True}, {"names": NameList.ONLY}),
+        ({"name_status": True}, {"names": NameList.STATUS}),
         ({"atol": 0.5, "ignore": (Field.DTYPE,)}, {"within": " with --atol 0.5 --ignore dtype"}),
     ],
 )

@@ -80,7 +80,7 @@ def after_listing(monkeypatch) -> Callable[[Callable[[], None]], None]:
     """Calls it once, when a checkpoint's header has been read and before its values are."""
 
     def arrange(act: Callable[[], None]) -> None:
-        whole, done = load.whole, []
+        whole, done = load.read_whole_checkpoint, []
 
         def and_act(text, *args, **more):
             state = whole(text, *args, **more)
@@ -89,7 +89,7 @@ def after_listing(monkeypatch) -> Callable[[Callable[[], None]], None]:
                 act()
             return state
 
-        monkeypatch.setattr(load, "whole", and_act)
+        monkeypatch.setattr(load, "read_whole_checkpoint", and_act)
 
     return arrange
 

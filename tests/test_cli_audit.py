@@ -17,11 +17,11 @@ import torch
 
 from statecli.render import Output
 from statecli.report import View
-from statecli.report.audit import MANY
+from statecli.report.audit import MAX_GROUP_LINES
 from statecli.report.documents import DOCUMENTS
 from statecli.rules import DICTIONARY
 
-from .audits import NOTE, WARNING, accepted, failed, finding, skipped, target, unheard, written
+from .audits import NOTE, WARNING, accepted, failed_target, finding, render_audit, skipped_rule, skipped_target, target
 from .test_cli import on_a_terminal
 
 
@@ -119,7 +119,7 @@ def test_one_bar_is_drawn_for_all_that_is_read():
 
 
 def shown(*targets, width=80, **options):
-    return written("table", *targets, terminal=True, width=width, **options)
+    return render_audit("table", *targets, terminal=True, width=width, **options)
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
@@ -130,7 +130,7 @@ def test_a_table_keeps_to_its_width(width, count):
         "unregistered-tensor", message=f"model.{'block.' * 30}w: {'is not registered ' * 9}", help="fix it " * 30
     )
     targets = [target(f"runs/{'x' * 60}/step-{n}.pt", long, finding()) for n in range(count)]
-    text = shown(*targets, failed("no.pt", "is " + "very " * 40 + "empty"), skipped("R.md"), width=width)
+    text = shown(*targets, failed_target("no.pt", "is " + "very " * 40 + "empty"), skipped_target("R.md"), width=width)
     assert max(map(len, text.splitlines())) <= width
 
 
@@ -178,9 +178,9 @@ def test_targets_of_which_the_same_is_said_are_one_group():
 def test_a_target_that_is_folded_into_another_is_named(output):
     """The second malicious file of two; of many the first ten, however long they are called, and how many more."""
     evil = [target(name, finding("unsafe-global", target=name)) for name in ("evil.pt", "mix/sub/evil.dat")]
-    assert "and 1 more like it, each 1 error: mix/sub/evil.dat" in written(output, *evil, terminal=True)
+    assert "and 1 more like it, each 1 error: mix/sub/evil.dat" in render_audit(output, *evil, terminal=True)
     names = [f"{n:02}{'x' * 4_000}.pt" for n in range(40)]
-    text = written(output, *(target(one, finding(target=one)) for one in names), terminal=True, width=10_000)
+    text = render_audit(output, *(target(one, finding(target=one)) for one in names), terminal=True, width=10_000)
     assert [name[:8] for name in names if name[:8] in text] == [name[:8] for name in names[:11]]
     assert "and 29 more" in text
 
@@ -191,7 +191,7 @@ def test_ten_thousand_findings_are_a_page_that_is_read():
         finding(fqn=f"w{'x' * (n % 7)}.{n}.{n * 7919 % 1000}", message=f"w: {n * 7919} NaN") for n in range(10_000)
     ]
     text = shown(target("a.pt", *found))
-    assert len(text.splitlines()) < MANY + 10
+    assert len(text.splitlines()) < MAX_GROUP_LINES + 10
     assert "… and 9,950 lines more (--all)" in text
     assert shown(target("a.pt", *found), view=View(unfold=True)).count("NaN") == 10_000
 
@@ -200,13 +200,13 @@ def test_repeated_layers_are_folded():
     """On a terminal; piped, each is a line."""
     found = [finding(fqn=f"layers.{n}.w") for n in range(48)]
     assert "layers.{0..47}.w: is nan" in shown(target("a.pt", *found))
-    assert written("plain", target("a.pt", *found)).count("is nan") == 48
+    assert render_audit("plain", target("a.pt", *found)).count("is nan") == 48
 
 
 def test_a_piped_table_is_not_cut():
     """A row a finding with its target and what to do, however long."""
     long = finding(message="w: " + "x" * 900, help="mend it")
-    header, row, *rest = written("table", target("a.pt", long)).splitlines()
+    header, row, *rest = render_audit("table", target("a.pt", long)).splitlines()
     assert header.split() == ["target", "severity", "rule", "message", "help"]
     assert row.split() == ["a.pt", "error", "nan", "w:", "x" * 900, "mend", "it"]
     assert rest == ["", "1 audited: 1 error; 2 rules ran"]
@@ -214,7 +214,7 @@ def test_a_piped_table_is_not_cut():
 
 def test_csv_has_every_fact_in_a_column():
     """Section, name, what to do, and the place."""
-    (row,) = csv.DictReader(io.StringIO(written("csv", target("a.pt", finding(section="ema", help="go back")))))
+    (row,) = csv.DictReader(io.StringIO(render_audit("csv", target("a.pt", finding(section="ema", help="go back")))))
     assert row == {
         "target": "a.pt",
         "severity": "error",
@@ -233,8 +233,8 @@ PEOPLE = ("table", "plain", "markdown", "html")
 @pytest.mark.parametrize("output", PEOPLE)
 def test_what_was_not_audited_is_said(output):
     """Each target that failed; those that were skipped by their reasons, and how many."""
-    texts = [skipped(f"{name}.md") for name in "abcd"]
-    text = written(output, target(), failed("no.pt", "is empty"), *texts, terminal=True)
+    texts = [skipped_target(f"{name}.md") for name in "abcd"]
+    text = render_audit(output, target(), failed_target("no.pt", "is empty"), *texts, terminal=True)
     assert "failed: no.pt" in text
     assert "is empty" in text
     assert "4 skipped: a.md, b.md and 2 more" in text
@@ -245,19 +245,21 @@ def test_what_was_not_audited_is_said(output):
 def test_what_is_accepted_is_said_with_its_reason(output):
     """Counted by rule and reason; with -v each."""
     kept = accepted("known since v1", finding(fqn="a"), finding(fqn="b"))
-    text = written(output, target("a.pt", accepted=kept), terminal=True)
+    text = render_audit(output, target("a.pt", accepted=kept), terminal=True)
     assert "accepted: 2 findings of nan" in text
     assert "known since v1" in text
     assert "a: is nan" not in text
-    assert "a: is nan" in written(output, target("a.pt", accepted=kept), terminal=True, view=View(verbose=True))
+    assert "a: is nan" in render_audit(output, target("a.pt", accepted=kept), terminal=True, view=View(verbose=True))
 
 
 @pytest.mark.parametrize("output", PEOPLE)
 def test_verbose_says_which_rules_did_not_run(output):
     """By the reason; without -v they are counted."""
-    one = target("a.pt", skipped=(unheard("broken-tie", "give --against"), unheard("dtype-mismatch", "give --against")))
-    assert "2 rules ran, 2 skipped" in written(output, one, terminal=True)
-    verbose = written(output, one, terminal=True, view=View(verbose=True))
+    one = target(
+        "a.pt", skipped=(skipped_rule("broken-tie", "give --against"), skipped_rule("dtype-mismatch", "give --against"))
+    )
+    assert "2 rules ran, 2 skipped" in render_audit(output, one, terminal=True)
+    verbose = render_audit(output, one, terminal=True, view=View(verbose=True))
     assert "not run: broken-tie, dtype-mismatch" in verbose
     assert "give --against" in verbose
 
@@ -272,7 +274,7 @@ def test_a_rule_that_ran_on_other_targets_is_not_said_to_have_run_nowhere(statec
 @pytest.mark.parametrize("output", PEOPLE)
 def test_nothing_audited_is_never_clean(output):
     """Neither failed nor skipped targets are said to be clean."""
-    text = written(output, failed("no.pt"), skipped("a.md"), terminal=True)
+    text = render_audit(output, failed_target("no.pt"), skipped_target("a.md"), terminal=True)
     assert "nothing audited; 1 failed; 1 skipped" in text
     assert "clean" not in text.replace("clean up", "")
 
@@ -280,9 +282,9 @@ def test_nothing_audited_is_never_clean(output):
 @pytest.mark.parametrize("output", PEOPLE)
 def test_what_is_found_in_a_target_that_failed_is_counted(output):
     """The last line is often all that is read: an error in what is no checkpoint is in it."""
-    refused = msgspec.structs.replace(failed("no.bin"), findings=(finding("unsafe-global", target="no.bin"),))
-    assert "nothing audited: 1 error; 1 failed" in written(output, refused, terminal=True)
-    text = written(output, refused, skipped("a.md"), terminal=True)
+    refused = msgspec.structs.replace(failed_target("no.bin"), findings=(finding("unsafe-global", target="no.bin"),))
+    assert "nothing audited: 1 error; 1 failed" in render_audit(output, refused, terminal=True)
+    text = render_audit(output, refused, skipped_target("a.md"), terminal=True)
     assert "nothing audited: 1 error in 1 target; 1 failed; 1 skipped" in text
 
 
@@ -454,8 +456,8 @@ def test_the_page_of_the_rules_has_each():
 
 def test_a_comment_has_room_for_everything_that_failed():
     """As much as fits, and how many lines do not; the verdict counts all."""
-    targets = [failed(f"{'x' * 200}-{n}.pt", "is " + "very " * 100 + "empty") for n in range(500)]
-    text = written("markdown", target("a.pt", finding()), *targets)
+    targets = [failed_target(f"{'x' * 200}-{n}.pt", "is " + "very " * 100 + "empty") for n in range(500)]
+    text = render_audit("markdown", target("a.pt", finding()), *targets)
     assert len(text) <= 65_536
     assert "500 failed" in text
     assert "error[nan]: fc.weight: is nan" in text
@@ -475,8 +477,8 @@ def test_a_report_beside_a_quiet_run_says_nothing_twice(statecli):
 @pytest.mark.parametrize("output", PEOPLE)
 def test_what_is_skipped_is_said_in_the_right_number(output):
     """Of several, each is it."""
-    one, several = skipped("z.md", "is an XML document"), [skipped(f"{name}.md") for name in "abcd"]
-    text = " ".join(written(output, target(), one, *several, terminal=True, width=200).split())
+    one, several = skipped_target("z.md", "is an XML document"), [skipped_target(f"{name}.md") for name in "abcd"]
+    text = " ".join(render_audit(output, target(), one, *several, terminal=True, width=200).split())
     assert "each is a text file" in text
     assert "each is an XML" not in text
     assert "is an XML document" in text
@@ -486,8 +488,8 @@ def test_what_is_skipped_is_said_in_the_right_number(output):
 def test_targets_that_failed_for_one_reason_beside_them_share_a_line(output):
     """What a checkpoint that they are held to lacks is no fault of each; a fault of its own has a line of its own."""
     why = "--against acc: is a folder without a checkpoint"
-    shared = [msgspec.structs.replace(failed(f"{name}.pt"), reason=why) for name in "abcd"]
-    text = written(output, *shared, failed("e.pt"), failed("f.pt"), terminal=True, width=200)
+    shared = [msgspec.structs.replace(failed_target(f"{name}.pt"), reason=why) for name in "abcd"]
+    text = render_audit(output, *shared, failed_target("e.pt"), failed_target("f.pt"), terminal=True, width=200)
     assert text.count(why) == 1
     assert "failed: a.pt, b.pt and 2 more" in text
     assert "failed: e.pt" in text
@@ -521,9 +523,9 @@ def test_a_reason_in_json_does_not_repeat_its_target(statecli):
 
 def test_each_target_is_told_why_a_rule_did_not_run_on_it():
     """The reason of the first is not that of the others."""
-    one = target("a.pt", skipped=(unheard("nan", "there is no optimizer"),))
-    other = target("b.pt", skipped=(unheard("nan", "it saved no names"),))
+    one = target("a.pt", skipped=(skipped_rule("nan", "there is no optimizer"),))
+    other = target("b.pt", skipped=(skipped_rule("nan", "it saved no names"),))
     two = [msgspec.structs.replace(each, ran=()) for each in (one, other)]
-    text = written("plain", *two, view=View(verbose=True))
+    text = render_audit("plain", *two, view=View(verbose=True))
     assert "not run: nan (on 1 target): there is no optimizer" in text
     assert "not run: nan (on 1 target): it saved no names" in text

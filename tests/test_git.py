@@ -297,7 +297,7 @@ def test_what_is_stronger_than_the_file_is_named(repository):
     assert "*.pth: " not in said
 
 
-@pytest.mark.parametrize("name", [f"x/{begin}-00001.bin" for begin in expand.BINS])
+@pytest.mark.parametrize("name", [f"x/{begin}-00001.bin" for begin in expand.WEIGHT_BIN_PREFIXES])
 def test_git_shows_what_the_hook_takes(repository, name):
     """Of what is called `.bin`, the same names."""
     call("statecli", "git", "setup")

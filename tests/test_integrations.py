@@ -15,7 +15,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from statecli.targets import expand as targets
+from statecli.targets import expand
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent
@@ -469,4 +469,4 @@ def test_the_hook_takes_what_is_called_like_a_checkpoint(name, is_taken):
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     assert (re.search(hook["files"], name) is not None) is is_taken
     if name.endswith(".bin"):
-        assert (targets.WEIGHTS.search(Path(name).name) is not None) is is_taken
+        assert (expand.WEIGHT_BIN_NAME.search(Path(name).name) is not None) is is_taken

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from statecli.cli.typer_app import build_app
 from statecli.commands.audit import config
-from statecli.commands.audit.config import Config, Ignored
+from statecli.commands.audit.config import Config, IgnoreEntry
 from statecli.rules.policy_config import Policy
 
 ROOT = Path(__file__).parent.parent
@@ -108,7 +108,7 @@ def whole(tmp_path, monkeypatch):
     (text,) = blocks(AUDIT, "toml")
     (tmp_path / "pyproject.toml").write_text(text, "utf-8")
     monkeypatch.chdir(tmp_path)
-    return text, config.load()
+    return text, config.load_config()
 
 
 def test_the_whole_configuration_has_every_key(whole):
@@ -124,7 +124,7 @@ def test_the_whole_configuration_says_what_each_key_is_for(whole):
     """A comment stands behind each."""
     text, _ = whole
     said = [line for line in text.splitlines() if re.search(r"\S  +# \S", line)]
-    for key in (*keys(Config).values(), *keys(Policy).values(), *keys(Ignored).values()):
+    for key in (*keys(Config).values(), *keys(Policy).values(), *keys(IgnoreEntry).values()):
         assert [
             line for line in said if re.match(rf"({re.escape(key)} =|\[tool\.statecli\.{re.escape(key)}\b)", line)
         ], key
@@ -135,7 +135,7 @@ def test_the_short_configuration_is_one(tmp_path, monkeypatch):
     (text,) = blocks(README, "toml")
     (tmp_path / "pyproject.toml").write_text(text, "utf-8")
     monkeypatch.chdir(tmp_path)
-    assert config.load().config.lock == "statecli.lock.json"
+    assert config.load_config().config.lock == "statecli.lock.json"
 
 
 def uses(found):

@@ -58,8 +58,8 @@ def test_a_failure_has_the_table_of_the_command():
     sink = io.StringIO()
     sink.text = sink.write
     found = statecli.verify(spec, device="meta", checks=["move", "save"])
-    look = render.Look(terminal=True, width=100)
-    render.write(verify.of_verification(found, View()), render.Output.TABLE, sink, look)
+    look = render.RenderOptions(terminal=True, width=100)
+    render.write(verify.build_verify_report(found, View()), render.Output.TABLE, sink, look)
     assert table == sink.getvalue().rstrip()
     assert "error[left-behind]: table: stays on cpu when the model moves to meta" in table
 

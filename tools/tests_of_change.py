@@ -18,7 +18,7 @@ TESTS = {
     "pickles": ("tests/formats/test_pickle.py", "tests/formats/test_unpicklers.py"),
     "pickle_scan": ("tests/formats/test_scan.py", "tests/formats/test_steps.py", "tests/rules/test_bypasses.py"),
     "file_scan": ("tests/formats/test_scan.py", "tests/formats/test_frames.py"),
-    "targets": ("tests/audit/test_targets.py", "tests/test_places.py"),
+    "targets": ("tests/audit/test_targets.py", "tests/test_location.py"),
     "workers": ("tests/executors", "tests/shards"),
     "requests": ("tests/test_asked.py", "tests/test_options.py", "tests/test_api.py"),
     "api": ("tests/test_api.py", "tests/test_retold.py", "tests/test_testing.py"),

@@ -15,7 +15,7 @@ from statecli.requests.outcome import Caller, Given
 from statecli.requests.parameters import Parameter, parameters_of
 from statecli.requests.run import run
 from statecli.storage import files
-from statecli.targets.load import spec_of
+from statecli.targets.load import find_class_spec
 from statecli.workers import executors
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def inspect(target: Any, inputs: Any, executor: Any = None, **given: Any) -> Ins
     if model is not None:
         kept: AbstractContextManager[None] = _untouched(model, device)
     else:
-        kept = _as_it_was(device) if spec_of(options.target) or options.model else nullcontext()
+        kept = _as_it_was(device) if find_class_spec(options.target) or options.model else nullcontext()
     with kept:
         result: Inspection = run(options, given=Given(model=model, inputs=inputs)).result
     return result
@@ -157,7 +157,7 @@ def diff(before: Any, after: Any, **given: Any) -> Diff:
     """See `statecli.diff`."""
     files.forget_command()
     options = options_of(DiffOptions, {"before": before, "after": after, **given})
-    any_class = spec_of(options.before) or spec_of(options.after)
+    any_class = find_class_spec(options.before) or find_class_spec(options.after)
     with _as_it_was(options.device) if any_class else nullcontext():
         result: Diff = run(options).result
     return result

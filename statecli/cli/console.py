@@ -18,8 +18,8 @@ from statecli.core.errors import OutputError, UnreadableError, UsageError
 from statecli.core.escaping import escape_line, truncate_middle
 from statecli.core.finding import Finding
 from statecli.core.progress import Progress
-from statecli.render import Look
-from statecli.render.plain import finding_line
+from statecli.render import RenderOptions
+from statecli.render.plain import format_finding
 from statecli.report import Report
 from statecli.storage import prefetch_progress
 
@@ -186,9 +186,9 @@ def publish(report: Report, written: Sequence[Written], color: str, quiet: bool)
     for one in written:
         with _into(one.path) as sink:
             terminal = one.path is None and sink.raw.isatty()
-            look = Look(terminal, _width(sink), _color(color, terminal), quiet and one is written[-1])
+            look = RenderOptions(terminal, _width(sink), _color(color, terminal), quiet and one is written[-1])
             render.write(report, one.output, sink, look)
-    return 1 if report.failed() else 0
+    return 1 if report.has_failed() else 0
 
 
 def on_screen(one: Written) -> bool:
@@ -271,7 +271,7 @@ def warn(message: str) -> None:
 def tell(findings: Sequence[Finding]) -> None:
     """Findings for which the output has no place, on stderr."""
     for finding in findings:
-        _say(finding_line(finding))
+        _say(format_finding(finding))
 
 
 def _say(text: str, *, direct: bool = False) -> None:

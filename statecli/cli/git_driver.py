@@ -29,7 +29,7 @@ from statecli.pickles.safe_globals import find_refused_names
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.storage.source import Source
 from statecli.targets import load
-from statecli.targets.expand import BINS
+from statecli.targets.expand import WEIGHT_BIN_PREFIXES
 from statecli.values.require_numpy import require_numpy
 
 #: What the lines are made by: stands in the driver's command line, so that a later version's are not mixed with these.
@@ -39,7 +39,7 @@ DIGITS = 32
 #: Where git keeps what the driver made.
 _CACHE = "refs/notes/textconv/statecli"
 #: What `.gitattributes` gives to the driver.
-PATTERNS = ("*.safetensors", "*.pt", "*.pth", "*.ckpt", *(f"{name}*.bin" for name in BINS), "*.pt2")
+PATTERNS = ("*.safetensors", "*.pt", "*.pth", "*.ckpt", *(f"{name}*.bin" for name in WEIGHT_BIN_PREFIXES), "*.pt2")
 #: A git-lfs pointer, https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md: at most 1,024 bytes.
 _LFS = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v\d+\n(?:.*\n)*?oid (sha256:[0-9a-f]{64})\nsize (\d+)\n?"
@@ -189,7 +189,7 @@ def _lines_of(path: str) -> Iterator[str]:
         yield pointer
         return
     try:
-        state = load.checkpoint(path)
+        state = load.read_checkpoint(path)
         yield from _lines(state.tensors, several=len(state.sections) > 1)
         for key, value in sorted(state.metadata.values.items()):
             yield f"# {escape(key)} = {escape(repr(value))}"

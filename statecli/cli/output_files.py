@@ -21,7 +21,7 @@ from statecli.render import Output
 from statecli.storage import files
 from statecli.storage.source import Source
 from statecli.targets import location
-from statecli.targets.expand import NAMED
+from statecli.targets.expand import CHECKPOINT_SUFFIXES
 
 #: The options that name what is read.
 READ = ("target", "before", "after", "targets", "parts", "model", "inputs", "lock", "against", "baseline", "config")
@@ -88,7 +88,7 @@ def _read(options: Any) -> Iterator[str]:
         value = getattr(options, name, None)
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str):
-                yield from (text, location.file_of(text))
+                yield from (text, location.find_file(text))
                 yield from () if os.path.lexists(text) else _matches(text)
 
 
@@ -131,7 +131,7 @@ def _is_part(path: str, folder: str) -> bool:
     if not inside:
         return False
     name = os.path.basename(path)
-    if name == ".metadata" or name.endswith((".index.json", *NAMED)):
+    if name == ".metadata" or name.endswith((".index.json", *CHECKPOINT_SUFFIXES)):
         return True
     with Source(path) as source:
         return any(one.sniff(path, source.head) for one in FORMATS)

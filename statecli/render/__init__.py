@@ -1,4 +1,4 @@
-"""Report -> text: one module an output, each with `write(report, sink, look)`. A renderer never knows the command."""
+"""Report -> text: a module for each output, with `write(report, sink, options)`. No renderer knows the command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from statecli.report import Report
 
 
 class Output(str, Enum):
-    """What `-f` takes."""
+    """The values of `-f`."""
 
     TABLE = "table"
     PLAIN = "plain"
@@ -29,8 +29,8 @@ class Output(str, Enum):
     GITLAB = "gitlab"
 
 
-class Look(msgspec.Struct, frozen=True):
-    """How it will be seen: on a terminal or not, how many columns wide, in colour or not, with findings alone."""
+class RenderOptions(msgspec.Struct, frozen=True):
+    """How the output is shown: on a terminal, how many columns wide, in colour, with failures only."""
 
     terminal: bool = False
     width: int = 80
@@ -39,14 +39,14 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Sink(Protocol):
-    """Where a renderer writes: text for people, encoded as the stream wants it, or bytes that are UTF-8 already."""
+    """Target of a renderer: text for people, which the sink encodes, or bytes in UTF-8."""
 
     def text(self, text: str) -> None: ...
 
     def utf8(self, raw: bytes) -> None: ...
 
 
-#: A completeness test holds the folder against this table.
+#: A test compares the folder with this table.
 OUTPUTS: dict[Output, ModuleType] = {
     Output.TABLE: table,
     Output.PLAIN: plain,
@@ -63,8 +63,8 @@ OUTPUTS: dict[Output, ModuleType] = {
 
 
 @with_denormals
-def write(report: Report, output: Output, sink: Sink, look: Look) -> None:
-    """Render. A table that goes to no terminal is plain."""
-    if output is Output.TABLE and not look.terminal:
+def write(report: Report, output: Output, sink: Sink, options: RenderOptions) -> None:
+    """Write the report in this format. A table outside of a terminal is plain text."""
+    if output is Output.TABLE and not options.terminal:
         output = Output.PLAIN
-    OUTPUTS[output].write(report, sink, look)
+    OUTPUTS[output].write(report, sink, options)

@@ -5,6 +5,6 @@ from __future__ import annotations
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold red": "1;31"}
 
 
-def painted(text: str, style: str, color: bool) -> str:
-    """The text in a style, as it is where there is no colour or nothing to paint."""
+def paint(text: str, style: str, color: bool) -> str:
+    """Return the text in a style; unchanged without colour or style."""
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if color and style and text else text

@@ -1,9 +1,9 @@
-"""`-f csv`: the flat table for spreadsheets and data frames; what was found stands in the row it is about.
+"""`-f csv`: the flat table for spreadsheets and data frames; a finding is in the row of its tensor.
 
-Numbers have every digit, what is not known is an empty cell. A text that a spreadsheet would take for a formula (it
-begins with `=`, `+`, `-` or `@`, and is no number) stands behind a `'`, as OWASP's "CSV injection" has it, and so does
-one that begins with `::`, a command to a workflow's runner; tabs and line breaks, which would do the same, are written
-as escapes in every output.
+Numbers have every digit; an unknown value is an empty cell. A text that a spreadsheet would take for a formula (it
+begins with `=`, `+`, `-` or `@` and is not a number) gets a leading `'`, as in OWASP's "CSV injection", and so does a
+text that begins with `::`, a command for a workflow's runner. Tabs and line breaks, which would do the same, are
+escaped in every output.
 """
 
 from __future__ import annotations
@@ -13,51 +13,51 @@ import re
 from typing import TYPE_CHECKING
 
 from statecli.core.escaping import escape
-from statecli.report import Cell, Report, scope_notes
+from statecli.report import Cell, Report, build_scope_notes
 
 if TYPE_CHECKING:
-    from statecli.render import Look, Sink
+    from statecli.render import RenderOptions, Sink
 
 _NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?", re.ASCII)
 
 
-class _Lines:
-    """A file for `csv.writer` that hands each line on."""
+class _LineWriter:
+    """A file for `csv.writer` that passes each line to the sink."""
 
     def __init__(self, sink: Sink) -> None:
         self.write = sink.text
 
 
-def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # every output has the same signature
+def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: ARG001  # every output has the same signature
     table = report.table()
-    out = csv.writer(_Lines(sink), lineterminator="\n")
+    writer = csv.writer(_LineWriter(sink), lineterminator="\n")
     names = [column.name for column in table.columns]
-    at = names.index("fqn") if "fqn" in names else 0
-    if not table.told:
-        out.writerow(names)
-        out.writerows(map(_written, row) for row in table.rows)
-        for finding in scope_notes(report):
+    fqn_column = names.index("fqn") if "fqn" in names else 0
+    if not table.has_findings:
+        writer.writerow(names)
+        writer.writerows(map(_format_cell, row) for row in table.rows)
+        for finding in build_scope_notes(report):
             cells = {"severity": finding.severity.value, "rule": finding.rule, "message": finding.message}
-            out.writerow(_written(cells.get(name)) for name in names)
+            writer.writerow(_format_cell(cells.get(name)) for name in names)
         return
-    out.writerow([*names, "finding"])
-    section = names.index("section") if "section" in names else None
+    writer.writerow([*names, "finding"])
+    section_column = names.index("section") if "section" in names else None
     by_fqn: dict[tuple[Cell, Cell], list[str]] = {}
-    for finding in report.beside():
-        about = (finding.section or None) if section is not None else None
-        by_fqn.setdefault((about, finding.fqn), []).append(f"{finding.rule}: {finding.message}")
+    for finding in report.describe_findings_without_row():
+        finding_section = (finding.section or None) if section_column is not None else None
+        by_fqn.setdefault((finding_section, finding.fqn), []).append(f"{finding.rule}: {finding.message}")
     for row in table.rows:
-        where = row[section] if section is not None else None
-        found = by_fqn.pop((where, row[at]), []) + by_fqn.pop((None, row[at]), [])
-        out.writerow(map(_written, (*row, "; ".join(found))))
-    for (_, fqn), found in by_fqn.items():
-        rest = [fqn if n == at else None for n in range(len(names))]
-        out.writerow(map(_written, (*rest, "; ".join(found))))
+        row_section = row[section_column] if section_column is not None else None
+        texts = by_fqn.pop((row_section, row[fqn_column]), []) + by_fqn.pop((None, row[fqn_column]), [])
+        writer.writerow(map(_format_cell, (*row, "; ".join(texts))))
+    for (_, fqn), texts in by_fqn.items():
+        finding_row = [fqn if n == fqn_column else None for n in range(len(names))]
+        writer.writerow(map(_format_cell, (*finding_row, "; ".join(texts))))
 
 
-def _written(cell: Cell) -> str:
+def _format_cell(cell: Cell) -> str:
     if not isinstance(cell, str):
         return "" if cell is None else repr(cell)
-    shown = escape(cell)
-    is_live = shown.startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(shown)
-    return f"'{shown}" if is_live or shown.lstrip().startswith("::") else shown
+    escaped = escape(cell)
+    is_live = escaped.startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(escaped)
+    return f"'{escaped}" if is_live or escaped.lstrip().startswith("::") else escaped

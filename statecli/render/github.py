@@ -1,9 +1,9 @@
 """`-f github`: annotations of a workflow's run, which the runner reads from the step's standard output.
 
-The findings of one source line are one annotation, and repeated layers in it are folded. GitHub shows ten errors, ten
+The findings of one source line are one annotation, and repeated layers are folded. GitHub shows ten errors, ten
 warnings and ten notices of a step and drops the rest silently. So if there are more than ten, findings in files without
-lines are one annotation a rule, at the first of their targets. If that is still too much, the last annotation counts
-the rest. `-q` leaves only what makes the command exit 1, and drops the last line unless the configuration weakens
+lines are one annotation for each rule, at the first of their targets. If there are still more than ten, the last
+annotation counts the rest. `-q` leaves only failures, and drops the last line unless the configuration weakens
 something.
 """
 
@@ -17,159 +17,166 @@ import msgspec
 
 from statecli.core.escaping import escape, escape_name, escape_sentence
 from statecli.core.finding import Finding, Severity
+from statecli.core.output_rules import CANNOT_READ
 from statecli.core.units import join_names, plural
 from statecli.report import Line, Report, Trouble, fold
 from statecli.storage import files
-from statecli.targets.location import Located, file_of, of
+from statecli.targets.location import Location, find_file, locate
 
 if TYPE_CHECKING:
-    from statecli.render import Look, Sink
+    from statecli.render import RenderOptions, Sink
 
 #: Annotations of each level that GitHub shows of one step.
-SHOWN = 10
-#: Findings that one annotation tells of.
-TOLD = 10
-
-#: Findings of one annotation that are each followed by what to do, if that differs.
+MAX_ANNOTATIONS = 10
+#: Findings that one annotation lists.
+MAX_LISTED = 10
+#: Findings of one annotation up to which each is followed by its own help.
 MAX_HELPS = 3
 
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
-#: The rule of what could not be read.
-UNREAD = "cannot-read"
 
 
-class _Note(msgspec.Struct, frozen=True):
-    """One annotation: of `count` findings of one rule or one source line."""
+class _Annotation(msgspec.Struct, frozen=True):
+    """One annotation for `count` findings of one rule or one source line."""
 
     rule: str
     message: str
-    where: Located | None
+    where: Location | None
     count: int = 1
     target: str = ""
 
 
-def write(report: Report, sink: Sink, look: Look) -> None:
-    findings = report.reasons() if look.quiet else report.described_findings()
+def write(report: Report, sink: Sink, options: RenderOptions) -> None:
+    findings = report.describe_failing_findings() if options.quiet else report.describe_findings()
     troubles = report.troubles
     for severity, level in LEVELS.items():
-        notes = _unread(one for one in troubles if one.severity is severity)
-        notes += _folded([one for one in findings if one.severity is severity])
-        for note in _fitting(notes):
-            sink.text(_command(level, note))
+        annotations = _annotate_troubles(trouble for trouble in troubles if trouble.severity is severity)
+        annotations += _annotate_findings([finding for finding in findings if finding.severity is severity])
+        for annotation in _limit_annotations(annotations):
+            sink.text(_format_command(level, annotation))
     verdict = report.page().verdict
-    last = report.weakening() if look.quiet else verdict
+    last = report.describe_weakening() if options.quiet else verdict
     if last:
-        sink.text(f"statecli: {_plain(escape_sentence(last))}\n")
+        sink.text(f"statecli: {_escape_old_command(escape_sentence(last))}\n")
 
 
-def _unread(troubles: Iterable[Trouble]) -> list[_Note]:
-    rules = {Severity.ERROR: UNREAD}
+def _annotate_troubles(troubles: Iterable[Trouble]) -> list[_Annotation]:
+    rules = {Severity.ERROR: CANNOT_READ.name}
     return [
-        _Note(
-            rules.get(one.severity, "skipped"),
-            escape_sentence(one.message),
-            Located(file_of(one.target)),
+        _Annotation(
+            rules.get(trouble.severity, "skipped"),
+            escape_sentence(trouble.message),
+            Location(find_file(trouble.target)),
             1,
-            one.target,
+            trouble.target,
         )
-        for one in troubles
+        for trouble in troubles
     ]
 
 
-def _folded(findings: Sequence[Finding]) -> list[_Note]:
-    """One a finding, those of repeated layers of one target and one source line together."""
+def _annotate_findings(findings: Sequence[Finding]) -> list[_Annotation]:
+    """Return an annotation for each finding; repeated layers of a target and source line share an annotation."""
     by_line: dict[tuple[str, int] | None, list[Finding]] = {}
     for finding in findings:
-        by_line.setdefault(_source_line(of(finding)), []).append(finding)
-    notes = []
-    for same in by_line.values():
-        rows = [Line((one.message, one.rule, one.target, one.help or "")) for one in same]
-        for line, positions in fold.messages(rows):
+        by_line.setdefault(_find_source_line(locate(finding)), []).append(finding)
+    annotations = []
+    for same_line in by_line.values():
+        rows = [Line((finding.message, finding.rule, finding.target, finding.help or "")) for finding in same_line]
+        for line, positions in fold.fold_messages(rows):
             message, rule, target, help = line.cells
             text = "\n".join(map(escape_sentence, (message, *help.splitlines())))
-            notes.append(_Note(rule, text, of(same[positions[0]]), len(positions), target))
-    return notes
+            annotations.append(_Annotation(rule, text, locate(same_line[positions[0]]), len(positions), target))
+    return annotations
 
 
-def _source_line(where: Located | None) -> tuple[str, int] | None:
-    """Return the file and line of a place; None where the place has no line."""
-    return None if where is None or where.line is None else (where.path, where.line)
+def _find_source_line(location: Location | None) -> tuple[str, int] | None:
+    """Return the file and line of a place; None if the place has no line."""
+    return None if location is None or location.line is None else (location.path, location.line)
 
 
-def _fitting(notes: list[_Note]) -> list[_Note]:
-    """At most as many as are shown, whatever it takes; none is left out unsaid."""
-    groups: dict[tuple[str, int] | str | int, list[_Note]] = {}
-    for number, note in enumerate(notes):
-        groups.setdefault(_source_line(note.where) or number, []).append(note)
-    if len(groups) > SHOWN:
+def _limit_annotations(annotations: list[_Annotation]) -> list[_Annotation]:
+    """Return at most MAX_ANNOTATIONS annotations; the last one counts the rest."""
+    groups: dict[tuple[str, int] | str | int, list[_Annotation]] = {}
+    for number, annotation in enumerate(annotations):
+        groups.setdefault(_find_source_line(annotation.where) or number, []).append(annotation)
+    if len(groups) > MAX_ANNOTATIONS:
         groups = {}
-        for note in notes:
-            groups.setdefault(_source_line(note.where) or note.rule, []).append(note)
-    together = [_together(", ".join(dict.fromkeys(note.rule for note in one)), one) for one in groups.values()]
-    if len(together) <= SHOWN:
-        return together
-    rest = together[SHOWN - 1 :]
-    count = sum(note.count for note in rest)
-    lines = [f"{line[0]}:{line[1]}" for note in rest if (line := _source_line(note.where)) is not None]
-    what = (
-        f"and {plural(count, 'finding')} of {plural(len(rest), 'rule')} more: {', '.join(note.rule for note in rest)}"
-    )
+        for annotation in annotations:
+            groups.setdefault(_find_source_line(annotation.where) or annotation.rule, []).append(annotation)
+    merged = [
+        _merge_annotations(", ".join(dict.fromkeys(annotation.rule for annotation in group)), group)
+        for group in groups.values()
+    ]
+    if len(merged) <= MAX_ANNOTATIONS:
+        return merged
+    rest = merged[MAX_ANNOTATIONS - 1 :]
+    count = sum(annotation.count for annotation in rest)
+    lines = [f"{line[0]}:{line[1]}" for annotation in rest if (line := _find_source_line(annotation.where)) is not None]
+    rules = ", ".join(annotation.rule for annotation in rest)
+    where = f"{plural(len(rest), 'rule')} more: {rules}"
+    message = f"and {plural(count, 'finding')} of {where}"
     if lines:
-        what = f"and {plural(count, 'finding')} at {plural(len(rest), 'place')} more: {join_names(lines, TOLD)}"
-    return [*together[: SHOWN - 1], _Note("more", what, None, count)]
+        where = f"{plural(len(rest), 'place')} more: {join_names(lines, MAX_LISTED)}"
+        message = f"and {plural(count, 'finding')} at {where}"
+    return [*merged[: MAX_ANNOTATIONS - 1], _Annotation("more", message, None, count)]
 
 
-def _together(rule: str, notes: Sequence[_Note]) -> _Note:
-    if len(notes) == 1:
-        return notes[0]
-    several = len({note.target for note in notes}) > 1
-    said: dict[str, list[_Note]] = {}
-    for note in notes:
-        line = note.message.partition("\n")[0]
-        said.setdefault(line.removeprefix(f"{note.target}: ") if several else line, []).append(note)
-    shown = list(said.items())
-    helps = {note.message.partition("\n")[2] for note in notes}
+def _merge_annotations(rule: str, annotations: Sequence[_Annotation]) -> _Annotation:
+    """Merge annotations; lines that are equal except for their targets are merged too."""
+    if len(annotations) == 1:
+        return annotations[0]
+    targets = {annotation.target for annotation in annotations}
+    is_mixed = len(targets) > 1
+    by_line: dict[str, list[_Annotation]] = {}
+    for annotation in annotations:
+        line = annotation.message.partition("\n")[0]
+        by_line.setdefault(line.removeprefix(f"{annotation.target}: ") if is_mixed else line, []).append(annotation)
+    helps = {annotation.message.partition("\n")[2] for annotation in annotations}
+    # A help that all findings share follows the last one.
+    has_own_helps = len(helps) > 1 and len(by_line) <= MAX_HELPS
+    entries = list(by_line.items())
     lines = []
-    for line, same in shown[:TOLD]:
-        lines.append(f"{_targets(same)}: {line}" if several else line)
-        # If what to do is the same for all of them, it follows the last.
-        lines += [same[0].message.partition("\n")[2]] if len(helps) > 1 and len(shown) <= MAX_HELPS else []
-    rest = sum(note.count for _, same in shown[TOLD:] for note in same)
+    for line, same_line in entries[:MAX_LISTED]:
+        lines.append(f"{_join_targets(same_line)}: {line}" if is_mixed else line)
+        lines += [same_line[0].message.partition("\n")[2]] if has_own_helps else []
+    rest = sum(annotation.count for _, same_line in entries[MAX_LISTED:] for annotation in same_line)
     lines += [f"… and {rest:,} more"] if rest else []
     lines += helps if len(helps) == 1 else []
-    lines = list(filter(None, lines))
-    target = "" if several else notes[0].target
-    return _Note(rule, "\n".join(lines), notes[0].where, sum(note.count for note in notes), target)
+    text = "\n".join(filter(None, lines))
+    count = sum(annotation.count for annotation in annotations)
+    return _Annotation(rule, text, annotations[0].where, count, "" if is_mixed else annotations[0].target)
 
 
-def _targets(notes: Sequence[_Note]) -> str:
-    """The first of them, each once."""
-    return join_names([escape_name(one) for one in dict.fromkeys(note.target for note in notes)], TOLD)
+def _join_targets(annotations: Sequence[_Annotation]) -> str:
+    """Return the first targets, each once."""
+    targets = dict.fromkeys(annotation.target for annotation in annotations)
+    return join_names([escape_name(target) for target in targets], MAX_LISTED)
 
 
-def _command(level: str, note: _Note) -> str:
-    properties, message = {}, note.message
-    # An annotation of what is no file of the repository is attached to none.
-    if note.where is not None and files.is_remote(note.where.path):
-        target = escape_name(note.target)
+def _format_command(level: str, annotation: _Annotation) -> str:
+    properties, message = {}, annotation.message
+    # A remote file is not a file of the repository, so that its annotation has no file.
+    if annotation.where is not None and files.is_remote(annotation.where.path):
+        target = escape_name(annotation.target)
         message = message if target in message else f"{target}: {message}"
-    elif note.where is not None:
-        properties["file"] = escape_name(note.where.path.replace(os.sep, "/"))
-        if note.where.line is not None:
-            properties["line"] = str(max(1, note.where.line))
-    properties["title"] = f"statecli {escape(note.rule)}" + (f" ({note.count:,})" if note.count > 1 else "")
-    said = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
-    return f"::{level} {said}::{_data(message)}\n"
+    elif annotation.where is not None:
+        properties["file"] = escape_name(annotation.where.path.replace(os.sep, "/"))
+        if annotation.where.line is not None:
+            properties["line"] = str(max(1, annotation.where.line))
+    count = f" ({annotation.count:,})" if annotation.count > 1 else ""
+    properties["title"] = f"statecli {escape(annotation.rule)}{count}"
+    encoded = ",".join(f"{key}={_escape_property(value)}" for key, value in properties.items())
+    return f"::{level} {encoded}::{_escape_data(message)}\n"
 
 
-def _data(text: str) -> str:
-    return _plain(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))
+def _escape_data(text: str) -> str:
+    return _escape_old_command(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))
 
 
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+def _escape_property(text: str) -> str:
+    return _escape_data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def _plain(text: str) -> str:
-    """`##[` would begin a command of the older kind wherever it stands in a line."""
+def _escape_old_command(text: str) -> str:
+    """Escape `##[`, which begins a command of the older kind anywhere in a line."""
     return text.replace("##[", "# #[")

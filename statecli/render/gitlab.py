@@ -1,7 +1,7 @@
-"""`-f gitlab`: what GitLab calls a Code Quality report, one issue a line.
+"""`-f gitlab`: GitLab's Code Quality report, an issue for each line.
 
-A note is `info`, a warning `minor`, an error `major`; what could not be read is a `blocker`, so that it never looks
-clean. What is accepted is left out. `-q` leaves nothing out: it is read by programs.
+A note is `info`, a warning `minor`, an error `major`; an unreadable target is a `blocker`, so that it never looks
+clean. Accepted findings are left out. `-q` leaves nothing else out, because programs read this output.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from statecli.core.escaping import escape, escape_sentence
 from statecli.core.finding import Finding, Severity
 from statecli.core.json_text import encode_json
 from statecli.core.output_rules import CANNOT_READ
-from statecli.report import Report, scope_notes
-from statecli.targets.location import Located, file_of, fingerprinted, of
+from statecli.report import Report, build_scope_notes
+from statecli.targets.location import Location, find_file, locate, number_fingerprints
 
 if TYPE_CHECKING:
-    from statecli.render import Look, Sink
+    from statecli.render import RenderOptions, Sink
 
 SEVERITIES = {Severity.NOTE: "info", Severity.WARNING: "minor", Severity.ERROR: "major"}
 
@@ -33,37 +33,37 @@ class _Issue(msgspec.Struct, frozen=True):
     location: dict[str, str | dict[str, int]]
 
 
-def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # every output has the same signature
-    before = b"["
-    for issue in _issues(report):
-        sink.utf8(before + encode_json(issue))
-        before = b",\n "
-    sink.utf8(b"]\n" if before != b"[" else b"[]\n")
+def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: ARG001  # every output has the same signature
+    separator = b"["
+    for issue in _build_issues(report):
+        sink.utf8(separator + encode_json(issue))
+        separator = b",\n "
+    sink.utf8(b"]\n" if separator != b"[" else b"[]\n")
 
 
-def _issues(report: Report) -> Iterator[_Issue]:
-    troubles = (one for one in report.troubles if one.severity is Severity.ERROR)
-    unread = [CANNOT_READ.finding(one.message, target=one.target) for one in troubles]
-    for finding, fingerprint, which in fingerprinted(unread):
-        yield _issue(finding, _unique(fingerprint, which), "blocker", Located(file_of(finding.target)))
-    for finding, fingerprint, which in fingerprinted(report.described_findings()):
-        yield _issue(finding, _unique(fingerprint, which), SEVERITIES[finding.severity], of(finding))
-    for finding, fingerprint, which in fingerprinted(scope_notes(report)):
-        yield _issue(finding, _unique(fingerprint, which), SEVERITIES[finding.severity], of(finding))
+def _build_issues(report: Report) -> Iterator[_Issue]:
+    troubles = (trouble for trouble in report.troubles if trouble.severity is Severity.ERROR)
+    unreadable = [CANNOT_READ.finding(trouble.message, target=trouble.target) for trouble in troubles]
+    for finding, fingerprint, number in number_fingerprints(unreadable):
+        yield _build_issue(finding, _make_unique(fingerprint, number), "blocker", Location(find_file(finding.target)))
+    for finding, fingerprint, number in number_fingerprints(report.describe_findings()):
+        yield _build_issue(finding, _make_unique(fingerprint, number), SEVERITIES[finding.severity], locate(finding))
+    for finding, fingerprint, number in number_fingerprints(build_scope_notes(report)):
+        yield _build_issue(finding, _make_unique(fingerprint, number), SEVERITIES[finding.severity], locate(finding))
 
 
-def _issue(finding: Finding, fingerprint: str, severity: str, where: Located) -> _Issue:
-    path = escape(where.path).replace(os.sep, "/").removeprefix("./")
-    # A checkpoint has no lines, and GitLab drops an issue without one.
-    location: dict[str, str | dict[str, int]] = {"path": path, "lines": {"begin": max(1, where.line or 1)}}
+def _build_issue(finding: Finding, fingerprint: str, severity: str, location: Location) -> _Issue:
+    path = escape(location.path).replace(os.sep, "/").removeprefix("./")
+    # Line 1 of a checkpoint, because GitLab drops an issue without a line.
+    json_location: dict[str, str | dict[str, int]] = {"path": path, "lines": {"begin": max(1, location.line or 1)}}
     help = f" ({escape_sentence(finding.help)})" if finding.help else ""
-    return _Issue(escape_sentence(finding.message) + help, finding.rule, fingerprint, severity, location)
+    return _Issue(escape_sentence(finding.message) + help, finding.rule, fingerprint, severity, json_location)
 
 
-def _unique(fingerprint: str, which: int) -> str:
-    """GitLab shows one issue a fingerprint."""
+def _make_unique(fingerprint: str, number: int) -> str:
+    """Return a fingerprint for each of several equal ones, because GitLab shows one issue for each fingerprint."""
     import hashlib  # loads OpenSSL, 6 ms
 
-    if which == 1:
+    if number == 1:
         return fingerprint
-    return hashlib.sha256(f"{fingerprint}:{which}".encode()).hexdigest()[: len(fingerprint)]
+    return hashlib.sha256(f"{fingerprint}:{number}".encode()).hexdigest()[: len(fingerprint)]

@@ -1,7 +1,7 @@
-"""`-f html`: one page that stands by itself. Names are text wherever they stand, and nothing is fetched.
+"""`-f html`: a self-contained page. Names are always text, and nothing is fetched.
 
-The page's content security policy admits exactly its own style and script, by their hashes: were a name ever taken for
-markup, a browser would still not run it. Everything is there without the script, which only sorts.
+The page's content security policy admits only its own style and script, by their hashes: even if a name were taken for
+markup, a browser would not run it. The page is complete without the script, which only sorts.
 """
 
 from __future__ import annotations
@@ -20,69 +20,69 @@ from statecli.report import Report
 if TYPE_CHECKING:
     import jinja2
 
-    from statecli.render import Look, Sink
+    from statecli.render import RenderOptions, Sink
 
-#: Template events that are handed on at once; a page of 40,000 rows is never held whole.
-BUFFERED = 2_000
+#: Number of template events that are written together: a page of 40,000 rows is never in memory as a whole.
+BUFFERED_EVENTS = 2_000
 
 
-def write(report: Report, sink: Sink, look: Look) -> None:
-    style, script = _own("page.css"), _own("page.js")
+def write(report: Report, sink: Sink, options: RenderOptions) -> None:
+    style, script = _read_resource("page.css"), _read_resource("page.js")
     page = report.page()
-    stream = _template().stream(
+    stream = _load_template().stream(
         report=report,
         page=page,
-        quiet=look.quiet,
-        charts=[] if look.quiet else [_charts.drawn(chart) for chart in report.charts()],
+        quiet=options.quiet,
+        charts=[] if options.quiet else [_charts.build_picture(chart) for chart in report.charts()],
         remarks=any(line.remark for group in page.groups for line in group.lines),
         style=style,
-        style_hash=_hash(style),
+        style_hash=_compute_csp_hash(style),
         script=script,
-        script_hash=_hash(script),
+        script_hash=_compute_csp_hash(script),
         version=__version__,
     )
-    stream.enable_buffering(BUFFERED)
+    stream.enable_buffering(BUFFERED_EVENTS)
     for part in stream:
         sink.utf8(part.encode("utf-8"))
 
 
-def _template() -> jinja2.Template:
-    """The page. Whatever it writes is made visible first and escaped then, with nothing for the template to forget."""
+def _load_template() -> jinja2.Template:
+    """Return the page's template, which makes every value visible and escapes the result."""
     import jinja2
     from markupsafe import Markup
 
-    def shown(value: Any) -> Any:
+    def escape_value(value: Any) -> Any:
         return value if isinstance(value, Markup) else escaping.escape(str(value))
 
-    rules = jinja2.Environment(
+    environment = jinja2.Environment(
         autoescape=True,
-        finalize=shown,
+        finalize=escape_value,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    rules.filters["name"] = partial(_elided, escaping.MAX_NAME_CHARACTERS)
-    rules.filters["sentence"] = partial(_elided, escaping.MAX_SENTENCE_CHARACTERS)
-    rules.filters["px"] = _px
-    rules.filters["own"] = Markup
-    return rules.from_string(_own("page.html.j2"))
+    environment.filters["name"] = partial(_truncate, escaping.MAX_NAME_CHARACTERS)
+    environment.filters["sentence"] = partial(_truncate, escaping.MAX_SENTENCE_CHARACTERS)
+    environment.filters["px"] = _format_length
+    environment.filters["trusted"] = Markup
+    return environment.from_string(_read_resource("page.html.j2"))
 
 
-def _elided(width: int, text: str) -> str:
+def _truncate(width: int, text: str) -> str:
     return escaping.truncate_middle(text, width)
 
 
-def _px(length: float) -> str:
-    """A length with as many digits as can be seen."""
+def _format_length(length: float) -> str:
+    """Format a length with the digits that can be seen."""
     return f"{length:.1f}".removesuffix(".0")
 
 
-def _own(name: str) -> str:
-    """The text of a file beside this one."""
+def _read_resource(name: str) -> str:
+    """Return the text of a file in this folder."""
     return resources.files("statecli.render").joinpath(name).read_text("utf-8")
 
 
-def _hash(text: str) -> str:
-    """As a content security policy names it."""
+def _compute_csp_hash(text: str) -> str:
+    """Return the hash of a text as a content security policy writes it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

@@ -1,4 +1,4 @@
-"""`-f json`: one document, one tensor a line, so that it can be read, grepped and diffed as well as parsed."""
+"""`-f json`: one document with a line for each tensor, so that people and programs can read, grep and diff it."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from statecli.core.json_text import encode_json
 from statecli.report import Report, Rows
 
 if TYPE_CHECKING:
-    from statecli.render import Look, Sink
+    from statecli.render import RenderOptions, Sink
 
 
-def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # every output has the same signature
+def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: ARG001  # every output has the same signature
     document = report.document()
-    before = b"{"
+    separator = b"{"
     for field, key in zip(document.__struct_fields__, document.__struct_encode_fields__, strict=True):
         value = getattr(document, field)
         if value is msgspec.UNSET:
             continue
-        sink.utf8(before + encode_json(key) + b": ")
-        _value(value, sink)
-        before = b",\n "
+        sink.utf8(separator + encode_json(key) + b": ")
+        _write_value(value, sink)
+        separator = b",\n "
     sink.utf8(b"}\n")
 
 
-def _value(value: Any, sink: Sink) -> None:
-    before = b"[\n  "
+def _write_value(value: Any, sink: Sink) -> None:
+    separator = b"[\n  "
     for item in value if is_list_of_structs(value) else ():
-        sink.utf8(before + encode_json(item))
-        before = b",\n  "
-    sink.utf8(b"]" if before[:1] == b"," else encode_json([] if isinstance(value, Rows) else value))
+        sink.utf8(separator + encode_json(item))
+        separator = b",\n  "
+    sink.utf8(b"]" if separator[:1] == b"," else encode_json([] if isinstance(value, Rows) else value))
 
 
 def is_list_of_structs(value: Any) -> bool:
-    """Return whether each item of the value gets a line; an empty tuple may be of anything."""
+    """Return whether each item of the value gets a line; an empty tuple may be of any type."""
     first = next(iter(value), None) if isinstance(value, tuple) else None
     return isinstance(value, Rows) or value == () or isinstance(first, msgspec.Struct)

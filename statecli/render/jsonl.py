@@ -1,4 +1,4 @@
-"""`-f jsonl`: one JSON object a line, each with its `type`: first the `target`, then its rows, findings and notes."""
+"""`-f jsonl`: a JSON object in each line, with its `type`: first the `target`, then its rows, findings and notes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from statecli.render.json import is_list_of_structs
 from statecli.report import Report
 
 if TYPE_CHECKING:
-    from statecli.render import Look, Sink
+    from statecli.render import RenderOptions, Sink
 
 
-def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # every output has the same signature
+def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: ARG001  # every output has the same signature
     document = report.document()
     lists: list[tuple[str, Iterable[msgspec.Struct]]] = []
     head = b'{"type":"target"'

@@ -1,6 +1,6 @@
-"""`-f junit`: JUnit's XML, as Jenkins, GitLab and pytest understand it; a suite a target, a case all that was tried.
+"""`-f junit`: JUnit's XML, as Jenkins, GitLab and pytest read it: a suite for each target, a case for each check.
 
-What XML 1.0 has no place for is written as an escape. `-q` leaves nothing out: it is read by programs.
+Characters without a place in XML 1.0 are escaped. `-q` leaves nothing out, because programs read this output.
 """
 
 from __future__ import annotations
@@ -11,70 +11,67 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from statecli.core.escaping import escape_name, escape_sentence
-from statecli.report import Case, Outcome, Report, scope_notes
+from statecli.report import Case, Outcome, Report, build_scope_notes
 
 if TYPE_CHECKING:
-    from statecli.render import Look, Sink
+    from statecli.render import RenderOptions, Sink
 
-#: The element that says how a case went; one that passed has none.
+#: The XML element of an outcome; a passed case has none.
 _ELEMENTS = {Outcome.FAILED: "failure", Outcome.ERROR: "error", Outcome.SKIPPED: "skipped"}
 
 
-def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # every output has the same signature
+def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: ARG001  # every output has the same signature
     suites: dict[str, list[Case]] = {}
     for case in report.cases():
         suites.setdefault(case.suite, []).append(case)
-    everything = [case for cases in suites.values() for case in cases]
+    all_cases = [case for cases in suites.values() for case in cases]
     sink.utf8(b'<?xml version="1.0" encoding="UTF-8"?>\n')
-    _put(sink, f'<testsuites name="statecli"{_counted(everything)}>\n')
+    _write(sink, f'<testsuites name="statecli"{_format_counts(all_cases)}>\n')
     properties = "".join(
-        f'   <property name="{_name(note.rule)}" value="{_written(note.message)}"/>\n' for note in scope_notes(report)
+        f'   <property name="{_escape_name(note.rule)}" value="{_escape_text(note.message)}"/>\n'
+        for note in build_scope_notes(report)
     )
     for number, (suite, cases) in enumerate(suites.items()):
         skipped = sum(case.outcome is Outcome.SKIPPED for case in cases)
-        _put(sink, f' <testsuite name="{_name(suite)}"{_counted(cases)} skipped="{skipped}">\n')
+        _write(sink, f' <testsuite name="{_escape_name(suite)}"{_format_counts(cases)} skipped="{skipped}">\n')
         if properties and number == 0:
-            _put(sink, f"  <properties>\n{properties}  </properties>\n")
+            _write(sink, f"  <properties>\n{properties}  </properties>\n")
         for case in cases:
-            _put(sink, _case(case))
-        _put(sink, " </testsuite>\n")
-    _put(sink, "</testsuites>\n")
+            _write(sink, _format_case(case))
+        _write(sink, " </testsuite>\n")
+    _write(sink, "</testsuites>\n")
 
 
-def _counted(cases: Sequence[Case]) -> str:
+def _format_counts(cases: Sequence[Case]) -> str:
     counts = Counter(case.outcome for case in cases)
     return f' tests="{len(cases)}" failures="{counts[Outcome.FAILED]}" errors="{counts[Outcome.ERROR]}"'
 
 
-def _case(case: Case) -> str:
-    start = f'  <testcase classname="{_name(case.suite)}" name="{_name(case.name)}"'
-    text = _lines(case.text)
+def _format_case(case: Case) -> str:
+    start = f'  <testcase classname="{_escape_name(case.suite)}" name="{_escape_name(case.name)}"'
+    text = _format_lines(case.text)
     element = _ELEMENTS.get(case.outcome)
     if element is not None:
-        opened = f'<{element} message="{_written(case.message)}"'
-        inside = f"{opened}>{text}</{element}>" if text else f"{opened}/>"
+        opening = f'<{element} message="{_escape_text(case.message)}"'
+        content = f"{opening}>{text}</{element}>" if text else f"{opening}/>"
     elif text:
-        inside = f"<system-out>{text}</system-out>"
+        content = f"<system-out>{text}</system-out>"
     else:
         return f"{start}/>\n"
-    return f"{start}>{inside}</testcase>\n"
+    return f"{start}>{content}</testcase>\n"
 
 
-def _lines(text: Iterable[str]) -> str:
-    return "\n".join(map(_written, text))
+def _format_lines(text: Iterable[str]) -> str:
+    return "\n".join(map(_escape_text, text))
 
 
-def _name(text: str) -> str:
-    return _escaped(escape_name(text))
+def _escape_name(text: str) -> str:
+    return html.escape(escape_name(text))
 
 
-def _written(text: str) -> str:
-    return _escaped(escape_sentence(text))
+def _escape_text(text: str) -> str:
+    return html.escape(escape_sentence(text))
 
 
-def _escaped(text: str) -> str:
-    return html.escape(text)
-
-
-def _put(sink: Sink, text: str) -> None:
+def _write(sink: Sink, text: str) -> None:
     sink.utf8(text.encode("utf-8"))

@@ -1,4 +1,4 @@
-"""`-f plain`, and any table that goes to no terminal: one row a line, columns aligned, nothing cut off or folded."""
+"""`-f plain`, and any table outside of a terminal: a line for each row, columns aligned, nothing cut off or folded."""
 
 from __future__ import annotations
 
@@ -8,55 +8,58 @@ from typing import TYPE_CHECKING
 from statecli.core.escaping import escape_line, escape_name, escape_sentence
 from statecli.core.finding import Finding
 from statecli.core.units import format_fqn, format_number
-from statecli.render._ansi import painted
-from statecli.report import Cell, Column, Page, Report, Table, first
+from statecli.render._ansi import paint
+from statecli.report import Cell, Column, Page, Report, Table, limit_findings
 
 if TYPE_CHECKING:
-    from statecli.render import Look, Sink
+    from statecli.render import RenderOptions, Sink
 
-#: A cell longer than this does not widen its whole column.
+#: Longer cells do not widen the whole column.
 MAX_PADDING = 100
 
 
-def write(report: Report, sink: Sink, look: Look) -> None:
-    def put(text: str, style: str = "") -> None:
-        sink.text(painted(escape_line(text), style, look.color) + "\n")
+def write(report: Report, sink: Sink, options: RenderOptions) -> None:
+    def write_line(text: str, style: str = "") -> None:
+        sink.text(paint(escape_line(text), style, options.color) + "\n")
 
     if report.listing is not None:
         for parts in report.listing():
             sink.text("\t".join(map(escape_line, parts)) + "\n")
         return
-    if not look.quiet:
-        page = (report.page if report.outline else report.foot or report.page)()
-        table = _outline(page) if report.outline else (report.brief or report.table)()
-        for number, row in enumerate(aligned(table) if table.rows else ()):
-            put(row, "bold" if number == 0 else "")
+    if not options.quiet:
+        page = (report.page if report.outline else report.page_without_rows or report.page)()
+        table = _build_outline_table(page) if report.outline else (report.short_table or report.table)()
+        for number, row in enumerate(align_rows(table) if table.rows else ()):
+            write_line(row, "bold" if number == 0 else "")
         sink.text("\n" if table.rows else "")
         for total in page.totals:
-            put(escape_sentence(total))
+            write_line(escape_sentence(total))
         for note in report.notes:
-            put(f"note[{note.name}]: {escape_sentence(note.message)}", "dim")
+            write_line(f"note[{note.name}]: {escape_sentence(note.message)}", "dim")
         for fix in page.fixes:
             for code in fix.text.splitlines():
-                put(f"fix: {fix.place}: {code}")
-    for finding in first(report.reasons() if look.quiet else report.beside(), report.lines):
-        target = f"{escape_name(finding.target)}: " if report.several else ""
-        put(target + finding_line(finding), "bold red")
-    if look.quiet and (weakening := report.weakening()):
-        put(weakening)
+                write_line(f"fix: {fix.place}: {code}")
+    for finding in limit_findings(
+        report.describe_failing_findings() if options.quiet else report.describe_findings_without_row(),
+        report.max_findings,
+    ):
+        target = f"{escape_name(finding.target)}: " if report.has_several_targets else ""
+        write_line(target + format_finding(finding), "bold red")
+    if options.quiet and (weakening := report.describe_weakening()):
+        write_line(weakening)
 
 
-#: What stands for a name that is empty, by column.
-_NAMELESS = dict.fromkeys(("fqn", "renamed_from"), format_fqn(""))
+#: Text of an empty name, by column.
+_EMPTY_NAMES = dict.fromkeys(("fqn", "renamed_from"), format_fqn(""))
 
 
-def finding_line(finding: Finding) -> str:
-    """`error[left-behind]: table: stays on cpu …`"""
+def format_finding(finding: Finding) -> str:
+    """Format a finding: `error[left-behind]: table: stays on cpu …`"""
     return f"{finding.severity.value}[{finding.rule}]: {escape_sentence(finding.message)}"
 
 
-def _outline(page: Page) -> Table:
-    """The page's rows as one table, each group under a row of its own; remarks in the last column, where there are."""
+def _build_outline_table(page: Page) -> Table:
+    """Return the page's rows as one table, each group under its own row; remarks, if any, in the last column."""
     rows: list[tuple[str, ...]] = []
     remarks = any(line.remark for group in page.groups for line in group.lines)
     columns = (*page.columns, Column("")) if remarks else page.columns
@@ -67,29 +70,31 @@ def _outline(page: Page) -> Table:
     return Table(columns, tuple(rows))
 
 
-def aligned(table: Table) -> Iterator[str]:
-    """The header and each row, padded to the widest cell of its column; the last column is not padded."""
+def align_rows(table: Table) -> Iterator[str]:
+    """Yield the header and each row, padded to the widest cell of its column, except the last column."""
     columns = [n for n, column in enumerate(table.columns) if not column.detail]
     heads = [table.columns[n].name for n in columns]
-    nameless = [(n, _NAMELESS.get(table.columns[n].name, "")) for n in columns]
+    empty_texts = [(n, _EMPTY_NAMES.get(table.columns[n].name, "")) for n in columns]
     widths = list(map(len, heads))
     lines: list[str] = []
     for row in table.rows:
-        written = _written(row, nameless)
-        widths = list(map(max, widths, map(len, written)))
-        lines.append("\t".join(written))  # a third of the memory that its cells take; `name` escapes tabs
-    right = [table.columns[n].right for n in columns]
-    form = "  ".join(f"{{:{'>' if right[c] else '<'}{min(MAX_PADDING, width)}}}" for c, width in enumerate(widths))
+        cells = _format_cells(row, empty_texts)
+        widths = list(map(max, widths, map(len, cells)))
+        lines.append("\t".join(cells))  # a third of the memory of separate cells; names contain no tabs
+    is_right_aligned = [table.columns[n].right for n in columns]
+    form = "  ".join(
+        f"{{:{'>' if is_right_aligned[c] else '<'}{min(MAX_PADDING, width)}}}" for c, width in enumerate(widths)
+    )
     yield form.format(*heads).rstrip()
     for line in lines:
         yield form.format(*line.split("\t")).rstrip()
 
 
-def _written(row: tuple[Cell, ...], nameless: list[tuple[int, str]]) -> list[str]:
-    # Half of all cells are empty, and millions are written.
+def _format_cells(row: tuple[Cell, ...], empty_texts: list[tuple[int, str]]) -> list[str]:
+    # Written for speed: half of all cells are empty, and there may be millions.
     return [
         "-"
         if (cell := row[n]) is None
-        else (escape_name(cell) if isinstance(cell, str) else format_number(cell)) or empty
-        for n, empty in nameless
+        else (escape_name(cell) if isinstance(cell, str) else format_number(cell)) or empty_text
+        for n, empty_text in empty_texts
     ]

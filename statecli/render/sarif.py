@@ -1,8 +1,8 @@
-"""`-f sarif`: SARIF 2.1.0, for code scanning and whatever else reads it; one result a line.
+"""`-f sarif`: SARIF 2.1.0, for code scanning; a result in each line.
 
-A model class points at the source line; a tensor is a logical location, with its bytes where they are known. Paths are
-relative references wherever the user's are. What is accepted is there, suppressed; what could not be read is a
-notification, and the run was then not successful. `-q` leaves nothing out: it is read by programs.
+A finding of a model class points at the source line; a tensor is a logical location, with its bytes if known. Relative
+paths stay relative. Accepted findings are suppressed results; an unreadable target is a notification, and then the run
+was not successful. `-q` leaves nothing out, because programs read this output.
 """
 
 from __future__ import annotations
@@ -17,139 +17,147 @@ from statecli.core.finding import Finding
 from statecli.core.json_text import encode_json
 from statecli.core.output_rules import CONFIGURATION, NOT_CHECKED
 from statecli.core.version import __version__
-from statecli.report import Report, RuleText, Trouble, scope_notes
-from statecli.targets.location import fingerprinted, of
+from statecli.report import Report, RuleText, Trouble, build_scope_notes
+from statecli.targets.location import locate, number_fingerprints
 
 if TYPE_CHECKING:
-    from statecli.render import Look, Sink
+    from statecli.render import RenderOptions, Sink
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-#: Of the partial fingerprints this is the one that GitHub goes by.
-GITHUBS = "primaryLocationLineHash"
+#: The partial fingerprint that GitHub uses.
+GITHUB_FINGERPRINT = "primaryLocationLineHash"
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 
-def write(report: Report, sink: Sink, look: Look) -> None:  # noqa: ARG001  # every output has the same signature
+def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: ARG001  # every output has the same signature
     rules = {rule.name: rule for rule in report.rules()}
-    for finding in (*report.findings, *(one for one, _ in report.accepted)):
+    for finding in (*report.findings, *(finding for finding, _ in report.accepted)):
         rules.setdefault(finding.rule, RuleText(finding.rule, finding.severity, finding.rule))
     index = {rule: n for n, rule in enumerate(rules)}
     sink.utf8(b'{"$schema":' + encode_json(SCHEMA) + b',"version":"2.1.0","runs":[{\n"tool":{"driver":')
     driver = {"name": "statecli", "version": __version__, "semanticVersion": __version__}
-    sink.utf8(encode_json({**driver, "rules": [_rule(rule) for rule in rules.values()]}))
-    sink.utf8(b'},\n"invocations":[' + encode_json(_invocation(report)) + b'],\n"results":[')
-    before = b"\n"
-    for result in _results(report, index):
-        sink.utf8(before + encode_json(result))
-        before = b",\n"
+    sink.utf8(encode_json({**driver, "rules": [_describe_rule(rule) for rule in rules.values()]}))
+    sink.utf8(b'},\n"invocations":[' + encode_json(_describe_invocation(report)) + b'],\n"results":[')
+    separator = b"\n"
+    for result in _build_results(report, index):
+        sink.utf8(separator + encode_json(result))
+        separator = b",\n"
     sink.utf8(b"]}]}\n")
 
 
-def _rule(rule: RuleText) -> dict[str, Any]:
-    """`help` in Markdown is the explanation as it stands; its backticks and paragraphs are Markdown's."""
-    what, _, rest = rule.explanation.partition("\n\n")
-    why = " ".join((what, *rest.partition("\n\n")[0].split()))
+def _describe_rule(rule: RuleText) -> dict[str, Any]:
+    """Describe a rule. `help` in Markdown is the explanation itself, with its backticks and paragraphs."""
+    first_paragraph, _, remainder = rule.explanation.partition("\n\n")
+    full_description = " ".join((first_paragraph, *remainder.partition("\n\n")[0].split()))
     described: dict[str, Any] = {
         "id": rule.name,
         "name": "".join(part.capitalize() for part in rule.name.split("-")),
         "shortDescription": {"text": rule.summary},
-        "fullDescription": {"text": why.strip() or rule.summary},
+        "fullDescription": {"text": full_description.strip() or rule.summary},
         "help": {"text": rule.explanation or rule.summary, "markdown": rule.explanation or rule.summary},
         "defaultConfiguration": {"level": rule.severity.value},
     }
     return {**described, "properties": {"tags": [rule.about]}} if rule.about else described
 
 
-def _invocation(report: Report) -> dict[str, Any]:
-    notes = scope_notes(report)
-    told = [*map(_notification, report.troubles)]
-    failed = any(one["level"] == "error" for one in told)
-    told += [
-        {"level": "note", "message": {"text": _words(one.message)}} for one in notes if one.rule == NOT_CHECKED.name
+def _describe_invocation(report: Report) -> dict[str, Any]:
+    notes = build_scope_notes(report)
+    notifications = [*map(_build_notification, report.troubles)]
+    failed = any(notification["level"] == "error" for notification in notifications)
+    notifications += [
+        {"level": "note", "message": {"text": _escape_text(note.message)}}
+        for note in notes
+        if note.rule == NOT_CHECKED.name
     ]
-    configured = [Trouble(one.target, one.message, one.severity) for one in notes if one.rule == CONFIGURATION.name]
-    invocation = {"executionSuccessful": not failed, "toolExecutionNotifications": told}
-    return invocation | ({"toolConfigurationNotifications": [*map(_notification, configured)]} if configured else {})
+    configured = [
+        Trouble(note.target, note.message, note.severity) for note in notes if note.rule == CONFIGURATION.name
+    ]
+    invocation = {"executionSuccessful": not failed, "toolExecutionNotifications": notifications}
+    return invocation | (
+        {"toolConfigurationNotifications": [*map(_build_notification, configured)]} if configured else {}
+    )
 
 
-def _notification(trouble: Trouble) -> dict[str, Any]:
+def _build_notification(trouble: Trouble) -> dict[str, Any]:
     return {
         "level": trouble.severity.value,
-        "message": {"text": _words(trouble.message)},
-        "locations": [{"physicalLocation": {"artifactLocation": {"uri": uri(trouble.target)}}}],
+        "message": {"text": _escape_text(trouble.message)},
+        "locations": [{"physicalLocation": {"artifactLocation": {"uri": make_uri(trouble.target)}}}],
     }
 
 
-def _results(report: Report, index: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Where any is suppressed, the others say that they are not, as the standard asks."""
+def _build_results(report: Report, index: dict[str, int]) -> Iterator[dict[str, Any]]:
+    """Yield the results. If any is suppressed, the others have an empty `suppressions`, as the standard requires."""
     reasons = dict.fromkeys(range(len(report.findings))) | {
         len(report.findings) + n: reason for n, (_, reason) in enumerate(report.accepted)
     }
-    both = (*report.described_findings(), *(finding for finding, _ in report.accepted))
-    for n, (finding, fingerprint, which) in enumerate(fingerprinted(both)):
-        result = _result(finding, index[finding.rule])
-        result["partialFingerprints"] = {GITHUBS: f"{fingerprint}:{which}", "statecli/v1": fingerprint}
+    all_findings = (*report.describe_findings(), *(finding for finding, _ in report.accepted))
+    for n, (finding, fingerprint, number) in enumerate(number_fingerprints(all_findings)):
+        result = _build_result(finding, index[finding.rule])
+        result["partialFingerprints"] = {GITHUB_FINGERPRINT: f"{fingerprint}:{number}", "statecli/v1": fingerprint}
         reason = reasons[n]
         if report.accepted:
-            result["suppressions"] = [] if reason is None else [{"kind": "external", "justification": _words(reason)}]
+            result["suppressions"] = (
+                [] if reason is None else [{"kind": "external", "justification": _escape_text(reason)}]
+            )
         yield result
 
 
-def _result(finding: Finding, index: int) -> dict[str, Any]:
+def _build_result(finding: Finding, index: int) -> dict[str, Any]:
     help = f"\n{escape_sentence(finding.help)}" if finding.help else ""
     return {
         "ruleId": finding.rule,
         "ruleIndex": index,
         "level": finding.severity.value,
-        "message": {"text": _words(finding.message) + _unlinked(help)},
-        "locations": [_location(finding)],
+        "message": {"text": _escape_text(finding.message) + _escape_links(help)},
+        "locations": [_build_location(finding)],
     }
 
 
-def _location(finding: Finding) -> dict[str, Any]:
-    where = of(finding)
-    physical: dict[str, Any] = {"artifactLocation": {"uri": uri(where.path)}}
-    if where.line is not None:
-        physical["region"] = {"startLine": max(1, where.line)}
-    elif where.bytes is not None:
-        physical["region"] = {"byteOffset": where.bytes.offset, "byteLength": where.bytes.length}
-    location: dict[str, Any] = {"physicalLocation": physical}
+def _build_location(finding: Finding) -> dict[str, Any]:
+    location = locate(finding)
+    physical: dict[str, Any] = {"artifactLocation": {"uri": make_uri(location.path)}}
+    if location.line is not None:
+        physical["region"] = {"startLine": max(1, location.line)}
+    elif location.bytes is not None:
+        physical["region"] = {"byteOffset": location.bytes.offset, "byteLength": location.bytes.length}
+    sarif_location: dict[str, Any] = {"physicalLocation": physical}
     if finding.fqn is not None:
         section = f"{finding.section}." if finding.section and finding.section != "model" else ""
-        named = {
+        logical_location = {
             "name": escape_name(finding.fqn),
             "fullyQualifiedName": escape_name(section + finding.fqn),
             "kind": "member",
         }
-        location["logicalLocations"] = [named]
-    return location
+        sarif_location["logicalLocations"] = [logical_location]
+    return sarif_location
 
 
-def _words(text: str) -> str:
-    return _unlinked(escape_sentence(text))
+def _escape_text(text: str) -> str:
+    return _escape_links(escape_sentence(text))
 
 
-def _unlinked(text: str) -> str:
-    """`[text](target)` is a link in a message's plain text too, unless its bracket is escaped."""
+def _escape_links(text: str) -> str:
+    """Escape `[text](target)`, which is a link in a message's plain text too."""
     return text.replace("](", "\\](")
 
 
-def uri(path: str) -> str:
-    """A path as a URI reference: relative where it is, `/` for the system's separator, all that is special escaped."""
+def make_uri(path: str) -> str:
+    """Return a path as a URI reference: relative if the path is, with `/` as separator, special characters escaped."""
     from urllib.parse import quote  # 3 ms that only this output needs
 
     if _URL.match(path):
-        return quote(_raw(path), safe="/:?#[]@!$&'()*+,;=%~")
-    steps = path.replace(os.sep, "/")
+        return quote(_encode_path(path), safe="/:?#[]@!$&'()*+,;=%~")
+    normalized = path.replace(os.sep, "/")
     if os.altsep:
-        steps = steps.replace(os.altsep, "/")
-    quoted = quote(_raw(steps), safe="/~@+,=")
-    return f"file://{quoted}" if steps.startswith("/") else quoted.removeprefix("./")
+        normalized = normalized.replace(os.altsep, "/")
+    quoted = quote(_encode_path(normalized), safe="/~@+,=")
+    return f"file://{quoted}" if normalized.startswith("/") else quoted.removeprefix("./")
 
 
-def _raw(path: str) -> bytes:
-    """The bytes of a file name; a lone surrogate that stands for no byte is none of a file system's."""
+def _encode_path(path: str) -> bytes:
+    """Encode a file name; a lone surrogate that stands for no byte is written as an escape."""
     try:
         return path.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""`-f table` on a terminal: grouped, folded, coloured, laid out for its width. Names are never cut to fit a column."""
+"""`-f table` on a terminal: grouped, folded, coloured, fitted to its width. Names are never cut to fit a column."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from statecli.core.escaping import escape_line, escape_name, escape_sentence
-from statecli.render._ansi import painted
+from statecli.render._ansi import paint
 from statecli.report import Line, Page, Report
 
 if TYPE_CHECKING:
-    from statecli.render import Look, Sink
+    from statecli.render import RenderOptions, Sink
 
 INDENT = 2
 GAP = 2
-#: With less room than this beside the columns, names stand above them.
-MIN_NAME = 12
-MOODS = {"good": "green", "info": "cyan", "bad": "red", "warn": "yellow", "dim": "dim", "strong": "bold", "": ""}
+#: Smallest width of the name column; in less space, names are above the other columns.
+MIN_NAME_WIDTH = 12
+STYLES = {"good": "green", "info": "cyan", "bad": "red", "warn": "yellow", "dim": "dim", "strong": "bold", "": ""}
 
 
-def write(report: Report, sink: Sink, look: Look) -> None:
-    page = _Page(report, look)
-    if not look.quiet:
-        page.head()
-        page.groups()
-        page.done()
-        page.fixes()
-        page.notes()
-        page.verdict()
-    page.findings()
-    if look.quiet:
-        page.weakening()
-    sink.text(page.text())
+def write(report: Report, sink: Sink, options: RenderOptions) -> None:
+    page = _PageWriter(report, options)
+    if not options.quiet:
+        page.write_head()
+        page.write_groups()
+        page.write_outcomes()
+        page.write_fixes()
+        page.write_notes()
+        page.write_verdict()
+    page.write_findings()
+    if options.quiet:
+        page.write_weakening()
+    sink.text(page.get_text())
 
 
 class _Layout:
-    """Which columns stand where: all beside the name, or below it in as many rows as the width needs."""
+    """The place of each column: next to the name, or below the name in as many rows as the width needs."""
 
     def __init__(self, page: Page, width: int) -> None:
         from rich.cells import cell_len
@@ -48,236 +48,243 @@ class _Layout:
         self.cell_len = cell_len
         self.lines = [line for group in page.groups for line in group.lines]
         self.columns = list(range(1, len(page.columns)))
-        self.said: list[str] = []
-        self.widths = [self._widest(c) for c in range(len(page.columns))]
-        #: The values of the groups in order -> the columns of which they are said above the table.
+        self.shared_texts: list[str] = []
+        self.widths = [self._measure_column(c) for c in range(len(page.columns))]
+        #: Values of the groups, in order -> columns with these values, which are shown above the table.
         self.by_group: dict[tuple[str, ...], list[str]] = {}
-        while self._room() < self.widths[0] and (self._hoist() or self._hoist_by_group()):
+        while self._measure_name_width() < self.widths[0] and (
+            self._hoist_shared_column() or self._hoist_grouped_column()
+        ):
             pass
-        needed = min(MIN_NAME, self.widths[0])
-        if self._room() < needed:
-            self.gap = 1  # closer columns are easier to read than rows that are broken in two
-        beside = self._room() >= needed
-        self.gap = self.gap if beside else GAP
-        self.name = max(0, min(self.widths[0], self._room())) if beside else 0
-        self.rows = [self.columns] if beside else self._split()
+        needed = min(MIN_NAME_WIDTH, self.widths[0])
+        if self._measure_name_width() < needed:
+            self.gap = 1  # narrow gaps are easier to read than rows of two lines
+        fits = self._measure_name_width() >= needed
+        self.gap = self.gap if fits else GAP
+        self.name_width = max(0, min(self.widths[0], self._measure_name_width())) if fits else 0
+        self.rows = [self.columns] if fits else self._split_columns()
 
-    def _widest(self, column: int) -> int:
+    def _measure_column(self, column: int) -> int:
         cells = (line.cells[column] for line in self.lines)
         return max(self.cell_len(escape_name(text)) for text in (self.page.columns[column].name, *cells))
 
-    def _room(self) -> int:
-        """What is left for the name when every column stands beside it."""
+    def _measure_name_width(self) -> int:
+        """Return the width that is left for the name if every column stands next to the name."""
         return self.width - INDENT - sum(self.widths[c] + self.gap for c in self.columns)
 
-    def _hoist(self) -> bool:
-        """Say a value that all rows share once, above the table, rather than in a column."""
+    def _hoist_shared_column(self) -> bool:
+        """Move a value shared by all rows from its column to a text above the table; False if no column has one."""
         for c in reversed(self.columns):
             values = {line.cells[c] for line in self.lines}
-            shared = self.page.columns[c].shared
+            shared = self.page.columns[c].shared_format
             if shared and len(values) == 1:
-                self.said.append(shared.format(values.pop()))
+                self.shared_texts.append(shared.format(values.pop()))
                 self.columns.remove(c)
                 return True
         return False
 
-    def _hoist_by_group(self) -> bool:
-        """The same of a column in which every group has one value, and none that a reader looks for."""
+    def _hoist_grouped_column(self) -> bool:
+        """Move a column with one ordinary value in each group to a text above the table; False if there is none."""
         for c in reversed(self.columns):
             values = [{line.cells[c] for line in group.lines} for group in self.page.groups]
             column = self.page.columns[c]
-            if all(len(own) == 1 and own <= column.calm for own in values):
-                self.by_group.setdefault(tuple(own.pop() for own in values), []).insert(0, column.name)
+            if all(len(group_values) == 1 and group_values <= column.ordinary_values for group_values in values):
+                key = tuple(group_values.pop() for group_values in values)
+                self.by_group.setdefault(key, []).insert(0, column.name)
                 self.columns.remove(c)
                 return True
         return False
 
-    def said_by_group(self) -> Iterator[str]:
-        """`saved, restored: ✓ parameters and buffers, – unregistered`"""
+    def format_grouped_values(self) -> Iterator[str]:
+        """Yield a text for hoisted columns: `saved, restored: ✓ parameters and buffers, – unregistered`"""
         for values, names in self.by_group.items():
             groups: dict[str, list[str]] = {}
             for value, group in zip(values, self.page.groups, strict=True):
                 groups.setdefault(value, []).append(group.heading)
-            yield f"{', '.join(names)}: {', '.join(f'{one} ' + ' and '.join(of) for one, of in groups.items())}"
+            texts = [f"{value} {' and '.join(headings)}" for value, headings in groups.items()]
+            yield f"{', '.join(names)}: {', '.join(texts)}"
 
-    def _split(self) -> list[list[int]]:
+    def _split_columns(self) -> list[list[int]]:
         rows: list[list[int]] = [[]]
         for c in self.columns:
-            taken = sum(self.widths[other] + self.gap for other in rows[-1])
-            if rows[-1] and INDENT * 2 + taken + self.widths[c] > self.width:
+            used_width = sum(self.widths[other] + self.gap for other in rows[-1])
+            if rows[-1] and INDENT * 2 + used_width + self.widths[c] > self.width:
                 rows.append([])
             rows[-1].append(c)
         return rows
 
-    def laid(self, cells: tuple[str, ...]) -> list[str]:
-        """The lines of one row of the table. A name too long for its column has the first of them to itself."""
-        first = cells[0]
+    def format_row(self, cells: tuple[str, ...]) -> list[str]:
+        """Return the lines of one row of the table. A name too long for its column has its own first line."""
+        name = cells[0]
         lines: list[str] = []
-        if self.name == 0 or self.cell_len(first) > self.name:
-            lines.extend(" " * INDENT + part for part in self._both(first, self.width - INDENT))
-            first = ""
-        if self.name:
-            start = " " * INDENT + self._padded(first, self.name) + " " * self.gap
-            row = (start + self._row(self.columns, cells)).rstrip()
+        if self.name_width == 0 or self.cell_len(name) > self.name_width:
+            lines.extend(" " * INDENT + part for part in self._format_name(name, self.width - INDENT))
+            name = ""
+        if self.name_width:
+            start = " " * INDENT + self._pad(name, self.name_width) + " " * self.gap
+            row = (start + self._format_cells(self.columns, cells)).rstrip()
             return [*lines, row] if row or not lines else lines
-        below = [(" " * INDENT * 2 + self._row(row, cells)).rstrip() for row in self.rows]
-        return [*lines, *(part for line in below if line for part in self.broken(line, self.width))]
+        extra_rows = [(" " * INDENT * 2 + self._format_cells(row, cells)).rstrip() for row in self.rows]
+        return [*lines, *(part for line in extra_rows if line for part in self.split_text(line, self.width))]
 
-    def _both(self, text: str, room: int) -> list[str]:
-        """A name; two that are too long for one line each have their own, `R before` and `→ after`."""
+    def _format_name(self, text: str, width: int) -> list[str]:
+        """Return the lines of a name; a long rename has a line for `R before` and a line for `→ after`."""
         before, arrow, after = text.rpartition(" → ")
-        if not arrow or self.cell_len(text) <= room:
-            return self.hung(text, room)
-        return [*self.hung(before, room), *self.hung("→ " + after, room)]
+        if not arrow or self.cell_len(text) <= width:
+            return self.wrap_hanging(text, width)
+        return [*self.wrap_hanging(before, width), *self.wrap_hanging("→ " + after, width)]
 
-    def hung(self, text: str, room: int) -> list[str]:
-        """`broken`, all lines but the first further in: none of them begins a row."""
-        first = self.broken(text, room)[0]
+    def wrap_hanging(self, text: str, width: int) -> list[str]:
+        """Return the lines of a text; lines after the first are indented, because none of them begins a row."""
+        first = self.split_text(text, width)[0]
         rest = text[len(first) :]
-        return [first.rstrip(), *(" " * INDENT + part.rstrip() for part in self.broken(rest, room - INDENT) if rest)]
+        return [
+            first.rstrip(),
+            *(" " * INDENT + part.rstrip() for part in self.split_text(rest, width - INDENT) if rest),
+        ]
 
-    def broken(self, text: str, room: int) -> list[str]:
-        """What is wider than the terminal, in pieces: of words, else of the parts of a name, else of any."""
+    def split_text(self, text: str, width: int) -> list[str]:
+        """Split a text wider than the terminal between words, else between the parts of a name, else anywhere."""
         pieces = []
-        while len(text) > room:
-            ends = (text.rfind(mark, room // 2, room) + 1 for mark in " .")
-            end = next(filter(None, ends), room)
+        while len(text) > width:
+            ends = (text.rfind(mark, width // 2, width) + 1 for mark in " .")
+            end = next(filter(None, ends), width)
             pieces.append(text[:end])
             text = text[end:]
         return [*pieces, text]
 
-    def _row(self, columns: list[int], cells: tuple[str, ...]) -> str:
+    def _format_cells(self, columns: list[int], cells: tuple[str, ...]) -> str:
         return (" " * self.gap).join(
-            self._padded(cells[c], self.widths[c], right=self.page.columns[c].right) for c in columns
+            self._pad(cells[c], self.widths[c], right=self.page.columns[c].right) for c in columns
         )
 
-    def _padded(self, text: str, width: int, *, right: bool = False) -> str:
+    def _pad(self, text: str, width: int, *, right: bool = False) -> str:
         padding = " " * max(0, width - self.cell_len(text))
         return padding + text if right else text + padding
 
 
-class _Page:
-    """One report on one width."""
+class _PageWriter:
+    """Write a report for one width."""
 
-    def __init__(self, report: Report, look: Look) -> None:
+    def __init__(self, report: Report, options: RenderOptions) -> None:
         self.report = report
         self.page = report.page()
-        self.width = max(look.width, 20)
-        self.look = look
-        self.color = look.color
+        self.width = max(options.width, 20)
+        self.options = options
+        self.color = options.color
         self.out = io.StringIO()
         self.layout = _Layout(self.page, self.width)
 
-    def text(self) -> str:
+    def get_text(self) -> str:
         return self.out.getvalue()
 
-    def put(self, *parts: tuple[str, str]) -> None:
-        self.out.write("".join(painted(escape_line(text), style, self.color) for text, style in parts) + "\n")
+    def write_line(self, *parts: tuple[str, str]) -> None:
+        self.out.write("".join(paint(escape_line(text), style, self.color) for text, style in parts) + "\n")
 
-    def wrapped(self, text: str, style: str, indent: str, first: str | None = None) -> None:
+    def write_wrapped(self, text: str, style: str, indent: str, first_indent: str | None = None) -> None:
         lines = textwrap.wrap(
             escape_sentence(text),
             self.width,
-            initial_indent=first if first is not None else indent,
+            initial_indent=first_indent if first_indent is not None else indent,
             subsequent_indent=indent,
             break_on_hyphens=False,
         )
         for line in lines:
-            self.put((line, style))
+            self.write_line((line, style))
 
-    def head(self) -> None:
-        for part in self.layout.broken(escape_name(self.report.title), self.width):
-            self.put((part, "bold"))
-        self.wrapped(", ".join([self.page.subtitle, *reversed(self.layout.said)]), "dim", "")
-        for said in self.layout.said_by_group():
-            self.wrapped(said, "dim", " " * INDENT, "")
+    def write_head(self) -> None:
+        for part in self.layout.split_text(escape_name(self.report.title), self.width):
+            self.write_line((part, "bold"))
+        self.write_wrapped(", ".join([self.page.subtitle, *reversed(self.layout.shared_texts)]), "dim", "")
+        for group_values in self.layout.format_grouped_values():
+            self.write_wrapped(group_values, "dim", " " * INDENT, "")
 
-    def groups(self) -> None:
+    def write_groups(self) -> None:
         heads = tuple(column.name for column in self.page.columns)
         for number, group in enumerate(self.page.groups):
-            self.put(("", ""))
-            self.wrapped_heading(escape_name(group.heading), escape_sentence(group.summary))
-            for line in self.layout.laid(heads) if number == 0 and len(heads) > 1 else ():
-                self.put((line, "dim"))
+            self.write_line(("", ""))
+            self.write_heading(escape_name(group.heading), escape_sentence(group.summary))
+            for line in self.layout.format_row(heads) if number == 0 and len(heads) > 1 else ():
+                self.write_line((line, "dim"))
             for row in group.lines:
-                self.line(row)
+                self.write_row(row)
 
-    def done(self) -> None:
-        group = self.page.done
+    def write_outcomes(self) -> None:
+        group = self.page.outcomes
         if group is None or not group.lines:
             return
-        self.put(("", ""))
-        self.wrapped_heading(escape_name(group.heading), escape_sentence(group.summary))
+        self.write_line(("", ""))
+        self.write_heading(escape_name(group.heading), escape_sentence(group.summary))
         widths = [self.layout.cell_len(escape_name(row.cells[0])) for row in group.lines]
-        beside = INDENT + max([0, *(width for width in widths if width <= self.width // 2)]) + GAP
+        remark_column = INDENT + max([0, *(width for width in widths if width <= self.width // 2)]) + GAP
         for row, width in zip(group.lines, widths, strict=True):
-            first = escape_name(row.cells[0])
-            if INDENT + width + GAP <= beside:
-                first = " " * INDENT + first + " " * (beside - INDENT - width)
-                self.wrapped(row.remark, MOODS[row.mood], " " * beside, first)
+            name = escape_name(row.cells[0])
+            if INDENT + width + GAP <= remark_column:
+                name = " " * INDENT + name + " " * (remark_column - INDENT - width)
+                self.write_wrapped(row.remark, STYLES[row.mood], " " * remark_column, name)
                 continue
-            for part in self.layout.hung(first, self.width - INDENT):
-                self.put((" " * INDENT + part, MOODS[row.mood]))
-            self.wrapped(row.remark, MOODS[row.mood], " " * max(beside, INDENT * 2))
+            for part in self.layout.wrap_hanging(name, self.width - INDENT):
+                self.write_line((" " * INDENT + part, STYLES[row.mood]))
+            self.write_wrapped(row.remark, STYLES[row.mood], " " * max(remark_column, INDENT * 2))
 
-    def wrapped_heading(self, heading: str, summary: str) -> None:
+    def write_heading(self, heading: str, summary: str) -> None:
         if self.layout.cell_len(heading) + GAP + self.layout.cell_len(summary) <= self.width:
-            self.put((heading, "bold"), (" " * GAP + summary, ""))
+            self.write_line((heading, "bold"), (" " * GAP + summary, ""))
             return
-        for part in self.layout.broken(heading, self.width):
-            self.put((part, "bold"))
-        self.wrapped(summary, "", " " * INDENT)
+        for part in self.layout.split_text(heading, self.width):
+            self.write_line((part, "bold"))
+        self.write_wrapped(summary, "", " " * INDENT)
 
-    def line(self, line: Line) -> None:
-        style = MOODS[line.mood]
-        *above, last = self.layout.laid(tuple(map(escape_name, line.cells)))
+    def write_row(self, line: Line) -> None:
+        style = STYLES[line.mood]
+        *upper_lines, last_line = self.layout.format_row(tuple(map(escape_name, line.cells)))
         remark = escape_sentence(line.remark)
-        for text in above:
-            self.put((text, style))
-        beside = self.remark_column(line) if self.layout.name else 0
-        gap = " " * (beside - self.layout.cell_len(last))
-        if remark and len(gap) >= GAP and beside + self.layout.cell_len(remark) <= self.width:
-            self.put((last + gap, style), (remark, style or "dim"))
+        for text in upper_lines:
+            self.write_line((text, style))
+        remark_column = self.measure_remark_column(line) if self.layout.name_width else 0
+        gap = " " * (remark_column - self.layout.cell_len(last_line))
+        if remark and len(gap) >= GAP and remark_column + self.layout.cell_len(remark) <= self.width:
+            self.write_line((last_line + gap, style), (remark, style or "dim"))
             return
-        self.put((last, style))
+        self.write_line((last_line, style))
         if remark:
-            self.wrapped(remark, style or "dim", " " * (INDENT + 4), " " * (INDENT + 2) + "↳ ")
+            self.write_wrapped(remark, style or "dim", " " * (INDENT + 4), " " * (INDENT + 2) + "↳ ")
 
-    def remark_column(self, line: Line) -> int:
-        """Behind the columns; in their place where a row has nothing in them."""
-        used = any(line.cells[c] for c in self.layout.columns)
-        widths = [self.layout.widths[c] for c in self.layout.columns] if used else []
-        return INDENT + self.layout.name + sum(width + self.layout.gap for width in widths) + GAP
+    def measure_remark_column(self, line: Line) -> int:
+        """Return the column of the remark: after the other columns, or after the name if all others are empty."""
+        has_cells = any(line.cells[c] for c in self.layout.columns)
+        widths = [self.layout.widths[c] for c in self.layout.columns] if has_cells else []
+        return INDENT + self.layout.name_width + sum(width + self.layout.gap for width in widths) + GAP
 
-    def fixes(self) -> None:
+    def write_fixes(self) -> None:
         if not self.page.fixes:
             return
-        self.put(("", ""))
-        self.put(("fix", "bold"))
+        self.write_line(("", ""))
+        self.write_line(("fix", "bold"))
         for fix in self.page.fixes:
-            self.put((" " * INDENT + fix.place, "cyan"))
+            self.write_line((" " * INDENT + fix.place, "cyan"))
             for line in fix.text.splitlines():
-                self.put((" " * (INDENT + 2) + line, ""))
+                self.write_line((" " * (INDENT + 2) + line, ""))
 
-    def notes(self) -> None:
+    def write_notes(self) -> None:
         if self.report.notes:
-            self.put(("", ""))
+            self.write_line(("", ""))
         for note in self.report.notes:
-            self.wrapped(note.message, "dim", " " * 6, "note: ")
+            self.write_wrapped(note.message, "dim", " " * 6, "note: ")
 
-    def verdict(self) -> None:
+    def write_verdict(self) -> None:
         if self.page.verdict:
-            self.put(("", ""))
-            self.wrapped(self.page.verdict, "bold", "")
+            self.write_line(("", ""))
+            self.write_wrapped(self.page.verdict, "bold", "")
 
-    def weakening(self) -> None:
-        if text := self.report.weakening():
-            self.wrapped(text, "bold", "")
+    def write_weakening(self) -> None:
+        if text := self.report.describe_weakening():
+            self.write_wrapped(text, "bold", "")
 
-    def findings(self) -> None:
-        findings = self.page.told(quiet=self.look.quiet)
-        if findings and not self.look.quiet:
-            self.put(("", ""))
+    def write_findings(self) -> None:
+        findings = self.page.select_findings(quiet=self.options.quiet)
+        if findings and not self.options.quiet:
+            self.write_line(("", ""))
         for finding in findings:
             style = "bold red" if finding.severity.value == "error" else "yellow"
-            self.wrapped(f"{finding.severity.value}[{finding.rule}]: {finding.message}", style, "    ", "")
+            self.write_wrapped(f"{finding.severity.value}[{finding.rule}]: {finding.message}", style, "    ", "")

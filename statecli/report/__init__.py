@@ -1,9 +1,9 @@
-"""What a command has to say, ready for any output: the second waist.
+"""Result of a command, ready for any output: the second waist.
 
-A `Report` gives the same content at the three grains that outputs need: a `document` (typed, for JSON), a flat
-`table` (one row a tensor, for plain and CSV) and a `page` for people. What other programs read (SARIF, JUnit) takes
-the findings and their `rules`, the `cases` that were tried, and the `troubles`. `failed()` is the only source of
-exit 1. One module a command makes its report.
+A `Report` has the same content at the three levels that outputs need: a `document` (typed, for JSON), a flat `table` (a
+row for each tensor, for plain and CSV) and a `page` for people. Machine formats (SARIF, JUnit) take the findings and
+their `rules`, the `cases` and the `troubles`. `has_failed()` is the only source of exit status 1. One module for each
+command builds its report.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from statecli.core.units import describe_configuration, plural
 class Column(msgspec.Struct, frozen=True):
     """`name` heads the column, `right` aligns numbers.
 
-    `shared`, "all {}", is how a narrow table says a value that every row has, instead of showing the column.
-    `calm` are the values that it may say by group as well, "saved: ✓ parameters, – unregistered": those that no reader
-    looks for. `detail` marks a column of the flat table that only machines read.
+    `shared_format`, "all {}", is a text for a narrow table to show a value of all rows instead of the column.
+    `ordinary_values` may also be shown by group, "saved: ✓ parameters, – unregistered", because no reader looks for
+    them. `detail` marks a column of the flat table that only programs read.
     """
 
     name: str
     right: bool = False
-    shared: str | None = None
-    calm: frozenset[str] = frozenset()
+    shared_format: str | None = None
+    ordinary_values: frozenset[str] = frozenset()
     detail: bool = False
 
 
-#: A fact in the flat table, None where there is none: numbers are numbers, for each output to write in its own way.
+#: A fact in the flat table, or None. Numbers stay numbers, because each output formats them in its own way.
 Cell = str | int | float | None
 
 
@@ -44,7 +44,7 @@ _Row = TypeVar("_Row")
 
 
 class Rows(Generic[_Row]):
-    """Rows that are built each time they are iterated: a renderer writes one after another and keeps none."""
+    """Rows built each time they are iterated, because a renderer writes them in order and keeps none."""
 
     def __init__(self, build: Callable[[Any], _Row], items: Collection[Any]) -> None:
         self._build = build
@@ -58,15 +58,15 @@ class Rows(Generic[_Row]):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """The flat one: every row has a cell a column. `told`: findings can be of a row, and are told beside it."""
+    """The flat table: every row has a cell for each column. `has_findings`: outputs may add findings to the rows."""
 
     columns: tuple[Column, ...]
     rows: Rows[tuple[Cell, ...]] | tuple[tuple[Cell, ...], ...]
-    told: bool = True
+    has_findings: bool = True
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """One row for people: its cells, what else there is to say of it, and how it is meant.
+    """One row for people: cells, a remark, and a mood for the colour.
 
     `mood` is "", "good", "bad", "warn", "info", "dim" or "strong".
     """
@@ -77,7 +77,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Rows that belong together, under a heading and the sum of them."""
+    """Related rows, under a heading and a summary."""
 
     heading: str
     summary: str
@@ -85,47 +85,46 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Fix(msgspec.Struct, frozen=True):
-    """Lines to paste, and where: `place` is `net.py:9`."""
+    """Lines to paste, and their place, such as `net.py:9`."""
 
     place: str
     text: str
 
 
 class Page(msgspec.Struct, frozen=True):
-    """What people see: groups of rows under one set of columns, then what to do about them."""
+    """The page for people: groups of rows under one set of columns, then fixes."""
 
     subtitle: str
     columns: tuple[Column, ...]
     groups: tuple[Group, ...]
     totals: tuple[str, ...]
     fixes: tuple[Fix, ...] = ()
-    #: The findings that the rows do not show, with repeated layers folded; `Report.findings` has each.
+    #: The findings that the rows do not show, with repeated layers folded; `Report.findings` has all of them.
     findings: tuple[Finding, ...] = ()
-    #: The one line that says it all. It ends a table, and begins what is read from the top.
+    #: The summary of the page in a line: the last line of a table, the first of Markdown and HTML.
     verdict: str = ""
-    #: All that makes it end 1, folded alike, for who wants nothing else (`-q`); None: `findings` are that.
-    reasons: Callable[[], tuple[Finding, ...]] | None = None
-    #: What was done, a line each: names and remarks alone. Outputs that show `totals` find it there.
-    done: Group | None = None
+    #: The folded findings that set exit status 1, for `-q`; None if these are `findings`.
+    failing_findings: Callable[[], tuple[Finding, ...]] | None = None
+    #: Proofs or targets with their results, a line each. `totals` has the same lines, for outputs that show those.
+    outcomes: Group | None = None
 
-    def told(self, *, quiet: bool) -> tuple[Finding, ...]:
-        """The findings to tell beside the rows, or, where there are none, instead of them."""
-        return self.reasons() if quiet and self.reasons is not None else self.findings
+    def select_findings(self, *, quiet: bool) -> tuple[Finding, ...]:
+        """Return the findings to show next to the rows, or with `quiet` instead of the rows."""
+        return self.failing_findings() if quiet and self.failing_findings is not None else self.findings
 
 
 class Bars(msgspec.Struct, frozen=True):
-    """A value for each of many things in order, one bar each: the change of each layer over depth.
+    """A value for each item of a sequence, with a bar for each: the change of each layer over depth.
 
-    NaN is a value that is not finite. Infinity is one that has no measure, and nothing bad: the entry of `words` says
-    what it is.
+    NaN is a value that is not finite. Infinity is a value without a measure, which is not a failure; `words` says why.
     """
 
     title: str
     labels: tuple[str, ...]
     values: tuple[float, ...]
-    #: What a value means, as one reads it: "relative L2 change".
+    #: The meaning of a value: "relative L2 change".
     unit: str = ""
-    #: One a value, or none: then what is infinite is called so.
+    #: A text for each value, or empty: then the text of infinity is "infinite".
     words: tuple[str, ...] = ()
 
 
@@ -139,9 +138,9 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class RuleText(msgspec.Struct, frozen=True):
-    """A rule as outputs show it: one line, and the whole explanation where an output may have it.
+    """A rule as outputs show it: a line, and the whole explanation where an output has room.
 
-    `about` is the group of the rule (`storage`), `commands` are those that report it.
+    `about` is the group of the rule (`storage`); `commands` are the commands with findings of the rule.
     """
 
     name: str
@@ -153,7 +152,7 @@ class RuleText(msgspec.Struct, frozen=True):
 
 
 class Outcome(str, Enum):
-    """What became of a case; `error` is one that could not be tried or told."""
+    """Result of a case; `error` means inconclusive or not tested."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -162,9 +161,9 @@ class Outcome(str, Enum):
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One thing that was tried, as a test runner would show it: `name` of `suite`, mostly a rule of a target.
+    """One check, as a test runner shows it: `name` in `suite`, usually a rule and a target.
 
-    `message` says in a line why it is not simply passed, `text` the rest, a line each.
+    `message` says in a line why the case has not passed, `text` has the rest, line by line.
     """
 
     suite: str
@@ -175,7 +174,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """What could not be looked at, and why: a note where nobody expects it to be, else an error, which exits 2."""
+    """A target that could not be checked, and why. An error sets exit status 2; a note is expected."""
 
     target: str
     message: str
@@ -183,98 +182,100 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """`document`, `table` and `page` are made when an output asks for them: none asks for all three."""
+    """A report. `document`, `table` and `page` are built when an output needs them: no output needs all three."""
 
     title: str
     document: Callable[[], msgspec.Struct]
     table: Callable[[], Table]
     page: Callable[[], Page]
-    #: As the command found them. `describe` gives them the place and the words that outputs for people and CI need.
+    #: The command's findings. `describe` adds places and words for people and CI.
     findings: tuple[Finding, ...] = ()
     describe: Callable[[Iterable[Finding]], tuple[Finding, ...]] = tuple
     notes: tuple[Oddity, ...] = ()
-    #: Pictures, for outputs that can draw.
+    #: Charts, for outputs that can draw.
     charts: Callable[[], tuple[Bars | Spread, ...]] = tuple
-    #: The page is an outline (`--tree`), and plain text shows it too rather than the flat table.
+    #: Whether the page is an outline (`--tree`), which plain text shows instead of the flat table.
     outline: bool = False
-    #: Rules whose findings are rows already: outputs for people do not say them twice.
-    in_rows: frozenset[str] = frozenset()
-    #: Names alone (`--name-only`), in place of all else: a line each, its parts set apart by tabs.
+    #: Rules whose findings are rows: outputs for people do not repeat them.
+    rules_in_rows: frozenset[str] = frozenset()
+    #: Names only (`--name-only`), instead of everything else: the tab-separated parts of each line.
     listing: Callable[[], Iterable[tuple[str, ...]]] | None = None
 
-    #: What of the findings makes the command end 1; None: each.
+    #: The findings that set exit status 1; None: all of them.
     failing: tuple[Finding, ...] | None = None
-    #: Each line is asked for (`--all`), also by who writes for a place of limited size.
-    whole: bool = False
-    #: At most so many findings are told people, and how many more there are (`-n`); None: each.
-    lines: int | None = None
-    #: Of several targets: a line that tells a finding by itself begins with its target.
-    several: bool = False
-    #: What the rules of the findings are, and those of which there is none although they were tried.
+    #: Whether every line is shown (`--all`), also in outputs of limited size.
+    show_all: bool = False
+    #: Largest number of findings for people (`-n`), who also see the number of others; None: no limit.
+    max_findings: int | None = None
+    #: Whether there are several targets: then a line with a finding begins with its target.
+    has_several_targets: bool = False
+    #: The rules of the findings, and the rules that ran without a finding.
     rules: Callable[[], tuple[RuleText, ...]] = tuple
-    #: All that was tried.
+    #: All checks that were tried.
     cases: Callable[[], tuple[Case, ...]] = tuple
-    #: Findings that are none, for the reason that was given.
+    #: Accepted findings, with the reason.
     accepted: tuple[tuple[Finding, str], ...] = ()
     troubles: tuple[Trouble, ...] = ()
-    #: What the run did not check. The verdict of the page says it too.
+    #: The parts that the run did not check, which are also in the verdict of the page.
     not_checked: tuple[NotChecked, ...] = ()
-    #: The configuration that the run used; None where the command reads none.
+    #: The configuration of the run; None if the command reads none.
     configuration: Configuration | None = None
-    #: The page without its rows, for who shows the flat table in their place; None: the page.
-    foot: Callable[[], Page] | None = None
-    #: The flat table without the columns that only machines read; None: the table.
-    brief: Callable[[], Table] | None = None
+    #: The page without its rows, for outputs that show the flat table instead; None: the page.
+    page_without_rows: Callable[[], Page] | None = None
+    #: The flat table without the columns for programs; None: the table.
+    short_table: Callable[[], Table] | None = None
 
-    def described_findings(self) -> tuple[Finding, ...]:
-        """Return all findings."""
+    def describe_findings(self) -> tuple[Finding, ...]:
+        """Return all findings as outputs show them."""
         return self.describe(self.findings)
 
-    def beside(self) -> tuple[Finding, ...]:
-        """The findings that no row shows."""
-        return self.describe(finding for finding in self.findings if finding.rule not in self.in_rows)
+    def describe_findings_without_row(self) -> tuple[Finding, ...]:
+        """Return the findings that no row shows."""
+        return self.describe(finding for finding in self.findings if finding.rule not in self.rules_in_rows)
 
-    def failed(self) -> bool:
-        """Whether the command ends 1."""
+    def has_failed(self) -> bool:
+        """Return whether the command exits with status 1."""
         return bool(self.findings if self.failing is None else self.failing)
 
-    def passed(self) -> bool:
-        """Whether the command ends 0: nothing makes it end 1, and all could be looked at."""
-        return not self.failed() and all(one.severity is not Severity.ERROR for one in self.troubles)
+    def has_passed(self) -> bool:
+        """Return whether the command exits with status 0: no failure, and everything could be checked."""
+        return not self.has_failed() and all(trouble.severity is not Severity.ERROR for trouble in self.troubles)
 
-    def reasons(self) -> tuple[Finding, ...]:
-        """The findings that make it end 1."""
-        return self.described_findings() if self.failing is None else self.failing
+    def describe_failing_findings(self) -> tuple[Finding, ...]:
+        """Return the findings that set exit status 1."""
+        return self.describe_findings() if self.failing is None else self.failing
 
-    def weakening(self) -> str:
-        """Describe the configuration if it lets more pass, else return "". Outputs show this with `-q` too."""
-        used = self.configuration
-        return describe_configuration(used) if used is not None and (used.disabled or used.weakened) else ""
+    def describe_weakening(self) -> str:
+        """Describe a configuration that disables or weakens rules, else return "". Outputs show this with `-q` too."""
+        configuration = self.configuration
+        if configuration is None or not (configuration.disabled or configuration.weakened):
+            return ""
+        return describe_configuration(configuration)
 
 
-def scope_notes(report: Report) -> tuple[Finding, ...]:
-    """Return what was not checked and what the configuration weakens as notes, for outputs that have no verdict."""
+def build_scope_notes(report: Report) -> tuple[Finding, ...]:
+    """Return notes about unchecked parts and weakening configuration, for outputs without a verdict."""
     unchecked = [f"{plural(entry.count, entry.what)}: {entry.why}" for entry in report.not_checked]
-    where = "." if report.several else report.title
-    notes = [output_rules.NOT_CHECKED.finding(f"not checked: {text}", target=where) for text in unchecked]
+    target = "." if report.has_several_targets else report.title
+    notes = [output_rules.NOT_CHECKED.finding(f"not checked: {text}", target=target) for text in unchecked]
     message = describe_configuration(report.configuration) if report.configuration is not None else ""
     if report.configuration is not None and message:
-        notes.append(output_rules.CONFIGURATION.finding(message, target=report.configuration.file or where))
+        notes.append(output_rules.CONFIGURATION.finding(message, target=report.configuration.file or target))
     return tuple(notes)
 
 
 class View(msgspec.Struct, frozen=True):
-    """How people want to see it: `unfold` repeated layers, as a `tree` of modules, `verbose`."""
+    """The options of people's outputs: `unfold` repeated layers, a `tree` of modules, `verbose`."""
 
     unfold: bool = False
     tree: bool = False
     verbose: bool = False
 
 
-def first(findings: Sequence[Finding], lines: int | None) -> tuple[Finding, ...]:
-    """At most so many of them, and how many more there are; one at least, since no exit 1 is without its reason."""
-    kept = len(findings) if lines is None else max(1, lines)
-    if len(findings) <= kept:
+def limit_findings(findings: Sequence[Finding], limit: int | None) -> tuple[Finding, ...]:
+    """Return the first findings and a count of the rest; at least one, because an exit status 1 needs a reason."""
+    count = len(findings) if limit is None else max(1, limit)
+    if len(findings) <= count:
         return tuple(findings)
-    more = f"… and {len(findings) - kept:,} more (-n {lines})"
-    return (*findings[:kept], output_rules.MORE.finding(more, target=findings[0].target))
+    more = f"… and {len(findings) - count:,} more (-n {limit})"
+    return (*findings[:count], output_rules.MORE.finding(more, target=findings[0].target))

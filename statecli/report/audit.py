@@ -1,4 +1,4 @@
-"""The report of `statecli audit`: what was found, target by target, and the line that says how many were audited."""
+"""The report of `statecli audit`: findings by target, and a verdict with the number of audited targets."""
 
 from __future__ import annotations
 
@@ -29,75 +29,81 @@ from statecli.report import (
     test_cases,
 )
 from statecli.targets import location
-from statecli.targets.outcome import Status, Target
+from statecli.targets.target_result import Status, TargetResult
 
 _MOODS = {Severity.ERROR: "bad", Severity.WARNING: "warn", Severity.NOTE: "dim"}
-#: Lines of one group that are shown, unless each is asked for.
-MANY = 50
-#: Targets of which the same is said that are named, and characters of such a name: what names them holds all of these.
-ALIKE, LONGEST = 10, 180
+#: Largest number of lines of a group without `--all`.
+MAX_GROUP_LINES = 50
+#: Largest number of targets with equal findings that a summary lists, and characters of each.
+MAX_LISTED_TARGETS, MAX_TARGET_CHARACTERS = 10, 180
 #: Worst first.
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 
 
-def untold(found: Audit, select: Collection[str], *, allow_empty: bool) -> tuple[str, ...]:
-    """Why a run ends 2 that found nothing and in which no target failed: what was asked for was not judged."""
-    if found.failing or found.count(Status.FAILED):
+def list_inconclusive(audit: Audit, select: Collection[str], *, allow_empty: bool) -> tuple[str, ...]:
+    """Return why a run without findings and failed targets exits with status 2: a requested check did not run."""
+    if audit.failing or audit.count(Status.FAILED):
         return ()
-    if not found.count(Status.AUDITED):
+    if not audit.count(Status.AUDITED):
         return () if allow_empty else ("nothing was audited",)
-    unheard = (f"{one.rule} did not run: {one.reason}" for one in found.unheard(select))
-    return (*unheard, *filter(None, (found.unheld,)))
+    not_run = (f"{skipped.rule} did not run: {skipped.reason}" for skipped in audit.find_unrun_rules(select))
+    return (*not_run, *filter(None, (audit.unused_reference,)))
 
 
-def of_audit(found: Audit, view: View, untold: Sequence[str] = (), told: Sequence[Finding] = ()) -> Report:
-    """Everything `audit` has to say; `untold` is why it ends 2, where no target says so, `told` what is of no one
-    target.
+def build_audit_report(
+    audit: Audit, view: View, inconclusive: Sequence[str] = (), run_notes: Sequence[Finding] = ()
+) -> Report:
+    """Return the report of `audit`.
+
+    `inconclusive` are reasons for exit status 2 without a failed target, `run_notes` are notes without a target.
     """
-    notes = [note for target in found.targets for note in target.notes] if view.verbose else []
+    notes = [note for target in audit.targets for note in target.notes] if view.verbose else []
     return Report(
-        title=found.targets[0].target if len(found.targets) == 1 else plural(len(found.targets), "target"),
-        document=lambda: documents.of_audit(found, _verdict(found), told),
-        table=lambda: _flat(found),
-        page=lambda: _page(found, view, untold),
-        findings=found.findings,
+        title=audit.targets[0].target if len(audit.targets) == 1 else plural(len(audit.targets), "target"),
+        document=lambda: documents.build_audit_document(audit, _format_verdict(audit), run_notes),
+        table=lambda: _build_table(audit),
+        page=lambda: _build_page(audit, view, inconclusive),
+        findings=audit.findings,
         notes=tuple(notes),
-        in_rows=frozenset(finding.rule for finding in found.findings),
-        failing=found.failing,
-        whole=view.unfold,
-        several=len(found.targets) > 1,
-        rules=lambda: rule_texts.of_audit(found.ran, _everything(found)),
-        cases=lambda: (*_cases(found), *(Case(_first(found), "audit", Outcome.ERROR, one) for one in untold)),
-        accepted=tuple((one.finding, one.reason) for target in found.targets for one in target.accepted),
-        troubles=(*_troubles(found), *(Trouble(_first(found), one) for one in untold)),
-        not_checked=found.not_checked,
-        configuration=found.configuration,
+        rules_in_rows=frozenset(finding.rule for finding in audit.findings),
+        failing=audit.failing,
+        show_all=view.unfold,
+        has_several_targets=len(audit.targets) > 1,
+        rules=lambda: rule_texts.list_audit_rule_texts(audit.ran, _list_all_findings(audit)),
+        cases=lambda: (
+            *_build_cases(audit),
+            *(Case(_choose_target(audit), "audit", Outcome.ERROR, reason) for reason in inconclusive),
+        ),
+        accepted=tuple((entry.finding, entry.reason) for target in audit.targets for entry in target.accepted),
+        troubles=(*_list_troubles(audit), *(Trouble(_choose_target(audit), reason) for reason in inconclusive)),
+        not_checked=audit.not_checked,
+        configuration=audit.configuration,
     )
 
 
-def _first(found: Audit) -> str:
-    """The target that stands for a run of which nothing is known: one that was audited, if any was."""
-    return max(found.targets, key=lambda one: one.status is Status.AUDITED).target
+def _choose_target(audit: Audit) -> str:
+    """Return the target that stands for the whole run: an audited target, if there is any."""
+    return max(audit.targets, key=lambda target: target.status is Status.AUDITED).target
 
 
-def _everything(found: Audit) -> list[Finding]:
-    """Accepted findings too."""
-    return [*found.findings, *(one.finding for target in found.targets for one in target.accepted)]
+def _list_all_findings(audit: Audit) -> list[Finding]:
+    """Return all findings, also accepted ones."""
+    return [*audit.findings, *(accepted.finding for target in audit.targets for accepted in target.accepted)]
 
 
-def _troubles(found: Audit) -> tuple[Trouble, ...]:
-    """A target that failed is an error, one that was skipped a note."""
-    bad = {Status.FAILED: Severity.ERROR, Status.SKIPPED: Severity.NOTE}
+def _list_troubles(audit: Audit) -> tuple[Trouble, ...]:
+    """Return an error for each failed target, a note for each skipped target."""
+    severities = {Status.FAILED: Severity.ERROR, Status.SKIPPED: Severity.NOTE}
     return tuple(
-        Trouble(one.target, one.reason or one.status.value, bad[one.status])
-        for one in found.targets
-        if one.status in bad
+        Trouble(target.target, target.reason or target.status.value, severities[target.status])
+        for target in audit.targets
+        if target.status in severities
     )
 
 
-def _cases(found: Audit) -> Iterator[Case]:
-    """A case a target and rule, in the order in which they ran; one for a target that was not audited."""
-    for target in found.targets:
+def _build_cases(audit: Audit) -> Iterator[Case]:
+    """Yield a case for each target and rule, in the order of the run, and for each target without an audit."""
+    for target in audit.targets:
         if target.status is not Status.AUDITED:
             outcome = Outcome.ERROR if target.status is Status.FAILED else Outcome.SKIPPED
             yield Case(target.target, "audit", outcome, target.reason or "")
@@ -105,173 +111,203 @@ def _cases(found: Audit) -> Iterator[Case]:
         for finding in target.findings:
             by_rule.setdefault(finding.rule, []).append(finding)
         accepted: dict[str, list[str]] = {}
-        for one in target.accepted:
-            accepted.setdefault(one.finding.rule, []).append(f"accepted: {test_cases.told(one.finding)}: {one.reason}")
-        for rule, several in by_rule.items():
-            yield _case(target.target, rule, several, accepted.get(rule, []), found.fail_on)
-        yield from (Case(target.target, one.rule, Outcome.SKIPPED, one.reason) for one in target.skipped)
+        for entry in target.accepted:
+            accepted.setdefault(entry.finding.rule, []).append(
+                f"accepted: {test_cases.describe_finding(entry.finding)}: {entry.reason}"
+            )
+        for rule, findings in by_rule.items():
+            yield _build_case(target.target, rule, findings, accepted.get(rule, []), audit.fail_on)
+        yield from (Case(target.target, skipped.rule, Outcome.SKIPPED, skipped.reason) for skipped in target.skipped)
 
 
-def _case(target: str, rule: str, found: Sequence[Finding], accepted: Sequence[str], fail_on: Severity) -> Case:
-    """One that findings milder than `fail_on` do not fail tells of them all the same."""
-    failing = [one for one in found if one.severity.rank >= fail_on.rank]
-    mild = [test_cases.told(one) for one in found if one.severity.rank < fail_on.rank]
-    case = test_cases.failed(target, rule, failing) if failing else Case(target, rule, Outcome.PASSED)
-    return replace(case, text=(*case.text, *mild, *accepted))
+def _build_case(
+    target: str, rule: str, findings: Sequence[Finding], accepted: Sequence[str], fail_on: Severity
+) -> Case:
+    """Return the case of a rule; findings milder than `fail_on` are part of its text."""
+    failing = [finding for finding in findings if finding.severity.rank >= fail_on.rank]
+    milder = [test_cases.describe_finding(finding) for finding in findings if finding.severity.rank < fail_on.rank]
+    case = test_cases.build_failed_case(target, rule, failing) if failing else Case(target, rule, Outcome.PASSED)
+    return replace(case, text=(*case.text, *milder, *accepted))
 
 
-def _flat(found: Audit) -> Table:
+def _build_table(audit: Audit) -> Table:
     names = ("target", "severity", "rule", "section", "fqn", "message", "help", "place")
     columns = tuple(report.Column(name, detail=name in ("section", "fqn", "place")) for name in names)
     rows = tuple(
         (
-            one.target,
-            one.severity.value,
-            one.rule,
-            one.section or None,
-            one.fqn,
-            one.message,
-            one.help,
-            location.shown(one),
+            finding.target,
+            finding.severity.value,
+            finding.rule,
+            finding.section or None,
+            finding.fqn,
+            finding.message,
+            finding.help,
+            location.format_place(finding),
         )
-        for target in found.targets
-        for one in _sorted(target.findings)
+        for target in audit.targets
+        for finding in _sort_findings(target.findings)
     )
-    return Table(columns, rows, told=False)
+    return Table(columns, rows, has_findings=False)
 
 
-def _sorted(findings: Sequence[Finding]) -> list[Finding]:
-    """Worst first, those of one rule together, else as they were found."""
+def _sort_findings(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings, worst first, grouped by rule, else in the order of the run."""
     first = {finding.rule: n for n, finding in reversed(list(enumerate(findings)))}
-    return sorted(findings, key=lambda one: (-one.severity.rank, first[one.rule]))
+    return sorted(findings, key=lambda finding: (-finding.severity.rank, first[finding.rule]))
 
 
-def _page(found: Audit, view: View, untold: Sequence[str]) -> Page:
-    verdict = _verdict(found)
-    not_run = [Line((rule,), why, "bad") for rule, told, why in (one.partition(": ") for one in untold) if told]
-    beside = [
-        *_unread(found),
-        *not_run,
-        *_hollow(found),
-        *_accepted(found, view),
-        *(_unheard(found) if view.verbose else ()),
+def _build_page(audit: Audit, view: View, inconclusive: Sequence[str]) -> Page:
+    verdict = _format_verdict(audit)
+    not_run = [
+        Line((rule,), reason, "bad")
+        for rule, separator, reason in (text.partition(": ") for text in inconclusive)
+        if separator
     ]
-    groups = _by_rule(found.targets[0], view) if len(found.targets) == 1 else _by_target(found.targets, view)
+    outcomes = [
+        *_list_unread_targets(audit),
+        *not_run,
+        *_list_empty_targets(audit),
+        *_list_accepted_findings(audit, view),
+        *(_list_skipped_rules(audit) if view.verbose else ()),
+    ]
+    groups = (
+        _group_by_rule(audit.targets[0], view) if len(audit.targets) == 1 else _group_by_target(audit.targets, view)
+    )
     return Page(
-        subtitle=_subtitle(found),
+        subtitle=_format_subtitle(audit),
         columns=(report.Column("finding"),),
         groups=tuple(groups),
-        totals=(*(f"{line.cells[0]}: {line.remark}" for line in beside), verdict),
-        reasons=lambda: fold.findings(_named(found)),
+        totals=(*(f"{line.cells[0]}: {line.remark}" for line in outcomes), verdict),
+        failing_findings=lambda: fold.fold_findings(_add_target_names(audit)),
         verdict=verdict,
-        done=Group("beside the findings", ", ".join(_others(found)) or "rules that did not run", tuple(beside))
-        if beside
+        outcomes=Group(
+            "beside the findings", ", ".join(_format_others(audit)) or "rules that did not run", tuple(outcomes)
+        )
+        if outcomes
         else None,
     )
 
 
-def _subtitle(found: Audit) -> str:
-    audited = [target for target in found.targets if target.status is Status.AUDITED]
+def _format_subtitle(audit: Audit) -> str:
+    audited = [target for target in audit.targets if target.status is Status.AUDITED]
     tensors, size = sum(target.tensors for target in audited), sum(target.bytes for target in audited)
     formats = ", ".join(dict.fromkeys(target.format or "" for target in audited))
     return f"{formats or 'nothing audited'}, {plural(tensors, 'tensor')}, {format_size(size)}"
 
 
-def _named(found: Audit) -> tuple[Finding, ...]:
-    """What makes it fail, behind the name of its target where there are several."""
-    if len(found.targets) == 1:
-        return found.failing
-    return tuple(replace(one, message=f"{one.target}: {one.message}") for one in found.failing)
+def _add_target_names(audit: Audit) -> tuple[Finding, ...]:
+    """Return the failing findings, with their target in front if there are several targets."""
+    if len(audit.targets) == 1:
+        return audit.failing
+    return tuple(replace(finding, message=f"{finding.target}: {finding.message}") for finding in audit.failing)
 
 
-# For people: a group a rule of the only target, else a group a target.
+# For people: a group for each rule of a single target, else a group for each target.
 
 
-def _by_rule(target: Target, view: View) -> Iterator[Group]:
-    for (severity, rule), several in itertools.groupby(_sorted(target.findings), lambda one: (one.severity, one.rule)):
-        found = list(several)
-        helps = {one.help for one in found}
-        shared = helps.pop() if len(helps) == 1 and len(found) > 1 else None
-        summary = plural(len(found), "finding") + (f": {shared}" if shared else "")
-        lines = [Line((one.message,), "" if shared else one.help or "", _MOODS[severity]) for one in found]
-        yield Group(f"{severity.value}[{rule}]", summary, _shown(lines, view))
+def _group_by_rule(target: TargetResult, view: View) -> Iterator[Group]:
+    for (severity, rule), rule_findings in itertools.groupby(
+        _sort_findings(target.findings), lambda finding: (finding.severity, finding.rule)
+    ):
+        findings = list(rule_findings)
+        helps = {finding.help for finding in findings}
+        shared_help = helps.pop() if len(helps) == 1 and len(findings) > 1 else None
+        summary = plural(len(findings), "finding") + (f": {shared_help}" if shared_help else "")
+        lines = [
+            Line((finding.message,), "" if shared_help else finding.help or "", _MOODS[severity])
+            for finding in findings
+        ]
+        yield Group(f"{severity.value}[{rule}]", summary, _limit_lines(lines, view))
 
 
-def _by_target(targets: Sequence[Target], view: View) -> Iterator[Group]:
-    """Targets of which the same is said are one group, in the place of the first."""
-    alike: dict[tuple[object, ...], list[Target]] = {}
+def _group_by_target(targets: Sequence[TargetResult], view: View) -> Iterator[Group]:
+    """Yield a group for each target; targets with equal findings are one group, at the first of them."""
+    alike: dict[tuple[object, ...], list[TargetResult]] = {}
     for n, target in enumerate(targets):
-        said = tuple((one.rule, one.severity, one.message, one.help) for one in _sorted(target.findings))
-        if said:
-            alike.setdefault((said, n) if view.unfold else (said,), []).append(target)
-    for same in alike.values():
-        found = _sorted(same[0].findings)
-        heading, each = same[0].target, counted(found)
-        if len(same) > 1:
-            others = join_names([truncate_middle(one.target, LONGEST) for one in same[1:]], ALIKE)
-            each = f"and {len(same) - 1:,} more like it, each {each}: {others}"
-        yield Group(heading, each, _shown([_line(one) for one in found], view))
+        content = tuple(
+            (finding.rule, finding.severity, finding.message, finding.help)
+            for finding in _sort_findings(target.findings)
+        )
+        if content:
+            alike.setdefault((content, n) if view.unfold else (content,), []).append(target)
+    for same_targets in alike.values():
+        findings = _sort_findings(same_targets[0].findings)
+        heading, summary = same_targets[0].target, format_severities(findings)
+        if len(same_targets) > 1:
+            others = join_names(
+                [truncate_middle(target.target, MAX_TARGET_CHARACTERS) for target in same_targets[1:]],
+                MAX_LISTED_TARGETS,
+            )
+            summary = f"and {len(same_targets) - 1:,} more like it, each {summary}: {others}"
+        yield Group(heading, summary, _limit_lines([_build_line(finding) for finding in findings], view))
 
 
-def _line(one: Finding) -> Line:
-    return Line((f"{one.severity.value}[{one.rule}]: {one.message}",), one.help or "", _MOODS[one.severity])
+def _build_line(finding: Finding) -> Line:
+    return Line(
+        (f"{finding.severity.value}[{finding.rule}]: {finding.message}",), finding.help or "", _MOODS[finding.severity]
+    )
 
 
-def _shown(lines: Sequence[Line], view: View) -> tuple[Line, ...]:
-    """Repeated layers folded and no more than are read; what to do is said once of lines that follow one another."""
+def _limit_lines(lines: Sequence[Line], view: View) -> tuple[Line, ...]:
+    """Return the lines, folded and limited; help that several lines in a row share is shown once."""
     if view.unfold:
         return tuple(lines)
-    folded = fold.lines(lines) if len(lines) > fold.FEW_FINDINGS else list(lines)
-    rest = len(folded) - MANY
-    kept = folded if rest <= 0 else folded[:MANY]
-    more = [Line((f"… and {plural(rest, 'line')} more (--all)",), mood="dim")] if rest > 0 else []
-    after = [line.remark for line in kept[1:]] + [""]
+    folded = fold.fold_lines(lines) if len(lines) > fold.MAX_UNFOLDED_FINDINGS else list(lines)
+    hidden = len(folded) - MAX_GROUP_LINES
+    shown = folded if hidden <= 0 else folded[:MAX_GROUP_LINES]
+    more = [Line((f"… and {plural(hidden, 'line')} more (--all)",), mood="dim")] if hidden > 0 else []
+    next_remarks = [line.remark for line in shown[1:]] + [""]
     once = [
-        replace(line, remark="" if line.remark == then else line.remark) for line, then in zip(kept, after, strict=True)
+        replace(line, remark="" if line.remark == next_remark else line.remark)
+        for line, next_remark in zip(shown, next_remarks, strict=True)
     ]
     return (*once, *more)
 
 
-def counted(findings: Sequence[Finding]) -> str:
-    """`1 error, 2 warnings`; `clean` where there is none."""
-    counts = Counter(one.severity for one in findings)
-    return ", ".join(plural(counts[one], one.value) for one in _ORDER if counts[one]) or "clean"
+def format_severities(findings: Sequence[Finding]) -> str:
+    """Format the number of findings by severity: `1 error, 2 warnings`; `clean` without findings."""
+    counts = Counter(finding.severity for finding in findings)
+    return ", ".join(plural(counts[severity], severity.value) for severity in _ORDER if counts[severity]) or "clean"
 
 
-# What is said beside the findings: nothing is left out without a word.
+# Lines next to the findings, so that nothing is left out silently.
 
 
-def _unread(found: Audit) -> Iterator[Line]:
-    """Each target that failed of itself; those that something beside them failed, or were skipped, by their reasons."""
+def _list_unread_targets(audit: Audit) -> Iterator[Line]:
+    """Yield a line for each target that failed on its own; other failed and skipped targets by their reasons."""
     alike: dict[tuple[Status, str, str], list[str]] = {}
-    for one in found.targets:
-        if one.status is not Status.AUDITED:
-            own = one.status is Status.FAILED and one.own_reason != one.reason
-            alike.setdefault((one.status, one.own_reason or "", one.target if own else ""), []).append(one.target)
+    for target in audit.targets:
+        if target.status is not Status.AUDITED:
+            has_own_reason = target.status is Status.FAILED and target.own_reason != target.reason
+            alike.setdefault(
+                (target.status, target.own_reason or "", target.target if has_own_reason else ""), []
+            ).append(target.target)
     for (status, reason, _), targets in sorted(alike.items(), key=lambda group: group[0][0] is Status.SKIPPED):
         if status is Status.FAILED:
             yield Line((f"failed: {join_names(targets)}",), reason, "bad")
         else:
-            yield Line((f"{len(targets):,} skipped: {join_names(targets)}",), _of_each(reason, len(targets)), "dim")
+            yield Line(
+                (f"{len(targets):,} skipped: {join_names(targets)}",), _format_reason(reason, len(targets)), "dim"
+            )
 
 
-def _of_each(reason: str, count: int) -> str:
+def _format_reason(reason: str, count: int) -> str:
     return f"each {reason}" if count > 1 and reason.startswith(("is ", "holds ", "lies ")) else reason
 
 
-def _hollow(found: Audit) -> Iterator[Line]:
-    """Name the targets that were audited and of which no tensor was read: only what loading them runs was checked."""
-    hollow = [target.target for target in found.targets if target.status is Status.AUDITED and not target.tensors]
-    if hollow:
-        yield Line((f"no tensor was read of {plural(len(hollow), 'target')}",), join_names(hollow), "dim")
+def _list_empty_targets(audit: Audit) -> Iterator[Line]:
+    """Yield a line that names the audited targets without a tensor: only their loading was checked."""
+    targets = [target.target for target in audit.targets if target.status is Status.AUDITED and not target.tensors]
+    if targets:
+        yield Line((f"no tensor was read of {plural(len(targets), 'target')}",), join_names(targets), "dim")
 
 
-def _accepted(found: Audit, view: View) -> Iterator[Line]:
-    """What is accepted, by rule and reason; each with -v."""
+def _list_accepted_findings(audit: Audit, view: View) -> Iterator[Line]:
+    """Yield a line for each rule and reason of accepted findings; with `-v`, for each finding."""
     alike: dict[tuple[str, str], list[Finding]] = {}
-    for target in found.targets:
-        for one in target.accepted:
-            alike.setdefault((one.finding.rule, one.reason), []).append(one.finding)
+    for target in audit.targets:
+        for accepted in target.accepted:
+            alike.setdefault((accepted.finding.rule, accepted.reason), []).append(accepted.finding)
     for (rule, reason), findings in alike.items():
         for finding in findings if view.verbose else ():
             yield Line((f"accepted: {finding.target}: {rule}: {finding.message}",), reason, "dim")
@@ -279,45 +315,46 @@ def _accepted(found: Audit, view: View) -> Iterator[Line]:
             yield Line((f"accepted: {plural(len(findings), 'finding')} of {rule}",), reason, "dim")
 
 
-def _unheard(found: Audit) -> Iterator[Line]:
-    """The rules that did not run, by their reasons; where others have another reason or ran, on how many targets."""
+def _list_skipped_rules(audit: Audit) -> Iterator[Line]:
+    """Yield a line for each reason, with the skipped rules; with the number of targets if reasons differ."""
     alike: dict[str, Counter[str]] = {}
-    for target in found.targets:
-        for one in target.skipped:
-            alike.setdefault(one.reason, Counter())[one.rule] += 1
-    reasons = Counter((*found.ran, *(rule for unheard in alike.values() for rule in unheard)))
-    for reason, unheard in alike.items():
-        named = (
-            f"{rule} (on {plural(count, 'target')})" if reasons[rule] > 1 else rule for rule, count in unheard.items()
+    for target in audit.targets:
+        for skipped in target.skipped:
+            alike.setdefault(skipped.reason, Counter())[skipped.rule] += 1
+    reasons = Counter((*audit.ran, *(rule for rules in alike.values() for rule in rules)))
+    for reason, rules in alike.items():
+        names = (
+            f"{rule} (on {plural(count, 'target')})" if reasons[rule] > 1 else rule for rule, count in rules.items()
         )
-        yield Line((f"not run: {', '.join(named)}",), reason, "dim")
+        yield Line((f"not run: {', '.join(names)}",), reason, "dim")
 
 
-def _others(found: Audit) -> list[str]:
-    """`1 failed`, `2 skipped`, `3 accepted`; skipped are those that were checked as a part of another target."""
-    skipped = sum(one.status is Status.SKIPPED and not one.not_checked for one in found.targets)
-    counts = {Status.FAILED: found.count(Status.FAILED), Status.SKIPPED: skipped}
+def _format_others(audit: Audit) -> list[str]:
+    """Format `1 failed`, `2 skipped`, `3 accepted`; files checked as a part of another target are not counted."""
+    skipped = sum(target.status is Status.SKIPPED and not target.not_checked for target in audit.targets)
+    counts = {Status.FAILED: audit.count(Status.FAILED), Status.SKIPPED: skipped}
     parts = [f"{count:,} {status.value}" for status, count in counts.items() if count]
-    if found.not_checked:
-        parts.append(f"not checked: {describe_not_checked(found.not_checked)}")
-    accepted = sum(len(target.accepted) for target in found.targets)
+    if audit.not_checked:
+        parts.append(f"not checked: {describe_not_checked(audit.not_checked)}")
+    accepted = sum(len(target.accepted) for target in audit.targets)
     return [*parts, f"{accepted:,} accepted"] if accepted else parts
 
 
-def _verdict(found: Audit) -> str:
-    """`3 audited: 1 error in 1 target; 1 failed; not checked: 2 files (text file); 31 rules ran, 12 skipped`.
+def _format_verdict(audit: Audit) -> str:
+    """Summarize the run in a line.
 
-    What is found in targets that failed, or were skipped, is counted too.
+    `3 audited: 1 error in 1 target; 1 failed; not checked: 2 files (text file); 31 rules ran, 12 skipped`. Findings of
+    failed and skipped targets are counted too.
     """
-    bad = sum(bool(target.findings) for target in found.targets)
-    said = counted(found.findings) if found.ran or found.findings else "no rule judged it"
-    parts = [f"{found.count(Status.AUDITED):,} audited: {said}"]
-    if not found.count(Status.AUDITED):
-        parts = [f"nothing audited: {said}" if found.findings else "nothing audited"]
-    if bad and len(found.targets) > 1:
-        parts[0] += f" in {plural(bad, 'target')}"
-    parts += _others(found)
-    unheard = len({one.rule for one in found.skipped} - set(found.ran))
-    disabled = f", {found.left_out:,} disabled" if found.left_out else ""
-    parts.append(f"{plural(len(found.ran), 'rule')} ran" + (f", {unheard:,} skipped" if unheard else "") + disabled)
-    return "; ".join(filter(None, (*parts, describe_configuration(found.configuration))))
+    targets_with_findings = sum(bool(target.findings) for target in audit.targets)
+    counts_text = format_severities(audit.findings) if audit.ran or audit.findings else "no rule judged it"
+    parts = [f"{audit.count(Status.AUDITED):,} audited: {counts_text}"]
+    if not audit.count(Status.AUDITED):
+        parts = [f"nothing audited: {counts_text}" if audit.findings else "nothing audited"]
+    if targets_with_findings and len(audit.targets) > 1:
+        parts[0] += f" in {plural(targets_with_findings, 'target')}"
+    parts += _format_others(audit)
+    not_run = len({skipped.rule for skipped in audit.skipped_rules} - set(audit.ran))
+    disabled = f", {audit.disabled_rules:,} disabled" if audit.disabled_rules else ""
+    parts.append(f"{plural(len(audit.ran), 'rule')} ran" + (f", {not_run:,} skipped" if not_run else "") + disabled)
+    return "; ".join(filter(None, (*parts, describe_configuration(audit.configuration))))

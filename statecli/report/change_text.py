@@ -1,4 +1,4 @@
-"""One change in words and numbers, and the sums of many by module (`--tree`)."""
+"""Text and numbers for one change, and sums of changes by module (`--tree`)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,19 @@ from statecli.core.units import (
 from statecli.report import Column, Group, Line, tree
 from statecli.values.delta import Delta
 
-#: As git writes them.
-LETTERS = {Status.ADDED: "A", Status.REMOVED: "D", Status.CHANGED: "M", Status.RENAMED: "R", Status.IDENTICAL: " "}
+#: The letters of git.
+STATUS_LETTERS = {
+    Status.ADDED: "A",
+    Status.REMOVED: "D",
+    Status.CHANGED: "M",
+    Status.RENAMED: "R",
+    Status.IDENTICAL: " ",
+}
 
 MOODS = {Status.ADDED: "good", Status.REMOVED: "bad", Status.RENAMED: "info"}
 
 #: The fields of `Delta` that have a column in the flat table.
-NUMBERS = (
+DELTA_COLUMNS = (
     "elements",
     "changed",
     "relative_l2",
@@ -43,127 +49,129 @@ NUMBERS = (
 )
 
 #: Significant digits of a statistic for people.
-DIGITS = 3
+SIGNIFICANT_DIGITS = 3
 
 
-def side(fqn: str, section: str, sectioned: bool) -> str:
-    """A name, with its section before it where there is more than one."""
-    return f"{section}.{format_fqn(fqn)}" if sectioned and section else format_fqn(fqn)
+def format_name(fqn: str, section: str, has_sections: bool) -> str:
+    """Return a name, with its section in front if there are several sections."""
+    return f"{section}.{format_fqn(fqn)}" if has_sections and section else format_fqn(fqn)
 
 
-def what(change: Change) -> str:
-    """What changed, but for the numbers of its values: equal for layers that changed alike."""
+def describe_change(change: Change) -> str:
+    """Describe a change without the numbers of its values: equal for layers with equal changes."""
     before, after = change.before, change.after
     if before is None or after is None:
-        one = before or after
-        return tensor_text(one) if one is not None else ""
-    return ", ".join(_field(field, before, after) for field in change.fields if field is not Field.VALUES)
+        tensor = before or after
+        return format_tensor(tensor) if tensor is not None else ""
+    return ", ".join(_describe_field(field, before, after) for field in change.fields if field is not Field.VALUES)
 
 
-def tensor_text(tensor: TensorInfo) -> str:
+def format_tensor(tensor: TensorInfo) -> str:
     """`float32 [2,3], 24 B`"""
     return f"{tensor.dtype} {format_shape(tensor.shape)}, {format_size(tensor.nbytes)}"
 
 
-def _field(field: Field, before: TensorInfo, after: TensorInfo) -> str:
+def _describe_field(field: Field, before: TensorInfo, after: TensorInfo) -> str:
     if field is Field.TYING:
         return "now tied" if not before.tied_to else "no longer tied" if not after.tied_to else "tied otherwise"
-    sides = [_FACTS[field](tensor) for tensor in (before, after)]
+    sides = [_FIELD_TEXTS[field](tensor) for tensor in (before, after)]
     if sides[0] == sides[1]:
         return f"{field.value} of its inner tensors"
     return f"{field.value} {sides[0]} → {sides[1]}"
 
 
-def _shape(tensor: TensorInfo) -> str:
-    """A nested tensor has none, but its parts have."""
+def _format_shape(tensor: TensorInfo) -> str:
+    """Format a shape; for a nested tensor the shapes of its parts."""
     parts = "" if tensor.shape else ", ".join(f"{name} {format_shape(part.shape)}" for name, part in tensor.parts)
     return parts or format_shape(tensor.shape)
 
 
-_FACTS: dict[Field, Callable[[TensorInfo], str]] = {
+_FIELD_TEXTS: dict[Field, Callable[[TensorInfo], str]] = {
     Field.DTYPE: lambda t: t.dtype,
-    Field.SHAPE: _shape,
+    Field.SHAPE: _format_shape,
     Field.KIND: lambda t: t.kind.value,
     Field.REQUIRES_GRAD: lambda t: format_flag(t.requires_grad),
     Field.DEVICE: lambda t: t.device or "-",
 }
 
 
-def values_text(rows: Sequence[Change]) -> str:
-    """`12/4,096`, `all 4,096` or `all 2.35 M but 61`: elements that differ, of all, in these tensors together."""
-    deltas = _deltas(rows)
+def format_changed_count(rows: Sequence[Change]) -> str:
+    """Format the number of differing elements of these tensors: `12/4,096`, `all 4,096` or `all 2.35 M but 61`."""
+    deltas = _list_deltas(rows)
     if not deltas:
         return ""
-    differ, of = sum(one.changed for one in deltas), sum(one.elements for one in deltas)
-    if _count(differ) != _count(of):
-        return f"{_count(differ)}/{_count(of)}"
-    return f"all {_count(of)}" + (f" but {_count(of - differ)}" if differ < of else "")
+    changed, elements = sum(delta.changed for delta in deltas), sum(delta.elements for delta in deltas)
+    changed_text, all_text = _format_count(changed), _format_count(elements)
+    if changed_text != all_text:
+        return f"{changed_text}/{all_text}"
+    return f"all {all_text}" + (f" but {_format_count(elements - changed)}" if changed < elements else "")
 
 
-def _count(elements: int) -> str:
+def _format_count(elements: int) -> str:
     return f"{elements:,}" if elements < 1_000_000 else format_count(elements)
 
 
-def largest_text(rows: Sequence[Change]) -> str:
-    """The largest |Δ| in these tensors."""
-    return format_number(max((one.max_abs for one in _measured(rows) if one.max_abs is not None), default=None), DIGITS)
+def format_largest_change(rows: Sequence[Change]) -> str:
+    """Format the largest |Δ| of these tensors."""
+    sizes = (delta.max_abs for delta in _list_measured(rows) if delta.max_abs is not None)
+    return format_number(max(sizes, default=None), SIGNIFICANT_DIGITS)
 
 
-def relative(rows: Sequence[Change]) -> list[float]:
-    """The relative change of each of them that has one."""
-    return [one.relative_l2 for one in _measured(rows) if one.relative_l2 is not None]
+def list_relative_changes(rows: Sequence[Change]) -> list[float]:
+    """Return the relative changes of the tensors with a measure."""
+    return [delta.relative_l2 for delta in _list_measured(rows) if delta.relative_l2 is not None]
 
 
-def together(rows: Sequence[Change]) -> float | None:
-    """The relative L2 change of these tensors taken as one; of those of which both norms are known."""
-    known = [(one.l2, one.relative_l2) for one in _measured(rows) if one.l2 and one.relative_l2]
-    if not known:
-        return max(relative(rows), default=None)
-    most = max(norm for norm, _ in known)  # in parts of it the norms of before stay within float64
-    difference = math.hypot(*(norm / most for norm, _ in known))
-    return difference / math.hypot(*(norm / most / ratio for norm, ratio in known))
+def combine_relative_change(rows: Sequence[Change]) -> float | None:
+    """Return the relative L2 change of these tensors taken together; tensors without both norms are left out."""
+    measured = [(delta.l2, delta.relative_l2) for delta in _list_measured(rows) if delta.l2 and delta.relative_l2]
+    if not measured:
+        return max(list_relative_changes(rows), default=None)
+    largest = max(norm for norm, _ in measured)  # divided by it, the norms of before stay within float64
+    difference = math.hypot(*(norm / largest for norm, _ in measured))
+    return difference / math.hypot(*(norm / largest / ratio for norm, ratio in measured))
 
 
-def _measured(rows: Sequence[Change]) -> list[Delta]:
-    """Those whose numbers say how much changed: a 0 beside a NaN that came up is none of them."""
-    return [one for one in _deltas(rows) if one.max_abs or not one.left_out]
+def _list_measured(rows: Sequence[Change]) -> list[Delta]:
+    """Return the deltas whose numbers are a measure of the change: not a 0 next to a new NaN."""
+    return [delta for delta in _list_deltas(rows) if delta.max_abs or not delta.left_out]
 
 
-def _deltas(rows: Sequence[Change]) -> list[Delta]:
+def _list_deltas(rows: Sequence[Change]) -> list[Delta]:
     return [row.values for row in rows if row.values is not None]
 
 
-def relative_text(values: Sequence[float]) -> str:
-    """`0.0012`, or `0.0012..0.03` for several."""
+def format_relative_change(values: Sequence[float]) -> str:
+    """Format relative changes: `0.0012`, or `0.0012..0.03` for several."""
     texts = [format_number(value, digits=2) for value in (min(values), max(values))] if values else []
     return "..".join(dict.fromkeys(texts))
 
 
-_NOT_NUMBERS = (("NaN", ("nan_before", "nan_after")), ("Inf", ("inf_before", "inf_after")))
+_NONFINITE_COUNTS = (("NaN", ("nan_before", "nan_after")), ("Inf", ("inf_before", "inf_after")))
 
 
-def _has_not_numbers(delta: Delta) -> bool:
+def _has_nonfinite(delta: Delta) -> bool:
     return bool(delta.nan_before or delta.nan_after or delta.inf_before or delta.inf_after)
 
 
-def odd(rows: Sequence[Change], verbose: bool = False) -> list[str]:
-    """NaN and infinities, what could not be told, and what it is tied to."""
-    deltas = _deltas(rows)
+def describe_remarks(rows: Sequence[Change], verbose: bool = False) -> list[str]:
+    """Describe NaN and infinities, values that were not compared, and ties."""
+    deltas = _list_deltas(rows)
     parts: list[str] = []
-    for word, counts in _NOT_NUMBERS if any(map(_has_not_numbers, deltas)) else ():
+    for word, counts in _NONFINITE_COUNTS if any(map(_has_nonfinite, deltas)) else ():
         before, after = (sum(getattr(delta, count) for delta in deltas) for count in counts)
         if before or after:
             parts.append(f"{word} {before:,} → {after:,}")
     parts.extend(dict.fromkeys(delta.reason for delta in deltas if delta.reason))
-    untold = (row.not_compared for row in rows if row.not_compared and Field.SHAPE not in row.fields)
-    parts.extend(dict.fromkeys(f"values not compared: {reason}" for reason in untold))
+    reasons = (row.not_compared for row in rows if row.not_compared and Field.SHAPE not in row.fields)
+    parts.extend(dict.fromkeys(f"values not compared: {reason}" for reason in reasons))
     if len(rows) == 1:
-        parts.extend(_tying(rows[0]))
-        parts.extend(_more(rows[0]) if verbose else ())
+        parts.extend(_describe_tying(rows[0]))
+        parts.extend(_describe_details(rows[0]) if verbose else ())
     return parts
 
 
-def _tying(change: Change) -> list[str]:
+def _describe_tying(change: Change) -> list[str]:
     if Field.TYING not in change.fields or change.before is None or change.after is None:
         return []
     return [
@@ -173,15 +181,15 @@ def _tying(change: Change) -> list[str]:
     ]
 
 
-def _more(change: Change) -> list[str]:
+def _describe_details(change: Change) -> list[str]:
     renamed = change.renamed_from is not None and change.status is not Status.RENAMED
-    return [f"was {change.renamed_from}"] * renamed + (_statistics(change.values) if change.values else [])
+    return [f"was {change.renamed_from}"] * renamed + (_describe_statistics(change.values) if change.values else [])
 
 
-def _statistics(delta: Delta) -> list[str]:
+def _describe_statistics(delta: Delta) -> list[str]:
     parts = [f"first {format_shape(delta.first)}"] if delta.first is not None else []
-    told = (("mean |Δ|", delta.mean_abs), ("L2", delta.l2), ("cosine", delta.cosine))
-    parts.extend(f"{word} {format_number(value, 6)}" for word, value in told if value is not None)
+    figures = (("mean |Δ|", delta.mean_abs), ("L2", delta.l2), ("cosine", delta.cosine))
+    parts.extend(f"{word} {format_number(value, 6)}" for word, value in figures if value is not None)
     return parts + ([f"{plural(delta.left_out, 'position')} left out"] if delta.left_out else [])
 
 
@@ -190,72 +198,80 @@ def _statistics(delta: Delta) -> list[str]:
 COLUMNS = (Column("module"), Column("changed"), Column("combined rel. change", right=True), Column(""))
 
 
-def groups(diff: Diff, unfold: bool) -> tuple[Group, ...]:
-    """One tree a section, of the modules in which something differs."""
+def build_module_groups(diff: Diff, unfold: bool) -> tuple[Group, ...]:
+    """Return a group for each section: the tree of modules with a difference."""
     sections: dict[str, list[Change]] = {}
     for change in diff.changes:
         sections.setdefault(change.section, []).append(change)
     return tuple(
-        Group(section or "(top level)", _held(changes), tuple(_lines([tree.grown(changes)], 0, unfold)))
+        Group(
+            section or "(top level)",
+            _summarize_kinds(changes),
+            tuple(_build_lines([tree.build_tree(changes)], 0, unfold)),
+        )
         for section, changes in sections.items()
-        if any(map(_differs, changes))
+        if any(map(_is_different, changes))
     )
 
 
-def _differs(change: Change) -> bool:
+def _is_different(change: Change) -> bool:
     return change.status is not Status.IDENTICAL
 
 
-def _alike(change: Change) -> object:
-    return (change.kind, change.status, what(change), change.values is None, mood(change))
+def _make_fold_key(change: Change) -> object:
+    return (change.kind, change.status, describe_change(change), change.values is None, choose_mood(change))
 
 
-def _lines(nodes: Sequence[tree.Node[Change]], depth: int, unfold: bool) -> list[Line]:
-    """The children of modules that are alike: each line is of all of them."""
+def _build_lines(nodes: Sequence[tree.Node[Change]], depth: int, unfold: bool) -> list[Line]:
+    """Return the lines below several equal modules; each line covers all of them."""
     lines: list[Line] = []
-    for name, together in tree.siblings(nodes[0], _alike, unfold):
-        same = [node.children[one] for node in nodes for one in together]
-        own = [one.own for one in same if one.own is not None and _differs(one.own)]
-        below = [change for one in same for change in one.below()]
+    indent = "  " * depth
+    for name, names in tree.group_siblings(nodes[0], _make_fold_key, unfold):
+        children = [node.children[child_name] for node in nodes for child_name in names]
+        own = [child.own for child in children if child.own is not None and _is_different(child.own)]
+        below = [change for child in children for change in child.list_descendants()]
         if own:
-            lines.append(_leaf("  " * depth, name, own))
-        if any(map(_differs, below)):
-            lines.append(Line(("  " * depth + name, _held(below), *_how_much(below)), mood="strong"))
-            lines.extend(_lines(same, depth + 1, unfold))
+            lines.append(_build_leaf_line(indent, name, own))
+        if any(map(_is_different, below)):
+            cells = (indent + name, _summarize_kinds(below), *_format_combined_change(below))
+            lines.append(Line(cells, mood="strong"))
+            lines.extend(_build_lines(children, depth + 1, unfold))
     return lines
 
 
-def _leaf(indent: str, name: str, own: Sequence[Change]) -> Line:
-    before = tuple(format_fqn(one.renamed_from or "") for one in own if one.status is Status.RENAMED)
-    remark = ", ".join(filter(None, (what(own[0]), *odd(own), f"was {join_names(before)}" if before else "")))
-    return Line((f"{indent}{LETTERS[own[0].status]} {name}", _valued(own), *_how_much(own)), remark, mood(own[0]))
+def _build_leaf_line(indent: str, name: str, own: Sequence[Change]) -> Line:
+    before = tuple(format_fqn(change.renamed_from or "") for change in own if change.status is Status.RENAMED)
+    remarks = (describe_change(own[0]), *describe_remarks(own), f"was {join_names(before)}" if before else "")
+    heading = f"{indent}{STATUS_LETTERS[own[0].status]} {name}"
+    cells = (heading, _format_values(own), *_format_combined_change(own))
+    return Line(cells, ", ".join(filter(None, remarks)), choose_mood(own[0]))
 
 
-def _how_much(changes: Sequence[Change]) -> tuple[str, str]:
-    combined = together(changes)
+def _format_combined_change(changes: Sequence[Change]) -> tuple[str, str]:
+    combined = combine_relative_change(changes)
     return ("" if combined is None else format_number(combined, digits=2), draw_bar(combined))
 
 
-def mood(change: Change) -> str:
-    """How it is meant: as git colours it, and bad where NaN or infinities came up."""
-    values = change.values
-    if values is not None and (values.nan_after > values.nan_before or values.inf_after > values.inf_before):
+def choose_mood(change: Change) -> str:
+    """Return the mood of a change: the colours of git, and "bad" for new NaN or infinities."""
+    delta = change.values
+    if delta is not None and (delta.nan_after > delta.nan_before or delta.inf_after > delta.inf_before):
         return "bad"
     return MOODS.get(change.status, "")
 
 
-def _valued(changes: Sequence[Change]) -> str:
-    text = values_text(changes)
+def _format_values(changes: Sequence[Change]) -> str:
+    text = format_changed_count(changes)
     return f"values {text}" if text else ""
 
 
-def _held(changes: Sequence[Change]) -> str:
-    """`3/12 parameters, 2/4 buffers`: what differs, of all that there is on either side."""
+def _summarize_kinds(changes: Sequence[Change]) -> str:
+    """Format how many tensors differ, of all on either side: `3/12 parameters, 2/4 buffers`."""
     parts = []
     for kind in Kind:
-        together = [change for change in changes if change.kind is kind]
-        if together:
+        same_kind = [change for change in changes if change.kind is kind]
+        if same_kind:
             noun = kind.value if kind in (Kind.PARAMETER, Kind.BUFFER) else ""
-            counted = plural(len(together), noun) if noun else f"{len(together):,} {kind.value}"
-            parts.append(f"{sum(map(_differs, together)):,}/{counted}")
+            total = plural(len(same_kind), noun) if noun else f"{len(same_kind):,} {kind.value}"
+            parts.append(f"{sum(map(_is_different, same_kind)):,}/{total}")
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""The report of `statecli config`: each key, what is in force, and where that comes from."""
+"""The report of `statecli config`: each key, its value, and its source."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ import msgspec
 
 from statecli.report import Cell, Column, Group, Line, Page, Report, Table, documents
 
-#: A key as it stands in the file, its value, and the file that says so, or `default`.
+#: A key of the file, its value, and the path of the file, or `default`.
 Setting = tuple[str, object, str]
 
 
-def of_config(settings: Sequence[Setting], path: str | None) -> Report:
-    """The configuration, for any output."""
+def build_config_report(settings: Sequence[Setting], path: str | None) -> Report:
+    """Return the report of the configuration."""
     columns = (Column("key"), Column("value"), Column("from"))
-    rows = tuple((key, written(value), source) for key, value, source in settings)
-    plain = tuple((key, _cell(value), source) for key, value, source in settings)
+    rows = tuple((key, format_value(value), source) for key, value, source in settings)
+    plain = tuple((key, _make_cell(value), source) for key, value, source in settings)
     title = path or "no configuration: neither statecli.toml nor [tool.statecli] in a pyproject.toml, here or above"
     lines = tuple(Line(row, mood="" if row[2] != "default" else "dim") for row in rows)
     return Report(
         title=title,
-        document=lambda: documents.of_config(settings, path),
-        table=lambda: Table(columns, plain, told=False),
+        document=lambda: documents.build_config_document(settings, path),
+        table=lambda: Table(columns, plain, has_findings=False),
         page=lambda: Page("what is in force", columns, (Group("settings", f"{len(rows)} keys", lines),), ()),
     )
 
 
-def _cell(value: object) -> Cell:
-    """A text as it is, a number as one; what is neither as it would stand in the file."""
-    plain = msgspec.to_builtins(value)
-    is_cell = plain is None or (isinstance(plain, (str, int, float)) and not isinstance(plain, bool))
-    return plain if is_cell else written(plain)
+def _make_cell(value: object) -> Cell:
+    """Return a text or a number as a cell; any other value as the file writes it."""
+    builtin = msgspec.to_builtins(value)
+    is_cell = builtin is None or (isinstance(builtin, (str, int, float)) and not isinstance(builtin, bool))
+    return builtin if is_cell else format_value(builtin)
 
 
-def written(value: object) -> str:
-    """As it would stand in the file; `-` for what is not set."""
+def format_value(value: object) -> str:
+    """Format a value as the file writes it; `-` for None."""
     if value is None:
         return "-"
     return msgspec.json.encode(value).decode()

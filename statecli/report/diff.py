@@ -1,4 +1,4 @@
-"""The report of `statecli diff`: a stat view as `git diff --stat` has it, a flat table, names alone, pictures."""
+"""The report of `statecli diff`: a view like `git diff --stat`, a flat table, names only, charts."""
 
 from __future__ import annotations
 
@@ -36,70 +36,79 @@ from statecli.report import (
     View,
     change_text,
     documents,
-    first,
     fold,
+    limit_findings,
     rule_texts,
     test_cases,
 )
-from statecli.report.change_text import LETTERS, NUMBERS, largest_text, odd, relative_text, side, values_text, what
-from statecli.targets.location import located
+from statecli.report.change_text import (
+    DELTA_COLUMNS,
+    STATUS_LETTERS,
+    describe_change,
+    describe_remarks,
+    format_changed_count,
+    format_largest_change,
+    format_name,
+    format_relative_change,
+)
+from statecli.targets.location import add_places
 
-#: The rules of findings that are a row each.
+#: The rules of findings that have a row each.
 ROW_RULES = frozenset(rule.name for rule in (*rules.BY_STATUS.values(), rules.METADATA))
-#: Characters of a text beside the tensors (`__metadata__`) that are shown in a row for people, and in the flat table.
-MAX_SCALAR = 60
-MAX_WHOLE = 10_000
-#: A longer one is remarked: it would make its whole column as wide.
-MAX_CELL = 40
+#: Largest number of characters of a metadata value in a row for people, and in the flat table.
+MAX_SCALAR_CHARACTERS = 60
+MAX_TABLE_SCALAR_CHARACTERS = 10_000
+#: Longer values are in the remark, because they would make the whole column as wide.
+MAX_CELL_CHARACTERS = 40
 
 
-class Names(str, Enum):
-    """Names alone, as git lists them."""
+class NameList(str, Enum):
+    """The forms of a list of names, as in git."""
 
     ONLY = "only"
     STATUS = "status"
 
 
 class DiffView(View, frozen=True):
-    """How people want to see a diff: at most `lines` a group, or names alone.
+    """The options of a diff for people: at most `lines` lines for each group, or names only.
 
-    `within` is what was asked to be overlooked, in words.
+    `within` describes the tolerances of the comparison.
     """
 
     lines: int | None = None
-    names: Names | None = None
+    names: NameList | None = None
     within: str = ""
 
 
-def of_diff(diff: Diff, view: DiffView) -> Report:
-    """Everything `diff` has to say."""
-    # What a class says to a file is not what its rows say.
+def build_diff_report(diff: Diff, view: DiffView) -> Report:
+    """Return the report of `diff`."""
+    # A diff with a class has findings about loading, which are not those of its rows.
     in_rows = frozenset[str]() if diff.expected or _is_load(diff) else ROW_RULES
     report = Report(
         title=f"{diff.before.target} → {diff.after.target}",
-        document=lambda: documents.of_diff(diff, _verdict(diff, view), _not_checked(diff)),
-        table=lambda: _flat(diff, view),
-        brief=lambda: _flat(diff, view, details=False),
-        page=lambda: _page(diff, view, report),
-        foot=lambda: _foot(diff, view),
+        document=lambda: documents.build_diff_document(diff, _format_verdict(diff, view), _list_not_checked(diff)),
+        table=lambda: _build_table(diff, view),
+        short_table=lambda: _build_table(diff, view, details=False),
+        page=lambda: _build_page(diff, view, report),
+        page_without_rows=lambda: _build_page_without_rows(diff, view),
         findings=diff.findings,
-        describe=lambda findings: _described(findings, diff),
-        notes=fold.notes(diff.notes, view.verbose),
-        charts=lambda: _charts(diff),
+        describe=lambda findings: _describe_findings(findings, diff),
+        notes=fold.limit_notes(diff.notes, view.verbose),
+        charts=lambda: _build_charts(diff),
         outline=view.tree,
-        in_rows=in_rows,
-        lines=view.lines,
-        whole=view.unfold,
-        listing=(lambda: _names(diff, view.names)) if view.names else None,
-        rules=lambda: rule_texts.of(diff.findings),
-        cases=lambda: _cases(diff, report),
-        troubles=tuple(Trouble(diff.after.target, message) for _, message in broken(diff)),
+        rules_in_rows=in_rows,
+        max_findings=view.lines,
+        show_all=view.unfold,
+        listing=(lambda: _list_names(diff, view.names)) if view.names else None,
+        rules=lambda: rule_texts.list_rule_texts(diff.findings),
+        cases=lambda: _build_cases(diff, report),
+        troubles=tuple(Trouble(diff.after.target, message) for _, message in list_broken(diff)),
     )
     return report
 
 
-def _rows(diff: Diff) -> Iterable[TensorInfo]:
-    """What a finding may be of: the tensor after, unless it was removed."""
+def _iter_tensors(diff: Diff) -> Iterable[TensorInfo]:
+    """Yield the tensors of findings: the tensor after, or before if removed."""
     for change in diff.changes:
         if change.status is not Status.IDENTICAL:
             row = change.after or change.before
@@ -107,202 +116,215 @@ def _rows(diff: Diff) -> Iterable[TensorInfo]:
                 yield replace(row, fqn=change.fqn, section=change.section)
 
 
-def _cases(diff: Diff, report: Report) -> tuple[Case, ...]:
-    """A case for each tensor that could not be compared, that changed, and for what else is found of none of them."""
-    sectioned = _sectioned(diff)
-    tried = [Case(report.title, name, Outcome.ERROR, message) for name, message in broken(diff)]
-    of: dict[tuple[str | None, str | None], list[Finding]] = {}
-    for finding in report.described_findings():
-        of.setdefault((finding.section, finding.fqn), []).append(finding)
-    for change in differing(diff):
-        name = side(change.fqn, change.section, sectioned)
-        found = of.pop((change.section, change.fqn), []) + of.pop((None, change.fqn), [])
-        tried.append(_tried(report.title, name, _told(change), found))
+def _build_cases(diff: Diff, report: Report) -> tuple[Case, ...]:
+    """Return a case for each tensor that changed or could not be compared, and for each other rule with findings."""
+    has_sections = _has_sections(diff)
+    cases = [Case(report.title, name, Outcome.ERROR, message) for name, message in list_broken(diff)]
+    findings_by_name: dict[tuple[str | None, str | None], list[Finding]] = {}
+    for finding in report.describe_findings():
+        findings_by_name.setdefault((finding.section, finding.fqn), []).append(finding)
+    for change in select_different(diff):
+        name = format_name(change.fqn, change.section, has_sections)
+        findings = findings_by_name.pop((change.section, change.fqn), []) + findings_by_name.pop((None, change.fqn), [])
+        cases.append(_build_case(report.title, name, _summarize_change(change), findings))
     for scalar in diff.scalars:
-        told = settings.format_values(scalar, MAX_SCALAR)
-        tried.append(_tried(report.title, scalar.key, told, of.pop((None, scalar.key), [])))
-    rest = [finding for several in of.values() for finding in several]
-    if tried and not rest:
-        return tuple(tried)
-    return (*tried, *test_cases.of_findings(report.title, rest, "identical"))
+        values_text = settings.format_values(scalar, MAX_SCALAR_CHARACTERS)
+        cases.append(_build_case(report.title, scalar.key, values_text, findings_by_name.pop((None, scalar.key), [])))
+    rest = [finding for findings in findings_by_name.values() for finding in findings]
+    if cases and not rest:
+        return tuple(cases)
+    return (*cases, *test_cases.build_cases(report.title, rest, "identical"))
 
 
-def _tried(suite: str, name: str, told: str, found: Sequence[Finding]) -> Case:
-    """One difference, which passed where it was expected."""
-    case = test_cases.failed(suite, name, found) if found else Case(suite, name, Outcome.PASSED)
-    return replace(case, text=(told, *case.text))
+def _build_case(suite: str, name: str, description: str, findings: Sequence[Finding]) -> Case:
+    """Return the case of a difference; an expected difference passes."""
+    case = test_cases.build_failed_case(suite, name, findings) if findings else Case(suite, name, Outcome.PASSED)
+    return replace(case, text=(description, *case.text))
 
 
-def _told(change: Change) -> str:
-    of = f" from {change.renamed_from}" if change.renamed_from is not None else ""
-    values = f"values {values_text([change])}" if change.values is not None else ""
-    largest = f"max |Δ| {largest_text([change])}" if change.values is not None and change.values.max_abs else ""
-    told = ", ".join(filter(None, (what(change), values, largest, *odd([change]))))
-    return ": ".join(filter(None, (f"{change.status.value}{of}", told)))
+def _summarize_change(change: Change) -> str:
+    source = f" from {change.renamed_from}" if change.renamed_from is not None else ""
+    values = f"values {format_changed_count([change])}" if change.values is not None else ""
+    largest = (
+        f"max |Δ| {format_largest_change([change])}" if change.values is not None and change.values.max_abs else ""
+    )
+    text = ", ".join(filter(None, (describe_change(change), values, largest, *describe_remarks([change]))))
+    return ": ".join(filter(None, (f"{change.status.value}{source}", text)))
 
 
-def _sectioned(diff: Diff) -> bool:
-    """Whether names need their section before them."""
-    return len({one.section for one in diff.changes} | {one.section for one in diff.broken if one.section}) > 1
+def _has_sections(diff: Diff) -> bool:
+    """Return whether names need their section in front."""
+    sections = {change.section for change in diff.changes}
+    return len(sections | {broken.section for broken in diff.broken if broken.section}) > 1
 
 
-#: The rules of findings that say that values differ.
-_DIFFER = frozenset(rule.name for rule in (rules.CHANGED, rules.RENAMED, rules.OUTSIDE_ONLY, rules.FROZEN_CHANGED))
+#: The rules of findings about values.
+_VALUE_RULES = frozenset(rule.name for rule in (rules.CHANGED, rules.RENAMED, rules.OUTSIDE_ONLY, rules.FROZEN_CHANGED))
 
 
-def _described(findings: Iterable[Finding], diff: Diff) -> tuple[Finding, ...]:
-    """The findings as people need them, with their place."""
+def _describe_findings(findings: Iterable[Finding], diff: Diff) -> tuple[Finding, ...]:
+    """Return the findings with their place, in words for people."""
     findings = tuple(findings)
     if not findings:
         return ()
-    sectioned = _sectioned(diff)
-    return located((_qualified(finding, sectioned) for finding in _measured(findings, diff)), _rows(diff))
+    has_sections = _has_sections(diff)
+    return add_places(
+        (_add_section(finding, has_sections) for finding in _add_largest_changes(findings, diff)), _iter_tensors(diff)
+    )
 
 
-def _measured(findings: Iterable[Finding], diff: Diff) -> Iterable[Finding]:
-    """The findings, each with how much its values changed: programs have it beside them, in the changes."""
-    known = {(one.section, one.fqn): one for one in diff.changes if one.values is not None and one.values.max_abs}
+def _add_largest_changes(findings: Iterable[Finding], diff: Diff) -> Iterable[Finding]:
+    """Yield the findings, each with the size of its change, which programs read from the changes."""
+    changed = {
+        (change.section, change.fqn): change
+        for change in diff.changes
+        if change.values is not None and change.values.max_abs
+    }
     for finding in findings:
-        change = known.get((finding.section or "", finding.fqn or "")) if finding.rule in _DIFFER else None
-        largest = f", by at most {largest_text([change])}" if change else ""
+        change = changed.get((finding.section or "", finding.fqn or "")) if finding.rule in _VALUE_RULES else None
+        largest = f", by at most {format_largest_change([change])}" if change else ""
         yield replace(finding, message=finding.message + largest) if largest else finding
 
 
-def _qualified(finding: Finding, sectioned: bool) -> Finding:
-    """A message as people need it: it begins with the name, which in JSON has its section beside it."""
+def _add_section(finding: Finding, has_sections: bool) -> Finding:
+    """Return the finding; a name at the start of its message gets its section."""
     start = f"{finding.fqn}: "
     if finding.fqn is None or not finding.message.startswith(start):
         return finding
-    name = side(finding.fqn, finding.section or "", sectioned)
+    name = format_name(finding.fqn, finding.section or "", has_sections)
     return replace(finding, message=f"{name}: {finding.message.removeprefix(start)}")
 
 
-def broken(diff: Diff) -> list[tuple[str, str]]:
-    """Each tensor that could not be compared, and a line that says why, as people need their names."""
-    sectioned = _sectioned(diff)
-    named = [(side(one.fqn, one.section, sectioned), one) for one in diff.broken]
-    return [(name, one.message.replace(f": {one.fqn}: ", f": {name}: ", 1)) for name, one in named]
+def list_broken(diff: Diff) -> list[tuple[str, str]]:
+    """Return name and reason of each tensor that could not be compared."""
+    has_sections = _has_sections(diff)
+    names = [(format_name(broken.fqn, broken.section, has_sections), broken) for broken in diff.broken]
+    return [(name, broken.message.replace(f": {broken.fqn}: ", f": {name}: ", 1)) for name, broken in names]
 
 
 def _is_load(diff: Diff) -> bool:
     return diff.before.traits.is_class is not diff.after.traits.is_class
 
 
-def _page(diff: Diff, view: DiffView, report: Report) -> Page:
-    def told(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-        return first(findings if view.unfold else fold.findings(findings), view.lines)
+def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
+    def limit(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+        return limit_findings(findings if view.unfold else fold.fold_findings(findings), view.lines)
 
-    columns = change_text.COLUMNS if view.tree else _columns(diff)
-    groups = change_text.groups(diff, view.unfold) if view.tree else _groups(diff, view, columns)
+    columns = change_text.COLUMNS if view.tree else _choose_columns(diff)
+    groups = change_text.build_module_groups(diff, view.unfold) if view.tree else _build_groups(diff, view, columns)
     if diff.scalars:
-        groups = (*groups, _settings(diff.scalars, columns, view))
+        groups = (*groups, _build_settings_group(diff.scalars, columns, view))
     if diff.broken:
-        groups = (*groups, _broken(diff, columns, view))
+        groups = (*groups, _build_broken_group(diff, columns, view))
     return replace(
-        _foot(diff, view),
+        _build_page_without_rows(diff, view),
         columns=columns,
-        groups=tuple(_shortened(group, view) for group in groups),
-        findings=told(report.beside()),
-        reasons=lambda: told(report.described_findings()),
+        groups=tuple(_limit_lines(group, view) for group in groups),
+        findings=limit(report.describe_findings_without_row()),
+        failing_findings=lambda: limit(report.describe_findings()),
     )
 
 
-def _foot(diff: Diff, view: DiffView) -> Page:
-    """The page without rows and findings."""
-    verdict = _verdict(diff, view)
-    totals = (verdict, *_shortening(diff, view))
-    return Page(subtitle=_subtitle(diff), columns=(), groups=(), totals=totals, verdict=verdict)
+def _build_page_without_rows(diff: Diff, view: DiffView) -> Page:
+    """Return the page without rows and findings."""
+    verdict = _format_verdict(diff, view)
+    totals = (verdict, *_format_hidden_count(diff, view))
+    return Page(subtitle=_format_subtitle(diff), columns=(), groups=(), totals=totals, verdict=verdict)
 
 
-def differing(diff: Diff) -> list[Change]:
-    """What is to be shown: all but the identical."""
+def select_different(diff: Diff) -> list[Change]:
+    """Return the changes without identical tensors."""
     return [change for change in diff.changes if change.status is not Status.IDENTICAL]
 
 
-def _shortened(group: Group, view: DiffView) -> Group:
+def _limit_lines(group: Group, view: DiffView) -> Group:
     if view.lines is None or len(group.lines) <= view.lines:
         return group
-    rest = len(group.lines) - view.lines
-    more = Line((f"… and {rest:,} more", *("" for _ in group.lines[0].cells[1:])), mood="dim")
+    hidden = len(group.lines) - view.lines
+    more = Line((f"… and {hidden:,} more", *("" for _ in group.lines[0].cells[1:])), mood="dim")
     return Group(group.heading, group.summary, (*group.lines[: view.lines], more))
 
 
 # Sums.
 
 
-def _subtitle(diff: Diff) -> str:
-    return f"{_source(diff.before)} → {_source(diff.after)}"
+def _format_subtitle(diff: Diff) -> str:
+    return f"{_format_state(diff.before)} → {_format_state(diff.after)}"
 
 
-def _source(state: ModelState) -> str:
+def _format_state(state: ModelState) -> str:
     size = sizes.sum_bytes(state.tensors)
     return f"{state.format}, {plural(len(state.tensors), 'tensor')}, {format_size(size)}"
 
 
-def _verdict(diff: Diff, view: DiffView) -> str:
-    """The line that says it all: what differs by role, or that nothing does, and what nobody could tell."""
-    summary = documents.counted(diff)
-    unsure = [c for c in diff.changes if c.not_compared is not None and c.status is Status.IDENTICAL]
-    damaged = Counter(one.kind.value for one in _damaged(diff))
+def _format_verdict(diff: Diff, view: DiffView) -> str:
+    """Summarize the diff in a line: differences by kind, or none, and the values that were not compared."""
+    summary = documents.count_changes(diff)
+    not_compared = [c for c in diff.changes if c.not_compared is not None and c.status is Status.IDENTICAL]
+    damaged = Counter(tensor.kind.value for tensor in _list_damaged(diff))
     parts = [
-        _counts(replace(counts, identical=counts.identical + damaged[kind]), _COUNTED[Kind(kind)])
+        _format_counts(replace(counts, identical=counts.identical + damaged[kind]), _COUNT_NOUNS[Kind(kind)])
         for kind, counts in summary.by_kind.items()
         if counts.added or counts.removed or counts.changed or counts.renamed
     ]
     if diff.scalars:
-        parts.append(f"metadata: {_tally(one.status for one in diff.scalars)}")
-    text = "; ".join(parts) if parts else _nothing(diff, view, sure=not (unsure or diff.broken))
+        parts.append(f"metadata: {_format_statuses(scalar.status for scalar in diff.scalars)}")
+    text = "; ".join(parts) if parts else _format_no_difference(diff, view, complete=not (not_compared or diff.broken))
     if parts and diff.expected and not (diff.findings or diff.broken):
         text += ": as expected"
-    if unsure:
-        text += f"; values of {plural(len(unsure), 'tensor')} not compared"
+    if not_compared:
+        text += f"; values of {plural(len(not_compared), 'tensor')} not compared"
     if diff.broken:
         text += f"; {plural(len(diff.broken), 'tensor')} could not be compared"
     return text
 
 
-def _not_checked(diff: Diff) -> tuple[NotChecked, ...]:
+def _list_not_checked(diff: Diff) -> tuple[NotChecked, ...]:
     """Return the pairs whose values were not compared, by reason."""
     reasons = (change.not_compared for change in diff.changes if change.not_compared is not None)
     return merge_not_checked(NotChecked("tensor", 1, f"values not compared: {reason}") for reason in reasons)
 
 
-def _damaged(diff: Diff) -> list[TensorInfo]:
-    """What of after is among no changes, because a file failed: whether it differs is not known."""
+def _list_damaged(diff: Diff) -> list[TensorInfo]:
+    """Return the tensors of after without a change, because a file failed: whether they differ is unknown."""
     if not diff.broken:
         return []
-    known = {(one.section, one.fqn) for one in diff.changes}
-    lost = {(one.section, one.fqn) for one in diff.broken} - known
-    return [one for one in diff.after.tensors if (one.section, one.fqn) in lost]
+    compared = {(change.section, change.fqn) for change in diff.changes}
+    missing = {(broken.section, broken.fqn) for broken in diff.broken} - compared
+    return [tensor for tensor in diff.after.tensors if (tensor.section, tensor.fqn) in missing]
 
 
-def _nothing(diff: Diff, view: DiffView, *, sure: bool) -> str:
-    if not sure:
+def _format_no_difference(diff: Diff, view: DiffView, *, complete: bool) -> str:
+    if not complete:
         return f"no difference found in {plural(len(diff.changes), 'tensor')}"
     tensors = [change.after for change in diff.changes if change.after is not None]
     size = sizes.sum_bytes(tensors)
-    same = f"{plural(len(diff.changes), 'tensor')}, {format_size(size)}"
+    size_text = f"{plural(len(diff.changes), 'tensor')}, {format_size(size)}"
     if diff.findings and not diff.expected:
-        return f"no tensor differs, but load_state_dict would fail ({plural(len(diff.findings), 'finding')}): {same}"
+        return (
+            f"no tensor differs, but load_state_dict would fail ({plural(len(diff.findings), 'finding')}): {size_text}"
+        )
     if any(note.kind is OddityKind.VALUES_NOT_COMPARED for note in diff.notes):
-        return f"nothing differs{view.within}: {same}; values not compared"
-    return f"identical{view.within}: {same}"
+        return f"nothing differs{view.within}: {size_text}; values not compared"
+    return f"identical{view.within}: {size_text}"
 
 
-def _counts(counts: documents.Counts, noun: str = "") -> str:
-    """`3 of 201 parameters changed, 2 added`: what is on both sides first, and of how many."""
-    both = counts.changed + counts.renamed + counts.identical
-    told = [f"{n:,} {word}" for word in ("changed", "renamed", "added", "removed") if (n := getattr(counts, word))]
-    if both and (counts.changed or counts.renamed):
-        count, word = told[0].split()
-        told[0] = f"{count} of {both:,}{' ' * bool(noun)}{noun} {word}"
+def _format_counts(counts: documents.Counts, noun: str = "") -> str:
+    """Format `3 of 201 parameters changed, 2 added`: tensors on both sides first, and of how many."""
+    shared = counts.changed + counts.renamed + counts.identical
+    texts = [
+        f"{number:,} {word}" for word in ("changed", "renamed", "added", "removed") if (number := getattr(counts, word))
+    ]
+    if shared and (counts.changed or counts.renamed):
+        count, word = texts[0].split()
+        texts[0] = f"{count} of {shared:,}{' ' * bool(noun)}{noun} {word}"
     elif noun:
-        count, word = told[0].split()
-        told[0] = f"{count} {noun.removesuffix('s') if count == '1' else noun} {word}"
-    return ", ".join(told)
+        count, word = texts[0].split()
+        texts[0] = f"{count} {noun.removesuffix('s') if count == '1' else noun} {word}"
+    return ", ".join(texts)
 
 
-_COUNTED = {
+_COUNT_NOUNS = {
     Kind.PARAMETER: "parameters",
     Kind.BUFFER: "buffers",
     Kind.UNREGISTERED: "unregistered tensors",
@@ -311,7 +333,7 @@ _COUNTED = {
 }
 
 
-def _tally(statuses: Iterable[Status]) -> str:
+def _format_statuses(statuses: Iterable[Status]) -> str:
     counts = Counter(statuses)
     return ", ".join(f"{counts[status]:,} {status.value}" for status in Status if counts[status])
 
@@ -319,9 +341,9 @@ def _tally(statuses: Iterable[Status]) -> str:
 # For people: grouped by section and kind.
 
 
-#: Where no values differ.
-_FACTS = (Column("name"), Column("change"))
-_MEASURED = (
+#: Columns if no values differ.
+_CHANGE_COLUMNS = (Column("name"), Column("change"))
+_MEASURE_COLUMNS = (
     Column("name"),
     Column("values", right=True),
     Column("max |Δ|", right=True),
@@ -330,124 +352,144 @@ _MEASURED = (
 )
 
 
-def _columns(diff: Diff) -> tuple[Column, ...]:
-    """How much changed, where values differ: what else did is remarked. Else what did."""
-    return _MEASURED if any(change.values is not None for change in diff.changes) else _FACTS
+def _choose_columns(diff: Diff) -> tuple[Column, ...]:
+    """Return columns with measures if any values differ, else columns with the change only."""
+    return _MEASURE_COLUMNS if any(change.values is not None for change in diff.changes) else _CHANGE_COLUMNS
 
 
-def _groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tuple[Group, ...]:
-    rows = differing(diff)
-    folded = len(rows) > fold.ABOVE and not view.unfold and not view.verbose
-    sectioned = _sectioned(diff)
+def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tuple[Group, ...]:
+    rows = select_different(diff)
+    is_folded = len(rows) > fold.MAX_UNFOLDED_ROWS and not view.unfold and not view.verbose
+    has_sections = _has_sections(diff)
     roles: dict[tuple[str, Kind], list[Change]] = {}
     for change in rows:
         roles.setdefault((change.section, change.kind), []).append(change)
     first = {section: n for n, section in reversed(list(enumerate(section for section, _ in roles)))}
     kinds = list(Kind)
     ordered = sorted(roles, key=lambda role: (first[role[0]], kinds.index(role[1])))
-    whole = Counter((c.section, c.kind) for c in diff.changes if c.before is not None and c.after is not None)
-    whole.update((one.section, one.kind) for one in _damaged(diff))
+    both_sides = Counter(
+        (change.section, change.kind)
+        for change in diff.changes
+        if change.before is not None and change.after is not None
+    )
+    both_sides.update((tensor.section, tensor.kind) for tensor in _list_damaged(diff))
     return tuple(
         Group(
-            (f"{section or '(top level)'}: " if sectioned else "") + KIND_NOUNS[kind],
-            _summary(roles[section, kind], whole[section, kind]),
-            tuple(_lines(roles[section, kind], columns is _MEASURED, view, folded)),
+            (f"{section or '(top level)'}: " if has_sections else "") + KIND_NOUNS[kind],
+            _summarize_group(roles[section, kind], both_sides[section, kind]),
+            tuple(_build_lines(roles[section, kind], columns is _MEASURE_COLUMNS, view, is_folded)),
         )
         for section, kind in ordered
     )
 
 
-def _summary(rows: Sequence[Change], both: int) -> str:
+def _summarize_group(rows: Sequence[Change], both: int) -> str:
     counts = Counter(change.status for change in rows)
-    of = documents.Counts(
+    numbers = documents.Counts(
         counts[Status.ADDED],
         counts[Status.REMOVED],
         counts[Status.CHANGED],
         counts[Status.RENAMED],
         both - counts[Status.CHANGED] - counts[Status.RENAMED],
     )
-    return _counts(of)
+    return _format_counts(numbers)
 
 
-def _lines(rows: Sequence[Change], measured: bool, view: DiffView, folded: bool) -> list[Line]:
-    # The name before stands in the remark, where folding knows the numbers that it shares with the name; the
-    # bracket makes a number at its start one of them.
-    plain = [
-        Line((format_fqn(one.fqn), LETTERS[one.status], what(one)), f"[{_other_name(one)}", change_text.mood(one))
-        for one in rows
+def _build_lines(rows: Sequence[Change], measured: bool, view: DiffView, is_folded: bool) -> list[Line]:
+    # The name before is in the remark, because folding replaces numbers in a remark that are also in the name; the
+    # bracket makes a number at the start of the name before such a number.
+    unfolded = [
+        Line(
+            (format_fqn(change.fqn), STATUS_LETTERS[change.status], describe_change(change)),
+            f"[{_format_former_name(change)}",
+            change_text.choose_mood(change),
+        )
+        for change in rows
     ]
-    joined = fold.joined(plain) if folded else [(line, [n]) for n, line in enumerate(plain)]
-    return [_line(line, [rows[n] for n in positions], measured, view) for line, positions in joined]
+    folded = fold.fold_rows(unfolded) if is_folded else [(line, [n]) for n, line in enumerate(unfolded)]
+    return [_build_line(line, [rows[n] for n in positions], measured, view) for line, positions in folded]
 
 
-def _other_name(change: Change) -> str:
-    """A note tells of the prefixes and maps by which all others were matched."""
+def _format_former_name(change: Change) -> str:
+    """Return the name before a rename; prefixes and maps are in a note."""
     return format_fqn(change.renamed_from or "") if change.status is Status.RENAMED else ""
 
 
-def _line(line: Line, rows: list[Change], measured: bool, view: DiffView) -> Line:
+def _build_line(line: Line, rows: list[Change], measured: bool, view: DiffView) -> Line:
     fqn, letter, text = line.cells
     before = line.remark.removeprefix("[")
     name = f"{letter} {before} → {fqn}" if before else f"{letter} {fqn}"
-    rest = ", ".join(odd(rows, view.verbose))
+    oddities = ", ".join(describe_remarks(rows, view.verbose))
     if not measured:
-        return Line((name, text), rest, line.mood)
-    remark = ", ".join(filter(None, (text, rest)))
+        return Line((name, text), oddities, line.mood)
+    remark = ", ".join(filter(None, (text, oddities)))
     if all(row.values is None for row in rows):
         return Line((name, "", "", "", ""), remark, line.mood)
-    values = change_text.relative(rows)
-    how_much = (relative_text(values) or "-", draw_bar(max(values, default=None)))
-    return Line((name, values_text(rows), largest_text(rows), *how_much), remark, line.mood)
+    values = change_text.list_relative_changes(rows)
+    measures = (format_relative_change(values) or "-", draw_bar(max(values, default=None)))
+    return Line((name, format_changed_count(rows), format_largest_change(rows), *measures), remark, line.mood)
 
 
-def _settings(beside: Sequence[ScalarChange], columns: tuple[Column, ...], view: DiffView) -> Group:
-    lines = [_scalar_line(one, columns) for one in beside]
-    folded = len(lines) > fold.ABOVE and not view.unfold
-    return Group("metadata", _tally(one.status for one in beside), tuple(fold.lines(lines) if folded else lines))
+def _build_settings_group(scalars: Sequence[ScalarChange], columns: tuple[Column, ...], view: DiffView) -> Group:
+    lines = [_build_scalar_line(scalar, columns) for scalar in scalars]
+    is_folded = len(lines) > fold.MAX_UNFOLDED_ROWS and not view.unfold
+    return Group(
+        "metadata",
+        _format_statuses(scalar.status for scalar in scalars),
+        tuple(fold.fold_lines(lines) if is_folded else lines),
+    )
 
 
-def _broken(diff: Diff, columns: tuple[Column, ...], view: DiffView) -> Group:
+def _build_broken_group(diff: Diff, columns: tuple[Column, ...], view: DiffView) -> Group:
     empty = ("",) * (len(columns) - 1)
-    lines = [Line((f"? {name}", *empty), message, "bad") for name, message in broken(diff)]
-    folded = len(lines) > fold.ABOVE and not view.unfold
-    return Group("not compared", plural(len(lines), "tensor"), tuple(fold.lines(lines) if folded else lines))
+    lines = [Line((f"? {name}", *empty), message, "bad") for name, message in list_broken(diff)]
+    is_folded = len(lines) > fold.MAX_UNFOLDED_ROWS and not view.unfold
+    return Group("not compared", plural(len(lines), "tensor"), tuple(fold.fold_lines(lines) if is_folded else lines))
 
 
-def _scalar_line(one: ScalarChange, columns: tuple[Column, ...]) -> Line:
-    name, mood = f"{LETTERS[one.status]} {one.key}", change_text.MOODS.get(one.status, "")
-    text = settings.format_values(one, MAX_SCALAR)
-    if columns is _FACTS and len(text) <= MAX_CELL:
+def _build_scalar_line(scalar: ScalarChange, columns: tuple[Column, ...]) -> Line:
+    name, mood = f"{STATUS_LETTERS[scalar.status]} {scalar.key}", change_text.MOODS.get(scalar.status, "")
+    text = settings.format_values(scalar, MAX_SCALAR_CHARACTERS)
+    if columns is _CHANGE_COLUMNS and len(text) <= MAX_CELL_CHARACTERS:
         return Line((name, text), mood=mood)
     return Line((name, *("" for _ in columns[1:])), text, mood)
 
 
-# The flat table: a row a change, every fact in a column of its own.
+# The flat table: a row for each change, every fact in a column of its own.
 
-_SIDES = ("dtype", "shape", "requires_grad", "device")
+_SIDE_FIELDS = ("dtype", "shape", "requires_grad", "device")
 #: A column, and its cell for a change.
 _Measure = tuple[Column, Callable[[Change], Cell]]
 
 
-def _flat(diff: Diff, view: DiffView, *, details: bool = True) -> Table:
-    """`details` False: without the columns that only machines read."""
-    changes, sectioned = _first(differing(diff), view.lines), _sectioned(diff)
-    scalars_, broken_ = diff.scalars[: view.lines], diff.broken[: view.lines]
-    told = bool(diff.scalars or diff.broken) or any(map(_remark, changes))
-    measures = [*_flat_columns(changes, sectioned, view.verbose), (Column("change", detail=not told), _remark)]
+def _build_table(diff: Diff, view: DiffView, *, details: bool = True) -> Table:
+    """Return the flat table; with `details` False, without the columns for programs."""
+    changes, has_sections = _limit_changes(select_different(diff), view.lines), _has_sections(diff)
+    scalars, broken = diff.scalars[: view.lines], diff.broken[: view.lines]
+    has_remarks = bool(diff.scalars or diff.broken) or any(map(_describe_remark, changes))
+    measures = [
+        *_list_table_columns(changes, has_sections, view.verbose),
+        (Column("change", detail=not has_remarks), _describe_remark),
+    ]
     columns = tuple(column for column, _ in measures if details or not column.detail)
     cells = tuple(cell for column, cell in measures if details or not column.detail)
-    others: list[dict[str, Cell]] = [
+    other_rows: list[dict[str, Cell]] = [
         {
-            "status": one.status.value,
+            "status": scalar.status.value,
             "kind": "metadata",
-            "fqn": one.key,
-            "change": settings.format_values(one, MAX_WHOLE),
+            "fqn": scalar.key,
+            "change": settings.format_values(scalar, MAX_TABLE_SCALAR_CHARACTERS),
         }
-        for one in scalars_
+        for scalar in scalars
     ]
-    others += [
-        {"status": "not compared", "section": one.section or None, "fqn": one.fqn, "change": one.message}
-        for one in broken_
+    other_rows += [
+        {
+            "status": "not compared",
+            "section": broken_tensor.section or None,
+            "fqn": broken_tensor.fqn,
+            "change": broken_tensor.message,
+        }
+        for broken_tensor in broken
     ]
 
     def row(item: Change | dict[str, Cell]) -> tuple[Cell, ...]:
@@ -455,21 +497,21 @@ def _flat(diff: Diff, view: DiffView, *, details: bool = True) -> Table:
             return tuple(item.get(column.name) for column in columns)
         return tuple([cell(item) for cell in cells])
 
-    return Table(columns, Rows(row, [*changes, *others]))
+    return Table(columns, Rows(row, [*changes, *other_rows]))
 
 
-#: What plain text has of `NUMBERS`, and what -v adds to it.
-_TOLD = ("elements", "changed", "relative_l2", "max_abs")
-_TOLD_VERBOSE = (*_TOLD, "mean_abs", "l2", "cosine")
+#: The measures of `DELTA_COLUMNS` in plain text, and with -v.
+_MAIN_MEASURES = ("elements", "changed", "relative_l2", "max_abs")
+_VERBOSE_MEASURES = (*_MAIN_MEASURES, "mean_abs", "l2", "cosine")
 
 
-def _flat_columns(rows: Sequence[Change], sectioned: bool, verbose: bool) -> Iterator[_Measure]:
-    """All but the last. Those that people need no further are details."""
+def _list_table_columns(rows: Sequence[Change], has_sections: bool, verbose: bool) -> Iterator[_Measure]:
+    """Yield the columns except the last; columns that people rarely need are details."""
     measured = any(change.values is not None for change in rows)
-    shown = (_TOLD_VERBOSE if verbose else _TOLD) if measured else ()
+    shown = (_VERBOSE_MEASURES if verbose else _MAIN_MEASURES) if measured else ()
     yield Column("status"), lambda change: change.status.value
     yield Column("kind"), lambda change: change.kind.value
-    if sectioned:
+    if has_sections:
         yield Column("section"), lambda change: change.section or None
     yield Column("fqn"), attrgetter("fqn")
     yield Column("renamed_from", detail=all(change.renamed_from is None for change in rows)), attrgetter("renamed_from")
@@ -477,30 +519,30 @@ def _flat_columns(rows: Sequence[Change], sectioned: bool, verbose: bool) -> Ite
         Column("fields", detail=True),
         lambda change: ",".join([field.value for field in change.fields]) or None,
     )
-    for name in _SIDES:
+    for name in _SIDE_FIELDS:
         for when in ("before", "after"):
-            yield Column(f"{name}_{when}", detail=True), partial(_fact, name, when)
-    for name in NUMBERS:
-        yield Column(name, right=True, detail=name not in shown), partial(_measured_number, name)
-    yield Column("first", detail=not (measured and verbose)), _first_index
+            yield Column(f"{name}_{when}", detail=True), partial(_get_side_field, name, when)
+    for name in DELTA_COLUMNS:
+        yield Column(name, right=True, detail=name not in shown), partial(_get_measure, name)
+    yield Column("first", detail=not (measured and verbose)), _format_first_index
     yield Column("not_compared", detail=True), attrgetter("not_compared")
 
 
-def _measured_number(name: str, change: Change) -> Cell:
+def _get_measure(name: str, change: Change) -> Cell:
     number: Cell = getattr(change.values, name, None)
     return number
 
 
-def _first_index(change: Change) -> Cell:
+def _format_first_index(change: Change) -> Cell:
     values = change.values
     return format_shape(values.first) if values is not None and values.first is not None else None
 
 
-def _remark(change: Change) -> str | None:
-    return ", ".join(filter(None, (what(change), *odd([change])))) or None
+def _describe_remark(change: Change) -> str | None:
+    return ", ".join(filter(None, (describe_change(change), *describe_remarks([change])))) or None
 
 
-def _fact(name: str, when: str, change: Change) -> Cell:
+def _get_side_field(name: str, when: str, change: Change) -> Cell:
     tensor: TensorInfo | None = getattr(change, when)
     if tensor is None:
         return None
@@ -510,88 +552,95 @@ def _fact(name: str, when: str, change: Change) -> Cell:
     return format_yes_no(tensor.requires_grad) if name == "requires_grad" else value
 
 
-def _first(rows: list[Change], lines: int | None) -> list[Change]:
-    """At most so many of each role."""
-    if lines is None:
+def _limit_changes(rows: list[Change], limit: int | None) -> list[Change]:
+    """Return at most `limit` changes of each section and kind."""
+    if limit is None:
         return rows
-    taken: Counter[tuple[str, Kind]] = Counter()
-    kept = []
+    counts: Counter[tuple[str, Kind]] = Counter()
+    selected = []
     for change in rows:
         role = (change.section, change.kind)
-        taken[role] += 1
-        if taken[role] <= lines:
-            kept.append(change)
-    return kept
+        counts[role] += 1
+        if counts[role] <= limit:
+            selected.append(change)
+    return selected
 
 
-def _shortening(diff: Diff, view: DiffView) -> tuple[str, ...]:
-    """What plain text says of rows that `-n` left out; the groups of a page say it themselves."""
+def _format_hidden_count(diff: Diff, view: DiffView) -> tuple[str, ...]:
+    """Return the line that counts the rows hidden by `-n`, for plain text; groups of a page have their own."""
     if view.lines is None or view.tree:
         return ()
-    rows = differing(diff)
-    beside = sum(max(0, count - view.lines) for count in (len(diff.scalars), len(diff.broken)))
-    rest = len(rows) - len(_first(rows, view.lines)) + beside
-    return (f"… and {rest:,} more (-n {view.lines})",) if rest else ()
+    rows = select_different(diff)
+    hidden_others = sum(max(0, count - view.lines) for count in (len(diff.scalars), len(diff.broken)))
+    hidden = len(rows) - len(_limit_changes(rows, view.lines)) + hidden_others
+    return (f"… and {hidden:,} more (-n {view.lines})",) if hidden else ()
 
 
-# Names alone.
+# Names only.
 
 
-def _names(diff: Diff, names: Names | None) -> Iterable[tuple[str, ...]]:
-    """One line a change; where a state has sections, each name is the whole path in its file."""
-    sectioned = _sectioned(diff)
-    for change in differing(diff):
-        name = side(change.fqn, change.section, sectioned)
-        if names is Names.ONLY:
+def _list_names(diff: Diff, names: NameList | None) -> Iterable[tuple[str, ...]]:
+    """Yield the line of each change; with several sections, names are whole paths in the file."""
+    has_sections = _has_sections(diff)
+    for change in select_different(diff):
+        name = format_name(change.fqn, change.section, has_sections)
+        if names is NameList.ONLY:
             yield (name,)
         elif change.status is Status.RENAMED and change.renamed_from is not None:
             section = change.before.section if change.before is not None else change.section
-            yield "R", side(change.renamed_from, section, sectioned), name
+            yield "R", format_name(change.renamed_from, section, has_sections), name
         else:
-            yield LETTERS[change.status], name
+            yield STATUS_LETTERS[change.status], name
     for scalar in diff.scalars:
-        yield (scalar.key,) if names is Names.ONLY else (LETTERS[scalar.status], scalar.key)
+        yield (scalar.key,) if names is NameList.ONLY else (STATUS_LETTERS[scalar.status], scalar.key)
 
 
-# Pictures.
+# Charts.
 
 
-def _charts(diff: Diff) -> tuple[Bars | Spread, ...]:
-    sectioned = _sectioned(diff)
+def _build_charts(diff: Diff) -> tuple[Bars | Spread, ...]:
+    has_sections = _has_sections(diff)
     spreads = [
-        Spread(side(one.fqn, one.section, sectioned), one.edges, one.counts, "after - before")
-        for one in diff.histograms
+        Spread(
+            format_name(histogram.fqn, histogram.section, has_sections),
+            histogram.edges,
+            histogram.counts,
+            "after - before",
+        )
+        for histogram in diff.histograms
     ]
     if not any(change.values is not None for change in diff.changes if change.kind is Kind.PARAMETER):
         return tuple(spreads)
-    depth = [(side(one.fqn, one.section, sectioned), *measured) for one, measured in _depth(diff)]
-    names, values, words = zip(*depth, strict=True)
+    bars = [
+        (format_name(item.fqn, item.section, has_sections), *measured) for item, measured in _measure_parameters(diff)
+    ]
+    names, values, words = zip(*bars, strict=True)
     title = "change over depth: each parameter, equal values at zero"
     return (Bars(title, names, values, "relative L2 change", words), *spreads)
 
 
-def _depth(diff: Diff) -> list[tuple[Change | TensorInfo, tuple[float, str]]]:
-    """Each parameter that both sides have, in order."""
-    found: list[tuple[Change | TensorInfo, tuple[float, str]]] = [
-        (one, _measure(one)) for one in diff.changes if one.before is not None and one.after is not None
+def _measure_parameters(diff: Diff) -> list[tuple[Change | TensorInfo, tuple[float, str]]]:
+    """Return each parameter on both sides with its measure, in order."""
+    measures: list[tuple[Change | TensorInfo, tuple[float, str]]] = [
+        (change, _measure_change(change))
+        for change in diff.changes
+        if change.before is not None and change.after is not None
     ]
-    if damaged := _damaged(diff):
-        found += [(one, (math.inf, "not compared")) for one in damaged]
-        place = {(one.section, one.fqn): n for n, one in enumerate(diff.after.tensors)}
-        found.sort(key=lambda pair: place.get((pair[0].section, pair[0].fqn), len(place)))
-    return [pair for pair in found if pair[0].kind is Kind.PARAMETER]
+    if damaged := _list_damaged(diff):
+        measures += [(tensor, (math.inf, "not compared")) for tensor in damaged]
+        positions = {(tensor.section, tensor.fqn): n for n, tensor in enumerate(diff.after.tensors)}
+        measures.sort(key=lambda pair: positions.get((pair[0].section, pair[0].fqn), len(positions)))
+    return [pair for pair in measures if pair[0].kind is Kind.PARAMETER]
 
 
-def _measure(change: Change) -> tuple[float, str]:
-    """The relative change of the values, NaN where NaN or infinities came up; where there is no such number, infinity
-    and what it is instead.
-    """
+def _measure_change(change: Change) -> tuple[float, str]:
+    """Return the relative change of the values: NaN for new NaN or infinities, else infinity and a text instead."""
     delta = change.values
     if Field.SHAPE in change.fields:
         return math.inf, "of another shape"
     if delta is None:
         return (0.0, "") if change.not_compared is None else (math.inf, "not compared")
-    if delta.max_abs is None or change_text.mood(change) == "bad":
+    if delta.max_abs is None or change_text.choose_mood(change) == "bad":
         return math.nan, ""
     return (
         (delta.relative_l2, "") if delta.relative_l2 is not None else (math.inf, "changed from zero, without a ratio")

@@ -1,6 +1,6 @@
-"""The JSON of each command, as types: what is encoded, and what `statecli schema` prints the JSON Schema of.
+"""The JSON of each command, as types: these are encoded, and `statecli schema` prints their JSON Schema.
 
-The rows of tensors are `Rows` where the type says tuple: each is encoded when it is written.
+Rows of tensors are `Rows` in fields of type tuple, because each row is encoded when it is written.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from statecli.core.sizes import Totals
 from statecli.core.state import After, Evidence, Kind, Oddity, Origin, Scalar, Stats, TensorInfo
 from statecli.core.version import __version__
 from statecli.report import Rows, RuleText
-from statecli.targets.location import fingerprint
-from statecli.targets.outcome import Skipped
-from statecli.targets.outcome import Status as AuditStatus
+from statecli.targets.location import compute_fingerprint
+from statecli.targets.target_result import Skipped
+from statecli.targets.target_result import Status as AuditStatus
 from statecli.values.delta import CompareOptions, Delta
 
 
@@ -315,30 +315,32 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
 }
 
 
-def schema(command: str) -> bytes:
-    """The JSON Schema (2020-12) of a command's document, generated from its type."""
+def encode_schema(command: str) -> bytes:
+    """Return the JSON Schema (2020-12) of a command's document, generated from its type."""
     if command not in DOCUMENTS:
         raise UsageError(f"no command {command!r} has a schema; those that have: {', '.join(DOCUMENTS)}")
-    described = msgspec.json.schema(DOCUMENTS[command])
-    described = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}
-    return msgspec.json.format(msgspec.json.encode(described), indent=2) + b"\n"
+    schema = msgspec.json.schema(DOCUMENTS[command])
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    return msgspec.json.format(msgspec.json.encode(schema), indent=2) + b"\n"
 
 
-def of_config(settings: Sequence[tuple[str, object, str]], path: str | None) -> ConfigDocument:
-    """The document of the configuration: each key, its value, and where that comes from."""
+def build_config_document(settings: Sequence[tuple[str, object, str]], path: str | None) -> ConfigDocument:
+    """Return the document of the configuration: each key, its value, and its source."""
     rows = tuple(SettingRow(key, msgspec.to_builtins(value), source) for key, value, source in settings)
     return ConfigDocument("statecli.config/1", __version__, path, rows)
 
 
-def of_rules(texts: Sequence[RuleText]) -> RulesDocument:
-    """The document of these rules."""
-    rows = (RuleRow(one.name, one.severity, one.about, one.summary, one.explanation, one.commands) for one in texts)
+def build_rules_document(texts: Sequence[RuleText]) -> RulesDocument:
+    """Return the document of these rules."""
+    rows = (
+        RuleRow(rule.name, rule.severity, rule.about, rule.summary, rule.explanation, rule.commands) for rule in texts
+    )
     return RulesDocument("statecli.rules/1", __version__, tuple(rows))
 
 
-def of_inspection(found: Inspection, summary: dict[str, Totals], verdict: str) -> InspectDocument:
-    """The document of one inspection."""
-    state = found.state
+def build_inspect_document(inspection: Inspection, summary: dict[str, Totals], verdict: str) -> InspectDocument:
+    """Return the document of an inspection."""
+    state = inspection.state
     return InspectDocument(
         "statecli.inspect/1",
         __version__,
@@ -346,17 +348,17 @@ def of_inspection(found: Inspection, summary: dict[str, Totals], verdict: str) -
         state.format,
         state.sections,
         summary,
-        cast("tuple[TensorRow, ...]", Rows(_row, state.tensors)),
-        found.findings,
+        cast("tuple[TensorRow, ...]", Rows(_build_tensor_row, state.tensors)),
+        inspection.findings,
         state.oddities,
         state.metadata.values,
-        found.to if found.to is not None else UNSET,
-        found.inputs if found.inputs is not None else UNSET,
+        inspection.to if inspection.to is not None else UNSET,
+        inspection.inputs if inspection.inputs is not None else UNSET,
         verdict,
     )
 
 
-def _row(t: TensorInfo) -> TensorRow:
+def _build_tensor_row(t: TensorInfo) -> TensorRow:
     return TensorRow(
         t.fqn,
         t.section,
@@ -384,38 +386,41 @@ def _row(t: TensorInfo) -> TensorRow:
     )
 
 
-def of_diff(diff: Diff, verdict: str, not_checked: tuple[NotChecked, ...] = ()) -> DiffDocument:
-    """The document of one diff; pairs that are identical are only counted."""
+def build_diff_document(diff: Diff, verdict: str, not_checked: tuple[NotChecked, ...] = ()) -> DiffDocument:
+    """Return the document of a diff; identical pairs are only counted."""
     return DiffDocument(
         "statecli.diff/1",
         __version__,
         diff.before.target,
         diff.after.target,
-        counted(diff),
-        cast("tuple[DiffRow, ...]", Rows(_change, [c for c in diff.changes if c.status is not Status.IDENTICAL])),
+        count_changes(diff),
+        cast(
+            "tuple[DiffRow, ...]",
+            Rows(_build_diff_row, [change for change in diff.changes if change.status is not Status.IDENTICAL]),
+        ),
         diff.findings,
         diff.scalars,
         diff.notes,
         diff.broken,
-        _compared(diff),
+        _build_compared(diff),
         verdict,
         not_checked,
     )
 
 
-def _compared(diff: Diff) -> Compared:
+def _build_compared(diff: Diff) -> Compared:
     how = diff.how or CompareOptions()
     return Compared(diff.how is not None, how.bitwise, how.atol, how.rtol, diff.ignored)
 
 
-def counted(diff: Diff) -> DiffSummary:
-    """How many became what, of all and of each kind that there is."""
+def count_changes(diff: Diff) -> DiffSummary:
+    """Return the number of tensors by status, in all and for each kind."""
     kinds: dict[str, Counter[str]] = {kind.value: Counter() for kind in Kind}
     for (kind, status), count in Counter((change.kind, change.status) for change in diff.changes).items():
         kinds[kind.value][status.value] = count
-    of_all = sum(kinds.values(), Counter())
+    totals = sum(kinds.values(), Counter())
     return DiffSummary(
-        **of_all,
+        **totals,
         not_compared=sum(change.not_compared is not None for change in diff.changes),
         broken=len(diff.broken),
         metadata=len(diff.scalars),
@@ -423,7 +428,7 @@ def counted(diff: Diff) -> DiffSummary:
     )
 
 
-def _change(change: Change) -> DiffRow:
+def _build_diff_row(change: Change) -> DiffRow:
     return DiffRow(
         change.fqn,
         change.section,
@@ -431,42 +436,44 @@ def _change(change: Change) -> DiffRow:
         change.kind,
         change.fields,
         change.renamed_from,
-        _side(change.before),
-        _side(change.after),
+        _build_side(change.before),
+        _build_side(change.after),
         change.values,
         change.not_compared,
     )
 
 
-def _side(t: TensorInfo | None) -> Side | None:
+def _build_side(t: TensorInfo | None) -> Side | None:
     if t is None:
         return None
     tied = t.tied_to + t.aliases
     return Side(t.dtype, t.shape, t.kind, t.requires_grad, t.device, tied, t.elements, t.nbytes, t.section)
 
 
-def of_verification(found: Verification, verdict: str, not_checked: tuple[NotChecked, ...] = ()) -> VerifyDocument:
-    """The document of one run of the proofs."""
+def build_verify_document(
+    verification: Verification, verdict: str, not_checked: tuple[NotChecked, ...] = ()
+) -> VerifyDocument:
+    """Return the document of one run of the proofs."""
     return VerifyDocument(
         "statecli.verify/1",
         __version__,
-        found.state.target,
-        proved(found),
-        tuple(map(_check, found.checks)),
-        tuple(map(_row, found.state.tensors)),
-        found.findings,
-        found.notes,
+        verification.state.target,
+        count_verdicts(verification),
+        tuple(map(_build_check_row, verification.checks)),
+        tuple(map(_build_tensor_row, verification.state.tensors)),
+        verification.findings,
+        verification.notes,
         verdict,
         not_checked,
     )
 
 
-def proved(found: Verification) -> VerifySummary:
-    """How many proofs and how many tensors there are of each verdict."""
-    worst = worst_of(found)
+def count_verdicts(verification: Verification) -> VerifySummary:
+    """Return the number of proofs and of tensors for each verdict."""
+    worst = find_worst_verdicts(verification)
     return VerifySummary(
-        _counted(check.verdict for check in found.checks),
-        _counted(worst[tensor.fqn] for tensor in found.state.tensors),
+        _count_by_verdict(check.verdict for check in verification.checks),
+        _count_by_verdict(worst[tensor.fqn] for tensor in verification.state.tensors),
     )
 
 
@@ -474,25 +481,27 @@ def proved(found: Verification) -> VerifySummary:
 _WORST = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
 
 
-def worst_of(found: Verification) -> dict[str, Verdict]:
-    """The worst that any column or finding says of each tensor; SKIPPED where none says anything."""
-    said: dict[str, set[Verdict]] = {tensor.fqn: {Verdict.SKIPPED} for tensor in found.state.tensors}
-    for check in found.checks:
+def find_worst_verdicts(verification: Verification) -> dict[str, Verdict]:
+    """Return the worst verdict of each tensor in any column or finding; SKIPPED without a verdict."""
+    verdicts_by_fqn: dict[str, set[Verdict]] = {tensor.fqn: {Verdict.SKIPPED} for tensor in verification.state.tensors}
+    for check in verification.checks:
         for column in check.columns:
             for fqn, cell in column.cells.items():
-                said.setdefault(fqn, set()).add(cell.verdict)
-    for finding in found.findings:
+                verdicts_by_fqn.setdefault(fqn, set()).add(cell.verdict)
+    for finding in verification.findings:
         if finding.fqn is not None:
-            said.setdefault(finding.fqn, set()).add(Verdict.FAILED)
-    return {fqn: next(one for one in _WORST if one in verdicts) for fqn, verdicts in said.items()}
+            verdicts_by_fqn.setdefault(finding.fqn, set()).add(Verdict.FAILED)
+    return {
+        fqn: next(verdict for verdict in _WORST if verdict in verdicts) for fqn, verdicts in verdicts_by_fqn.items()
+    }
 
 
-def _counted(verdicts: Iterable[Verdict]) -> dict[str, int]:
+def _count_by_verdict(verdicts: Iterable[Verdict]) -> dict[str, int]:
     counts = Counter(verdicts)
     return {verdict.value: counts[verdict] for verdict in Verdict}
 
 
-def _check(check: Check) -> CheckRow:
+def _build_check_row(check: Check) -> CheckRow:
     return CheckRow(
         check.check,
         {Verdict.PASSED: True, Verdict.FAILED: False}.get(check.verdict),
@@ -508,14 +517,16 @@ def _check(check: Check) -> CheckRow:
     )
 
 
-def of_audit(found: Audit, verdict: str, notes: Sequence[Finding] = ()) -> AuditDocument:
-    """The document of one audit, with notes that are none of its findings."""
-    counts = Counter(finding.severity for finding in found.findings)
-    statuses = Counter(target.status for target in found.targets)
+def build_audit_document(audit: Audit, verdict: str, notes: Sequence[Finding] = ()) -> AuditDocument:
+    """Return the document of an audit. `notes` are not among its findings."""
+    counts = Counter(finding.severity for finding in audit.findings)
+    statuses = Counter(target.status for target in audit.targets)
     accepted = tuple(
-        AcceptedRow(one.finding.rule, target.target, one.finding.fqn, fingerprint(one.finding), one.reason)
-        for target in found.targets
-        for one in target.accepted
+        AcceptedRow(
+            entry.finding.rule, target.target, entry.finding.fqn, compute_fingerprint(entry.finding), entry.reason
+        )
+        for target in audit.targets
+        for entry in target.accepted
     )
     summary = AuditSummary(
         **{status.value: statuses[status] for status in AuditStatus},
@@ -523,22 +534,23 @@ def of_audit(found: Audit, verdict: str, notes: Sequence[Finding] = ()) -> Audit
         accepted=len(accepted),
     )
     targets = tuple(
-        TargetRow(one.target, one.status, one.own_reason, one.format, one.tensors, one.bytes) for one in found.targets
+        TargetRow(target.target, target.status, target.own_reason, target.format, target.tensors, target.bytes)
+        for target in audit.targets
     )
-    passed = not found.failing and not statuses[AuditStatus.FAILED] and bool(found.ran) and not found.unheld
+    passed = not audit.failing and not statuses[AuditStatus.FAILED] and bool(audit.ran) and not audit.unused_reference
     return AuditDocument(
         "statecli.audit/1",
         __version__,
         passed,
-        found.fail_on,
+        audit.fail_on,
         summary,
         targets,
-        found.findings,
-        found.ran,
-        found.skipped,
+        audit.findings,
+        audit.ran,
+        audit.skipped_rules,
         accepted,
         tuple(notes),
         verdict,
-        found.not_checked,
-        found.configuration,
+        audit.not_checked,
+        audit.configuration,
     )

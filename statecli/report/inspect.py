@@ -51,82 +51,92 @@ from statecli.report import (
     test_cases,
     tree,
 )
-from statecli.targets.location import located
+from statecli.targets.location import add_places
 
 
-def of_inspection(found: Inspection, view: View) -> Report:
-    """Everything `inspect` has to say."""
-    state = found.state
+def build_inspect_report(inspection: Inspection, view: View) -> Report:
+    """Return the report of `inspect`."""
+    state = inspection.state
     return Report(
         title=state.target,
-        document=lambda: documents.of_inspection(found, sizes.sum_by_kind(state.tensors), _verdict(found)),
-        table=lambda: _flat(found),
-        brief=lambda: _flat(found, details=False),
-        page=lambda: _page(found, view),
-        foot=lambda: _page(found, view, rows=False),
-        findings=located(found.findings, state.tensors),
+        document=lambda: documents.build_inspect_document(
+            inspection, sizes.sum_by_kind(state.tensors), _format_verdict(inspection)
+        ),
+        table=lambda: _build_table(inspection),
+        short_table=lambda: _build_table(inspection, details=False),
+        page=lambda: _build_page(inspection, view),
+        page_without_rows=lambda: _build_page(inspection, view, rows=False),
+        findings=add_places(inspection.findings, state.tensors),
         outline=view.tree,
-        whole=view.unfold,
-        notes=fold.notes([*_about(state), *_without_findings(found)], view.verbose),
-        rules=lambda: rule_texts.of(found.findings),
-        cases=lambda: _cases(found),
-        troubles=tuple(Trouble(state.target, message) for _, message in found.broken),
+        show_all=view.unfold,
+        notes=fold.limit_notes([*_describe_target(state), *_list_unreported_oddities(inspection)], view.verbose),
+        rules=lambda: rule_texts.list_rule_texts(inspection.findings),
+        cases=lambda: _build_cases(inspection),
+        troubles=tuple(Trouble(state.target, message) for _, message in inspection.broken),
     )
 
 
-def _cases(found: Inspection) -> tuple[Case, ...]:
-    """A case for each rule that has findings, and for each tensor that cannot be read."""
-    target = found.state.target
-    broken = tuple(Case(target, name, Outcome.ERROR, message) for name, message in found.broken)
-    return (*broken, *test_cases.of_findings(target, located(found.findings, found.state.tensors), "inspect"))
+def _build_cases(inspection: Inspection) -> tuple[Case, ...]:
+    """Return a case for each rule with findings, and for each tensor that cannot be read."""
+    target = inspection.state.target
+    broken = tuple(Case(target, name, Outcome.ERROR, message) for name, message in inspection.broken)
+    return (
+        *broken,
+        *test_cases.build_cases(target, add_places(inspection.findings, inspection.state.tensors), "inspect"),
+    )
 
 
-def _page(found: Inspection, view: View, *, rows: bool = True) -> Page:
-    state = found.state
+def _build_page(inspection: Inspection, view: View, *, rows: bool = True) -> Page:
+    state = inspection.state
     summary = sizes.sum_by_kind(state.tensors)
-    columns = _columns(found)
-    long = not view.unfold and len(state.tensors) > fold.ABOVE
+    columns = _list_columns(inspection)
+    fold_rows = not view.unfold and len(state.tensors) > fold.MAX_UNFOLDED_ROWS
     groups: tuple[Group, ...] = ()
     if rows:
-        groups = tree.groups(state, view.unfold) if view.tree else _groups(found, columns, view, long)
+        groups = (
+            tree.build_tree_groups(state, view.unfold)
+            if view.tree
+            else _build_groups(inspection, columns, view, fold_rows)
+        )
     return Page(
-        subtitle=_subtitle(state, summary) + (f", after a forward with {found.inputs}" if found.inputs else ""),
+        subtitle=_format_subtitle(state, summary)
+        + (f", after a forward with {inspection.inputs}" if inspection.inputs else ""),
         columns=tree.COLUMNS if view.tree else columns,
         groups=groups,
-        totals=_totals_lines(state, summary),
-        fixes=_fixes(state.tensors),
-        findings=found.findings if view.unfold else fold.findings(found.findings),
+        totals=_format_totals(state, summary),
+        fixes=_list_fixes(state.tensors),
+        findings=inspection.findings if view.unfold else fold.fold_findings(inspection.findings),
     )
 
 
-def _verdict(found: Inspection) -> str:
+def _format_verdict(inspection: Inspection) -> str:
     """Return `1,024 tensors: 2 findings; 1 tensor could not be read`."""
-    read = f"{plural(len(found.state.tensors), 'tensor')}: {plural(len(found.findings), 'finding')}"
-    return read + (f"; {plural(len(found.broken), 'tensor')} could not be read" if found.broken else "")
+    read = f"{plural(len(inspection.state.tensors), 'tensor')}: {plural(len(inspection.findings), 'finding')}"
+    return read + (f"; {plural(len(inspection.broken), 'tensor')} could not be read" if inspection.broken else "")
 
 
-def _about(state: ModelState) -> Iterator[Oddity]:
-    """What the target is as a whole, where no row can say it."""
+def _describe_target(state: ModelState) -> Iterator[Oddity]:
+    """Yield notes about the target as a whole."""
     yield from (Oddity(name, message) for name, message in config_files.describe_settings(state.metadata))
-    if not state.tensors and not any(odd.kind is OddityKind.NO_TENSORS for odd in state.oddities):
+    if not state.tensors and not any(oddity.kind is OddityKind.NO_TENSORS for oddity in state.oddities):
         values = state.metadata.values
         keys = [f"{key}={value}" for key, value in values.items() if len(str(value)) <= 40]
-        only = f", only metadata: {', '.join(keys[:6])}" if keys else ""
+        keys_text = f", only metadata: {', '.join(keys[:6])}" if keys else ""
         more = f" and {plural(rest, 'more key')}" if keys and (rest := len(values) - len(keys[:6])) else ""
-        yield Oddity("no-tensor", f"holds no tensor{only}{more}")
+        yield Oddity("no-tensor", f"holds no tensor{keys_text}{more}")
 
 
-def _without_findings(found: Inspection) -> list[Oddity]:
-    """The oddities that no finding reports."""
-    reported = {(finding.rule, finding.fqn) for finding in found.findings}
-    return [oddity for oddity in found.state.oddities if (oddity.name, oddity.fqn) not in reported]
+def _list_unreported_oddities(inspection: Inspection) -> list[Oddity]:
+    """Return the oddities without a finding."""
+    reported = {(finding.rule, finding.fqn) for finding in inspection.findings}
+    return [oddity for oddity in inspection.state.oddities if (oddity.name, oddity.fqn) not in reported]
 
 
 # The flat table: every fact in a column of its own, none where the source does not say.
 
 #: A column, and its cell for a tensor.
 _Measure = tuple[Column, Callable[[TensorInfo], Cell]]
-_FLAT: tuple[_Measure, ...] = (
+_TABLE_COLUMNS: tuple[_Measure, ...] = (
     (Column("kind"), format_kind),
     (Column("fqn"), attrgetter("fqn")),
     (Column("evidence", detail=True), lambda t: t.evidence.value),
@@ -144,59 +154,59 @@ _FLAT: tuple[_Measure, ...] = (
 )
 
 
-def _flat(found: Inspection, *, details: bool = True) -> Table:
-    """`details` False: without the columns that only machines read."""
-    measures = [(column, cell) for column, cell in _flat_columns(found) if details or not column.detail]
+def _build_table(inspection: Inspection, *, details: bool = True) -> Table:
+    """Return the flat table; with `details` False, without the columns for programs."""
+    measures = [(column, cell) for column, cell in _list_table_columns(inspection) if details or not column.detail]
     cells = [cell for _, cell in measures]
-    rows = Rows(lambda tensor: tuple([cell(tensor) for cell in cells]), found.state.tensors)
+    rows = Rows(lambda tensor: tuple([cell(tensor) for cell in cells]), inspection.state.tensors)
     return Table(tuple(column for column, _ in measures), rows)
 
 
-def _flat_columns(found: Inspection) -> Iterator[_Measure]:
-    tensors = found.state.tensors
+def _list_table_columns(inspection: Inspection) -> Iterator[_Measure]:
+    tensors = inspection.state.tensors
     if len({tensor.section for tensor in tensors}) > 1:
         yield Column("section"), lambda t: t.section or None
-    yield from _FLAT
-    if found.to is not None:
+    yield from _TABLE_COLUMNS
+    if inspection.to is not None:
         yield Column("after"), lambda t: t.after.device if t.after else None
         yield Column("followed"), lambda t: format_yes_no(t.after.followed) if t.after else None
-    for name in STATS_FIELDS if _has_stats(found) else ():
-        yield Column(name, right=True), partial(_statistic, name)
+    for name in STATS_FIELDS if _has_stats(inspection) else ():
+        yield Column(name, right=True), partial(_get_statistic, name)
     yield Column("tied_to"), lambda t: ",".join(t.tied_to) or None
     yield Column("note", detail=not any(tensor.note for tensor in tensors)), attrgetter("note")
 
 
-def _statistic(name: str, tensor: TensorInfo) -> Cell:
+def _get_statistic(name: str, tensor: TensorInfo) -> Cell:
     number: Cell = getattr(tensor.stats, name, None)
     return number
 
 
-def _subtitle(state: ModelState, summary: dict[str, Totals]) -> str:
+def _format_subtitle(state: ModelState, summary: dict[str, Totals]) -> str:
     tensors = sum(total.tensors for total in summary.values())
     size = sum(total.bytes for total in summary.values())
     sections = f", sections {', '.join(s or '(top level)' for s in state.sections)}" if len(state.sections) > 1 else ""
-    return f"{state.format}, {plural(tensors, 'tensor')}, {format_size(size)}{sections}{_beside(state)}"
+    return f"{state.format}, {plural(tensors, 'tensor')}, {format_size(size)}{sections}{_format_scalars(state)}"
 
 
-def _beside(state: ModelState) -> str:
-    """The scalars at the top of a checkpoint (epoch, step), the first few of them."""
+def _format_scalars(state: ModelState) -> str:
+    """Format the first scalars at the top of a checkpoint (epoch, step)."""
     # Every key of a GGUF file has a group before it.
     plain = {key.removeprefix("general."): value for key, value in state.metadata.values.items()}
-    told = {
+    scalars = {
         **config_files.select_headline(state.metadata),
         **{key: value for key, value in plain.items() if "." not in key},
     }
-    top = [f"{key}={value}" for key, value in told.items() if len(str(value)) <= 40]
-    return f"; {', '.join(top[:6])}" if top else ""
+    texts = [f"{key}={value}" for key, value in scalars.items() if len(str(value)) <= 40]
+    return f"; {', '.join(texts[:6])}" if texts else ""
 
 
-def _totals_lines(state: ModelState, summary: dict[str, Totals]) -> tuple[str, ...]:
+def _format_totals(state: ModelState, summary: dict[str, Totals]) -> tuple[str, ...]:
     assumed = sum(t.evidence is Evidence.ASSUMED and t.kind is Kind.PARAMETER for t in state.tensors)
     lines = []
     for kind, total in summary.items():
         if total.tensors:
-            doubt = f" ({assumed:,} of them assumed)" if kind == Kind.PARAMETER.value and assumed else ""
-            counts = f"{plural(total.tensors, 'tensor')}{doubt}, {plural(total.elements, 'element')}"
+            assumed_text = f" ({assumed:,} of them assumed)" if kind == Kind.PARAMETER.value and assumed else ""
+            counts = f"{plural(total.tensors, 'tensor')}{assumed_text}, {plural(total.elements, 'element')}"
             lines.append(f"{kind:<12} {counts}, {total.bytes:,} bytes")
     return tuple(lines)
 
@@ -204,40 +214,42 @@ def _totals_lines(state: ModelState, summary: dict[str, Totals]) -> tuple[str, .
 # For people: grouped by section and kind.
 
 
-def _has_stats(found: Inspection) -> bool:
-    return any(tensor.stats is not None for tensor in found.state.tensors)
+def _has_stats(inspection: Inspection) -> bool:
+    return any(tensor.stats is not None for tensor in inspection.state.tensors)
 
 
-def _columns(found: Inspection) -> tuple[Column, ...]:
-    """Columns about which the source says nothing at all are left out."""
-    tensors, moved = found.state.tensors, found.to is not None
-    with_stats = _has_stats(found)
-    columns = [Column("name"), Column("dtype", shared="all {}"), Column("shape")]
+def _list_columns(inspection: Inspection) -> tuple[Column, ...]:
+    """Return the columns for people, without columns that have no value in any row."""
+    tensors, moved = inspection.state.tensors, inspection.to is not None
+    with_stats = _has_stats(inspection)
+    columns = [Column("name"), Column("dtype", shared_format="all {}"), Column("shape")]
     if not with_stats:
         columns.append(Column("size", right=True))
     if moved or any(tensor.device is not None for tensor in tensors):
-        columns.append(Column("device", shared=None if moved else "all on {}"))
+        columns.append(Column("device", shared_format=None if moved else "all on {}"))
     if any(tensor.requires_grad is not None for tensor in tensors) and not with_stats:
-        columns.append(Column("grad", shared="requires_grad: {}"))
+        columns.append(Column("grad", shared_format="requires_grad: {}"))
     if with_stats:
         columns.extend(Column(name, right=True) for name in MOMENT_FIELDS)
     return tuple(columns)
 
 
-def _groups(found: Inspection, columns: tuple[Column, ...], view: View, fold_rows: bool) -> tuple[Group, ...]:
-    state = found.state
+def _build_groups(
+    inspection: Inspection, columns: tuple[Column, ...], view: View, fold_rows: bool
+) -> tuple[Group, ...]:
+    state = inspection.state
     sections: dict[str, dict[Kind, list[TensorInfo]]] = {}
     for tensor in state.tensors:
         sections.setdefault(tensor.section, {}).setdefault(tensor.kind, []).append(tensor)
     return tuple(
-        _group(section, kind, kinds[kind], state, columns, view, fold_rows)
+        _build_group(section, kind, kinds[kind], state, columns, view, fold_rows)
         for section, kinds in sections.items()
         for kind in Kind
         if kind in kinds
     )
 
 
-def _group(
+def _build_group(
     section: str,
     kind: Kind,
     rows: list[TensorInfo],
@@ -251,24 +263,25 @@ def _group(
     heading = KIND_NOUNS[kind] + ("?" if assumed else "")
     if len(state.sections) > 1:
         heading = f"{section or '(top level)'}: {heading}"
-    summary = f"{plural(total.tensors, 'tensor')}, {_elements(total.elements)}, {format_size(total.bytes)}"
-    summary += _evidence_text(rows)
+    summary = f"{plural(total.tensors, 'tensor')}, {_format_elements(total.elements)}, {format_size(total.bytes)}"
+    summary += _describe_evidence(rows)
     live = state.traits.is_class
-    said = {_status(row, live) for row in rows}
-    shared = said.pop() if len(said) == 1 else None
+    statuses = {_describe_status(row, live) for row in rows}
+    shared = statuses.pop() if len(statuses) == 1 else None
     if shared:
         summary += f": {shared}"
     lines = [
-        _line(row, columns, "" if shared is not None else _status(row, live), view, doubt=not assumed) for row in rows
+        _build_line(row, columns, "" if shared is not None else _describe_status(row, live), view, doubt=not assumed)
+        for row in rows
     ]
-    return Group(heading, summary, tuple(fold.lines(lines) if fold_rows else lines))
+    return Group(heading, summary, tuple(fold.fold_lines(lines) if fold_rows else lines))
 
 
-def _elements(count: int) -> str:
+def _format_elements(count: int) -> str:
     return "1 element" if count == 1 else f"{format_count(count)} elements"
 
 
-def _evidence_text(rows: list[TensorInfo]) -> str:
+def _describe_evidence(rows: list[TensorInfo]) -> str:
     words = {
         Evidence.ASSUMED: "assumed: nothing in the file says so",
         Evidence.CONVENTION: "by convention",
@@ -282,29 +295,31 @@ def _evidence_text(rows: list[TensorInfo]) -> str:
     return ""
 
 
-def _line(tensor: TensorInfo, columns: tuple[Column, ...], status: str, view: View, *, doubt: bool) -> Line:
-    """`doubt`: some of the group are known, so those that are only assumed carry the question mark themselves."""
+def _build_line(tensor: TensorInfo, columns: tuple[Column, ...], status: str, view: View, *, doubt: bool) -> Line:
+    """Return the line of a tensor. With `doubt`, an assumed parameter gets a question mark."""
     assumed = tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER
     cells = {
         "name": format_fqn(tensor.fqn) + ("?" if doubt and assumed else ""),
         "dtype": tensor.dtype,
         "shape": format_shape(tensor.shape),
         "size": format_size(tensor.nbytes),
-        "device": _device_text(tensor),
+        "device": _format_device(tensor),
         "grad": {None: "-", True: "yes", False: "no"}[tensor.requires_grad],
         **{name: format_number(getattr(tensor.stats, name, None), digits=4) for name in MOMENT_FIELDS},
     }
-    return Line(tuple(cells[column.name] for column in columns), _remark(tensor, status, view), _mood(tensor))
+    return Line(
+        tuple(cells[column.name] for column in columns), _describe_remark(tensor, status, view), _choose_mood(tensor)
+    )
 
 
-def _device_text(tensor: TensorInfo) -> str:
+def _format_device(tensor: TensorInfo) -> str:
     if tensor.after is None:
         return tensor.device or "-"
     sign = {True: "✓", False: "✗", None: "?"}[tensor.after.followed]
     return f"{tensor.device or '-'} → {tensor.after.device or '-'} {sign}"
 
 
-def _mood(tensor: TensorInfo) -> str:
+def _choose_mood(tensor: TensorInfo) -> str:
     if tensor.after is not None and tensor.after.followed is not True:
         return "bad"
     if tensor.kind is Kind.UNREGISTERED and tensor.moves is False:
@@ -312,8 +327,8 @@ def _mood(tensor: TensorInfo) -> str:
     return ""
 
 
-def _status(tensor: TensorInfo, live: bool) -> str:
-    """What becomes of the tensor: whether it is saved and, where a model was there to be measured, whether it moves."""
+def _describe_status(tensor: TensorInfo, live: bool) -> str:
+    """Describe whether the tensor is saved and, for a live model, whether it moves."""
     parts = []
     if tensor.kind is Kind.UNREGISTERED:
         if not live:
@@ -332,8 +347,8 @@ def _status(tensor: TensorInfo, live: bool) -> str:
     return ", ".join(parts)
 
 
-def _remark(tensor: TensorInfo, status: str, view: View) -> str:
-    """What the columns do not say, most important first."""
+def _describe_remark(tensor: TensorInfo, status: str, view: View) -> str:
+    """Return the facts that no column has, most important first."""
     parts = [status]
     if tensor.stats is not None:
         counts = ((name, getattr(tensor.stats, name)) for name in COUNT_FIELDS)
@@ -348,13 +363,13 @@ def _remark(tensor: TensorInfo, status: str, view: View) -> str:
     if tensor.note:
         parts.append(tensor.note)
     if view.verbose:
-        parts.extend(_more(tensor))
+        parts.extend(_describe_details(tensor))
     elif tensor.kind is Kind.UNREGISTERED and tensor.origin:
         parts.append(format_origin(tensor.origin))
     return ", ".join(part for part in parts if part)
 
 
-def _more(tensor: TensorInfo) -> list[str]:
+def _describe_details(tensor: TensorInfo) -> list[str]:
     parts = [f"evidence: {tensor.evidence.value}"]
     if tensor.aliases:
         parts.append(f"also {join_names(tensor.aliases)}")
@@ -366,13 +381,14 @@ def _more(tensor: TensorInfo) -> list[str]:
     return parts
 
 
-def _fixes(tensors: tuple[TensorInfo, ...]) -> tuple[Fix, ...]:
-    """Each fix once: the layers of a stack are mended by the same line of source. One line may also need several."""
+def _list_fixes(tensors: tuple[TensorInfo, ...]) -> tuple[Fix, ...]:
+    """Return each fix once, because layers of a stack have the same line of source. A line may have several fixes."""
     fixes: dict[Fix, str] = {}
     for t in tensors:
         if t.fix:
             fixes.setdefault(Fix(format_origin(t.origin) if t.origin else t.fqn, t.fix), t.fqn)
-    times = Counter(fix.place for fix in fixes)
+    fixes_by_place = Counter(fix.place for fix in fixes)
     return tuple(
-        replace(fix, place=f"{fix.place}: {fqn}") if times[fix.place] > 1 else fix for fix, fqn in fixes.items()
+        replace(fix, place=f"{fix.place}: {fqn}") if fixes_by_place[fix.place] > 1 else fix
+        for fix, fqn in fixes.items()
     )

@@ -1,4 +1,4 @@
-"""The rules of findings, as outputs show them."""
+"""Texts of rules for outputs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from statecli.core.rule import Rule
 from statecli.report import RuleText
 
 
-def of(findings: Iterable[Finding]) -> tuple[RuleText, ...]:
+def list_rule_texts(findings: Iterable[Finding]) -> tuple[RuleText, ...]:
     """Return the rule of each finding once, with the severity of its first finding and without the explanation."""
-    # Reading a checkpoint for people does without the rules of an audit, and starts the sooner.
+    # Imported here, because `inspect` without findings starts sooner without the rules of an audit.
     from statecli.rules import DICTIONARY
 
     first: dict[str, Finding] = {}
@@ -21,16 +21,16 @@ def of(findings: Iterable[Finding]) -> tuple[RuleText, ...]:
 
 
 def describe_rule(rule: Rule) -> RuleText:
-    """Return all that outputs show of a rule."""
+    """Return all parts of a rule that outputs show."""
     return RuleText(rule.name, rule.severity, rule.summary, rule.explanation, rule.group, rule.commands)
 
 
-def of_audit(ran: Iterable[str], findings: Iterable[Finding]) -> tuple[RuleText, ...]:
-    """Return the rules of an audit: those that ran, and those of other findings."""
+def list_audit_rule_texts(ran: Iterable[str], findings: Iterable[Finding]) -> tuple[RuleText, ...]:
+    """Return the rules of an audit: the rules that ran, and the rules of other findings."""
     from statecli.rules import RULES
 
     findings = tuple(findings)
-    wanted = set(ran) | {finding.rule for finding in findings}
-    of_audit = tuple(describe_rule(rule) for rule in RULES if rule.name in wanted)
-    names = {rule.name for rule in of_audit}
-    return (*of_audit, *of(finding for finding in findings if finding.rule not in names))
+    shown = set(ran) | {finding.rule for finding in findings}
+    audit_rules = tuple(describe_rule(rule) for rule in RULES if rule.name in shown)
+    names = {rule.name for rule in audit_rules}
+    return (*audit_rules, *list_rule_texts(finding for finding in findings if finding.rule not in names))

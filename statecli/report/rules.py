@@ -15,8 +15,8 @@ from statecli.report.rule_texts import describe_rule
 from statecli.rules import DICTIONARY
 
 MOODS = {Severity.ERROR: "bad", Severity.WARNING: "warn", Severity.NOTE: ""}
-#: A line of text that is wider than this is hard to read, however wide the terminal.
-WIDEST = 100
+#: Longest line of an explanation, because longer lines are hard to read on any terminal.
+MAX_TEXT_WIDTH = 100
 
 
 def list_rules() -> tuple[RuleText, ...]:
@@ -43,28 +43,30 @@ def describe_former_name(name: str) -> str | None:
     return f"{name}: findings of {commands} that had this name are now called {new_names}"
 
 
-def rules_report(texts: Sequence[RuleText]) -> Report:
+def build_rules_report(texts: Sequence[RuleText]) -> Report:
     """Return the rules as a list, for any output."""
     columns = (Column("rule"), Column("severity"))
     return Report(
         title="the rules of statecli",
-        document=lambda: documents.of_rules(texts),
+        document=lambda: documents.build_rules_document(texts),
         table=lambda: Table(
             (*columns, Column("about"), Column("commands"), Column("summary")),
-            tuple((one.name, one.severity.value, one.about, ", ".join(one.commands), one.summary) for one in texts),
-            told=False,
+            tuple(
+                (rule.name, rule.severity.value, rule.about, ", ".join(rule.commands), rule.summary) for rule in texts
+            ),
+            has_findings=False,
         ),
         page=lambda: Page(
             subtitle=plural(len(texts), "rule"),
             columns=(*columns, Column("commands")),
-            groups=_groups(texts),
+            groups=_build_groups(texts),
             totals=(),
         ),
         rules=lambda: tuple(texts),
     )
 
 
-def _groups(texts: Sequence[RuleText]) -> tuple[Group, ...]:
+def _build_groups(texts: Sequence[RuleText]) -> tuple[Group, ...]:
     groups: dict[str, list[Line]] = {}
     for rule in texts:
         cells = (rule.name, rule.severity.value, ", ".join(rule.commands))
@@ -74,7 +76,7 @@ def _groups(texts: Sequence[RuleText]) -> tuple[Group, ...]:
 
 def format_explanation(rule: RuleText, width: int) -> str:
     """Return the whole explanation, each paragraph filled to the width; `Why`, `Example` and `Fix` stand out."""
-    width = max(20, min(width, WIDEST))
+    width = max(20, min(width, MAX_TEXT_WIDTH))
     first, *rest = rule.explanation.split("\n\n")
     heading = f"{rule.name} ({rule.severity.value})\nreported by {', '.join(rule.commands)}"
     parts = [_fill(first, width, ""), *(_fill(part, width, "  ") for part in rest)]

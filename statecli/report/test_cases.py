@@ -1,4 +1,4 @@
-"""What was tried, as a test runner would show it, where findings alone say what came of it."""
+"""Test cases from findings, for test runners."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from statecli.core.units import format_origin, plural
 from statecli.report import Case, Outcome
 
 
-def of_findings(suite: str, findings: Iterable[Finding], otherwise: str) -> tuple[Case, ...]:
-    """A case that failed for each rule that has findings; where none has, one of the name `otherwise` that passed."""
+def build_cases(suite: str, findings: Iterable[Finding], passed_name: str) -> tuple[Case, ...]:
+    """Return a failed case for each rule with findings; without findings, a passed case named `passed_name`."""
     by_rule: dict[str, list[Finding]] = {}
     for finding in findings:
         by_rule.setdefault(finding.rule, []).append(finding)
-    cases = tuple(failed(suite, rule, several) for rule, several in by_rule.items())
-    return cases or (Case(suite, otherwise, Outcome.PASSED),)
+    cases = tuple(build_failed_case(suite, rule, rule_findings) for rule, rule_findings in by_rule.items())
+    return cases or (Case(suite, passed_name, Outcome.PASSED),)
 
 
-def failed(suite: str, name: str, findings: Sequence[Finding]) -> Case:
-    """A case that these make fail. Its message is the only one, else how many there are and the first."""
+def build_failed_case(suite: str, name: str, findings: Sequence[Finding]) -> Case:
+    """Return a failed case. Its message is the only finding's, else the number of findings and the first one."""
     first = findings[0].message
     message = first if len(findings) == 1 else f"{plural(len(findings), 'finding')}, the first: {first}"
-    return Case(suite, name, Outcome.FAILED, message, tuple(map(told, findings)))
+    return Case(suite, name, Outcome.FAILED, message, tuple(map(describe_finding, findings)))
 
 
-def told(finding: Finding) -> str:
-    """A line of it: its rule, its message, what to do, and the source line."""
+def describe_finding(finding: Finding) -> str:
+    """Format a finding as a line: rule, message, help, source line."""
     text = f"{finding.severity.value}[{finding.rule}]: {finding.message}"
     text += f" ({finding.help})" if finding.help else ""
     line = "" if finding.origin is UNSET else format_origin(finding.origin)

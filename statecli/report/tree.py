@@ -18,116 +18,116 @@ COLUMNS = (
     Column("size", right=True),
 )
 
-#: Levels of the tree; a longer name stays whole below the last of them.
+#: Levels of the tree; the rest of a longer name is one item of the last level.
 MAX_LEVELS = 32
 
 
 class Named(Protocol):
-    """What has a place in the tree: a tensor, or a change of one."""
+    """A tensor, or a change of a tensor: an item with a place in the tree."""
 
     @property
     def fqn(self) -> str: ...
 
 
 T = TypeVar("T", bound=Named)
-#: What must be equal for two of them to be shown as one line.
-Alike = Callable[[T], object]
+#: Returns a key that is equal for items that may share a line.
+FoldKey = Callable[[T], object]
 
 
 class Node(Generic[T]):
-    """A module, or a tensor where `own` is set; `held` is all that lies below, its own too."""
+    """A module, or a tensor if `own` is set; `items` are all items below it, and its own."""
 
     def __init__(self) -> None:
         self.children: dict[str, Node[T]] = {}
         self.own: T | None = None
-        self.held: list[T] = []
+        self.items: list[T] = []
 
-    def shape(self, alike: Alike[T]) -> tuple[object, ...]:
-        """Equal for siblings that differ in nothing but their name."""
-        own = alike(self.own) if self.own is not None else None
-        return (own, tuple((name, child.shape(alike)) for name, child in self.children.items()))
+    def make_shape_key(self, fold_key: FoldKey[T]) -> tuple[object, ...]:
+        """Return a key that is equal for siblings with equal content."""
+        own = fold_key(self.own) if self.own is not None else None
+        return (own, tuple((name, child.make_shape_key(fold_key)) for name, child in self.children.items()))
 
-    def below(self) -> list[T]:
-        """What it holds in its children."""
-        return [one for one in self.held if one is not self.own]
+    def list_descendants(self) -> list[T]:
+        """Return the items of its children."""
+        return [item for item in self.items if item is not self.own]
 
 
-def groups(state: ModelState, unfold: bool) -> tuple[Group, ...]:
-    """One tree a section."""
+def build_tree_groups(state: ModelState, unfold: bool) -> tuple[Group, ...]:
+    """Return the tree of each section as a group."""
     sections: dict[str, list[TensorInfo]] = {}
     for tensor in state.tensors:
         sections.setdefault(tensor.section, []).append(tensor)
-    found = []
+    groups = []
     for section, tensors in sections.items():
-        root = grown(tensors)
-        summary = f"{plural(len(tensors), 'tensor')}, {format_size(_bytes(tensors))}"
-        found.append(Group(section or "(top level)", summary, tuple(_lines(root, 0, unfold))))
-    return tuple(found)
+        root = build_tree(tensors)
+        summary = f"{plural(len(tensors), 'tensor')}, {format_size(sizes.sum_bytes(tensors))}"
+        groups.append(Group(section or "(top level)", summary, tuple(_build_lines(root, 0, unfold))))
+    return tuple(groups)
 
 
-def grown(named: Iterable[T]) -> Node[T]:
-    """The tree that the dots of the names make."""
+def build_tree(items: Iterable[T]) -> Node[T]:
+    """Return the tree built from the dots in the names."""
     root: Node[T] = Node()
-    for one in named:
+    for item in items:
         node = root
-        node.held.append(one)
-        for part in one.fqn.split(".", MAX_LEVELS):
+        node.items.append(item)
+        for part in item.fqn.split(".", MAX_LEVELS):
             node = node.children.setdefault(part, Node())
-            node.held.append(one)
-        node.own = one
+            node.items.append(item)
+        node.own = item
     return root
 
 
-def _bytes(tensors: list[TensorInfo]) -> int:
-    return sizes.sum_bytes(tensors)
-
-
-def _alike(tensor: TensorInfo) -> object:
+def _make_fold_key(tensor: TensorInfo) -> object:
     return (tensor.kind, tensor.dtype, tensor.shape)
 
 
-def _lines(node: Node[TensorInfo], depth: int, unfold: bool) -> list[Line]:
+def _build_lines(node: Node[TensorInfo], depth: int, unfold: bool) -> list[Line]:
     lines: list[Line] = []
-    for name, together in siblings(node, _alike, unfold):
-        same = [node.children[one] for one in together]
-        own = [one.own for one in same if one.own is not None]
+    for name, names in group_siblings(node, _make_fold_key, unfold):
+        children = [node.children[child_name] for child_name in names]
+        own = [child.own for child in children if child.own is not None]
         if own:
-            lines.append(_tensor_line("  " * depth + name, own))
-        if same[0].children:
-            lines.append(_module_line("  " * depth + name, [tensor for one in same for tensor in one.below()]))
-            lines.extend(_lines(same[0], depth + 1, unfold))
+            lines.append(_build_tensor_line("  " * depth + name, own))
+        if children[0].children:
+            descendants = [tensor for child in children for tensor in child.list_descendants()]
+            lines.append(_build_module_line("  " * depth + name, descendants))
+            lines.extend(_build_lines(children[0], depth + 1, unfold))
     return lines
 
 
-def siblings(node: Node[T], alike: Alike[T], unfold: bool) -> list[tuple[str, list[str]]]:
-    """The children's names in order, those of equal shape whose names differ in one number together: `{0..11}`."""
-    found: dict[object, list[str]] = {}
+def group_siblings(node: Node[T], fold_key: FoldKey[T], unfold: bool) -> list[tuple[str, list[str]]]:
+    """Return the children's names in order; siblings of equal shape that differ in a number are joined: `{0..11}`."""
+    names_by_shape: dict[object, list[str]] = {}
     for name, child in node.children.items():
-        template, numbers = fold.template(name)
-        together = not unfold and len(numbers) == 1
-        found.setdefault((template, child.shape(alike)) if together else name, []).append(name)
-    return [(_joined(names), names) for names in found.values()]
+        template, numbers = fold.split_numbers(name)
+        can_fold = not unfold and len(numbers) == 1
+        names_by_shape.setdefault((template, child.make_shape_key(fold_key)) if can_fold else name, []).append(name)
+    return [(_join_names(names), names) for names in names_by_shape.values()]
 
 
-def _joined(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     if len(names) == 1:
         return format_fqn(names[0])
-    return fold.numbered(names[0], [fold.span(sorted(fold.template(name)[1][0] for name in names))])
+    numbers = sorted(fold.split_numbers(name)[1][0] for name in names)
+    return fold.insert_numbers(names[0], [fold.format_numbers(numbers)])
 
 
-def _tensor_line(name: str, together: list[TensorInfo]) -> Line:
-    tensor = together[0]
-    elements = sum(total.elements for total in sizes.sum_by_kind(together).values())
+def _build_tensor_line(name: str, tensors: list[TensorInfo]) -> Line:
+    tensor = tensors[0]
+    elements = sum(total.elements for total in sizes.sum_by_kind(tensors).values())
     holds = f"{format_kind(tensor)} {tensor.dtype}"
-    return Line((name, holds, format_shape(tensor.shape), format_count(elements), format_size(_bytes(together))))
+    return Line(
+        (name, holds, format_shape(tensor.shape), format_count(elements), format_size(sizes.sum_bytes(tensors)))
+    )
 
 
-def _module_line(name: str, together: list[TensorInfo]) -> Line:
-    total = sizes.sum_by_kind(together)
-    elements = sum(one.elements for one in total.values())
-    holds = ", ".join(_counted(one.tensors, kind) for kind, one in total.items() if one.tensors)
-    return Line((name, holds, "", format_count(elements), format_size(_bytes(together))), mood="strong")
+def _build_module_line(name: str, tensors: list[TensorInfo]) -> Line:
+    totals = sizes.sum_by_kind(tensors)
+    elements = sum(total.elements for total in totals.values())
+    holds = ", ".join(_format_count(total.tensors, kind) for kind, total in totals.items() if total.tensors)
+    return Line((name, holds, "", format_count(elements), format_size(sizes.sum_bytes(tensors))), mood="strong")
 
 
-def _counted(count: int, kind: str) -> str:
+def _format_count(count: int, kind: str) -> str:
     return plural(count, kind) if kind in ("parameter", "buffer") else f"{count:,} {kind}"

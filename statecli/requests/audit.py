@@ -5,7 +5,7 @@ from __future__ import annotations
 from statecli.commands.audit import baseline, config, required_rules, run_notes
 from statecli.commands.audit import run as audit_run
 from statecli.commands.audit.baseline import Baseline
-from statecli.commands.audit.config import Config, Loaded
+from statecli.commands.audit.config import Config, LoadedConfig
 from statecli.commands.audit.request import Request
 from statecli.commands.lock import lock_file
 from statecli.commands.lock.lock_file import Lock
@@ -13,13 +13,13 @@ from statecli.core.errors import UsageError
 from statecli.core.finding import Severity
 from statecli.core.scope import Configuration
 from statecli.report import View
-from statecli.report.audit import of_audit, untold
+from statecli.report.audit import build_audit_report, list_inconclusive
 from statecli.requests.options import AuditOptions
 from statecli.requests.outcome import Caller, Given, Outcome, OutputFile
 from statecli.rules import RULES
 from statecli.storage import files
-from statecli.targets.load import spec_of
-from statecli.targets.outcome import Status
+from statecli.targets.load import find_class_spec
+from statecli.targets.target_result import Status
 
 
 def check(options: AuditOptions, given: Given) -> None:  # noqa: ARG001 - every command has the same signature
@@ -50,11 +50,11 @@ def run(options: AuditOptions, request: Request, caller: Caller, given: Given) -
         found = audit_run.audit(request, progress=progress)
     files: tuple[OutputFile, ...] = ()
     if options.write_baseline is not None:
-        found, pieces = audit_run.accept(found, options.write_baseline, options.reason or "", request)
+        found, pieces = audit_run.accept_all(found, options.write_baseline, options.reason or "", request)
         files = (OutputFile(options.write_baseline, pieces),)
-    unjudged = untold(found, options.select, allow_empty=options.allow_empty)
-    fixed, notes = baseline.fixed(found), run_notes.told(found, request)
-    report = of_audit(found, View(unfold=options.all, verbose=options.verbose), unjudged, [*fixed, *notes])
+    unjudged = list_inconclusive(found, options.select, allow_empty=options.allow_empty)
+    fixed, notes = baseline.report_fixed_entries(found), run_notes.build_notes(found, request)
+    report = build_audit_report(found, View(unfold=options.all, verbose=options.verbose), unjudged, [*fixed, *notes])
     failed = [target.reason or target.target for target in found.targets if target.status is Status.FAILED]
     return Outcome(
         found,
@@ -66,7 +66,7 @@ def run(options: AuditOptions, request: Request, caller: Caller, given: Given) -
     )
 
 
-def build_request(options: AuditOptions, found: Loaded | None = None) -> Request:
+def build_request(options: AuditOptions, found: LoadedConfig | None = None) -> Request:
     """Return what is asked for, by the configuration `found` or the one that the line names.
 
     Raises UsageError for what makes no sense, UnreadableError for a file that is not what it is given as.
@@ -81,11 +81,11 @@ def build_request(options: AuditOptions, found: Loaded | None = None) -> Request
         targets=options.targets,
         model=options.model,
         against=options.against,
-        select=config.expand(options.select or asked.select, "--select"),
-        ignore=config.expand((*asked.ignore, *options.ignore), "--ignore"),
-        ignored=asked.per_target_ignore,
-        ignored_from=found.folder,
-        severity=config.of_rules(asked.severity.items(), "severity"),
+        select=config.expand_rules(options.select or asked.select, "--select"),
+        ignore=config.expand_rules((*asked.ignore, *options.ignore), "--ignore"),
+        per_target_ignore=asked.per_target_ignore,
+        config_folder=found.folder,
+        severity=config.map_to_rules(asked.severity.items(), "severity"),
         fail_on=options.fail_on or asked.fail_on,
         policy=asked.policy,
         init_device=options.init_device,
@@ -103,7 +103,9 @@ def build_request(options: AuditOptions, found: Loaded | None = None) -> Request
         as_found=options.as_found,
         configuration=configuration_of(options, found),
     )
-    required_rules.check(made, [key for key in required_rules.OPTIONS if getattr(options, key)], found)
+    required_rules.check_required_rules(
+        made, [key for key in required_rules.RULES_BY_OPTION if getattr(options, key)], found
+    )
     compared = made.policy.must_change or made.policy.must_not_change
     executor = options.executor and f"--executor {options.executor}"
     divided = executor or (options.shard and f"--shard {options.shard}")
@@ -112,10 +114,10 @@ def build_request(options: AuditOptions, found: Loaded | None = None) -> Request
     return made
 
 
-def _check(options: AuditOptions, found: Loaded) -> None:
+def _check(options: AuditOptions, found: LoadedConfig) -> None:
     """Raises UsageError for a policy that is held to nothing, or that names code: only the command line may do so."""
     policy = found.config.policy
-    if policy.reference and not options.against and spec_of(policy.reference) is not None:
+    if policy.reference and not options.against and find_class_spec(policy.reference) is not None:
         why = f"a class is code, which a configuration does not name; give --against {policy.reference}"
         raise UsageError(f"{found.path}: policy.reference: {why}")
     for key, globs in (("must-change", policy.must_change), ("must-not-change", policy.must_not_change)):
@@ -124,7 +126,7 @@ def _check(options: AuditOptions, found: Loaded) -> None:
             raise UsageError(f"{found.path}: policy.{key}: {why}")
 
 
-def configured_files(options: AuditOptions, found: Loaded) -> list[str]:
+def configured_files(options: AuditOptions, found: LoadedConfig) -> list[str]:
     """Return the files that are read though no option of the line names them."""
     asked = found.config
     known = (found.path, options.lock or asked.lock, options.baseline or asked.baseline, asked.policy.reference)
@@ -154,19 +156,19 @@ def _baseline(options: AuditOptions, asked: Config) -> Baseline | None:
         raise UsageError(f"--write-baseline {path}: say why with --reason TEXT; it is shown with what is accepted")
     if path is None and reason is not None:
         raise UsageError("--reason: is that of --write-baseline FILE; give both")
-    return baseline.joined((options.baseline or asked.baseline, baseline.older(path)))
+    return baseline.join_baselines((options.baseline or asked.baseline, baseline.find_existing_file(path)))
 
 
-def load_config(options: AuditOptions) -> Loaded:
+def load_config(options: AuditOptions) -> LoadedConfig:
     """Return the configuration that the line names, or the nearest one."""
-    return config.load(options.config, no_config=options.no_config)
+    return config.load_config(options.config, no_config=options.no_config)
 
 
-def configuration_of(options: AuditOptions, found: Loaded) -> Configuration:
+def configuration_of(options: AuditOptions, found: LoadedConfig) -> Configuration:
     """Return which file configures the audit and what in it lets more pass, as far as the command line leaves it."""
     asked = found.config
-    selected = config.expand(asked.select, "select") if asked.select and not options.select else ()
-    ignored = config.expand(asked.ignore, "ignore")
+    selected = config.expand_rules(asked.select, "select") if asked.select and not options.select else ()
+    ignored = config.expand_rules(asked.ignore, "ignore")
     names = [rule.name for rule in RULES]
     disabled = [name for name in names if (selected and name not in selected) or name in ignored]
     weakened = [f"severity.{name} = {one.value}" for name, one in asked.severity.items() if one is not Severity.ERROR]
@@ -178,7 +180,7 @@ def configuration_of(options: AuditOptions, found: Loaded) -> Configuration:
     return Configuration(found.path, tuple(disabled), tuple(weakened), options.no_config)
 
 
-def in_force(found: Loaded) -> list[tuple[str, object, str]]:
+def in_force(found: LoadedConfig) -> list[tuple[str, object, str]]:
     """Each key of the configuration, its value, and where that comes from: the file, or `default`."""
     rows: list[tuple[str, object, str]] = []
     for field, key in zip(Config.__struct_fields__, Config.__struct_encode_fields__, strict=True):

@@ -11,7 +11,7 @@ from statecli.commands.diff.result import Field
 from statecli.commands.diff.run import Request, compare_targets
 from statecli.core.errors import UsageError
 from statecli.render import Output
-from statecli.report.diff import DiffView, Names, broken, of_diff
+from statecli.report.diff import DiffView, NameList, build_diff_report, list_broken
 from statecli.requests.options import CUDA, DiffOptions
 from statecli.requests.outcome import Caller, Given, Outcome, describe_failures
 from statecli.targets import load
@@ -74,7 +74,7 @@ def _of_values(options: DiffOptions) -> str:
 def _check_classes(options: DiffOptions) -> None:
     """What is of classes alone needs one; what is of values is of files alone."""
     both = (options.before, options.after)
-    classes = [text for text in both if load.spec_of(text) is not None]
+    classes = [text for text in both if load.find_class_spec(text) is not None]
     if options.init_device != "cpu" and not classes:
         raise UsageError(f"--init-device {options.init_device}: neither {' nor '.join(both)} is a class to be built")
     device = f"--device {options.device}" if options.device != "cpu" else ""
@@ -106,9 +106,9 @@ def run(options: DiffOptions, request: Request, caller: Caller, given: Given) ->
         sides = replace(diff.before, target=f"a/{given.name}"), replace(diff.after, target=f"b/{given.name}")
         diff = replace(diff, before=sides[0], after=sides[1])
     view = build_view(options)
-    report = of_diff(diff, view)
-    failures = describe_failures(broken(diff), "compared")
-    notes = report.beside() if view.names is not None else ()
+    report = build_diff_report(diff, view)
+    failures = describe_failures(list_broken(diff), "compared")
+    notes = report.describe_findings_without_row() if view.names is not None else ()
     return Outcome(diff, report, failures=failures, notes=notes, plain=view.names is not None)
 
 
@@ -148,6 +148,6 @@ def build_view(options: DiffOptions) -> DiffView:
         tree=options.tree,
         verbose=options.verbose,
         lines=options.lines,
-        names=Names.ONLY if options.name_only else Names.STATUS if options.name_status else None,
+        names=NameList.ONLY if options.name_only else NameList.STATUS if options.name_status else None,
         within=f" with {' '.join(overlooked)}" if overlooked else "",
     )

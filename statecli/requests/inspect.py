@@ -6,10 +6,10 @@ from statecli.commands.inspect.run import Inspection, Request, inspect, inspect_
 from statecli.core.errors import UsageError
 from statecli.core.progress import Progress
 from statecli.report import View
-from statecli.report.inspect import of_inspection
+from statecli.report.inspect import build_inspect_report
 from statecli.requests.options import InspectOptions
 from statecli.requests.outcome import Caller, Given, Outcome, describe_failures
-from statecli.targets.load import spec_of
+from statecli.targets.load import find_class_spec
 
 
 def check(options: InspectOptions, given: Given) -> None:
@@ -24,7 +24,7 @@ def check(options: InspectOptions, given: Given) -> None:
 
 def reads_values(options: InspectOptions, given: Given) -> bool:
     """Return True if the options have the values of a checkpoint read, which --executor and --shard are for."""
-    return options.stats and given.model is None and spec_of(options.target) is None
+    return options.stats and given.model is None and find_class_spec(options.target) is None
 
 
 #: What reads the values of tensors, as an error says it.
@@ -36,7 +36,7 @@ def run(options: InspectOptions, request: Request, caller: Caller, given: Given)
     with caller.progress(values=request.stats or request.to is not None) as progress:
         inspection = _inspect(request, progress, given)
     caller.check_states(inspection.state)
-    report = of_inspection(inspection, View(unfold=options.all, tree=options.tree, verbose=options.verbose))
+    report = build_inspect_report(inspection, View(unfold=options.all, tree=options.tree, verbose=options.verbose))
     return Outcome(inspection, report, failures=describe_failures(inspection.broken, "read"))
 
 

@@ -9,7 +9,7 @@ from statecli.commands.lock import run as lock_run
 from statecli.core.errors import UsageError
 from statecli.requests.options import LockOptions
 from statecli.requests.outcome import Caller, Given, Outcome
-from statecli.targets.load import spec_of
+from statecli.targets.load import find_class_spec
 
 
 def check(options: LockOptions, given: Given) -> None:  # noqa: ARG001 - every command has the same signature
@@ -20,7 +20,7 @@ def check(options: LockOptions, given: Given) -> None:  # noqa: ARG001 - every c
 
 def reads_values(options: LockOptions, given: Given) -> bool:  # noqa: ARG001 - as above
     """Return True if a target is not a class, which has no values to lock."""
-    return not all(map(spec_of, options.targets))
+    return not all(map(find_class_spec, options.targets))
 
 
 #: What reads the values of tensors, as an error says it.

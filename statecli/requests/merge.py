@@ -210,7 +210,7 @@ def _refuse_code(options: Options, said: Sequence[str]) -> None:
         from statecli.requests import audit as asked
 
         texts.append(asked.load_config(options).config.policy.reference or "")
-    named = {text for text in texts if text and load.spec_of(text) is not None}
+    named = {text for text in texts if text and load.find_class_spec(text) is not None}
     named |= {text for text in (getattr(options, name, None) for name in ("model", "inputs")) if text}
     for text in sorted(named.difference(said)):
         raise UsageError(f"{text}: the parts name it, and its code would run: if it may, give --code '{text}'")

@@ -58,7 +58,7 @@ class Outcome(msgspec.Struct, frozen=True):
     @property
     def exit_code(self) -> int:
         """0 if all is well, 1 for findings, 2 if something could not be done."""
-        found = int(self.report is not None and self.report.failed())
+        found = int(self.report is not None and self.report.has_failed())
         if not self.failures or (found and self.findings_first):
             return found
         return 2

@@ -15,21 +15,21 @@ def run_rules(options: RulesOptions) -> Outcome:
     former = None if options.name is None else rules.describe_former_name(options.name)
     if options.name is not None and options.output_format in (Output.TABLE, Output.PLAIN):
         return Outcome(texts, text=lambda width: rules.format_explanation(texts[0], width), warning=former)
-    return Outcome(texts, rules.rules_report(texts), warning=former)
+    return Outcome(texts, rules.build_rules_report(texts), warning=former)
 
 
 def run_config(options: ConfigOptions) -> Outcome:
     """Show the configuration that is in force."""
-    from statecli.commands.audit.config import load
+    from statecli.commands.audit.config import load_config
     from statecli.report import config
     from statecli.requests import audit
 
-    found = load(options.config, no_config=options.no_config)
-    return Outcome(found, config.of_config(audit.in_force(found), found.path))
+    found = load_config(options.config, no_config=options.no_config)
+    return Outcome(found, config.build_config_report(audit.in_force(found), found.path))
 
 
 def run_schema(options: SchemaOptions) -> Outcome:
     """Describe the JSON of a command."""
     from statecli.report import documents
 
-    return Outcome(options.command, content=(documents.schema(options.command),))
+    return Outcome(options.command, content=(documents.encode_schema(options.command),))

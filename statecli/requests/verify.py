@@ -9,7 +9,7 @@ from statecli.commands.verify.result import Name
 from statecli.commands.verify.run import Request
 from statecli.core.errors import UsageError
 from statecli.report import View
-from statecli.report.verify import of_verification, untold
+from statecli.report.verify import build_verify_report, list_inconclusive
 from statecli.requests.options import CUDA, VerifyOptions
 from statecli.requests.outcome import Caller, Given, Outcome
 
@@ -54,8 +54,8 @@ def run(options: VerifyOptions, request: Request, caller: Caller, given: Given) 
         else:
             verification = verify_run.run(request, lambda _: step(), given.inputs)
     caller.check_states(verification.state)
-    report = of_verification(verification, View(unfold=options.all, verbose=options.verbose), options.check)
-    return Outcome(verification, report, failures=untold(verification, options.check), findings_first=True)
+    report = build_verify_report(verification, View(unfold=options.all, verbose=options.verbose), options.check)
+    return Outcome(verification, report, failures=list_inconclusive(verification, options.check), findings_first=True)
 
 
 def build_request(options: VerifyOptions) -> Request:

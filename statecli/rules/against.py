@@ -22,14 +22,14 @@ from statecli.rules.subject import Subject, needs_class_or_reference
 
 def _report_load_findings(subject: Subject, rule: Rule) -> Iterator[Issue]:
     """Yield what a strict load into the class reports under that rule."""
-    for finding in subject.load.findings if subject.load else ():
+    for finding in subject.load_diff.findings if subject.load_diff else ():
         if finding.rule == rule.name:
             yield _convert_finding(finding)
 
 
 def _report_load_notes(subject: Subject, *kinds: OddityKind) -> Iterator[Issue]:
     """Yield as notes what the class loads although a strict load refuses it."""
-    for note in subject.load.notes if subject.load else ():
+    for note in subject.load_diff.notes if subject.load_diff else ():
         if note.kind in kinds:
             yield Issue(note.message, severity=Severity.NOTE)
 
@@ -41,7 +41,7 @@ def _convert_finding(finding: Finding) -> Issue:
 
 def _select_changes(subject: Subject, field: Field | None = None, status: Status | None = None) -> Iterator[Change]:
     """Yield the changes since the reference, only those of models if the reference has a model."""
-    diff = subject.reference
+    diff = subject.reference_diff
     if diff is None:
         return
     sections = _find_compared_sections(diff)
@@ -78,7 +78,7 @@ def _is_in_sections(change: Change, sections: frozenset[str]) -> bool:
 
 
 def _build_issue(subject: Subject, change: Change, what: str, help: str | None = None) -> Issue:
-    side = subject.state if change.after or subject.reference is None else subject.reference.before
+    side = subject.state if change.after or subject.reference_diff is None else subject.reference_diff.before
     section = f"{change.section}." if len(side.sections) > 1 else ""
     return Issue(f"{section}{change.fqn}: {what}", change.fqn, change.section, help)
 
@@ -89,8 +89,8 @@ def _reference_name(diff: Diff | None) -> str:
 
 def _describe_reference(subject: Subject, change: Change) -> str:
     """Return the name of the reference, with the section of the change if the reference has several."""
-    has_sections = subject.reference is not None and len(subject.reference.before.sections) > 1
-    return _reference_name(subject.reference) + (f"#{change.section}" if has_sections else "")
+    has_sections = subject.reference_diff is not None and len(subject.reference_diff.before.sections) > 1
+    return _reference_name(subject.reference_diff) + (f"#{change.section}" if has_sections else "")
 
 
 @judges(MISSING_ENTRY, needs_class_or_reference)
@@ -108,7 +108,7 @@ def unexpected_entry(subject: Subject) -> Iterator[Issue]:
     yield from _report_load_findings(subject, UNEXPECTED_ENTRY)
     yield from _report_load_notes(subject, OddityKind.NOT_READ_BY_CLASS)
     for change in _select_changes(subject, status=Status.ADDED):
-        yield _build_issue(subject, change, f"unexpected: {_reference_name(subject.reference)} has no such tensor")
+        yield _build_issue(subject, change, f"unexpected: {_reference_name(subject.reference_diff)} has no such tensor")
 
 
 def _format_shape(row: TensorInfo | None) -> str:
@@ -121,7 +121,7 @@ def shape_mismatch(subject: Subject) -> Iterator[Issue]:
     yield from _report_load_findings(subject, SHAPE_MISMATCH)
     for change in _select_changes(subject, Field.SHAPE):
         here, there = _format_shape(change.after), _format_shape(change.before)
-        yield _build_issue(subject, change, f"is {here}, and {there} in {_reference_name(subject.reference)}")
+        yield _build_issue(subject, change, f"is {here}, and {there} in {_reference_name(subject.reference_diff)}")
 
 
 @rule(Severity.WARNING, needs_class_or_reference)
@@ -139,13 +139,13 @@ def dtype_mismatch(subject: Subject) -> Iterator[Issue]:
     yield from _report_casts(subject)
     for change in _select_changes(subject, Field.DTYPE):
         if change.before and change.after:
-            what = f"is {change.after.dtype}, and {change.before.dtype} in {_reference_name(subject.reference)}"
+            what = f"is {change.after.dtype}, and {change.before.dtype} in {_reference_name(subject.reference_diff)}"
             yield _build_issue(subject, change, what, f"cast it to {change.before.dtype} before saving")
 
 
 def _pair_loaded_tensors(subject: Subject) -> Iterator[tuple[TensorInfo, TensorInfo]]:
     """Yield each tensor that a load copies, with the tensor of the class that receives it."""
-    for change in subject.load.changes if subject.load else ():
+    for change in subject.load_diff.changes if subject.load_diff else ():
         if change.before and change.after and not change.before.damage:
             yield change.before, change.after
 
@@ -154,19 +154,19 @@ def _report_casts(subject: Subject) -> Iterator[Issue]:
     casts: dict[tuple[str, str], list[TensorInfo]] = {}
     for here, there in _pair_loaded_tensors(subject):
         casts.setdefault((here.dtype, there.dtype), []).append(here)
-    registers = f"{subject.load.after.target if subject.load else ''} registers"
-    for (held, expected), rows in casts.items():
-        if held == expected:
+    registers = f"{subject.load_diff.after.target if subject.load_diff else ''} registers"
+    for (saved, expected), rows in casts.items():
+        if saved == expected:
             continue
         count = sum(len(others) for (_, dtype), others in casts.items() if dtype == expected)
-        if len(rows) * 2 > count and is_floating(held) and is_floating(expected):
+        if len(rows) * 2 > count and is_floating(saved) and is_floating(expected):
             share = "all" if len(rows) == count else f"{len(rows):,} of"
             what = f"{share} {count:,} tensors are" if count > 1 else f"{subject.name_of(rows[0])}: is"
-            message = f"{what} {held}, where {registers} {expected}: a load casts without a word"
+            message = f"{what} {saved}, where {registers} {expected}: a load casts without a word"
             yield Issue(message, None, rows[0].section, severity=Severity.NOTE)
             continue
         for row in rows:
-            message = f"{subject.name_of(row)}: is {held}, and {registers} {expected}: a load casts it without a word"
+            message = f"{subject.name_of(row)}: is {saved}, and {registers} {expected}: a load casts it without a word"
             yield Issue(message, row.fqn, row.section, f"cast it to {expected} before saving")
 
 
@@ -186,7 +186,7 @@ def broken_tie(subject: Subject) -> Iterator[Issue]:
     for change in _select_changes(subject, Field.TYING):
         if change.before and change.after:
             here, there = _describe_tie(change.after), _describe_tie(change.before)
-            yield _build_issue(subject, change, f"{here}, and {there} in {_reference_name(subject.reference)}")
+            yield _build_issue(subject, change, f"{here}, and {there} in {_reference_name(subject.reference_diff)}")
 
 
 def _describe_tie(row: TensorInfo) -> str:
@@ -211,7 +211,7 @@ def _view_key(row: TensorInfo) -> object:
 
 def _build_untied_issue(subject: Subject, rows: list[TensorInfo]) -> Issue:
     first, *others = rows
-    model = subject.load.after.target if subject.load else ""
+    model = subject.load_diff.after.target if subject.load_diff else ""
     ties = f"{model} ties it to {quoting.names([other.fqn for other in others])}"
     severity, values = _UNREAD if subject.values is None else _SAME[_have_same_values(subject, rows)]
     message = f"{subject.name_of(first)}: {ties}, and here they are {len(rows)} tensors{values}"

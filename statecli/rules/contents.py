@@ -11,7 +11,7 @@ from statecli.core.units import join_names
 from statecli.rules.rule import Issue, rule
 from statecli.rules.subject import Subject, needs_file
 from statecli.storage import checkpoint_folder, files
-from statecli.targets.load import split
+from statecli.targets.load import split_section
 
 #: Keys under which training loops save a model's state_dict.
 _MODEL_KEYS = ("state_dict", "model_state_dict", "model")
@@ -37,7 +37,7 @@ def empty_checkpoint(subject: Subject) -> Iterator[Issue]:
 
     Fix: save again on the rank that has the weights, and check the number of tensors with `statecli inspect`.
     """
-    state, path = subject.everything, split(subject.target)[0]
+    state, path = subject.full_state, split_section(subject.target)[0]
     help = "save it again from a process that holds the weights"
     if state.tensors:
         for key in _find_empty_models(state) if not _has_model_tensors(state) else ():
@@ -84,10 +84,10 @@ def empty_tensor(subject: Subject) -> Iterator[Issue]:
     `zero_to_fp32.py`.
     """
     is_elsewhere = subject.state.traits.is_partitioned or any(
-        key == name or key.startswith(f"{name}.") for key in subject.everything.metadata.values for name in _ELSEWHERE
+        key == name or key.startswith(f"{name}.") for key in subject.full_state.metadata.values for name in _ELSEWHERE
     )
-    present = {(tensor.section, tensor.fqn) for tensor in subject.everything.tensors}
-    has_elements = any(tensor.elements or tensor.shape is None for tensor in subject.everything.tensors)
+    present = {(tensor.section, tensor.fqn) for tensor in subject.full_state.tensors}
+    has_elements = any(tensor.elements or tensor.shape is None for tensor in subject.full_state.tensors)
     for section in subject.state.sections:
         rows = [tensor for tensor in subject.state.tensors if tensor.section == section]
         if has_elements:

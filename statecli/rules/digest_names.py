@@ -38,7 +38,7 @@ class CheckedFile(msgspec.Struct, frozen=True):
 
 def named_files(text: str) -> Iterator[NamedFile]:
     """Yield the files of a target on disk, a file or those directly in a folder, that are named by their digest."""
-    path = load.split(text)[0]
+    path = load.split_section(text)[0]
     if files.is_remote(path) or not files.exists(path):
         return
     paths = [files.join(path, name) for name in checkpoint_folder.list_files(path)] if files.is_folder(path) else [path]

@@ -21,9 +21,9 @@ def needs_policy(subject: Subject) -> str | None:
 
 def needs_optimizer_with_names(subject: Subject) -> str | None:
     """Return why it is unknown which parameters the optimizer trains; None if its names are known."""
-    if not any(row.kind is Kind.OPTIMIZER for row in subject.everything.tensors) and not subject.everything.optimizers:
+    if not any(row.kind is Kind.OPTIMIZER for row in subject.full_state.tensors) and not subject.full_state.optimizers:
         return "there is no optimizer's state in it"
-    is_named = any(_list_parameter_names(optimizer) for optimizer in subject.everything.optimizers)
+    is_named = any(_list_parameter_names(optimizer) for optimizer in subject.full_state.optimizers)
     is_named = is_named or any(row.evidence is Evidence.OPTIMIZER for row in _select_model_tensors(subject))
     return None if is_named else "which parameters the optimizer trains cannot be told: it saved no names"
 
@@ -106,10 +106,10 @@ def optimizer_orphan(subject: Subject) -> Iterator[Issue]:
 
     Fix: build the optimizer anew after the model changed, and save both together.
     """
-    model_names = {row.fqn for row in subject.everything.tensors if row.kind in MODEL_KINDS}
+    model_names = {row.fqn for row in subject.full_state.tensors if row.kind in MODEL_KINDS}
     if not model_names:
         return
-    for optimizer in subject.everything.optimizers:
+    for optimizer in subject.full_state.optimizers:
         for name in sorted(_list_parameter_names(optimizer)):
             if not any(
                 fqn == name or fqn.endswith(f".{name}") or name.endswith(f".{fqn}")
@@ -140,7 +140,7 @@ def untracked_parameter(subject: Subject) -> Iterator[Issue]:
 
     Fix: `optimizer.add_param_group({"params": model.head.parameters()})`, or build the optimizer last.
     """
-    trained = set().union(*map(_list_parameter_names, subject.everything.optimizers))
+    trained = set().union(*map(_list_parameter_names, subject.full_state.optimizers))
     for row in _select_model_tensors(subject):
         if row.kind is not Kind.PARAMETER or not row.requires_grad or row.evidence is Evidence.OPTIMIZER:
             continue

@@ -138,7 +138,7 @@ def checksum_mismatch(subject: Subject) -> Iterator[Issue]:
     # A reader that lists a tensor only if its checksum is right has verified the checksum already.
     yield from _report_oddities(subject, ChecksumMismatch.help, OddityKind.CHECKSUM_MISMATCH)
     broken: dict[ChecksumMismatch, list[TensorInfo]] = {}
-    for tensor, errors in zip(subject.state.tensors, subject.damages or (), strict=True):
+    for tensor, errors in zip(subject.state.tensors, subject.checksum_errors or (), strict=True):
         for error in errors:
             if isinstance(error, ChecksumMismatch):
                 broken.setdefault(error, []).append(tensor)
@@ -222,7 +222,7 @@ def digest_mismatch(subject: Subject) -> Iterator[Issue]:
 
     Fix: delete the blob and download it again: `huggingface-cli download REPO --force-download`.
     """
-    for checked in subject.named_by_digest:
+    for checked in subject.digest_files:
         if checked.digest not in (None, checked.file.expected):
             path = checked.file.path
             expected, digest = (quoting.name(text[:12]) for text in (checked.file.expected, str(checked.digest)))

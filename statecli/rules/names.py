@@ -83,7 +83,7 @@ def wrapper_prefix(subject: Subject) -> Iterator[Issue]:
 
 def _report_stripped_prefixes(subject: Subject, reported: Collection[str]) -> Iterator[Issue]:
     """Yield the prefixes that the comparison with the reference stripped; one of the reference alone is a note."""
-    for note in subject.reference.notes if subject.reference else ():
+    for note in subject.reference_diff.notes if subject.reference_diff else ():
         if note.kind is OddityKind.WRAPPER_PREFIX and not any(f"{prefix!r}" in note.message for prefix in reported):
             own = note.message.endswith(f" of {subject.target}")
             message = f"{note.message}, to hold the one to the other: a strict load does not"
@@ -92,7 +92,7 @@ def _report_stripped_prefixes(subject: Subject, reported: Collection[str]) -> It
 
 def _list_registered_names(subject: Subject) -> set[tuple[str, str]]:
     """Return section and name of the tensors that the class registers under the same name."""
-    pairs = [(change.before, change.after) for change in (subject.load.changes if subject.load else ())]
+    pairs = [(change.before, change.after) for change in (subject.load_diff.changes if subject.load_diff else ())]
     return {(here.section, here.fqn) for here, there in pairs if here and there and here.fqn == there.fqn}
 
 

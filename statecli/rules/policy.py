@@ -22,7 +22,7 @@ def needs_required_metadata(subject: Subject) -> str | None:
 
 def needs_metadata(subject: Subject) -> str | None:
     """Return why the target has no metadata; None for the file of a model."""
-    return subject.beside or (needs_file(subject) and "a class has no metadata: audit a checkpoint")
+    return subject.not_compared_because or (needs_file(subject) and "a class has no metadata: audit a checkpoint")
 
 
 def needs_must_change(subject: Subject) -> str | None:
@@ -38,10 +38,10 @@ def needs_must_not_change(subject: Subject) -> str | None:
 def _needs_policy_and_reference(subject: Subject, configured: bool, key: str) -> str | None:
     if not configured:
         return f"no {key} is configured"
-    if subject.reference is not None:
+    if subject.reference_diff is not None:
         return None
-    if subject.beside is not None:
-        return subject.beside
+    if subject.not_compared_because is not None:
+        return subject.not_compared_because
     if subject.state.traits.is_class:
         return "a class has the values of its constructor: audit a checkpoint"
     return f"{key} holds against a checkpoint: configure policy.reference, or give --against"
@@ -49,7 +49,7 @@ def _needs_policy_and_reference(subject: Subject, configured: bool, key: str) ->
 
 def _select_changes(subject: Subject, glob: str) -> list[Change]:
     by_section = len(subject.state.sections) > 1
-    changes = subject.reference.changes if subject.reference else ()
+    changes = subject.reference_diff.changes if subject.reference_diff else ()
     return [
         change
         for change in changes
@@ -68,7 +68,7 @@ def missing_metadata(subject: Subject) -> Iterator[Issue]:
     Fix: `safetensors.torch.save_file(state, path, metadata={"license": "apache-2.0"})`.
     """
     for key in subject.policy.require_metadata:
-        values = _select_settings(key, subject.everything.metadata.values)
+        values = _select_settings(key, subject.full_state.metadata.values)
         if not values:
             yield Issue(f"{key}: the policy requires it, and the checkpoint's metadata does not have it", help=_SAVE)
         elif all(value is None or (isinstance(value, str) and not value.strip()) for value in values.values()):
@@ -100,14 +100,15 @@ def unchanged_tensor(subject: Subject) -> Iterator[Issue]:
         if changes and not any(_differs(change) for change in changes):
             named = changes[0].fqn if len(changes) == 1 else None
             unknown = next((f"; {change.fqn}: {change.not_compared}" for change in changes if change.not_compared), "")
-            message = f"policy.must-change {glob!r}: {_describe_unchanged(len(changes), known=not unknown)}{unknown}"
+            unchanged = _describe_unchanged(len(changes), is_certain=not unknown)
+            message = f"policy.must-change {glob!r}: {unchanged}{unknown}"
             yield Issue(message, named, help="see whether it is trained: statecli verify --check step")
 
 
-def _describe_unchanged(count: int, *, known: bool) -> str:
+def _describe_unchanged(count: int, *, is_certain: bool) -> str:
     if count == 1:
-        return "its only tensor has not changed" if known else "its only tensor is not known to have changed"
-    return f"none of its {count} tensors {'has' if known else 'is known to have'} changed"
+        return "its only tensor has not changed" if is_certain else "its only tensor is not known to have changed"
+    return f"none of its {count} tensors {'has' if is_certain else 'is known to have'} changed"
 
 
 @rule(Severity.ERROR, needs_must_not_change)

@@ -101,9 +101,11 @@ def unregistered_module(subject: Subject) -> Iterator[Issue]:
         if row.within is not None:
             rows_by_module.setdefault(row.within, []).append(row)
     for name, rows in rows_by_module.items():
-        several = f"its {len(rows)} tensors ({quoting.names([row.fqn for row in rows])}) are"
-        only = f"its only tensor ({rows[0].fqn}) is"
-        message = f"{name}: is no registered module: {several if rows[1:] else only} never trained, saved or moved"
+        tensors_are = f"its {len(rows)} tensors ({quoting.names([row.fqn for row in rows])}) are"
+        tensor_is = f"its only tensor ({rows[0].fqn}) is"
+        message = (
+            f"{name}: is no registered module: {tensors_are if rows[1:] else tensor_is} never trained, saved or moved"
+        )
         yield Issue(message, rows[0].fqn, rows[0].section, rows[0].fix or _LIST, None, rows[0].origin)
 
 

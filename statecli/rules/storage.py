@@ -34,7 +34,7 @@ def _needs_strides(subject: Subject) -> str | None:
 
 def _needs_all_tensors(subject: Subject) -> str | None:
     """Return a reason if a tensor is not listed or has no known place, because it may use the bytes."""
-    state = subject.everything
+    state = subject.full_state
     hidden = any(odd.kind is OddityKind.TOO_DEEP for odd in state.oddities) or any(
         tensor.damage for tensor in state.tensors
     )
@@ -44,7 +44,7 @@ def _needs_all_tensors(subject: Subject) -> str | None:
 def _select_storages(subject: Subject) -> Iterator[Storage]:
     """Yield the storages of the selected tensors, except those that a single tensor fills."""
     shared = (storage for storage in subject.storages if not storage.plain)
-    if subject.everything.tensors is subject.state.tensors:
+    if subject.full_state.tensors is subject.state.tensors:
         yield from shared
         return
     selected = {(tensor.section, tensor.fqn) for tensor in subject.state.tensors}
@@ -65,7 +65,7 @@ def oversized_storage(subject: Subject) -> Iterator[Issue]:
     Fix: save copies of what is a part of something: `state["w"] = state["w"].clone()`.
     """
     for storage in _select_storages(subject):
-        unused = storage.unused
+        unused = storage.unused_bytes
         if unused < max(UNUSED_BYTES, storage.size * UNUSED_SHARE):
             continue
         tensor, _ = storage.users[0]
@@ -93,7 +93,7 @@ def tied_tensors(subject: Subject) -> Iterator[Issue]:
         for view, tensors in storage.views.items():
             own = [tensor for tensor in tensors if tensor.kind in MODEL]
             called = list(dict.fromkeys(map(subject.name_of, own)))
-            if len(called) > 1 and view.held:
+            if len(called) > 1 and view.byte_count:
                 first = own[0]
                 message = f"{called[0]}: shares all of its {first.nbytes:,} bytes with {quoting.names(called[1:])}"
                 help = "nothing to do where it is meant; else save a copy: .clone()"
@@ -115,7 +115,7 @@ def shared_slices(subject: Subject) -> Iterator[Issue]:
     """
     work = [MAX_TRIES]
     for storage in _select_storages(subject):
-        views = {view: tensors[0] for view, tensors in storage.views.items() if view.held}
+        views = {view: tensors[0] for view, tensors in storage.views.items() if view.byte_count}
         pairs = [pair for group in split_disjoint_groups(list(views)) for pair in _find_clashes(group, work)]
         clashes = [(first, second) for first, second in pairs if first is not None]
         if clashes:
@@ -206,7 +206,7 @@ def _drop_float32_vectors(rows: list[TensorInfo]) -> list[TensorInfo]:
 
 def _pair_with_class(subject: Subject) -> dict[tuple[str, str], TensorInfo]:
     """Return section and name of each tensor -> the tensor of the class that it is loaded into."""
-    changes = subject.load.changes if subject.load else ()
+    changes = subject.load_diff.changes if subject.load_diff else ()
     return {
         (change.before.section, change.before.fqn): change.after for change in changes if change.before and change.after
     }
@@ -218,7 +218,7 @@ def _find_optimizer_copies(subject: Subject) -> set[TensorData | None]:
         return set()
     return {
         tensor.data
-        for tensor in subject.everything.tensors
+        for tensor in subject.full_state.tensors
         if tensor.kind is Kind.OPTIMIZER and tensor.data is not None
     }
 
@@ -272,7 +272,7 @@ def too_large(subject: Subject) -> Iterator[Issue]:
     Fix: save less of it, in a narrower type, or raise `max-bytes`.
     """
     limit = subject.policy.max_bytes or 0
-    state = subject.everything
+    state = subject.full_state
     total = sum(storage.size for storage in subject.storages)
     total += sum(tensor.nbytes for tensor in state.tensors if tensor.data and tensor.data.inline is not None)
     if total > limit:

@@ -12,28 +12,28 @@ from statecli.core.state import ByteRange, ModelState, Place, TensorData, Tensor
 
 
 class View(msgspec.Struct, frozen=True):
-    """The bytes of a storage that a tensor has: from `start` to `end`, `held` of them; expanded ones count once.
+    """The bytes of a tensor in its storage: `byte_count` of those from `start` to `end`; expanded bytes count once.
 
-    `form` is dtype, shape and strides: tensors of equal views are one tensor under two names. `steps` are (count,
-    stride) of its dimensions in bytes, those of an element among them; None where they are not known.
+    `form` is dtype, shape and strides: tensors with equal views are one tensor under two names. `steps` are (count,
+    stride in bytes) of its dimensions and of an element; None if unknown.
     """
 
     start: int
     end: int
-    held: int
+    byte_count: int
     form: tuple[object, ...]
     steps: tuple[tuple[int, int], ...] | None = None
 
     @property
-    def whole(self) -> bool:
+    def is_contiguous(self) -> bool:
         """Return True if the view has every byte from its start to its end."""
         return self.steps is not None and len(self.steps) == 1
 
 
 class Storage(msgspec.Struct):
-    """One storage of `size` bytes and the tensors that lie in it, in order, each with the piece of it that does.
+    """A storage of `size` bytes and its tensors, in order, each with its piece in the storage.
 
-    `where` and the pieces are None for a live one.
+    `where` and the pieces are None for a live storage.
     """
 
     size: int
@@ -63,14 +63,14 @@ class Storage(msgspec.Struct):
         return self.where.place if self.where else None
 
     @property
-    def unused(self) -> int:
+    def unused_bytes(self) -> int:
         """Return the number of bytes that certainly belong to no tensor."""
         reach = covered = 0
         views = sorted(self.views, key=lambda view: view.start)
         for view in views:
             covered += max(view.end - max(view.start, reach), 0)
             reach = max(reach, view.end)
-        return self.size - min(covered, sum(view.held for view in views))
+        return self.size - min(covered, sum(view.byte_count for view in views))
 
 
 def group_by_storage(state: ModelState) -> list[Storage]:
@@ -107,23 +107,27 @@ def _view_of_live_tensor(tensor: TensorInfo, size: int) -> View:
 
 
 def _view_of_piece(piece: TensorData) -> View:
-    held, last = prod(piece.shape), prod(piece.shape) - 1
-    if held and piece.strides:
+    elements, last = prod(piece.shape), prod(piece.shape) - 1
+    if elements and piece.strides:
         steps = [(size, stride) for size, stride in zip(piece.shape, piece.strides, strict=True) if stride]
-        held, last = prod(size for size, _ in steps), sum((size - 1) * stride for size, stride in steps)
+        elements, last = prod(size for size, _ in steps), sum((size - 1) * stride for size, stride in steps)
     start, end = nbytes(piece.dtype, piece.offset), nbytes(piece.dtype, piece.offset + last + 1)
     return View(
-        start, end, nbytes(piece.dtype, held), (piece.dtype, piece.shape, piece.strides), _merge_steps(piece, held)
+        start,
+        end,
+        nbytes(piece.dtype, elements),
+        (piece.dtype, piece.shape, piece.strides),
+        _merge_steps(piece, elements),
     )
 
 
-def _merge_steps(piece: TensorData, held: int) -> tuple[tuple[int, int], ...] | None:
+def _merge_steps(piece: TensorData, elements: int) -> tuple[tuple[int, int], ...] | None:
     """Return (count, stride in bytes) of the merged dimensions; None for packed elements with gaps."""
     size = ELEMENT_BITS.get(piece.dtype, 0) // 8
     if not size or piece.dtype in VALUES_PER_BYTE:
-        return None if piece.strides else ((nbytes(piece.dtype, held), 1),)
+        return None if piece.strides else ((nbytes(piece.dtype, elements), 1),)
     steps = [(size, 1)]
-    strided = zip(piece.shape, piece.strides, strict=True) if piece.strides else [(held, 1)]
+    strided = zip(piece.shape, piece.strides, strict=True) if piece.strides else [(elements, 1)]
     for count, stride in sorted(((n, by * size) for n, by in strided if n > 1 and by), key=lambda step: step[1]):
         inner, by = steps[-1]
         if inner * by == stride:
@@ -189,9 +193,9 @@ def have_common_byte(view: View, other: View, work: list[int]) -> bool | None:
     distance of the starts is a sum of steps of the first view minus a sum of steps of the second; the latter are
     reversed, to count up from the last byte of the second view.
     """
-    if view.end <= other.start or other.end <= view.start or not (view.held and other.held):
+    if view.end <= other.start or other.end <= view.start or not (view.byte_count and other.byte_count):
         return False
-    if view.whole and other.whole:
+    if view.is_contiguous and other.is_contiguous:
         return True
     work[0] -= 1
     if view.steps is None or other.steps is None or work[0] < 0:

@@ -17,7 +17,7 @@ from statecli.rules.digest_names import CheckedFile
 from statecli.rules.policy_config import Policy
 from statecli.rules.storage_views import Storage, group_by_storage
 from statecli.storage import files
-from statecli.targets.load import split
+from statecli.targets.load import split_section
 
 if TYPE_CHECKING:
     from statecli.values.summary import Facts
@@ -25,42 +25,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """`state` is the target, `policy` what the project wants of it.
+    """One target as the rules see it.
 
-    `module` is the state of a class: the target itself where it is one, None for a checkpoint without `--model`.
-    `load` is what a strict load of it into that class says, `reference` how it differs from a checkpoint that it is
-    held to. `whole` is all that was read, of which filters or a section may have left `state` a part. `values` are
-    facts of the values of each of `state`'s tensors, None where they were not read.
+    `state` is the target, `policy` the project's policy. `module` is the state of the class: the target itself if it is
+    a class, None for a checkpoint without `--model`. `load_diff` is the result of a strict load into that class,
+    `reference_diff` the difference from the reference checkpoint. `unfiltered_state` is the state before filters and
+    the choice of a section. `values` are facts of the values of each of `state`'s tensors, None if they were not read.
     """
 
     target: str
     state: ModelState
     policy: Policy = field(default_factory=Policy)
     module: ModelState | None = None
-    #: Why it is held to nothing that the other targets are held to: it is no model, or not the one that is meant.
-    beside: str | None = None
-    whole: ModelState | None = None
-    load: Diff | None = None
-    reference: Diff | None = None
-    #: What is locked of it beside what is there, with `--lock`.
+    #: Why the target is not compared with class and reference: it has no model, or belongs to another model.
+    not_compared_because: str | None = None
+    unfiltered_state: ModelState | None = None
+    load_diff: Diff | None = None
+    reference_diff: Diff | None = None
+    #: The locked and the present tensors, with `--lock`.
     lock: tuple[LockMatch, ...] | None = None
     #: The settings and files that differ from the lock; None where they were not compared.
     companions: CompanionChanges | None = None
-    #: Why nothing of it is held to a lock that is given.
-    unlocked: str | None = None
+    #: Why nothing of the target is compared with the given lock.
+    not_locked_because: str | None = None
     values: tuple[Facts, ...] | None = None
     #: Why the values were not read, though rules need them.
     unread_because: str | None = None
     #: Whether the values were requested, not only read by default.
     values_requested: bool = False
-    #: Every pickle of the target's files; of one whose tensors could not be listed, too.
+    #: Every pickle of the target's files, even if its tensors could not be listed.
     pickles: tuple[ScannedPickle, ...] = ()
     #: The files of the target whose names are digests of their bytes.
-    named_by_digest: tuple[CheckedFile, ...] = ()
-    #: Why nothing is known of the pickles, though the tensors could be listed.
-    unscanned: str | None = None
-    #: Of each of `state`'s tensors, what its containers' checksums have against its bytes, where values were read.
-    damages: tuple[tuple[StateError, ...], ...] | None = None
+    digest_files: tuple[CheckedFile, ...] = ()
+    #: Why the pickles could not be read, although the tensors could be listed.
+    pickles_unread_because: str | None = None
+    #: Errors of the checksums of each of `state`'s tensors, if values were read.
+    checksum_errors: tuple[tuple[StateError, ...], ...] | None = None
 
     def name_of(self, tensor: TensorInfo) -> str:
         """Return the name of a tensor for messages, with its section if there are several."""
@@ -69,26 +69,26 @@ class Subject:
 
     def member(self, place: Place | None) -> str:
         """Return the file of a place, relative to the folder of the target; "" for the target itself."""
-        path, _ = split(self.target)
+        path, _ = split_section(self.target)
         if place is None or not place.path or place.path == path:
             return ""
         return files.make_relative(place.path, path if files.is_folder(path) else files.get_folder(path))
 
     @property
-    def chosen(self) -> tuple[Oddity, ...]:
+    def section_notes(self) -> tuple[Oddity, ...]:
         """Return the notes about which sections were compared, if there are several."""
-        notes = (note for diff in (self.load, self.reference) if diff is not None for note in diff.notes)
+        notes = (note for diff in (self.load_diff, self.reference_diff) if diff is not None for note in diff.notes)
         return tuple(note for note in notes if note.kind in (OddityKind.SECTIONS_LEFT_OUT, OddityKind.SECTIONS_PAIRED))
 
     @property
-    def everything(self) -> ModelState:
+    def full_state(self) -> ModelState:
         """Return the unfiltered state, because filters must not hide what bytes are used for."""
-        return self.whole or self.state
+        return self.unfiltered_state or self.state
 
     @cached_property
     def storages(self) -> list[Storage]:
         """Return the storages of all tensors, computed once for all rules."""
-        return group_by_storage(self.everything)
+        return group_by_storage(self.full_state)
 
 
 #: Why rules about values did not run.
@@ -102,11 +102,11 @@ def needs_module(subject: Subject) -> str | None:
 
 def needs_class_or_reference(subject: Subject) -> str | None:
     """Return why the target is compared with nothing; None if there is a class or a reference."""
-    is_given = subject.load is not None or subject.reference is not None
+    is_given = subject.load_diff is not None or subject.reference_diff is not None
     return (
         None
         if is_given
-        else subject.beside or "nothing to hold it to: give --model file.py:Class or --against CHECKPOINT"
+        else subject.not_compared_because or "nothing to hold it to: give --model file.py:Class or --against CHECKPOINT"
     )
 
 
@@ -117,14 +117,14 @@ def needs_file(subject: Subject) -> str | None:
 
 def needs_pickles(subject: Subject) -> str | None:
     """Return a reason if the pickles of the target could not be read."""
-    return "its pickles could not be read" if subject.unscanned else None
+    return "its pickles could not be read" if subject.pickles_unread_because else None
 
 
 def needs_reference(subject: Subject) -> str | None:
     """Return why the target is compared with no checkpoint; None if there is a reference."""
-    if subject.reference is not None:
+    if subject.reference_diff is not None:
         return None
-    return subject.beside or "nothing to hold it to: give --against CHECKPOINT"
+    return subject.not_compared_because or "nothing to hold it to: give --against CHECKPOINT"
 
 
 def needs_values(subject: Subject) -> str | None:
@@ -139,7 +139,7 @@ def needs_values(subject: Subject) -> str | None:
 
 def needs_lock(subject: Subject) -> str | None:
     """Return why the target is compared with no lock; None if it is."""
-    return None if subject.lock is not None else subject.unlocked or "nothing is locked: give --lock FILE"
+    return None if subject.lock is not None else subject.not_locked_because or "nothing is locked: give --lock FILE"
 
 
 def needs_locked_companions(subject: Subject) -> str | None:
@@ -149,7 +149,7 @@ def needs_locked_companions(subject: Subject) -> str | None:
 
 def needs_digest_as_name(subject: Subject) -> str | None:
     """Return why no file can be compared with the digest in its name; None if at least one can."""
-    if not subject.named_by_digest:
+    if not subject.digest_files:
         return "no file of it is named by its digest: audit a snapshot or a blob of the Hub's cache"
-    reasons = [file.unread_because for file in subject.named_by_digest]
+    reasons = [file.unread_because for file in subject.digest_files]
     return None if None in reasons else reasons[0]

@@ -48,7 +48,7 @@ def untrained_adapter(subject: Subject) -> Iterator[Issue]:
 
 def _report_untrained(subject: Subject, factors: Sequence[tuple[TensorInfo, Facts]]) -> Iterator[Issue]:
     zero = [tensor for tensor, facts in factors if facts.zeros == facts.elements]
-    sign = _find_sign_of_training(subject.everything)
+    sign = _find_sign_of_training(subject.full_state)
     if not zero or (len(zero) < len(factors) and sign is None):
         return
     called = join_names(tuple(map(subject.name_of, zero)))

@@ -1,1 +1,1 @@
-"""What a user typed: a file, a folder, a URL, a class; expanded, located and loaded."""
+"""Targets typed by the user: a file, a folder, a URL, a class; expanded, located and loaded."""

@@ -1,8 +1,7 @@
-"""What the user typed -> the targets there are: folders are walked, globs expanded, in natural order, each once.
+"""Expand targets typed by the user: walk folders, expand globs, in natural order, each target once.
 
-A model's folder is one target, with its shards and what a training keeps beside it; every other checkpoint in it is a
-target of its own. What is no checkpoint is a target that was skipped, with the reason: nothing is left out
-unsaid.
+A model's folder is one target, with its shards and the files of its training. Every other checkpoint in the folder is a
+separate target. Any other file is a target with status `skipped` and a reason, so nothing is left out silently.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from statecli.core.scope import NotChecked
 from statecli.formats import FORMATS, torch_tar, unsupported
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.source import Source
-from statecli.targets.outcome import Status, Target
+from statecli.targets.target_result import Status, TargetResult
 
-#: Pickles, which may be of anything.
-PICKLES = (".pkl", ".pickle", ".joblib", ".dill")
-#: Files of these names are meant to be checkpoints: one that cannot be read has failed, whatever it is. Of the `.bin`
-#: those of WEIGHTS are, and pointers.
-NAMED = (
-    *PICKLES,
+#: Suffixes of pickles, which may contain anything.
+PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".dill")
+#: Suffixes of checkpoints: an unreadable file with such a name is a failed target, whatever its content. Of `.bin`
+#: files this holds for names that match WEIGHT_BIN_NAME, and for pointers of Git LFS.
+CHECKPOINT_SUFFIXES = (
+    *PICKLE_SUFFIXES,
     ".pt",
     ".pth",
     ".bin",
@@ -42,8 +41,8 @@ NAMED = (
     ".npz",
     ".msgpack",
 )
-#: How the names begin of what is saved as a `.bin`, weights and what is beside them, by those who write them.
-BINS = (
+#: Prefixes of `.bin` files that trainers write: weights and the files next to them.
+WEIGHT_BIN_PREFIXES = (
     "pytorch_model",
     "diffusion_pytorch_model",
     "adapter_model",
@@ -55,293 +54,319 @@ BINS = (
     "rng_state",
     "random_states",
 )
-WEIGHTS = re.compile(rf"(?i)^(?:{'|'.join(BINS)})[^/]*\.bin$")
-#: Why a name is skipped whose file is audited under another.
-SAME = "is the same file as"
-#: Folders that belong to tools.
-TOOLS = frozenset(["__pycache__", "node_modules"])
+WEIGHT_BIN_NAME = re.compile(rf"(?i)^(?:{'|'.join(WEIGHT_BIN_PREFIXES)})[^/]*\.bin$")
+#: Reason to skip a path that is another name of an audited file.
+SAME_FILE_REASON = "is the same file as"
+#: Folders of tools, which a walk does not enter.
+TOOL_FOLDERS = frozenset(["__pycache__", "node_modules"])
 
-#: The file without which torch.package loads no folder.
-TORCH_PACKAGE = (".data", "extern_modules")
+#: The file that torch.package requires in an unpacked package, as path parts.
+TORCH_PACKAGE_FILE = (".data", "extern_modules")
 
-#: How far above a file the folder may be whose model it is a part of.
-DEPTH = 3
-#: How many files behind URLs are fetched together.
-AHEAD = 256
+#: Number of folders above a file that are searched for the model that it belongs to.
+MAX_PARENT_FOLDERS = 3
+#: Number of remote files that are fetched together.
+PREFETCHED_PATHS = 256
 
 
-class _Model(NamedTuple):
-    """A folder that is a target, and the files that its model is in."""
+class _ModelFolder(NamedTuple):
+    """A folder with a model, and the files of the model."""
 
     path: str
     members: frozenset[str]
 
 
-_Found: TypeAlias = str | _Model | Target
+_Candidate: TypeAlias = str | _ModelFolder | TargetResult
 
 
-class Homes:
-    """The model folders around files, each read once. `is_locked` says whether a lock names a path.
+class ModelFolders:
+    """Find the model folders around files; each folder is read once.
 
-    With `as_found` a file is what a walk over its folder makes of it.
+    `is_locked` returns whether the lock names a path. With `as_found`, a file is replaced by the target that a walk
+    over its folder yields.
     """
 
     def __init__(self, *, as_found: bool = False, is_locked: Callable[[str], bool] | None = None) -> None:
         self.as_found, self.is_locked = as_found, is_locked
-        self._members = cache(members)
+        self._members = cache(list_members)
 
-    def around(self, path: str) -> Iterator[_Model]:
-        """Those that it lies in, the nearest first, whether or not it is a part of their models."""
-        above = islice(files.iter_parents(path), DEPTH)
-        yield from (_Model(folder, own) for folder in above if (own := self._members(folder)))
+    def iter_around(self, path: str) -> Iterator[_ModelFolder]:
+        """Yield the model folders around `path`, nearest first, also those whose model does not include `path`."""
+        above = islice(files.iter_parents(path), MAX_PARENT_FOLDERS)
+        yield from (_ModelFolder(folder, members) for folder in above if (members := self._members(folder)))
 
-    def of(self, path: str) -> Iterator[_Model]:
-        """Those whose models it is a part of."""
-        return (one for one in self.around(path) if files.make_relative(path, one.path) in one.members)
+    def iter_containing(self, path: str) -> Iterator[_ModelFolder]:
+        """Yield the model folders whose model includes `path`."""
+        return (model for model in self.iter_around(path) if files.make_relative(path, model.path) in model.members)
 
-    def instead(self, path: str) -> _Found | None:
-        """What stands for a file: the model that the lock has in its place, or that is in several files."""
+    def find_replacement(self, path: str) -> _Candidate | None:
+        """Return the target for the file's model, else None.
+
+        With a lock: the folder or index that the lock names instead of the file. With `as_found`: its model, if the
+        model has several files.
+        """
         if not files.is_file(path) or not (self.as_found or self.is_locked):
             return None
-        models = [] if self.is_locked and self.is_locked(path) else list(self.of(path))
+        models = [] if self.is_locked and self.is_locked(path) else list(self.iter_containing(path))
         for model in models if self.is_locked else ():
-            indexes = (files.join(model.path, way) for way in model.members if checkpoint_folder.INDEX.search(way))
-            candidates: list[_Found] = [model, *indexes]
-            for one in candidates:
-                if self.is_locked and self.is_locked(_path(one)):
-                    return one
+            indexes = (
+                files.join(model.path, member) for member in model.members if checkpoint_folder.INDEX.search(member)
+            )
+            candidates: list[_Candidate] = [model, *indexes]
+            for candidate in candidates:
+                if self.is_locked and self.is_locked(_get_path(candidate)):
+                    return candidate
         return next((model for model in models if len(model.members) > 1), None) if self.as_found else None
 
 
-def expand(texts: Sequence[str], *, allow_empty: bool = False, homes: Homes | None = None) -> Iterator[str | Target]:
-    """Each target's text, or a target that failed or was skipped already.
+def expand_targets(
+    texts: Sequence[str], *, allow_empty: bool = False, model_folders: ModelFolders | None = None
+) -> Iterator[str | TargetResult]:
+    """Yield each target: its text, or a `TargetResult` if the target has failed or is skipped already.
 
-    A file that has several names is audited in the model folder that holds it, else under its own name, else under a
-    link's; the other names are skipped. A glob that matches nothing has failed, unless with `allow_empty`.
+    A file with several names is audited in the model folder around the file, else under its own name, else under a
+    link's; the other names are skipped. An unmatched glob is a failed target, with `allow_empty` a skipped target.
     """
-    found: dict[str, _Found] = {}
-    for text in _ahead(texts):
-        for one in _named(text, Status.SKIPPED if allow_empty else Status.FAILED, homes or Homes()):
-            found.setdefault(_key(_path(one)), one)
-    names = _names(found.values())
-    ahead = _ahead("" if isinstance(one, Target) else _path(one) for one in found.values())
-    for key, one in found.items():
-        next(ahead)
-        path = _path(one)
-        if isinstance(one, Target):
-            yield one
-        elif _key(name := names[files.resolve_links(path)]) == key:
+    candidates: dict[str, _Candidate] = {}
+    for text in _prefetch(texts):
+        for candidate in _expand_text(
+            text, Status.SKIPPED if allow_empty else Status.FAILED, model_folders or ModelFolders()
+        ):
+            candidates.setdefault(_get_key(_get_path(candidate)), candidate)
+    names = _choose_names(candidates.values())
+    prefetched = _prefetch(
+        "" if isinstance(candidate, TargetResult) else _get_path(candidate) for candidate in candidates.values()
+    )
+    for key, candidate in candidates.items():
+        next(prefetched)
+        path = _get_path(candidate)
+        if isinstance(candidate, TargetResult):
+            yield candidate
+        elif _get_key(name := names[files.resolve_links(path)]) == key:
             yield path
         else:
-            yield Target(path, Status.SKIPPED, f"{SAME} {name}")
+            yield TargetResult(path, Status.SKIPPED, f"{SAME_FILE_REASON} {name}")
 
 
 def is_reached(path: str, texts: Sequence[str]) -> bool:
-    """Whether a walk over one of the folders, or over what a glob matches, comes to this path; it need not exist."""
-    parts = _parts(path)
-    return any(glob_covers(_parts(text), parts) for text in texts if files.is_folder(text) or files.is_glob(text))
+    """Return whether a walk over the folders or globs in `texts` reaches this path; the path need not exist."""
+    parts = _split_path(path)
+    return any(glob_covers(_split_path(text), parts) for text in texts if files.is_folder(text) or files.is_glob(text))
 
 
-def _parts(path: str) -> list[str]:
+def _split_path(path: str) -> list[str]:
     if files.is_remote(path):
-        scheme, way, rest = files.split_url(path)
-        return [scheme, rest, *way.strip("/").split("/")]
+        scheme, path_in_store, rest = files.split_url(path)
+        return [scheme, rest, *path_in_store.strip("/").split("/")]
     return os.path.abspath(path).strip(os.sep).split(os.sep)
 
 
-def glob_covers(wanted: Sequence[str], parts: Sequence[str]) -> bool:
-    """Whether the path of these parts matches what is wanted, or lies in a folder that does."""
-    if not wanted or wanted == [""]:
+def glob_covers(pattern: Sequence[str], parts: Sequence[str]) -> bool:
+    """Return whether the glob's parts match this path or a folder around the path."""
+    if not pattern or pattern == [""]:
         return True
-    first, rest = wanted[0], wanted[1:]
+    first, rest = pattern[0], pattern[1:]
     if first == "**":
         return any(glob_covers(rest, parts[n:]) for n in range(len(parts) + 1))
     return bool(parts) and (first == parts[0] or fnmatchcase(parts[0], first)) and glob_covers(rest, parts[1:])
 
 
-def _path(one: _Found) -> str:
-    return one if isinstance(one, str) else one.path if isinstance(one, _Model) else one.target
+def _get_path(candidate: _Candidate) -> str:
+    return (
+        candidate
+        if isinstance(candidate, str)
+        else candidate.path
+        if isinstance(candidate, _ModelFolder)
+        else candidate.target
+    )
 
 
-def _key(text: str) -> str:
-    """What is no path, a class or a section, is known by its text. In buckets a file and a folder may have one name."""
+def _get_key(text: str) -> str:
+    """Return an identity of a target: its absolute path; for a class or a section its text.
+
+    The key of a folder ends in `/`, because an object store may have a file and a folder with the same name.
+    """
     if not files.exists(text):
         return text
     return f"{files.make_absolute(text)}/" if files.is_folder(text) else files.make_absolute(text)
 
 
-def _names(found: Collection[_Found]) -> dict[str, str]:
-    """The path under which each file and model folder is audited, by its real path."""
+def _choose_names(candidates: Collection[_Candidate]) -> dict[str, str]:
+    """Return the path under which each file and model folder is audited, by real path."""
     names: dict[str, str] = {}
-    for model in found:
-        if isinstance(model, _Model):
+    for model in candidates:
+        if isinstance(model, _ModelFolder):
             paths = (files.join(model.path, member) for member in model.members)
             names.update((files.resolve_links(path), path) for path in paths)
-    typed = [_path(one) for one in found if not isinstance(one, Target)]
+    typed = [_get_path(candidate) for candidate in candidates if not isinstance(candidate, TargetResult)]
     for path in sorted(typed, key=files.is_link):
         names.setdefault(files.resolve_links(path), path)
     return names
 
 
-def _named(text: str, nothing: Status, homes: Homes) -> Iterator[_Found]:
-    """What is there of what was typed; `nothing` is what a glob that matches no file is."""
+def _expand_text(text: str, empty_status: Status, model_folders: ModelFolders) -> Iterator[_Candidate]:
+    """Yield the targets for a typed text. `empty_status` is the status of an unmatched glob."""
     if files.is_folder(text):
-        yield from _folder_of(text)
-    elif (model := homes.instead(text)) is not None:
+        yield from _expand_folder(text)
+    elif (model := model_folders.find_replacement(text)) is not None:
         yield model
-    elif homes.as_found and files.is_file(text):
-        yield from _file(text)
+    elif model_folders.as_found and files.is_file(text):
+        yield from _expand_file(text)
     elif files.exists(text) or not files.is_glob(text) or "(" in text:
         yield text
     else:
         try:
-            found = sorted(files.match_glob(text), key=natural)
+            paths = sorted(files.match_glob(text), key=make_natural_key)
         except UnreadableError as error:
-            yield Target(text, Status.FAILED, str(error))
+            yield TargetResult(text, Status.FAILED, str(error))
             return
         names_hidden = files.get_name(text).startswith(".")
-        hidden = [] if names_hidden else [path for path in found if _is_hidden(path) and files.is_folder(path)]
-        yield from (_hidden_folder(path) for path in hidden)
-        for path in (path for path in found if path not in hidden):
-            model = homes.instead(path)
-            yield from _folder_of(path) if files.is_folder(path) else _file(path) if model is None else (model,)
-        if len(found) == len(hidden):
-            yield Target(text, nothing, f"{text}: matches no file")
+        hidden = [] if names_hidden else [path for path in paths if _is_hidden(path) and files.is_folder(path)]
+        yield from (_skip_hidden_folder(path) for path in hidden)
+        for path in (path for path in paths if path not in hidden):
+            model = model_folders.find_replacement(path)
+            yield from (
+                _expand_folder(path) if files.is_folder(path) else _expand_file(path) if model is None else (model,)
+            )
+        if len(paths) == len(hidden):
+            yield TargetResult(text, empty_status, f"{text}: matches no file")
 
 
-def _folder_of(path: str) -> Iterator[_Found]:
-    found = list(_in_folder(path))
-    yield from found or [Target(path, Status.SKIPPED, "a folder that holds no file")]
+def _expand_folder(path: str) -> Iterator[_Candidate]:
+    candidates = list(_walk_folder(path))
+    yield from candidates or [TargetResult(path, Status.SKIPPED, "a folder that holds no file")]
 
 
-def natural(text: str) -> list[int | str]:
-    """By which `step-2` comes before `step-10`. Texts and numbers alternate in it, so that like meets like."""
+def make_natural_key(text: str) -> list[int | str]:
+    """Return a sort key that puts `step-2` before `step-10`: texts and numbers alternate."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text)]
 
 
-def _in_folder(path: str, taken: frozenset[str] = frozenset(), depth: int = 0) -> Iterator[_Found]:
-    """What is in a folder, `depth` below what was named, but for the files that are `taken`: those of a model whose
-    folder is around it.
+def _walk_folder(path: str, taken: frozenset[str] = frozenset(), depth: int = 0) -> Iterator[_Candidate]:
+    """Yield the targets in a folder, except files in `taken`, which belong to the model of a folder around it.
+
+    `depth` counts the folders from the typed one.
     """
     if depth > files.MAX_FOLDER_DEPTH:
-        yield Target(
+        yield TargetResult(
             path, Status.FAILED, f"{path}: lies in more than {files.MAX_FOLDER_DEPTH} folders: name one further in"
         )
         return
     try:
-        names = sorted(files.list_names(path), key=natural)
+        names = sorted(files.list_names(path), key=make_natural_key)
     except OSError as error:
-        yield Target(path, Status.FAILED, f"{path}: cannot be listed: {(error.strerror or 'unknown error').lower()}")
+        yield TargetResult(
+            path, Status.FAILED, f"{path}: cannot be listed: {(error.strerror or 'unknown error').lower()}"
+        )
         return
     except UnreadableError as error:
-        yield Target(path, Status.FAILED, f"{path}: {error}")
+        yield TargetResult(path, Status.FAILED, f"{path}: {error}")
         return
-    # As one types it from here.
-    here = "" if path in (os.curdir, files.join(os.curdir, "")) else path
-    own = members(path)
-    held = frozenset(files.join(here, way) for way in own)
-    if TORCH_PACKAGE[0] in names and files.is_file(files.join(path, *TORCH_PACKAGE)):
+    prefix = "" if path in (os.curdir, files.join(os.curdir, "")) else path
+    member_names = list_members(path)
+    member_paths = frozenset(files.join(prefix, name) for name in member_names)
+    if TORCH_PACKAGE_FILE[0] in names and files.is_file(files.join(path, *TORCH_PACKAGE_FILE)):
         reason = f"{path}: is an unpacked torch.package, whose loader runs its Python files: audit it in one file"
-        yield Target(path, Status.FAILED, reason)
-    # What one model has taken is no other's.
-    if not held <= taken:
-        yield _Model(path, own)
-    ahead = _ahead(files.join(here, name) for name in names)
-    for inner in ahead:
+        yield TargetResult(path, Status.FAILED, reason)
+    # A file belongs to one model only.
+    if not member_paths <= taken:
+        yield _ModelFolder(path, member_names)
+    prefetched = _prefetch(files.join(prefix, name) for name in names)
+    for inner in prefetched:
         if files.is_folder(inner):
-            skipped = unwalked(inner)
-            yield from _in_folder(inner, taken | held, depth + 1) if skipped is None else (skipped,)
-        elif inner not in taken | held:
-            yield from _file(inner)
-    if (why := files.explain_missing_names(path)) is not None:
-        # What was not looked at has not passed.
-        reason = f"{path}: what else is in it is not known: {why}: name its files"
-        yield Target(files.join(here, "*"), Status.FAILED, reason)
+            skipped = skip_subfolder(inner)
+            yield from _walk_folder(inner, taken | member_paths, depth + 1) if skipped is None else (skipped,)
+        elif inner not in taken | member_paths:
+            yield from _expand_file(inner)
+    if (missing_reason := files.explain_missing_names(path)) is not None:
+        # Files that were not read have not passed.
+        reason = f"{path}: what else is in it is not known: {missing_reason}: name its files"
+        yield TargetResult(files.join(prefix, "*"), Status.FAILED, reason)
 
 
-def _ahead(paths: Iterable[str]) -> Iterator[str]:
-    """The same paths, what lies behind URLs being fetched for the next AHEAD of them together."""
+def _prefetch(paths: Iterable[str]) -> Iterator[str]:
+    """Yield the same paths; fetch the next PREFETCHED_PATHS remote paths together."""
     paths = iter(paths)
-    while some := list(islice(paths, AHEAD)):
-        files.prefetch(one for one in some if "#" not in one and not files.is_glob(one))
-        yield from some
+    while batch := list(islice(paths, PREFETCHED_PATHS)):
+        files.prefetch(path for path in batch if "#" not in path and not files.is_glob(path))
+        yield from batch
 
 
-def members(path: str) -> frozenset[str]:
-    """The files that the folder's own model is in, by which a walk takes it for a target; none where it has no one."""
+def list_members(path: str) -> frozenset[str]:
+    """Return the names of the files of the folder's own model; empty if the folder has no model."""
     try:
         return frozenset(formats.members(path))
     except UnreadableError:
-        # What is wrong with an index is the folder's own fault, and is told as that.
+        # A broken index is reported for the folder.
         return frozenset(name for name in files.list_names(path) if checkpoint_folder.INDEX.search(name))
 
 
-def unwalked(path: str) -> Target | None:
-    """Return the skipped target of a folder in a folder that a walk does not look into; None for any other."""
-    if _is_hidden(path) or files.get_name(path) in TOOLS:
-        return _hidden_folder(path)
-    return skipped_folder(path, "a link to a folder", "link") if files.is_link(path) else None
+def skip_subfolder(path: str) -> TargetResult | None:
+    """Return a skipped target for a subfolder of tools, a hidden folder or a link; None for any other folder."""
+    if _is_hidden(path) or files.get_name(path) in TOOL_FOLDERS:
+        return _skip_hidden_folder(path)
+    return skip_folder(path, "a link to a folder", "link") if files.is_link(path) else None
 
 
-def _file(path: str) -> Iterator[str | Target]:
-    """The file, unless neither its name nor its content is a checkpoint's."""
-    is_named = files.get_name(path).lower().endswith(NAMED)
-    if is_named and not _is_anybodys(path):
+def _expand_file(path: str) -> Iterator[str | TargetResult]:
+    """Yield the file, or a skipped target if neither its name nor its content is a checkpoint's."""
+    is_named = files.get_name(path).lower().endswith(CHECKPOINT_SUFFIXES)
+    if is_named and not _is_ambiguous_bin(path):
         yield path
         return
     try:
         with Source(path) as source:
-            what = (
+            content = (
                 None if _is_checkpoint(path, source) else unsupported.describe_content(path, source.head, source.size)
             )
     except UnreadableError as error:
-        yield _unread(path, error)
+        yield _classify_unreadable(path, error)
         return
-    if what is None or (is_named and "pointer" in what):
+    if content is None or (is_named and "pointer" in content):
         yield path
     else:
-        yield skipped_file(path, what)
+        yield skip_file(path, content)
 
 
-def skipped_file(path: str, what: str) -> Target:
-    """Return the target of a file that no rule looks at; `what` says what it is (`a 7z archive: unpack it first`)."""
-    noun = re.split(r"[,;:(]", what.removeprefix("a ").removeprefix("an "), maxsplit=1)[0].strip()
-    return Target(path, Status.SKIPPED, f"is {what}", not_checked=(NotChecked("file", 1, noun),))
+def skip_file(path: str, content: str) -> TargetResult:
+    """Return the target of a file without rules to check; `content` is `a 7z archive: unpack it first`."""
+    noun = re.split(r"[,;:(]", content.removeprefix("a ").removeprefix("an "), maxsplit=1)[0].strip()
+    return TargetResult(path, Status.SKIPPED, f"is {content}", not_checked=(NotChecked("file", 1, noun),))
 
 
-def _hidden_folder(path: str) -> Target:
-    return skipped_folder(path, "a hidden folder, or a tool's", "hidden or a tool's")
+def _skip_hidden_folder(path: str) -> TargetResult:
+    return skip_folder(path, "a hidden folder, or a tool's", "hidden or a tool's")
 
 
 def _is_hidden(path: str) -> bool:
     return files.get_name(path.rstrip("/")).startswith(".")
 
 
-def skipped_folder(path: str, reason: str, why: str) -> Target:
-    """Return the target of a folder that no rule looks into; `why` is the short form of the reason."""
-    return Target(path, Status.SKIPPED, reason, not_checked=(NotChecked("folder", 1, why),))
+def skip_folder(path: str, reason: str, short_reason: str) -> TargetResult:
+    """Return the target of a folder outside of the walk; `short_reason` groups such folders."""
+    return TargetResult(path, Status.SKIPPED, reason, not_checked=(NotChecked("folder", 1, short_reason),))
 
 
-def _unread(path: str, error: UnreadableError) -> Target:
-    """Return the target of a file that cannot be opened: failed, unless nothing can be loaded from it now."""
+def _classify_unreadable(path: str, error: UnreadableError) -> TargetResult:
+    """Return the target of an unreadable file: failed, or skipped if nothing can be loaded from the file."""
     with suppress(UnreadableError, OSError):
         if not files.is_remote(path) and not os.path.isfile(path):
-            return skipped_file(path, "a broken link" if os.path.islink(path) else "a pipe, a socket or a device")
+            return skip_file(path, "a broken link" if os.path.islink(path) else "a pipe, a socket or a device")
         if not files.get_size(path):
-            return Target(path, Status.SKIPPED, str(error))
-    return Target(path, Status.FAILED, f"{path}: {error}")
+            return TargetResult(path, Status.SKIPPED, str(error))
+    return TargetResult(path, Status.FAILED, f"{path}: {error}")
 
 
-def is_called_weights(path: str) -> bool:
-    """Whether its name says that a checkpoint is meant; a pickle may be of anything."""
+def is_named_as_checkpoint(path: str) -> bool:
+    """Return whether the file name alone identifies a checkpoint; a pickle may contain anything."""
     name = files.get_name(path).lower()
-    return name.endswith(NAMED) and not name.endswith(PICKLES) and not _is_anybodys(path)
+    return name.endswith(CHECKPOINT_SUFFIXES) and not name.endswith(PICKLE_SUFFIXES) and not _is_ambiguous_bin(path)
 
 
-def _is_anybodys(path: str) -> bool:
-    """Firmware and game data are called `.bin` too: but for the names that weights have, the content tells."""
+def _is_ambiguous_bin(path: str) -> bool:
+    """Return whether the name is a `.bin` that may also be firmware or game data: then the content decides."""
     name = files.get_name(path)
-    return name.lower().endswith(".bin") and not WEIGHTS.search(name)
+    return name.lower().endswith(".bin") and not WEIGHT_BIN_NAME.search(name)
 
 
 def _is_checkpoint(path: str, source: Source) -> bool:
@@ -349,7 +374,7 @@ def _is_checkpoint(path: str, source: Source) -> bool:
         return True
     if not source.head.startswith(b"PK\3\4") and torch_tar.has_pickles(source):
         return True
-    # Every command imports this module; only a walk over a folder wants that one.
+    # Every command imports this module; only a walk over a folder needs the pickle reader.
     from statecli.pickle_scan.one_pickle import begins_as_pickle
 
     return begins_as_pickle(source)

@@ -1,4 +1,4 @@
-"""What the user typed -> a ModelState."""
+"""Load a target typed by the user into a ModelState."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from statecli.live.built_model import BuiltModel
 from statecli.live.spec import ModelSpec, parse_spec
 from statecli.storage import files
 
-Renamed = dict[str, tuple[str, ...]]
+LoadedNames = dict[str, tuple[str, ...]]
 
 
-def spec_of(text: str) -> ModelSpec | None:
-    """The model class that the text names, None where it names a file or a folder."""
+def find_class_spec(text: str) -> ModelSpec | None:
+    """Return the model class named by the text; None for a file, a folder or a URL."""
     if os.path.lexists(text):
         return None
     if files.is_remote(text):
@@ -32,71 +32,73 @@ def spec_of(text: str) -> ModelSpec | None:
     return spec and hf_auto.resolve_auto_spec(spec)
 
 
-def class_for(text: str, checkpoint: str) -> str:
-    """The same; where it is `auto`, what names the class that the configuration beside the checkpoint does.
+def resolve_auto_class(text: str, checkpoint: str) -> str:
+    """Return the text of a model class. For `auto`, use the configuration next to the checkpoint.
 
-    Raises as `auto.text_for` does.
+    Raises as `hf_auto.build_spec_text` does.
     """
-    return hf_auto.build_spec_text(split(checkpoint)[0]) if text == hf_auto.AUTO else text
+    return hf_auto.build_spec_text(split_section(checkpoint)[0]) if text == hf_auto.AUTO else text
 
 
-def checkpoint(text: str, *, read: Callable[[str, str | None], ModelState] = formats.read) -> ModelState:
-    """A file or folder, or one section of it (`train.ckpt#optimizer`), with kinds by the best evidence in it.
+def read_checkpoint(text: str, *, read: Callable[[str, str | None], ModelState] = formats.read) -> ModelState:
+    """Read a checkpoint, or a section of a checkpoint (`train.ckpt#optimizer`), and classify its tensors.
 
-    Raises `MalformedError` for a pickle that holds no tensor, as nothing in it can be listed or compared.
+    Raises MalformedError for a pickle without tensors, because nothing in it can be listed or compared.
     """
-    state = whole(text, read=read)
-    for odd in state.oddities if not state.tensors else ():
-        if odd.kind is OddityKind.NO_TENSORS:
-            raise MalformedError(f"{state.target}: {odd.message}")
-    return part(state, text)
+    state = read_whole_checkpoint(text, read=read)
+    for oddity in state.oddities if not state.tensors else ():
+        if oddity.kind is OddityKind.NO_TENSORS:
+            raise MalformedError(f"{state.target}: {oddity.message}")
+    return select_section(state, text)
 
 
-def whole(text: str, *, read: Callable[[str, str | None], ModelState] = formats.read) -> ModelState:
-    """All of the file or folder that the text names, the section that it names not yet cut out.
+def read_whole_checkpoint(text: str, *, read: Callable[[str, str | None], ModelState] = formats.read) -> ModelState:
+    """Read all sections of the checkpoint and classify its tensors, even if the text names a single section.
 
-    Evidence is looked for in all of it: the optimizer says what the model's parameters are.
+    Another section may have evidence: the optimizer tells the model's parameters from buffers.
     """
-    return kinds.classify_tensors(read(*split(text)))
+    return kinds.classify_tensors(read(*split_section(text)))
 
 
-def part(state: ModelState, text: str) -> ModelState:
-    """The section of `state`, which is `whole(text)`, that the text names; all of it where it names none."""
-    _, section = split(text)
-    return replace(state if section is None else _cut(state, section), target=text)
+def select_section(state: ModelState, text: str) -> ModelState:
+    """Return the section of `state` that the text names; all of `state` if the text names no section."""
+    _, section = split_section(text)
+    return replace(state if section is None else _filter_section(state, section), target=text)
 
 
-def split(text: str) -> tuple[str, str | None]:
-    """The path and the section that the text names; None for the whole checkpoint."""
+def split_section(text: str) -> tuple[str, str | None]:
+    """Return the path and the section that the text names; the section is None for the whole checkpoint."""
     if os.path.lexists(text) or "#" not in text or files.is_listed(files.make_absolute(text)):
         return text, None
     path, _, section = text.rpartition("#")
     return path, section
 
 
-def _cut(state: ModelState, section: str) -> ModelState:
-    held = tuple(s for s in state.sections if s == section or (section and s.startswith(section + ".")))
-    if not held:
-        near = get_close_matches(section, state.sections, n=1)
-        there = f"it has {', '.join('#' + s for s in state.sections)}" if state.sections else "it holds no tensor"
-        hint = f"did you mean #{near[0]}?" if near else there
+def _filter_section(state: ModelState, section: str) -> ModelState:
+    matching = tuple(name for name in state.sections if name == section or (section and name.startswith(section + ".")))
+    if not matching:
+        close_matches = get_close_matches(section, state.sections, n=1)
+        inventory = (
+            f"it has {', '.join('#' + name for name in state.sections)}" if state.sections else "it holds no tensor"
+        )
+        hint = f"did you mean #{close_matches[0]}?" if close_matches else inventory
         raise UnreadableError(f"{state.target}: has no section {section!r}; {hint}")
-    tensors = tuple(tensor for tensor in state.tensors if tensor.section in held)
-    return replace(state, sections=held, tensors=tensors)
+    tensors = tuple(tensor for tensor in state.tensors if tensor.section in matching)
+    return replace(state, sections=matching, tensors=tensors)
 
 
-def model(spec: ModelSpec, *, init_device: str, values: bool) -> BuiltModel:
-    """The module that the spec names, built; one that a configuration describes without values, on meta."""
+def build_model(spec: ModelSpec, *, init_device: str, values: bool) -> BuiltModel:
+    """Build the module named by the spec; on meta if built from a configuration, which has no values."""
     return build(spec, init_device="meta" if hf_auto.is_auto(spec) else init_device, values=values)
 
 
-def registered_by(text: str, *, init_device: str, names: Sequence[str] = ()) -> tuple[ModelState, Renamed]:
-    """The state of a class given with `--model`, by which a checkpoint is grouped.
+def read_class_state(text: str, *, init_device: str, names: Sequence[str] = ()) -> tuple[ModelState, LoadedNames]:
+    """Return the state of the class given with `--model`, and the `names` that the class loads renamed.
 
-    With it those of `names` that it loads under others: a class of transformers that a configuration describes.
+    Only a class of transformers with a configuration renames keys. Raises UsageError if the text names no class.
     """
-    spec = spec_of(text)
+    spec = find_class_spec(text)
     if spec is None:
         raise UsageError(f"--model {text}: names no class; write file.py:Class, package.module:Class or auto")
-    built = model(spec, init_device=init_device, values=False)
+    built = build_model(spec, init_device=init_device, values=False)
     return live.read(built, text), hf_auto.map_loaded_names(built.module, names) if hf_auto.is_auto(spec) else {}

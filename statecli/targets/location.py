@@ -1,4 +1,4 @@
-"""Where a finding is, as every output has it: a file, and a line or bytes of it."""
+"""The place of a finding, the same for every output: a file, and a line or a byte range."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from statecli.storage import files
 from statecli.targets import load
 
 
-class Located(msgspec.Struct, frozen=True):
-    """`path` is as the user typed it, or as Python found the module; `line`, `bytes`: None where there is none."""
+class Location(msgspec.Struct, frozen=True):
+    """A place in a file. `path` is as the user typed it or as Python found the module."""
 
     path: str
     line: int | None = None
     bytes: Place | None = None
 
 
-def of(finding: Finding) -> Located:
-    """The source line, else the bytes, else the file of its target."""
+def locate(finding: Finding) -> Location:
+    """Return the source line of the finding, else its bytes, else the file of its target."""
     if finding.origin is not UNSET:
-        return Located(finding.origin.file, finding.origin.line)
+        return Location(finding.origin.file, finding.origin.line)
     if finding.place is not UNSET:
-        return Located(finding.place.path, None, finding.place)
-    return Located(file_of(finding.target))
+        return Location(finding.place.path, None, finding.place)
+    return Location(find_file(finding.target))
 
 
-def shown(finding: Finding) -> str | None:
-    """`net.py:9`, `net.pt: bytes 64+128`; None where only the target is known."""
+def format_place(finding: Finding) -> str | None:
+    """Return `net.py:9` or `net.pt: bytes 64+128`; None if only the target is known."""
     if finding.origin is not UNSET:
         return f"{finding.origin.file}:{finding.origin.line}"
     if finding.place is not UNSET:
@@ -45,91 +45,95 @@ def shown(finding: Finding) -> str | None:
     return None
 
 
-def named(text: str, folder: str = ".") -> str:
-    """A target's name in a file that lies in `folder`: of a path the way to it from there, with `/`, however typed.
+def make_relative_name(text: str, folder: str = ".") -> str:
+    """Return a target's name as a file in `folder` calls it: the relative path with `/`, however typed.
 
-    `pkg.mod:Net` is no path and stays as it is. What is not there any more has the name that it had.
+    A class such as `pkg.mod:Net` is returned unchanged. A file that no longer exists keeps its name.
     """
-    path = path_of(text)
-    return text if path is None else _way(path or os.curdir, folder) + text[len(path) :]
+    path = find_path(text)
+    return text if path is None else _make_relative_path(path or os.curdir, folder) + text[len(path) :]
 
 
-def is_in(path: str, folder: str) -> bool:
-    """Whether it lies in the folder, however deep."""
+def is_in_folder(path: str, folder: str) -> bool:
+    """Return whether the path lies in the folder, at any depth."""
     if files.is_remote(path) or files.is_remote(folder):
         return files.make_relative(path, folder) != path
-    return named(path, folder).split("/")[0] != os.pardir
+    return make_relative_name(path, folder).split("/")[0] != os.pardir
 
 
-def unnamed(name: str, folder: str) -> str:
-    """The target that a file in `folder` calls `name`, as one types it here."""
-    if not path_of(name) or files.is_remote(name):
+def resolve_name(name: str, folder: str) -> str:
+    """Return the path, as typed from here, of the target that a file in `folder` calls `name`."""
+    if not find_path(name) or files.is_remote(name):
         return name
-    return _below(folder, name) if files.is_remote(folder) else named(os.path.join(folder, name))
+    return (
+        _resolve_remote_name(folder, name)
+        if files.is_remote(folder)
+        else make_relative_name(os.path.join(folder, name))
+    )
 
 
-def _below(folder: str, name: str) -> str:
-    """What a file behind a URL calls `name`; above its host there is nothing."""
-    path = load.split(name)[0]
+def _resolve_remote_name(folder: str, name: str) -> str:
+    """Resolve `name` from a remote folder; `..` does not leave the host."""
+    path = load.split_section(name)[0]
     for step in path.split("/"):
-        above = files.get_folder(files.make_absolute(folder))
-        folder = folder if step == os.curdir else above if step == os.pardir else files.join(folder, step)
+        parent = files.get_folder(files.make_absolute(folder))
+        folder = folder if step == os.curdir else parent if step == os.pardir else files.join(folder, step)
     return folder + name[len(path) :]
 
 
-def in_repository(text: str) -> str:
-    """`named` from the root of the git repository that one is in; from here where one is in none."""
-    return _in_repository(text, os.getcwd())
+def make_repository_name(text: str) -> str:
+    """Return the target's name from the root of the git repository around the current folder, else from here."""
+    return _make_repository_name(text, os.getcwd())
 
 
 @functools.lru_cache(maxsize=1)
-def _in_repository(text: str, here: str) -> str:
-    """Kept for the next: the findings of one target stand together."""
-    return named(text, _root(here))
+def _make_repository_name(text: str, current_folder: str) -> str:
+    """Cached for one target, because findings of the same target follow each other."""
+    return make_relative_name(text, find_repository_root(current_folder))
 
 
-@functools.lru_cache(maxsize=1)
-def _root(folder: str) -> str:
-    above = folder
-    while not os.path.lexists(os.path.join(above, ".git")):
-        if above == os.path.dirname(above):
+def find_repository_root(folder: str) -> str:
+    """Return the root of the git repository around an absolute folder; the folder itself if there is no repository."""
+    root = folder
+    while not os.path.lexists(os.path.join(root, ".git")):
+        if root == os.path.dirname(root):
             return folder
-        above = os.path.dirname(above)
-    return above
+        root = os.path.dirname(root)
+    return root
 
 
-def path_of(text: str) -> str | None:
-    """The start of the text that is a path; None where it names a module by dots."""
-    known = None if os.path.lexists(text) or files.is_remote(text) else spec.parse_spec(text.partition("(")[0])
-    if known is not None:
-        return known.module if known.is_file else None
-    return load.split(text)[0]
+def find_path(text: str) -> str | None:
+    """Return the start of the text that is a path; None if the text names a module by dots."""
+    spec_of_class = None if os.path.lexists(text) or files.is_remote(text) else spec.parse_spec(text.partition("(")[0])
+    if spec_of_class is not None:
+        return spec_of_class.module if spec_of_class.is_file else None
+    return load.split_section(text)[0]
 
 
-def _way(path: str, folder: str) -> str:
-    """Through links as they were typed, unless the real way climbs less."""
+def _make_relative_path(path: str, folder: str) -> str:
+    """Return the relative path through links as typed, unless the real path climbs fewer folders."""
     if files.is_remote(path) or files.is_remote(folder):
         return files.make_relative(path, folder)
     parent, name = os.path.split(os.path.abspath(path))
     typed = os.path.relpath(path, folder or os.curdir)
     parent = os.path.realpath(parent) if os.path.isdir(parent) else parent
     real = os.path.relpath(os.path.join(parent, name), os.path.realpath(folder))
-    return min(typed, real, key=lambda way: way.split(os.sep).count(os.pardir)).replace(os.sep, "/")
+    return min(typed, real, key=lambda path: path.split(os.sep).count(os.pardir)).replace(os.sep, "/")
 
 
-def file_of(text: str) -> str:
-    """The file that a target's text names: `net.py` of `net.py:Net(4)`, `pkg/mod.py` of `pkg.mod:Net`."""
+def find_file(text: str) -> str:
+    """Return the file named by a target's text: `net.py` of `net.py:Net(4)`, `pkg/mod.py` of `pkg.mod:Net`."""
     head = text.partition("(")[0]
-    known = spec.parse_spec(head) if ":" in head and not files.is_remote(text) else None
-    if known is not None:
-        return known.module if known.is_file else known.module.replace(".", "/") + ".py"
-    return load.split(text)[0]
+    spec_of_class = spec.parse_spec(head) if ":" in head and not files.is_remote(text) else None
+    if spec_of_class is not None:
+        return spec_of_class.module if spec_of_class.is_file else spec_of_class.module.replace(".", "/") + ".py"
+    return load.split_section(text)[0]
 
 
-def located(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> tuple[Finding, ...]:
-    """The same findings, those of a tensor at the line that assigned it or at its bytes, unless they say it.
+def add_places(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> tuple[Finding, ...]:
+    """Return the findings; those about a tensor get its source line or its bytes, unless they have a place already.
 
-    A finding that names no section is of any tensor of its name.
+    A finding without a section is about any tensor of its name.
     """
     findings = tuple(findings)
     names = {finding.fqn for finding in findings}
@@ -138,20 +142,23 @@ def located(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> tuple
         if tensor.fqn in names:
             rows[tensor.section, tensor.fqn] = tensor
             rows.setdefault((None, tensor.fqn), tensor)
-    return tuple(_placed(finding, rows.get((finding.section, finding.fqn or ""))) for finding in findings)
+    return tuple(_add_place(finding, rows.get((finding.section, finding.fqn or ""))) for finding in findings)
 
 
-def _placed(finding: Finding, row: TensorInfo | None) -> Finding:
+def _add_place(finding: Finding, row: TensorInfo | None) -> Finding:
     if row is None or finding.fqn is None or finding.origin is not UNSET or finding.place is not UNSET:
         return finding
     if row.origin is not None:
         return replace(finding, origin=row.origin)
-    where = bytes_of(row)
-    return finding if where is None else replace(finding, place=where)
+    place = find_bytes(row)
+    return finding if place is None else replace(finding, place=place)
 
 
-def bytes_of(tensor: TensorInfo) -> Place | None:
-    """A tensor's bytes in its file, those of its storage where it is not one piece; None where no one file has it."""
+def find_bytes(tensor: TensorInfo) -> Place | None:
+    """Return a tensor's bytes in its file; None if the bytes are in no single file.
+
+    For a view with gaps these are the bytes of its storage.
+    """
     data = tensor.data
     if data is None or data.inline is not None:
         return None
@@ -162,23 +169,23 @@ def bytes_of(tensor: TensorInfo) -> Place | None:
     return Place(data.storage.path, data.storage.offset + data.offset * size, tensor.nbytes)
 
 
-def fingerprint(finding: Finding) -> str:
-    """Return a digest that is the same in every run: of the rule, target, section, tensor, `about` and content.
+def compute_fingerprint(finding: Finding) -> str:
+    """Return a digest of the rule, target, section, tensor, `about` and content, the same in every run.
 
-    A target counts as it lies in its repository, from wherever and however it was typed.
+    A target is named from the root of its repository, from wherever and however the user typed it.
     """
     import hashlib  # loads OpenSSL, which no other use of a finding has to wait for
 
     rule = FORMER_NAMES.get(finding.rule, finding.rule)  # else an alert that is known would be reported as new
-    parts = [rule, in_repository(finding.target), finding.section or "", finding.fqn or ""]
+    parts = [rule, make_repository_name(finding.target), finding.section or "", finding.fqn or ""]
     parts += [part for part in (finding.about, finding.content) if isinstance(part, str)]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def fingerprinted(findings: Iterable[Finding]) -> Iterator[tuple[Finding, str, int]]:
-    """Each with its fingerprint and, as several may have the same, which of them it is, from 1."""
+def number_fingerprints(findings: Iterable[Finding]) -> Iterator[tuple[Finding, str, int]]:
+    """Yield each finding with its fingerprint and its number, from 1, among findings of the same fingerprint."""
     seen: Counter[str] = Counter()
     for finding in findings:
-        digest = fingerprint(finding)
+        digest = compute_fingerprint(finding)
         seen[digest] += 1
         yield finding, digest, seen[digest]

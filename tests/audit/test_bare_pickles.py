@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from statecli.commands.audit.run import Request, audit
-from statecli.targets.outcome import Status
+from statecli.targets.target_result import Status
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from statecli.commands.audit import baseline
 from statecli.commands.audit.baseline import Baseline, Entry
 from statecli.commands.audit.result import Audit
 from statecli.core.finding import Finding, Severity
-from statecli.targets.outcome import Status, Target
+from statecli.targets.target_result import Status, TargetResult
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_what_is_gone_is_told_and_drops_out(repository, tmp_path):
 def test_a_class_that_is_imported_by_name_is_never_gone():
     """`pkg.mod:Net` is no file of any folder."""
     entry = Entry("pkg.mod:Net", "r", None, None, "why", "m")
-    assert not baseline.gone(Baseline(baseline.SCHEMA, (entry,)), ["."])
+    assert not baseline.find_missing_entries(Baseline(baseline.SCHEMA, (entry,)), ["."])
 
 
 def test_a_rule_that_there_is_not_is_an_error(repository, tmp_path):
@@ -238,7 +238,7 @@ def test_a_baseline_that_is_not_there_is_told_in_a_line(repository):
 
 
 def audited(*findings, ran=("r",)):
-    return Audit((Target("a.pt", Status.AUDITED, findings=findings, ran=ran),))
+    return Audit((TargetResult("a.pt", Status.AUDITED, findings=findings, ran=ran),))
 
 
 def finding(rule="r", message="m", fqn=None, section=None, about=UNSET, content=UNSET):
@@ -247,27 +247,27 @@ def finding(rule="r", message="m", fqn=None, section=None, about=UNSET, content=
 
 def test_a_finding_of_no_tensor_is_known_by_its_message():
     """One dangerous global that was accepted does not let the next one in."""
-    accepted = baseline.made(audited(finding(message="calls os.getcwd")), None, "why", whole=True)
+    accepted = baseline.build_baseline(audited(finding(message="calls os.getcwd")), None, "why", unfiltered=True)
     later = audited(finding(message="calls os.getcwd"), finding(message="calls os.system"))
-    found = baseline.accepting(later, accepted, whole=True)
+    found = baseline.accept_findings(later, accepted, unfiltered=True)
     assert [one.message for one in found.findings] == ["calls os.system"]
 
 
 def test_a_finding_of_something_named_is_known_by_that():
     """Where in the pickle it stands may change, what is called may not."""
     seven = finding(message="byte 7: calls", about="os.getcwd", content="1f")
-    accepted = baseline.made(audited(seven), None, "why", whole=True)
+    accepted = baseline.build_baseline(audited(seven), None, "why", unfiltered=True)
     later = [finding(message="byte 9: calls", about=one, content="1f") for one in ("os.getcwd", "os.system")]
-    found = baseline.accepting(audited(*later), accepted, whole=True)
+    found = baseline.accept_findings(audited(*later), accepted, unfiltered=True)
     assert [one.about for one in found.findings] == ["os.system"]
 
 
 def test_a_bug_of_ours_is_never_accepted():
     """A rule that did not work has found nothing that one could live with."""
     bug = audited(finding("internal-error"))
-    assert not baseline.made(bug, None, "why", whole=True).findings
+    assert not baseline.build_baseline(bug, None, "why", unfiltered=True).findings
     entry = Entry("a.pt", "internal-error", None, None, "why", "m")
-    assert baseline.accepting(bug, Baseline(baseline.SCHEMA, (entry,)), whole=True).findings
+    assert baseline.accept_findings(bug, Baseline(baseline.SCHEMA, (entry,)), unfiltered=True).findings
 
 
 @given(
@@ -277,10 +277,10 @@ def test_a_bug_of_ours_is_never_accepted():
 def test_what_is_written_accepts_exactly_what_was_found(tmp_path_factory, found, reason):
     """Whatever names and messages hold; read again it is the same, and written again too."""
     audit = audited(*(finding(rule, message, fqn, "model") for rule, message, fqn in found), ran=("nan", "inf"))
-    made = baseline.made(audit, None, reason, whole=True)
+    made = baseline.build_baseline(audit, None, reason, unfiltered=True)
     path = tmp_path_factory.mktemp("b") / "b.json"
-    path.write_bytes(b"".join(baseline.written(made, str(path.parent))))
-    assert baseline.read(str(path)) == made
-    done = baseline.accepting(audit, made, whole=True)
+    path.write_bytes(b"".join(baseline.encode_baseline(made, str(path.parent))))
+    assert baseline.read_baseline(str(path)) == made
+    done = baseline.accept_findings(audit, made, unfiltered=True)
     assert (done.findings, len(done.targets[0].accepted), done.targets[0].notes) == ((), len(found), ())
-    assert baseline.made(done, made, "another", whole=True) == made
+    assert baseline.build_baseline(done, made, "another", unfiltered=True) == made

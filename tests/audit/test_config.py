@@ -24,7 +24,7 @@ def written(tmp_path):
 
     def load(text, name="statecli.toml"):
         (tmp_path / name).write_text(text)
-        return config.load(str(tmp_path / name))
+        return config.load_config(str(tmp_path / name))
 
     return load
 
@@ -36,15 +36,15 @@ def test_the_nearest_file_upwards_is_taken(tmp_path):
     inner.mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text('[tool.statecli]\nfail-on = "error"\n')
     (tmp_path / "a" / "pyproject.toml").write_text('[project]\nname = "x"\n')
-    assert config.load(start=str(inner)).config.fail_on is Severity.ERROR
+    assert config.load_config(start=str(inner)).config.fail_on is Severity.ERROR
     (tmp_path / "a" / "statecli.toml").write_text('fail-on = "note"\n')
-    assert config.load(start=str(inner)).config.fail_on is Severity.NOTE
+    assert config.load_config(start=str(inner)).config.fail_on is Severity.NOTE
 
 
 def test_without_any_file_defaults_are_in_force(tmp_path, monkeypatch):
     """Warnings fail, every rule runs."""
-    monkeypatch.setattr(config, "FILES", ("no-such-name.toml",))
-    assert config.load(start=str(tmp_path)) == config.Loaded()
+    monkeypatch.setattr(config, "CONFIG_FILE_NAMES", ("no-such-name.toml",))
+    assert config.load_config(start=str(tmp_path)) == config.LoadedConfig()
 
 
 def test_values_come_as_they_are_meant(written):
@@ -100,7 +100,7 @@ def test_what_no_reader_of_toml_reads_is_one_line(tmp_path, text):
     """Arrays in arrays, a number of thousands of digits, bytes that are no text."""
     (tmp_path / "c.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(UnreadableError, match=r"c\.toml: (nests too deep|is no TOML: .*)$"):
-        config.load(str(tmp_path / "c.toml"))
+        config.load_config(str(tmp_path / "c.toml"))
 
 
 def test_a_mistake_is_told_of_the_file_as_one_finds_it(tmp_path, monkeypatch):
@@ -111,7 +111,7 @@ def test_a_mistake_is_told_of_the_file_as_one_finds_it(tmp_path, monkeypatch):
     for text in ("select = nothing", "selct = []"):
         (tmp_path / "statecli.toml").write_text(text)
         with pytest.raises(StateError, match=r"^\.\./statecli\.toml: "):
-            config.load()
+            config.load_config()
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
@@ -124,16 +124,16 @@ def test_only_a_file_is_a_configuration(tmp_path):
         (tmp_path, "dir"),
     ):
         with pytest.raises(UnreadableError, match=said):
-            config.load(str(path))
+            config.load_config(str(path))
     (tmp_path / "empty.toml").touch()
-    assert config.load(str(tmp_path / "empty.toml")).config == Config()
+    assert config.load_config(str(tmp_path / "empty.toml")).config == Config()
 
 
 def test_a_file_too_long_is_not_read(tmp_path):
     """Nobody wrote four megabytes of settings."""
-    (tmp_path / "c.toml").write_bytes(b"#" * (config.LONGEST + 1))
+    (tmp_path / "c.toml").write_bytes(b"#" * (config.MAX_CONFIG_BYTES + 1))
     with pytest.raises(UnreadableError, match=r"c\.toml: the configuration is too long"):
-        config.load(str(tmp_path / "c.toml"))
+        config.load_config(str(tmp_path / "c.toml"))
 
 
 def test_a_text_is_a_list_of_one_everywhere(written):
@@ -162,7 +162,7 @@ def test_a_pyproject_whose_entry_is_no_table_is_refused(written):
 def test_a_rule_s_own_name_beats_its_subject(order):
     """In whatever order they stand."""
     said = [("shared-slices", "own"), ("storage", "subject")][::order]
-    found = config.of_rules(said, "severity")
+    found = config.map_to_rules(said, "severity")
     assert (found["shared-slices"], found["tied-tensors"]) == ("own", "subject")
 
 
@@ -174,7 +174,7 @@ def test_a_pyproject_without_a_table_is_refused_where_it_is_named(written):
 
 def test_a_subject_stands_for_all_of_its_rules():
     """`names` for each rule about names."""
-    expanded = config.expand(("names",), "--select")
+    expanded = config.expand_rules(("names",), "--select")
     assert "case-collision" in expanded
     assert all(rule.group == "names" for rule in config.RULES if rule.name in expanded)
 

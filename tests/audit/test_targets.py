@@ -24,13 +24,20 @@ from statecli.core.scope import NotChecked
 from statecli.pickle_scan.one_pickle import begins_as_pickle
 from statecli.storage import files
 from statecli.storage.source import Source
-from statecli.targets.expand import Homes, expand, glob_covers, is_called_weights, is_reached, skipped_file
-from statecli.targets.outcome import Status
+from statecli.targets.expand import (
+    ModelFolders,
+    expand_targets,
+    glob_covers,
+    is_named_as_checkpoint,
+    is_reached,
+    skip_file,
+)
+from statecli.targets.target_result import Status
 
 
 def found(*texts):
     """The targets' paths, and what was skipped or failed."""
-    every = list(expand([str(text) for text in texts]))
+    every = list(expand_targets([str(text) for text in texts]))
     return [one for one in every if isinstance(one, str)], [one for one in every if not isinstance(one, str)]
 
 
@@ -247,7 +254,7 @@ def test_a_folder_that_holds_nothing_is_said(tmp_path):
 
 def test_a_glob_that_matches_nothing_is_skipped_where_that_is_allowed(tmp_path):
     """`--allow-empty` is of that too."""
-    (one,) = expand([str(tmp_path / "*.pt")], allow_empty=True)
+    (one,) = expand_targets([str(tmp_path / "*.pt")], allow_empty=True)
     assert one.status is Status.SKIPPED
 
 
@@ -270,16 +277,16 @@ def shards(tmp_path):
 
 def instead(path, homes):
     """The path of what stands for a file, if anything does."""
-    model = homes.instead(str(path))
+    model = homes.find_replacement(str(path))
     return model if model is None or isinstance(model, str) else model.path
 
 
 def test_a_shard_that_is_named_is_itself(shards):
     """Unless it was found, or a lock has another name for it."""
     shard = shards / "m-00001-of-00002.safetensors"
-    assert instead(shard, Homes()) is None
-    assert instead(shard, Homes(as_found=True)) == str(shards)
-    assert instead(shards, Homes(as_found=True)) is None
+    assert instead(shard, ModelFolders()) is None
+    assert instead(shard, ModelFolders(as_found=True)) == str(shards)
+    assert instead(shards, ModelFolders(as_found=True)) is None
 
 
 @pytest.mark.parametrize("as_found", [False, True])
@@ -287,9 +294,9 @@ def test_a_lock_says_which_name_of_a_model_counts(shards, as_found):
     """The shard's own, the folder's, that of its index, or none of them."""
     shard, index = shards / "m-00001-of-00002.safetensors", shards / "m.safetensors.index.json"
     for locked, expected in ((shard, None), (shards, str(shards)), (index, str(index))):
-        homes = Homes(as_found=as_found, is_locked=lambda path, locked=locked: path == str(locked))
+        homes = ModelFolders(as_found=as_found, is_locked=lambda path, locked=locked: path == str(locked))
         assert instead(shard, homes) == expected
-    nothing = Homes(as_found=as_found, is_locked=lambda _: False)
+    nothing = ModelFolders(as_found=as_found, is_locked=lambda _: False)
     assert instead(shard, nothing) == (str(shards) if as_found else None)
 
 
@@ -431,7 +438,7 @@ def test_a_file_that_is_gone_meanwhile_has_failed_or_is_skipped_without_an_error
 )
 def test_a_skipped_file_is_counted_by_what_it_is(what, noun):
     """Without an article, and without the advice."""
-    one = skipped_file("x", what)
+    one = skip_file("x", what)
     assert told(one) == ("x", Status.SKIPPED, f"is {what}")
     assert one.not_checked == (NotChecked("file", 1, noun),)
 
@@ -467,7 +474,7 @@ def test_skipped_folders_are_counted_by_their_reason(tmp_path):
 )
 def test_some_names_say_that_a_checkpoint_is_meant(name, expected):
     """A pickle may be of anything, and so may a `.bin` of another name."""
-    assert is_called_weights(name) is expected
+    assert is_named_as_checkpoint(name) is expected
 
 
 # --- globs -----------------------------------------------------------------------------------------------------------
@@ -484,22 +491,22 @@ def test_a_glob_comes_in_natural_order(tmp_path):
 def test_a_glob_finds_what_a_lock_or_a_walk_makes_of_a_file(shards):
     """The folder once for both of its shards, where files are taken as a walk finds them."""
     pattern = str(shards / "*.safetensors")
-    assert list(expand([pattern])) == [str(shards / f"m-0000{n}-of-00002.safetensors") for n in (1, 2)]
-    assert list(expand([pattern], homes=Homes(as_found=True))) == [str(shards)]
+    assert list(expand_targets([pattern])) == [str(shards / f"m-0000{n}-of-00002.safetensors") for n in (1, 2)]
+    assert list(expand_targets([pattern], model_folders=ModelFolders(as_found=True))) == [str(shards)]
 
 
 def test_a_file_alone_in_its_model_is_itself(tmp_path):
     """Also where files are taken as a walk finds them."""
     save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
-    assert instead(tmp_path / "model.safetensors", Homes(as_found=True)) is None
+    assert instead(tmp_path / "model.safetensors", ModelFolders(as_found=True)) is None
 
 
 def test_a_named_file_that_is_no_checkpoint_is_skipped_as_a_walk_does(tmp_path):
     """Without that it was meant, and its reader says what it is."""
     (tmp_path / "notes.txt").write_text("hello")
     path = str(tmp_path / "notes.txt")
-    assert list(expand([path])) == [path]
-    (one,) = expand([path], homes=Homes(as_found=True))
+    assert list(expand_targets([path])) == [path]
+    (one,) = expand_targets([path], model_folders=ModelFolders(as_found=True))
     assert told(one) == (path, Status.SKIPPED, "is a text file")
 
 

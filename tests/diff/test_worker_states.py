@@ -19,7 +19,7 @@ from statecli import formats
 from statecli.commands.diff import run
 from statecli.commands.diff.run import Request, compare_targets
 from statecli.core.state import Evidence, Kind, ModelState
-from statecli.targets.load import checkpoint
+from statecli.targets.load import read_checkpoint
 from statecli.values.stats import StatsTask, stats_batch
 from statecli.workers import pool
 from statecli.workers.executors import batch
@@ -106,7 +106,7 @@ def second_process(monkeypatch) -> None:
 
 def test_every_state_survives_the_round_trip(target):
     """Each format, all fields: what the worker packs is what was read."""
-    expected = checkpoint(target)
+    expected = read_checkpoint(target)
     packed = run.pack_checkpoint(target)
     assert run.unpack_checkpoint(packed) == expected
     assert pickle.loads(pickle.dumps(expected)) == expected

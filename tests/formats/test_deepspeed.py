@@ -19,7 +19,7 @@ from statecli.commands.audit.run import Request, audit
 from statecli.core.state import Evidence, Kind
 from statecli.file_scan import scan
 from statecli.formats import deepspeed
-from statecli.targets.outcome import Status
+from statecli.targets.target_result import Status
 from statecli.values.read import read_all_values
 
 from . import attacks, zero

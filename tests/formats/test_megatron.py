@@ -12,7 +12,7 @@ import torch
 from statecli import formats
 from statecli.commands.audit.run import Request, audit
 from statecli.file_scan import scan
-from statecli.targets.outcome import Status
+from statecli.targets.target_result import Status
 from statecli.values.read import read_all_values
 
 from . import attacks

@@ -20,7 +20,7 @@ def cut(tmp_path):
     def read(thing, section, **options):
         path = str(tmp_path / "file.pt")
         torch.save(thing, path, **options)
-        return load.checkpoint(f"{path}#{section}")
+        return load.read_checkpoint(f"{path}#{section}")
 
     return read
 
@@ -109,7 +109,7 @@ def test_every_path_that_reads_as_one_selects_its_tensors(tmp_path_factory, tree
         if where:
             # "1." is a key of its own, and the empty key below "1": what reads as one path is one section.
             alike = set().union(*(found for name, found in leaves.items() if f"{name}.".startswith(f"{where}.")))
-            assert len(load.checkpoint(f"{path}#{where}").tensors) in (*counts, sum(counts), len(alike))
+            assert len(load.read_checkpoint(f"{path}#{where}").tensors) in (*counts, sum(counts), len(alike))
 
 
 def test_a_section_of_a_diff_says_nothing_of_the_rest(statecli, tmp_path):

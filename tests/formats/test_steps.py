@@ -17,7 +17,7 @@ from statecli.file_scan import scan as _scan
 from statecli.pickle_scan import imported_names
 from statecli.pickle_scan.step_budget import FLOW_PER_BYTE, FLOW_PER_OPCODE, Budget, OutOfSteps, Steps
 from statecli.storage.source import Source
-from statecli.targets.outcome import Status
+from statecli.targets.target_result import Status
 
 from .attacks import Member, build, called, named, number, records, short, stacked
 

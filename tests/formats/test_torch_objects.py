@@ -460,7 +460,7 @@ def test_nothing_to_list_is_an_error(tmp_path):
     state = read(tmp_path, {"epoch": 3})
     assert (state.tensors, state.sections, state.metadata.values) == ((), (), {"epoch": 3})
     with pytest.raises(MalformedError, match=r"file\.pt: holds no tensor: the pickle is a dict of 1"):
-        load.checkpoint(str(tmp_path / "file.pt"))
+        load.read_checkpoint(str(tmp_path / "file.pt"))
 
 
 def test_an_optimizer_alone(tmp_path):

@@ -20,7 +20,7 @@ from statecli.core.errors import MalformedError, UnreadableError
 from statecli.file_scan.scan import scan_pickles
 from statecli.formats import torch_tar
 from statecli.rules.pickles import RULES
-from statecli.targets.outcome import Status
+from statecli.targets.target_result import Status
 from statecli.values.read import read_all_values
 
 from .attacks import called, legacy, named, number, pickled, state_dict, tensor, text

@@ -125,7 +125,7 @@ def test_its_weights_and_moments_are_those_that_the_libraries_load(step):
 
 def test_its_optimizer_tells_what_is_a_parameter(step):
     """safetensors sorts its entries, so that the number of each shape must tell; all of them are trained."""
-    state = load.checkpoint(str(step))
+    state = load.read_checkpoint(str(step))
     kinds = {(one.section, one.kind, one.evidence) for one in state.tensors}
     assert kinds == {
         ("model", Kind.PARAMETER, Evidence.OPTIMIZER),
@@ -143,7 +143,7 @@ def test_what_is_frozen_is_not_told_as_trained(tmp_path):
     net["c"](net["a"](torch.ones(1, 4)) + net["b"](torch.ones(1, 5))).sum().backward()
     optimizer.step()
     torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
-    state = load.checkpoint(str(tmp_path))
+    state = load.read_checkpoint(str(tmp_path))
     known = {one.fqn: one.evidence for one in state.tensors if one.section == "model"}
     assert known == {
         **dict.fromkeys(["a.weight", "b.weight", "c.weight", "c.bias"], Evidence.OPTIMIZER),
@@ -158,7 +158,9 @@ def test_an_optimizer_of_something_else_tells_nothing(step):
     net(torch.ones(1, 7)).sum().backward()
     optimizer.step()
     torch.save(optimizer.state_dict(), step / "optimizer.pt")
-    assert {one.evidence for one in load.checkpoint(str(step)).tensors if one.section == "model"} == {Evidence.ASSUMED}
+    assert {one.evidence for one in load.read_checkpoint(str(step)).tensors if one.section == "model"} == {
+        Evidence.ASSUMED
+    }
 
 
 def test_its_settings_are_told_below_their_files(step):
@@ -293,7 +295,7 @@ def test_a_model_that_cannot_be_read_is_one_line(step, statecli):
 
 def test_a_state_of_accelerate_is_read_whole(accelerated):
     """Several models and optimizers, the generators, and what a user registered."""
-    state = load.checkpoint(str(accelerated))
+    state = load.read_checkpoint(str(accelerated))
     assert state.sections == (
         "model",
         "model_1",
@@ -354,7 +356,7 @@ def sharded(tmp_path) -> Path:
 
 def test_the_shards_of_fsdp_are_the_model_and_its_optimizer(sharded):
     """Their folders are sections; the optimizer names its parameters, and settings stand where files have them."""
-    state = load.checkpoint(str(sharded))
+    state = load.read_checkpoint(str(sharded))
     assert state.format == "trainer dcp+torch-zip"
     assert state.sections == ("model", "optimizer", "rng_state_0", "rng_state_1")
     known = {one.fqn: (one.kind, one.evidence) for one in state.tensors if one.section == "model"}

@@ -119,7 +119,7 @@ def test_a_report_of_findings_takes_linear_steps():
     from statecli.report import View, inspect
 
     def report(net: nn.Module) -> object:
-        return inspect.of_inspection(statecli.inspect(net, to="meta"), View())
+        return inspect.build_inspect_report(statecli.inspect(net, to="meta"), View())
 
     assert _growth(MODELS["one buffer under many names"], report, TIED) < 2.1
 

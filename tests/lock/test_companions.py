@@ -14,7 +14,7 @@ from statecli.commands.audit.run import Request, audit
 from statecli.commands.lock import companion_files, lock_file, run
 from statecli.core.errors import BarePickle
 from statecli.core.finding import Severity
-from statecli.targets.outcome import Status
+from statecli.targets.target_result import Status
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-06, "rope_scaling": {"factor": 2}}
 FILES = {

@@ -14,10 +14,10 @@ from statecli import render
 from statecli.core.escaping import escape, escape_json, escape_line
 from statecli.core.finding import Finding, Severity
 from statecli.core.state import Oddity
-from statecli.render import Look, Output
+from statecli.render import Output, RenderOptions
 from statecli.report import Column, Fix, Group, Line, Page, Report, Table
 
-from ..audits import Sink, accepted, failed, finding, skipped, target, unheard, written
+from ..audits import Sink, accepted, failed_target, finding, render_audit, skipped_rule, skipped_target, target
 
 PEOPLE = (Output.TABLE, Output.PLAIN, Output.MARKDOWN, Output.HTML)
 #: What a terminal or a workflow's runner would act on, and texts with it in every place.
@@ -68,13 +68,13 @@ def report(text, outline=False):
         findings=(told,),
         notes=(Oddity(text, text),),
         outline=outline,
-        several=True,
+        has_several_targets=True,
     )
 
 
 def shown(output, made, **look):
     sink = Sink()
-    render.write(made, output, sink, Look(terminal=True, **look))
+    render.write(made, output, sink, RenderOptions(terminal=True, **look))
     return "".join(sink.parts)
 
 
@@ -109,12 +109,12 @@ def test_no_part_of_an_audit_acts(output, terminal):
     """A reason for what is accepted, of what failed, was skipped or did not run; a format, a name, what to do."""
     text = "r\x1b[31m\n::error::z"
     told = finding(message=text, help=text, target=text)
-    made = written(
+    made = render_audit(
         output,
-        target(text, told, accepted=accepted(text, told), skipped=(unheard("nan", text),)),
+        target(text, told, accepted=accepted(text, told), skipped=(skipped_rule("nan", text),)),
         target(text, told),
-        failed(text, text),
-        skipped(text, text),
+        failed_target(text, text),
+        skipped_target(text, text),
         terminal=terminal,
     )
     if output is Output.GITHUB:

@@ -8,12 +8,12 @@ from hypothesis import given
 
 from statecli.core.state import Origin
 
-from ..audits import ERROR, NOTE, WARNING, failed, finding, skipped, target, written
+from ..audits import ERROR, NOTE, WARNING, failed_target, finding, render_audit, skipped_target, target
 from ..published import github
 
 
 def notes(*targets, **options):
-    return github(written("github", *targets, **options))
+    return github(render_audit("github", *targets, **options))
 
 
 @pytest.mark.parametrize("line", ["::error::x", "::error file=a:b::x", "  ::debug::x", "a ##[error]b"])
@@ -145,14 +145,14 @@ def test_what_is_said_of_several_targets_is_behind_their_names():
     found = [target(f"{n}.pt", finding(target=f"{n}.pt", message=f"w: {n // 2} NaN")) for n in range(24)]
     ((_, _, message),) = notes(*found)
     assert message.splitlines()[::10] == ["0.pt, 1.pt: w: 0 NaN", "… and 4 more"]
-    ((_, properties, message),) = notes(*(failed(f"{n}.pt") for n in range(12)))
+    ((_, properties, message),) = notes(*(failed_target(f"{n}.pt") for n in range(12)))
     assert properties == {"file": "0.pt", "title": "statecli cannot-read (12)"}
     assert message == f"{', '.join(f'{n}.pt' for n in range(10))} and 2 more: is empty"
 
 
 def test_a_target_that_failed_is_an_error():
     """And one that was skipped a notice: a step that shows neither looks clean."""
-    assert notes(failed("no.pt"), skipped("README.md")) == [
+    assert notes(failed_target("no.pt"), skipped_target("README.md")) == [
         ("error", {"file": "no.pt", "title": "statecli cannot-read"}, "no.pt: is empty"),
         ("notice", {"file": "README.md", "title": "statecli skipped"}, "is a text file"),
     ]
@@ -160,21 +160,21 @@ def test_a_target_that_failed_is_an_error():
 
 def test_the_last_line_is_the_verdict():
     """For who reads the log; it is no command."""
-    assert written("github", target()).splitlines() == ["statecli: 1 audited: clean; 2 rules ran"]
+    assert render_audit("github", target()).splitlines() == ["statecli: 1 audited: clean; 2 rules ran"]
 
 
 def test_quiet_leaves_what_fails():
     """-q: no notice, no verdict."""
-    text = written("github", target("a.pt", finding(severity=NOTE), finding("inf", WARNING)), quiet=True)
+    text = render_audit("github", target("a.pt", finding(severity=NOTE), finding("inf", WARNING)), quiet=True)
     assert [one[1]["title"] for one in github(text)] == ["statecli inf"]
     assert text.count("\n") == 1
-    assert written("github", target(), quiet=True) == ""
+    assert render_audit("github", target(), quiet=True) == ""
 
 
 @given(st.text(st.characters(), max_size=60), st.text(st.characters(), min_size=1, max_size=30))
 def test_no_name_is_a_command(fqn, name):
     """One line an annotation, whatever is in it, and what is read back is what was meant."""
-    text = written("github", target(name, finding(fqn=fqn, message=f"{fqn}: x", target=name), ran=()))
+    text = render_audit("github", target(name, finding(fqn=fqn, message=f"{fqn}: x", target=name), ran=()))
     assert text.count("\n") == 2
     assert len(github(text)) == 1
 

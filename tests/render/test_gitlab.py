@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from statecli.core.state import Origin, Place
-from statecli.targets.location import fingerprint
+from statecli.targets.location import compute_fingerprint
 
-from ..audits import ERROR, NOTE, WARNING, accepted, failed, finding, skipped, target, written
+from ..audits import ERROR, NOTE, WARNING, accepted, failed_target, finding, render_audit, skipped_target, target
 from ..published import gitlab
 
 
 def issues(*targets, **options):
-    return gitlab(written("gitlab", *targets, **options))
+    return gitlab(render_audit("gitlab", *targets, **options))
 
 
 def test_the_reader_refuses_what_is_none():
@@ -28,7 +28,7 @@ def test_an_issue_has_what_gitlab_asks_for():
         {
             "description": "fc.weight: is nan (go back one epoch)",
             "check_name": "nan",
-            "fingerprint": fingerprint(one),
+            "fingerprint": compute_fingerprint(one),
             "severity": "major",
             "location": {"path": "a.pt", "lines": {"begin": 1}},
         }
@@ -39,7 +39,7 @@ def test_an_issue_has_what_gitlab_asks_for():
 def test_severities(severity, word):
     """Three of GitLab's five; what could not be read at all is a blocker."""
     assert [one["severity"] for one in issues(target("a.pt", finding(severity=severity)))] == [word]
-    assert [one["severity"] for one in issues(failed("no.pt"))] == ["blocker"]
+    assert [one["severity"] for one in issues(failed_target("no.pt"))] == ["blocker"]
 
 
 def test_a_source_line_is_the_line():
@@ -66,12 +66,12 @@ def test_fingerprints_are_unique_and_stay():
 
 def test_what_is_accepted_or_skipped_is_no_issue():
     """The report has what there is to mend."""
-    assert issues(target("a.pt", accepted=accepted("known", finding())), skipped("README.md")) == []
+    assert issues(target("a.pt", accepted=accepted("known", finding())), skipped_target("README.md")) == []
 
 
 def test_a_clean_run_is_an_empty_list():
     """By which GitLab sees what was mended."""
-    assert written("gitlab", target()) == "[]\n"
+    assert render_audit("gitlab", target()) == "[]\n"
 
 
 def test_quiet_is_whole():

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from statecli import render
 from statecli.core.finding import Finding, Severity
 from statecli.core.state import Oddity
-from statecli.render import Look, Output
+from statecli.render import Output, RenderOptions
 from statecli.report import Bars, Column, Fix, Group, Line, Page, Report, Spread, Table
 
 #: HTML's elements without content.
@@ -108,7 +108,7 @@ def report(shown=None, title="net.pt", **changes):
 
 def written(about, **look):
     sink = Sink()
-    render.write(about, Output.HTML, sink, Look(**look))
+    render.write(about, Output.HTML, sink, RenderOptions(**look))
     return sink.raw
 
 
@@ -339,7 +339,7 @@ def test_no_other_output_imports_jinja(output, tmp_path):
         "class Sink:\n    text = utf8 = staticmethod(lambda part: None)\n"
         "columns = (Column('fqn'),)\n"
         "about = Report('t', Document, lambda: Table(columns, ()), lambda: Page('', columns, (), ()))\n"
-        f"render.write(about, render.Output({output.value!r}), Sink, render.Look(terminal=True))\n"
+        f"render.write(about, render.Output({output.value!r}), Sink, render.RenderOptions(terminal=True))\n"
         "sys.exit('jinja2' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,13 +10,13 @@ from statecli.commands.diff.result import ScalarChange, Status
 from statecli.core.finding import Severity
 
 from .. import changes
-from ..audits import NOTE, WARNING, accepted, failed, finding, skipped, target, unheard, written
+from ..audits import NOTE, WARNING, accepted, failed_target, finding, render_audit, skipped_rule, skipped_target, target
 from ..published import junit
 
 
 def cases(*targets, **options):
     """(suite, case) -> what it holds: nothing, or (tag, message, text)."""
-    root = junit(written("junit", *targets, **options))
+    root = junit(render_audit("junit", *targets, **options))
     return {
         (suite.get("name"), case.get("name")): [(one.tag, one.get("message"), one.text) for one in case]
         for suite in root
@@ -40,7 +40,9 @@ def test_the_schema_refuses_what_is_none(text):
 
 def test_each_rule_is_a_case_of_its_target():
     """Those that found nothing passed; those that could not judge were skipped, with the reason."""
-    found = cases(target("a.pt", finding(), ran=("nan", "inf"), skipped=(unheard("broken-tie", "give --against"),)))
+    found = cases(
+        target("a.pt", finding(), ran=("nan", "inf"), skipped=(skipped_rule("broken-tie", "give --against"),))
+    )
     assert found["a.pt", "inf"] == []
     assert found["a.pt", "nan"] == [("failure", "fc.weight: is nan", "error[nan]: fc.weight: is nan")]
     assert found["a.pt", "broken-tie"] == [("skipped", "give --against", None)]
@@ -70,7 +72,7 @@ def test_what_is_accepted_passes_and_says_why():
 
 def test_a_target_that_was_not_audited_is_a_case():
     """An error where it failed, skipped where it was: never a suite without a word."""
-    found = cases(failed("no.pt", "is empty"), skipped("README.md", "is a text file"))
+    found = cases(failed_target("no.pt", "is empty"), skipped_target("README.md", "is a text file"))
     assert found["no.pt", "audit"] == [("error", "no.pt: is empty", None)]
     assert found["README.md", "audit"] == [("skipped", "is a text file", None)]
 
@@ -107,7 +109,11 @@ def test_equal_states_are_one_case_that_passed():
 def test_any_name_is_xml(fqn, name):
     """Whatever is in it, lone surrogates and U+FFFF too, a parser reads it."""
     found = finding(fqn=fqn, message=f"{fqn}: x", target=name)
-    junit(written("junit", target(name, found), failed(f"{name}."), target("b", accepted=accepted(fqn or "-", found))))
+    junit(
+        render_audit(
+            "junit", target(name, found), failed_target(f"{name}."), target("b", accepted=accepted(fqn or "-", found))
+        )
+    )
 
 
 def test_what_xml_has_no_place_for_is_an_escape():

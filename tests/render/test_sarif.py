@@ -11,16 +11,16 @@ import pytest
 from hypothesis import example, given
 
 from statecli.core.state import Origin, Place
-from statecli.render.sarif import uri
+from statecli.render.sarif import make_uri
 from statecli.rules import RULES
-from statecli.targets.location import fingerprint
+from statecli.targets.location import compute_fingerprint
 
-from ..audits import ERROR, NOTE, WARNING, accepted, failed, finding, skipped, target, written
+from ..audits import ERROR, NOTE, WARNING, accepted, failed_target, finding, render_audit, skipped_target, target
 from ..published import sarif
 
 
 def run(*targets):
-    return sarif(written("sarif", *targets))
+    return sarif(render_audit("sarif", *targets))
 
 
 def location(one):
@@ -123,9 +123,9 @@ def test_a_fingerprint_stays_and_tells_apart():
     """It is the finding's own; what GitHub goes by tells two of one tensor and rule apart."""
     one, other = finding(message="fc.weight: 1 NaN"), finding(message="fc.weight: 2 NaN")
     results = run(target("a.pt", one, other))["results"]
-    assert [result["partialFingerprints"]["statecli/v1"] for result in results] == [fingerprint(one)] * 2
+    assert [result["partialFingerprints"]["statecli/v1"] for result in results] == [compute_fingerprint(one)] * 2
     githubs = [result["partialFingerprints"]["primaryLocationLineHash"] for result in results]
-    assert githubs == [f"{fingerprint(one)}:1", f"{fingerprint(one)}:2"]
+    assert githubs == [f"{compute_fingerprint(one)}:1", f"{compute_fingerprint(one)}:2"]
 
 
 def test_what_is_accepted_is_suppressed():
@@ -146,7 +146,7 @@ def test_without_anything_accepted_nothing_is_said_of_it():
 
 def test_a_target_that_failed_is_a_notification():
     """The run was not successful, and says of which file and why."""
-    (invocation,) = run(target(), failed("no.pt", "is empty"))["invocations"]
+    (invocation,) = run(target(), failed_target("no.pt", "is empty"))["invocations"]
     assert invocation["executionSuccessful"] is False
     (told,) = invocation["toolExecutionNotifications"]
     assert (told["level"], told["message"]["text"]) == ("error", "no.pt: is empty")
@@ -155,7 +155,7 @@ def test_a_target_that_failed_is_a_notification():
 
 def test_a_target_that_was_skipped_is_a_note():
     """It makes no run fail."""
-    (invocation,) = run(target(), skipped("README.md"))["invocations"]
+    (invocation,) = run(target(), skipped_target("README.md"))["invocations"]
     assert invocation["executionSuccessful"] is True
     assert [one["level"] for one in invocation["toolExecutionNotifications"]] == ["note"]
 
@@ -167,14 +167,14 @@ def test_a_clean_run_has_no_result():
 
 def test_quiet_is_whole():
     """Programs read it."""
-    assert written("sarif", target("a.pt", finding(severity=NOTE)), quiet=True) == written(
+    assert render_audit("sarif", target("a.pt", finding(severity=NOTE)), quiet=True) == render_audit(
         "sarif", target("a.pt", finding(severity=NOTE))
     )
 
 
 def test_one_result_is_one_line():
     """So that it can be read, grepped and diffed as well as parsed."""
-    text = written("sarif", target("a.pt", finding(), finding("inf")))
+    text = render_audit("sarif", target("a.pt", finding(), finding("inf")))
     assert [line[:11] for line in text.splitlines()].count('{"ruleId":"') == 2
 
 
@@ -186,7 +186,7 @@ def test_a_uri_is_its_path_again(path):
     """Unquoted it is the path, and nothing in it is a scheme, a query or a fragment."""
     if any("\ud800" <= char <= "\udfff" for char in path):
         return
-    text = uri(path)
+    text = make_uri(path)
     assert text.isascii()
     assert not set(text.removeprefix("file://")) & set(':?#[]\\ "<>')
     assert unquote(text.removeprefix("file://")) == path.removeprefix("./")
@@ -195,4 +195,4 @@ def test_a_uri_is_its_path_again(path):
 @given(st.binary(min_size=1).filter(lambda raw: b"\0" not in raw and b"://" not in raw))
 def test_a_uri_has_the_bytes_of_the_file_name(raw):
     """Also where they are no UTF-8."""
-    assert unquote_to_bytes(uri(os.fsdecode(raw)).removeprefix("file://")) == raw.removeprefix(b"./")
+    assert unquote_to_bytes(make_uri(os.fsdecode(raw)).removeprefix("file://")) == raw.removeprefix(b"./")

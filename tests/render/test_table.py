@@ -7,8 +7,8 @@ import pytest
 from statecli.commands.diff.result import Field
 from statecli.core.state import Kind
 
-from ..audits import failed, finding, target
-from ..audits import written as audited
+from ..audits import failed_target, finding, target
+from ..audits import render_audit as audited
 from ..changes import added, diff, nudged, recast, renamed, same, tensor, written
 
 
@@ -72,7 +72,7 @@ def test_the_lines_of_a_long_cell_hang():
 @pytest.mark.parametrize("width", [30, 80])
 def test_what_is_beside_the_findings_stands_in_two_columns(width):
     """What is too long for the first stands above; no line is wider."""
-    others = failed("a.pt", "is too short"), failed(f"runs/{'x' * 50}.pt", "is empty")
+    others = failed_target("a.pt", "is too short"), failed_target(f"runs/{'x' * 50}.pt", "is empty")
     lines = audited("table", target(), *others, terminal=True, width=width).splitlines()
     assert max(map(len, lines)) <= width
     starts = {line.index(said) for line in lines for said in ("is too", "is empty") if said in line}

@@ -14,7 +14,9 @@ from statecli.report import Line, fold
 
 
 def names(*rows):
-    return [line.cells[0] for line in fold.lines([Line(row if isinstance(row, tuple) else (row, "x")) for row in rows])]
+    return [
+        line.cells[0] for line in fold.fold_lines([Line(row if isinstance(row, tuple) else (row, "x")) for row in rows])
+    ]
 
 
 def test_layers_fold_to_a_range():
@@ -47,7 +49,7 @@ def test_subscripts_fold():
 def test_remarks_that_differ_keep_rows_apart():
     """A tied layer is not folded with layers that are not."""
     rows = [Line(("h.0.w", "x"), "= emb.w"), Line(("h.1.w", "x")), Line(("h.2.w", "x"))]
-    assert [line.cells[0] for line in fold.lines(rows)] == ["h.0.w", "h.{1,2}.w"]
+    assert [line.cells[0] for line in fold.fold_lines(rows)] == ["h.0.w", "h.{1,2}.w"]
 
 
 number = st.integers(0, 5)
@@ -73,21 +75,21 @@ def expanded(name):
 def test_folding_loses_and_invents_nothing(pairs, cell):
     """The names that the folded rows stand for are exactly the rows, each once."""
     rows = [Line((f"a.{i}.b.{j}.w", cell)) for i, j in sorted(pairs)]
-    stood_for = [name for line in fold.lines(rows) for name in expanded(line.cells[0])]
+    stood_for = [name for line in fold.fold_lines(rows) for name in expanded(line.cells[0])]
     assert sorted(stood_for) == sorted(row.cells[0] for row in rows)
 
 
 def test_many_findings_fold_and_few_do_not():
     """Seventy left-behind layers are told in one line, three are told one by one."""
     many = [Finding("left-behind", Severity.ERROR, f"h.{n}.t: stays", "x", f"h.{n}.t") for n in range(70)]
-    assert [one.message for one in fold.findings(many)] == ["h.{0..69}.t: stays"]
-    assert fold.findings(many[:3]) == tuple(many[:3])
+    assert [one.message for one in fold.fold_findings(many)] == ["h.{0..69}.t: stays"]
+    assert fold.fold_findings(many[:3]) == tuple(many[:3])
 
 
 def test_numbers_that_are_no_layers_keep_rows_apart():
     """A count in a remark is a fact of its row, not a layer's number."""
     rows = [Line((f"l.{n}.w", "x"), f"{n % 3} nan") for n in range(9)]
-    folded = fold.lines(rows)
+    folded = fold.fold_lines(rows)
     assert {line.remark for line in folded} == {"0 nan", "1 nan", "2 nan"}
     assert {line.cells[0] for line in folded} == {"l.{0,3,6}.w", "l.{1,4,7}.w", "l.{2,5,8}.w"}
 
@@ -95,13 +97,13 @@ def test_numbers_that_are_no_layers_keep_rows_apart():
 def test_a_remark_that_names_the_rows_own_layer_folds_with_it():
     """`= h.3.b` beside `h.3.a` is the same fact in each layer."""
     rows = [Line((f"h.{n}.a", "x"), f"= h.{n}.b") for n in range(5)]
-    assert [(line.cells[0], line.remark) for line in fold.lines(rows)] == [("h.{0..4}.a", "= h.{0..4}.b")]
+    assert [(line.cells[0], line.remark) for line in fold.fold_lines(rows)] == [("h.{0..4}.a", "= h.{0..4}.b")]
 
 
 def test_a_remark_that_names_one_layer_does_not():
     """Every layer tied to the first one is not tied to its own."""
     rows = [Line((f"h.{n}.a", "x"), f"= emb.{n % 2}.w") for n in range(2, 8)]
-    assert {line.remark for line in fold.lines(rows)} == {"= emb.0.w", "= emb.1.w"}
+    assert {line.remark for line in fold.fold_lines(rows)} == {"= emb.0.w", "= emb.1.w"}
 
 
 def test_leading_zeros_are_names():
@@ -118,13 +120,13 @@ def test_one_name_twice_is_two_rows():
 def test_a_name_that_holds_the_sign_for_a_number_is_its_own():
     """`a.#.w` is no layer of `a.5.w`."""
     rows = [Line((name, "x")) for name in ("a.#.w", "a.5.w", "a.6.w")]
-    assert [line.cells[0] for line in fold.lines(rows)] == ["a.#.w", "a.{5,6}.w"]
+    assert [line.cells[0] for line in fold.fold_lines(rows)] == ["a.#.w", "a.{5,6}.w"]
 
 
 def test_joined_says_which_rows_each_stands_for():
     """Every row is in exactly one line, in the order of the first."""
     rows = [Line((name, "x")) for name in ("a.0", "b", "a.1", "a.3")]
-    assert [(line.cells[0], those) for line, those in fold.joined(rows)] == [("a.{0,1,3}", [0, 2, 3]), ("b", [1])]
+    assert [(line.cells[0], those) for line, those in fold.fold_rows(rows)] == [("a.{0,1,3}", [0, 2, 3]), ("b", [1])]
 
 
 def test_causes_are_told_once_each():

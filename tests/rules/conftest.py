@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from statecli.commands.audit.run import Request, audit
-from statecli.targets.outcome import Status
+from statecli.targets.target_result import Status
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 
 from statecli.commands.audit.run import Request, audit
 from statecli.core.finding import Severity
-from statecli.targets.outcome import Status
+from statecli.targets.target_result import Status
 
 from ..formats.attacks import (
     Member,

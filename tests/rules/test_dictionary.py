@@ -13,7 +13,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.rule import FORMER_NAMES, Rule
 from statecli.report.documents import DOCUMENTS
 from statecli.rules import DICTIONARY, RULES
-from statecli.targets.location import fingerprint
+from statecli.targets.location import compute_fingerprint
 
 PACKAGE = Path(statecli.__file__).parent
 TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
@@ -110,7 +110,9 @@ def test_a_renamed_rule_keeps_its_fingerprint():
     for new, former in FORMER_NAMES.items():
         known = DICTIONARY[former]
         old = Finding(known.name, Severity.ERROR, "message", "net.py:Net", "fc.weight")
-        assert fingerprint(DICTIONARY[new].finding("message", target="net.py:Net", fqn="fc.weight")) == fingerprint(old)
+        assert compute_fingerprint(
+            DICTIONARY[new].finding("message", target="net.py:Net", fqn="fc.weight")
+        ) == compute_fingerprint(old)
 
 
 def test_a_rule_is_a_value():

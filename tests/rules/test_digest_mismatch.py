@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from statecli.commands.audit import values_budget
 from statecli.commands.audit.run import Request, audit
-from statecli.targets.outcome import Status
+from statecli.targets.target_result import Status
 
 RULE = "digest-mismatch"
 WEIGHTS = save({"w": torch.arange(12.0).reshape(3, 4)})

@@ -86,7 +86,7 @@ def test_trainable_mismatch_is_skipped_where_there_is_no_model(tmp_path):
     optimizer.step()
     torch.save(optimizer.state_dict(), tmp_path / "o.pt")
     request = Request((str(tmp_path / "o.pt"),), select=("trainable-mismatch",), policy=Policy(frozen=("0.*",)))
-    (one,) = audit(request).skipped
+    (one,) = audit(request).skipped_rules
     assert one.reason == "no tensor of a model is in it"
 
 

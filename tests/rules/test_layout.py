@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from statecli import rules
 from statecli.commands.audit.run import Request, audit
-from statecli.targets.outcome import Status
+from statecli.targets.target_result import Status
 
 from ..formats import zero
 from ..formats.attacks import Lies, Member, build, changed, pickled, records, state_dict, tensor, text

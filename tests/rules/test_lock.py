@@ -11,7 +11,7 @@ from torch import nn
 from statecli.commands.audit.run import Request, audit
 from statecli.commands.lock import lock_file, run
 from statecli.rules.policy_config import Policy
-from statecli.targets.outcome import Status
+from statecli.targets.target_result import Status
 
 
 def locked(*targets, **options):

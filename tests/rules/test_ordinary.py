@@ -12,7 +12,7 @@ from safetensors.torch import save_model
 from statecli.commands.audit.run import Request, audit
 from statecli.core.finding import Severity
 from statecli.rules import RULES, layout, names, placement, storage
-from statecli.targets.outcome import Status
+from statecli.targets.target_result import Status
 
 from ..zoo import SMALL, make
 

@@ -16,7 +16,7 @@ import torch
 
 from statecli.commands.audit.run import Request, audit
 from statecli.core.finding import Severity
-from statecli.targets.outcome import Status
+from statecli.targets.target_result import Status
 
 from ..formats.attacks import Member, build, called, named, number, pickled, records, state_dict, tensor, text
 

@@ -64,7 +64,7 @@ def test_missing_metadata_is_skipped_for_a_class():
     """It has none, and the reason says so."""
     text = f"{SAMPLES / 'net_fixed.py'}:Net"
     request = Request((text,), select=("missing-metadata",), policy=Policy(require_metadata=("license",)))
-    (one,) = audit(request).skipped
+    (one,) = audit(request).skipped_rules
     assert one.reason == "a class has no metadata: audit a checkpoint"
 
 

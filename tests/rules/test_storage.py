@@ -20,7 +20,7 @@ from statecli.core.state import ByteRange, TensorData
 from statecli.rules.policy_config import Policy
 from statecli.rules.storage import UNUSED_BYTES
 from statecli.rules.storage_views import _view_of_piece, group_by_storage, have_common_byte, split_disjoint_groups
-from statecli.targets.outcome import Status
+from statecli.targets.target_result import Status
 
 from ..formats import zero
 
@@ -282,7 +282,7 @@ def test_unused_bytes_are_never_more_than_no_tensor_has(tmp_path_factory, geomet
         marked.as_strided(*one).fill_(1)
     for storage in group_by_storage(formats.read(str(path))):
         assert storage.size == 400
-        assert 0 <= storage.unused <= int((marked == 0).sum()) * 4
+        assert 0 <= storage.unused_bytes <= int((marked == 0).sum()) * 4
 
 
 @given(views(), views(), st.sampled_from(["int32", "int64", "int8", "bool"]))
@@ -298,7 +298,7 @@ def test_views_share_a_byte_where_what_is_written_through_one_is_seen_through_th
 @given(st.lists(views(), min_size=2, max_size=6), st.sampled_from(["int8", "int32"]))
 def test_no_view_shares_a_byte_with_one_of_another_group(geometry, dtype):
     """All views are in the groups, once each; held against all pairs of different groups."""
-    held = list(dict.fromkeys(one for one in (_view(dtype, part) for part in geometry) if one.held))
+    held = list(dict.fromkeys(one for one in (_view(dtype, part) for part in geometry) if one.byte_count))
     groups = list(split_disjoint_groups(held))
     assert sorted(map(id, held)) == sorted(id(view) for group in groups for view in group)
     pairs = [(one, two) for a, b in combinations(groups, 2) for one in a for two in b]

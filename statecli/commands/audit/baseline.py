@@ -1,9 +1,9 @@
-"""The baseline: findings that were accepted on a day, each with its reason, so that an audit fails for new ones alone.
+"""The baseline: accepted findings, each with its reason, so that an audit fails only for new findings.
 
-A finding is known by its rule, target, section and tensor, by what else it is about (`os.system`), and by its content:
-the digest of what was judged, or else the message. So no other payload passes under the name of an accepted one. The
-file has a finding a line, sorted, and no times. It names targets from its own folder; once read, they are named as from
-here.
+A finding is identified by its rule, target, section and tensor, by `about` (`os.system`), and by its content: a digest
+of the checked bytes, or else the message. So another payload is not accepted under the name of a known one. The file
+has a sorted line for each finding, without times. Targets in the file are relative to its folder; once read, they are
+relative to the current folder.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Oddity
 from statecli.rules import RULES, run_notes
 from statecli.storage import files
-from statecli.targets.location import is_in, named, path_of, unnamed
-from statecli.targets.outcome import Accepted, Status, Target
+from statecli.targets.location import find_path, is_in_folder, make_relative_name, resolve_name
+from statecli.targets.target_result import Accepted, Status, TargetResult
 
 SCHEMA = "statecli.baseline/2"
 #: The schema of files that accept findings by name, whatever their content.
-BY_NAME = "statecli.baseline/1"
-#: The rule of findings that say nothing of the target, and are not to be lived with.
-BUG = run_notes.INTERNAL_ERROR.name
+SCHEMA_BY_NAME = "statecli.baseline/1"
+#: The rule of findings about a bug in statecli, which no baseline accepts.
+INTERNAL_ERROR_RULE = run_notes.INTERNAL_ERROR.name
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One finding that is accepted. Where `content` is there, `message` is for the reader of the file alone."""
+    """One accepted finding. If `content` is set, `message` is only for the reader of the file."""
 
     target: str
     rule: str
@@ -57,170 +57,185 @@ class Baseline(msgspec.Struct, frozen=True):
 _Key = tuple[str, str, str | None, str | None, str | None, str | None]
 
 
-def _key(finding: Finding, name: str) -> _Key:
-    """`name` is that of its target, which many have."""
+def _make_key(finding: Finding, name: str) -> _Key:
+    """Return the identity of a finding; `name` is the name of its target."""
     about = finding.about if isinstance(finding.about, str) else None
-    # A digest is "" where there are too many bytes for one: they may be any, and nothing accepts them.
-    content = (finding.content or None) if isinstance(finding.content, str) else _message(finding)
+    # A digest is "" for too many bytes: the content is unknown, and so nothing accepts the finding.
+    content = (finding.content or None) if isinstance(finding.content, str) else _strip_target(finding)
     return name, finding.rule, finding.section, finding.fqn, about, content
 
 
-def _message(finding: Finding) -> str:
-    """Return the message without the target, which is typed in many ways."""
+def _strip_target(finding: Finding) -> str:
+    """Return the message without the target, which users type in many ways."""
     return finding.message.removeprefix(f"{finding.target}: ")
 
 
-def _key_of(entry: Entry) -> _Key:
+def _make_entry_key(entry: Entry) -> _Key:
     content = entry.message if entry.content is None else entry.content
     return entry.target, entry.rule, entry.section, entry.fqn, entry.about, content
 
 
-def _entry(finding: Finding, name: str, reason: str) -> Entry:
+def _build_entry(finding: Finding, name: str, reason: str) -> Entry:
     about, content = (part if isinstance(part, str) else None for part in (finding.about, finding.content))
-    message = _message(finding)
+    message = _strip_target(finding)
     return Entry(name, finding.rule, finding.section, finding.fqn, reason, about, message, content)
 
 
-def read(path: str) -> Baseline:
-    """The file. Raises `UnreadableError` where there is none, `MalformedError` for what is no baseline."""
-    found = read_document(path, "the baseline")
-    if found.get("schema") == BY_NAME:
+def read_baseline(path: str) -> Baseline:
+    """Read a baseline file. Raises UnreadableError if there is none, MalformedError if it is not a baseline."""
+    document = read_document(path, "the baseline")
+    if document.get("schema") == SCHEMA_BY_NAME:
         again = "delete it and write it again: --write-baseline FILE --reason TEXT"
-        raise MalformedError(f"{path}: accepts findings by name, whatever their content ({BY_NAME}); {again}")
-    if found.get("schema") != SCHEMA:
-        raise MalformedError(f"{path}: is no baseline that this version reads: its schema is {found.get('schema')!r}")
+        raise MalformedError(f"{path}: accepts findings by name, whatever their content ({SCHEMA_BY_NAME}); {again}")
+    if document.get("schema") != SCHEMA:
+        raise MalformedError(
+            f"{path}: is no baseline that this version reads: its schema is {document.get('schema')!r}"
+        )
     try:
-        listed = msgspec.convert(found, Baseline)
-    except msgspec.ValidationError as why:
-        raise MalformedError(f"{path}: is no baseline: {why}; write it again") from why
+        baseline = msgspec.convert(document, Baseline)
+    except msgspec.ValidationError as error:
+        raise MalformedError(f"{path}: is no baseline: {error}; write it again") from error
     rules = [rule.name for rule in RULES]
-    for one in listed.findings:
-        if one.rule not in rules:
-            near = config.near(one.rule, rules)
-            what = f"{one.rule!r} of {one.target}, and there is no such rule"
-            raise MalformedError(f"{path}: accepts {what}{near or '; drop the entry'}")
-        if not one.reason.strip():
-            raise MalformedError(f"{path}: accepts {one.rule} of {one.target} without a reason; say why, it is shown")
-    return _renamed(listed, lambda target: unnamed(target, files.get_folder(path)))
+    for entry in baseline.findings:
+        if entry.rule not in rules:
+            suggestion = config.suggest_names(entry.rule, rules)
+            accepted = f"{entry.rule!r} of {entry.target}, and there is no such rule"
+            raise MalformedError(f"{path}: accepts {accepted}{suggestion or '; drop the entry'}")
+        if not entry.reason.strip():
+            raise MalformedError(
+                f"{path}: accepts {entry.rule} of {entry.target} without a reason; say why, it is shown"
+            )
+    return _rename_targets(baseline, lambda target: resolve_name(target, files.get_folder(path)))
 
 
-def _renamed(baseline: Baseline, name: Callable[[str], str]) -> Baseline:
-    names = {target: name(target) for target in {one.target for one in baseline.findings}}
-    entries = (replace(one, target=names[one.target]) for one in baseline.findings)
-    return replace(baseline, findings=tuple(sorted(entries, key=_order)))
+def _rename_targets(baseline: Baseline, rename: Callable[[str], str]) -> Baseline:
+    names = {target: rename(target) for target in {entry.target for entry in baseline.findings}}
+    entries = (replace(entry, target=names[entry.target]) for entry in baseline.findings)
+    return replace(baseline, findings=tuple(sorted(entries, key=_make_sort_key)))
 
 
-def joined(paths: Iterable[str | None]) -> Baseline | None:
-    """The entries of those files that are given, the first reason for each; None where none is."""
+def join_baselines(paths: Iterable[str | None]) -> Baseline | None:
+    """Return the entries of the given files, with the first reason for each; None if no file is given."""
     entries: dict[_Key, Entry] = {}
     given = [path for path in paths if path is not None]
     for path in given:
-        for entry in read(path).findings:
-            entries.setdefault(_key_of(entry), entry)
+        for entry in read_baseline(path).findings:
+            entries.setdefault(_make_entry_key(entry), entry)
     return Baseline(SCHEMA, tuple(entries.values())) if given else None
 
 
-def older(path: str | None) -> str | None:
-    """The file that is to be written, where there is one already: its reasons are kept."""
+def find_existing_file(path: str | None) -> str | None:
+    """Return the file to be written if the file exists already, because its reasons are kept."""
     return path if path is not None and os.path.lexists(path) else None
 
 
-def accepting(found: Audit, baseline: Baseline, *, whole: bool) -> Audit:
-    """The audit with what the baseline accepts set apart, and a note for each entry that nothing needs any more.
+def accept_findings(audit: Audit, baseline: Baseline, *, unfiltered: bool) -> Audit:
+    """Return the audit with accepted findings set apart, and a note for each entry without a finding.
 
-    `whole`: no filter hid anything, so that what was not found is not there.
+    `unfiltered`: no filter hid a tensor, so a missing finding is fixed.
     """
-    reasons = {_key_of(entry): entry.reason for entry in baseline.findings}
-    return replace(found, targets=tuple(_accepting(one, reasons, whole) for one in found.targets))
+    reasons = {_make_entry_key(entry): entry.reason for entry in baseline.findings}
+    return replace(audit, targets=tuple(_accept_in_target(target, reasons, unfiltered) for target in audit.targets))
 
 
-def _accepting(target: Target, reasons: dict[_Key, str], whole: bool) -> Target:
-    name = named(target.target)
-    keyed = [(one, _key(one, name)) for one in target.findings]
-    accepted = [Accepted(one, reasons[key]) for one, key in keyed if _is_in(key, reasons)]
-    left = tuple(one for one, key in keyed if not _is_in(key, reasons))
-    met = {_key(one.finding, name) for one in (*accepted, *target.accepted)}
-    looked = _looked_for(target, whole)
-    remaining = {key[:5] for one, key in keyed if not _is_in(key, reasons)}
-    notes = [_note(key, remaining) for key in reasons if key[0] == name and key[1] in looked and key not in met]
-    kept = [note for note in target.notes if note.kind is not OddityKind.BASELINE_FIXED]
-    return replace(target, findings=left, accepted=(*target.accepted, *accepted), notes=(*kept, *notes))
+def _accept_in_target(target: TargetResult, reasons: dict[_Key, str], unfiltered: bool) -> TargetResult:
+    name = make_relative_name(target.target)
+    keyed_findings = [(finding, _make_key(finding, name)) for finding in target.findings]
+    accepted = [Accepted(finding, reasons[key]) for finding, key in keyed_findings if _is_accepted(key, reasons)]
+    remaining = tuple(finding for finding, key in keyed_findings if not _is_accepted(key, reasons))
+    current_keys = {_make_key(accepted_finding.finding, name) for accepted_finding in (*accepted, *target.accepted)}
+    complete_rules = _list_complete_rules(target, unfiltered)
+    remaining_keys = {key[:5] for finding, key in keyed_findings if not _is_accepted(key, reasons)}
+    notes = [
+        _build_note(key, remaining_keys)
+        for key in reasons
+        if key[0] == name and key[1] in complete_rules and key not in current_keys
+    ]
+    other_notes = [note for note in target.notes if note.kind is not OddityKind.BASELINE_FIXED]
+    return replace(target, findings=remaining, accepted=(*target.accepted, *accepted), notes=(*other_notes, *notes))
 
 
-def gone(baseline: Baseline, targets: Sequence[str]) -> list[Entry]:
-    """The entries of files that are no longer there, in the folders of `targets`, of which an audit tells."""
-    folders = [one for one in targets if files.is_folder(one)]
-    missing = {target for target in {one.target for one in baseline.findings} if _is_gone(target, folders)}
-    return [one for one in baseline.findings if one.target in missing]
+def find_missing_entries(baseline: Baseline, targets: Sequence[str]) -> list[Entry]:
+    """Return the entries of files that no longer exist in the folders among `targets`."""
+    folders = [target for target in targets if files.is_folder(target)]
+    missing = {target for target in {entry.target for entry in baseline.findings} if _is_missing(target, folders)}
+    return [entry for entry in baseline.findings if entry.target in missing]
 
 
-def _is_gone(target: str, folders: Sequence[str]) -> bool:
-    path = path_of(target)
+def _is_missing(target: str, folders: Sequence[str]) -> bool:
+    path = find_path(target)
     if not path or files.exists(path):
         return False
-    return any(is_in(path, folder) for folder in folders)
+    return any(is_in_folder(path, folder) for folder in folders)
 
 
-def _is_in(key: _Key, known: Container[_Key]) -> bool:
-    return key[1] != BUG and key[5] is not None and key in known
+def _is_accepted(key: _Key, accepted_keys: Container[_Key]) -> bool:
+    return key[1] != INTERNAL_ERROR_RULE and key[5] is not None and key in accepted_keys
 
 
-def _looked_for(target: Target, whole: bool) -> frozenset[str]:
-    """The rules of which nothing more is to be found in the target than was."""
-    return frozenset(target.ran if whole and target.status is Status.AUDITED else ())
+def _list_complete_rules(target: TargetResult, unfiltered: bool) -> frozenset[str]:
+    """Return the rules whose findings in the target are all known."""
+    return frozenset(target.ran if unfiltered and target.status is Status.AUDITED else ())
 
 
-def _note(key: _Key, left: Container[tuple[str | None, ...]]) -> Oddity:
-    """Return the note of an entry that accepts nothing; `left` are the findings that remain, without their content."""
+def _build_note(key: _Key, remaining: Container[tuple[str | None, ...]]) -> Oddity:
+    """Return the note about an unneeded entry; `remaining` has the keys of remaining findings, without content."""
     _, rule, _, fqn, about, content = key
-    why = "it is fixed, drop it from there"
-    if (fqn or about) and key[:5] in left:
-        why = "its content has changed, review it and write the baseline again"
+    remedy = "it is fixed, drop it from there"
+    if (fqn or about) and key[:5] in remaining:
+        remedy = "its content has changed, review it and write the baseline again"
     return Oddity(
-        OddityKind.BASELINE_FIXED.value, f"the baseline accepts {rule} of {fqn or about or content}: {why}", fqn
+        OddityKind.BASELINE_FIXED.value, f"the baseline accepts {rule} of {fqn or about or content}: {remedy}", fqn
     )
 
 
-def made(found: Audit, old: Baseline | None, reason: str, *, whole: bool, targets: Sequence[str] = ()) -> Baseline:
-    """What is found now, for this reason unless `old` has one, and of `old` what was not looked for this time.
+def build_baseline(
+    audit: Audit, old: Baseline | None, reason: str, *, unfiltered: bool, targets: Sequence[str] = ()
+) -> Baseline:
+    """Return a baseline of the current findings, and of entries of `old` outside of this run's checks.
 
-    `targets` are those that were asked for: what is gone from their folders drops out.
+    An entry in `old` keeps its reason; new entries get `reason`. Entries of files gone from the folders in `targets`
+    are dropped.
     """
-    known = {_key_of(entry): entry for entry in old.findings} if old else {}
-    now: dict[_Key, Entry] = {}
-    looked: dict[str, frozenset[str]] = {}
-    for target in found.targets:
-        name = named(target.target)
-        looked[name] = _looked_for(target, whole)
-        new = {_key(one, name): _entry(one, name, reason) for one in target.findings}
-        now |= {key: entry for key, entry in new.items() if _is_in(key, new)}
-        now |= {key: known[key] for one in target.accepted if _is_in(key := _key(one.finding, name), known)}
-    entries = [known.get(key) or entry for key, entry in now.items()]
-    missing = {_key_of(entry) for entry in gone(old, targets)} if old else set()
-    for key, entry in known.items():
-        if key not in now and key not in missing and key[1] not in looked.get(key[0], ()):
+    old_entries = {_make_entry_key(entry): entry for entry in old.findings} if old else {}
+    current: dict[_Key, Entry] = {}
+    complete_rules: dict[str, frozenset[str]] = {}
+    for target in audit.targets:
+        name = make_relative_name(target.target)
+        complete_rules[name] = _list_complete_rules(target, unfiltered)
+        new = {_make_key(finding, name): _build_entry(finding, name, reason) for finding in target.findings}
+        current |= {key: entry for key, entry in new.items() if _is_accepted(key, new)}
+        current |= {
+            key: old_entries[key]
+            for accepted in target.accepted
+            if _is_accepted(key := _make_key(accepted.finding, name), old_entries)
+        }
+    entries = [old_entries.get(key) or entry for key, entry in current.items()]
+    missing = {_make_entry_key(entry) for entry in find_missing_entries(old, targets)} if old else set()
+    for key, entry in old_entries.items():
+        if key not in current and key not in missing and key[1] not in complete_rules.get(key[0], ()):
             entries.append(entry)
-    return Baseline(SCHEMA, tuple(sorted(entries, key=_order)))
+    return Baseline(SCHEMA, tuple(sorted(entries, key=_make_sort_key)))
 
 
-def _order(entry: Entry) -> list[tuple[bool, str]]:
-    return [(part is not None, part or "") for part in _key_of(entry)]
+def _make_sort_key(entry: Entry) -> list[tuple[bool, str]]:
+    return [(part is not None, part or "") for part in _make_entry_key(entry)]
 
 
-def written(baseline: Baseline, folder: str = ".") -> Iterator[bytes]:
-    """The file that is to lie in `folder`, piece by piece."""
-    baseline = _renamed(baseline, lambda target: named(target, folder))
+def encode_baseline(baseline: Baseline, folder: str = ".") -> Iterator[bytes]:
+    """Yield the pieces of the file for `folder`."""
+    baseline = _rename_targets(baseline, lambda target: make_relative_name(target, folder))
     yield b'{"schema": %b, "findings": [' % encode_json(baseline.schema)
     for n, entry in enumerate(baseline.findings):
         yield b"%b\n%b" % (b"," if n else b"", encode_json(entry))
     yield b"\n]}\n"
 
 
-def fixed(found: Audit) -> list[Finding]:
-    """The notes of entries that nothing needs, as they are told."""
+def report_fixed_entries(audit: Audit) -> list[Finding]:
+    """Return a finding for each note about an unneeded entry."""
     return [
         run_notes.BASELINE_FIXED.finding(f"{target.target}: {note.message}", target=target.target, fqn=note.fqn)
-        for target in found.targets
+        for target in audit.targets
         for note in target.notes
         if note.kind is OddityKind.BASELINE_FIXED
     ]

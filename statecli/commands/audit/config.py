@@ -1,7 +1,7 @@
-"""What a project asks for: `statecli.toml`, or `[tool.statecli]` of `pyproject.toml`, the nearest in the repository.
+"""A project's configuration: `statecli.toml`, or `[tool.statecli]` of `pyproject.toml`, the nearest in the repository.
 
-`load` gives it checked: an unknown key or rule is an error with the near names. Paths in it are relative to its folder;
-those in a file outside of the repository to the current folder.
+`load_config` checks the configuration: an unknown key or rule is an error with similar names. Paths are relative to the
+file's folder; in a file outside of the repository, to the current folder.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from statecli.rules import RULES
 from statecli.rules.policy_config import Policy
 from statecli.storage import files
 from statecli.storage.source import read_small_file
+from statecli.targets.location import find_repository_root
 
-FILES = ("statecli.toml", "pyproject.toml")
-#: Bytes of the longest file that is read.
-LONGEST = 1 << 22
+CONFIG_FILE_NAMES = ("statecli.toml", "pyproject.toml")
+#: Size of the largest file that is read.
+MAX_CONFIG_BYTES = 1 << 22
 
 T = TypeVar("T")
 
 
-class Ignored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rules whose findings are accepted on some targets, and why; the reason is shown with what they find.
+class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rules whose findings are accepted on some targets, with the reason, which is shown with the findings.
 
-    Findings that have a content (of pickles, code, a lock) are accepted only if `contents` lists it.
+    Findings with a content (of pickles, code, a lock) are accepted only if `contents` lists the content.
     """
 
     rules: tuple[str, ...]
@@ -43,16 +44,15 @@ class Ignored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Config(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
-    """Keys are as in the file, with dashes. `select`, `ignore` and `severity` name rules, or a subject
-    for all of its rules.
+    """The configuration. Keys are as in the file, with dashes.
 
-    `per_target_ignore` is by globs of targets, as they lie from the file's folder; `lock`, `baseline` and
-    `policy.reference` are paths.
+    `select`, `ignore` and `severity` name rules or rule groups. `per_target_ignore` maps globs of targets, relative to
+    the file's folder. `lock`, `baseline` and `policy.reference` are paths.
     """
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
-    per_target_ignore: dict[str, Ignored] = {}
+    per_target_ignore: dict[str, IgnoreEntry] = {}
     severity: dict[str, Severity] = {}
     fail_on: Severity = Severity.WARNING
     values: bool | None = None
@@ -61,88 +61,76 @@ class Config(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=
     policy: Policy = Policy()
 
 
-class Loaded(msgspec.Struct, frozen=True):
-    """A configuration, and the file that it was read from; None where there is none."""
+class LoadedConfig(msgspec.Struct, frozen=True):
+    """A configuration, and the path of its file; None if there is no file."""
 
     config: Config = Config()
     path: str | None = None
 
     def source(self, *keys: str) -> str:
-        """Where a key's value comes from: the file, or `default`."""
-        there: Any = self.raw
+        """Return the file that sets a key, or `default`."""
+        value: Any = self.raw
         for key in keys:
-            there = there.get(key) if isinstance(there, Mapping) else None
-        return self.path if self.path is not None and there is not None else "default"
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return self.path if self.path is not None and value is not None else "default"
 
     @property
     def folder(self) -> str:
-        """Where the file lies, from which its paths and globs are meant."""
+        """The folder that paths and globs of the configuration are relative to."""
         return (os.path.dirname(self.path) if self.path and _is_in_repository(self.path) else "") or "."
 
     #: The table as it stands in the file.
     raw: Mapping[str, Any] = {}
 
 
-def load(path: str | None = None, start: str = ".", *, no_config: bool = False) -> Loaded:
-    """Return the configuration in `path`, else the nearest one from the folder `start` up to the repository's root.
+def load_config(path: str | None = None, start: str = ".", *, no_config: bool = False) -> LoadedConfig:
+    """Return the configuration in `path`, else the nearest configuration from `start` up to the repository's root.
 
     Without any file, and with `no_config`, return the defaults. Raises UnreadableError for a file that is not TOML,
-    UsageError for a key, a rule or a value that makes no sense.
+    UsageError for an invalid key, rule or value.
     """
     if no_config:
         if path is not None:
             raise UsageError(f"--config {path} and --no-config contradict each other; leave one of them out")
-        return Loaded()
+        return LoadedConfig()
     if path is not None:
         if files.is_remote(path):
             raise UsageError(f"--config {path}: is a URL, and a configuration is a file here: copy it")
-        table = _table(path)
+        table = _read_table(path)
         if table is None:
             raise UsageError(f"--config {path}: has no [tool.statecli]")
-        return _checked(table, path)
-    for found in map(os.path.relpath, _upwards(start)):
-        table = _table(found)
+        return _parse_table(table, path)
+    for config_path in map(os.path.relpath, _iter_config_files(start)):
+        table = _read_table(config_path)
         if table is not None:
-            return _checked(table, found)
-    return Loaded()
+            return _parse_table(table, config_path)
+    return LoadedConfig()
 
 
-def _upwards(start: str) -> Iterable[str]:
+def _iter_config_files(start: str) -> Iterable[str]:
     folder = os.path.abspath(start)
-    root = _root_of(folder)
+    # Nobody who can write to a folder above the repository, such as /tmp, may configure audits inside it.
+    root = find_repository_root(folder)
     while True:
-        yield from (path for name in FILES if os.path.isfile(path := os.path.join(folder, name)))
+        yield from (path for name in CONFIG_FILE_NAMES if os.path.isfile(path := os.path.join(folder, name)))
         if folder == root:
             return
         folder = os.path.dirname(folder)
 
 
-def _root_of(folder: str) -> str:
-    """Return the root of the repository around an absolute folder; the folder itself where there is no repository.
-
-    Whoever can write to a folder above the repository, such as /tmp, must not configure what is judged inside it.
-    """
-    root = folder
-    while not os.path.lexists(os.path.join(root, ".git")):
-        if root == os.path.dirname(root):
-            return folder
-        root = os.path.dirname(root)
-    return root
-
-
 def _is_in_repository(path: str) -> bool:
-    root = _root_of(os.path.realpath(os.curdir))
+    root = find_repository_root(os.path.realpath(os.curdir))
     return os.path.commonpath([root, os.path.realpath(path)]) == root
 
 
-def _table(path: str) -> Mapping[str, Any] | None:
-    """What the file has for statecli; None where that is nothing, which most projects' files have."""
+def _read_table(path: str) -> Mapping[str, Any] | None:
+    """Return the file's table for statecli; None if there is none, as in most projects' files."""
     try:
-        raw = read_small_file(path, LONGEST)
+        raw = read_small_file(path, MAX_CONFIG_BYTES)
     except UnreadableError as error:
         raise UnreadableError(f"{path}: the configuration {error}") from error
-    own = os.path.basename(path) != "pyproject.toml"
-    if not own and b"statecli" not in raw:
+    is_own_file = os.path.basename(path) != "pyproject.toml"
+    if not is_own_file and b"statecli" not in raw:
         return None
     if sys.version_info >= (3, 11):
         import tomllib
@@ -154,165 +142,177 @@ def _table(path: str) -> Mapping[str, Any] | None:
         raise UnreadableError(f"{path}: is no TOML: {error}") from error
     except RecursionError as error:
         raise UnreadableError(f"{path}: nests too deep") from error
-    if own:
+    if is_own_file:
         return table
     tool = table.get("tool", {})
-    found = tool.get("statecli") if isinstance(tool, dict) else None
-    if found is not None and not isinstance(found, dict):
+    section = tool.get("statecli") if isinstance(tool, dict) else None
+    if section is not None and not isinstance(section, dict):
         raise UsageError(f"{path}: tool.statecli: expected a table; write its keys below [tool.statecli]")
-    return found
+    return section
 
 
 # --- checking -------------------------------------------------------------------------------------------------------
 
 
-def _shown(value: Any) -> Any:
+def _mask_secrets(value: Any) -> Any:
     """Return the value without credentials of URLs, also of URLs inside a text; keys are globs of targets."""
     if isinstance(value, dict):
-        return {_shown(key): _shown(one) for key, one in value.items()}
+        return {_mask_secrets(key): _mask_secrets(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_shown(one) for one in value]
+        return [_mask_secrets(item) for item in value]
     return files.remove_secrets(files.mask_urls(value)) if isinstance(value, str) else value
 
 
-def _checked(table: Mapping[str, Any], path: str) -> Loaded:
-    table = _shown(table)
-    _known_keys(table, Config, path, "")
-    eased = {key: _texts(value) if key in ("select", "ignore") else value for key, value in table.items()}
+def _parse_table(table: Mapping[str, Any], path: str) -> LoadedConfig:
+    table = _mask_secrets(table)
+    _check_keys(table, Config, path, "")
+    normalized = {key: _wrap_text(value) if key in ("select", "ignore") else value for key, value in table.items()}
     if isinstance(policy := table.get("policy"), dict):
-        _known_keys(policy, Policy, path, "policy.")
-        eased["policy"] = _eased(policy, path)
-    for key, kind in (("severity", Severity), ("per-target-ignore", Ignored)):
+        _check_keys(policy, Policy, path, "policy.")
+        normalized["policy"] = _normalize_policy(policy, path)
+    for key, kind in (("severity", Severity), ("per-target-ignore", IgnoreEntry)):
         if isinstance(inner := table.get(key), dict):
-            # One by one: of a table's values msgspec says what is wrong, and not with which.
-            eased[key] = {name: _converted(_ruled(one), kind, f"{key}.{name}", path) for name, one in inner.items()}
-    config = _converted(eased, Config, "", path)
-    _known_rules((*config.select, *config.ignore, *config.severity, *_ignored(config)), path)
-    _known_dtypes(config.policy.dtype, path)
-    for key, where in (
+            # One by one, because msgspec does not say which value of a table is wrong.
+            normalized[key] = {
+                name: _convert(_normalize_entry(entry), kind, f"{key}.{name}", path) for name, entry in inner.items()
+            }
+    config = _convert(normalized, Config, "", path)
+    _check_rules((*config.select, *config.ignore, *config.severity, *_list_ignored_rules(config)), path)
+    _check_dtypes(config.policy.dtype, path)
+    for key, target_path in (
         ("lock", config.lock),
         ("baseline", config.baseline),
         ("policy.reference", config.policy.reference),
     ):
-        if where == "":
+        if target_path == "":
             raise UsageError(f"{path}: {key}: is empty; name a file, or leave it out")
-    for glob, one in config.per_target_ignore.items():
-        if not one.reason.strip():
+    for glob, entry in config.per_target_ignore.items():
+        if not entry.reason.strip():
             raise UsageError(f"{path}: per-target-ignore.{glob}: its reason is empty; say why, it is shown")
-    return Loaded(_placed(config, os.path.dirname(path) if _is_in_repository(path) else ""), path, table)
+    return LoadedConfig(_resolve_paths(config, os.path.dirname(path) if _is_in_repository(path) else ""), path, table)
 
 
-#: What msgspec calls the types of a TOML file, and what its users do.
-_CALLED = {"array": "a list", "str": "a text", "object": "a table", "bool": "true or false", "int": "a whole number"}
-_CALLED |= {"str | null": "a text", "int | null": "a whole number"}
+#: Names of msgspec for the types of a TOML file -> names that users know.
+_TYPE_NAMES = {
+    "array": "a list",
+    "str": "a text",
+    "object": "a table",
+    "bool": "true or false",
+    "int": "a whole number",
+}
+_TYPE_NAMES |= {"str | null": "a text", "int | null": "a whole number"}
 
 
-def _converted(value: Any, kind: type[T], where: str, path: str) -> T:
-    """As this type. Raises UsageError that says where in the file it is none."""
+def _convert(value: Any, type_: type[T], where: str, path: str) -> T:
+    """Convert the value. Raises UsageError that says where in the file it has the wrong type."""
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, type_)
     except msgspec.ValidationError as error:
-        said, _, inner = str(error).partition(" - at ")
-        if said.startswith("Invalid enum value"):
-            said = f"{said.removeprefix('Invalid enum value ')} is no severity; write {', '.join(Severity)}"
-        said = re.sub(r"`([^`]+)`", lambda match: _CALLED.get(match[1], f"`{match[1]}`"), said)
+        message, _, inner = str(error).partition(" - at ")
+        if message.startswith("Invalid enum value"):
+            message = f"{message.removeprefix('Invalid enum value ')} is no severity; write {', '.join(Severity)}"
+        message = re.sub(r"`([^`]+)`", lambda match: _TYPE_NAMES.get(match[1], f"`{match[1]}`"), message)
         place = ".".join(filter(None, (where, inner.strip("`").removeprefix("$").removeprefix(".")))) or "it"
-        raise UsageError(f"{path}: {place}: {said[:1].lower()}{said[1:]}") from error
+        raise UsageError(f"{path}: {place}: {message[:1].lower()}{message[1:]}") from error
 
 
-def _known_keys(table: Mapping[str, Any], kind: type[msgspec.Struct], path: str, prefix: str) -> None:
-    known = kind.__struct_encode_fields__
+def _check_keys(table: Mapping[str, Any], type_: type[msgspec.Struct], path: str, prefix: str) -> None:
+    fields = type_.__struct_encode_fields__
     for key in table:
         if key == "tool" and not prefix:
             raise UsageError(f"{path}: has no [tool.statecli], which is pyproject.toml's: write its keys at the top")
-        if key not in known:
-            raise UsageError(f"{path}: there is no key {prefix + key!r}{near(key, known)}")
+        if key not in fields:
+            raise UsageError(f"{path}: there is no key {prefix + key!r}{suggest_names(key, fields)}")
 
 
-def _ignored(config: Config) -> Iterable[str]:
-    return (name for one in config.per_target_ignore.values() for name in one.rules)
+def _list_ignored_rules(config: Config) -> Iterable[str]:
+    return (name for entry in config.per_target_ignore.values() for name in entry.rules)
 
 
-def _known_rules(names: Iterable[str], path: str) -> None:
+def _check_rules(names: Iterable[str], path: str) -> None:
     for name in names:
-        expand((name,), path)
+        expand_rules((name,), path)
 
 
-def expand(names: Sequence[str], where: str) -> tuple[str, ...]:
-    """The rules that these names stand for: a rule's own, or a subject's for all of its rules.
+def expand_rules(names: Sequence[str], where: str) -> tuple[str, ...]:
+    """Return the rules for these names: a rule, or each rule of a group.
 
-    Raises UsageError for what is neither, with the near names.
+    Raises UsageError for any other name, with similar names.
     """
-    found: dict[str, None] = {}
+    rules: dict[str, None] = {}
     for name in names:
-        meant = [rule.name for rule in RULES if name in (rule.name, rule.group)]
-        if not meant:
-            known = [*(rule.name for rule in RULES), *(rule.group for rule in RULES)]
-            raise UsageError(f"{where}: there is no rule {name!r}{near(name, known)}; statecli rules lists them")
-        found.update(dict.fromkeys(meant))
-    return tuple(found)
+        matching = [rule.name for rule in RULES if name in (rule.name, rule.group)]
+        if not matching:
+            known_names = [*(rule.name for rule in RULES), *(rule.group for rule in RULES)]
+            raise UsageError(
+                f"{where}: there is no rule {name!r}{suggest_names(name, known_names)}; statecli rules lists them"
+            )
+        rules.update(dict.fromkeys(matching))
+    return tuple(rules)
 
 
-def of_rules(said: Iterable[tuple[str, T]], where: str) -> dict[str, T]:
-    """What is said of rules, by rule: by its own name before by its subject, of two alike the last."""
-    subjects = {rule.group for rule in RULES}
-    own_last = sorted(said, key=lambda one: one[0] not in subjects)
-    return {rule: what for name, what in own_last for rule in expand((name,), where)}
+def map_to_rules(settings: Iterable[tuple[str, T]], where: str) -> dict[str, T]:
+    """Return the settings by rule: a rule's own setting wins over its group's, a later setting over an earlier one."""
+    groups = {rule.group for rule in RULES}
+    own_last = sorted(settings, key=lambda setting: setting[0] not in groups)
+    return {rule: value for name, value in own_last for rule in expand_rules((name,), where)}
 
 
-def near(word: str, known: Iterable[str]) -> str:
-    """`; did you mean select?`, or nothing."""
-    close = get_close_matches(word, list(dict.fromkeys(known)), n=3)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
+def suggest_names(word: str, candidates: Iterable[str]) -> str:
+    """Return `; did you mean select?`, or an empty text."""
+    matches = get_close_matches(word, list(dict.fromkeys(candidates)), n=3)
+    return f"; did you mean {' or '.join(matches)}?" if matches else ""
 
 
-def _known_dtypes(names: Sequence[str], path: str) -> None:
+def _check_dtypes(names: Sequence[str], path: str) -> None:
     for name in names:
         if name not in ELEMENT_BITS:
-            raise UsageError(f"{path}: policy.dtype: there is no dtype {name!r}{near(name, ELEMENT_BITS)}")
+            raise UsageError(f"{path}: policy.dtype: there is no dtype {name!r}{suggest_names(name, ELEMENT_BITS)}")
 
 
-# --- easing ---------------------------------------------------------------------------------------------------------
+# --- normalizing ------------------------------------------------------------------------------------------------------
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-def _texts(value: Any) -> Any:
-    """One text where a list of texts is meant is a list of one."""
+def _wrap_text(value: Any) -> Any:
+    """Return a list of one text for a single text."""
     return [value] if isinstance(value, str) else value
 
 
-def _ruled(value: Any) -> Any:
-    return value | {"rules": _texts(value["rules"])} if isinstance(value, dict) and "rules" in value else value
+def _normalize_entry(value: Any) -> Any:
+    return value | {"rules": _wrap_text(value["rules"])} if isinstance(value, dict) and "rules" in value else value
 
 
-def _eased(policy: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """One text for a list of one; sizes may have a unit."""
-    eased = {key: value if key in ("reference", "max-bytes") else _texts(value) for key, value in policy.items()}
-    if isinstance(size := eased.get("max-bytes"), str):
-        eased["max-bytes"] = _bytes(size, path)
-    if "dtype" in eased and isinstance(eased["dtype"], list):
-        eased["dtype"] = [str(name).removeprefix("torch.") for name in eased["dtype"]]
-    return eased
+def _normalize_policy(policy: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return the policy with lists for single texts, and sizes with a unit in bytes."""
+    normalized = {
+        key: value if key in ("reference", "max-bytes") else _wrap_text(value) for key, value in policy.items()
+    }
+    if isinstance(size := normalized.get("max-bytes"), str):
+        normalized["max-bytes"] = _parse_size(size, path)
+    if "dtype" in normalized and isinstance(normalized["dtype"], list):
+        normalized["dtype"] = [str(name).removeprefix("torch.") for name in normalized["dtype"]]
+    return normalized
 
 
-def _bytes(text: str, path: str) -> int:
-    # No size has more digits: Python reads no number of thousands.
+def _parse_size(text: str, path: str) -> int:
+    # At most 30 digits, because Python refuses to convert numbers of thousands of digits.
     match = re.fullmatch(r"(\d{1,30})(?:\.(\d{1,30}))?\s*([a-zA-Z]*)", text.strip(), re.ASCII)
     if match is None or match[3].lower() not in _UNITS:
-        shown = text if len(text) < 40 else text[:40] + "…"
-        raise UsageError(f"{path}: policy.max-bytes: {shown!r} is no size; write 5000000, '500MB' or '2 GiB'")
-    whole, part = match[1], match[2] or ""
-    return int(whole + part) * _UNITS[match[3].lower()] // int("1" + "0" * len(part))
+        excerpt = text if len(text) < 40 else text[:40] + "…"
+        raise UsageError(f"{path}: policy.max-bytes: {excerpt!r} is no size; write 5000000, '500MB' or '2 GiB'")
+    whole, fraction = match[1], match[2] or ""
+    return int(whole + fraction) * _UNITS[match[3].lower()] // int("1" + "0" * len(fraction))
 
 
-def _placed(config: Config, folder: str) -> Config:
-    """Paths in a configuration are meant from its own folder."""
+def _resolve_paths(config: Config, folder: str) -> Config:
+    """Resolve paths in a configuration from its own folder."""
 
-    def placed(path: str | None) -> str | None:
-        is_there = path is None or not folder or files.is_remote(path)
-        return path if is_there else os.path.normpath(os.path.join(folder, str(path)))
+    def resolve(path: str | None) -> str | None:
+        is_final = path is None or not folder or files.is_remote(path)
+        return path if is_final else os.path.normpath(os.path.join(folder, str(path)))
 
-    policy = replace(config.policy, reference=placed(config.policy.reference))
-    return replace(config, lock=placed(config.lock), baseline=placed(config.baseline), policy=policy)
+    policy = replace(config.policy, reference=resolve(config.policy.reference))
+    return replace(config, lock=resolve(config.lock), baseline=resolve(config.baseline), policy=policy)

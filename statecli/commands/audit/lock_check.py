@@ -1,4 +1,4 @@
-"""Targets beside the lock that is given: what became of each, and what was locked and is not there."""
+"""Compare targets with the lock: differences, and missing targets."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from statecli.rules.subject import Subject
 from statecli.storage import files
 from statecli.targets import load
 from statecli.targets.expand import is_reached
-from statecli.targets.location import named, unnamed
+from statecli.targets.location import make_relative_name, resolve_name
 
 if TYPE_CHECKING:
     from statecli.commands.audit.request import Request
     from statecli.core.progress import Progress
 
-#: The rule that holds targets to a lock.
-RULE = "lock-mismatch"
-#: The rule about what a lock holds next to the tensors.
+#: The rule that compares tensors with the lock.
+LOCK_RULE = "lock-mismatch"
+#: The rule that compares settings and companion files with the lock.
 SETTINGS_RULE = "settings-mismatch"
-#: What to do about a locked file that is not there.
-HELP = "restore it; if it was meant to go, lock again"
+#: Help of the finding about a missing locked file.
+MISSING_FILE_HELP = "restore it; if it was meant to go, lock again"
 
 
-def of(subject: Subject, request: Request, progress: Progress | None) -> Subject:
-    """The subject with what became of what the lock has of it; a class that only others are held to has nothing locked.
+def check_lock(subject: Subject, request: Request, progress: Progress | None) -> Subject:
+    """Return the subject with its differences from the lock. A class that is only a reference is not compared.
 
-    Raises as `locking.holding.lines` and `held` do.
+    Raises as `compare_lock.select_target` and `compare_with_lock` do.
     """
     text, lock = subject.target, request.lock
-    if lock is None or not request.is_locking or (text == request.model and text not in request.targets):
+    if lock is None or not request.checks_lock or (text == request.model and text not in request.targets):
         return subject
-    if lock.has_no_names and subject.beside in references.NO_MODEL:
-        return dataclasses.replace(subject, unlocked=subject.beside)
-    by_name = subject.beside is not None
-    if not subject.everything.tensors and lock.of(text, request.lock_folder, by_name=by_name) is None:
+    if lock.has_no_names and subject.not_compared_because in references.REASONS_WITHOUT_MODEL:
+        return dataclasses.replace(subject, not_locked_because=subject.not_compared_because)
+    by_name = subject.not_compared_because is not None
+    if not subject.full_state.tensors and lock.of(text, request.lock_folder, by_name=by_name) is None:
         return dataclasses.replace(subject, lock=())
-    asked = _asked(request, by_name)
-    state, lines = load.part(subject.everything, text), compare_lock.select_target(text, asked)
-    found = compare_lock.compare_with_lock(state, lines, asked, progress)
+    lock_request = _build_lock_request(request, by_name)
+    state, lines = load.select_section(subject.full_state, text), compare_lock.select_target(text, lock_request)
+    differences = compare_lock.compare_with_lock(state, lines, lock_request, progress)
     only_tensors = request.weights_only or request.frozen_only
     companions = None if only_tensors else compare_companions(state, lines, lock.digest)
-    return dataclasses.replace(subject, lock=found, companions=companions)
+    return dataclasses.replace(subject, lock=differences, companions=companions)
 
 
-def _asked(request: Request, by_name: bool) -> compare_lock.Request:
-    assert request.lock is not None  # noqa: S101 - whoever asks has one
+def _build_lock_request(request: Request, by_name: bool) -> compare_lock.Request:
+    assert request.lock is not None  # noqa: S101 - every caller has checked it
     return compare_lock.Request(
         request.lock,
         request.frozen_only,
@@ -67,51 +67,60 @@ def _asked(request: Request, by_name: bool) -> compare_lock.Request:
     )
 
 
-def gone(request: Request, met: Collection[str], same: Mapping[str, str]) -> Iterator[tuple[str, Issue]]:
-    """What the lock has of what was asked for, and was not met there; with what is said of it.
+def find_missing(request: Request, audited: Collection[str], same: Mapping[str, str]) -> Iterator[tuple[str, Issue]]:
+    """Yield each locked target missing from the requested targets, with its issue.
 
-    `met` are the targets that were audited or failed, `same` those that were not because they are the same file as
-    another, with the words that say so: under that name the file was compared with other lines of the lock.
+    `audited` are the audited and the failed targets. `same` maps skipped duplicates of a file to the reason; under the
+    other name the file was compared with other lines of the lock.
     """
-    if request.lock is None or not request.is_locking or request.lock.has_no_names:
+    if request.lock is None or not request.checks_lock or request.lock.has_no_names:
         return
-    known = {named(text, request.lock_folder) for text in met}
-    aliases = {named(text, request.lock_folder): text for text in same}
-    for one in request.lock.targets:
-        alias = aliases.get(str(one.target))
-        text = alias or unnamed(str(one.target), request.lock_folder)
-        is_asked = alias is not None or _would_be_found(text, request.targets)
-        if one.target not in known and is_asked and (count := _held(text, request)):
-            why = same.get(text, "was not found")
-            yield text, Issue(f"the lock has {plural(count, 'tensor')} of it, and it {why}", help=HELP)
+    names = {make_relative_name(text, request.lock_folder) for text in audited}
+    aliases = {make_relative_name(text, request.lock_folder): text for text in same}
+    for locked in request.lock.targets:
+        alias = aliases.get(str(locked.target))
+        text = alias or resolve_name(str(locked.target), request.lock_folder)
+        is_expected = alias is not None or _is_expected(text, request.targets)
+        if locked.target not in names and is_expected and (tensor_count := _count_locked_tensors(text, request)):
+            reason = same.get(text, "was not found")
+            yield (
+                text,
+                Issue(f"the lock has {plural(tensor_count, 'tensor')} of it, and it {reason}", help=MISSING_FILE_HELP),
+            )
 
 
-def _held(text: str, request: Request) -> int:
-    """How many tensors of a target that is not there would have been held: the filters may leave none."""
-    asked = _asked(request, by_name=True)
-    return len(compare_lock.compare_with_lock(ModelState(text, "", ()), compare_lock.select_target(text, asked), asked))
+def _count_locked_tensors(text: str, request: Request) -> int:
+    """Return how many locked tensors of a missing target the filters leave."""
+    lock_request = _build_lock_request(request, by_name=True)
+    return len(
+        compare_lock.compare_with_lock(
+            ModelState(text, "", ()), compare_lock.select_target(text, lock_request), lock_request
+        )
+    )
 
 
-def pipelines(request: Request, audited: Collection[str]) -> Iterator[Subject]:
+def compare_pipelines(request: Request, audited: Collection[str]) -> Iterator[Subject]:
     """Yield each diffusers pipeline around the `audited` targets or of the lock, with the files that changed in it."""
     lock = request.lock
     if lock is None or lock.has_no_names or request.weights_only or request.frozen_only:
         return
-    locked = {str(one.target): one.files for one in lock.targets if one.is_pipeline}
+    locked = {
+        str(locked_target.target): locked_target.files for locked_target in lock.targets if locked_target.is_pipeline
+    }
     present = find_pipeline_folders(audited, request.targets) if locked else []
-    folders = {named(folder, request.lock_folder): folder for folder in present}
+    folders = {make_relative_name(folder, request.lock_folder): folder for folder in present}
     for name in locked.keys() - folders.keys():
-        folder = unnamed(name, request.lock_folder)
-        if _would_be_found(folder, request.targets):
+        folder = resolve_name(name, request.lock_folder)
+        if _is_expected(folder, request.targets):
             folders[name] = folder
     for name, folder in sorted(folders.items()):
         changes = compare_files(folder, locked.get(name, {}), lock.digest)
         yield Subject(folder, ModelState(folder, "", ()), request.policy, lock=(), companions=changes)
 
 
-def _would_be_found(text: str, asked: Sequence[str]) -> bool:
-    """Whether a walk or a glob would have come to it; no class, and no section of a file that is there."""
-    path, section = load.split(text)
+def _is_expected(text: str, requested: Sequence[str]) -> bool:
+    """Return whether a walk over the requested targets would reach it; False for a class or a section of a file."""
+    path, section = load.split_section(text)
     if spec.parse_spec(text) is not None or (section is not None and files.exists(path)):
         return False
-    return is_reached(path, asked)
+    return is_reached(path, requested)

@@ -1,4 +1,4 @@
-"""What targets are held to, and a target beside it as a diff: a class that is to load it, and another checkpoint."""
+"""Read the reference (a class or a checkpoint), and compare a target with the reference as a diff."""
 
 from __future__ import annotations
 
@@ -24,128 +24,128 @@ if TYPE_CHECKING:
 
 
 class Side(msgspec.Struct, frozen=True):
-    """What was read: the module of a class; of a checkpoint the stamps of its files, from before."""
+    """One side of a comparison: the state; for a class its built module, for a checkpoint the versions of its files."""
 
     text: str
     state: ModelState
     built: BuiltModel | None = None
-    stamps: Mapping[str, FileVersion | None] = {}
+    versions: Mapping[str, FileVersion | None] = {}
 
     @property
     def is_lazy(self) -> bool:
-        """Whether a load gives the module shapes, which no other target may meet."""
+        """Return whether the module gets its shapes from the first load: then only one target may use the module."""
         return self.built is not None and any(tensor.shape is None for tensor in self.state.tensors)
 
 
-def read(text: str, init_device: str) -> Side:
-    """The class or the checkpoint that is named. Raises StateError."""
-    spec = load.spec_of(text)
+def read_side(text: str, init_device: str) -> Side:
+    """Read the class or checkpoint that the text names. Raises StateError."""
+    spec = load.find_class_spec(text)
     if spec is None:
-        text = _only_model(text) if files.is_folder(text) else text
+        text = _find_only_model(text) if files.is_folder(text) else text
         with files.record_opened_files() as opened:
-            state = load.checkpoint(text)
+            state = load.read_checkpoint(text)
         return Side(text, state, None, opened)
-    built = load.model(spec, init_device=init_device, values=False)
+    built = load.build_model(spec, init_device=init_device, values=False)
     return Side(text, live.read(built, text), built)
 
 
-def _only_model(folder: str) -> str:
-    """The file of a folder that has no index and is the only one with a model in it; else the folder itself."""
+def _find_only_model(folder: str) -> str:
+    """Return the only file with a model in a folder without an index; else the folder."""
     try:
         formats.members(folder)
     except UnreadableError as error:
-        # One whose index or shards contradict each other is that, whatever its files are.
+        # A folder whose index contradicts its shards is compared as a folder, which then fails.
         paths = [] if error.rule else [files.join(folder, name) for name in sorted(files.list_names(folder))]
-        found = [path for path in paths if files.is_file(path) and _holds_model(path)]
-        return found[0] if len(found) == 1 else folder
+        model_paths = [path for path in paths if files.is_file(path) and _may_contain_model(path)]
+        return model_paths[0] if len(model_paths) == 1 else folder
     return folder
 
 
-def _holds_model(path: str) -> bool:
-    """Or may: of what is damaged nobody can tell."""
+def _may_contain_model(path: str) -> bool:
+    """Return whether the file contains a model; True for a damaged file, because nobody can tell."""
     try:
-        return why_not(load.whole(path), beside=False) is None
+        return explain_not_compared(load.read_whole_checkpoint(path), in_model_folder=False) is None
     except UnreadableError as error:
         return isinstance(error, MalformedError)
 
 
-def to_class(side: Side, model: Side) -> Diff:
-    """What a strict load of the checkpoint into the class says. Raises StateError."""
-    return _told(_compared(side, model, Request(side.text, model.text, values=False)), side)
+def compare_with_class(side: Side, model: Side) -> Diff:
+    """Return the result of a strict load of the checkpoint into the class. Raises StateError."""
+    return _check_compared(_compare(side, model, Request(side.text, model.text, values=False)), side)
 
 
-def to_checkpoint(side: Side, reference: Side, *, values: bool, jobs: int = 0) -> Diff:
-    """How the checkpoint differs from `reference`; in its values too where `values`.
+def compare_with_checkpoint(side: Side, reference: Side, *, values: bool, jobs: int = 0) -> Diff:
+    """Return how the checkpoint differs from `reference`, with `values` also in values.
 
-    Raises UsageError where both hold models and which is which cannot be told, and StateError.
+    Raises UsageError if it is unclear which models to compare, and StateError.
     """
-    beside = _refuse_apart(reference.state, side.state)
-    asked = Request(reference.text, side.text, values=values, renames=False, prefixes=True, jobs=jobs)
-    found = _told(_compared(reference, side, asked), side)
-    return msgspec.structs.replace(found, notes=(*found.notes, *beside))
+    notes = _check_sections(reference.state, side.state)
+    request = Request(reference.text, side.text, values=values, renames=False, prefixes=True, jobs=jobs)
+    diff = _check_compared(_compare(reference, side, request), side)
+    return msgspec.structs.replace(diff, notes=(*diff.notes, *notes))
 
 
-def _refuse_apart(before: ModelState, after: ModelState) -> list[Oddity]:
-    """A note of what of the reference has no counterpart; UsageError where its models have none, and would all miss."""
-    left, right = (models(state) for state in (before, after))
+def _check_sections(before: ModelState, after: ModelState) -> list[Oddity]:
+    """Return a note about sections of the reference without a counterpart. UsageError if no model has one."""
+    left, right = (list_model_sections(state) for state in (before, after))
     pairs, notes = pair_sections(before, after)
-    apart = [note.message for note in notes if note.kind is OddityKind.SECTIONS_APART]
-    if apart and left and right and not set(left).intersection(pairs):
-        raise UsageError(apart[0])
-    alone = [section for section in before.sections if section not in pairs]
-    message = f"{', '.join(alone)} of {before.target}: {after.target} has no counterpart"
-    return [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)] if alone else []
+    ambiguous = [note.message for note in notes if note.kind is OddityKind.SECTIONS_APART]
+    if ambiguous and left and right and not set(left).intersection(pairs):
+        raise UsageError(ambiguous[0])
+    unpaired = [section for section in before.sections if section not in pairs]
+    message = f"{', '.join(unpaired)} of {before.target}: {after.target} has no counterpart"
+    return [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)] if unpaired else []
 
 
-def models(state: ModelState) -> list[str]:
-    """The sections that hold a model's tensors."""
+def list_model_sections(state: ModelState) -> list[str]:
+    """Return the sections that contain tensors of a model."""
     return list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in MODEL_KINDS))
 
 
-def _told(diff: Diff, side: Side) -> Diff:
-    """The diff. Raises UnreadableError for what could not be compared in it, which no rule would say: that is no pass.
+def _check_compared(diff: Diff, side: Side) -> Diff:
+    """Return the diff. Raises UnreadableError for an uncompared tensor, unless rules report the tensor.
 
-    What is damaged in the target itself makes it fail without this; of values rules say what they cannot tell.
+    Damage in the target itself makes the target fail elsewhere; rules report values that are inconclusive.
     """
-    known = {tensor.damage for tensor in side.state.tensors}
-    for one in diff.broken:
-        if one.fqn != SETTINGS_NAME and one.message not in known and VALUES_INCONCLUSIVE not in one.message:
-            raise UnreadableError(one.message)
+    damages = {tensor.damage for tensor in side.state.tensors}
+    for broken in diff.broken:
+        if broken.fqn != SETTINGS_NAME and broken.message not in damages and VALUES_INCONCLUSIVE not in broken.message:
+            raise UnreadableError(broken.message)
     return diff
 
 
-def _compared(before: Side, after: Side, request: Request) -> Diff:
+def _compare(before: Side, after: Side, request: Request) -> Diff:
     built = {side.text: side.built for side in (before, after) if side.built is not None}
-    return compare_states(request, before.state, after.state, built, {**before.stamps, **after.stamps})
+    return compare_states(request, before.state, after.state, built, {**before.versions, **after.versions})
 
 
-#: Why a file that a walk found is held to nothing.
-EMPTY = "holds no tensor"
-OPTIMIZER = "holds an optimizer's state, no model"
-OTHERS = "holds no model's tensors"
-NO_PART = "lies beside a model and is no part of it: name the file to have it held"
-INNER = "lies in the folder of a model and is no step of its training: name the folder to have it held"
-#: Of these nothing is said of a model.
-NO_MODEL = frozenset([EMPTY, OPTIMIZER, OTHERS])
-WHYS = NO_MODEL | {NO_PART, INNER}
+#: Reasons why a file that a walk found is not compared with the reference.
+NO_TENSOR = "holds no tensor"
+ONLY_OPTIMIZER = "holds an optimizer's state, no model"
+NO_MODEL_TENSOR = "holds no model's tensors"
+NOT_PART_OF_MODEL = "lies beside a model and is no part of it: name the file to have it held"
+INSIDE_MODEL_FOLDER = "lies in the folder of a model and is no step of its training: name the folder to have it held"
+#: Reasons for files without a model.
+REASONS_WITHOUT_MODEL = frozenset([NO_TENSOR, ONLY_OPTIMIZER, NO_MODEL_TENSOR])
+NOT_COMPARED_REASONS = REASONS_WITHOUT_MODEL | {NOT_PART_OF_MODEL, INSIDE_MODEL_FOLDER}
 
 
-def why_not(state: ModelState, *, beside: bool) -> str | None:
-    """Why the state of a file that a walk found is held to nothing; None where it holds a model.
+def explain_not_compared(state: ModelState, *, in_model_folder: bool) -> str | None:
+    """Return why a file found by a walk is not compared with the reference; None for a model.
 
-    `beside`: it lies in the folder of a model that is a target itself.
+    `in_model_folder`: the file lies in the folder of a model that is a target itself.
     """
     kinds = {tensor.kind for tensor in state.tensors}
     if not kinds.intersection(MODEL_KINDS):
-        return OTHERS if kinds - {Kind.OPTIMIZER} else OPTIMIZER if kinds else EMPTY
-    return NO_PART if beside else None
+        return NO_MODEL_TENSOR if kinds - {Kind.OPTIMIZER} else ONLY_OPTIMIZER if kinds else NO_TENSOR
+    return NOT_PART_OF_MODEL if in_model_folder else None
 
 
-def is_step(folder: str) -> bool:
-    """Whether it is a step of a training, with all of the model: those lie in the folder of the model that was kept."""
+def is_training_step(folder: str) -> bool:
+    """Return whether the folder is a training step with a whole model, below the folder of the final model."""
     return any(checkpoint_folder.COMPANIONS.match(name) for name in files.list_names(folder))
 
 
-def is_inside(path: str, folders: Collection[str]) -> bool:
-    """Whether it lies in one of these folders, which are absolute, however deep."""
-    return bool(folders) and any(above in folders for above in files.iter_parents(files.make_absolute(path)))
+def is_in_any_folder(path: str, folders: Collection[str]) -> bool:
+    """Return whether the path lies below any of these absolute folders."""
+    return bool(folders) and any(parent in folders for parent in files.iter_parents(files.make_absolute(path)))

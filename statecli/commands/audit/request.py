@@ -1,4 +1,4 @@
-"""What an audit is asked to do: targets, references, rules, and what the project's configuration says."""
+"""Arguments of an audit: targets, references, rules, and the project's configuration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from statecli.commands.audit.baseline import Baseline
-from statecli.commands.audit.config import Ignored
+from statecli.commands.audit.config import IgnoreEntry
 from statecli.commands.lock.lock_file import Lock
 from statecli.core.finding import Severity
 from statecli.core.scope import Configuration
@@ -18,13 +18,13 @@ from statecli.rules.rule import AuditRule
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What the user asked of `audit`. `select` () is every rule.
+    """The arguments of one audit. An empty `select` selects every rule.
 
-    `model` is the class that the checkpoints are held to, and a target itself; `against` another checkpoint.
-    `ignored` are rules whose findings are accepted, by globs of targets as they lie from the folder `ignored_from`;
-    `severity` what a rule's own is replaced by. With `allow_empty` a glob that matches nothing is none that failed,
-    with `as_found` files that are named are some of their folders', as a walk over those finds them. `values` True
-    reads the values whatever their size, False reads none, None reads up to the limits of `values_budget`.
+    Checkpoints are compared with the class `model`, which is also a target, and with the checkpoint `against`.
+    `per_target_ignore` accepts findings of rules by globs of targets, relative to `config_folder`; `severity` replaces
+    a rule's own. With `allow_empty`, an unmatched glob is skipped, not failed. With `as_found`, a named file is
+    replaced by the target of a walk over its folder. `values` True reads values whatever their size, False reads none,
+    None reads up to the limits of `values_budget`.
     """
 
     targets: tuple[str, ...]
@@ -32,8 +32,8 @@ class Request(msgspec.Struct, frozen=True):
     against: str | None = None
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
-    ignored: Mapping[str, Ignored] = {}
-    ignored_from: str = "."
+    per_target_ignore: Mapping[str, IgnoreEntry] = {}
+    config_folder: str = "."
     severity: Mapping[str, Severity] = {}
     fail_on: Severity = Severity.WARNING
     policy: Policy = Policy()
@@ -54,16 +54,16 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def rules(self) -> tuple[AuditRule, ...]:
-        """Those that are to run."""
+        """The selected rules."""
         chosen = (rule for rule in RULES if not self.select or rule.name in self.select)
         return tuple(rule for rule in chosen if rule.name not in self.ignore)
 
     @property
-    def is_locking(self) -> bool:
-        """Whether a rule holds targets to a lock."""
+    def checks_lock(self) -> bool:
+        """Return whether a selected rule compares targets with a lock."""
         return any(rule.group == "lock" for rule in self.rules)
 
     @property
-    def whole(self) -> bool:
-        """Whether no filter hides a tensor."""
+    def is_unfiltered(self) -> bool:
+        """Return whether no filter hides a tensor."""
         return not (self.include or self.exclude or self.kind)

@@ -1,4 +1,4 @@
-"""The answer of `audit`, as plain data."""
+"""The result of `audit`, as plain data."""
 
 from __future__ import annotations
 
@@ -8,61 +8,61 @@ import msgspec
 
 from statecli.core.finding import Finding, Severity
 from statecli.core.scope import Configuration, NotChecked, merge_not_checked
-from statecli.targets.outcome import Skipped, Status, Target
+from statecli.targets.target_result import Skipped, Status, TargetResult
 
 
 class Audit(msgspec.Struct, frozen=True):
-    """One run over all targets. What is of `fail_on` or worse makes it end 1.
+    """Result of one run over all targets. Findings of severity `fail_on` or higher set exit status 1.
 
-    `unheld` says why the class or checkpoint that targets are to be held to was asked for in vain.
+    `unused_reference` says why the requested class, checkpoint or lock was compared with no target.
     """
 
-    targets: tuple[Target, ...]
+    targets: tuple[TargetResult, ...]
     fail_on: Severity = Severity.WARNING
-    unheld: str | None = None
+    unused_reference: str | None = None
     configuration: Configuration = Configuration()
-    #: How many rules the configuration, --select and --ignore switch off.
-    left_out: int = 0
+    #: Number of rules that the configuration, --select and --ignore disable.
+    disabled_rules: int = 0
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Those of all targets, accepted ones left out."""
+        """The findings of all targets, without accepted ones."""
         return tuple(finding for target in self.targets for finding in target.findings)
 
     @property
     def failing(self) -> tuple[Finding, ...]:
-        """The findings that make it end 1."""
+        """The findings that set exit status 1."""
         return tuple(finding for finding in self.findings if finding.severity.rank >= self.fail_on.rank)
 
     def count(self, status: Status) -> int:
-        """How many targets became that."""
+        """Return the number of targets with this status."""
         return sum(target.status is status for target in self.targets)
 
     @property
     def not_checked(self) -> tuple[NotChecked, ...]:
-        """What no rule has looked at, added up over all targets."""
+        """The parts that no rule has checked, summed over all targets."""
         return merge_not_checked(entry for target in self.targets for entry in target.not_checked)
 
     @property
     def ran(self) -> tuple[str, ...]:
-        """The rules that ran on a target at least."""
+        """The rules that ran on at least one target."""
         return tuple(dict.fromkeys(rule for target in self.targets for rule in target.ran))
 
     @property
-    def skipped(self) -> tuple[Skipped, ...]:
-        """The rules that ran nowhere, each with its first reason; and those that ran on some targets only."""
-        ran, somewhere = set(self.ran), []
-        nowhere: dict[str, Skipped] = {}
+    def skipped_rules(self) -> tuple[Skipped, ...]:
+        """The rules without any run, each with its first reason; then the rules that ran only on some targets."""
+        ran, on_some = set(self.ran), []
+        on_none: dict[str, Skipped] = {}
         for target in self.targets:
-            for one in target.skipped:
-                if one.rule in ran:
-                    somewhere.append(one)
+            for skipped in target.skipped:
+                if skipped.rule in ran:
+                    on_some.append(skipped)
                 else:
-                    nowhere.setdefault(one.rule, Skipped(one.rule, one.reason))
-        return (*nowhere.values(), *somewhere)
+                    on_none.setdefault(skipped.rule, Skipped(skipped.rule, skipped.reason))
+        return (*on_none.values(), *on_some)
 
-    def unheard(self, asked: Collection[str]) -> tuple[Skipped, ...]:
-        """Of the rules asked for by name, those that ran nowhere; the first of all where no rule ran at all."""
-        skipped = {one.rule: one for one in reversed(self.skipped) if one.rule not in self.ran}
-        named = tuple(one for rule, one in skipped.items() if rule in asked)
-        return named if named or self.ran else tuple(skipped.values())[-1:]
+    def find_unrun_rules(self, requested: Collection[str]) -> tuple[Skipped, ...]:
+        """Return the requested rules that ran on no target; if no rule ran at all, the first skipped rule."""
+        skipped = {entry.rule: entry for entry in reversed(self.skipped_rules) if entry.rule not in self.ran}
+        matching = tuple(entry for rule, entry in skipped.items() if rule in requested)
+        return matching if matching or self.ran else tuple(skipped.values())[-1:]

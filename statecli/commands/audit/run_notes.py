@@ -1,4 +1,4 @@
-"""What is told beside the findings of an audit, being of no one target: nothing that was asked for is undone unsaid."""
+"""Notes of an audit without a single target, so that nothing requested is left out silently."""
 
 from __future__ import annotations
 
@@ -11,69 +11,82 @@ from statecli.commands.audit import baseline, config, references, required_rules
 from statecli.commands.audit.baseline import Baseline
 from statecli.commands.audit.request import Request
 from statecli.commands.audit.result import Audit
-from statecli.commands.audit.run import is_meant
+from statecli.commands.audit.run import matches_target
 from statecli.core.finding import Finding
 from statecli.core.units import join_names, plural
 from statecli.rules import run_notes as rules
 from statecli.storage import files
-from statecli.targets.location import named
+from statecli.targets.location import make_relative_name
 
 
-def told(found: Audit, request: Request) -> list[Finding]:
-    """Notes of what is asked for and no rule judges or could, and of what is accepted nowhere."""
-    left_out = (rules.NOT_JUDGED.finding(message, target="") for message in required_rules.left_out(request))
-    known = () if request.baseline is None else _gone(request.baseline, found, request)
-    return [*left_out, *_unjudged(found, request), *known, *_of_nothing(found, request), *_not_listed(found, request)]
+def build_notes(audit: Audit, request: Request) -> list[Finding]:
+    """Return notes about unused settings, and about baseline and ignore entries without a finding."""
+    unused = (rules.NOT_JUDGED.finding(message, target="") for message in required_rules.describe_unused(request))
+    missing = () if request.baseline is None else _report_missing_targets(request.baseline, audit, request)
+    return [
+        *unused,
+        *_report_unchecked_policy(audit, request),
+        *missing,
+        *_report_unmatched_globs(audit, request),
+        *_report_unlisted_contents(audit, request),
+    ]
 
 
-def _unjudged(found: Audit, request: Request) -> Iterator[Finding]:
-    """A line a rule and reason; of a class that others are held to nothing was asked."""
-    where: dict[tuple[str, str], list[str]] = {}
-    for target in found.targets:
+def _report_unchecked_policy(audit: Audit, request: Request) -> Iterator[Finding]:
+    """Yield a note for each skipped policy rule, with its reason and targets.
+
+    A class that is only a reference is left out.
+    """
+    targets_by_skip: dict[tuple[str, str], list[str]] = {}
+    for target in audit.targets:
         if target.target == request.model and request.model not in request.targets:
             continue
-        for one in target.skipped:
-            where.setdefault((one.rule, one.reason), []).append(target.target)
-    asked = [key for key in required_rules.policy(request) if key != "reference"]
-    for (rule, reason), targets in where.items():
-        keys = [f"policy.{key}" for key in asked if rule in required_rules.POLICY[key]]
-        # That what is no model is not judged as one is told where nothing else was.
-        if keys and not (reason in references.WHYS and rule in found.ran):
-            message = f"{' and '.join(keys)}: {rule} did not run on {join_names(targets)}: {reason}"
+        for skipped in target.skipped:
+            targets_by_skip.setdefault((skipped.rule, skipped.reason), []).append(target.target)
+    keys = [key for key in required_rules.list_policy_keys(request) if key != "reference"]
+    for (rule, reason), targets in targets_by_skip.items():
+        used_keys = [f"policy.{key}" for key in keys if rule in required_rules.RULES_BY_POLICY_KEY[key]]
+        # A target without a model is reported only if the rule ran on no other target.
+        if used_keys and not (reason in references.NOT_COMPARED_REASONS and rule in audit.ran):
+            message = f"{' and '.join(used_keys)}: {rule} did not run on {join_names(targets)}: {reason}"
             yield rules.POLICY_NOT_JUDGED.finding(message, target=targets[0])
 
 
-def _gone(known: Baseline, found: Audit, request: Request) -> Iterator[Finding]:
-    met = {named(one.target) for one in found.targets}
-    gone = (one.target for one in baseline.gone(known, request.targets) if one.target not in met)
-    for target, count in Counter(gone).items():
-        accepted = f"the baseline accepts {plural(count, 'finding')} of it, which --write-baseline drops"
-        yield rules.BASELINE_FIXED.finding(f"{target}: is no longer there; {accepted}", target=target)
+def _report_missing_targets(accepted_findings: Baseline, audit: Audit, request: Request) -> Iterator[Finding]:
+    audited = {make_relative_name(target.target) for target in audit.targets}
+    missing = (
+        entry.target
+        for entry in baseline.find_missing_entries(accepted_findings, request.targets)
+        if entry.target not in audited
+    )
+    for target, count in Counter(missing).items():
+        remark = f"the baseline accepts {plural(count, 'finding')} of it, which --write-baseline drops"
+        yield rules.BASELINE_FIXED.finding(f"{target}: is no longer there; {remark}", target=target)
 
 
-def _of_nothing(found: Audit, request: Request) -> Iterator[Finding]:
-    """Globs of per-target-ignore that match no target, nor any file from where they are meant."""
-    folder = request.ignored_from
-    known = [named(one.target, folder) for one in found.targets] if request.ignored else []
-    for pattern in request.ignored:
-        # Nobody asked what else lies behind a URL.
-        there = (
-            [] if files.is_remote(pattern) else glob.iglob(os.path.join(glob.escape(folder), pattern), recursive=True)
-        )
-        if not any(is_meant(name, pattern, folder) for name in known) and next(iter(there), None) is None:
+def _report_unmatched_globs(audit: Audit, request: Request) -> Iterator[Finding]:
+    """Yield a note for each glob of per-target-ignore that matches neither a target nor a local file."""
+    folder = request.config_folder
+    names = [make_relative_name(target.target, folder) for target in audit.targets] if request.per_target_ignore else []
+    for pattern in request.per_target_ignore:
+        if not any(matches_target(name, pattern, folder) for name in names) and not _matches_file(pattern, folder):
             message = f"per-target-ignore.{pattern}: matches no target, and no file"
             yield rules.IGNORED_NOTHING.finding(message, target="")
 
 
-def _not_listed(found: Audit, request: Request) -> Iterator[Finding]:
+def _report_unlisted_contents(audit: Audit, request: Request) -> Iterator[Finding]:
     """Yield a note for each finding that per-target-ignore would accept if it listed the content."""
-    for target in found.targets if request.ignored else ():
-        name = named(target.target, request.ignored_from)
-        for pattern, ignored in request.ignored.items():
-            if not is_meant(name, pattern, request.ignored_from):
+    for target in audit.targets if request.per_target_ignore else ():
+        name = make_relative_name(target.target, request.config_folder)
+        for pattern, ignored in request.per_target_ignore.items():
+            if not matches_target(name, pattern, request.config_folder):
                 continue
-            accepted = config.expand(ignored.rules, "per-target-ignore")
-            contents = {one.content: one.rule for one in target.findings if one.rule in accepted and one.content}
+            accepted = config.expand_rules(ignored.rules, "per-target-ignore")
+            contents = {
+                finding.content: finding.rule
+                for finding in target.findings
+                if finding.rule in accepted and finding.content
+            }
             for content, rule in contents.items():
                 if isinstance(content, str):
                     message = f'per-target-ignore.{pattern}: {rule} is accepted only with its content: "{content}"'
@@ -81,8 +94,8 @@ def _not_listed(found: Audit, request: Request) -> Iterator[Finding]:
                     yield rules.CONTENT_NOT_LISTED.finding(message, target=target.target)
 
 
-def _is_there(pattern: str, folder: str) -> bool:
-    """Whether a file in the folder matches; what else lies behind a URL nobody asked for."""
+def _matches_file(pattern: str, folder: str) -> bool:
+    """Return whether a local file below the folder matches; files behind URLs are not listed for this."""
     if files.is_remote(pattern):
         return False
     return next(glob.iglob(os.path.join(glob.escape(folder), pattern), recursive=True), None) is not None

@@ -1,7 +1,6 @@
-"""Tensors whose bytes could not be read: no rule has judged their values, and so their target has failed.
+"""Tensors with unreadable bytes: no rule has checked their values, so their target has failed.
 
-That is no finding, which --ignore, a severity or a baseline could take back: what is not known of a checkpoint is no
-property that it has, and what was not looked at has not passed.
+This is not a finding, because --ignore, a severity or a baseline must not accept unchecked values.
 """
 
 from __future__ import annotations
@@ -21,53 +20,55 @@ from statecli.rules.subject import Subject, needs_values
 if TYPE_CHECKING:
     from statecli.values.summary import Facts
 
-#: The rule that judges whether bytes are those that were saved: where they are not, it has judged them.
-SUMS = ChecksumMismatch.rule
-#: It judges values where they were read, and other things where they were not.
-TOO = "broken-tie"
-#: Why a rule about values that found nothing in such a target has not passed.
-NOT_ALL = "not all of the values could be read"
+#: The rule that compares bytes with checksums: values with a wrong checksum are checked by this rule.
+CHECKSUM_RULE = ChecksumMismatch.rule
+#: A rule that needs no values, but also compares them if they were read.
+BROKEN_TIE_RULE = "broken-tie"
+#: Reason why a rule without findings in such a target has not passed.
+NOT_ALL_READ = "not all of the values could be read"
 
 
-def known(tensor: TensorInfo, facts: Facts, errors: Sequence[StateError]) -> Facts:
-    """The facts of a tensor; none where its bytes are not those that were saved: they would be of other values."""
+def discard_corrupt_facts(tensor: TensorInfo, facts: Facts, errors: Sequence[StateError]) -> Facts:
+    """Return the facts of a tensor, or facts without values if its checksums do not match its bytes."""
     if not errors or facts.damaged:
         return facts
     return replace(type(facts)(tensor.elements), digest=None, reason=str(errors[0]), damaged=True)
 
 
-def found(subject: Subject, ran: Collection[AuditRule]) -> tuple[Oddity, ...]:
-    """Each tensor that contradicts its file, or whose values one of the rules that ran could not judge, and why.
+def list_unreadable(subject: Subject, ran: Collection[AuditRule]) -> tuple[Oddity, ...]:
+    """Return a note for each tensor that contradicts its file or has values unchecked by a rule that ran.
 
-    Pickles that could not be read are told first.
+    Unreadable pickles come first.
     """
-    pickles = (Oddity("unread", one) for one in (subject.unscanned,) if one)
-    damaged = (Oddity("unread", one.damage, one.fqn) for one in subject.state.tensors if one.damage)
-    judges = {rule.name for rule in ran if needs_values in rule.needs or rule.name == TOO}
-    return (*pickles, *damaged, *_unjudged(subject, judges))
+    pickles = (Oddity("unread", reason) for reason in (subject.pickles_unread_because,) if reason)
+    damaged = (Oddity("unread", tensor.damage, tensor.fqn) for tensor in subject.state.tensors if tensor.damage)
+    value_rules = {rule.name for rule in ran if needs_values in rule.needs or rule.name == BROKEN_TIE_RULE}
+    return (*pickles, *damaged, *_iter_unchecked(subject, value_rules))
 
 
-def _unjudged(subject: Subject, judges: set[str]) -> Iterator[Oddity]:
-    damages = subject.damages or ((),) * len(subject.values or ())
-    for tensor, facts, errors in zip(subject.state.tensors, subject.values or (), damages, strict=bool(subject.values)):
-        is_judged = judges <= {SUMS} and (not judges or _are_sums(errors))
-        if facts.damaged and not tensor.damage and not is_judged:
-            yield Oddity("unread", _located(subject, tensor, facts.reason or ""), tensor.fqn)
+def _iter_unchecked(subject: Subject, value_rules: set[str]) -> Iterator[Oddity]:
+    checksum_errors = subject.checksum_errors or ((),) * len(subject.values or ())
+    for tensor, facts, errors in zip(
+        subject.state.tensors, subject.values or (), checksum_errors, strict=bool(subject.values)
+    ):
+        is_checked = value_rules <= {CHECKSUM_RULE} and (not value_rules or _are_checksum_errors(errors))
+        if facts.damaged and not tensor.damage and not is_checked:
+            yield Oddity("unread", _add_location(subject, tensor, facts.reason or ""), tensor.fqn)
 
 
-def _are_sums(errors: Sequence[StateError]) -> bool:
+def _are_checksum_errors(errors: Sequence[StateError]) -> bool:
     return bool(errors) and all(isinstance(error, ChecksumMismatch) for error in errors)
 
 
-def _located(subject: Subject, tensor: TensorInfo, reason: str) -> str:
-    """The reason behind file and tensor, which that of a worker that was killed does not name."""
-    files = tuple(where.path for where in tensor.ranges if where.path)
-    return reason if reason.startswith((subject.target, *files)) else f"{subject.target}: {tensor.fqn}: {reason}"
+def _add_location(subject: Subject, tensor: TensorInfo, reason: str) -> str:
+    """Add file and tensor to a reason without them, such as the reason of a killed worker."""
+    paths = tuple(byte_range.path for byte_range in tensor.ranges if byte_range.path)
+    return reason if reason.startswith((subject.target, *paths)) else f"{subject.target}: {tensor.fqn}: {reason}"
 
 
-def told(unread: Sequence[Oddity]) -> str | None:
-    """All of them in a line: the first cause, and how many tensors have others; None where there is none."""
-    causes = group_by_cause([(one.fqn or "", one.message) for one in unread])
+def summarize_reasons(notes: Sequence[Oddity]) -> str | None:
+    """Return a line with the first cause and the number of tensors with other causes; None without notes."""
+    causes = group_by_cause([(note.fqn or "", note.message) for note in notes])
     rest = sum(count for _, count in causes[1:])
     more = f"; {plural(rest, 'other tensor')} could not be read either" if rest else ""
     return causes[0][0] + more if causes else None

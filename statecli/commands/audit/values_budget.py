@@ -30,42 +30,42 @@ class ValuesBudget:
     def __init__(self, values: bool | None, rules: Sequence[AuditRule]) -> None:
         self.values = values
         self.is_needed = any(needs_values in rule.needs for rule in rules)
-        self.left = DEFAULT_VALUE_BYTES
+        self.bytes_left = DEFAULT_VALUE_BYTES
         self.tensors_left = DEFAULT_VALUE_TENSORS
-        self.left_to_hash = DEFAULT_VALUE_BYTES
+        self.hash_bytes_left = DEFAULT_VALUE_BYTES
 
-    def why_unread(self, text: str, tensors: Sequence[TensorInfo]) -> str | None:
-        """Return why the values of this target are not read; None if they are. Reduces what is left."""
+    def explain_unread(self, text: str, tensors: Sequence[TensorInfo]) -> str | None:
+        """Return why the values of this target are not read, else None and reduce the budget."""
         if self.values is not None:
             return None if self.values else "values not read: --no-values"
-        size = sum(map(_value_bytes, tensors))
-        if files.is_remote(load.split(text)[0]):
+        size = sum(map(_count_value_bytes, tensors))
+        if files.is_remote(load.split_section(text)[0]):
             return "values not read: remote file, needs --values"
-        if size > self.left:
+        if size > self.bytes_left:
             limit = format_size(DEFAULT_VALUE_BYTES)
             return f"values not read: more than the {limit} that are read by default, needs --values"
         if len(tensors) > self.tensors_left:
-            most = f"{DEFAULT_VALUE_TENSORS:,} tensors"
-            return f"values not read: more than the {most} that are read by default, needs --values"
+            limit = f"{DEFAULT_VALUE_TENSORS:,} tensors"
+            return f"values not read: more than the {limit} that are read by default, needs --values"
         if find_spec("numpy") is None:
             return "values not read: numpy is not installed"
-        self.left -= size
+        self.bytes_left -= size
         self.tensors_left -= len(tensors)
         return None
 
-    def why_not_hashed(self, size: int) -> str | None:
-        """Return why a local file of this size is not hashed; None if it is. Reduces the bytes that are left."""
+    def explain_unhashed(self, size: int) -> str | None:
+        """Return why a local file of this size is not hashed, else None and reduce the budget."""
         if self.values is not None:
             return None if self.values else "digest not computed: --no-values"
-        if size > self.left_to_hash:
+        if size > self.hash_bytes_left:
             limit = format_size(DEFAULT_VALUE_BYTES)
             return f"digest not computed: more than the {limit} that are hashed by default, needs --values"
-        self.left_to_hash -= size
+        self.hash_bytes_left -= size
         return None
 
 
-def _value_bytes(tensor: TensorInfo) -> int:
-    """Bytes of all that is read of a tensor: its elements, its inner tensors, the scales of its channels."""
+def _count_value_bytes(tensor: TensorInfo) -> int:
+    """Return the size of all values read for a tensor: elements, inner tensors, scales of channels."""
     if not tensor.parts and (tensor.data is None or tensor.data.quantizer is None):
         return tensor.nbytes
     pieces = (nbytes(piece.dtype, prod(piece.shape)) for piece in tensor.pieces if piece.dtype in ELEMENT_BITS)

@@ -105,7 +105,7 @@ MIN_BYTES_FOR_PROCESS = 8 << 20
 
 def _read_both(request: Request, built: dict[str, BuiltModel]) -> tuple[ModelState, ModelState]:
     sides = (request.before, request.after), (request.after, request.before)
-    both = [text if os.path.lexists(text) else load.class_for(text, other) for text, other in sides]
+    both = [text if os.path.lexists(text) else load.resolve_auto_class(text, other) for text, other in sides]
     paths = _target_paths(request)
     large = all(os.path.isfile(path) and os.path.getsize(path) >= MIN_BYTES_FOR_PROCESS for path in paths)
     if not large or request.jobs == 1 or not pool.can_fork() or formats.is_quick_to_read(paths[1]):
@@ -116,13 +116,13 @@ def _read_both(request: Request, built: dict[str, BuiltModel]) -> tuple[ModelSta
 
 
 def _target_paths(request: Request) -> list[str]:
-    return [load.split(text)[0] for text in (request.before, request.after)]
+    return [load.split_section(text)[0] for text in (request.before, request.after)]
 
 
 def pack_checkpoint(text: str) -> bytes:
     """Read a checkpoint and return its state as bytes; b"" where msgpack cannot hold a 65-bit integer, a surrogate."""
     try:
-        return msgspec.msgpack.encode(load.checkpoint(text))
+        return msgspec.msgpack.encode(load.read_checkpoint(text))
     except (OverflowError, UnicodeEncodeError):
         return b""
 
@@ -134,10 +134,10 @@ def unpack_checkpoint(packed: bytes) -> ModelState | None:
 
 def _read_target(text: str, request: Request, built: dict[str, BuiltModel]) -> ModelState:
     """Return the state of one target; the module of a class is added to `built`."""
-    spec = load.spec_of(text)
+    spec = load.find_class_spec(text)
     if spec is None:
-        return load.checkpoint(text)
-    built[text] = load.model(spec, init_device=request.init_device, values=False)
+        return load.read_checkpoint(text)
+    built[text] = load.build_model(spec, init_device=request.init_device, values=False)
     return live.read(built[text], text)
 
 
@@ -443,7 +443,7 @@ class _Comparison:
         """Return the selected settings that differ, and the names of all that were compared; notes those left out."""
         if self.any_class:
             return [], []
-        selected_sections = load.split(self.request.before)[1], load.split(self.request.after)[1]
+        selected_sections = load.split_section(self.request.before)[1], load.split_section(self.request.after)[1]
         paired = {} if any(selected_sections) else self.sections
         changes, names, notes = scalars.compare_settings(self.before, self.after, selected_sections, paired)
         left_out = [change.key for change in changes if not self._is_wanted_setting(change.key)]

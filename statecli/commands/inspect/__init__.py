@@ -1,1 +1,1 @@
-"""The command inspect: the tensors of one target, and what must be said about them."""
+"""The command inspect: the tensors of one target, and findings about them."""

@@ -18,7 +18,7 @@ from statecli.core.selection import Selection, glob_names, select
 from statecli.core.state import Kind, ModelState, Stats, TensorInfo
 from statecli.live.spec import ModelSpec
 from statecli.storage.file_version import refuse_files_that_change
-from statecli.targets import load as target
+from statecli.targets import load
 from statecli.values.require_numpy import require_numpy
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class Request(msgspec.Struct, frozen=True):
     """The options of `inspect`.
 
-    `input` are texts such as `int64:2x16<30522`, `inputs` names a function that makes what forward is called with; with
-    neither, forward is not called.
+    `input` are texts such as `int64:2x16<30522`, `inputs` names a function for the arguments of forward. If both are
+    empty, forward is not called.
     """
 
     target: str
@@ -48,7 +48,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def get_selection(request: Request) -> Selection:
-    """Return which tensors are asked for."""
+    """Return the tensor filters of the request."""
     return Selection(request.include, request.exclude, request.kind)
 
 
@@ -81,7 +81,7 @@ def inspect(request: Request, progress: Progress | None = None, python_inputs: A
 
     Raises `StateError`; `FilteredOut` if the filters leave no tensor.
     """
-    spec = target.spec_of(request.target)
+    spec = load.find_class_spec(request.target)
     if spec is not None:
         return _inspect_class(request, spec, python_inputs)
     if request.init_device != "cpu" and request.model is None:
@@ -99,14 +99,14 @@ def _inspect_class(request: Request, spec: ModelSpec, python_inputs: Any) -> Ins
     if request.model is not None:
         raise UsageError(f"--model groups a checkpoint; {request.target} is a class already")
     return inspect_built_model(
-        target.model(spec, init_device=request.init_device, values=request.stats), request, python_inputs
+        load.build_model(spec, init_device=request.init_device, values=request.stats), request, python_inputs
     )
 
 
 def inspect_live_model(module: nn.Module, request: Request, python_inputs: Any = None) -> Inspection:
-    """Inspect a live model, to which nothing is written: a copy is moved and called.
+    """Inspect a live model without changing the model: a copy is moved and called.
 
-    A model that cannot be copied is listed without measuring a move.
+    A model without a copy is listed without measuring a move.
     """
     from statecli.commands.verify import live_model, model_under_test
 
@@ -163,12 +163,12 @@ def _measure_stats(tensor: Any) -> Stats:
 
 
 def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspection:
-    state = target.checkpoint(request.target)
+    state = load.read_checkpoint(request.target)
     findings: list[Finding] = []
     if request.model is not None:
-        text = target.class_for(request.model, request.target)
+        text = load.resolve_auto_class(request.model, request.target)
         names = [tensor.fqn for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS]
-        model, renamed = target.registered_by(text, init_device=request.init_device, names=names)
+        model, renamed = load.read_class_state(text, init_device=request.init_device, names=names)
         state, findings = model_kinds.classify_by_model(state, model, renamed)
     full_state = state
     state = select(state, get_selection(request), request.target)

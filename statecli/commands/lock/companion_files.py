@@ -25,7 +25,7 @@ from statecli.core.state import ModelState, Settings, StateDict
 from statecli.formats.torch.settings import rename
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.source import Source, read_small_file
-from statecli.targets.load import split
+from statecli.targets.load import split_section
 
 if TYPE_CHECKING:
     from statecli.commands.lock.lock_file import LockedSettings, LockedTarget
@@ -99,7 +99,7 @@ def compute_companion_digests(text: str, algorithm: Algorithm) -> dict[str, str]
     there is nothing of the kind. Raises UnreadableError for a file that cannot be read, and for a folder with more than
     `MAX_FILES` or `MAX_DEPTH` levels.
     """
-    path, _ = split(text)
+    path, _ = split_section(text)
     if not files.is_folder(path):
         return _compute_program_digests(path, algorithm) or None
     if files.explain_missing_names(path):
@@ -111,10 +111,10 @@ def compute_companion_digests(text: str, algorithm: Algorithm) -> dict[str, str]
 
 def find_companion_files(folder: str) -> list[str]:
     """Return the files of the folder that change the model, also in subfolders that are no target of their own."""
-    from statecli.targets.expand import members, unwalked
+    from statecli.targets.expand import list_members, skip_subfolder
 
     companions: list[str] = []
-    of_model = {files.join(folder, path) for path in members(folder)}
+    of_model = {files.join(folder, path) for path in list_members(folder)}
     seen: set[str] = set()
     pending = [("", 0, False)]
     while pending:
@@ -125,7 +125,7 @@ def find_companion_files(folder: str) -> list[str]:
         if files.resolve_links(here) in seen:  # a link to a folder that was read
             continue
         seen.add(files.resolve_links(here))
-        if is_walked and not of_model.issuperset(files.join(here, path) for path in members(here)):
+        if is_walked and not of_model.issuperset(files.join(here, path) for path in list_members(here)):
             continue
         for name in files.list_names(here):
             path = f"{inner}/{name}" if inner else name
@@ -134,7 +134,7 @@ def find_companion_files(folder: str) -> list[str]:
                 continue
             if files.is_folder(files.join(folder, path)):
                 is_inner = is_walked or not inner
-                pending.append((path, depth + 1, is_inner and unwalked(files.join(folder, path)) is None))
+                pending.append((path, depth + 1, is_inner and skip_subfolder(files.join(folder, path)) is None))
             elif _changes_model(files.join(folder, path), name):
                 companions.append(path)
         if len(companions) > MAX_FILES:
@@ -149,7 +149,9 @@ def find_pipeline_folders(targets: Iterable[str], texts: Sequence[str]) -> list[
     """
     from statecli.targets.expand import is_reached
 
-    around = (folder for text in targets for folder in islice(files.iter_parents(split(text)[0]), PIPELINE_DEPTH))
+    around = (
+        folder for text in targets for folder in islice(files.iter_parents(split_section(text)[0]), PIPELINE_DEPTH)
+    )
     return [
         folder
         for folder in dict.fromkeys(around)
@@ -165,11 +167,11 @@ def _changes_model(path: str, name: str) -> bool:
 
 def _is_weights(name: str) -> bool:
     """Return True for a target, or for a state of the training that a folder's reader reads."""
-    from statecli.targets.expand import NAMED, is_called_weights
+    from statecli.targets.expand import CHECKPOINT_SUFFIXES, is_named_as_checkpoint
 
     # `scheduler.py` is code of the model, and `scheduler_config.json` its settings.
-    is_state = checkpoint_folder.COMPANIONS.match(name) is not None and name.lower().endswith(NAMED)
-    return is_state or is_called_weights(name)
+    is_state = checkpoint_folder.COMPANIONS.match(name) is not None and name.lower().endswith(CHECKPOINT_SUFFIXES)
+    return is_state or is_named_as_checkpoint(name)
 
 
 def _compute_program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
@@ -256,7 +258,7 @@ def _compare_settings(
     state: ModelState, locked: LockedSettings
 ) -> tuple[tuple[ScalarChange, ...], tuple[NotChecked, ...]]:
     """Return the settings that differ. A setting of one side counts only if both sides have the same format or file."""
-    section = split(state.target)[1]
+    section = split_section(state.target)[1]
     current = replace(state, metadata=select_lockable_settings(state, section))
     changes, _, _ = compare_settings(to_state(locked), current, (None, None))
     files_of_both = frozenset(locked.beside) & current.metadata.beside
@@ -276,7 +278,7 @@ def _is_comparable(change: ScalarChange, state: ModelState, locked: LockedSettin
 def compare_files(text: str, locked: Mapping[str, str] | None, algorithm: Algorithm) -> CompanionChanges:
     """Compare the files of a folder with the lock; the result has no settings."""
     digests = compute_companion_digests(text, algorithm)
-    folder = split(text)[0]
+    folder = split_section(text)[0]
     is_file = not files.is_folder(folder)
     if digests is None and is_file and locked:
         count, reason = len(locked), "not compared: the lock has them, and the target is one file"
@@ -299,7 +301,7 @@ def lock_settings(state: ModelState) -> LockedSettings:
     """Return the lines of a lock for the settings of a checkpoint; without a format where there are none."""
     from statecli.commands.lock.lock_file import LockedSettings
 
-    settings = select_lockable_settings(state, split(state.target)[1])
+    settings = select_lockable_settings(state, split_section(state.target)[1])
     if not settings.values and not settings.beside:
         return LockedSettings()
     modules = tuple(state_dict.section for state_dict in state.state_dicts if state_dict.is_module)

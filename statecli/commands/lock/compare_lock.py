@@ -18,7 +18,7 @@ from statecli.core.kinds import MODEL_KINDS
 from statecli.core.selection import Selection, glob_names, matches_any
 from statecli.core.state import Kind, ModelState, TensorInfo
 from statecli.storage import files
-from statecli.targets.location import named
+from statecli.targets.location import make_relative_name
 from statecli.values.require_numpy import require_numpy
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _describe_lock(text: str, request: Request) -> str:
     if request.lock.has_no_names:
         return "is of one target alone"
     names = [str(target.target) for target in request.lock.targets]
-    near = (get_close_matches(named(text, request.folder), names, n=1) or names)[0]
+    near = (get_close_matches(make_relative_name(text, request.folder), names, n=1) or names)[0]
     return f"has {near} and {len(names) - 1} more" if len(names) > 1 else f"has {near} alone"
 
 

@@ -16,8 +16,8 @@ from statecli.core.json_text import encode_json
 from statecli.core.state import Kind, Scalar
 from statecli.storage import files, json_object
 from statecli.storage.source import Source
-from statecli.targets.load import split
-from statecli.targets.location import named
+from statecli.targets.load import split_section
+from statecli.targets.location import make_relative_name
 from statecli.values.algorithm import Algorithm
 
 SCHEMA = "statecli.lock/1"
@@ -102,11 +102,11 @@ class Lock(msgspec.Struct, frozen=True):
         """
         if self.has_no_names:
             return None if by_name else self.targets[0]
-        path, section = split(text)
+        path, section = split_section(text)
         real = files.resolve_links(path) + ("" if section is None else f"#{section}")
         by_target = {target.target: target for target in self.targets}
-        linked = by_target.get(named(real, folder)) if files.is_link(path) else None
-        return by_target.get(named(text, folder)) or linked
+        linked = by_target.get(make_relative_name(real, folder)) if files.is_link(path) else None
+        return by_target.get(make_relative_name(text, folder)) or linked
 
 
 def encode_lock(lock: Lock) -> Iterator[bytes]:

@@ -18,10 +18,9 @@ from statecli.core.selection import Selection, select
 from statecli.core.state import Evidence, Kind, ModelState, TensorInfo
 from statecli.storage import files
 from statecli.storage.file_version import FileVersion, read_versions, refuse_changed
-from statecli.targets import expand as targets
-from statecli.targets import load as target
-from statecli.targets.location import named
-from statecli.targets.outcome import Status
+from statecli.targets import expand, load
+from statecli.targets.location import make_relative_name
+from statecli.targets.target_result import Status
 from statecli.values.algorithm import Algorithm
 from statecli.values.require_numpy import require_numpy
 
@@ -73,7 +72,7 @@ def read_targets(request: Request) -> list[LockInput]:
     if all(item.unlocked for item in inputs):
         nothing = f"{' '.join(request.targets)}: no checkpoint there, nothing to lock"
         raise NothingMatched(inputs[0].unlocked if inputs else nothing)
-    if len(inputs) == 1 and inputs[0].name == named(request.targets[0], request.folder):
+    if len(inputs) == 1 and inputs[0].name == make_relative_name(request.targets[0], request.folder):
         return [msgspec.structs.replace(inputs[0], name=None)]
     refuse_twins([str(item.name) for item in inputs], "the lock would hold")
     return sorted(inputs, key=lambda item: str(item.name))
@@ -81,34 +80,34 @@ def read_targets(request: Request) -> list[LockInput]:
 
 def _expand_targets(texts: Sequence[str]) -> Iterable[str]:
     """Yield targets as `audit` finds them; files that are not checkpoints are skipped."""
-    for expanded in targets.expand(texts):
+    for expanded in expand.expand_targets(texts):
         if isinstance(expanded, str):
             yield expanded
         elif expanded.status is Status.FAILED:
             raise UnreadableError(expanded.reason or expanded.target)
-        elif expanded.target in texts and not (expanded.reason or "").startswith(targets.SAME):
+        elif expanded.target in texts and not (expanded.reason or "").startswith(expand.SAME_FILE_REASON):
             raise UnreadableError(f"{expanded.target}: {expanded.reason}")
 
 
 def _read_checkpoint(text: str, request: Request) -> LockInput | None:
     """Return one target; None for a pickle that is not a checkpoint, which is locked as a file of its folder."""
     with files.record_opened_files() as opened:
-        before = read_versions([target.split(text)[0]])
+        before = read_versions([load.split_section(text)[0]])
         try:
             target_input = _read_target(text, request)
         except BarePickle:
-            if text in request.targets or targets.is_called_weights(text):
+            if text in request.targets or expand.is_named_as_checkpoint(text):
                 raise
             return None
     return msgspec.structs.replace(target_input, stamps={**before, **opened})
 
 
 def _read_target(text: str, request: Request) -> LockInput:
-    spec = target.spec_of(text)
+    spec = load.find_class_spec(text)
     if spec is None:
-        state = target.part(target.whole(text), text)
+        state = load.select_section(load.read_whole_checkpoint(text), text)
     else:
-        state = live.read(target.model(spec, init_device=request.init_device, values=False), text)
+        state = live.read(load.build_model(spec, init_device=request.init_device, values=False), text)
     tensors = tuple(tensor for tensor in state.tensors if not is_bookkeeping(tensor))
     kept = len(state.tensors) - len(tensors)
     state = msgspec.structs.replace(state, tensors=tensors) if kept else state
@@ -121,12 +120,12 @@ def _read_target(text: str, request: Request) -> LockInput:
         # A filter may leave nothing of a file in a folder, but not of a file that was named.
         if text in request.targets:
             raise
-        return LockInput(state, named(text, request.folder), {}, f"{error}: nothing to lock", kept)
+        return LockInput(state, make_relative_name(text, request.folder), {}, f"{error}: nothing to lock", kept)
     for tensor in state.tensors:
         if tensor.damage is not None:
             raise UnreadableError(f"{tensor.damage}; leave it out with -x {tensor.fqn!r}, or copy the file again")
     refuse_twins([f"{tensor.section}.{tensor.fqn}" for tensor in state.tensors], f"{text}: has")
-    return LockInput(state, named(text, request.folder), {}, unlocked, kept)
+    return LockInput(state, make_relative_name(text, request.folder), {}, unlocked, kept)
 
 
 def build_lock(inputs: Sequence[LockInput], request: Request, progress: Progress | None = None) -> Lock:
@@ -166,7 +165,7 @@ def _lock_pipelines(inputs: Sequence[LockInput], request: Request) -> Iterator[L
     """Yield a target for the files of each diffusers pipeline around the checkpoints."""
     for folder in find_pipeline_folders([item.state.target for item in inputs], request.targets):
         digests = compute_companion_digests(folder, request.digest)
-        yield LockedTarget(named(folder, request.folder), (), files=digests)
+        yield LockedTarget(make_relative_name(folder, request.folder), (), files=digests)
 
 
 def report_unlocked(inputs: Sequence[LockInput], lock: Lock) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.selection import Selection, select
 from statecli.core.state import SAMPLE_INPUT_NOTE, Kind, ModelState
 from statecli.live.model_errors import describe_model_error
-from statecli.targets import load as target
+from statecli.targets import load
 
 if TYPE_CHECKING:
     from torch import nn
@@ -139,10 +139,10 @@ def verify_model(
 
 
 def _build_model_under_test(request: Request, python_inputs: Any) -> ModelUnderTest:
-    spec = target.spec_of(request.target)
+    spec = load.find_class_spec(request.target)
     if spec is None:
         raise UsageError(f"{request.target}: names no model class; write file.py:Class or package.module:Class")
-    built = target.model(spec, init_device=request.init_device, values=False)
+    built = load.build_model(spec, init_device=request.init_device, values=False)
     # These import torch, which `target.model` misses in a line.
     from statecli.commands.verify import first_forward, inputs, model_under_test
 

@@ -1,4 +1,4 @@
-"""What became of one target: audited, failed or skipped, with the reason."""
+"""One audited, failed or skipped target, with its findings."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Accepted(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Target(msgspec.Struct, frozen=True):
-    """One target. `reason` says why it failed or was skipped; the rest is of one that was audited.
+class TargetResult(msgspec.Struct, frozen=True):
+    """Result for one target. `reason` says why a target failed or was skipped; other fields are for audited ones.
 
-    `not_checked` lists what no rule has looked at: a skipped file, or values that were not read. `bytes` is the size of
-    its tensors as `inspect` shows it: those that share a storage count once.
+    `not_checked` lists skipped files and unread values. `bytes` is the size of the tensors as in `inspect`: tensors
+    with a shared storage count once.
     """
 
     target: str
@@ -56,5 +56,5 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def own_reason(self) -> str | None:
-        """The reason without the target, where it begins with that."""
+        """The reason without a leading target name."""
         return self.reason and self.reason.removeprefix(f"{self.target}: ")

@@ -38,18 +38,18 @@ def tensor(fqn="w", **facts):
 )
 def test_the_file_of_a_target(text, path):
     """A section, a class and its arguments are none of a path."""
-    assert location.file_of(text) == path
+    assert location.find_file(text) == path
 
 
 @given(st.text())
 def test_any_text_has_a_file(text):
     """What the user typed is never refused here: it was, or will be, where it is read."""
-    assert isinstance(location.file_of(text), str)
+    assert isinstance(location.find_file(text), str)
 
 
 def _is_there(path, tensor, state):
     (row,) = (one for one in state.tensors if one.fqn == tensor[0])
-    place = location.bytes_of(row)
+    place = location.find_bytes(row)
     assert place is not None
     with open(place.path, "rb") as file:
         file.seek(place.offset)
@@ -67,7 +67,7 @@ def test_a_tensors_bytes_are_those_in_the_file(tmp_path, form):
     else:
         state["view"] = base[6:12].view(2, 3)
         torch.save({**state, "base": base}, tmp_path / "m", _use_new_zipfile_serialization=form == "zip")
-    read = load.checkpoint(str(tmp_path / "m"))
+    read = load.read_checkpoint(str(tmp_path / "m"))
     for one in state.items():
         _is_there(tmp_path / "m", one, read)
 
@@ -76,18 +76,18 @@ def test_a_view_that_is_no_piece_is_its_storage(tmp_path):
     """A column of a matrix has no bytes of its own in a row."""
     base = torch.arange(12, dtype=torch.float32).view(3, 4)
     torch.save({"column": base[:, 1]}, tmp_path / "m.pt")
-    (row,) = load.checkpoint(str(tmp_path / "m.pt")).tensors
-    assert location.bytes_of(row).length == 48
+    (row,) = load.read_checkpoint(str(tmp_path / "m.pt")).tensors
+    assert location.find_bytes(row).length == 48
 
 
 def test_a_tensor_in_no_file_has_no_bytes():
     """On meta, of a class, or sparse."""
-    assert location.bytes_of(tensor()) is None
+    assert location.find_bytes(tensor()) is None
 
 
 def test_a_finding_is_at_its_tensors_line():
     """Where a class assigned it."""
-    (found,) = location.located([finding()], [tensor(origin=Origin("net.py", 9))])
+    (found,) = location.add_places([finding()], [tensor(origin=Origin("net.py", 9))])
     assert found.origin == Origin("net.py", 9)
     assert found.place is UNSET
 
@@ -95,25 +95,25 @@ def test_a_finding_is_at_its_tensors_line():
 def test_a_finding_that_says_where_it_is_stays_there():
     """The rule knows better."""
     own = finding(place=Place("a.pt", 1, 2))
-    assert location.located([own], [tensor(origin=Origin("net.py", 9))]) == (own,)
+    assert location.add_places([own], [tensor(origin=Origin("net.py", 9))]) == (own,)
 
 
 def test_a_finding_is_of_the_tensor_in_its_section():
     """Two sections may have tensors of one name; a finding without a section is of the first."""
     rows = [tensor(section="model", origin=Origin("a.py", 1)), tensor(section="ema", origin=Origin("b.py", 2))]
-    found = location.located([finding(section="ema"), finding(section="model"), finding()], rows)
+    found = location.add_places([finding(section="ema"), finding(section="model"), finding()], rows)
     assert [one.origin.file for one in found] == ["b.py", "a.py", "a.py"]
 
 
 def test_a_finding_of_no_tensor_is_of_the_whole_file():
     """Also where a tensor's name is empty."""
-    (found,) = location.located([finding(fqn=None)], [tensor(fqn="", origin=Origin("net.py", 9))])
+    (found,) = location.add_places([finding(fqn=None)], [tensor(fqn="", origin=Origin("net.py", 9))])
     assert (found.origin, found.place) == (UNSET, UNSET)
 
 
 def test_fingerprints_are_counted():
     """Which of several alike a finding is."""
-    counted = location.fingerprinted([finding(), finding("v"), finding()])
+    counted = location.number_fingerprints([finding(), finding("v"), finding()])
     assert [(one.fqn, which) for one, _, which in counted] == [("w", 1), ("v", 1), ("w", 2)]
 
 
@@ -125,11 +125,11 @@ def test_a_target_has_one_name_however_it_is_typed_and_from_wherever(tmp_path, m
     (tmp_path / "ck" / "a.pt").touch()
     monkeypatch.chdir(tmp_path)
     text = typed.format(tmp_path) + rest
-    assert location.named(text) == f"ck/a.pt{rest}"
-    assert location.named(text, "ck") == f"a.pt{rest}"
+    assert location.make_relative_name(text) == f"ck/a.pt{rest}"
+    assert location.make_relative_name(text, "ck") == f"a.pt{rest}"
     monkeypatch.chdir("ck")
-    assert location.named(f"a.pt{rest}", "..") == f"ck/a.pt{rest}"
-    assert location.named(f"../ck/a.pt{rest}", str(tmp_path)) == f"ck/a.pt{rest}"
+    assert location.make_relative_name(f"a.pt{rest}", "..") == f"ck/a.pt{rest}"
+    assert location.make_relative_name(f"../ck/a.pt{rest}", str(tmp_path)) == f"ck/a.pt{rest}"
 
 
 def test_a_link_keeps_its_name_and_a_class_its_arguments(tmp_path, monkeypatch):
@@ -139,10 +139,10 @@ def test_a_link_keeps_its_name_and_a_class_its_arguments(tmp_path, monkeypatch):
     (tmp_path / "latest").symlink_to("step-1")
     (tmp_path / "net.py").touch()
     monkeypatch.chdir(tmp_path)
-    assert location.named("latest/a.pt") == "latest/a.pt"
-    assert location.named("./net.py:Net(path='./x#y')", str(tmp_path)) == "net.py:Net(path='./x#y')"
-    assert location.named("pkg.mod:Net", "step-1") == "pkg.mod:Net"
-    assert location.named("none.pt", "step-1") == "../none.pt"
+    assert location.make_relative_name("latest/a.pt") == "latest/a.pt"
+    assert location.make_relative_name("./net.py:Net(path='./x#y')", str(tmp_path)) == "net.py:Net(path='./x#y')"
+    assert location.make_relative_name("pkg.mod:Net", "step-1") == "pkg.mod:Net"
+    assert location.make_relative_name("none.pt", "step-1") == "../none.pt"
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,9 @@ def test_a_name_is_the_way_from_the_file_that_has_it(tmp_path, monkeypatch, text
     (tmp_path / "ckpts").mkdir()
     (tmp_path / "ckpts" / "a.pt").touch()
     monkeypatch.chdir(tmp_path / "ckpts")
-    assert location.named(text, "..") == name
-    assert location.named(text, str(tmp_path)) == name
-    assert location.named(location.unnamed(name, ".."), "..") == name
+    assert location.make_relative_name(text, "..") == name
+    assert location.make_relative_name(text, str(tmp_path)) == name
+    assert location.make_relative_name(location.resolve_name(name, ".."), "..") == name
 
 
 def test_an_absolute_path_has_the_same_name(tmp_path, monkeypatch):
@@ -178,15 +178,15 @@ def test_an_absolute_path_has_the_same_name(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to("real")
     monkeypatch.chdir(tmp_path / "real")
     for folder in ("real", "link"):
-        assert location.named(str(tmp_path / folder / "a.pt")) == "a.pt"
-        assert location.named("a.pt", str(tmp_path / folder)) == "a.pt"
+        assert location.make_relative_name(str(tmp_path / folder / "a.pt")) == "a.pt"
+        assert location.make_relative_name("a.pt", str(tmp_path / folder)) == "a.pt"
 
 
 @given(st.text(), st.sampled_from([".", "..", "/", "no/such"]))
 def test_any_text_has_a_name(text, folder):
     """A baseline may hold anything; what a name stands for has that name."""
-    name = location.named(text, folder)
-    assert location.named(location.unnamed(name, folder), folder) == name
+    name = location.make_relative_name(text, folder)
+    assert location.make_relative_name(location.resolve_name(name, folder), folder) == name
 
 
 def test_a_fingerprint_does_not_depend_on_where_one_stands(tmp_path, monkeypatch):
@@ -196,6 +196,6 @@ def test_a_fingerprint_does_not_depend_on_where_one_stands(tmp_path, monkeypatch
     prints = []
     for folder, text in ((".", "ckpts/a.pt"), (".", "./ckpts/a.pt"), ("ckpts", "a.pt"), (".", "a.pt")):
         monkeypatch.chdir(tmp_path / folder)
-        prints.append(location.fingerprint(Finding("x", Severity.ERROR, "w: x", text, "w")))
+        prints.append(location.compute_fingerprint(Finding("x", Severity.ERROR, "w: x", text, "w")))
     assert len(set(prints[:3])) == 1
     assert prints[3] != prints[0]

@@ -26,10 +26,13 @@ def _here(tmp_path, monkeypatch, statecli):
 
 def test_each_key_of_a_policy_has_its_judges():
     """And each of these is a rule, or all of a subject."""
-    assert set(required_rules.POLICY) == set(Policy.__struct_encode_fields__)
+    assert set(required_rules.RULES_BY_POLICY_KEY) == set(Policy.__struct_encode_fields__)
     known = {name for rule in RULES for name in (rule.name, rule.group)}
     assert {
-        one for table in (required_rules.POLICY, required_rules.OPTIONS) for some in table.values() for one in some
+        one
+        for table in (required_rules.RULES_BY_POLICY_KEY, required_rules.RULES_BY_OPTION)
+        for some in table.values()
+        for one in some
     } <= known
 
 
@@ -46,7 +49,7 @@ def test_each_rule_that_needs_an_option_judges_by_it(option, needs):
     """Or it would be refused with the only rule that is to run."""
     for rule in RULES:
         if needs & set(rule.needs):
-            assert {rule.name, rule.group} & set(required_rules.OPTIONS[option]), rule.name
+            assert {rule.name, rule.group} & set(required_rules.RULES_BY_OPTION[option]), rule.name
 
 
 GIVEN = [("--lock", "l.json"), ("--against", "a.pt"), ("--model", "net.py:Net"), ("--values",)]

@@ -16,9 +16,9 @@ from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, 
 from statecli.core.finding import Finding, Severity
 from statecli.core.format_traits import FormatTraits
 from statecli.core.state import Evidence, Kind, ModelState, Oddity, Origin, TensorInfo
-from statecli.render import Look, Output
+from statecli.render import Output, RenderOptions
 from statecli.report import View, documents
-from statecli.report.verify import SIGNS, of_verification, untold
+from statecli.report.verify import SIGNS, build_verify_report, list_inconclusive
 
 PASSED, FAILED, SKIPPED, UNSURE = Verdict.PASSED, Verdict.FAILED, Verdict.SKIPPED, Verdict.INCONCLUSIVE
 FIX = 'self.register_buffer("table", torch.ones(3))'
@@ -59,13 +59,13 @@ class Text(io.StringIO):
 
 def written(found, output="table", *, width=100, quiet=False, **view):
     sink = Text()
-    look = Look(terminal=output == "table", width=width, quiet=quiet)
-    render.write(of_verification(found, View(**view)), Output(output), sink, look)
+    look = RenderOptions(terminal=output == "table", width=width, quiet=quiet)
+    render.write(build_verify_report(found, View(**view)), Output(output), sink, look)
     return sink.getvalue()
 
 
 def page(found, **view):
-    return of_verification(found, View(**view)).page()
+    return build_verify_report(found, View(**view)).page()
 
 
 def lines(found, **view):
@@ -75,7 +75,7 @@ def lines(found, **view):
 
 
 def done(found):
-    return [(line.cells[0], line.remark) for line in page(found).done.lines]
+    return [(line.cells[0], line.remark) for line in page(found).outcomes.lines]
 
 
 TABLE = tensor("table", Kind.UNREGISTERED, origin=Origin("net.py", 9), fix=FIX)
@@ -180,7 +180,7 @@ def test_rows_are_grouped_by_kind_in_order():
 def test_columns_of_one_name_are_told_apart():
     """Two proofs that both have a column `moves` do not share one heading."""
     two = (moved(w=passed()), Check(Name.FORWARD, PASSED, columns=(Column("moves", {"w": Cell(UNSURE)}),)))
-    report = of_verification(run(*two, rows=[tensor("w")]), View())
+    report = build_verify_report(run(*two, rows=[tensor("w")]), View())
     assert [column.name for column in report.page().columns] == ["name", "moves", "moves (forward)"]
     names = [column.name for column in report.table().columns]
     assert len(set(names)) == len(names)
@@ -298,7 +298,7 @@ def test_a_line_alone_is_no_fix():
 def test_a_note_that_a_proof_has_found_is_not_said_twice():
     """What was only odd has been proved false."""
     notes = (Oddity("left-behind", "table: stays", "table"), Oddity("lazy", "w: has no shape yet", "w"))
-    report = of_verification(run(*BROKEN.checks, rows=BROKEN.state.tensors, notes=notes), View())
+    report = build_verify_report(run(*BROKEN.checks, rows=BROKEN.state.tensors, notes=notes), View())
     assert [note.name for note in report.notes] == ["lazy"]
 
 
@@ -310,7 +310,7 @@ def test_what_packs_its_weights_is_named():
     notes = (
         Oddity("packed-params", "0._packed_params._packed_params holds weights", "0._packed_params._packed_params"),
     )
-    (line,) = untold(run(Check(Name.MOVE, SKIPPED), notes=notes), ())
+    (line,) = list_inconclusive(run(Check(Name.MOVE, SKIPPED), notes=notes), ())
     assert line == (
         "net.py:Net: the model holds no tensor that can be seen: 0 packs its weights in C++: there is nothing to prove"
     )
@@ -319,22 +319,24 @@ def test_what_packs_its_weights_is_named():
 def test_what_nobody_asked_for_may_be_skipped():
     """Without an input, step and forward are told and do not fail the command."""
     found = run(moved(w=passed()), Check(Name.STEP, SKIPPED, reason=NO_INPUT), rows=[tensor("w")])
-    assert untold(found, ()) == ()
-    assert untold(found, (Name.MOVE,)) == ()
-    assert untold(found, (Name.STEP,)) == (f"net.py:Net: step: {NO_INPUT}",)
+    assert list_inconclusive(found, ()) == ()
+    assert list_inconclusive(found, (Name.MOVE,)) == ()
+    assert list_inconclusive(found, (Name.STEP,)) == (f"net.py:Net: step: {NO_INPUT}",)
 
 
 def test_what_is_inconclusive_is_no_pass():
     """Asked for by name or not."""
     found = run(moved(w=passed()), Check(Name.STEP, UNSURE, reason="net.py:4: no"), rows=[tensor("w")])
-    assert untold(found, ()) == ("net.py:Net: step: net.py:4: no",)
+    assert list_inconclusive(found, ()) == ("net.py:Net: step: net.py:4: no",)
 
 
 def test_nothing_proved_is_not_nothing_found():
     """Where every proof was skipped, or there is no tensor, no exit code 0."""
     skipped = [Check(name, SKIPPED, reason=NO_INPUT) for name in (Name.STEP, Name.FORWARD)]
-    assert untold(run(*skipped, rows=[tensor("w")]), ()) == ("net.py:Net: nothing was proved: step, forward skipped",)
-    (line,) = untold(run(moved(), rows=[]), ())
+    assert list_inconclusive(run(*skipped, rows=[tensor("w")]), ()) == (
+        "net.py:Net: nothing was proved: step, forward skipped",
+    )
+    (line,) = list_inconclusive(run(moved(), rows=[]), ())
     assert "no tensor" in line
 
 
@@ -473,7 +475,7 @@ def runs(draw):
 @given(runs())
 def test_json_is_what_its_schema_says(found):
     """Whatever was found, the document holds to the printed schema."""
-    jsonschema.validate(json.loads(written(found, "json")), json.loads(documents.schema("verify")))
+    jsonschema.validate(json.loads(written(found, "json")), json.loads(documents.encode_schema("verify")))
 
 
 @settings(max_examples=60, deadline=None)

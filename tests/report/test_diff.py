@@ -21,7 +21,7 @@ from statecli.render import Output
 from statecli.report import Bars, Spread, documents
 from statecli.report import change_text as changed
 from statecli.report import diff as diffing
-from statecli.report.diff import DiffView, Names, of_diff
+from statecli.report.diff import DiffView, NameList, build_diff_report
 
 from ..changes import added, diff, nudged, page, recast, removed, renamed, rows, same, tensor, written
 
@@ -255,19 +255,19 @@ def test_names_as_git_lists_them():
     """--name-status: a letter and the name, two names of a rename, nothing identical."""
     scalars = (ScalarChange("epoch", Status.CHANGED, 1, 2),)
     found = diff(nudged("m"), same("i"), renamed("old", "new"), added("x"), removed("gone"), scalars=scalars)
-    assert written(found, "plain", names=Names.STATUS) == "M\tm\nR\told\tnew\nA\tx\nD\tgone\nM\tepoch\n"
-    assert written(found, "plain", names=Names.ONLY) == "m\nnew\nx\ngone\nepoch\n"
+    assert written(found, "plain", names=NameList.STATUS) == "M\tm\nR\told\tnew\nA\tx\nD\tgone\nM\tepoch\n"
+    assert written(found, "plain", names=NameList.ONLY) == "m\nnew\nx\ngone\nepoch\n"
 
 
 def test_names_have_their_section_where_there_are_several():
     """Two entries of one name are not the same line twice."""
     found = diff(nudged("w"), nudged("w", section="ema"))
-    assert written(found, "plain", names=Names.ONLY) == "model.w\nema.w\n"
+    assert written(found, "plain", names=NameList.ONLY) == "model.w\nema.w\n"
 
 
 def test_a_hostile_name_is_one_line():
     """A line break or a tab in a name makes no second line and no second field."""
-    assert written(diff(nudged("a\n\tb\x1b[31m")), "plain", names=Names.STATUS) == "M\ta\\n\\tb\\x1b[31m\n"
+    assert written(diff(nudged("a\n\tb\x1b[31m")), "plain", names=NameList.STATUS) == "M\ta\\n\\tb\\x1b[31m\n"
 
 
 @pytest.mark.parametrize("output", [one.value for one in Output if one.value not in ("sarif", "github", "gitlab")])
@@ -308,15 +308,15 @@ def test_a_failed_expectation_is_in_every_output(output):
 
 def test_expected_differences_are_no_failure():
     """--only that holds: rows are shown and the command ends 0."""
-    report = of_diff(diff(nudged("a"), findings=(), expected=True), DiffView())
-    assert not report.failed()
+    report = build_diff_report(diff(nudged("a"), findings=(), expected=True), DiffView())
+    assert not report.has_failed()
     assert report.page().groups
     assert report.page().verdict == "1 of 1 parameters changed: as expected"
 
 
 def test_any_finding_is_a_failure():
     """The findings are the only source of exit 1."""
-    assert of_diff(diff(nudged("a")), DiffView()).failed()
+    assert build_diff_report(diff(nudged("a")), DiffView()).has_failed()
 
 
 def test_plain_has_a_row_for_each():
@@ -361,7 +361,7 @@ def test_jsonl_types_each_line():
 def test_depth_is_drawn_of_parameters_in_order():
     """A bar each parameter, unchanged ones at zero; buffers are left out."""
     found = diff(nudged("b", 0.5), nudged("a", 0.1), nudged("n", kind=Kind.BUFFER), same("s"))
-    (bars,) = of_diff(found, DiffView()).charts()
+    (bars,) = build_diff_report(found, DiffView()).charts()
     assert isinstance(bars, Bars)
     assert (bars.labels, bars.values) == (("b", "a", "s"), (0.5, 0.1, 0.0))
 
@@ -369,7 +369,7 @@ def test_depth_is_drawn_of_parameters_in_order():
 def test_a_change_from_zero_is_no_nan():
     """A bias that was zero has a finite Δ and only no ratio: it is not drawn as what went wrong is."""
     found = diff(nudged("zero", None), nudged("nan", None, max_abs=None, nan_after=3), nudged("one", 0.1, inf_after=1))
-    (bars,) = of_diff(found, DiffView()).charts()
+    (bars,) = build_diff_report(found, DiffView()).charts()
     assert bars.values[0] == math.inf
     assert all(map(math.isnan, bars.values[1:]))
     assert bars.words == ("changed from zero, without a ratio", "", "")
@@ -383,7 +383,7 @@ def test_what_has_no_measure_is_not_drawn_as_unchanged():
     found = replace(found, broken=(Broken("c", "model", "b.pt: c: checksum wrong"),))
     held = list(found.after.tensors)
     held.insert(2, tensor("c"))
-    (bars,) = of_diff(replace(found, after=replace(found.after, tensors=tuple(held))), DiffView()).charts()
+    (bars,) = build_diff_report(replace(found, after=replace(found.after, tensors=tuple(held))), DiffView()).charts()
     assert bars.labels == ("a", "b", "c", "d", "e")
     assert bars.values == (0.5, math.inf, math.inf, math.inf, 0.0)
     assert bars.words == ("", "of another shape", "not compared", "not compared", "")
@@ -392,14 +392,14 @@ def test_what_has_no_measure_is_not_drawn_as_unchanged():
 def test_histograms_are_drawn():
     """One picture each, under its name."""
     found = diff(nudged("a"), histograms=(Histogram("a", "model", (0.0, 1.0), (3,)),))
-    *_, spread = of_diff(found, DiffView()).charts()
+    *_, spread = build_diff_report(found, DiffView()).charts()
     assert isinstance(spread, Spread)
     assert (spread.title, spread.counts) == ("a", (3,))
 
 
 def test_nothing_to_draw():
     """No empty picture of equal states."""
-    assert of_diff(diff(same("a")), DiffView()).charts() == ()
+    assert build_diff_report(diff(same("a")), DiffView()).charts() == ()
 
 
 def test_an_outline_through_a_pipe_keeps_remarks():
@@ -423,21 +423,23 @@ def test_a_folded_branch_speaks_of_all_its_layers():
 @given(st.lists(st.tuples(*[st.floats(1e-150, 1e150)] * 2), min_size=1, max_size=6))
 def test_tensors_together_change_as_one(norms):
     """The combined change is that of their values in one tensor."""
-    together = changed.together([nudged("a", l2 / before, l2=l2) for l2, before in norms if l2 / before > 0])
+    together = changed.combine_relative_change(
+        [nudged("a", l2 / before, l2=l2) for l2, before in norms if l2 / before > 0]
+    )
     l2, before = (math.hypot(*several) for several in zip(*norms, strict=True))
     assert together == pytest.approx(l2 / before, rel=1e-9)
 
 
 def test_a_change_without_a_norm_is_left_out_of_the_sum():
     """What was zero before has no ratio, and what differs in its bits alone a ratio of zero."""
-    assert changed.together([nudged("a", 0.5, l2=1.0), nudged("b", None, l2=9.0)]) == 0.5
-    assert changed.together([nudged("a", 0.0, l2=0.0, max_abs=0.0)]) == 0.0
-    assert changed.together([nudged("a", None)]) is None
+    assert changed.combine_relative_change([nudged("a", 0.5, l2=1.0), nudged("b", None, l2=9.0)]) == 0.5
+    assert changed.combine_relative_change([nudged("a", 0.0, l2=0.0, max_abs=0.0)]) == 0.0
+    assert changed.combine_relative_change([nudged("a", None)]) is None
 
 
 def test_norms_beyond_float64_have_a_sum():
     """Two tensors of which the norms before are 1e311, and the changes a thousandth of it."""
-    assert changed.together([nudged("a", 1e-3, l2=1e308)] * 2) == pytest.approx(1e-3)
+    assert changed.combine_relative_change([nudged("a", 1e-3, l2=1e308)] * 2) == pytest.approx(1e-3)
 
 
 def test_what_is_damaged_is_counted_among_all():
@@ -456,7 +458,7 @@ def test_an_empty_name_is_seen():
     assert plain.splitlines()[2].split()[3] == "''"
     assert {line.cells[0] for line in page(found).groups[0].lines} == {"M ''", "R '' → x"}
     assert "M ''" in written(found, "plain", tree=True)
-    assert written(found, "plain", names=Names.ONLY).splitlines() == ["''", "x"]
+    assert written(found, "plain", names=NameList.ONLY).splitlines() == ["''", "x"]
     assert written(found, "plain", quiet=True) == "error[changed]: '': values\n"
 
 
@@ -470,7 +472,7 @@ def test_findings_and_damage_have_their_section_where_there_are_several():
     assert "- `error[changed]: ema.w: values, by at most 0.5`" in written(found, "markdown", quiet=True)
     assert rows(found)["not compared"] == [(("? ema.u", "", "", "", ""), "b.pt: ema.u: cut short")]
     assert [one["message"] for one in json.loads(written(found, "json"))["findings"]] == ["w: values", "w: values"]
-    (bars,) = of_diff(found, DiffView()).charts()
+    (bars,) = build_diff_report(found, DiffView()).charts()
     assert bars.labels == ("model.w", "ema.w")
 
 
@@ -571,8 +573,8 @@ def test_a_load_says_why_it_ends_1(output):
 @pytest.mark.parametrize("output", ["plain", "json", "jsonl", "csv"])
 def test_flat_outputs_build_no_page_and_locate_no_finding(monkeypatch, output):
     """Both take as long as the comparison where 300,000 tensors differ, and their rows say it all."""
-    monkeypatch.delattr(diffing, "_groups")
-    monkeypatch.setattr(diffing, "located", lambda *_: pytest.fail("a finding was located"))
+    monkeypatch.delattr(diffing, "_build_groups")
+    monkeypatch.setattr(diffing, "add_places", lambda *_: pytest.fail("a finding was located"))
     assert "layers.7.w" in written(diff(*(nudged(f"layers.{n}.w") for n in range(50))), output)
 
 
@@ -580,22 +582,22 @@ def test_flat_outputs_build_no_page_and_locate_no_finding(monkeypatch, output):
 def test_a_row_of_json_is_built_when_it_is_written(monkeypatch, output):
     """No more than one is kept, however many there are."""
     built, written_after = [], []
-    build = documents._change
-    monkeypatch.setattr(documents, "_change", lambda change: built.append(change.fqn) or build(change))
-    report = of_diff(diff(*(nudged(f"layers.{n}.w") for n in range(50))), DiffView())
+    build = documents._build_diff_row
+    monkeypatch.setattr(documents, "_build_diff_row", lambda change: built.append(change.fqn) or build(change))
+    report = build_diff_report(diff(*(nudged(f"layers.{n}.w") for n in range(50))), DiffView())
 
     class Sink:
         def utf8(self, raw):
             written_after.extend([len(built)] * (b'"status":' in raw))
 
-    render.write(report, Output(output), Sink(), render.Look())
+    render.write(report, Output(output), Sink(), render.RenderOptions())
     assert written_after == list(range(1, 51))
 
 
 def test_plain_text_reads_each_row_once(monkeypatch):
     """Without the columns that only machines read."""
     read = []
-    monkeypatch.setattr(diffing, "_fact", lambda *facts: read.append(facts))
-    monkeypatch.setattr(diffing, "_measured_number", lambda name, change: read.append((name, change.fqn)))
+    monkeypatch.setattr(diffing, "_get_side_field", lambda *facts: read.append(facts))
+    monkeypatch.setattr(diffing, "_get_measure", lambda name, change: read.append((name, change.fqn)))
     written(diff(*(nudged(f"layers.{n}.w") for n in range(50))), "plain", terminal=False)
     assert len(read) == 4 * 50

@@ -28,7 +28,7 @@ def _here(tmp_path, monkeypatch):
 
 def told(*targets, **options):
     request = Request(targets, **options)
-    return [one.message for one in run_notes.told(audit(request), request)]
+    return [one.message for one in run_notes.build_notes(audit(request), request)]
 
 
 def test_a_rule_that_the_policy_asks_for_and_that_did_not_run_is_told():

@@ -9,14 +9,14 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from statecli.render._charts import MAX_BARS, drawn
+from statecli.render._charts import MAX_BARS, build_picture
 from statecli.report import Bars, Spread
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
 def bars(values, labels=None):
-    return drawn(Bars("t", tuple(labels or (f"x{n}" for n in range(len(values)))), tuple(values), "u"))
+    return build_picture(Bars("t", tuple(labels or (f"x{n}" for n in range(len(values)))), tuple(values), "u"))
 
 
 def test_a_bar_ten_times_as_large_is_a_decade_higher():
@@ -52,7 +52,7 @@ def test_what_has_no_bound_is_named_by_the_chart():
     values = [1.0] * 5000
     values[7] = values[777] = math.inf
     values[779] = math.nan
-    picture = drawn(Bars("t", tuple(f"x{n}" for n in range(5000)), tuple(values), "u", ("from zero",) * 5000))
+    picture = build_picture(Bars("t", tuple(f"x{n}" for n in range(5000)), tuple(values), "u", ("from zero",) * 5000))
     one, two = (mark for mark in picture.marks if mark.mood in ("odd", "boundless"))
     assert (one.mood, two.mood) == ("boundless", "odd")
     assert [mark.mood for mark in picture.marks if mark.x == one.x] == ["boundless", "most", "least"]
@@ -64,7 +64,7 @@ def test_what_has_no_bound_is_named_by_the_chart():
 def test_what_has_no_measure_is_counted_by_what_it_is():
     """Each has its own word on it, and the note counts each."""
     words = ("of another shape", "not compared", "not compared", "")
-    picture = drawn(Bars("t", ("a", "b", "c", "d"), (math.inf, math.inf, math.inf, 0.5), "u", words))
+    picture = build_picture(Bars("t", ("a", "b", "c", "d"), (math.inf, math.inf, math.inf, 0.5), "u", words))
     assert [mark.title for mark in picture.marks] == [
         "a: of another shape",
         "b: not compared",
@@ -136,7 +136,7 @@ def test_a_histogram_is_inside_whatever_its_edges(edges, data):
     """Denormal and huge ranges alike; zero is marked exactly where it lies between the ends."""
     edges = sorted(edges)
     counts = data.draw(st.lists(st.integers(0, 10**12), min_size=len(edges) - 1, max_size=len(edges) - 1))
-    picture = drawn(Spread("t", tuple(edges), tuple(counts), "Δ"))
+    picture = build_picture(Spread("t", tuple(edges), tuple(counts), "Δ"))
     inside(picture)
     assert (picture.zero is not None) == (edges[0] <= 0 <= edges[-1])
     assert all(picture.plot.left - 1e-6 <= tick.at <= picture.plot.right + 1e-6 for tick in picture.x_ticks)
@@ -144,7 +144,7 @@ def test_a_histogram_is_inside_whatever_its_edges(edges, data):
 
 def test_a_histograms_bars_are_to_scale():
     """Twice the count is twice the height; a bin without any has no bar, one of a million still shows."""
-    picture = drawn(Spread("t", (0.0, 1.0, 2.0, 3.0, 4.0), (500_000, 1_000_000, 0, 1), "Δ"))
+    picture = build_picture(Spread("t", (0.0, 1.0, 2.0, 3.0, 4.0), (500_000, 1_000_000, 0, 1), "Δ"))
     half, whole, none, one = (mark.height for mark in picture.marks)
     assert whole == pytest.approx(2 * half)
     assert none == 0 < 1 <= one
@@ -153,7 +153,7 @@ def test_a_histograms_bars_are_to_scale():
 
 def test_ticks_of_a_histogram_are_round_numbers_where_they_stand():
     """-0.02, 0, 0.02 between -0.03 and 0.03; zero in the middle."""
-    picture = drawn(Spread("t", (-0.03, 0.03), (4,), "Δ"))
+    picture = build_picture(Spread("t", (-0.03, 0.03), (4,), "Δ"))
     at = {tick.text: tick.at for tick in picture.x_ticks}
     assert set(at) == {"-0.02", "0", "0.02"}
     assert at["0"] == pytest.approx((picture.plot.left + picture.plot.right) / 2) == pytest.approx(picture.zero)
@@ -162,20 +162,20 @@ def test_ticks_of_a_histogram_are_round_numbers_where_they_stand():
 @pytest.mark.parametrize("edges", [(), (0.0, math.inf), (math.nan, 1.0)])
 def test_a_histogram_without_a_finite_range_says_so(edges):
     """It is neither drawn wrong nor left out."""
-    picture = drawn(Spread("t", edges, (1,) if edges else (), "Δ"))
+    picture = build_picture(Spread("t", edges, (1,) if edges else (), "Δ"))
     assert (picture.marks, picture.x_ticks) == ((), ())
     assert "not drawn" in picture.note
 
 
 def test_counts_are_written_whole():
     """There is no half element on an axis."""
-    assert [tick.text for tick in drawn(Spread("t", (0.0, 1.0), (1,), "Δ")).y_ticks] == ["0", "1"]
+    assert [tick.text for tick in build_picture(Spread("t", (0.0, 1.0), (1,), "Δ")).y_ticks] == ["0", "1"]
 
 
 @pytest.mark.parametrize("largest", [0.001, 0.00025, 1e-5, 3e-7, 1e300])
 def test_numbers_of_a_histogram_stand_inside_the_picture(largest):
     """Those at the ends too, half of which is outside the plot; a character of 12 px is 6 to 7 units wide."""
-    picture = drawn(Spread("t", (-largest, 0.0, largest), (1, 2), "Δ"))
+    picture = build_picture(Spread("t", (-largest, 0.0, largest), (1, 2), "Δ"))
     for tick in picture.x_ticks:
         assert tick.at - 6.5 * len(tick.text) / 2 >= 0
         assert tick.at + 6.5 * len(tick.text) / 2 <= picture.width
