@@ -137,11 +137,11 @@ def inspect(
     UnreadableError (the file), ModelError (the class, its forward, or a live model that cannot be copied for `to` or
     `inputs`), MissingDependency.
     """
-    given = dict(locals())
+    arguments = dict(locals())
     del target, model
     from statecli.api import calls, errors
 
-    return errors.told(given, lambda: calls.inspect(**given))
+    return errors.call(calls.inspect, arguments)
 
 
 def diff(
@@ -183,11 +183,11 @@ def diff(
     Raises StateError, with one line: UsageError (a contradiction, or NothingMatched), UnreadableError (a file),
     ModelError (a class), EngineError (`executor` does not answer).
     """
-    given = dict(locals())
+    arguments = dict(locals())
     del before, after
     from statecli.api import calls, errors
 
-    return errors.told(given, lambda: calls.diff(**given))
+    return errors.call(calls.diff, arguments)
 
 
 def merge(
@@ -209,11 +209,11 @@ def merge(
     Raises StateError, with one line: UnreadableError (what is no part, one that is missing or there twice, a target
     that has changed), EngineError (parts of another version), UsageError (parts of an audit or a lock).
     """
-    given = dict(locals())
+    arguments = dict(locals())
     del parts, code, url
     from statecli.api import calls, errors
 
-    return errors.told(given, lambda: calls.merge(**given))
+    return errors.call(calls.merge, arguments)
 
 
 def verify(
@@ -249,8 +249,8 @@ def verify(
     Raises StateError, with one line: UsageError (an option, an input's text, or NothingMatched: the filters left no
     tensor), ModelError (a spec whose class cannot be built, a function of inputs that raises).
     """
-    given = dict(locals())
+    arguments = dict(locals())
     del model
     from statecli.api import calls, errors
 
-    return errors.told(given, lambda: calls.verify(**given))
+    return errors.call(calls.verify, arguments)

@@ -14,17 +14,16 @@ from statecli.live import search_path
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Seconds that what a model has begun (threads, processes, exit handlers) has to end. Python would wait for ever.
-PATIENCE = 2.0
-#: Those after which a thread that has begun sleeps.
-SETTLED = 0.001
+#: Seconds for threads, processes and exit handlers of a model to end, because Python would wait for ever.
+EXIT_TIMEOUT_S = 2.0
+#: Seconds after which a started thread sleeps.
+THREAD_START_S = 0.001
 
 
 def command() -> None:
-    """Run `main` and exit with its code. A line that names model code is run in a supervised child process.
+    """Run `main` and exit with its code; a command line that names model code runs in a supervised child process.
 
-    Every crash is exit code 2. What fails before the first line here, such as Python's own start, is not: Python exits
-    with 1 then.
+    Every crash is exit code 2, except a failed start of Python, before the first line here, which is 1.
     """
     search_path.drop_relative_entries()
     if hasattr(os, "fork") and (names_model_code(sys.argv[1:]) or _is_memory_limited()):
@@ -32,14 +31,14 @@ def command() -> None:
     try:
         main()
     except SystemExit as done:
-        # Without threads there is nobody whom Python would wait for.
+        # Python waits for threads.
         if isinstance(done.code, int) and "threading" in sys.modules:
-            _wait_no_longer_than_patience(done.code)
+            _limit_exit_time(done.code)
         raise
 
 
 def names_model_code(words: Sequence[str]) -> bool:
-    """Whether a command line may name code of the user's, or sets a time limit; some others do as well."""
+    """Return True if the words may name code of the user, or set a time limit. May be True for other words too."""
     return any(
         ":" in word.partition("://")[0] or word == "auto" or word.endswith("=auto") or word.startswith("--timeout")
         for word in words
@@ -47,7 +46,7 @@ def names_model_code(words: Sequence[str]) -> bool:
 
 
 def _is_memory_limited() -> bool:
-    """Whether `ulimit -v` is set: libraries in C may then end the process with status 1, as OpenBLAS does."""
+    """Return True if `ulimit -v` is set, because libraries in C may then exit with status 1, as OpenBLAS does."""
     import resource
 
     return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
@@ -63,31 +62,31 @@ def _run_supervised() -> int:
         return 2
 
 
-def _wait_no_longer_than_patience(code: int) -> None:
-    begun = _thread.allocate_lock()
-    begun.acquire()
+def _limit_exit_time(code: int) -> None:
+    started = _thread.allocate_lock()
+    started.acquire()
     try:
-        _thread.start_new_thread(_end_late, (code, begun))
-    except RuntimeError:  # the system starts none, so that none was started that Python would wait for
+        _thread.start_new_thread(_exit_after_timeout, (code, started))
+    except RuntimeError:  # the system starts no threads, so Python waits for none
         return
-    # Python takes down a thread that is not at rest yet when it ends, and 3.11.2 dies of that now and then (SIGSEGV).
-    begun.acquire()
-    time.sleep(SETTLED)
+    # Python 3.11.2 sometimes crashes (SIGSEGV) if it ends while a thread starts.
+    started.acquire()
+    time.sleep(THREAD_START_S)
 
 
 def main() -> None:
-    """Everyday lines need no Typer; all others go to it. Raises SystemExit; an interrupt ends the process."""
+    """Run the command line, with Typer only if necessary. Raises SystemExit; an interrupt ends the process."""
     try:
         _run()
     except KeyboardInterrupt:
-        _end(130)
+        _exit_process(130)
     except SystemExit as done:
         from statecli.core.exit_code import Verdict
 
         if not isinstance(done, Verdict):
             raise SystemExit(2) from done
         if done.code == 130:
-            _end(130)
+            _exit_process(130)
         raise
     except BaseException as error:  # noqa: BLE001  # an import that fails, no memory, no thread: a crash is never 1
         _complain(error)
@@ -95,26 +94,26 @@ def main() -> None:
 
 
 def _run() -> None:
-    # Imported here, so that Ctrl-C during the imports ends as it does anywhere else.
+    # Imported here, so that Ctrl-C during the imports exits with 130 too.
     from statecli.cli import interrupts
 
-    interrupts.listen()
+    interrupts.handle_interrupts()
     from statecli.cli import commands, parser
     from statecli.storage import files
 
     files.forget_command()
-    # Before anything can show it: a URL may hold a password or a signature.
+    # Before anything can print a URL, which may hold a password or a signature.
     sys.argv[1:] = map(files.mask_urls, sys.argv[1:])
     options = parser.parse(sys.argv[1:])
     if options is not None:
-        commands.leave(options)
+        commands.run_and_exit(options)
     from statecli.cli.typer_app import run
 
-    commands.leave_with(run, debug=False)
+    commands.run_body_and_exit(run, debug=False)
 
 
 def _complain(error: BaseException) -> None:
-    """Write one line about an error of the process itself, with as little as that can be done with."""
+    """Write a line about an error of the process, with as few means as possible."""
     with contextlib.suppress(BaseException):
         if isinstance(error, MemoryError):
             os.write(2, b"statecli: there is not enough memory; nothing was concluded\n")
@@ -123,27 +122,27 @@ def _complain(error: BaseException) -> None:
             os.write(2, f"statecli: cannot run: {text}\n".encode("ascii", "backslashreplace"))
 
 
-def _end_late(code: int, begun: _thread.LockType) -> None:
-    begun.release()
-    time.sleep(PATIENCE)
-    _end(code)
+def _exit_after_timeout(code: int, started: _thread.LockType) -> None:
+    started.release()
+    time.sleep(EXIT_TIMEOUT_S)
+    _exit_process(code)
 
 
-def _end(code: int) -> None:
-    """Without waiting for anybody; after an interrupt without a word more on stdout."""
+def _exit_process(code: int) -> None:
+    """Exit without waiting for threads or processes; after an interrupt, stdout is not flushed."""
     supervisor = sys.modules.get("statecli.cli.supervisor")
-    parent = supervisor.connection() if supervisor else None
+    parent = supervisor.get_connection() if supervisor else None
     if parent is not None:
         parent.conclude(code)
     for stream in (sys.stdout, sys.stderr) if code != 130 else (sys.stderr,):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    _end_children()
+    _kill_children()
     os._exit(code)
 
 
-def _end_children() -> None:
-    """Those that Python would wait for. They hold our streams open, and whoever reads those would wait for them too."""
+def _kill_children() -> None:
+    """Kill the processes of multiprocessing, because Python and readers of our streams would wait for them."""
     multiprocessing = sys.modules.get("multiprocessing")
     for child in multiprocessing.active_children() if multiprocessing else ():
         child.kill()

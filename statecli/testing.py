@@ -1,12 +1,11 @@
-"""For people's own tests: one assertion that a model's state follows, is saved, restored and trained.
+"""Assertion for tests of models: the state follows the model, is saved, restored and trained.
 
     from statecli.testing import assert_state_follows
 
     def test_state():
         assert_state_follows(Net(), inputs="2x3", device="fake-cuda")
 
-As a pytest fixture it is there without an import: `def test_state(assert_state_follows): …`. torch is imported by the
-call alone.
+Also a pytest fixture, without an import: `def test_state(assert_state_follows): …`. Only the call imports torch.
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ def assert_state_follows(
     exclude: Iterable[str] | None = (),
     kind: Iterable[Kind | str] | None = (),
 ) -> Verification:
-    """Verify `model` and give the result; the parameters are those of `statecli.verify`.
+    """Verify `model` and return the result; the parameters are those of `statecli.verify`.
 
-    Raises AssertionError, with the table that `statecli verify` prints, where anything failed or could not be told,
-    where a proof that `checks` names was skipped, and where every proof was. A proof that nobody asked for by name may
-    be skipped, for want of inputs for instance. Raises StateError where the model could not be tried at all.
+    Raises AssertionError, with the table of `statecli verify`, if a proof failed or was inconclusive, if a proof in
+    `checks` was skipped, or if all were. Other proofs may be skipped, for instance without inputs. Raises StateError if
+    the model could not be tested at all.
     """
     __tracebackhide__ = True  # pytest shows the caller's line
     import statecli
-    from statecli.api.calls import options_of
+    from statecli.api.calls import build_options
     from statecli.requests.options import VerifyOptions
 
-    asked = options_of(VerifyOptions, {"target": "", "check": checks}).check
-    found = statecli.verify(
+    requested = build_options(VerifyOptions, {"target": "", "check": checks}).check
+    verification = statecli.verify(
         model,
-        checks=asked,
+        checks=requested,
         device=device,
         dtype=dtype,
         optimizer=optimizer,
@@ -60,34 +59,34 @@ def assert_state_follows(
         exclude=exclude,
         kind=kind,
     )
-    message = failure(found, asked)
+    message = describe_failure(verification, requested)
     if message:
         raise AssertionError(message)
-    return found
+    return verification
 
 
-def failure(found: Verification, asked: Iterable[Name] = ()) -> str:
-    """What is wrong, as text: a line that says which proofs, then the table of a terminal; "" where nothing is."""
+def describe_failure(verification: Verification, requested: Iterable[Name] = ()) -> str:
+    """Return a line about the failed proofs and the table of a terminal; "" if all is well."""
     from statecli.report import View, verify
 
-    untold = verify.list_inconclusive(found, tuple(asked))
-    bad = bool(found.findings) or any(map(_is_bad, found.checks))
-    if not (bad or untold):
+    inconclusive = verify.list_inconclusive(verification, tuple(requested))
+    bad = bool(verification.findings) or any(map(_is_bad, verification.checks))
+    if not (bad or inconclusive):
         return ""
-    report = verify.build_verify_report(found, View())
-    verdict = f"{found.state.target}: {report.page().verdict}"
-    return "\n".join([verdict, "", _laid_out(report), *(() if bad else untold)]).rstrip()
+    report = verify.build_verify_report(verification, View())
+    verdict = f"{verification.state.target}: {report.page().verdict}"
+    return "\n".join([verdict, "", _format_table(report), *(() if bad else inconclusive)]).rstrip()
 
 
-#: pytest puts four columns in front of each line.
-_WIDTH = 100
+#: Columns of the table; pytest puts four in front of each line.
+_TABLE_COLUMNS = 100
 
 
 def _is_bad(check: Check) -> bool:
     return check.verdict.value in ("failed", "inconclusive")
 
 
-def _laid_out(report: Report) -> str:
+def _format_table(report: Report) -> str:
     from statecli import render
 
     class Text:
@@ -101,5 +100,5 @@ def _laid_out(report: Report) -> str:
             self.parts.append(raw.decode())
 
     sink = Text()
-    render.write(report, render.Output.TABLE, sink, render.RenderOptions(terminal=True, width=_WIDTH))
+    render.write(report, render.Output.TABLE, sink, render.RenderOptions(terminal=True, width=_TABLE_COLUMNS))
     return "".join(sink.parts)

@@ -54,7 +54,7 @@ def statecli(monkeypatch):
 
         out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
         with monkeypatch.context() as patch:
-            patch.setattr(interrupts, "listen", lambda: None)  # the tests' own Ctrl-C stays pytest's
+            patch.setattr(interrupts, "handle_interrupts", lambda: None)  # the tests' own Ctrl-C stays pytest's
             patch.setattr(sys, "argv", ["statecli", *map(os.fspath, args)])
             patch.setattr(sys, "stdout", out)
             patch.setattr(sys, "stderr", err)

@@ -12,7 +12,7 @@ from statecli.render import Output
 from statecli.report.diff import DiffView, NameList
 from statecli.requests import diff
 from statecli.requests.options import DiffOptions
-from statecli.requests.outcome import Given
+from statecli.requests.outcome import ExtraInputs
 from statecli.values.delta import CompareOptions
 
 
@@ -24,7 +24,7 @@ def test_nothing_asked_is_the_default():
     """The command line and the library mean the same by nothing."""
     assert diff.build_request(options()) == Request("a.pt", "b.pt")
     assert diff.build_view(options()) == DiffView()
-    diff.check(options(), Given())
+    diff.check(options(), ExtraInputs())
 
 
 @pytest.mark.parametrize(
@@ -78,17 +78,17 @@ def test_each_option_reaches_the_report(given, wanted):
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:12"])
 def test_devices_that_compute(device):
     """The CPU, the current GPU, and one by its number."""
-    diff.check(options(device=device), Given())
+    diff.check(options(device=device), ExtraInputs())
 
 
 @pytest.mark.parametrize("device", ["", "CPU", "cuda:", "cuda:-1", "cuda:01", "cuda:0 ", "mps", "meta", "cpu\n"])
 def test_devices_that_do_not(device):
     """Nothing is guessed from a word that is nearly one."""
     with pytest.raises(UsageError):
-        diff.check(options(device=device), Given())
+        diff.check(options(device=device), ExtraInputs())
 
 
 def test_a_contradiction_names_both():
     """The line says which two to choose from."""
     with pytest.raises(UsageError, match=r"--bitwise and --atol contradict"):
-        diff.check(options(bitwise=True, atol=1.0), Given())
+        diff.check(options(bitwise=True, atol=1.0), ExtraInputs())

@@ -199,7 +199,7 @@ def test_git_keeps_no_text_of_a_file_that_changed(path, after_listing):
     """git caches what the driver prints by the content that the file had."""
     after_listing(lambda: touch(path))
     with pytest.raises(UnreadableError, match="changed while it was read"):
-        list(git_driver.textconv(str(path)))
+        list(git_driver.convert_to_text(str(path)))
 
 
 def test_what_is_opened_within_is_opened_without(path):

@@ -418,14 +418,14 @@ def test_colour_follows_its_variables(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert console._color("auto", terminal=True)
-    assert not console._color("auto", terminal=False)
+    assert console._use_color("auto", terminal=True)
+    assert not console._use_color("auto", terminal=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert console._color("auto", terminal=False)
+    assert console._use_color("auto", terminal=False)
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not console._color("auto", terminal=True)
-    assert console._color("always", terminal=False)
-    assert not console._color("never", terminal=True)
+    assert not console._use_color("auto", terminal=True)
+    assert console._use_color("always", terminal=False)
+    assert not console._use_color("never", terminal=True)
 
 
 def test_stats_are_in_table_and_json(statecli, small):

@@ -68,7 +68,7 @@ def test_the_log_of_a_pickled_checkpoint_and_its_conversion(repository):
     """The lines are the same whatever the format: a conversion shows no digest that differs."""
     torch.save({"w": torch.ones(3)}, "m.pt")
     save_file({"w": torch.ones(3)}, "m.safetensors")
-    assert list(git_driver.textconv("m.pt")) == list(git_driver.textconv("m.safetensors"))
+    assert list(git_driver.convert_to_text("m.pt")) == list(git_driver.convert_to_text("m.safetensors"))
     call("statecli", "git", "setup")
     commit()
     assert "+w float32 [3]" in call("git", "log", "-p")
@@ -119,7 +119,9 @@ def test_what_loading_would_run_is_a_line(repository):
             data = source.read(name)
             harm = b"\x80\x02cposix\nsystem\n(S'true'\ntR0"
             copy.writestr(name, harm + data[2:] if name.endswith("data.pkl") else data)
-    assert set(git_driver.textconv("n.pt")) - set(git_driver.textconv("m.pt")) == {"! imports posix.system"}
+    assert set(git_driver.convert_to_text("n.pt")) - set(git_driver.convert_to_text("m.pt")) == {
+        "! imports posix.system"
+    }
 
 
 def test_settings_of_two_types_are_two_lines(repository):
@@ -127,7 +129,7 @@ def test_settings_of_two_types_are_two_lines(repository):
     lines = []
     for value in (1, "1", True, "True"):
         torch.save({"w": torch.ones(3), "a": value}, "m.pt")
-        lines += list(git_driver.textconv("m.pt"))[1:]
+        lines += list(git_driver.convert_to_text("m.pt"))[1:]
     assert len(set(lines)) == 4
 
 
@@ -136,7 +138,7 @@ def test_a_checkpoint_with_the_words_of_a_pointer_is_a_checkpoint(repository):
     made = []
     for value in (0.0, 1.0):
         save_file({"w": torch.full((3,), value)}, "m.safetensors", metadata={"words": f"outs: md5: {'c' * 32}"})
-        made.append(list(git_driver.textconv("m.safetensors")))
+        made.append(list(git_driver.convert_to_text("m.safetensors")))
     assert made[0] != made[1]
     assert made[0][0].startswith("w float32 [3]")
 
@@ -197,10 +199,10 @@ def test_lines_of_another_version_are_not_mixed_with_these(repository, monkeypat
     """git keeps lines by the driver's command line: it names the version and the digest."""
     call("statecli", "git", "setup")
     before = call("git", "config", "diff.statecli.textconv").strip()
-    assert before.endswith(f"git textconv --made-by {git_driver.MADE_BY} --")
-    assert git_driver.__version__ in git_driver.MADE_BY
-    monkeypatch.setattr(git_driver, "MADE_BY", "99-blake4")
-    git_driver.setup()
+    assert before.endswith(f"git textconv --made-by {git_driver.DRIVER_VERSION} --")
+    assert git_driver.__version__ in git_driver.DRIVER_VERSION
+    monkeypatch.setattr(git_driver, "DRIVER_VERSION", "99-blake4")
+    git_driver.set_up()
     assert call("git", "config", "diff.statecli.textconv").strip().endswith(" --made-by 99-blake4 --")
 
 
@@ -260,7 +262,7 @@ def test_outside_a_repository_it_is_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(UsageError, match="not a git repository"):
-        git_driver.setup()
+        git_driver.set_up()
 
 
 def test_without_a_subcommand_it_says_which_there_are(statecli):

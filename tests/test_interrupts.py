@@ -15,7 +15,7 @@ SWALLOWED = """
 import os, signal, time, weakref
 from statecli.cli import interrupts
 class Thing: pass
-interrupts.listen()
+interrupts.handle_interrupts()
 thing = Thing()
 ref = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
 del thing
@@ -25,7 +25,7 @@ IGNORED = """
 import os, signal
 from statecli.cli import interrupts
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-interrupts.listen()
+interrupts.handle_interrupts()
 os.kill(os.getpid(), signal.SIGINT)
 print("still here")
 """
@@ -33,13 +33,13 @@ TURNED = """
 import os, signal
 from statecli.cli import commands, interrupts
 from statecli.core.errors import UnreadableError
-interrupts.listen()
+interrupts.handle_interrupts()
 def run():
     try:
         os.kill(os.getpid(), signal.SIGINT)
     except KeyboardInterrupt:
         raise UnreadableError("a worker was killed") from None
-commands.leave_with(run, debug=False)
+commands.run_body_and_exit(run, debug=False)
 """
 
 
@@ -78,7 +78,7 @@ import _thread, os, signal, sys
 import torch
 from statecli.cli import interrupts
 matrix = torch.randn(7000, 7000)
-interrupts.listen()
+interrupts.handle_interrupts()
 _thread.start_new_thread(lambda: os.kill(os.getpid(), signal.SIGINT), ())
 while True:
     try:
@@ -97,8 +97,8 @@ def test_an_interrupt_inside_one_long_operator_ends_the_process():
 CHILD = """
 import os, signal, time
 from statecli.cli import interrupts
-interrupts.PATIENCE = 0
-interrupts.listen()
+interrupts.FORCED_EXIT_DELAY_S = 0
+interrupts.handle_interrupts()
 child = os.fork()
 if child == 0:
     try:

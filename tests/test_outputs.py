@@ -365,7 +365,7 @@ def test_an_interrupt_leaves_what_was_there(here, monkeypatch):
     """Nothing is beside it: an output is there whole, or not at all."""
     Path("old.json").write_text("old")
     files = sorted(os.listdir())
-    with pytest.raises(KeyboardInterrupt), outputs.replacing("old.json") as file:  # noqa: PT012  # the block is the test
+    with pytest.raises(KeyboardInterrupt), outputs.replace_file("old.json") as file:  # noqa: PT012  # the block is the test
         file.write(b"half of")
         raise KeyboardInterrupt
     assert Path("old.json").read_text() == "old"

@@ -36,7 +36,7 @@ TARGETS = {command: tuple(one.field for one in parameters_of(TABLE[command]) if 
 def by_typer(words):
     """What Typer makes of the same words; None where it refuses them."""
     found = []
-    leave, commands.leave = commands.leave, found.append
+    leave, commands.run_and_exit = commands.run_and_exit, found.append
     try:
         APP.main(list(words), standalone_mode=False)
     except Exception as error:  # noqa: BLE001
@@ -44,7 +44,7 @@ def by_typer(words):
         assert hasattr(error, "format_message"), error  # noqa: PT017
         return None
     finally:
-        commands.leave = leave
+        commands.run_and_exit = leave
     return found[0] if found else None
 
 

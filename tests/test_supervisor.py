@@ -35,12 +35,12 @@ class Model:
     def __del__(self):
         {finalizer}
 def command():
-    supervisor.connection().name_model("net.py:Net")
-    console.keep_stdout()
+    supervisor.get_connection().name_model("net.py:Net")
+    console.reserve_stdout()
     model = Model()
     {code}
-    console.out().text("result\\n")
-    console.complain("a note", debug=False)
+    console.open_stdout().text("result\\n")
+    console.print_error("a note", debug=False)
     {late}
     raise Verdict(1)
 raise SystemExit(supervisor.run(command))
@@ -165,14 +165,15 @@ def test_a_finalizer_between_the_result_and_the_verdict_is_2():
 
 def test_a_verdict_for_another_result_is_not_accepted():
     """What a fork of the pipe, or a lost message, makes of the result: length and checksum do not fit."""
-    code, out, err = finish(supervised(late="supervisor.connection()._size += 1"))
+    code, out, err = finish(supervised(late="supervisor.get_connection()._size += 1"))
     assert (code, out) == (2, "")
     assert "nothing was concluded" in err
 
 
 def test_a_limit_ends_code_that_ignores_interrupts():
     """A loop of Python with Ctrl-C ignored: one line, 2, and no result."""
-    loop = "supervisor.connection().limit(0.5); signal.signal(signal.SIGINT, signal.SIG_IGN)\n    while True: pass"
+    limit = "supervisor.get_connection().limit_time(0.5)"
+    loop = f"{limit}; signal.signal(signal.SIGINT, signal.SIG_IGN)\n    while True: pass"
     begun = time.monotonic()
     code, out, err = finish(supervised(loop))
     assert (code, out) == (2, "")
@@ -182,7 +183,7 @@ def test_a_limit_ends_code_that_ignores_interrupts():
 
 def test_the_first_limit_counts():
     """The model's code cannot set another."""
-    loop = "[supervisor.connection().limit(n) for n in (0.5, 1e9)]; time.sleep(60)"
+    loop = "[supervisor.get_connection().limit_time(n) for n in (0.5, 1e9)]; time.sleep(60)"
     assert finish(supervised(loop))[0] == 2
 
 
@@ -282,7 +283,7 @@ def test_a_terminal_keeps_its_width_and_colours():
 
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 43, 0, 0))
-    show = "sink = console.out(); sink.text(f'{console._width(sink)} {sink.raw.isatty()}')"
+    show = "sink = console.open_stdout(); sink.text(f'{console._get_width(sink)} {sink.raw.isatty()}')"
     process = supervised(show, stdin=theirs, stdout=theirs)
     os.close(theirs)
     found = os.read(ours, 1 << 16)

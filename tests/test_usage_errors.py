@@ -1,36 +1,66 @@
-"""What the command line says of its options, in the words of Python's arguments."""
+"""A UsageError names options as the command line spells them, and for Python as the arguments of the function."""
 
 from __future__ import annotations
 
+import ast
+import itertools
+import pickle
+import re
+from pathlib import Path
+
 import pytest
 
-from statecli.api.errors import in_python, told
-from statecli.core.errors import ModelError, UsageError
+import statecli
+from statecli.api.errors import call, map_flags
+from statecli.core.errors import FilteredOut, ModelError, UsageError, option
+from statecli.requests.options import COMMANDS
+from statecli.requests.parameters import parameters_of
+
+#: Every spelling of every option.
+FLAGS = {flag for options in COMMANDS.values() for parameter in parameters_of(options) for flag in parameter.flags}
 
 
 @pytest.mark.parametrize(
-    ("message", "given", "wanted"),
+    ("named", "on_line", "in_python"),
     [
-        ("--device gpu: no such device", {"device": "gpu"}, "device='gpu': no such device"),
-        ("--input 2y3: no shape", {"inputs": ("2x3", "2y3")}, "inputs='2y3': no shape"),
-        ("--atol -1: a tolerance", {"atol": -1.0}, "atol=-1: a tolerance"),
-        ("--optimizer : none", {"optimizer": ""}, "optimizer='': none"),
-        ("--bitwise and --atol contradict", {"bitwise": True, "atol": 1.0}, "bitwise and atol contradict"),
-        ("--map makes 'a' of both", {"map": "b=a"}, "map makes 'a' of both"),
-        ("as in --map '^model[.]='", {"map": "b"}, "as in map='^model[.]='"),
-        ("--to x: no such; --to meta does", {"to": "x"}, "to='x': no such; to='meta' does"),
-        ("--init-device cuda: no class", {"init_device": "cuda"}, "init_device='cuda': no class"),
-        (
-            "none matches -i 'a*' and -x 'b'",
-            {"include": "a*", "exclude": "b"},
-            "none matches include='a*' and exclude='b'",
-        ),
-        ("--jobs 2 and my--to.py, -inf", {"to": "x"}, "--jobs 2 and my--to.py, -inf"),
+        (option("--device", "gpu"), "--device gpu", "device='gpu'"),
+        (option("--init-device", "cuda"), "--init-device cuda", "init_device='cuda'"),
+        (option("--atol", -1.0), "--atol -1", "atol=-1"),
+        (option("--jobs", -2), "--jobs -2", "jobs=-2"),
+        (option("--optimizer", ""), "--optimizer ", "optimizer=''"),
+        (option("--bitwise"), "--bitwise", "bitwise"),
+        (option("--map", "a='b'", quoted=True), "--map \"a='b'\"", "map=\"a='b'\""),
+        (option("--map", "\ufdd0\ufdd2", quoted=True), r"--map '\ufdd0\ufdd2'", r"map='\ufdd0\ufdd2'"),
+        (option("--device", "\ufdd1x\ufdd2"), r"--device \ufdd1x\ufdd2", r"device='\ufdd1x\ufdd2'"),
     ],
 )
-def test_an_option_becomes_the_argument(message, given, wanted):
-    """With its value where it has one; what is no option of this call stays as it is."""
-    assert in_python(message, given) == wanted
+def test_an_option_becomes_the_argument(named, on_line, in_python):
+    """With its value if it has one."""
+    error = UsageError(f"{named}: no such \ufdd0 {named}")
+    assert str(error) == f"{on_line}: no such \ufdd0 {on_line}"
+    arguments = map_flags(["device", "init_device", "atol", "jobs", "optimizer", "bitwise", "map"])
+    assert error.for_python(arguments) == f"{in_python}: no such \ufdd0 {in_python}"
+
+
+def test_arguments_that_python_calls_otherwise():
+    """The table of options has their names."""
+    arguments = map_flags(["inputs", "checks", "include", "exclude"])
+    words = [option(flag, "x", quoted=True) for flag in ("--input", "--inputs", "--check", "-i", "--include", "-x")]
+    spelled = UsageError(" ".join(words)).for_python(arguments)
+    assert spelled == "inputs='x' inputs='x' checks='x' include='x' include='x' exclude='x'"
+
+
+def test_an_option_that_the_function_lacks_stays():
+    """And so does text that looks like an option."""
+    error = UsageError(f"{option('--device', 'x')} and {option('--shard', '1/2')}: my--device.py, --device")
+    assert error.for_python({"--device": "device"}) == "device='x' and --shard 1/2: my--device.py, --device"
+
+
+def test_errors_cross_processes():
+    """With their options."""
+    error = pickle.loads(pickle.dumps(FilteredOut(f"{option('--to', 'x')}: no such")))
+    assert (type(error), str(error)) == (FilteredOut, "--to x: no such")
+    assert error.for_python({"--to": "to"}) == "to='x': no such"
 
 
 def raising(error):
@@ -39,7 +69,42 @@ def raising(error):
 
 def test_only_what_is_said_of_options_is_retold():
     """What a model's own code raised may have options of its own."""
-    with pytest.raises(UsageError, match=r"^to='x'$"):
-        told({"to": "x"}, lambda: raising(UsageError("--to x")))
+    with pytest.raises(UsageError, match=r"^to='x'$") as raised:
+        call(lambda to: raising(UsageError(option("--to", to))), {"to": "x"})
+    assert raised.value.args == ("to='x'",)
     with pytest.raises(ModelError, match=r"^--to x$"):
-        told({"to": "x"}, lambda: raising(ModelError("--to x")))
+        call(lambda to: raising(ModelError(f"--to {to}")), {"to": "x"})
+
+
+def calls():
+    """Each call in statecli, with its file."""
+    for path in sorted(Path(statecli.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                yield path.name, node
+
+
+def texts(node):
+    """The literal texts in an expression, without those in `option(…)`."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "option":
+        return
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    yield from itertools.chain.from_iterable(map(texts, ast.iter_child_nodes(node)))
+
+
+def test_usage_errors_name_options_by_option():
+    """A literal `--device` would be the same for Python."""
+    flag = re.compile(r"(?<![\w-])--?[a-z][a-z-]*|--$")
+    errors = [(path, node) for path, node in calls() if node.func.id in ("UsageError", "NothingMatched", "FilteredOut")]
+    literal = [(path, match) for path, node in errors for text in texts(node) for match in flag.findall(text)]
+    assert len(errors) > 100
+    assert [(path, match) for path, match in literal if match in FLAGS or match == "--"] == []
+
+
+def test_option_is_given_flags_of_the_table():
+    """In a literal."""
+    flags = [node.args[0] for _, node in calls() if node.func.id == "option"]
+    named = {flag.value for flag in flags if isinstance(flag, ast.Constant)}
+    assert len(named) > 20
+    assert named <= FLAGS

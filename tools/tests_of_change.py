@@ -21,7 +21,7 @@ TESTS = {
     "targets": ("tests/audit/test_targets.py", "tests/test_location.py"),
     "workers": ("tests/executors", "tests/shards"),
     "requests": ("tests/test_asked.py", "tests/test_options.py", "tests/test_api.py"),
-    "api": ("tests/test_api.py", "tests/test_retold.py", "tests/test_testing.py"),
+    "api": ("tests/test_api.py", "tests/test_usage_errors.py", "tests/test_testing.py"),
     "cli": ("tests/test_cli.py", "tests/test_outputs.py", "tests/test_git.py"),
 }
 

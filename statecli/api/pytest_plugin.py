@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture `assert_state_follows`. It costs a run that does not use it no import."""
+"""The pytest plugin: the fixture `assert_state_follows`, without imports until a test uses the fixture."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def assert_state_follows() -> Callable[..., Verification]:
-    """`statecli.testing.assert_state_follows`: fails with a table where a model's state does not follow the model."""
+    """`statecli.testing.assert_state_follows`: fails with a table if a model's state does not follow the model."""
 
-    def checked(model: Any, **options: Any) -> Verification:
+    def verify_model(model: Any, **options: Any) -> Verification:
         __tracebackhide__ = True
         from statecli import testing
 
         return testing.assert_state_follows(model, **options)
 
-    return checked
+    return verify_model

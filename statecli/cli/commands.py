@@ -1,4 +1,4 @@
-"""Run a command for the command line: write its outputs, say on stderr what they do not say, exit with its status."""
+"""Run a command for the command line: write its outputs, print notes and failures on stderr, exit with its status."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 from msgspec.structs import replace
 
 from statecli.cli import console, interrupts, output_files
-from statecli.cli.output_files import Written
-from statecli.core.errors import StateError, UsageError
+from statecli.cli.output_files import OutputTarget
+from statecli.core.errors import StateError, UsageError, option
 from statecli.core.exit_code import Verdict
 from statecli.core.progress import Progress
 from statecli.core.state import ModelState
@@ -24,119 +24,119 @@ from statecli.requests.options import (
     GitSetupOptions,
     GitTextconvOptions,
     Options,
-    refuse_empty,
 )
-from statecli.requests.outcome import Caller, Given, Outcome
+from statecli.requests.outcome import Caller, ExtraInputs, Outcome
+from statecli.requests.parameters import check_not_empty
 from statecli.requests.run import run
 
 
-def leave(options: Options) -> NoReturn:
-    """Run the command and leave with its exit status."""
-    leave_with(lambda: execute(options), debug=getattr(options, "debug", False))
+def run_and_exit(options: Options) -> NoReturn:
+    """Run the command and exit with its status."""
+    run_body_and_exit(lambda: execute(options), debug=getattr(options, "debug", False))
 
 
-def leave_with(body: Callable[[], int], *, debug: bool) -> NoReturn:
-    """Run a command's body and leave with the promised code: a crash is never 1."""
+def run_body_and_exit(body: Callable[[], int], *, debug: bool) -> NoReturn:
+    """Run the body of a command and exit with its status; a crash exits with 2, never with 1."""
     try:
         code = body()
-        console.finish()
+        console.flush_stdout()
     except StateError as error:
-        code = 130 if interrupts.came else console.complain(str(error), debug)
+        code = 130 if interrupts.was_interrupted else console.print_error(str(error), debug)
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:
-        console.silence()
+        console.discard_stdout()
         code = 141
     except OSError as error:
-        code = console.system_error(error, debug)
+        code = console.print_system_error(error, debug)
     except MemoryError:
-        code = console.complain("there is not enough memory; nothing was concluded", debug)
+        code = console.print_error("there is not enough memory; nothing was concluded", debug)
     except SystemExit as done:
-        code = console.complain(f"model code raised SystemExit({done.code!r}); nothing was concluded", debug)
+        code = console.print_error(f"model code raised SystemExit({done.code!r}); nothing was concluded", debug)
     except Exception as error:  # noqa: BLE001  # a bug of ours is told in one line and ends 2
-        code = console.crash(error, debug)
-    console.settle_errors()
-    raise Verdict(130 if interrupts.came else code)
+        code = console.print_crash(error, debug)
+    console.flush_stderr()
+    raise Verdict(130 if interrupts.was_interrupted else code)
 
 
-def execute(options: Options, given: Given | None = None) -> int:
-    """Run the command and write what it came to; return the exit code."""
+def execute(options: Options, extra: ExtraInputs | None = None) -> int:
+    """Run the command and write the outcome; return the exit code."""
     if isinstance(options, GitSetupOptions):
         return _set_up_git(options)
     if isinstance(options, GitTextconvOptions):
         return _convert_for_git(options)
     if isinstance(options, GitDifftoolOptions):
         return _show_in_difftool(options)
-    _limit(getattr(options, "timeout", None))
-    with console.warnings_once():
-        refuse_empty(options)
-        outputs = output_files.requested(options)
-        console.keep_stdout()
-        outcome = run(options, _CommandLine(options, outputs), given)
-        return _publish(outcome, options, outputs)
+    _limit_time(getattr(options, "timeout", None))
+    with console.show_warnings_once():
+        check_not_empty(options)
+        outputs = output_files.list_outputs(options)
+        console.reserve_stdout()
+        outcome = run(options, _CommandLine(options, outputs), extra)
+        return _write_outcome(outcome, options, outputs)
 
 
-def _publish(outcome: Outcome, options: Any, outputs: Sequence[Written]) -> int:
-    """Write the outcome where it belongs; return the exit code."""
+def _write_outcome(outcome: Outcome, options: Any, outputs: Sequence[OutputTarget]) -> int:
+    """Write the outcome to the outputs; return the exit code."""
     quiet, last = getattr(options, "quiet", False), outputs[-1]
     if outcome.warning is not None:
-        console.warn(outcome.warning)
+        console.print_warning(outcome.warning)
     for file in outcome.files:
-        console.write(file.pieces, file.path)
+        console.write_pieces(file.pieces, file.path)
     if outcome.report is not None:
         outputs = (*outputs[:-1], replace(last, output=Output.PLAIN)) if outcome.plain else outputs
-        console.publish(outcome.report, outputs, options.color.value, quiet)
+        console.write_report(outcome.report, outputs, options.color.value, quiet)
     elif outcome.text is not None:
-        console.show(outcome.text, last.path)
+        console.write_text(outcome.text, last.path)
     notes = () if quiet else outcome.notes
     if outcome.report is None:  # before the content, as long as nothing has been written
-        console.tell(notes)
+        console.print_findings(notes)
         if outcome.text is None:
-            console.write(outcome.content, last.path)
-    for message in outcome.failures if quiet or not (outcome.reported and console.on_screen(last)) else ():
-        console.complain(message, debug=False)
+            console.write_pieces(outcome.content, last.path)
+    for message in outcome.failures if quiet or not (outcome.reported and console.is_on_screen(last)) else ():
+        console.print_error(message, debug=False)
     if outcome.report is not None:
-        console.tell(notes)
+        console.print_findings(notes)
     return outcome.exit_code
 
 
-def _limit(seconds: float | None) -> None:
+def _limit_time(seconds: float | None) -> None:
     """Have the parent process end this one after so many seconds."""
     if seconds is None:
         return
     if not 0 < seconds < math.inf:
-        raise UsageError(f"--timeout {seconds:g}: must be a number of seconds above 0")
-    console.limit(seconds)
+        raise UsageError(f"{option('--timeout', seconds)}: must be a number of seconds above 0")
+    console.limit_time(seconds)
 
 
 class _CommandLine(Caller):
-    """Shows progress on stderr, and protects what is read from being overwritten."""
+    """Caller that shows progress on stderr and protects files that the command reads."""
 
-    def __init__(self, options: Any, outputs: Sequence[Written]) -> None:
-        self._enabled, self._color = not getattr(options, "no_progress", True), _color(options)
+    def __init__(self, options: Any, outputs: Sequence[OutputTarget]) -> None:
+        self._enabled, self._color = not getattr(options, "no_progress", True), _get_color(options)
         self._outputs = outputs
 
     def progress(self, *, values: bool) -> AbstractContextManager[Progress | None]:
-        return console.progress(enabled=self._enabled, color=self._color, values=values)
+        return console.show_progress(enabled=self._enabled, color=self._color, values=values)
 
     def steps(self, count: int) -> AbstractContextManager[Callable[[], None]]:
-        return console.steps(count, enabled=self._enabled, color=self._color)
+        return console.show_steps(count, enabled=self._enabled, color=self._color)
 
     def check_states(self, *states: ModelState) -> None:
-        """Raise UsageError for an output that is a file of a state, which no option names."""
-        there = [output for output in self._outputs if output.path is not None and os.path.isfile(output.path)]
-        for state in states if there else ():
+        """Raise UsageError for an output that would overwrite a file of a state."""
+        existing = [output for output in self._outputs if output.path is not None and os.path.isfile(output.path)]
+        for state in states if existing else ():
             read = {where.path for tensor in state.tensors for where in tensor.ranges}
-            for output, path in itertools.product(there, read):
+            for output, path in itertools.product(existing, read):
                 if os.path.exists(path) and os.path.samefile(path, str(output.path)):
-                    raise UsageError(f"{output.option}: {state.target} is read from it; write elsewhere")
+                    raise UsageError(f"{output.option_text}: {state.target} is read from it; write elsewhere")
 
     def check_files(self, paths: Sequence[str]) -> None:
         for output in self._outputs:
-            output_files.refuse_read(output, paths)
+            output_files.check_not_read(output, paths)
 
 
-def _color(options: Any) -> str:
+def _get_color(options: Any) -> str:
     """Return when to use colours: "auto", "always" or "never"."""
     color: str = options.color.value if hasattr(options, "color") else "auto"
     return color
@@ -145,34 +145,34 @@ def _color(options: Any) -> str:
 def _set_up_git(options: GitSetupOptions) -> int:
     from statecli.cli import git_driver
 
-    console.out().text("".join(f"{line}\n" for line in git_driver.setup(everywhere=options.everywhere)))
+    console.open_stdout().text("".join(f"{line}\n" for line in git_driver.set_up(everywhere=options.everywhere)))
     return 0
 
 
 def _convert_for_git(options: GitTextconvOptions) -> int:
-    """Write a line a tensor; always return 0, for git dies of anything else: what is wrong stands in the text."""
+    """Write a line for each tensor, or for an error; always return 0, because git aborts for any other status."""
     from statecli.cli import git_driver
 
-    sink = console.out()
+    sink = console.open_stdout()
     try:
-        for line in git_driver.textconv(options.path):
+        for line in git_driver.convert_to_text(options.path):
             sink.text(f"{line}\n")
     except Exception as error:  # noqa: BLE001  # a bug of ours must not end somebody's git diff
-        sink.text(f"{git_driver.failed(error)}\n")
+        sink.text(f"{git_driver.describe_failure(error)}\n")
     return 0
 
 
 def _show_in_difftool(options: GitDifftoolOptions) -> int:
-    """Write how two files that git keeps differ; always return 0, or git asks whether to go on."""
+    """Write the difference of two files; always return 0, because git would ask whether to continue."""
     from statecli.cli import git_driver
 
     def compare(before: str, after: str, name: str) -> int:
-        return execute(DiffOptions(before=before, after=after), Given(name=name))
+        return execute(DiffOptions(before=before, after=after), ExtraInputs(name=name))
 
-    # stdout is asked for each time: a comparison keeps it for the results.
+    # Opened for each line, because a comparison reserves stdout.
     try:
-        for line in git_driver.difftool(options.before, options.after, compare, options.name):
-            console.out().text(f"{line}\n")
+        for line in git_driver.compare_files(options.before, options.after, compare, options.name):
+            console.open_stdout().text(f"{line}\n")
     except StateError as error:
-        console.out().text(f"{error}\n")
+        console.open_stdout().text(f"{error}\n")
     return 0

@@ -1,4 +1,4 @@
-"""The process's own streams: results to stdout or a file, everything else to stderr."""
+"""Streams of the process: results to stdout or a file, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from statecli import render
 from statecli.cli import interrupts, output_files
-from statecli.core.errors import OutputError, UnreadableError, UsageError
+from statecli.core.errors import OutputError, UnreadableError, UsageError, option
 from statecli.core.escaping import escape_line, truncate_middle
 from statecli.core.finding import Finding
 from statecli.core.progress import Progress
@@ -26,14 +26,14 @@ from statecli.storage import prefetch_progress
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from statecli.cli.output_files import Written
+    from statecli.cli.output_files import OutputTarget
 
-#: Characters of an error's one line; names inside can be megabytes long.
-MAX_LINE = 2_000
+#: Characters of the line of an error, because names can be megabytes long.
+MAX_LINE_CHARACTERS = 2_000
 
 
-#: How our own signs are written where the encoding has none: a bar cell for cell.
-ASCII = {
+#: Replacements of statecli's own signs in an encoding without them, cell for cell.
+ASCII_SIGNS = {
     "→": "->",
     "…": "...",
     "Δ": "d",
@@ -46,25 +46,25 @@ ASCII = {
 }
 
 
-def _written(error: UnicodeError) -> tuple[str, int]:
-    """What a stream gets in the place of characters that it cannot hold."""
+def _escape_unencodable(error: UnicodeError) -> tuple[str, int]:
+    """Return the replacement of a character that the encoding lacks, and the position after the character."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     char = error.object[error.start]
-    escaped = ASCII.get(char) or char.encode("ascii", "backslashreplace").decode("ascii")
+    escaped = ASCII_SIGNS.get(char) or char.encode("ascii", "backslashreplace").decode("ascii")
     return escaped, error.start + 1
 
 
-codecs.register_error("statecli", _written)
+codecs.register_error("statecli", _escape_unencodable)
 
-_kept: Stream | None = None
+_result_stream: Stream | None = None
 
 
 class Stream:
     """A `render.Sink` over a binary file. Text that the encoding cannot hold is written as escapes."""
 
     def __init__(self, raw: IO[bytes], encoding: str, columns: int | None = None, *, is_stdout: bool = True) -> None:
-        """`columns`: the width where `raw` has no descriptor to ask."""
+        """Write to `raw`. `columns`: the width, if `raw` has no descriptor."""
         self.is_stdout = is_stdout
         self.raw = raw
         self.encoding = encoding
@@ -82,10 +82,10 @@ class Stream:
 
 
 class _StdoutErrors:
-    """Context manager that raises OutputError where standard output cannot be written.
+    """Context manager that raises OutputError if standard output cannot be written.
 
-    BrokenPipeError passes: the reader has gone away. A class, because it is around every line and a generator costs
-    four times as much.
+    BrokenPipeError passes, because the reader is gone. A class, because a generator costs four times as much and each
+    line needs a context.
     """
 
     def __enter__(self) -> None:
@@ -93,27 +93,27 @@ class _StdoutErrors:
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-            silence()
+            discard_stdout()
             raise OutputError(f"standard output cannot be written: {error.strerror}") from error
 
 
-def keep_stdout() -> None:
-    """Keep standard output for the results alone: whatever else the process prints, until it ends, goes to stderr.
+def reserve_stdout() -> None:
+    """Reserve standard output for results; everything else that the process prints goes to stderr.
 
-    A model's own code may print from a thread, a finalizer or an exit handler, long after it was built. Where
-    `sys.stdout` has been replaced, or is closed, the caller has seen to its output and nothing is changed.
-    A supervised process has no descriptor of standard output at all: its parent writes the results.
+    A model's code may print from a thread, a finalizer or an exit handler, long after the model was built. Nothing is
+    changed if `sys.stdout` is closed or replaced, because the caller handles output then. A supervised process has no
+    descriptor of standard output, because its parent writes the results.
     """
-    global _kept
+    global _result_stream
     stdout, stderr = sys.stdout, sys.stderr
-    if _kept is not None or stdout is not sys.__stdout__ or stdout is None:
+    if _result_stream is not None or stdout is not sys.__stdout__ or stdout is None:
         return
     stdout.flush()
-    parent = _parent()
+    parent = _find_parent()
     if parent is not None:
-        _kept = Stream(parent.open_output(), stdout.encoding or "utf-8", parent.columns)
+        _result_stream = Stream(parent.open_output(), stdout.encoding or "utf-8", parent.columns)
         if stderr is None:
-            _to_nowhere(stdout)
+            _redirect_to_null(stdout)
         else:
             os.dup2(2, 1)
         return
@@ -124,45 +124,47 @@ def keep_stdout() -> None:
         os.dup2(stderr.fileno(), stdout.fileno())
     except (OSError, ValueError):  # a stream without a descriptor
         return
-    _kept = Stream(os.fdopen(own, "wb"), stdout.encoding or "utf-8")
+    _result_stream = Stream(os.fdopen(own, "wb"), stdout.encoding or "utf-8")
 
 
-def _parent() -> Any:
-    """The process that prints what this one sends; None where it prints itself."""
+def _find_parent() -> Any:
+    """Return the connection to the parent that prints; None if this process prints."""
     supervisor = sys.modules.get("statecli.cli.supervisor")
-    return supervisor.connection() if supervisor else None
+    return supervisor.get_connection() if supervisor else None
 
 
-def limit(seconds: float) -> None:
-    """Have the parent end this process after so many seconds. Raises UsageError where there is no parent."""
-    parent = _parent()
+def limit_time(seconds: float) -> None:
+    """Have the parent end this process after so many seconds. Raises UsageError without a parent."""
+    parent = _find_parent()
     if parent is None:
-        raise UsageError(f"--timeout {seconds:g}: needs the command statecli on a system with os.fork (not Windows)")
-    parent.limit(seconds)
+        raise UsageError(
+            f"{option('--timeout', seconds)}: needs the command statecli on a system with os.fork (not Windows)"
+        )
+    parent.limit_time(seconds)
 
 
-def out() -> Stream:
-    """Standard output."""
-    if _kept is not None:
-        return _kept
+def open_stdout() -> Stream:
+    """Return the stream of results: standard output."""
+    if _result_stream is not None:
+        return _result_stream
     if sys.stdout is None:
         raise UnreadableError("there is no standard output to write to; name a file with -o")
     return Stream(sys.stdout.buffer, sys.stdout.encoding or "utf-8")
 
 
 @contextmanager
-def _into(path: str | None) -> Iterator[Stream]:
-    """stdout, or the file that `-o` or a report names, always UTF-8: whole when this ends, or what it was before."""
-    if interrupts.came:
+def _open_sink(path: str | None) -> Iterator[Stream]:
+    """Yield stdout, or the file at `path` in UTF-8, which is replaced only once the block has ended."""
+    if interrupts.was_interrupted:
         raise KeyboardInterrupt
     if path is None:
-        yield out()
+        yield open_stdout()
         return
-    number = output_files.descriptor(path)
+    number = output_files.find_descriptor(path)
     try:
-        with output_files.replacing(path) if number is None else _open_already(number) as raw:
+        with output_files.replace_file(path) if number is None else _reopen_descriptor(number) as raw:
             yield Stream(raw, "utf-8", is_stdout=False)
-            if interrupts.came:
+            if interrupts.was_interrupted:
                 raise KeyboardInterrupt
     except BrokenPipeError:
         raise
@@ -170,47 +172,48 @@ def _into(path: str | None) -> Iterator[Stream]:
         raise UnreadableError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _open_already(number: int) -> IO[bytes]:
-    """An open file of the process by its number; that of standard output is where the results go."""
-    if number == 1 and _kept is not None:
-        parent = _parent()
+def _reopen_descriptor(number: int) -> IO[bytes]:
+    """Open a copy of an open descriptor; for standard output, the stream of results."""
+    if number == 1 and _result_stream is not None:
+        parent = _find_parent()
         if parent is not None:
             opened: IO[bytes] = parent.open_output()
             return opened
-        number = _kept.raw.fileno()
+        number = _result_stream.raw.fileno()
     return os.fdopen(os.dup(number), "wb")
 
 
-def publish(report: Report, written: Sequence[Written], color: str, quiet: bool) -> int:
-    """Write each output of the report where it belongs; the exit code it asks for. `quiet` is of the last one alone."""
-    for one in written:
-        with _into(one.path) as sink:
-            terminal = one.path is None and sink.raw.isatty()
-            look = RenderOptions(terminal, _width(sink), _color(color, terminal), quiet and one is written[-1])
-            render.write(report, one.output, sink, look)
-    return 1 if report.has_failed() else 0
+def write_report(report: Report, targets: Sequence[OutputTarget], color: str, quiet: bool) -> None:
+    """Write each output of the report. `quiet` applies to the last."""
+    for target in targets:
+        with _open_sink(target.path) as sink:
+            terminal = target.path is None and sink.raw.isatty()
+            look = RenderOptions(
+                terminal, _get_width(sink), _use_color(color, terminal), quiet and target is targets[-1]
+            )
+            render.write(report, target.output, sink, look)
 
 
-def on_screen(one: Written) -> bool:
-    """Whether a person has just read this output on the terminal to which standard error goes as well."""
-    people = one.output in (render.Output.TABLE, render.Output.PLAIN) and one.path is None
-    return people and sys.stderr is not None and sys.stderr.isatty() and out().raw.isatty()
+def is_on_screen(target: OutputTarget) -> bool:
+    """Return True if a person reads the output on the terminal of standard error."""
+    for_people = target.output in (render.Output.TABLE, render.Output.PLAIN) and target.path is None
+    return for_people and sys.stderr is not None and sys.stderr.isatty() and open_stdout().raw.isatty()
 
 
-def write(pieces: Iterable[bytes], path: str | None) -> None:
-    """Write what is no report, a file of ours, where it belongs."""
-    with _into(path) as sink:
+def write_pieces(pieces: Iterable[bytes], path: str | None) -> None:
+    """Write bytes to stdout or the file at `path`."""
+    with _open_sink(path) as sink:
         for piece in pieces:
             sink.utf8(piece)
 
 
-def show(text: Callable[[int], str], path: str | None) -> None:
-    """Write text that is laid out for its width."""
-    with _into(path) as sink:
-        sink.text(text(_width(sink)))
+def write_text(text: Callable[[int], str], path: str | None) -> None:
+    """Write text laid out for the width of the output."""
+    with _open_sink(path) as sink:
+        sink.text(text(_get_width(sink)))
 
 
-def _width(sink: Stream) -> int:
+def _get_width(sink: Stream) -> int:
     if sink.columns is not None:
         return sink.columns
     try:
@@ -219,7 +222,7 @@ def _width(sink: Stream) -> int:
         return 80
 
 
-def _color(choice: str, terminal: bool) -> bool:
+def _use_color(choice: str, terminal: bool) -> bool:
     if choice != "auto":
         return choice == "always"
     if os.environ.get("NO_COLOR"):
@@ -227,23 +230,23 @@ def _color(choice: str, terminal: bool) -> bool:
     return bool(os.environ.get("FORCE_COLOR")) or (terminal and os.environ.get("TERM") != "dumb")
 
 
-def complain(message: str, debug: bool) -> int:
-    """One line on stderr; the exit code for "could not do it"."""
-    for line in _scrubbed(traceback.format_exc()).splitlines() if debug else ():
-        _say(line)
-    _say(f"statecli: {truncate_middle(message.rstrip(), MAX_LINE)}")
+def print_error(message: str, debug: bool) -> int:
+    """Print an error in a line on stderr; return exit code 2."""
+    for line in _scrub(traceback.format_exc()).splitlines() if debug else ():
+        _print_line(line)
+    _print_line(f"statecli: {truncate_middle(message.rstrip(), MAX_LINE_CHARACTERS)}")
     return 2
 
 
-def crash(error: Exception, debug: bool) -> int:
-    """The same for a bug of ours; its message is of whoever raised it, and may hold anything."""
-    message = f"internal error: {type(error).__name__}: {_scrubbed(str(error))} (please report it, with --debug)"
-    return complain(message, debug)
+def print_crash(error: Exception, debug: bool) -> int:
+    """Print a bug of statecli in a line, without secrets that the message may hold; return exit code 2."""
+    message = f"internal error: {type(error).__name__}: {_scrub(str(error))} (please report it, with --debug)"
+    return print_error(message, debug)
 
 
-def system_error(error: OSError, debug: bool) -> int:
-    """One line about an error of the system that no reader has attributed to its file."""
-    return complain(_describe_system_error(error), debug)
+def print_system_error(error: OSError, debug: bool) -> int:
+    """Print an error of the system that no reader has attributed to a file; return exit code 2."""
+    return print_error(_describe_system_error(error), debug)
 
 
 def _describe_system_error(error: OSError) -> str:
@@ -257,32 +260,32 @@ def _describe_system_error(error: OSError) -> str:
     return f"the system refused: {reason}; nothing was concluded"
 
 
-def _scrubbed(text: str) -> str:
+def _scrub(text: str) -> str:
     from statecli.storage import redact as secrets
 
     return secrets.scrub(text)
 
 
-def warn(message: str) -> None:
-    """Write one line on stderr; the exit status stays what it is."""
-    _say(f"statecli: warning: {message}")
+def print_warning(message: str) -> None:
+    """Print a warning on stderr."""
+    _print_line(f"statecli: warning: {message}")
 
 
-def tell(findings: Sequence[Finding]) -> None:
-    """Findings for which the output has no place, on stderr."""
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Print findings on stderr, each in a line."""
     for finding in findings:
-        _say(format_finding(finding))
+        _print_line(format_finding(finding))
 
 
-def _say(text: str, *, direct: bool = False) -> None:
-    """A line on stderr, if there is any; where it cannot be written, the exit code is all that is left to tell.
+def _print_line(text: str, *, direct: bool = False) -> None:
+    """Print a line on stderr, if there is a stderr; errors are ignored, because the exit code remains.
 
-    A supervised process has its parent write the line, after the result that it belongs to; with `direct` it does not.
+    A supervised process sends the line to its parent, to be printed after the result, unless `direct`.
     """
     secrets = sys.modules.get("statecli.storage.redact")
     with suppress(OSError, ValueError):
         line = escape_line(secrets.remove_secrets(text) if secrets else text)
-        parent = None if direct else _parent()
+        parent = None if direct else _find_parent()
         if parent is not None:
             parent.write_error(line)
         elif sys.stderr is not None:
@@ -290,92 +293,92 @@ def _say(text: str, *, direct: bool = False) -> None:
 
 
 @contextmanager
-def warnings_once() -> Iterator[None]:
-    """Python's warnings on stderr, each once and in one line.
+def show_warnings_once() -> Iterator[None]:
+    """Print each of Python's warnings once, in a line on stderr.
 
-    A proof calls the same code many times, and Python forgets what it has shown whenever a filter changes.
+    A proof calls the same code many times, and Python shows a warning again whenever a filter changes.
     """
-    before, shown = warnings.showwarning, set[str]()
+    before, printed = warnings.showwarning, set[str]()
 
-    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+    def print_once(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
         text = f"{filename}:{lineno}: {category.__name__}: {message}"
-        if text not in shown:
-            shown.add(text)
-            # rich prints above its progress bar what goes to sys.stderr.
-            _say(truncate_middle(" ".join(text.split()), MAX_LINE), direct=True)
+        if text not in printed:
+            printed.add(text)
+            # Not by the parent, because rich prints lines of sys.stderr above its progress bar.
+            _print_line(truncate_middle(" ".join(text.split()), MAX_LINE_CHARACTERS), direct=True)
 
-    warnings.showwarning = show  # type: ignore[assignment]
+    warnings.showwarning = print_once  # type: ignore[assignment]
     try:
         yield
     finally:
         warnings.showwarning = before
 
 
-def finish() -> None:
-    """Write out what is buffered, so that a full disk or a closed pipe is met here and not at exit."""
+def flush_stdout() -> None:
+    """Flush stdout, so that a full disk or a closed pipe raises here and not at exit."""
     with _StdoutErrors():
-        if _kept is not None:
-            _kept.raw.flush()
+        if _result_stream is not None:
+            _result_stream.raw.flush()
         if sys.stdout is not None:
             sys.stdout.flush()
 
 
-def silence() -> None:
-    """Python flushes stdout once more at exit; where nobody is left to write to, that goes nowhere."""
-    raw: IO[str] | IO[bytes] | None = sys.stdout if _kept is None else _kept.raw
+def discard_stdout() -> None:
+    """Redirect stdout to the null device, because Python flushes stdout again at exit, and the reader is gone."""
+    raw: IO[str] | IO[bytes] | None = sys.stdout if _result_stream is None else _result_stream.raw
     if raw is not None:
-        _to_nowhere(raw)
+        _redirect_to_null(raw)
 
 
-def settle_errors() -> None:
-    """The same for stderr: the exit code is all that is left to tell, and Python would make 120 of it."""
+def flush_stderr() -> None:
+    """Flush stderr, or redirect it to the null device, because Python would exit with 120 for a failed flush."""
     try:
         if sys.stderr is not None:
             sys.stderr.flush()
     except (OSError, ValueError):
         with suppress(OSError, ValueError):
-            _to_nowhere(sys.stderr)
+            _redirect_to_null(sys.stderr)
 
 
-def _to_nowhere(stream: IO[str] | IO[bytes]) -> None:
+def _redirect_to_null(stream: IO[str] | IO[bytes]) -> None:
     with suppress(io.UnsupportedOperation):  # the parent of a supervised process writes
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextmanager
-def progress(*, enabled: bool, color: str, values: bool = True) -> Iterator[Progress | None]:
-    """A bar on stderr, on a terminal only, drawn from the moment something is read; one for all that is read.
+def show_progress(*, enabled: bool, color: str, values: bool = True) -> Iterator[Progress | None]:
+    """Show progress bars on stderr if it is a terminal: of fetched files, then of read bytes if `values`.
 
-    Before it, one for the files whose headers are fetched from elsewhere; that one alone without `values`.
+    Yields the function to report bytes to, or None. A bar appears when the first byte is read.
     """
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    with prefetch_progress.watch_prefetch(lambda total: _fetching(total, color)):
+    with prefetch_progress.watch_prefetch(lambda total: _show_fetched_files(total, color)):
         if not values:
             yield None
             return
-        with _values_read(color) as start:
+        with _show_read_bytes(color) as start:
             yield start
 
 
 @contextmanager
-def _fetching(total: int, color: str) -> Iterator[Callable[[], None]]:
-    """A bar of so many files, while they are fetched."""
+def _show_fetched_files(total: int, color: str) -> Iterator[Callable[[], None]]:
+    """Show a bar of `total` files; yields the function to call after each."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("files"))
-    with Progress(*columns, console=_beside(color), transient=True) as bar:
+    with Progress(*columns, console=_create_console(color), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda: bar.advance(task)
 
 
 @contextmanager
-def _values_read(color: str) -> Iterator[Progress]:
+def _show_read_bytes(color: str) -> Iterator[Progress]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=_beside(color), transient=True)
+    bar = Progress(*columns, console=_create_console(color), transient=True)
     task = bar.add_task("", total=0)
 
     def start(total: int) -> Callable[[str, int], None]:
@@ -390,21 +393,21 @@ def _values_read(color: str) -> Iterator[Progress]:
 
 
 @contextmanager
-def steps(total: int, *, enabled: bool, color: str) -> Iterator[Callable[[], None]]:
-    """A bar of so many steps on stderr, on a terminal only; what it gives is called after each."""
+def show_steps(total: int, *, enabled: bool, color: str) -> Iterator[Callable[[], None]]:
+    """Show a bar of `total` steps on stderr if it is a terminal; yields the function to call after each."""
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield lambda: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=_beside(color), transient=True) as bar:
+    with Progress(*columns, console=_create_console(color), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda: bar.advance(task)
 
 
-def _beside(color: str) -> Console:
-    """rich's idea of stderr; colours as the results have them."""
+def _create_console(color: str) -> Console:
+    """Return a console of rich for stderr, with the same choice of colours as the results."""
     from rich.console import Console
 
     return Console(stderr=True, no_color=True if color == "never" else None)

@@ -1,9 +1,9 @@
-"""Ctrl-C ends the command with 130, at once, wherever its main thread is.
+"""Ctrl-C ends the command with status 130 at once, wherever the main thread is.
 
-`KeyboardInterrupt` alone does not see to it: raised in a callback of the interpreter's own (a weak reference's, an
-import's) it is printed and lost, a library that catches it makes some other error of it, and inside one long operator
-it is not even raised. So a thread of ours learns of each interrupt too, by a pipe that the signal itself is written to.
-Operators of torch and numpy let it run; other C code may keep the interpreter lock, and the end waits until it lets go.
+`KeyboardInterrupt` alone is not enough: raised in a callback of the interpreter (a weak reference, an import), the
+exception is printed and lost; libraries catch it and raise another error; a long operator delays it. So a thread waits
+for the signal at a pipe and ends the process. Operators of torch and numpy let the thread run; other C code may hold
+the interpreter lock and delay the end.
 """
 
 from __future__ import annotations
@@ -15,55 +15,55 @@ import sys
 import time
 from types import FrameType
 
-#: Seconds after which an interrupt that has not ended the process by itself does.
-PATIENCE = 1.0
+#: Seconds to wait after an interrupt before forcing the process to exit.
+FORCED_EXIT_DELAY_S = 1.0
 
-#: Kept, because it is replaced while a model's own code runs.
+#: Bound here, because `os._exit` is replaced while a model's code runs.
 _exit = os._exit
 
 _SHOW_CURSOR = "\x1b[?25h"
 
-#: Whether one came: whatever is raised or returned after it is its doing.
-came = False
+#: True after an interrupt: whatever is raised or returned from then on follows from the interrupt.
+was_interrupted = False
 
 
-def listen() -> None:
-    """From now on; where interrupts are ignored, as behind `nohup` or `&`, they stay so."""
+def handle_interrupts() -> None:
+    """End the process on Ctrl-C from now on, unless interrupts are ignored, as after `nohup` or `&`."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _stop)
+        signal.signal(signal.SIGINT, _handle_interrupt)
         if os.name == "posix":
-            _watch()
+            _start_watcher()
 
 
-def _stop(_: int, __: FrameType | None) -> None:
-    global came
-    came = True
-    sys.unraisablehook = _without_interrupts
+def _handle_interrupt(_: int, __: FrameType | None) -> None:
+    global was_interrupted
+    was_interrupted = True
+    sys.unraisablehook = _ignore_lost_interrupts
     raise KeyboardInterrupt
 
 
-def _watch() -> None:
+def _start_watcher() -> None:
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     # A child shares the pipe, and what interrupts the child alone is not for us.
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
     try:
-        _thread.start_new_thread(_end_after_one, (read,))
+        _thread.start_new_thread(_exit_after_interrupt, (read,))
     except RuntimeError:  # the system starts none: KeyboardInterrupt alone has to do
         signal.set_wakeup_fd(-1)
 
 
-def _end_after_one(read: int) -> None:
+def _exit_after_interrupt(read: int) -> None:
     while (byte := os.read(read, 1)) != bytes([signal.SIGINT]):
         if not byte:  # a model's own code has closed the other end
             return
-    time.sleep(PATIENCE)
+    time.sleep(FORCED_EXIT_DELAY_S)
     if os.isatty(2):
         os.write(2, _SHOW_CURSOR.encode())
     _exit(130)
 
 
-def _without_interrupts(lost: sys.UnraisableHookArgs) -> None:
+def _ignore_lost_interrupts(lost: sys.UnraisableHookArgs) -> None:
     if lost.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(lost)

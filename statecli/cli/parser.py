@@ -1,9 +1,8 @@
 """Parse command lines: everyday ones without Typer, all others, mistakes and help with it.
 
-Both parsers are made from the one table of options (`requests.options`). Typer 0.29 imports pydantic on every run:
-100 ms, twice what listing a checkpoint takes. So `parse` reads a line that is nothing but a command's targets and its
-options in full spelling, and leaves whatever else there is (help, a mistake, `-qv`, an abbreviation) to Typer, which
-alone explains and complains. Tests compare the two for every option.
+Both parsers are derived from the table of options (`requests.options`). Typer 0.29 imports pydantic on every run:
+100 ms, twice the time to list a checkpoint. So `parse` reads lines of targets and fully spelled options, and leaves
+everything else (help, a mistake, `-qv`, an abbreviation) to Typer. Tests compare both parsers for every option.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from statecli.requests.parameters import Parameter, parameters_of
 def parse(words: Sequence[str]) -> Options | None:
     """Return the options of a command line; None if Typer has to parse the line."""
     name, rest = _split_command(words)
-    if name is None or ambiguous_word(words) is not None:
+    if name is None or find_ambiguous_word(words) is not None:
         return None
     parameters = parameters_of(COMMANDS[name])
-    given = _Words(parameters).read(rest)
+    given = _LineReader(parameters).read(rest)
     if given is None or any(_is_missing(parameter, given) for parameter in parameters):
         return None
     return COMMANDS[name](**given)
 
 
-def ambiguous_word(words: Sequence[str]) -> str | None:
-    """Return the first word that reads as an option and is a file here: a glob of the shell puts both on a line.
+def find_ambiguous_word(words: Sequence[str]) -> str | None:
+    """Return the first word that may be an option or a file, as a glob of the shell gives; None if there is none.
 
-    Behind `--` there are no options. A file `-o.pt` next to others would have the audit of them written to `.pt`.
+    A file `-o.pt` in a folder would have `statecli audit *` write to `.pt`. After `--` there are no options.
     """
     options = itertools.takewhile(lambda word: word != "--", words)
     return next((word for word in options if word.startswith("-") and word != "-" and os.path.lexists(word)), None)
@@ -52,8 +51,8 @@ def _is_missing(parameter: Parameter, given: Mapping[str, Any]) -> bool:
     return parameter.default is msgspec.NODEFAULT and parameter.field not in given
 
 
-class _Words:
-    """The words of one line, taken one after the other."""
+class _LineReader:
+    """Reader of the words of a command line after the command."""
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self._targets = iter([parameter for parameter in parameters if parameter.is_target])
@@ -62,7 +61,7 @@ class _Words:
         self._given: dict[str, Any] = {}
 
     def read(self, words: Sequence[str]) -> dict[str, Any] | None:
-        """Return the value of each field that is given; None for a word that is not plainly a target or an option."""
+        """Return the value of each given field; None for a word that is not plainly a target or an option."""
         rest = iter(words)
         only_targets = False
         for word in rest:
@@ -78,7 +77,7 @@ class _Words:
     def _take_target(self, word: str) -> bool:
         if self._target is None or not self._target.repeatable:
             self._target = next(self._targets, None)
-        return self._target is not None and self._keep(self._target, word)
+        return self._target is not None and self._store(self._target, word)
 
     def _take_option(self, word: str, rest: Iterator[str]) -> bool:
         """Take `--tree`, `--to meta` or `--to=meta`; return False for anything else."""
@@ -91,10 +90,10 @@ class _Words:
             return True
         if not equals:
             value = next(rest, "-")
-        return (bool(equals) or not value.startswith("-")) and self._keep(parameter, value)
+        return (bool(equals) or not value.startswith("-")) and self._store(parameter, value)
 
-    def _keep(self, parameter: Parameter, word: str) -> bool:
-        """Keep the value of a word; return False for a word that stands for none, or a second value."""
+    def _store(self, parameter: Parameter, word: str) -> bool:
+        """Store the value of a word; return False for a word without a value of the type, and for a second value."""
         try:
             value = parameter.convert(word)
         except ValueError:

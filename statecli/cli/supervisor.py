@@ -1,18 +1,17 @@
 """Run a command line that names model code in a child process; the parent prints the result and decides the exit code.
 
-The child sends what it would print, and then its verdict (the exit code), through a pipe. It sends the verdict before
-Python runs exit handlers, finalizers and threads' ends, so that `os._exit(0)` in `__del__` or `atexit` changes nothing.
-The parent prints the result and exits with the child's code only after a verdict that fits the result byte for byte. A
-child that ends without a verdict is one line and exit code 2; so is a segmentation fault, and `--timeout`.
+The child sends its output, and then its verdict (the exit code), through a pipe. The verdict is sent before Python runs
+exit handlers, finalizers and the ends of threads, so that `os._exit(0)` in `__del__` or `atexit` changes nothing. The
+parent prints the output and exits with the child's code only if the verdict fits the output byte for byte. A child
+without a verdict, a segmentation fault and `--timeout` give a line on stderr and exit code 2.
 
-What this promises: model code that ends the process, crashes it, closes or replaces its streams, or runs for ever is
-not a pass. What it does not promise: model code runs in the process that judges it, and code that sets out to forge a
-verdict can. It can replace functions of statecli, or find the pipe and the number that marks each message in the
-memory of its own process. Run code that you do not trust in a container.
+Promise: model code that ends or crashes the process, closes or replaces streams, or runs for ever never passes. No
+protection: model code that forges a verdict, because it runs in the process that sends the verdict, and can replace
+functions of statecli, or find the pipe and the mark of messages in memory. Run untrusted code in a container.
 
-The child inherits standard input and standard error. A child of a command whose standard input is not a terminal has a
-process group of its own, which is ended with it. Where there is no `os.fork` (Windows), model code runs in the process
-of the command, and `--timeout` is refused.
+The child inherits standard input and standard error. If standard input is not a terminal, the child has a process group
+of its own, which ends with the child. Without `os.fork` (Windows), model code runs in the process of the command, and
+`--timeout` is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from typing import IO, Any, NoReturn, Protocol
 
 from statecli.core.exit_code import Verdict
 
-#: Seconds that a child has to end after its verdict: exit handlers, threads and processes of the model.
+#: Seconds for a child to end after its verdict: exit handlers, threads and processes of the model.
 END_TIMEOUT_S = 2.0
 #: Seconds between the interrupt of a child and its end by SIGKILL.
 INTERRUPT_TIMEOUT_S = 1.5
@@ -53,19 +52,19 @@ class Send(Protocol):
 
 
 class Child:
-    """The connection of the child to its parent. Nothing is sent by a process that the model's code forks."""
+    """Connection of the child to its parent. Processes forked by model code send nothing."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.pid = os.getpid()
         self._crc = self._size = 0
         self._model = ""
-        self.is_terminal = _isatty(1)
-        self.columns = _columns(1)
+        self.is_terminal = _is_tty(1)
+        self.columns = _get_columns(1)
         self._stderr_encoding = sys.stderr.encoding if sys.stderr is not None else None
 
     def open_output(self) -> IO[bytes]:
-        """Open what the parent writes to standard output after the verdict."""
+        """Open a stream for standard output, which the parent writes after the verdict."""
         return _Output(self)  # type: ignore[return-value]
 
     def write_output(self, data: bytes) -> None:
@@ -76,24 +75,24 @@ class Child:
             self._send(_OUTPUT, data[start : start + MAX_MESSAGE_BYTES])
 
     def write_error(self, line: str) -> None:
-        """Have the parent write a line to standard error, after the result that was sent before it."""
+        """Have the parent write a line to standard error, in order with the result."""
         if self._stderr_encoding is not None:
             self._send(_ERROR, f"{line}\n".encode(self._stderr_encoding, "backslashreplace"))
 
     def name_model(self, name: str) -> None:
-        """Name the model whose code runs from now on, for the line about a crash."""
+        """Name the model whose code runs from now on, for the message about a crash."""
         if name != self._model:
             from statecli.core.escaping import escape_line
 
             self._model = name
             self._send(_MODEL, escape_line(name).encode("utf-8", "backslashreplace"))
 
-    def limit(self, seconds: float) -> None:
+    def limit_time(self, seconds: float) -> None:
         """Have the parent end this process after so many seconds from its start."""
         self._send(_LIMIT, _TIMEOUT.pack(seconds))
 
     def conclude(self, code: int) -> None:
-        """Send the verdict. Whatever happens in this process afterwards does not change the exit code."""
+        """Send the verdict. From then on nothing in this process changes the exit code."""
         global _child
         self._send(_DONE, _VERDICT.pack(code, self._crc, self._size))
         _child = None
@@ -110,7 +109,7 @@ class _Output(io.RawIOBase):
         return True
 
     def isatty(self) -> bool:
-        """Whether the parent writes to a terminal."""
+        """Return True if the parent writes to a terminal."""
         return self._child.is_terminal
 
     def write(self, data: Any) -> int:
@@ -123,15 +122,15 @@ class _Output(io.RawIOBase):
 _child: Child | None = None
 
 
-def connection() -> Child | None:
-    """Return the connection to the parent; None in a process that is not a supervised child, or has concluded."""
+def get_connection() -> Child | None:
+    """Return the connection to the parent; None in any process but a supervised child without a verdict."""
     return _child if _child is not None and _child.pid == os.getpid() else None
 
 
 def run(command: Callable[[], None]) -> int:
     """Run `command`, which raises SystemExit, in a child process; return the exit code.
 
-    Called before any thread is started. Raises OSError where the system has no room for a process.
+    Call this before any thread is started. Raises OSError if the system cannot start a process.
     """
     read, write = os.pipe()
     mark, parent = os.urandom(16), os.getpid()
@@ -154,16 +153,16 @@ def run(command: Callable[[], None]) -> int:
 
 def _run_child(command: Callable[[], None], pipe: int, mark: bytes, parent: int) -> NoReturn:
     global _child
-    if not _isatty(0):
+    if not _is_tty(0):
         os.setpgid(0, 0)
     _end_with(parent)
-    _child = child = Child(_sender(pipe, mark))
+    _child = child = Child(_create_sender(pipe, mark))
     code = 2
     try:
         command()
     except Verdict as done:
         code = done.code
-    except SystemExit:  # of the model's code, which ends nothing but itself
+    except SystemExit:  # raised by the model's code
         pass
     try:
         child.conclude(code)
@@ -172,8 +171,8 @@ def _run_child(command: Callable[[], None], pipe: int, mark: bytes, parent: int)
     raise SystemExit(code)
 
 
-def _sender(pipe: int, mark: bytes) -> Send:
-    """The functions are bound here, because a model's code may replace those of `os`."""
+def _create_sender(pipe: int, mark: bytes) -> Send:
+    """Return a function that sends messages, with functions of `os` bound now, because model code may replace them."""
     owner, getpid, write, pack = os.getpid(), os.getpid, os.write, _HEADER.pack
     lock = _new_lock()
 
@@ -210,14 +209,14 @@ def _end_with(parent: int) -> None:
 
 
 class _Watch:
-    """One child, from its start to its end."""
+    """Supervision of a child, from start to end."""
 
     def __init__(self, pid: int, pipe: int, mark: bytes) -> None:
         self._pid, self._pipe, self._mark = pid, pipe, mark
-        self._group = not _isatty(0)
+        self._group = not _is_tty(0)
         self._start = time.monotonic()
         self._received = bytearray()
-        #: What to write to which descriptor, in order: the result, and the notes after it.
+        #: Descriptors and pieces to write, in order: the result, then notes.
         self._output: list[tuple[int, bytes]] = []
         self._crc = self._size = 0
         self._model = ""
@@ -237,7 +236,7 @@ class _Watch:
 
     def wait(self) -> int:
         """Wait for the verdict, print the result, wait for the child; return the exit code."""
-        while self._code is None and not self._broken and not self._signals and not self._ended():
+        while self._code is None and not self._broken and not self._signals and not self._has_ended():
             left = None if self._limit is None else self._start + self._limit - time.monotonic()
             if left is not None and left <= 0:
                 return self._end_after_timeout()
@@ -249,15 +248,15 @@ class _Watch:
             return self._explain()
         code = self._print(self._code)
         deadline = time.monotonic() + END_TIMEOUT_S
-        while not self._ended() and not self._signals and (left := deadline - time.monotonic()) > 0:
+        while not self._has_ended() and not self._signals and (left := deadline - time.monotonic()) > 0:
             self._read(left)
-        if not self._signals and not self._ended():
+        if not self._signals and not self._has_ended():
             self._interrupt()
         if self._group:  # processes that the model's code has left
             _send_signal(os.killpg, self._pid)
         return self._end_after_signal(self._signals[0]) if self._signals else code
 
-    # what comes from the child
+    # messages of the child
 
     def _read(self, seconds: float | None) -> None:
         """Wait for a message, a signal or the end of the child."""
@@ -282,9 +281,9 @@ class _Watch:
                 return
             payload = bytes(self._received[_HEADER.size : end])
             del self._received[:end]
-            self._take(kind, payload)
+            self._handle_message(kind, payload)
 
-    def _take(self, kind: bytes, payload: bytes) -> None:
+    def _handle_message(self, kind: bytes, payload: bytes) -> None:
         if kind == _OUTPUT:
             self._crc, self._size = zlib.crc32(payload, self._crc), self._size + len(payload)
             self._output.append((1, payload))
@@ -299,10 +298,10 @@ class _Watch:
             self._broken = (crc, size) != (self._crc, self._size)
             self._code = None if self._broken else code
 
-    # what becomes of it
+    # the end of the child
 
     def _print(self, code: int) -> int:
-        """Write the result to standard output and its notes to standard error, in their order."""
+        """Write the result to standard output and notes to standard error, in order; return the exit code."""
         try:
             for descriptor, piece in self._output:
                 _write_all(1, piece) if descriptor == 1 else _write_error(piece)
@@ -313,23 +312,23 @@ class _Watch:
         return code
 
     def _explain(self) -> int:
-        """Say why there is no verdict."""
+        """Print why there is no verdict; return exit code 2."""
         for descriptor, piece in self._output:
             _write_error(piece) if descriptor == 2 else None
         self._wait_for_end(0 if self._broken else INTERRUPT_TIMEOUT_S)
         status = self._status
         self._kill()
-        who = f"{self._model}: the model's code" if self._model else "a library"
+        subject = f"{self._model}: the model's code" if self._model else "a library"
         if self._code == 130:
-            what = "interrupted its own process (SIGINT)"
+            event = "interrupted its own process (SIGINT)"
         elif self._broken:
-            what = "wrote to the pipe that carries statecli's result"
+            event = "wrote to the pipe that carries statecli's result"
         elif status is not None and os.WIFSIGNALED(status):
-            what = f"crashed ({_signal_name(os.WTERMSIG(status))})"
+            event = f"crashed ({_name_signal(os.WTERMSIG(status))})"
         else:
             code = os.waitstatus_to_exitcode(status) if status is not None else 0
-            what = f"ended the process with status {code} before statecli was done"
-        return _complain(f"{who} {what}; nothing was concluded")
+            event = f"ended the process with status {code} before statecli was done"
+        return _complain(f"{subject} {event}; nothing was concluded")
 
     def _end_after_timeout(self) -> int:
         self._interrupt()
@@ -337,7 +336,7 @@ class _Watch:
         return _complain(f"{name}not done after {self._limit:g} s (--timeout); nothing was concluded")
 
     def _end_after_signal(self, number: int) -> int:
-        """130 for Ctrl-C; the parent's own death by any other signal."""
+        """Return 130 for Ctrl-C; for any other signal, end this process by the same signal."""
         if number == signal.SIGINT:
             self._wait_for_end(0.2)  # a terminal has sent the signal to the child too
         self._interrupt()
@@ -347,12 +346,12 @@ class _Watch:
         return 130
 
     def _interrupt(self) -> None:
-        """End the child as Ctrl-C does, which ends its workers; if that takes long, by SIGKILL."""
-        if not self._ended():
+        """End the child by SIGINT, which ends its workers too; by SIGKILL if the child does not end soon."""
+        if not self._has_ended():
             os.kill(self._pid, signal.SIGINT)
             self._wait_for_end(INTERRUPT_TIMEOUT_S)
         self._kill()
-        if _isatty(2):
+        if _is_tty(2):
             _write_error(_SHOW_CURSOR)
 
     def _kill(self) -> None:
@@ -362,7 +361,7 @@ class _Watch:
             _send_signal(os.kill, self._pid)
             self._status = os.waitpid(self._pid, 0)[1]
 
-    def _ended(self) -> bool:
+    def _has_ended(self) -> bool:
         if self._status is None:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             self._status = status if pid else None
@@ -370,7 +369,7 @@ class _Watch:
 
     def _wait_for_end(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while not self._ended() and (left := deadline - time.monotonic()) > 0:
+        while not self._has_ended() and (left := deadline - time.monotonic()) > 0:
             self._read(left)
 
 
@@ -408,21 +407,21 @@ def _complain(message: str) -> int:
     return 2
 
 
-def _signal_name(number: int) -> str:
+def _name_signal(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def _isatty(descriptor: int) -> bool:
+def _is_tty(descriptor: int) -> bool:
     try:
         return os.isatty(descriptor)
     except OSError:
         return False
 
 
-def _columns(descriptor: int) -> int:
+def _get_columns(descriptor: int) -> int:
     try:
         return os.get_terminal_size(descriptor).columns or 80
     except OSError:

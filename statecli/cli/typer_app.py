@@ -1,4 +1,4 @@
-"""The command line as Typer sees it: help, completion and what is said of a mistake, from the table of options."""
+"""The command line for Typer: help, completion and messages about mistakes, from the table of options."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from statecli.requests.options import COMMANDS
 from statecli.requests.parameters import Parameter, parameters_of
 
 _SUMMARY = "See, prove and audit the state of PyTorch models and checkpoints."
-#: The commands that have commands below them.
+#: Commands with subcommands.
 _GROUPS = {"git": "Checkpoints in git diff, git log -p and git difftool."}
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"statecli {__version__}")
         raise typer.Exit
 
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """What Typer calls before a command; all options of it are answered by themselves."""
+    """Do nothing; Typer calls this before a command, after the callbacks of its options."""
 
 
 def build_app() -> typer.Typer:
@@ -54,28 +54,28 @@ def build_app() -> typer.Typer:
         if group and group not in groups:
             groups[group] = typer.Typer(name=group, help=_GROUPS[group], rich_markup_mode=None, no_args_is_help=True)
             app.add_typer(groups[group])
-        groups.get(group, app).command(last, help=options.__doc__)(_function(last, options))
+        groups.get(group, app).command(last, help=options.__doc__)(_build_function(last, options))
     return app
 
 
-def _function(name: str, options: Any) -> Callable[..., None]:
-    """Return a function with a parameter for each option, as Typer reads one."""
+def _build_function(name: str, options: Any) -> Callable[..., None]:
+    """Return a function with a parameter for each option, for Typer."""
 
-    def call(**given: Any) -> None:
-        values = {key: tuple(value or ()) if key in repeatable else value for key, value in given.items()}
-        commands.leave(options(**values))
+    def call(**options_by_name: Any) -> None:
+        values = {key: tuple(value or ()) if key in repeatable else value for key, value in options_by_name.items()}
+        commands.run_and_exit(options(**values))
 
     parameters = parameters_of(options)
     repeatable = {parameter.field for parameter in parameters if parameter.repeatable}
     call.__name__ = name
-    arguments = [_argument(parameter) for parameter in parameters]
+    arguments = [_build_argument(parameter) for parameter in parameters]
     call.__signature__ = inspect.Signature(arguments)  # type: ignore[attr-defined]
     call.__annotations__ = {argument.name: argument.annotation for argument in arguments}
     return call
 
 
-def _argument(parameter: Parameter) -> inspect.Parameter:
-    """Return the parameter of a function that Typer turns into the option or argument."""
+def _build_argument(parameter: Parameter) -> inspect.Parameter:
+    """Return the parameter of a function from which Typer makes an option or argument."""
     required = parameter.default is msgspec.NODEFAULT
     default = inspect.Parameter.empty if required else parameter.default
     kind: Any = parameter.type
@@ -92,16 +92,16 @@ def _argument(parameter: Parameter) -> inspect.Parameter:
     return inspect.Parameter(parameter.field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-#: The parser's own kind of mistake. Typer has no name for it: it is click's, or its copy of click's.
+#: Error of the parser for a wrong command line. Typer has no name for the class, which is click's or a copy.
 _Mistake: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def run() -> int:
-    """Parse `sys.argv` and run what it asks for; return the exit code of what Typer itself answered (help).
+    """Parse `sys.argv` and run the command; return the exit code if Typer answers (help).
 
     Raises UsageError for a mistake on the command line.
     """
-    word = parser.ambiguous_word(sys.argv[1:])
+    word = parser.find_ambiguous_word(sys.argv[1:])
     if word is not None:
         raise UsageError(f"{word}: reads as an option and is a file here; write ./{word}, or -- before the targets")
     before = sys.stdout
@@ -110,10 +110,10 @@ def run() -> int:
     except Verdict as done:
         return done.code
     except SystemExit as done:
-        # Typer exits only before a command runs (help), and where a pipe is closed; model code may raise it later.
+        # Typer exits only before a command runs (help) and for a closed pipe; model code may raise SystemExit later.
         if "statecli.live.build" in sys.modules:
             raise
-        # Typer ends a closed pipe with 1 and puts a wrapper in the place of stdout; it is no finding.
+        # For a closed pipe Typer replaces stdout by a wrapper and exits with 1, which must not look like a finding.
         if done.code == 1 and sys.stdout is not before:
             sys.stdout = before
             raise BrokenPipeError from done
@@ -121,11 +121,11 @@ def run() -> int:
     except typer.Abort as why:
         raise KeyboardInterrupt from why
     except _Mistake as mistake:
-        return _refuse(mistake)
+        return _raise_usage_error(mistake)
     return code if isinstance(code, int) else 0
 
 
-def _refuse(mistake: Any) -> int:
+def _raise_usage_error(mistake: Any) -> int:
     command = mistake.ctx.command_path if mistake.ctx else "statecli"
     if len(sys.argv) == 1 or " ".join(sys.argv[1:]) in _GROUPS:
         typer.echo(mistake.format_message(), err=True)

@@ -16,11 +16,13 @@
     ├── EngineError            the engine of --executor does not answer, or its workers have another version
     └── MissingDependency      an optional package (torch, numpy) is not installed
 
-`cli.leave` prints these errors; `api` rewrites option names to Python argument names.
+`cli.commands` prints these errors; `api` raises them with Python arguments in place of options (`option`).
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -37,8 +39,52 @@ class StateError(Exception):
     help: ClassVar[str | None] = None
 
 
+#: Around an option in the message of a UsageError: its flag, its value on the command line, and that in Python.
+#: Noncharacters of Unicode, which no text that is meant to be read contains.
+_BEGIN, _SEPARATOR, _END = _MARKS = "\ufdd0", "\ufdd1", "\ufdd2"
+_OPTION = re.compile("([^%s]*)".join([_BEGIN, _SEPARATOR, _SEPARATOR, _END]) % (("".join(_MARKS),) * 3))
+_ESCAPED_MARKS = {ord(mark): ascii(mark)[1:-1] for mark in _MARKS}
+
+
+def option(flag: str, value: object = None, *, quoted: bool = False) -> str:
+    """Return an option as the message of a `UsageError` names it.
+
+    The error spells it `--device gpu` for the command line and `device='gpu'` for Python.
+
+    Args:
+        flag: A spelling of the command line: "--device", "-i".
+        value: A text or a number; None to name the option alone.
+        quoted: True to put a text in quotes on the command line too.
+    """
+    if value is None:
+        on_line = in_python = ""
+    else:
+        text = f"{value:g}" if isinstance(value, float) else str(value).translate(_ESCAPED_MARKS)
+        literal = repr(value) if isinstance(value, str) else text
+        on_line, in_python = f" {literal if quoted else text}", f"={literal}"
+    return f"{_BEGIN}{flag}{_SEPARATOR}{on_line}{_SEPARATOR}{in_python}{_END}"
+
+
 class UsageError(StateError):
-    """The command line contradicts itself or names something that does not exist."""
+    """The command line contradicts itself or names something that does not exist.
+
+    The message names options by `option`; `str` spells them for the command line.
+    """
+
+    def __str__(self) -> str:
+        return self.for_python({})
+
+    def for_python(self, arguments: Mapping[str, str]) -> str:
+        """Return the message with options as Python arguments.
+
+        `arguments`: flags, each with its argument. Other options are spelled for the command line.
+        """
+
+        def spell(match: re.Match[str]) -> str:
+            flag, on_line, in_python = match.groups()
+            return arguments[flag] + in_python if flag in arguments else flag + on_line
+
+        return _OPTION.sub(spell, super().__str__())
 
 
 class NothingMatched(UsageError):

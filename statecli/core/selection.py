@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 import msgspec
 from msgspec.structs import replace
 
-from statecli.core.errors import FilteredOut
+from statecli.core.errors import FilteredOut, option
 from statecli.core.state import Kind, ModelState, TensorInfo
 
 
@@ -28,10 +28,11 @@ class Selection(msgspec.Struct, frozen=True):
     def __bool__(self) -> bool:
         return bool(self.include or self.exclude or self.kind)
 
-    def __str__(self) -> str:
-        """Return the options as the user typed them."""
-        globs = [f"-i {glob!r}" for glob in self.include] + [f"-x {glob!r}" for glob in self.exclude]
-        return " ".join(globs + [f"--kind {kind.value}" for kind in self.kind])
+    def name_options(self) -> str:
+        """Return the options as the user typed them, for the message of a UsageError."""
+        globs = [("-i", glob) for glob in self.include] + [("-x", glob) for glob in self.exclude]
+        options = [option(flag, glob, quoted=True) for flag, glob in globs]
+        return " ".join(options + [option("--kind", kind.value) for kind in self.kind])
 
     def selects_name(self, names: tuple[str, ...]) -> bool:
         """Return True if the globs select a tensor or setting with these names; one matching name is enough."""
@@ -76,4 +77,4 @@ def _matches(name: str, glob: str) -> bool:
 def _describe_nothing_selected(selection: Selection, count: int) -> str:
     wider = [f"*{glob.strip('*')}*" for glob in selection.include[:1] if glob != f"*{glob.strip('*')}*"]
     hint = f"; a glob matches the whole name: try {wider[0]!r}" if wider else ""
-    return f"none of its {count} tensors matches {selection}{hint}"
+    return f"none of its {count} tensors matches {selection.name_options()}{hint}"

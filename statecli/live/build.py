@@ -1,7 +1,7 @@
-"""Build a live `nn.Module` from a `ModelSpec`: import what the spec names, and call it.
+"""Build a live `nn.Module` from a `ModelSpec`: import the class or function of the spec, and call it.
 
-What the user's code prints goes to stderr, what it raises becomes one ModelError with the line of that code. torch is
-imported when `build` is called, not before.
+Prints of the user's code go to stderr, and an exception becomes a ModelError with the line of the code. Only `build`
+imports torch.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def build(spec: ModelSpec, *, init_device: str = "cpu", values: bool = False) -> BuiltModel:
     """Import the class or function that `spec` names and call it.
 
-    Without `values` the large random initial values are not drawn (see `skip_random_init`). Raises MissingDependency
-    without torch, UsageError for a device that torch does not know, ModelError for an error of the user's code.
+    Without `values` large random initial values are not drawn (see `skip_random_init`). Raises MissingDependency
+    without torch, UsageError for a device unknown to torch, ModelError for an error of the user's code.
     """
     torch = _import_torch()
     from statecli.live import torch_settings
@@ -67,7 +67,7 @@ def _check_device(torch: Any, text: str) -> None:
 def _build_once(
     spec: ModelSpec, obj: Any, init_device: str, origins: Origins | None, values: bool, seed: int = 0
 ) -> nn.Module:
-    """Build one instance; if the constructor fails without random initial values, build it again with them."""
+    """Build an instance; if the constructor fails without random initial values, build again with them."""
     from statecli.live import torch_settings
     from statecli.live.skip_random_init import SkippedFills, skip_random_fills
 

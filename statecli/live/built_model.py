@@ -1,4 +1,4 @@
-"""A model that `build` has built, or a live model: its module, and how to build another instance and run its code."""
+"""A model built by `build`, or a live model: its module, and ways to build another instance and run its code."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class BuiltModel:
 
     @property
     def listed_module(self) -> nn.Module:
-        """The model whose tensors are listed. Nothing may be written to it unless it is `module`."""
+        """The model to list. Nothing may be written to it unless it is `module`."""
         return self.module if self.original is None else self.original
 
     def build_again(self, *, values: bool | None = None, seed: int = 0) -> nn.Module:
-        """Build a second instance as the first was built, or with another seed.
+        """Build a second instance in the same way, or with another seed.
 
         Raises ModelError if the spec names an object that exists only once.
         """

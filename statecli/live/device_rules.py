@@ -84,14 +84,14 @@ _LIFT_OPERATORS = _split_words("lift lift_fresh lift_fresh_copy")
 
 @dataclass
 class DeviceWatch:
-    """Check the devices of the tensors that the operators of a forward get.
+    """Check the devices of tensors in the operators of a forward.
 
-    An operator that CUDA would refuse raises `Refused`, or is recorded in `mismatches` if forward is to go on.
+    A refused operator raises `Refused`, or is recorded in `mismatches` to let forward go on.
 
     Attributes:
-        device: The device that the model was moved to.
+        device: The device of the moved model.
         copied_by_forward: The model's tensors that forward copied to the device, with the line.
-        read_elsewhere: The model's tensors that forward read while they were on another device.
+        read_elsewhere: The model's tensors that forward read on another device.
         taken_from_elsewhere: Tensors that an operator accepts from another device, with operator and line.
     """
 
@@ -109,23 +109,23 @@ class DeviceWatch:
     _sources: dict[int, tuple[torch.Tensor, Source]] = field(default_factory=dict)
 
     def excuse(self, names: Iterable[str]) -> None:
-        """Record no mismatch for these names, because the fake move could not put their tensors on the device."""
+        """Record no mismatch for the names, because the fake move could not put their tensors on the device."""
         self._excused.update(names)
 
     def add_names(self, names: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Name these tensors as their source; the first name of a tensor counts."""
+        """Add names of tensors as their sources; the first name of a tensor counts."""
         for fqn, tensor in names:
             source = self.get_source(tensor)
             if source is None or source.fqn is None:
                 self._sources[id(tensor)] = (tensor, Source(fqn))
 
     def get_source(self, tensor: torch.Tensor) -> Source | None:
-        """Return where `tensor` comes from; None if that is not recorded."""
+        """Return the recorded source of `tensor`, or None."""
         entry = self._sources.get(id(tensor))
         return None if entry is None else entry[1]
 
     def _find_source(self, tensor: torch.Tensor) -> Source | None:
-        """Return where `tensor` comes from, also if it is a variable of the model's file."""
+        """Return the source of `tensor`, also for a variable of the model's file."""
         source = self.get_source(tensor)
         variable = tensor_sources.find_file_variable(tensor) if source is None else None
         if variable is None:
@@ -133,7 +133,7 @@ class DeviceWatch:
         return self._sources.setdefault(id(tensor), (tensor, Source(file_variable=variable)))[1]
 
     def find_refused(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """Return the tensors that CUDA would refuse this operator for; record each, or raise `Refused`."""
+        """Return the tensors for which CUDA would refuse the operator; record each, or raise `Refused`."""
         tensors = list(_iter_tensors((args, kwargs)))
         elsewhere = [tensor for tensor in tensors if tensor.device != self.device]
         if not elsewhere:
@@ -147,7 +147,7 @@ class DeviceWatch:
         return refused
 
     def find_off_cpu(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """Return the tensors on the device that this operator needs on the CPU; record each, or raise `Refused`."""
+        """Return tensors on the device that the operator needs on the CPU; record each, or raise `Refused`."""
         name = get_operator_name(func)
         if name not in CPU_ONLY_ARGUMENTS:
             return []
@@ -161,7 +161,7 @@ class DeviceWatch:
         return refused
 
     def refuses_generator(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether CUDA would refuse the generator of this operator, which is then recorded."""
+        """Return True if CUDA would refuse the operator's generator, and record the refusal."""
         generator = kwargs.get("generator")
         if generator is None or generator.device.type == self.device.type:
             return False
@@ -178,7 +178,7 @@ class DeviceWatch:
         return True
 
     def record_results(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Record the sources of the results. A tensor that is written in place also gets the sources of the inputs."""
+        """Record the sources of the results. A tensor written in place also gets the sources of the inputs."""
         tensors = list(_iter_tensors(out))
         if not tensors:
             return
@@ -193,7 +193,7 @@ class DeviceWatch:
                     self._add_sources(tensor, companions, in_place=any(tensor_in is tensor for tensor_in in inputs))
 
     def _add_sources(self, tensor: torch.Tensor, companions: list[Source], *, in_place: bool) -> None:
-        """Add sources to `tensor` and, if it was written in place, to the tensors that share its memory."""
+        """Add sources to `tensor` and, after a write in place, to tensors in the same memory."""
         memory = _get_storage_id(tensor) if in_place else None
         for key, (known_tensor, source) in list(self._sources.items()) if memory else ():
             if (
@@ -207,7 +207,7 @@ class DeviceWatch:
     def _find_companions(
         self, func: Any, args: Any, kwargs: Any, out: torch.Tensor, inputs: list[torch.Tensor]
     ) -> list[Source]:
-        """Return the sources of the inputs that must move together with the first input of known source."""
+        """Return the sources of inputs that must move together with the first input of known source."""
         if out.device == self.device or len(inputs) < 2:
             return []
         first = next((tensor for tensor in inputs if self.get_source(tensor) is not None), None)
@@ -244,7 +244,7 @@ class DeviceWatch:
                 )
 
     def _record_taken(self, func: Any, elsewhere: list[torch.Tensor]) -> None:
-        """Record the tensors that an operator accepts from another device."""
+        """Record tensors accepted from another device."""
         sources = [self.get_source(tensor) for tensor in elsewhere]
         names = [source.fqn for source in sources if source is not None and source.fqn is not None]
         for name in names:
@@ -278,7 +278,7 @@ class DeviceWatch:
         self._record_or_raise(mismatches, _SAME_DEVICE_MESSAGE)
 
     def _record_or_raise(self, mismatches: list[Mismatch], message: str) -> None:
-        """Record the mismatches, or raise `Refused` if one of them must be raised."""
+        """Record the mismatches, or raise `Refused`."""
         if any(self._must_raise(mismatch) for mismatch in mismatches):
             self.raised.update(mismatches)
             raise Refused(message, mismatches)
@@ -293,9 +293,9 @@ class DeviceWatch:
 
 
 def find_strays(func: Any, args: Any, kwargs: Any, device: torch.device, moved: int = 0) -> list[torch.Tensor]:
-    """Return the tensors that are not on `device` although CUDA needs them there for `func`; [] for a legal call.
+    """Return tensors outside of `device` that CUDA needs there for `func`; [] for a legal call.
 
-    The tensor with the id `moved` counts as if it were on the device.
+    The tensor with the id `moved` counts as on the device.
     """
     name = get_operator_name(func)
     if name in ANY_DEVICE_OPERATORS or name.endswith("_like") or name.startswith("new_"):
@@ -319,7 +319,7 @@ def _is_on_device(tensor: torch.Tensor, device: torch.device, moved: int) -> boo
 
 
 def _find_scalar_ids(func: Any, args: Any, kwargs: Any, elsewhere: list[torch.Tensor]) -> set[int]:
-    """Return the ids of the 0-dim tensors that this operator takes as numbers, never of a tensor that it writes to."""
+    """Return the ids of 0-dim tensors read as numbers by the operator, never of its output."""
     name = get_operator_name(func).removeprefix("_foreach_")
     base_name = name if name in ONE_CPU_SCALAR_OPERATORS else name.removesuffix("_")
     values = {
@@ -353,7 +353,7 @@ def _is_written(argument: Any) -> bool:
 
 
 def _find_strays_in_lists(func: Any, args: Any, kwargs: Any, device: torch.device, moved: int) -> list[torch.Tensor]:
-    """Find strays of a `_foreach_` operator, which is one call for each index of its lists."""
+    """Find strays of a `_foreach_` operator, a call for each index of its lists."""
     bound_arguments = [
         (argument, value)
         for argument, value in _bind_arguments(func, args, kwargs)
@@ -378,7 +378,7 @@ def _find_strays_in_lists(func: Any, args: Any, kwargs: Any, device: torch.devic
 def _select_for_indexing(
     args: Any, kwargs: Any, device: torch.device, tensors: list[torch.Tensor], moved: int
 ) -> list[torch.Tensor]:
-    """Return the tensors of an indexing that must be on one device: not the indices, if the table is there."""
+    """Return the tensors of an indexing that must be on one device: without indices, if the table is there."""
     table = args[0] if args else kwargs["self"]
     if not _is_on_device(table, device, moved):
         # The indices are right: the table (and the values written to it) is elsewhere.
@@ -388,7 +388,7 @@ def _select_for_indexing(
 
 
 class DeviceWatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Check each operator with `watch`. A refused one raises, or its tensors are copied so that forward goes on."""
+    """Check each operator with `watch`. A refused operator raises, or its tensors are copied to let forward go on."""
 
     def __init__(self, watch: DeviceWatch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -418,7 +418,7 @@ class DeviceWatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
     def _carry_over(self, tree: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
-        """Return `tree` with these tensors copied to `device`."""
+        """Return `tree` with the given tensors copied to `device`."""
         ids = {id(tensor) for tensor in tensors}
 
         def copy_to_device(tensor: torch.Tensor) -> Any:

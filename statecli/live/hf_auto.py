@@ -1,8 +1,8 @@
-"""`--model auto`: the class that a folder's config.json names, built by transformers without weights.
+"""`--model auto`: build the class in a folder's config.json by transformers, without weights.
 
-Nothing that the configuration names is downloaded or run: the class must be transformers' own, what would fetch
-kernels, backbones or a quantizer is taken out of it or refused, and the hub is off while the class is built. Written
-out it is `transformers:BertModel(config='folder/config.json')`, which is a target like any class.
+Nothing in the configuration is downloaded or run: the class must be part of transformers, entries that fetch kernels,
+backbones or a quantizer are removed or refused, and the hub is off during the build. Written out, the target is
+`transformers:BertModel(config='folder/config.json')`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from statecli.core import quoting
-from statecli.core.errors import MissingDependency, ModelError, UnreadableError, UsageError
+from statecli.core.errors import MissingDependency, ModelError, UnreadableError, UsageError, option
 from statecli.formats.shared import config_files
 from statecli.live import search_path
 from statecli.live.spec import ModelSpec
@@ -43,21 +43,22 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 def build_spec_text(path: str) -> str:
-    """The class of the checkpoint at `path`, a folder or a file in one, as one types it.
+    """Return the spec of the class of a checkpoint; `path` is a folder or a file in a folder.
 
-    Raises UsageError where there is no configuration beside it, or none that names a class.
+    Raises UsageError without a configuration in the folder, and for a configuration without a class.
     """
     folder = path if files.is_folder(path) else files.get_folder(path) or os.curdir
     config = files.join(folder, CONFIG_NAME)
     if not files.exists(config):
         adapter = files.is_file(files.join(folder, "adapter_config.json"))
         what = "an adapter has none: name the class of its base model" if adapter else "name the class instead"
-        raise UsageError(f"{path}: there is no {CONFIG_NAME} beside it, and --model auto has no class; {what}")
+        auto = option("--model", "auto")
+        raise UsageError(f"{path}: there is no {CONFIG_NAME} beside it, and {auto} has no class; {what}")
     return f"transformers:{_find_class_name(_read_config(config), config)}(config={config!r})"
 
 
 def resolve_auto_spec(spec: ModelSpec) -> ModelSpec:
-    """The same; where it is a class of transformers given by a configuration, what builds it."""
+    """Return the spec to build a class of transformers from a configuration; other specs unchanged."""
     config = spec.kwargs.get("config")
     if (
         spec.module != "transformers"
@@ -70,7 +71,7 @@ def resolve_auto_spec(spec: ModelSpec) -> ModelSpec:
 
 
 def is_auto(spec: ModelSpec) -> bool:
-    """Whether it is a class given by a configuration."""
+    """Return True for the spec of a class given by a configuration."""
     return spec.module == __name__
 
 
@@ -88,18 +89,20 @@ def _find_class_name(document: Mapping[str, Any], config: str) -> str:
     if type(name) is str and _NAME.fullmatch(name):
         return name
     if type(document.get("_class_name")) is str:
-        raise UsageError(f"{config}: is of diffusers; --model auto builds classes of transformers: name the class")
+        auto = option("--model", "auto")
+        raise UsageError(f"{config}: is of diffusers; {auto} builds classes of transformers: name the class")
     kind = document.get("model_type")
     if type(kind) is str and not names:
         class_name = _import_transformers(config).models.auto.modeling_auto.MODEL_MAPPING_NAMES.get(kind)
         if type(class_name) is str:
             return class_name
     what = "names no class in" if name is None else f"names {quoting.value(name)}, no class name, in"
-    raise UsageError(f"{config}: {what} architectures, and --model auto has none; name the class instead")
+    auto = option("--model", "auto")
+    raise UsageError(f"{config}: {what} architectures, and {auto} has none; name the class instead")
 
 
 def _import_transformers(config: str) -> Any:
-    """Return the installed package, whatever lies in the current folder and in that of the configuration."""
+    """Return the installed package, never a module in the current folder or the configuration's."""
     try:
         with search_path.use_installed_only(files.get_folder(config)):
             import transformers
@@ -115,7 +118,7 @@ def _import_transformers(config: str) -> Any:
 
 
 def build_from_config(name: str, config: str) -> nn.Module:
-    """The class of that name, as the configuration in the file `config` says. Raises UsageError, ModelError."""
+    """Build the class from the configuration in the file `config`. Raises UsageError, ModelError."""
     import torch
 
     transformers = _import_transformers(config)
@@ -160,7 +163,7 @@ def _check_config(document: Mapping[str, Any], config: str) -> None:
 
 
 def _iter_entries(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys and values, those of configurations in it too."""
+    """Yield keys and values, also of nested configurations."""
     stack = [document]
     while stack:
         for key, value in stack.pop().items():
@@ -170,7 +173,7 @@ def _iter_entries(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _remove_fetches(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what would fetch anything."""
+    """Remove entries that would fetch anything."""
     config = {key: value for key, value in document.items() if not _FETCHES.match(key)}
     if "use_pretrained_backbone" in config:
         config["use_pretrained_backbone"] = False
@@ -191,7 +194,7 @@ def _disable_hub() -> Iterator[None]:
 
 @contextmanager
 def _silence_logging(logging: Any) -> Iterator[None]:
-    """Without what transformers logs of a configuration: what is wrong for its model is said in our own words."""
+    """Silence the log of transformers about a configuration, because statecli reports the errors."""
     before = logging.get_verbosity()
     logging.set_verbosity(logging.FATAL)
     try:
@@ -202,7 +205,7 @@ def _silence_logging(logging: Any) -> Iterator[None]:
 
 @contextmanager
 def _limit_registrations(config: str) -> Iterator[None]:
-    """Stops a class that registers without end."""
+    """Stop a class that registers without end."""
     from torch.nn.modules import module
 
     count, start = 0, time.process_time()
@@ -229,7 +232,7 @@ def _limit_registrations(config: str) -> Iterator[None]:
 
 @contextmanager
 def _use_saved_dtype(torch: Any, document: Mapping[str, Any]) -> Iterator[None]:
-    """The type that the weights are saved in, as `from_pretrained` builds it."""
+    """Use the dtype of the saved weights for the build, as `from_pretrained` does."""
     dtype = getattr(torch, str(document.get("dtype") or document.get("torch_dtype")), None)
     before = torch.get_default_dtype()
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1:
@@ -244,8 +247,10 @@ def _use_saved_dtype(torch: Any, document: Mapping[str, Any]) -> Iterator[None]:
 
 
 def map_loaded_names(model: Any, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """By a checkpoint's names those of the class, where `from_pretrained` takes them for others: without or with the
-    base model's prefix, renamed since, several put into one or one parted. `model` is a built class of transformers.
+    """Map names in a checkpoint to names of the class, as `from_pretrained` loads them.
+
+    Names may differ by the base model's prefix, by renames, and by tensors merged or split. `model`: a built class of
+    transformers.
     """
     class_tensors = dict(model.state_dict())
     with search_path.use_installed_only():

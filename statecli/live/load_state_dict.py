@@ -1,8 +1,8 @@
-"""What `load_state_dict` says to a checkpoint, asked of the built module itself.
+"""Ask a built module for the answer of its `load_state_dict` to a checkpoint.
 
-Hooks and overrides of `_load_from_state_dict` rename, fill in and drop entries, depending on versions and on what else
-is there: only running them tells. So the module gets a state_dict of the checkpoint's names, shapes and dtypes whose
-tensors lie on meta. Nothing of the checkpoint is in it but these words; no element is copied.
+Hooks and overrides of `_load_from_state_dict` rename, fill in and drop entries by version and by other entries, so they
+must run. The module gets a state_dict with the names, shapes and dtypes of the checkpoint and tensors on meta: no value
+of the checkpoint is in it, and no element is copied.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def load(built: BuiltModel, entries: Entries) -> Answer:
 
 
 def _get_instance(built: BuiltModel) -> nn.Module:
-    """The measured instance, whose values are anything; a fresh one where code that is not torch's may look at them."""
+    """Return the measured instance with arbitrary values; a fresh one if code outside of torch may read values."""
     if not _has_own_loading(built.module):
         return built.module
     try:
@@ -66,7 +66,7 @@ def _has_own_loading(root: nn.Module) -> bool:
 
 
 def _silence_extra_states(root: nn.Module) -> list[str]:
-    """Keeps `set_extra_state` from being called with a stand-in; gives the keys of those that there are."""
+    """Prevent calls of `set_extra_state` with a stand-in; yields the keys of existing extra states."""
     keys = []
     for path, module in root.named_modules(remove_duplicate=False):
         if type(module).set_extra_state is not nn.Module.set_extra_state:
@@ -89,7 +89,7 @@ def _join_key(path: str, name: str) -> str:
 
 
 class _NoTensor:
-    """In place of a value that is no tensor. Code that looks into it fails, and what it would do is not known."""
+    """Stand-in for a value other than a tensor. Code that reads the value fails, and the answer is then unknown."""
 
 
 def _build_state_dict(module: nn.Module, entries: Entries) -> OrderedDict[str, Any]:
@@ -107,7 +107,7 @@ def _build_state_dict(module: nn.Module, entries: Entries) -> OrderedDict[str, A
 
 
 def _create_stand_in(tensor: TensorInfo) -> torch.Tensor:
-    """A tensor on meta of that dtype, shape and layout. Raises ModelError where torch cannot make one."""
+    """Create a tensor on meta of the dtype, shape and layout. Raises ModelError if torch cannot."""
     if tensor.shape is None and "uninitialized" in (tensor.note or ""):
         lazy: Any = nn.UninitializedParameter  # its stub has no arguments
         return lazy(device="meta", dtype=_get_dtype(tensor))  # type: ignore[no-any-return]
@@ -132,7 +132,7 @@ def _get_dtype(tensor: TensorInfo) -> torch.dtype:
 
 
 class _Refusal:
-    """The load of the whole module, with what it objects to."""
+    """Load of the whole module, with its objections."""
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
@@ -144,10 +144,10 @@ class _Refusal:
 
     @contextmanager
     def catch(self) -> Iterator[None]:
-        """`nn.Module.load_state_dict` replaced by one of linear time, and its refusal of the whole module caught.
+        """Replace `nn.Module.load_state_dict` by a version of linear time, and catch its refusal of the whole module.
 
-        torch looks for each child's entries among all of its parent's: a list of 10,000 layers takes it 20 s.
-        A class's own `load_state_dict` calls the replacement as it would call torch's.
+        torch looks for each child's entries among all entries of the parent: 20 s for a list of 10,000 layers. A
+        class's own `load_state_dict` calls the replacement like torch's.
         """
         torch_method, refusal = nn.Module.load_state_dict, self
 
@@ -220,7 +220,7 @@ _NAMED = re.compile(r'While (?:copying|swapping) the parameter named "(.+?)", ',
 
 
 def _build_answer(missing: Iterable[str], unexpected: Iterable[str], messages: Iterable[str]) -> Answer:
-    """Each name once: a hook of the whole model and a child may both miss it."""
+    """Build the answer with each name once, because a hook of the model and a child may both miss a name."""
     mismatched: dict[str, None] = {}
     refused: list[tuple[str | None, str]] = []
     for message in messages:
@@ -240,7 +240,7 @@ def _describe_refusal(message: str) -> str:
 
 @contextmanager
 def _skip_copies() -> Iterator[None]:
-    """`copy_` from meta tries the two dtypes and layouts on one element and leaves the target as it is."""
+    """Make `copy_` from meta try the dtypes and layouts on one element and leave the target unchanged."""
     torch_copy = torch.Tensor.copy_
     errors: dict[tuple[object, ...], Exception | None] = {}
 
@@ -265,7 +265,7 @@ def _skip_copies() -> Iterator[None]:
 
 
 def _try_copy(copy: Callable[..., torch.Tensor], to: torch.Tensor, other: torch.Tensor) -> Exception | None:
-    """What torch raises on copying one element of the dtype and layout of `other` to those of `to`."""
+    """Return torch's error for a copy of one element from the dtype and layout of `other` to those of `to`."""
     pair = [torch.empty((1,) * other.dim(), dtype=t.dtype, layout=t.layout, device="cpu") for t in (to, other)]
     try:
         copy(*pair)

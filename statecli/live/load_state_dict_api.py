@@ -1,4 +1,4 @@
-"""What is asked of a module's `load_state_dict`, and what it answers. torch is not imported here."""
+"""Question and answer of a module's `load_state_dict`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from statecli.core.state import TensorInfo
 
 
 class Entries(msgspec.Struct, frozen=True):
-    """A state_dict in words: its tensors by name, the keys of other values, and its `_metadata`.
+    """A state_dict without values: tensors by name, keys of other values, and `_metadata`.
 
-    `as_saved`: metadata and extra state are those that a `state_dict()` of the module itself has.
+    `as_saved`: metadata and extra state are those of the module's own `state_dict()`.
     """
 
     tensors: Mapping[str, TensorInfo]
@@ -23,12 +23,11 @@ class Entries(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a strict load says: names it misses, does not expect, and whose shapes do not fit; then torch's other words,
-    with the name they are about where there is one. All empty where it loads.
+    """Answer of a strict load: missing names, unexpected names, names of another shape, and torch's other messages.
 
-    `extra` are the modules' extra states that were there; whether `set_extra_state` takes them is not tried. Of a model
-    of transformers: `unsaved` are names that it neither saves nor misses, `unread` those that it passes over,
-    `converted` names that it makes into others, which were missing, on load.
+    All are empty if the load succeeds; a message has a name if it is about one. `extra`: extra states in the modules,
+    not tested with `set_extra_state`. For a model of transformers: `unsaved`: names neither saved nor missed; `unread`:
+    skipped names; `converted`: names converted on load into missing ones.
     """
 
     missing: tuple[str, ...] = ()

@@ -102,7 +102,7 @@ def _try_move(
 
 
 def get_moved_model(module: nn.Module, returned: object) -> nn.Module:
-    """Return the model after `model = model.to(...)`: what `.to` returned if that is a module, else `module`."""
+    """Return the model after `model = model.to(...)`: the result of `.to` if it is a module, else `module`."""
     return returned if isinstance(returned, nn.Module) else module
 
 
@@ -135,12 +135,12 @@ def _move_to_meta(module: nn.Module) -> object:
 
 
 def has_own_to(module: nn.Module) -> bool:
-    """Whether the class overrides `.to`, which then decides which tensors move."""
+    """Return True if the class overrides `.to`, which then decides about moves of tensors."""
     return type(module).to is not nn.Module.to
 
 
 def has_own_cuda_only(module: nn.Module) -> bool:
-    """Whether the class overrides `.cuda` and not `.to`, which does not call `.cuda`."""
+    """Return True if the class overrides `.cuda` and not `.to`, which does not call `.cuda`."""
     return type(module).cuda is not nn.Module.cuda and not has_own_to(module)
 
 
@@ -154,12 +154,12 @@ def try_own_to(built: BuiltModel, result: WalkResult) -> MoveTrial | None:
 
 
 def is_torch_code(method: Callable[..., Any]) -> bool:
-    """Whether a method is torch's, or Python's own, which has no `__module__`."""
+    """Return True for a method of torch, or of Python, without a `__module__`."""
     return getattr(method, "__module__", None) is None or method.__module__.startswith("torch.")
 
 
 def has_own_move(module: nn.Module, modules: Iterable[nn.Module]) -> bool:
-    """Whether `module.to` runs code that is not torch's; `modules` are all registered modules."""
+    """Return True if `module.to` runs code outside of torch; `modules` are all registered modules."""
     methods: list[Callable[..., Any]] = [type(module).to]
     methods += [type(module_)._apply for module_ in modules]
     return not all(map(is_torch_code, methods))
@@ -214,7 +214,7 @@ class SavedState:
     reason: str | None = None
 
     def includes(self, name: str, fqn: str, tensor: torch.Tensor, key: int | str) -> bool | None:
-        """Whether `tensor`, called `fqn`, is saved; None if that is inconclusive.
+        """Return True if `tensor`, called `fqn`, is saved; None if inconclusive.
 
         A registered tensor is saved under its own key `name`, an unregistered tensor (name "") under any key. A metric
         of torchmetrics saves copies of its states under their names.

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from torch import nn
 
 from statecli.core import tied_tensors as ties
-from statecli.core.errors import UsageError
+from statecli.core.errors import UsageError, option
 from statecli.core.format_traits import FormatTraits
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import SAMPLE_INPUT_NOTE, After, Evidence, Kind, ModelState, Oddity, Origin, Stats, TensorInfo
@@ -487,18 +487,20 @@ def _is_recomputed(unregistered: UnregisteredTensor) -> bool:
 
 
 def _parse_device(text: str) -> torch.device:
+    to = option("--to", text)
+    instead = f"{option('--to', 'meta')} makes the same check on any machine"
     try:
         device_ = torch.device(text)
     except RuntimeError as error:
-        raise UsageError(f"--to {text}: torch knows no such device; cuda, cuda:1 and meta are devices") from error
+        raise UsageError(f"{to}: torch knows no such device; cuda, cuda:1 and meta are devices") from error
     if device_.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"--to {text}: there is no CUDA here; --to meta makes the same check on any machine")
+        raise UsageError(f"{to}: there is no CUDA here; {instead}")
     if device_.type == "cuda" and (device_.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"--to {text}: this machine has {torch.cuda.device_count()} CUDA device(s), numbered from 0")
+        raise UsageError(f"{to}: this machine has {torch.cuda.device_count()} CUDA device(s), numbered from 0")
     try:
         return torch.empty(0, device=device_).device  # "cuda" is the current device, "cuda:0"
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(f"--to {text}: no such device here; --to meta makes the same check on any machine") from error
+        raise UsageError(f"{to}: no such device here; {instead}") from error
 
 
 def _check_move(table: _Table, target: str, device_: torch.device) -> None:
@@ -507,7 +509,7 @@ def _check_move(table: _Table, target: str, device_: torch.device) -> None:
         raise UsageError(f"{target}: the model holds no tensor{why}, so there is nothing to move")
     devices = {row.facts.device for row in table.rows}
     if devices == {str(device_)}:
-        instead = "leave --init-device out" if device_.type == "meta" else "use --to meta"
+        instead = f"use {option('--to', 'meta')}" if device_.type != "meta" else f"leave {option('--init-device')} out"
         raise UsageError(f"{target}: everything is on {device_} already, so moving it there proves nothing; {instead}")
     if "meta" in devices and device_.type != "meta":
         raise UsageError(

@@ -1,8 +1,8 @@
-"""Which source line assigned each attribute: noted while the user's constructor runs.
+"""Record the source line of each attribute's assignment while the user's constructor runs.
 
-`Origins.recording()` wraps the four methods through which a module gets its state and puts them back afterwards.
-An entry is the innermost frame outside the torch package, so `self.fc = nn.Linear(2, 2)` is the origin of `fc` and
-of `fc.weight` alike.
+`Origins.recording()` wraps the four methods through which a module gets its state and restores them afterwards. An
+entry is the innermost frame outside the torch package, so `self.fc = nn.Linear(2, 2)` is the origin of `fc` and of
+`fc.weight` alike.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _WRAPPED_METHODS = ("__setattr__", "register_buffer", "register_parameter", "add
 
 
 class Origins:
-    """(module, attribute) -> the line that assigned it, for the modules built under `recording()`.
+    """(module, attribute) -> the line of the assignment, for modules built under `recording()`.
 
-    `typed` maps absolute paths to what the user typed for them.
+    `typed_paths` maps absolute paths to the paths as typed.
     """
 
     def __init__(self, typed_paths: dict[str, str] | None = None) -> None:
@@ -48,7 +48,7 @@ class Origins:
         self._is_continued = False
 
     def continue_for_instance(self) -> Origins:
-        """For what happens to another instance later: knows the constructor's lines by class, and files as typed."""
+        """Return origins for another instance: with the constructor's lines by class, and the same typed paths."""
         continued_origins = Origins(self._typed_paths)
         continued_origins._by_class = dict(self._by_class)
         continued_origins._is_continued = True
@@ -56,7 +56,7 @@ class Origins:
 
     @contextmanager
     def record(self) -> Iterator[None]:
-        """Note assignments until the block ends; the wrapped methods are put back even when it raises."""
+        """Record assignments until the block ends; the wrapped methods are restored even if the block raises."""
         saved = {name: nn.Module.__dict__[name] for name in _WRAPPED_METHODS}
         try:
             for name, method in saved.items():
@@ -103,7 +103,7 @@ class Origins:
             self._by_class[id(type(module)), name] = place
 
     def locate(self, module: nn.Module, name: str) -> tuple[str, int] | None:
-        """File as Python knows it and line, or None."""
+        """Return file and line, or None."""
         entry = self._lines.get(id(module))
         if entry is None or entry[0]() is not module:
             return self._by_class.get((id(type(module)), name))
@@ -115,7 +115,7 @@ class Origins:
         return (id(module), name) in self._repeated
 
     def describe(self, place: tuple[str, int] | None) -> Origin | None:
-        """`place` with its file as a person may see it: never an absolute path they did not type."""
+        """Return `place` with its file for people: never an absolute path unless the user typed one."""
         if place is None or place[0].startswith(("<", _PACKAGE)):
             return None  # a class of torch itself is called by our own line, which assigned nothing of the user's
         return Origin(format_path(place[0], self._typed_paths), place[1])
@@ -127,7 +127,7 @@ def is_skipped_frame(filename: str) -> bool:
 
 
 def format_path(filename: str, typed_paths: dict[str, str]) -> str:
-    """`filename` as the user typed it, else relative to the current directory, else to its sys.path entry."""
+    """Return `filename` as typed, else relative to the current directory, else to its sys.path entry."""
     absolute = os.path.abspath(filename)
     if absolute in typed_paths:
         return typed_paths[absolute]
@@ -155,7 +155,7 @@ def locate_class_attribute(owner: type, name: str) -> tuple[str, int] | None:
 
 @functools.lru_cache(maxsize=64)
 def _find_class_lines(filename: str, modified: int, class_name: str) -> dict[str, int]:  # noqa: ARG001 - part of the key
-    """The first line that assigns each name in the bodies of the classes of that name."""
+    """Return the first line with an assignment of each name in the bodies of the classes."""
     lines: dict[str, int] = {}
     for node in ast.walk(ast.parse(Path(filename).read_bytes())):
         if isinstance(node, ast.ClassDef) and node.name == class_name:

@@ -1,7 +1,8 @@
-"""What `from_pretrained` of transformers forgives and converts, where a strict `load_state_dict` would object.
+"""Adjust the answer of a strict `load_state_dict` to the names that `from_pretrained` of transformers accepts or
+converts.
 
-Only of models that are transformers' own `PreTrainedModel`: they say which names they do not save or do not miss, and
-their package renames and merges entries on load. It is asked of the package that is there; nothing is converted.
+Only for models of transformers' own `PreTrainedModel`: they list names not to save or not to miss, and the package
+renames and merges entries on load. The installed package is asked; nothing is converted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from statecli.live.load_state_dict_api import Answer, Entries
 
 
 def adjust_answer(module: nn.Module, entries: Entries, answer: Answer) -> Answer:
-    """The answer without what `from_pretrained` of this module gets over; the same for every other module."""
+    """Return the answer without objections that `from_pretrained` overcomes; unchanged for other modules."""
     hub = sys.modules.get("transformers.modeling_utils")
     if hub is None or not isinstance(module, hub.PreTrainedModel):
         return answer
@@ -35,7 +36,7 @@ def adjust_answer(module: nn.Module, entries: Entries, answer: Answer) -> Answer
 
 
 def _apply_ignore_patterns(module: Any, answer: Answer) -> Answer:
-    """Without the names that the class says it does not save, does not miss, or does not read."""
+    """Remove names from the answer that the class does not save, does not miss, or does not read."""
     unsaved = set(module._keys_to_ignore_on_save or ())
     missed = [name for name in answer.missing if name in unsaved]
     missed += _match_patterns(answer.missing, module._keys_to_ignore_on_load_missing)
@@ -50,7 +51,7 @@ def _apply_ignore_patterns(module: Any, answer: Answer) -> Answer:
 
 
 def _match_patterns(names: Iterable[str], patterns: Iterable[str] | None) -> list[str]:
-    """By `re.search`, as transformers has it."""
+    """Return True if a pattern matches by `re.search`, as in transformers."""
     return [name for name in names if any(re.search(pattern, name) for pattern in patterns or ())]
 
 
@@ -60,7 +61,7 @@ def _remove_names(names: Iterable[str], removed: Iterable[str]) -> tuple[str, ..
 
 
 def _iter_conversions(module: Any, entries: Entries, answer: Answer) -> Iterator[tuple[list[str], list[str]]]:
-    """Names that are unexpected, and the missing ones that they are made into: as many elements on both sides."""
+    """Yield unexpected names with the missing names made of them, if both have equally many elements."""
     meta = module.state_dict()
     missing = set(answer.missing)
     for targets, sources in _group_by_target(module, meta, answer.unexpected).items():
@@ -74,7 +75,7 @@ def _iter_conversions(module: Any, entries: Entries, answer: Answer) -> Iterator
 
 
 def _has_same_elements(sources: list[TensorInfo], targets: list[Any]) -> bool:
-    """One for one, the shapes; what is merged or split keeps the number of its elements."""
+    """Return True if shapes are equal one for one, or the number of elements for merged or split tensors."""
     if len(sources) == len(targets) == 1 and sources[0].shape == tuple(targets[0].shape):
         return True
     is_merge_or_split = len(sources) > 1 or len(targets) > 1
@@ -82,7 +83,7 @@ def _has_same_elements(sources: list[TensorInfo], targets: list[Any]) -> bool:
 
 
 def _group_by_target(module: Any, meta: Mapping[str, Any], names: Iterable[str]) -> dict[tuple[str, ...], list[str]]:
-    """The names by what transformers makes of them together; none where its version knows no such thing."""
+    """Group names by the names that transformers converts them to; empty if its version converts none."""
     try:
         from transformers import conversion_mapping, core_model_loading
     except ImportError:

@@ -1,14 +1,13 @@
-"""Building without drawing the large random initial values.
+"""Build models without drawing the large random initial values.
 
-Nine tenths of the time it takes to construct a large model go into random numbers that `inspect` never shows: names,
-kinds, shapes, dtypes, storages and lines are the same whatever was drawn. So while a model is built only to be looked
-at, `normal_`, `uniform_` and `nn.init.trunc_normal_` do nothing to a large `nn.Parameter`; its memory is fresh zero
-pages, which cost nothing until somebody touches them. Where the allocator handed out used memory, it is zeroed, so
-that nobody computes with garbage. Small parameters, plain tensors and subclasses are drawn as ever: user code decides
-things by them. `--stats` draws everything.
+Random numbers take nine tenths of the time to construct a large model, and names, kinds, shapes, dtypes, storages and
+lines do not depend on them. So during a build `normal_`, `uniform_` and `nn.init.trunc_normal_` skip large
+`nn.Parameter`s; their memory is fresh zero pages, free until the first access. Reused memory is zeroed, so that no code
+computes with garbage. Small parameters, plain tensors and subclasses are drawn, because user code may branch on them.
+`--stats` draws everything.
 
-On meta there is nothing to fill, and yet the first `normal_` there imports some 800 modules of torch's Python
-decompositions, 0.8 s: no Parameter on meta is filled at all.
+On meta no Parameter is filled, because the first `normal_` imports some 800 modules of torch's Python decompositions,
+0.8 s.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ _FILLS = ("normal_", "uniform_")
 
 @dataclass
 class SkippedFills:
-    """How many fills were skipped: where it is 0, skipping cannot be why something failed."""
+    """Number of skipped fills; with 0, skipping cannot explain a failure."""
 
     count: int = 0
 
 
 @contextmanager
 def skip_random_fills(skipped: SkippedFills) -> Iterator[None]:
-    """Until the block ends, random fills of large Parameters are no-ops. All is put back, whatever happens."""
+    """Skip random fills of large Parameters while the block runs. Restores torch's functions in any case."""
     active = [True]
     truncated = nn.init._no_grad_trunc_normal_
     for name in _FILLS:
@@ -64,7 +63,7 @@ def _wrap_fill(fill: Callable[..., Any], skipped: SkippedFills, active: list[boo
 
 
 def _zero_used_memory(parameter: nn.Parameter) -> nn.Parameter:
-    """`parameter`, zeroed only where 64 samples say that its memory is not fresh: a fill touches every page."""
+    """Zero `parameter` unless 64 samples show fresh memory, because a fill touches every page."""
     data = parameter.detach()
     if not data.is_contiguous() or data.view(-1)[:: data.numel() // 64].ne(0).any():
         data.zero_()

@@ -1,4 +1,4 @@
-"""What names a model class on the command line: `net.py:Net(hidden=32)`. Text in, `Spec` out; nothing is imported.
+"""Specs of model classes on the command line: `net.py:Net(hidden=32)`. Parsing imports nothing.
 
 The grammar, by example: `net.py:Net`, `path/to/net.py:Net(32, act="gelu")`, `pkg.mod:factory`, `pkg.mod:Outer.Net`.
 Arguments are Python literals, read by `ast.literal_eval` and never evaluated as code.
@@ -37,9 +37,9 @@ class ModelSpec:
 
 
 def parse_spec(text: str) -> ModelSpec | None:
-    """The spec that `text` writes, or None where it is no spec at all (a path, a URL, a Windows drive).
+    """Parse a spec; return None for any other text (a path, a URL, a Windows drive).
 
-    Raises UsageError, one line, when it is one and its arguments cannot be read.
+    Raises UsageError for a spec with invalid arguments.
     """
     head, parenthesis, rest = text.partition("(")
     module, colon, attribute = head.strip().rpartition(":")
@@ -89,7 +89,7 @@ def _parse_literal(text: str, name: str, node: ast.expr) -> Any:
 
 
 def _restore_urls(value: Any) -> Any:
-    """A literal with the URLs that the user typed, of which `text` shows the names alone."""
+    """Return a literal with the typed URLs in place of their masked names in `text`."""
     if isinstance(value, str):
         return files.unmask_urls(value)
     if type(value) in (list, tuple, set):

@@ -1,8 +1,8 @@
-"""The source lines that would register an unregistered tensor, ready to paste.
+"""Suggest source lines that register an unregistered tensor, ready to paste.
 
-Where the assignment can be read (`self.table = torch.randn(5, 5)`) the fix replaces that statement; where it cannot,
-or a list is filled later, the fix goes where its first line, a comment, says. `persistent=False` is right for what the
-constructor computes anyway (tables, anchors, masks); leave it out for what must come back from a checkpoint.
+If the assignment can be read (`self.table = torch.randn(5, 5)`), the fix replaces the statement. Otherwise, or if a
+list is filled later, the first line of the fix is a comment with the place. `persistent=False` is right for tensors
+that the constructor computes anyway (tables, anchors, masks), not for tensors to restore from a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ MAX_NAMES_IN_FIX = 3
 
 @dataclass(frozen=True)
 class _Assignment:
-    """An assignment as it stands in the file.
+    """An assignment as written in the file.
 
-    `owner` is what the target hangs on (`self`), `nn` how the file writes torch.nn; `early` when the statement comes
-    before `super().__init__()`. `targets` are all that it assigns at once (`self.x = y = …`), the one in question
-    first; `unpacked` when it assigns several values to several names.
+    `owner`: the object of the target (`self`); `nn`: torch.nn as the file writes it; `early`: the statement is before
+    `super().__init__()`. `targets`: all names assigned at once (`self.x = y = …`), the tensor's first; `unpacked`:
+    several values go to several names.
     """
 
     owner: str
@@ -49,9 +49,9 @@ class _Assignment:
 
 @dataclass(frozen=True)
 class OtherNames:
-    """Further names of the memory of a tensor, which a move would part from what is registered.
+    """Further names of the memory of a tensor, which a move would separate from the registered name.
 
-    `names` are the first `FEW_NAMES` of them, `count` is how many there are. `same`: all name one tensor object.
+    `names`: the first `FEW_NAMES` of them; `count`: their number; `same`: all refer to one tensor object.
     """
 
     names: tuple[str, ...] = ()
@@ -61,14 +61,14 @@ class OtherNames:
 
 @dataclass(frozen=True)
 class _ContainerFix:
-    """The fix for all that one container holds. `parts`: tensors with further names need another one."""
+    """Fix for all tensors of a container. `parts`: tensors with further names, which need another fix."""
 
     text: str | None
     needs_single_name: bool = False
 
 
 class Suggestions:
-    """Fixes for the tensors of one model. A container is read once, however many tensors it holds."""
+    """Fixes for the tensors of a model. A container is read once, for all its tensors."""
 
     def __init__(self) -> None:
         self._containers: dict[tuple[int, str, _Assignment | None, bool, bool], _ContainerFix] = {}
@@ -81,16 +81,16 @@ class Suggestions:
         repeated: bool = False,
         others: OtherNames = OtherNames(),
     ) -> str | None:
-        """What to write instead, or None where nothing needs registering (an optimizer's state).
+        """Return the code to write instead; None if nothing needs registering (an optimizer's state).
 
-        `repeated`: the constructor assigns the attribute more than once, so that no one statement can be replaced.
+        `repeated`: the constructor assigns the attribute more than once, so that no statement can be replaced.
         """
         return _suggest(unregistered, place, repeated, others, self)
 
     def suggest_for_container(
         self, unregistered: UnregisteredTensor, name: str, source: _Assignment | None
     ) -> _ContainerFix:
-        """The fix for the container that the first step of `held` leads to."""
+        """Return the fix for the container at the first step of `unregistered`."""
         steps = unregistered.steps
         has_modules = any(issubclass(type(step.value), nn.Module) for step in steps)
         key = (id(steps[0].value), name, source, has_modules, len(steps) > 2)
@@ -139,7 +139,7 @@ def _suggest_registration(
     others: OtherNames,
     suggestions: Suggestions,
 ) -> str | None:
-    """The fix for what hangs on the attribute itself or in one container on it; None for anything further away."""
+    """Return the fix for a tensor in the attribute or in a container in the attribute; None for deeper tensors."""
     steps = unregistered.steps
     if len(steps) == 1 and steps[0].how == "attribute":
         return (
@@ -166,8 +166,10 @@ def _suggest_for_container(
 
 
 def _would_separate(tensor: torch.Tensor, source: _Assignment | None, others: OtherNames) -> bool:
-    """Whether registering `tensor` leaves its further names behind. A new nn.Parameter is one object for all names
-    given to it later, and keeps them together."""
+    """Return True if registering `tensor` leaves its further names behind.
+
+    A new nn.Parameter is one object for all names assigned later, and keeps them together.
+    """
     if not others.count:
         return False
     is_new_object = source is not None and isinstance(source.value, ast.Call)
@@ -183,7 +185,7 @@ def _suggest_single_name(name: str, others: OtherNames) -> str:
 
 
 def suggest_for_part(fqn: str) -> str:
-    """For a tensor that lies in the memory of another one, `fqn`: registered by itself it would come apart from it."""
+    """Return the fix for a tensor in the memory of another, `fqn`: registered alone, the tensor would be separated."""
     return (
         f"# it lies in the memory of {fqn}: take it from there wherever it is read,\n"
         "# or register a clone() of it if the two may come apart"
@@ -207,7 +209,7 @@ def _suggest_for_tensors(container: Any, name: str, source: _Assignment | None) 
 
 
 def _suggest_for_modules(container: Any, name: str, source: _Assignment | None) -> str | None:
-    """For a container with modules in it: directly, in pairs with their names, or one container further down."""
+    """Return the fix for a container with modules: directly, in pairs with names, or one container deeper."""
     members = [member for member in _members(container) if member is not None]
     if _are_all(members, nn.Module):
         return _format_container("Module", container, name, source)
@@ -232,7 +234,7 @@ def _is_named_module(member: Any) -> bool:
 
 
 def _format_assignment(kind: str, name: str, source: _Assignment | None, value: str, container: Any = None) -> str:
-    """`self.name = nn.kind(value)`, `{}` in `value` standing for what is assigned now."""
+    """Return `self.name = nn.kind(value)`; `{}` in `value` stands for the present value."""
     if source is None or (container is not None and not _is_complete(source.value, len(_members(container)))):
         return f"{_AT_END_OF_INIT}self.{name} = {source.nn if source else 'nn'}.{kind}({value.format(f'self.{name}')})"
     return f"{' = '.join(source.targets)} = {source.nn}.{kind}({value.format(source.text)})"
@@ -243,7 +245,7 @@ def _is_container(obj: Any) -> bool:
 
 
 def _members(container: Any) -> list[Any]:
-    """What a container holds, past whatever a subclass made of `__iter__`."""
+    """Return the items of a container, without calling a subclass's `__iter__`."""
     if issubclass(type(container), dict):
         return list(dict.values(container))
     base = next(base for base in (list, tuple, collections.deque) if issubclass(type(container), base))
@@ -275,7 +277,7 @@ def _format_container(what: str, container: Any, name: str, source: _Assignment 
 
 
 def _format_dictionary(kind: str, container: Any, name: str, source: _Assignment | None) -> str:
-    """nn.ModuleDict or nn.ParameterDict, with other keys where it would not take these."""
+    """Return code for nn.ModuleDict or nn.ParameterDict, with other keys if these refuse the keys."""
     keys = list(dict.keys(container))
     container_class: type = getattr(nn, kind)
     if not any(_is_bad_key(key, container_class) for key in keys):
@@ -296,7 +298,7 @@ def _format_dictionary(kind: str, container: Any, name: str, source: _Assignment
 
 
 def _add_comment(comment: str, text: str) -> str:
-    """`comment` above `text`, below the line that says where it goes."""
+    """Return `text` with `comment` above, below the line with the place."""
     at_end = text.startswith(_AT_END_OF_INIT)
     return f"{_AT_END_OF_INIT if at_end else ''}{comment}\n{text.removeprefix(_AT_END_OF_INIT)}"
 
@@ -307,7 +309,7 @@ def _is_bad_key(key: Any, container_class: type) -> bool:
 
 
 def _format_loop(container: Any, name: str, source: _Assignment | None) -> str:
-    """One buffer a tensor. The container goes: its entries would be left pointing at the old storage by a move."""
+    """Return code with a buffer for each tensor, without the container, because a move would not update it."""
     owner = source.owner if source else "self"
     complete = source is not None and _is_complete(source.value, len(_members(container)))
     value = source.text if source and complete else f'{owner}.__dict__.pop("{name}")'
@@ -329,7 +331,7 @@ def _format_loop(container: Any, name: str, source: _Assignment | None) -> str:
 
 
 def _is_complete(value: ast.expr, count: int) -> bool:
-    """Whether the assigned expression gives the whole container, not an empty one that is filled later."""
+    """Return True if the assigned expression is the whole container, not an empty container to be filled later."""
     if isinstance(value, (ast.List, ast.Tuple)):
         return len(value.elts) == count
     if isinstance(value, ast.Dict):
@@ -358,7 +360,7 @@ def _is_attribute_step(step: Step) -> bool:
 
 
 def _suggest_for_captured(unregistered: UnregisteredTensor) -> str:
-    """A tensor in a closure or a default: moved only when the function reads it from the module."""
+    """Return the fix for a tensor in a closure or a default: the function must read the tensor from the module."""
     step = next(step for step in unregistered.steps if step.how in ("closure", "default"))
     match = re.search(r"'(\w+)'", step.label)
     name = match.group(1) if match else unregistered.steps[0].label.rpartition(".")[2] + "_default"
@@ -373,7 +375,7 @@ def _format_buffer_or_parameter(tensor: torch.Tensor, name: str, value: str) -> 
 
 
 def _suggest_for_other_holder(unregistered: UnregisteredTensor) -> str:
-    """Held by some object: that object has to become a module, or the tensor has to live on one."""
+    """Return the fix for a tensor in another object: make the object a module, or move the tensor to a module."""
     holder = _find_holder(unregistered)
     name = "_".join(re.findall(r"\w+", "".join(step.label for step in unregistered.steps)))
     if issubclass(type(holder), nn.Module):
@@ -398,7 +400,7 @@ def _suggest_for_other_holder(unregistered: UnregisteredTensor) -> str:
 
 
 def _find_holder(unregistered: UnregisteredTensor) -> Any:
-    """What holds the tensor: its module, if an unregistered one does, else the object one step before it."""
+    """Return the holder of the tensor: an unregistered module, else the object one step before the tensor."""
     for step in unregistered.steps[:-1]:
         if issubclass(type(step.value), nn.Module):
             return step.value
@@ -410,7 +412,7 @@ def _get_type_name(obj: Any) -> str:
 
 
 def _is_class_attribute(unregistered: UnregisteredTensor, name: str) -> bool:
-    """register_buffer refuses a name that the class has as an attribute of its own."""
+    """Return True for an attribute of the class, because register_buffer refuses its name."""
     return any(name in vars(base) for base in type(unregistered.owner).__mro__)
 
 
@@ -419,9 +421,9 @@ def _is_class_attribute(unregistered: UnregisteredTensor, name: str) -> bool:
 
 @dataclass(frozen=True)
 class _SourceFile:
-    """A parsed source file: its lines, how it writes torch.nn, and its assignments by each line they cover.
+    """A parsed source file: its lines, its spelling of torch.nn, and its assignments by line.
 
-    `early` are those that come before `super().__init__()` of their own function, where nothing can be registered.
+    `early`: statements before `super().__init__()` of their function, where nothing can be registered.
     """
 
     lines: list[str]
@@ -449,7 +451,7 @@ def _parse_file(filename: str) -> _SourceFile | None:
 
 @functools.lru_cache(maxsize=256)
 def _read_assignment(place: tuple[str, int] | None, name: str) -> _Assignment | None:
-    """The statement at `place` that assigns `name`; None where the line is not a plain assignment of it."""
+    """Return the statement at `place` with the assignment of `name`; None for anything but a plain assignment."""
     file = _parse_file(place[0]) if place else None
     if place is None or file is None:
         return None
@@ -514,7 +516,7 @@ def _find_torch_nn_name(tree: ast.Module) -> str:
 
 
 def _find_early_statements(function: ast.FunctionDef) -> list[ast.stmt]:
-    """The statements of an `__init__` that come before its `super().__init__()`."""
+    """Return the statements of an `__init__` before its `super().__init__()`."""
     calls = [sub for sub in ast.walk(function) if isinstance(sub, ast.Call)]
     starts = [c.lineno for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "__init__"]
     return [statement for statement in function.body if starts and statement.lineno < min(starts)]

@@ -1,4 +1,4 @@
-"""Sources of tensors that an operator got on the wrong device, and the user's line of code that runs it."""
+"""Sources of tensors on a wrong device in an operator, and the user's line of code that runs the operator."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Source:
 
     @property
     def all_sources(self) -> tuple[Source, ...]:
-        """The source and its companions, one by one: all of them have to move."""
+        """The source and its companions in a list: all of them have to move."""
         return (replace(self, companions=()), *self.companions) if self.companions else (self,)
 
     def combine_with(self, others: Iterable[Source]) -> Source:
-        """Return the source of a tensor that was computed from `others` too."""
+        """Return the source of a tensor computed from `others` too."""
         fresh = (replace(source, derived=True) for other in others for source in other.all_sources)
         known = {
             (source.fqn, source.file_variable, source.place): source for source in (*self.all_sources, *fresh)[::-1]
@@ -134,13 +134,13 @@ def get_place(frame: FrameType | None) -> Place | None:
 
 
 def find_local_name(frame: FrameType | None, tensor: torch.Tensor) -> str | None:
-    """Return the name of the local variable in `frame` that holds `tensor`."""
+    """Return the name of the local variable with `tensor` in `frame`."""
     names = {} if frame is None else frame.f_locals
     return next((name for name, value in names.items() if value is tensor), None)
 
 
 def find_file_variable(tensor: torch.Tensor) -> tuple[str, str] | None:
-    """Return the variable that holds `tensor` in a running file or a file imported there, and the file."""
+    """Return the variable with `tensor` in a running file or a file imported there, and the file."""
     looked_in: set[int] = set()
     for frame in _iter_user_frames(sys._getframe(1)):
         for scope in (frame.f_globals, *_iter_imported_globals(frame.f_globals)):
@@ -152,7 +152,7 @@ def find_file_variable(tensor: torch.Tensor) -> tuple[str, str] | None:
 
 
 def _iter_imported_globals(scope: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the globals of the user's modules that a file imports."""
+    """Yield the globals of the user's modules imported by a file."""
     for value in list(scope.values()):
         names = vars(value) if issubclass(type(value), ModuleType) else {}
         filename = names.get("__file__")
@@ -161,7 +161,7 @@ def _iter_imported_globals(scope: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _find_variable_name(scope: dict[str, Any], tensor: torch.Tensor) -> str | None:
-    """Return the variable that holds `tensor`, or the list or dict with the key."""
+    """Return the variable with `tensor`, or the list or dict with the key."""
     for name, value in list(scope.items()):
         if value is tensor:
             return name

@@ -1,4 +1,4 @@
-"""What a tensor says of itself, read without running the code of a tensor subclass where torch allows it."""
+"""Facts about a tensor, read without running the code of a tensor subclass if torch allows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TensorFacts:
 
 
 def read_facts(tensor: torch.Tensor) -> TensorFacts:
-    """All that the table shows of `tensor`; its values are not touched."""
+    """Return all facts about `tensor` except values."""
     lazy = is_lazy(tensor)
     with torch._C.DisableTorchFunctionSubclass():
         shape, elements = (None, 0) if lazy else _measure_extent(tensor)
@@ -63,7 +63,7 @@ def read_facts(tensor: torch.Tensor) -> TensorFacts:
 
 
 def _count_stored_bytes(tensor: torch.Tensor, elements: int) -> int:
-    """Bytes of what a sparse tensor keeps, indices and values, as it would be in a file."""
+    """Return the bytes of a sparse tensor in a file, indices and values."""
     try:
         return sum(part.numel() * part.element_size() for part in split_parts(tensor))
     except (RuntimeError, NotImplementedError):
@@ -71,7 +71,7 @@ def _count_stored_bytes(tensor: torch.Tensor, elements: int) -> int:
 
 
 def _measure_extent(tensor: torch.Tensor) -> tuple[tuple[int, ...] | None, int]:
-    """Shape and number of elements. A nested tensor has no one shape, only the elements of its parts."""
+    """Return shape and number of elements. A nested tensor has no shape, only the elements of its parts."""
     if not tensor.is_nested:
         return tuple(int(size) for size in tensor.shape), tensor.numel()
     values = tensor.values()
@@ -84,10 +84,10 @@ def is_lazy(tensor: torch.Tensor) -> bool:
 
 
 def storage(tensor: torch.Tensor) -> tuple[int | str, int | None]:
-    """Identity and size in bytes of the memory behind `tensor`.
+    """Return identity and size in bytes of the memory of `tensor`.
 
-    A sparse tensor is known by the storage of its values and sized with its indices; what has no storage at all
-    (mkldnn, some subclasses) by a number of its own.
+    The identity of a sparse tensor is the storage of its values, and its size includes the indices; tensors without
+    storage (mkldnn, some subclasses) get a number of their own.
     """
     with torch._C.DisableTorchFunctionSubclass():
         try:
@@ -98,8 +98,10 @@ def storage(tensor: torch.Tensor) -> tuple[int | str, int | None]:
 
 
 def _get_address(store: torch.UntypedStorage) -> int:
-    """Where the memory is, since what numpy hands back (torch.from_numpy) is a storage of its own around the same
-    memory; the storage itself where there is none: empty, on meta, in a wrapper subclass."""
+    """Return the address of the memory, because torch.from_numpy makes another storage around the same memory.
+
+    Without an address (empty, on meta, in a wrapper subclass), return the storage.
+    """
     try:
         address = store.data_ptr() if store.nbytes() else 0
     except RuntimeError:
@@ -108,7 +110,7 @@ def _get_address(store: torch.UntypedStorage) -> int:
 
 
 def has_memory(store: torch.UntypedStorage) -> bool:
-    """Whether a storage with bytes has memory for them: that of a wrapper subclass has a size and no memory."""
+    """Return True if a storage with bytes has memory; the storage of a wrapper subclass has a size only."""
     try:
         return store.nbytes() == 0 or store.device.type == "meta" or store.data_ptr() != 0
     except RuntimeError:  # torch's fake tensors refuse to give an address
@@ -116,7 +118,7 @@ def has_memory(store: torch.UntypedStorage) -> bool:
 
 
 def is_freed(tensor: torch.Tensor) -> bool:
-    """Whether torch would read beyond the storage of `tensor`, as after `untyped_storage().resize_(0)`.
+    """Return True if torch would read beyond the storage of `tensor`, as after `untyped_storage().resize_(0)`.
 
     False for meta and lazy tensors, and for subclasses with a `__torch_dispatch__`, which compute their values.
     """
@@ -140,7 +142,7 @@ def _count_extent_bytes(tensor: torch.Tensor) -> int:
 
 
 def split_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The strided tensors that `tensor` is made of, values before indices; itself where it is one."""
+    """Return the strided tensors inside `tensor`, values before indices; a strided tensor itself."""
     if tensor.layout is torch.sparse_coo:
         return [tensor._values(), tensor._indices()]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -158,14 +160,14 @@ def _number_opaque(tensor: torch.Tensor) -> str:
 
 
 def get_grad_fn_name(tensor: torch.Tensor) -> str | None:
-    """The operation that computed a non-leaf tensor (`MulBackward0`), None for a leaf."""
+    """Return the operation that computed a non-leaf tensor (`MulBackward0`); None for a leaf."""
     if is_lazy(tensor) or tensor.is_leaf or tensor.grad_fn is None:
         return None
     return type(tensor.grad_fn).__name__
 
 
 def find_leaves(tensor: torch.Tensor) -> list[torch.Tensor] | None:
-    """The leaves that require grad and that a non-leaf was computed from; None where the graph is too large to say."""
+    """Return the leaves that require grad behind a non-leaf; None if the graph is too large."""
     nodes: list[Any] = [tensor.grad_fn]
     seen: dict[int, Any] = {}
     leaves: list[torch.Tensor] = []

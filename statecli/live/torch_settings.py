@@ -1,10 +1,10 @@
-"""torch's settings of the whole process that a model's constructor may set.
+"""Settings of torch for the whole process, as a model's constructor may change them.
 
-The rule: what the user's file sets while it is imported holds for everything. Each instance is built from there; what
-its constructor sets is taken back afterwards, and holds again while the model's own code runs (forward may rely on
-it), each time as the constructor left it. So no instance and no call is other than the first.
+Settings made at the import of the user's file hold for all instances. Settings made by a constructor are undone after
+it, and hold again while the model's code runs, because forward may rely on them. So no instance and no call differs
+from the first.
 
-The grad mode is set by each proof as that needs it. What a constructor makes of it is taken back and not given again.
+Each proof sets the grad mode. A constructor's grad mode is undone and not restored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Settings = tuple[Any, ...]
 
 
 def read_settings() -> Settings:
-    """Those in force."""
+    """Return the settings in force."""
     device = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # torch's own getter may see an outer `with`
     return (
         torch.get_default_dtype(),
@@ -40,7 +40,7 @@ _SETTERS: tuple[Callable[[Any], object], ...] = (
 
 @contextmanager
 def keep_settings(inside: Settings | None = None) -> Iterator[None]:
-    """In the block those `inside`, or the same as before it; after it as before, whatever the block set."""
+    """Apply `inside`, or no change, while the block runs; restore the settings after it."""
     before = read_settings()
     if inside is not None:
         apply_settings(inside)
@@ -51,7 +51,7 @@ def keep_settings(inside: Settings | None = None) -> Iterator[None]:
 
 
 def apply_settings(settings: Settings) -> None:
-    """From now on these."""
+    """Apply settings from now on."""
     for setter, value, current in zip(_SETTERS, settings, read_settings(), strict=True):
         if value != current:
             setter(value)

@@ -1,4 +1,4 @@
-"""What TorchScript's interpreter raises: one error with a traceback of its own in its text, made short."""
+"""Shorten errors of TorchScript's interpreter, whose text contains a traceback of its own."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _ERROR = re.compile(r"^(?:builtins\.)?([A-Za-z_][\w.]*)(?:: (.*))?\Z", re.MULTIL
 
 @dataclass(frozen=True)
 class ScriptError:
-    """The error's own name and message, and the file and line of the code that raised it."""
+    """Name and message of the error, and file and line of the code that raised it."""
 
     text: str
     place: tuple[str, int] | None
 
 
 def parse_script_error(error: BaseException, is_library: Callable[[str], bool]) -> ScriptError | None:
-    """What the interpreter raised; None for any other error. A line of a library is told where there is no other."""
+    """Parse an error of the interpreter; None for any other error. A library's line is used only without any other."""
     text = str(error).strip() if type(error).__module__ in ("builtins", "torch.jit") else ""
     if _TRACEBACK not in text:
         return None

@@ -29,7 +29,7 @@ def _use_search_path(spec: ModelSpec) -> Iterator[None]:
 def protect_process(spec: ModelSpec) -> Iterator[None]:
     """Let the user's code import its siblings and change the process in the block; restore the process afterwards."""
     supervisor = sys.modules.get("statecli.cli.supervisor")
-    parent = supervisor.connection() if supervisor else None
+    parent = supervisor.get_connection() if supervisor else None
     if parent is not None:
         parent.name_model(spec.text)
     with _restore_process(), _use_search_path(spec), _redirect_prints(), _forbid_exit():

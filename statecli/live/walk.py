@@ -1,11 +1,11 @@
-"""Find every tensor that a module holds, under every name that Python reaches, without running the user's code.
+"""Find every tensor in a module, under every name that Python reaches, without running the user's code.
 
 The walk reads storage, not attributes: instance dicts, slots, list and dict items, closure cells. It never calls
-`getattr`, `isinstance`, `==`, `hash`, `len` or `repr` on an object that it finds, so that no proxy, property or
-overridden method runs. Each object is opened once, breadth first, so that a tensor gets its shortest name.
+`getattr`, `isinstance`, `==`, `hash`, `len` or `repr` on the objects of the model, so no proxy, property or overridden
+method runs. Each object is opened once, breadth first, so each tensor gets its shortest name.
 
 Not crossed: `__globals__`, `.grad`, frames, threads, loggers, weak references, autograd nodes, torch operators,
-`torch.fx` graphs, classes, Python modules, enum members, properties. Nobody expects a move to reach through those.
+`torch.fx` graphs, classes, Python modules, enum members, properties: no user expects a move to reach through them.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _Result = TypeVar("_Result")
 
 
 def type_ids(kinds: Iterable[Any]) -> frozenset[int]:
-    """Return the ids of the types, by which they are compared without running code of theirs."""
+    """Return the ids of the types, for comparisons without running code of the types."""
     return frozenset(id(kind) for kind in kinds)
 
 
 def cache_by_type(compute: Callable[[type], _Result]) -> Callable[[type], _Result]:
-    """Cache the result of `compute` for each type by id. The cache keeps the types, so that no id is used twice."""
+    """Cache the result of `compute` for each type by id. The cache keeps the types, so no id is used twice."""
     results: dict[int, tuple[type, _Result]] = {}
 
     def look_up(kind: type) -> _Result:
@@ -141,7 +141,7 @@ _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step from a holder to a held object. Names are built from chains of steps, and only for tensors."""
+    """A step from a holder to a held object. Names are built from chains of steps, and only for tensors."""
 
     parent: Step | None
     label: str
@@ -207,7 +207,7 @@ class Holding(enum.Enum):
 
 @dataclass
 class _Repeats:
-    """Names of further tensors with one name: the last number used, and the name of each tensor by id."""
+    """Further tensors with an equal name: the last number used, and the name of each tensor by id."""
 
     last: int = 1
     names: dict[int, str] = field(default_factory=dict)
@@ -247,7 +247,7 @@ class WalkResult:
         return names
 
     def unique_name(self, fqn: str, tensor: torch.Tensor) -> str:
-        """Return `fqn`, numbered if another tensor has that name (`__dict__` and the registries take any key)."""
+        """Return `fqn`, numbered if another tensor has the name (`__dict__` and the registries take any key)."""
         if self._tensors.setdefault(fqn, tensor) is tensor:
             return fqn
         repeats = self._repeats.setdefault(fqn, _Repeats())
@@ -443,7 +443,7 @@ def _is_unknown(kind: type) -> bool:
 
 
 def _hides_tensor(obj: Any, steps_on: list[Step]) -> bool:
-    """Whether the garbage collector sees a tensor in `obj` that is not among `steps_on`."""
+    """Return True if the garbage collector sees a tensor in `obj` outside of `steps_on`."""
     seen = {id(step.value) for step in steps_on}
     return any(issubclass(type(value), torch.Tensor) and id(value) not in seen for value in gc.get_referents(obj))
 
@@ -463,7 +463,7 @@ def _is_closed(kind: type) -> bool:
 
 
 def _open_object(step: Step, classes: dict[int, type]) -> Iterator[Step]:
-    """Yield a step to each object that `step.value` holds directly, except objects that can hold no tensor."""
+    """Yield a step to each object held directly by `step.value`, except objects without room for tensors."""
     obj, kind = step.value, type(step.value)
     # Hooks are numbered by a counter of the whole process: their place in the dict is what stays the same.
     numbered = step.label.endswith("_hooks") and step.parent is not None and _is_module(step.parent.value)
@@ -548,7 +548,7 @@ def _get_script_object(module: nn.Module) -> Any:
 
 
 def _list_script_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes that TorchScript keeps in C++, sorted by name. Reading an attribute runs no code."""
+    """Yield the attributes kept in C++ by TorchScript, sorted by name. Reading them runs no code."""
     script = _get_script_object(module)
     if script is not None:
         script_type: Any = torch._C.ConcreteModuleType.from_jit_type(script._type())
@@ -556,9 +556,9 @@ def _list_script_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def count_constants_in_code(module: nn.Module) -> int:
-    """Count the tensors that compiled code of a ScriptModule holds as constants: from a trace, or frozen.
+    """Count the tensors in compiled code of a ScriptModule that are constants, from a trace or frozen.
 
-    0-dim tensors are not counted, because a trace makes one of each number.
+    0-dim tensors are not counted, because a trace makes a tensor of each number.
     """
     script = _get_script_object(module) if is_scripted(module) else None
     graphs = [script._get_method(name).graph for name in script._method_names()] if script is not None else []
@@ -665,7 +665,7 @@ def _list_slots(obj: Any, kind: type) -> Iterator[tuple[str, Any, str]]:
 
 @cache_by_type
 def _find_declared_slots(kind: type) -> tuple[tuple[str, Any], ...]:
-    """Return (name, member) of the slots that Python classes declare, not of members of C structs."""
+    """Return (name, member) of slots declared by Python classes, not of members of C structs."""
     members = []
     for base in _mro_of(kind):
         if "__slots__" in _dict_of(base):
@@ -687,7 +687,7 @@ def _list_class_attributes(obj: Any, kind: type, classes: dict[int, type]) -> It
 
 
 def _is_code(value: Any) -> bool:
-    """Whether a class attribute is a function, which may hold tensors in its defaults, closure or a partial."""
+    """Return True for a function as class attribute, which may hold tensors in its defaults, closure or a partial."""
     return type(value) in (types.FunctionType, staticmethod, classmethod)
 
 

@@ -1,8 +1,8 @@
 """Find pickles whose loading allocates more memory than the file explains, or whose keys take too long to hash.
 
-`bytearray(2**36)` is 30 bytes of pickle and 64 GiB of memory; a tuple that holds itself twice, 64 levels deep, takes
+`bytearray(2**36)` is 30 bytes of pickle and 64 GiB of memory; a tuple with itself as two items, 64 levels deep, takes
 2**64 steps to hash. Nothing here allocates or hashes: sizes are computed from the arguments of each call, in the order
-of the pickle. Ordinary picklers write all data, so that a call allocates at most a few times the size of its pickle.
+of the pickle. Ordinary picklers write all data, so a call allocates at most a few times the size of its pickle.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ IndirectCalls: TypeAlias = Callable[[str, tuple[Value, ...]], Iterable[Obj]]
 
 
 class Allocations:
-    """Sizes of the objects that one pickle makes."""
+    """Sizes of the objects made by a pickle."""
 
     def __init__(self, plain: PlainName, calls_made_by: IndirectCalls, steps: Steps) -> None:
         self._plain = plain
@@ -102,7 +102,7 @@ class Allocations:
         self._pattern_steps = 0
 
     def add_keys(self, holder: Value, keys: Iterable[Value]) -> None:
-        """Note keys of a dict, or elements of a set, that are costly to hash."""
+        """Record keys of a dict, or elements of a set, with a costly hash."""
         for key in keys:
             value = key.value if type(key) is Key else key
             if type(value) in (tuple, int, float, Obj, SetOf):
@@ -111,7 +111,7 @@ class Allocations:
     def find_bombs(
         self, calls: Sequence[Obj], built: Iterable[tuple[Value, Value]], pickle_bytes: int, highest_memo: int
     ) -> Iterator[Bomb]:
-        """Yield calls that allocate too much and keys that take too long to hash. Raises OutOfSteps."""
+        """Yield calls that allocate too much and keys with too long a hash. Raises OutOfSteps."""
         for call in calls:
             if type(call.cls) is Global:
                 self._lengths[id(call)] = self._count_call(call, call.cls, 0)
@@ -139,10 +139,10 @@ class Allocations:
             yield Bomb(why, deep.position)
 
     def find_storage_bombs(self, storages: Iterable[Persistent], file_bytes: int) -> Iterator[Bomb]:
-        """Storages that are declared with more bytes than the file can hold, also compressed; one that is loaded often.
+        """Find storages larger than the file can hold, compressed too, and a storage loaded often.
 
-        torch keeps each storage by its key, and its zip reader ends a name at the first NUL and ignores its case: keys
-        "0" and "0\\0a" are two storages of one record.
+        torch keeps each storage by its key, and its zip reader ends a name at the first NUL and ignores case: keys "0"
+        and "0\0a" are two storages of one record.
         """
         sizes: dict[Value, int] = {}
         records: set[str] = set()
@@ -174,7 +174,7 @@ class Allocations:
     # Calls.
 
     def _count_call(self, call: Obj, name: Global, depth: int) -> int:
-        """Count the bytes that a call allocates; return the number of elements of its result."""
+        """Count the bytes allocated by a call; return the number of elements of its result."""
         plain = self._plain(name)
         self._steps.take(Budget.FLOW)
         # Keyword arguments are in the order of the parameters where one of them decides.
@@ -197,7 +197,7 @@ class Allocations:
             self._bytes_by_name[id(name)] = min(self._bytes_by_name[id(name)] + size, MAX_SIZE)
 
     def _measure_call(self, name: str, args: tuple[Value, ...]) -> tuple[int, int]:
-        """Return the bytes that a call allocates, and the number of elements of its result."""
+        """Return the bytes allocated by a call, and the number of elements of its result."""
         first = args[0] if args else None
         if name in _BYTES_CLASSES:
             length = self._tensors.get_number(first)
@@ -268,7 +268,7 @@ class Allocations:
         return 0
 
     def _count_written_bytes(self, tensor: Value) -> int:
-        """Bytes of a tensor once each element is written out, less those that its storage has in the file."""
+        """Return the bytes of a tensor with each element written out, less the bytes of its storage in the file."""
         size = self._tensors.get_size(tensor)
         stored = 0 if size.key in self._copied_storages else size.held
         self._copied_storages.add(size.key if type(size.key) in (str, int, bytes) else None)
@@ -277,10 +277,10 @@ class Allocations:
     def _count_grown_bytes(
         self, storage: Value, offset: Value, shape: Value, strides: Value, dtype: Value = None
     ) -> int:
-        """Bytes that a tensor needs beyond those of the storage that it is set to. `dtype` is its own where it has one.
+        """Return the bytes of a tensor beyond the storage set for it. `dtype`: the tensor's own, if any.
 
-        Storages that calls make, and those of legacy files and tar archives, grow to what is set to them. Those of a
-        zip archive do not, but there is no honest tensor that is larger than its storage either.
+        Storages made by calls, and storages of legacy files and tar archives, grow to their tensors. Storages of a zip
+        archive do not grow, but no honest tensor is larger than its storage either.
         """
         needed = self._tensors.count_reached_elements(offset, shape, strides)
         pid = storage.pid if type(storage) is Persistent and type(storage.pid) is tuple else ()
@@ -293,18 +293,20 @@ class Allocations:
         return max(0, -(-needed // VALUES_PER_BYTE.get(name, 1)) * item - held)
 
     def _count_copied_bytes(self, value: Value) -> int:
-        """Bytes that numpy allocates for a tensor, or for the tensors, ranges and lists in a list."""
+        """Return the bytes allocated by numpy for a tensor, or for the tensors, ranges and lists in a list."""
         if type(value) in (list, tuple):
             return max(0, self._measure_expansion(value, iterated=True)[0] * _POINTER_BYTES)
         return self._tensors.get_size(value).elements * _POINTER_BYTES
 
     def _count_iterated_bytes(self, value: Value) -> int:
-        """Return the bytes of the scalar tensors that iterating over a tensor creates."""
+        """Return the bytes of the scalar tensors created by iterating over a tensor."""
         return self._tensors.get_size(value).elements * _TENSOR_OBJECT_BYTES
 
     def _count_state(self, target: Value, state: Value) -> None:
-        """Count what a BUILD allocates: an array of objects is made as long as its shape says, whatever list follows;
-        a tensor grows a storage to its geometry; other classes go through the tensors in their state.
+        """Count the bytes allocated by a BUILD.
+
+        An array of objects has the length of its shape, whatever list follows; a tensor grows a storage to its
+        geometry; other classes go through the tensors in their state.
         """
         if type(target) is not Obj or type(target.cls) is not Global:
             return
@@ -325,7 +327,7 @@ class Allocations:
         self._add_bytes(name, _clamp(self._count_iterated_bytes(state)))
 
     def _count_repeated_bytes(self, call: Obj) -> int:
-        """Bytes of a quantized tensor that repeats its storage: memory for each element is allocated before."""
+        """Return the bytes of a quantized tensor that repeats its storage, because each element is allocated first."""
         size = self._tensors.measure_call(Obj(_QTENSOR, call.args))
         pid = call.args[0].pid if type(call.args[0]) is Persistent else None
         kind = pid[1] if type(pid) is tuple and len(pid) > 1 else None
@@ -381,9 +383,9 @@ class Allocations:
                 yield Bomb(f"compares {count:,} keys of one hash with each other", 0)
 
     def _measure_expansion(self, root: Value, *, iterated: bool = False) -> tuple[int, int]:
-        """Number of values in a container, what is shared counted each time, and how deep it is nested.
+        """Return the number of values in a container, shared values counted each time, and the depth.
 
-        `iterated`: with the elements of ranges, copies and tensors, which code that goes through them makes.
+        `iterated`: including elements of ranges, copies and tensors, as made by code that iterates over them.
         """
         sizes, entered, waiting, depth = self._iterated_sizes if iterated else self._hashed_sizes, set[int](), [root], 0
         while waiting:
@@ -409,11 +411,11 @@ class Allocations:
 
 
 def _find_too_deep_call(calls: Iterable[Obj], name_of: Callable[[Value], str], steps: Steps) -> Global | None:
-    """The name of a call that nests more than `_MAX_NESTED` calls in each other; None where there is none.
+    """Return the name of a call with more than `_MAX_NESTING` nested calls; None without such a call.
 
-    Objects of classes in Python keep what their state sets in a dict, and a dict is freed without recursion, as lists
-    and tuples are. Slices, deques, defaultdicts and arrays of objects are not. The containers among the arguments of a
-    call are not kept. Raises OutOfSteps.
+    Objects of Python classes keep their state in a dict, which is freed without recursion, like lists and tuples, but
+    unlike slices, deques, defaultdicts and arrays of objects. Containers among the arguments of a call are not kept.
+    Raises OutOfSteps.
     """
     depths: dict[int, int] = {}
     for call in calls:
@@ -467,7 +469,7 @@ def _list_children(value: Any) -> Sequence[Value]:
 
 
 class _KeyHashes:
-    """Hashes of keys that an attacker can choose: hashes of numbers, and of containers of numbers."""
+    """Hashes of keys under an attacker's control: hashes of numbers, and of containers of numbers."""
 
     def __init__(self, plain: PlainName) -> None:
         self._plain = plain
@@ -486,7 +488,7 @@ class _KeyHashes:
         return self._cached_hashes[id(value)]
 
     def reads_contents(self, key: Value) -> bool:
-        """Whether the hash of a key is made of those of all that it holds; that of a tensor is its address."""
+        """Return True if the hash of a key depends on its contents; the hash of a tensor is its address."""
         name = self._plain(key.cls) if type(key) is Obj and type(key.cls) is Global else ""
         by_address = name.startswith(_HASHED_BY_ADDRESS) and name != "torch.nn.utils.rnn.PackedSequence_"
         by_address = by_address or (name.startswith("torch.") and name.endswith(("Storage", "Tensor")))
@@ -501,7 +503,7 @@ class _KeyHashes:
         return self._hash_call(value, self._plain(value.cls) if type(value.cls) is Global else "", nesting)
 
     def _hash_call(self, call: Obj, name: str, nesting: int) -> int:
-        """Of an object; of a class that hashes nothing but numbers, or is not known, all have the hash of the class."""
+        """Return the hash of an object; the hash of the class, if the class hashes only numbers or is unknown."""
         args = call.args
         if name == "builtins.complex" and args and all(type(arg) in (int, float) for arg in args[:2]):
             return hash(args[0]) + 1_000_003 * hash(args[1] if len(args) > 1 else 0)
@@ -529,7 +531,7 @@ _HASHED_BY_ADDRESS = ("torch._utils._rebuild_", "torch._tensor.", "torch.nn.", "
 
 
 def _is_hashed_by_sum(dtype: Value) -> bool:
-    """Return True if numpy hashes the number as a sum of two hashes, so that many numbers collide."""
+    """Return True if numpy hashes the number as a sum of two hashes, so many numbers collide."""
     kind = dtype.args[0] if type(dtype) is Obj and dtype.args else None
     return type(kind) is not str or kind[:1] in "cgGVO"
 
@@ -546,7 +548,7 @@ def _count_pattern_steps(pattern: Value) -> int:
 
 
 def _key_of(pid: tuple[Value, ...]) -> Value:
-    """The key of a storage as what can be hashed."""
+    """Return the key of a storage as a hashable value."""
     return pid[2] if type(pid[2]) in (str, int, bytes) else id(pid[2])
 
 
@@ -565,9 +567,9 @@ _QTENSOR = Global("torch._utils", "_rebuild_qtensor", 0)
 
 
 def _number_bytes(number: Value) -> int:
-    """Bytes of the integer that a number is computed as: one told by its exponent, as text or as Decimal's tuple.
+    """Return the bytes of a computed integer: from an exponent, as text or as Decimal's tuple.
 
-    What picklers do not write, numbers that are computed, is as large as can be.
+    Computed numbers, which picklers do not write, count as the largest possible.
     """
     if type(number) is Obj and len(number.args) == 1 and type(number.cls) is Global and number.cls.name == "Decimal":
         number = number.args[0]

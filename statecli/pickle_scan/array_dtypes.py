@@ -1,8 +1,8 @@
-"""Whether the state that a pickle gives to a numpy dtype is one that numpy writes.
+"""Check that the state of a numpy dtype in a pickle is a state that numpy writes.
 
-numpy takes it as it is. Bytes of the file become addresses, which crashes the process or hands it over, if the flags
-deny the objects among the fields, if a field lies outside of its record or over an object, or if a type changes after
-an array has it.
+numpy accepts any state. Bytes of the file become addresses, which crash or take over the process, if the flags deny the
+objects among the fields, if a field is outside of its record or over an object, or if a type changes after an array has
+it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _DATE_CODES = frozenset("Mm")
 
 
 class ArrayTypes:
-    """Numpy types of one pickle. A type nested in several types is checked once."""
+    """Numpy types of a pickle. A type nested in several types is checked once."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -57,8 +57,7 @@ class ArrayTypes:
         self._depths: dict[int, int] = {}
 
     def is_sound(self, dtype: Obj, state: Value) -> bool:
-        """Whether the type is told by its code, has the flags of its fields, and its fields lie in it, none over an
-        object; and whether nothing holds the type yet.
+        """Return True for a new type with a known code, valid flags, and fields in place, none over an object.
 
         Raises OutOfSteps.
         """
@@ -69,10 +68,10 @@ class ArrayTypes:
         self._held_types.update(id(value) for value in values if is_dtype(value))
 
     def is_sound_array(self, state: Value) -> bool:
-        """Return whether numpy writes such a state: of a type that is known, and as many objects as elements.
+        """Return True for a state as numpy writes it: of a known type, and with as many objects as elements.
 
-        numpy reads on behind a list that is too short. What else gives a type (a class of `numpy.dtypes`, a function
-        that returns its argument) is not known, because whether its elements are pointers is not.
+        numpy reads beyond a list that is too short. Types from other sources (a class of `numpy.dtypes`, a function
+        that returns its argument) are unknown, because their elements may be pointers.
         """
         if type(state) is not tuple or len(state) not in _ARRAY_STATE_LENGTHS:
             return False
@@ -88,7 +87,7 @@ class ArrayTypes:
         return is_full if _holds_objects(dtype) else count is not None and type(elements) is not list
 
     def is_sound_scalar(self, args: tuple[Value, ...]) -> bool:
-        """Whether a scalar of objects is read from an array of its own type, which is complete and not empty."""
+        """Return True if a scalar of objects is read from an array of its own type, complete and not empty."""
         if len(args) != 2 or not is_dtype(args[0]):
             return False
         dtype, source = args
@@ -122,7 +121,7 @@ class ArrayTypes:
         return depth
 
     def _iter_parts(self, state: tuple[Value, ...]) -> Iterator[tuple[Value, int, int]]:
-        """Each type inside this one, where it begins, and how many of it there are; -1 where that is no number."""
+        """Yield each type inside of the type, its offset, and its number; -1 if not a number."""
         subarray, fields = state[2], state[4]
         self._steps.take(Budget.FLOW)
         if type(subarray) is tuple and len(subarray) == 2:
@@ -164,7 +163,7 @@ def is_number(dtype: Value) -> bool:
 
 
 def text_of(scalar: tuple[Value, ...]) -> str | None:
-    """Return the text of which a scalar is made by these arguments; None where they do not tell."""
+    """Return the text of a scalar made by the arguments; None if unknown."""
     dtype, data = scalar if len(scalar) == 2 else (None, None)
     if type(data) is Obj and data.args and type(data.args[0]) is str:  # bytes, as protocol 2 has them
         data = data.args[0].encode("latin-1", "replace")
@@ -180,7 +179,7 @@ def _holds_objects(dtype: Value) -> bool:
 
 
 def _has_no_overlap(spans: list[tuple[int, int, bool]]) -> bool:
-    """Whether nothing lies over an object. `spans`: where each field begins and ends, and whether it has objects."""
+    """Return True if nothing overlaps an object. `spans`: start and end of each field, and True if it has objects."""
     if not any(has_objects for _, _, has_objects in spans):
         return True
     spans = sorted(span for span in spans if span[0] < span[1])
@@ -194,7 +193,7 @@ def _has_no_overlap(spans: list[tuple[int, int, bool]]) -> bool:
 
 
 def _is_numpy_state(dtype: Obj, state: tuple[Value, ...]) -> bool:
-    """Whether numpy writes such a version, byte order, size, alignment, names and unit for a type of this code."""
+    """Return True if numpy writes such a version, byte order, size, alignment, names and unit for the type code."""
     version, order, subarray, names, fields, size, alignment = state[:7]
     code, digits = _parse_code(dtype)
     is_byte = code in "?OSVa" or (digits == "1" and code != "U")
@@ -221,7 +220,7 @@ def _is_key(fields: dict[Value, Value], name: Value) -> bool:
 
 
 def _has_valid_flags(state: tuple[Value, ...], code: str, has_objects: bool) -> bool:
-    """Whether numpy writes these flags for a type of this code, whose fields have objects or not."""
+    """Return True if numpy writes the flags for the type code, with or without objects in its fields."""
     flags = state[7]
     if type(flags) is not int or not -0x80 <= flags <= 0xFF:
         return False

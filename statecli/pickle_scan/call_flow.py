@@ -1,10 +1,10 @@
-"""Follow the names in a pickle: which are called through another name, or stored where Python calls them.
+"""Follow the names in a pickle: names called through another name, or stored where Python calls them.
 
-A name may be clean, and its result may be data, as long as the result stays in the tree. Attacks are made of clean
-names whose results are called, are classes of other objects, are attributes that Python looks up and calls, or are
-objects that the whole process shares and the pickle changes; or they make clean classes run their own methods on
-objects that picklers never put there. Everything that a pickle runs is a call, a BUILD or an item set: `Flow` checks
-each of them, even if the tree does not keep the result.
+A name may be clean, and its result may be data, as long as the result stays in the tree. Attacks use clean names whose
+results are called, are classes of other objects, are attributes that Python looks up and calls, or are objects shared
+by the whole process and changed by the pickle; or they make clean classes run their own methods on objects never put
+there by picklers. Everything run by a pickle is a call, a BUILD or an item set: `Flow` checks each of them, even if the
+tree does not keep the result.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def _is_copyreg_call(value: Obj) -> bool:
 class Flow:
     """Calls and changes of one pickle.
 
-    `misuses`: why a name is not clean here, by its id; `kept_names`: names that are values somewhere; `called_names`:
-    names that another call calls at once.
+    `misuses`: why a name is not clean here, by its id; `kept_names`: names used as values; `called_names`: names called
+    at once by another call.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -110,9 +110,9 @@ class Flow:
             self._uninitialized[id(call)] = call
 
     def add_keys(self, keys: Iterable[Value]) -> None:
-        """Check values that become dictionary keys or elements of a set: objects of C++ need their state first.
+        """Check values used as dictionary keys or elements of a set: objects of C++ need their state first.
 
-        An object that pickle makes without a state is uninitialized memory: its hash reads addresses there.
+        An object made by pickle without a state is uninitialized memory: its hash reads addresses there.
         """
         if self._uninitialized and any(type(key) in _COMPOSITE_KEY_TYPES for key in keys):
             for unbuilt in self._uninitialized.values():
@@ -127,7 +127,7 @@ class Flow:
     def note_change(self, target: Value) -> None:
         """Check an item, an element or a state set on `target`, which must be new and without a state.
 
-        Picklers write an object's elements, then its items, then its state, each once.
+        Picklers write the elements of an object, then its items, then its state, each once.
         """
         if type(target) is Global:
             self.note_misuse(target, "is changed by it for the whole process")
@@ -170,7 +170,7 @@ class Flow:
                 self._packed.append((root, self._copied(state)))
 
     def _copied(self, state: Value, depth: int = 0) -> Value:
-        """Return the state with copies of the lists and dicts in it. Raises OutOfSteps."""
+        """Return the state with copies of its lists and dicts. Raises OutOfSteps."""
         if type(state) not in (list, tuple, dict) or depth == _DEPTH_OF_PACKED:
             return state
         self.steps.take(Budget.FLOW, 1 + len(state))
@@ -207,9 +207,9 @@ class Flow:
             self.misuses.setdefault(id(root), why)
 
     def follow(self, built: list[tuple[Value, Value]], loose: Iterable[Value], excused: Set[int] = frozenset()) -> None:
-        """Check all calls, all BUILDs, and values that neither reaches. Raises OutOfSteps.
+        """Check all calls, all BUILDs, and values out of reach of both. Raises OutOfSteps.
 
-        `excused`: calls, by their ids, that are as torch.compile writes them.
+        `excused`: calls, by their ids, written as by torch.compile.
         """
         self._excused = excused
         self._checked_attributes.clear()
@@ -248,7 +248,7 @@ class Flow:
                     self.note_misuse(part, "gives what a storage is looked up by")
 
     def _check_call(self, call: Obj, depth: int = 0) -> None:
-        """Check a call, and each call that it makes at once with its arguments."""
+        """Check a call, and each call made by it at once with its arguments."""
         if depth > _MAX_INDIRECT_CALLS:
             self.note_misuse(
                 call.cls, f"is called through more than {_MAX_INDIRECT_CALLS} functions that call what they are given"
@@ -331,7 +331,7 @@ class Flow:
         self._plain_arguments |= entered
 
     def _check_deferred_call(self, function: tuple[Value, ...], args: Value, kwargs: Value) -> None:
-        """Check the call that a partial would make with its arguments; names that are not clean are reported anyway."""
+        """Check the later call of a partial with its arguments; names that are not clean are reported anyway."""
         name = self._get_root_name(function[0]) if function else None
         if name and _is_clean(name) and not self._deferred_calls.builds_data(name, args, kwargs):
             why = "would be called by a partial, and is no function of tensors or is not given plain values"
@@ -473,10 +473,10 @@ class Flow:
         return True
 
     def _is_handle_state(self, state: Value) -> bool:
-        """Return whether it is the dict of a hook, the hook's number in it and other dicts.
+        """Return True for the dict of a hook, the hook's number in the dict, and other dicts.
 
-        The next hook of any module gets the next number. After infinity all hooks have one number, and each removes
-        the one before it.
+        The next hook of any module gets the next number. After infinity all hooks have the same number, and each
+        removes the last.
         """
         if type(state) is not tuple or len(state) not in (2, 3) or type(state[1]) is not int:
             return False
@@ -488,13 +488,13 @@ class Flow:
         return all(type(hooks) is Obj and self._get_root_name(hooks) == "collections.OrderedDict" for hooks in dicts)
 
     def _is_polynomial_state(self, state: Value) -> bool:
-        """Return whether it is a dict of arrays and texts: the polynomial calls methods of its coefficients."""
+        """Return True for a dict of arrays and texts, because a polynomial calls methods of its coefficients."""
         values = list(state.values()) if type(state) is dict else [state]
         self.steps.take(Budget.FLOW, len(values))
         return all(type(value) is str or self._get_root_name(value) in _ARRAY_RECONSTRUCTORS for value in values)
 
     def _is_generator_state(self, state: Value) -> bool:
-        """Whether it is a seed, an offset and a tensor. torch reads the three without looking at their number."""
+        """Return True for a seed, an offset and a tensor, because torch reads all three without counting them."""
         if type(state) is not tuple or len(state) != 3 or type(state[0]) is not int:
             return False
         root = self.get_root(state[2]) if type(state[2]) is Obj else None
@@ -504,7 +504,7 @@ class Flow:
         return type(state[1]) in (int, type(None)) and rebuilt
 
     def _check_attributes(self, root: Global, name: str, state: Value) -> None:
-        """Check the attributes that a BUILD sets. A state that many objects share is checked once for each class."""
+        """Check the attributes set by a BUILD. A state shared by many objects is checked once for each class."""
         if (id(root), id(state)) in self._checked_attributes:
             return
         self._checked_attributes.add((id(root), id(state)))
@@ -562,9 +562,9 @@ class Flow:
             self.note_misuse(caller, "calls what is no name")
 
     def _is_factory(self, value: Obj, name: str) -> bool:
-        """Return whether a defaultdict may call this for a key that it lacks: a partial of a container.
+        """Return True for a partial of a container, which a defaultdict may call for a missing key.
 
-        It does so while the file is loaded, if it stands where a class looks something up.
+        The call happens during the load, if the defaultdict is in a place where a class looks up keys.
         """
         function = value.args[0] if value.args else None
         callee = value.state[0] if type(value.state) is tuple and value.state else function
@@ -573,7 +573,7 @@ class Flow:
         )
 
     def _walk_values(self, holder: Value, values: Iterable[Value]) -> None:
-        """Visit every name and pair in these values, down to the next call."""
+        """Visit every name and pair in the values, down to the next call."""
         root = self.get_root(holder)
         holds = root is not None and get_plain_name(root) in _HOOK_HOLDERS
         seen = self._seen_in_hook_holders if holds else self._seen_values
@@ -602,7 +602,7 @@ class Flow:
             self.note_misuse(root, "is put where no compiled module has it")
 
     def _list_contents(self, value: Any) -> Sequence[Value]:
-        """Return the contents of a container; note pairs whose key is an attribute that Python calls."""
+        """Return the contents of a container; note pairs whose key is an attribute called by Python."""
         if type(value) is dict:
             for key, item in value.items():
                 self._check_pair(key, item)
@@ -625,7 +625,7 @@ class Flow:
             self.note_misuse(value, f"is put in the place of {quoting.name(text)}")
 
     def _text_of(self, key: Value) -> str | None:
-        """Return the text that a key is equal to; _COMPUTED where it may be any, None where it is no text."""
+        """Return the text equal to a key; _COMPUTED if unknown, None for keys other than texts."""
         if type(key) is str:
             return key
         name = self._get_root_name(key) if type(key) is Obj else None
@@ -654,7 +654,7 @@ def _is_packed(name: str) -> bool:
 
 
 def _is_state(name: str, state: Value) -> bool:
-    """Return whether this is a kind of state that objects of a class of this name have.
+    """Return True for a kind of state of objects of the named class.
 
     `__setstate__` of torch's modules and optimizers gives the state to `dict.update`, which takes pairs as well.
     """
@@ -666,7 +666,7 @@ def _is_state(name: str, state: Value) -> bool:
 
 
 def _within(value: Any) -> Sequence[Value]:
-    """Return what code finds that goes through a value."""
+    """Return the values found by code inside of a value."""
     if type(value) in (list, tuple):
         return value  # type: ignore[no-any-return]
     if type(value) is dict:
@@ -675,7 +675,7 @@ def _within(value: Any) -> Sequence[Value]:
 
 
 def _is_packable(name: str, state: Value, read: packed_weights.ReadStorage) -> bool:
-    """Return whether C++ can pack this state, if the class of this name has C++ pack it."""
+    """Return True if C++ can pack the state, or the named class is not packed by C++."""
     if packed_weights.is_convolution(name):
         return packed_weights.is_convolution_state(state)
     if name.startswith(packed_weights.CPP_CLASS_PREFIX):
@@ -700,7 +700,7 @@ def _is_clean(name: str) -> bool:
 
 
 def _may_return_shared_object(name: str) -> bool:
-    """Return True for a clean function that is not known to make a new object and so may return a shared object."""
+    """Return True for a clean function, unless known to make a new object: it may return a shared object."""
     last = name.rpartition(".")[2]
     return (
         last.lstrip("_")[:1].islower()
@@ -739,7 +739,7 @@ _ARGUMENT_PREFIXES = (
 
 
 def _strip_type_tag(value: Any) -> Any:
-    """Return the value that TorchScript tags with a type: the first argument of the call, which is never a call."""
+    """Return the value tagged with a type by TorchScript: the first argument of the call, which is never a call."""
     if type(value) is Obj and type(value.cls) is Global and get_plain_name(value.cls) == _TYPE_TAG and value.args:
         return value.args[0]
     return value
@@ -884,13 +884,13 @@ def _is_dict(flow: Flow, value: Value) -> bool:
 
 
 def _is_param_groups(flow: Flow, value: Value) -> bool:
-    """Return whether these are dicts of Python's own: a defaultdict calls what it holds for a key that it lacks."""
+    """Return True for plain dicts, because a defaultdict calls its factory for a missing key."""
     flow.steps.take(Budget.FLOW, len(value) if type(value) is list else 1)
     return type(value) is list and all(type(group) is dict for group in value)
 
 
 def _is_optimizer_state(flow: Flow, value: Value) -> bool:
-    """Return whether it is a dict, or a defaultdict of them, of what an optimizer keeps for each parameter."""
+    """Return True for a dict, or a defaultdict of dicts, of an optimizer's entries for each parameter."""
     if not _is_dict(flow, value):
         return False
     items: Any = value.items or {} if type(value) is Obj else value
@@ -963,7 +963,7 @@ _CODECS = frozenset(
 
 
 def _uses_unknown_codec(name: str, call: Obj) -> bool:
-    """Return True if a call passes a codec other than an ordinary one to a function that encodes or decodes."""
+    """Return True if a call passes an unusual codec to a function that encodes or decodes."""
     if name not in _ENCODERS:
         return False
     codec: Value = call.args[1] if len(call.args) > 1 else "utf8"
@@ -973,12 +973,12 @@ def _uses_unknown_codec(name: str, call: Obj) -> bool:
 
 
 def named_arguments(kwargs: Value) -> dict[Value, Value]:
-    """Return the keyword arguments of a call; what is no dict is in the place of a name that is computed."""
+    """Return the keyword arguments of a call; anything but a dict is in the place of a computed name."""
     return kwargs if type(kwargs) is dict else {Key(kwargs): None}
 
 
 def iter_indirect_calls(function: str, args: tuple[Value, ...]) -> Iterator[Obj]:
-    """Yield the calls that a clean function makes at once, with the arguments that it passes on."""
+    """Yield the calls made at once by a clean function, with the arguments passed on."""
     match function, args:
         case "copyreg.__newobj__", (cls, *rest):
             yield Obj(cls, tuple(rest), "newobj")

@@ -1,9 +1,9 @@
-"""Whether a module that torch.compile wrapped is pickled as torch pickles it, with a compiler of plain settings.
+"""Check that a module wrapped by torch.compile is pickled as torch does, with a compiler of plain settings.
 
 A whole `torch.compile(module)` has the context of its compiler in the pickle: objects of dynamo, made empty and given a
-state. Loading them compiles nothing. The first call compiles, with the settings in the pickle: `cpp.cxx` is a command.
-So the names are clean where every one of these objects has its place, and its settings are numbers and truth values.
-Sources: torch/_dynamo/eval_frame.py (`OptimizedModule.__reduce__`, `OptimizeContext.__reduce__`), torch/__init__.py
+state. Loading compiles nothing. The first call compiles, with the settings in the pickle: `cpp.cxx` is a command. So
+the names are clean if each of these objects has its place, and the settings are numbers and truth values. Sources:
+torch/_dynamo/eval_frame.py (`OptimizedModule.__reduce__`, `OptimizeContext.__reduce__`), torch/__init__.py
 (`_TorchCompileInductorWrapper`) of torch 2.13.
 """
 
@@ -45,7 +45,7 @@ _PLAIN_TYPES = (*_SETTING_TYPES, str)
 
 
 def is_module(call: Obj) -> bool:
-    """Return whether this call makes the module, and not a part of it."""
+    """Return True for a call that makes the module, not a part of it."""
     return get_name(call.cls) == _MODULE
 
 
@@ -72,7 +72,7 @@ def calls_of_modules(made: Sequence[Obj], built: Iterable[tuple[Value, Value]]) 
 
 
 def names_of(parts: dict[int, Obj], names: Iterable[Global]) -> set[int]:
-    """Return the ids of the names that these calls need, which are harmless where nothing else has them."""
+    """Return the ids of the names used by the calls, which are harmless unless used elsewhere."""
     if not parts:
         return set()
     values = {id(name) for name in names if name.qualified == _NULL_CONTEXT or name.qualified in _BACKENDS}
@@ -80,7 +80,7 @@ def names_of(parts: dict[int, Obj], names: Iterable[Global]) -> set[int]:
 
 
 def _is_wrapped(call: Obj, parts: dict[int, Obj]) -> bool:
-    """Whether the call makes a module of a module and such a context, which are added to `parts`."""
+    """Return True if the call makes a module of a module and a context, and add these to `parts`."""
     parts[id(call)] = call
     if (
         not _has_only_arguments(call, "reduce")
@@ -106,7 +106,7 @@ def _is_wrapped(call: Obj, parts: dict[int, Obj]) -> bool:
 
 
 def _is_part(value: Value, parts: dict[int, Obj]) -> bool:
-    """Whether the object is one of the compiler's, with a state of plain values and of such objects."""
+    """Return True for an object of the compiler with a state of plain values and of such objects."""
     if (
         type(value) is not Obj
         or get_name(value.cls) not in _PARTS
@@ -132,7 +132,7 @@ def _is_attribute(key: Value, value: Value, parts: dict[int, Obj]) -> bool:
 
 
 def _is_getter(value: Value, parts: dict[int, Obj]) -> bool:
-    """Whether it takes the method of that name of one of the objects."""
+    """Return True for a `getattr` call of `_GETTER` on one of the objects."""
     if type(value) is not Obj or get_name(value.cls) not in _GETATTR or not _has_only_arguments(value, "reduce"):
         return False
     parts[id(value)] = value
@@ -144,7 +144,7 @@ def _has_only_arguments(call: Obj, how: str) -> bool:
 
 
 def _is_plain_data(value: Any) -> bool:
-    """Whether no object and no name is in it."""
+    """Return True for data without objects and names."""
     stack = [value]
     seen: set[int] = set()
     while stack:

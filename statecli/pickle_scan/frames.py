@@ -46,10 +46,10 @@ _OPCODES_READ_WHOLE = frozenset(b"BC\x8e\x96")
 
 
 class Reading(NamedTuple):
-    """The `opcodes` that were read, without FRAME, up to STOP or to what cannot be read.
+    """Opcodes read, without FRAME, up to STOP or to an unreadable byte.
 
-    `dropped`: whether bytes of a frame were dropped. `end`: the byte from which the next unpickler reads. `pieces` has,
-    for each piece of the data that the opcodes are put together from, where it begins in them and in the data.
+    `dropped`: True if bytes of a frame were dropped. `end`: the byte where the next unpickler starts. `pieces`: for
+    each piece of data in the opcodes, its offset in the opcodes and in the data.
     """
 
     opcodes: bytes
@@ -64,7 +64,7 @@ class Reading(NamedTuple):
 
 
 def read_as_file(data: bytes) -> Reading:
-    """Read the pickle at the start of `data` as from a file that cannot look ahead."""
+    """Read the pickle at the start of `data` as from a file without lookahead."""
     return _Reader(data, 0).read()
 
 
@@ -74,11 +74,11 @@ def read_in_memory(data: bytes) -> Reading:
 
 
 class _EndOfData(Exception):
-    """The data ends before what is to be read."""
+    """The data ends too early."""
 
 
 class _Reader:
-    """The buffer of the unpickler: the bytes `at` to `filled` are in it, and the file goes on at `filled`."""
+    """The buffer of the unpickler with the bytes from `at` to `filled`; the file goes on at `filled`."""
 
     def __init__(self, data: bytes, filled: int) -> None:
         self.data = data
@@ -89,7 +89,7 @@ class _Reader:
         self.pieces = [(0, 0)]
 
     def read(self) -> Reading:
-        """Read opcodes up to STOP, or up to the first that the unpickler refuses."""
+        """Read opcodes up to STOP, or up to the first opcode refused by the unpickler."""
         try:
             for _ in range(MAX_OPCODES):
                 if self._read_opcode():
@@ -100,7 +100,7 @@ class _Reader:
         return Reading(bytes(self.opcodes), self.dropped, end, self.pieces)
 
     def _read_opcode(self) -> bool:
-        """Read one opcode with what belongs to it; return whether it is the last."""
+        """Read one opcode with its argument; return True for the last."""
         opcode = self._read_bytes(1)
         (op,) = opcode
         if op == _FRAME:
@@ -122,14 +122,14 @@ class _Reader:
         return op == _STOP
 
     def _add_opcodes(self, taken: bytes) -> None:
-        """Add what was taken last to the opcodes."""
+        """Add the bytes read last to the opcodes."""
         begin = self.at - len(taken)
         if begin - len(self.opcodes) != self.pieces[-1][1] - self.pieces[-1][0]:
             self.pieces.append((len(self.opcodes), begin))
         self.opcodes += taken
 
     def _fill_buffer(self, length: int) -> None:
-        """Have at least so many bytes in the buffer; what is in it is dropped if it is less."""
+        """Fill the buffer with at least so many bytes; drop its content if there is less."""
         if length <= self.filled - self.at:
             return
         if length > len(self.data) - self.filled:
@@ -149,7 +149,7 @@ class _Reader:
         return self._take(self.at + length)
 
     def _read_line(self) -> bytes:
-        """A line of the buffer if one ends there, else the line at which the file goes on."""
+        """Read a line of the buffer if a line ends there, else a line at the position of the file."""
         end = self.data.find(b"\n", self.at, self.filled) + 1
         if not end:
             self.dropped |= self.at < self.filled

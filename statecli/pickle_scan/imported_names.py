@@ -54,8 +54,8 @@ _PLAIN_TYPES = frozenset([str, bytes, int, type(None)])
 class Scanner(Machine):
     """A machine that reads on after errors.
 
-    `nested_data` are strings that begin like a pickle, `module_classes` the classes of whole modules. `unfollowed` says
-    why the names could not be followed to their end.
+    `nested_data`: strings that begin like a pickle; `module_classes`: classes of whole modules; `unfollowed`: why the
+    names could not be followed to their end.
     """
 
     longest_name = 2**31
@@ -86,11 +86,11 @@ class Scanner(Machine):
 
     @property
     def refused_opcode(self) -> int | None:
-        """An opcode of the pickle that the unpickler of `torch.load(path)` does not know; None if torch knows all."""
+        """An opcode of the pickle unknown to the unpickler of `torch.load(path)`; None if torch knows all."""
         return _MEMOIZE if self._refused_opcode is None and self.has_memoize else self._refused_opcode
 
     def iter_mentions(self) -> Iterator[Mention]:
-        """Yield each name once, in the order of first mention, except `getattr` that only spelled other names."""
+        """Yield each name once, in the order of first mention, except `getattr` used only to spell other names."""
         flow = self.flow
         names = self.globals.values()
         compiled = {} if self.duplicate_keys else calls_of_modules(flow.calls, self._builds)
@@ -115,12 +115,12 @@ class Scanner(Machine):
                 yield odd
 
     def note_odd(self, name: str, pos: int) -> None:
-        """Remember the first time that the opcode before byte `pos` has an unpickler do what no pickler writes."""
+        """Record the first time that the opcode before byte `pos` makes an unpickler do something no pickler writes."""
         why = known_names.describe_harm("pickle", name)
         self._odd.setdefault(name, Mention("pickle", name, pos - 1, called=True, misuse=why))
 
     def find_bombs(self, file_bytes: int) -> tuple[Bomb, ...]:
-        """Return the allocations that a file of this size does not explain, and keys that take too long to hash."""
+        """Return the allocations not explained by a file of this size, and keys with too long a hash."""
         bombs: list[Bomb] = []
         try:
             bombs += self.allocations.find_storage_bombs(self.persistent, file_bytes)
@@ -163,7 +163,7 @@ class Scanner(Machine):
         return taken
 
     def _note_record(self, call: Obj) -> None:
-        """Note a call of a record, except for the two names that nearly all records call."""
+        """Record a call of a record, except for two names called by nearly all records."""
         if type(call.cls) is Global:
             self._called_names.add(id(call.cls))
             if get_plain_name(call.cls) in _RECORD_FUNCTIONS:
@@ -209,7 +209,7 @@ class Scanner(Machine):
         return self.intern_name("types", name, pos) if name else None
 
     def intern_name(self, module: Value, name: Value, pos: int) -> Global:
-        """Do as the machine does, also for Python 2 strings that are bytes."""
+        """Do the same as the machine, also for Python 2 strings of bytes."""
         module, name = (str(text, "latin-1") if type(text) is bytes else text for text in (module, name))
         found = super().intern_name(module, name, pos)
         if self.protocol > _LAST_OF_PYTHON_2 and known_names.rename_python2(module, name) != (module, name):
@@ -257,7 +257,7 @@ class Scanner(Machine):
         self._builds.append((target, state))
 
     def parse_decimal(self, line: bytes, pos: int) -> int:
-        """Integers as Python and C read them: with spaces and underscores, hexadecimal, octal, of any length.
+        """Parse an integer as Python and C do: with spaces and underscores, hexadecimal, octal, of any length.
 
         The C unpickler reads a line to its first NUL. Leading zeros add nothing, and nothing depends on the value of a
         number that is still too long.
@@ -272,7 +272,7 @@ class Scanner(Machine):
             return _parse_integer(line, self.make_error(pos, "a number that is none"))
 
     def parse_c_integer(self, line: bytes, pos: int) -> int:
-        """As the machine does it; `strtol` accepts a line without digits as 0."""
+        """Do the same as the machine; `strtol` accepts a line without digits as 0."""
         line = line.partition(b"\0")[0]
         return super().parse_c_integer(line, pos) if line else 0
 
@@ -289,14 +289,14 @@ class Scanner(Machine):
     # What may be a pickle itself.
 
     def read_bytes(self, start: int, length: int) -> bytes:
-        """Do as the machine does, and keep data that may be a pickle."""
+        """Do the same as the machine, and keep data that may be a pickle."""
         data = super().read_bytes(start, length)
         if length >= _MIN_PICKLE_BYTES and _may_be_nested_data(data):
             self.nested_data.append((start, data))
         return data
 
     def read_text(self, start: int, end: int) -> str:
-        """Do as the machine does, and keep text that may be a pickle."""
+        """Do the same as the machine, and keep text that may be a pickle."""
         text = super().read_text(start, end)
         if end - start >= _MIN_PICKLE_BYTES:
             data = self.data
@@ -316,9 +316,9 @@ class Scanner(Machine):
 
 
 def _is_annotation(value: Value) -> bool:
-    """Whether this is what annotations are made of: names, plain values, other annotations, several of these.
+    """Return True for the content of annotations: names, plain values, other annotations, tuples of these.
 
-    Of an object there would be methods that are called: `|`, and its text in an error.
+    Methods of other objects would be called: `|`, and the text in an error.
     """
     waiting, seen = [value], 0
     while waiting and seen < _MAX_DIGITS:
@@ -349,7 +349,7 @@ def _may_be_nested_data(data: bytes) -> bool:
 
 
 def _mentions_name(data: bytes) -> bool:
-    """Return whether an opcode that imports a name may be in the bytes, in time linear in their length."""
+    """Return True if an opcode for an import may be in the bytes, in time linear in their length."""
     return _STACK_GLOBAL in data or any(_MODULE.search(words[1]) for words in _TWO_WORDS.finditer(data))
 
 
@@ -387,7 +387,7 @@ def _do_global(m: MachineState, pos: int) -> int:
 
 
 def _read_name_lines(m: MachineState, pos: int) -> tuple[Global, int]:
-    """Return the name in two lines, and the byte after them, which is 0 where the second line has no end.
+    """Return the name in two lines, and the byte after them, 0 if the second line has no end.
 
     The unpickler in Python imports such a name without its last character.
     """
@@ -403,7 +403,7 @@ def _require_line_end(m: MachineState, end: int) -> int:
 
 
 def _do_extension(m: MachineState, pos: int) -> int:
-    """A code stands for a name that the loading program has registered."""
+    """Resolve a code to a name registered by the loading program."""
     width = 1 << (m.data[pos - 1] - 0x82)
     code = int.from_bytes(m.data[pos : pos + width], "little")
     m.stack.append(m.intern_name("copyreg", f"_inverted_registry[{code}]", pos))
@@ -458,7 +458,7 @@ def _is_written_by_torch(pid: Value) -> bool:
 
 
 def _keep_string(op: int) -> Handler:
-    """Return the machine's handler, extended to keep the string that it pushes."""
+    """Return the machine's handler, extended to keep the pushed string."""
     handler = Machine.handlers[op]
 
     def push(m: Any, pos: int) -> int:
@@ -491,7 +491,7 @@ _TORCH_OPCODES = frozenset(b"\x80c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\x8fJKMGXU
 
 
 def _watch_opcode(op: int, handler: Handler) -> Handler:
-    """Return the handler, extended to note the first opcode that torch does not know."""
+    """Return the handler, extended to record the first opcode unknown to torch."""
 
     def note(m: Any, pos: int) -> int:
         if m._refused_opcode is None:

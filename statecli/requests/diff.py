@@ -9,82 +9,90 @@ from msgspec.structs import replace
 
 from statecli.commands.diff.result import Field
 from statecli.commands.diff.run import Request, compare_targets
-from statecli.core.errors import UsageError
+from statecli.core.errors import UsageError, option
 from statecli.render import Output
 from statecli.report.diff import DiffView, NameList, build_diff_report, list_broken
 from statecli.requests.options import CUDA, DiffOptions
-from statecli.requests.outcome import Caller, Given, Outcome, describe_failures
+from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
 from statecli.targets import load
 from statecli.values.delta import CompareOptions
 from statecli.workers import executors
 
-#: The tensors that changed most whose Δ a page draws.
+#: Tensors with the largest change, whose Δ a page draws.
 HISTOGRAMS = 6
 
 _DEVICE = re.compile(rf"cpu|{CUDA}")
-#: Outputs that have every change whatever is asked of the rows for people.
-_WHOLE = (Output.JSON, Output.JSONL, Output.CSV)
+#: Outputs with every change, whatever the options of rows say.
+_COMPLETE_OUTPUTS = (Output.JSON, Output.JSONL, Output.CSV)
 
 
-def check(options: DiffOptions, given: Given) -> None:  # noqa: ARG001 - every command has the same signature
-    """Raise UsageError for options that contradict each other, before anything is read."""
-    for name in ("atol", "rtol"):
-        value = getattr(options, name)
+def check(options: DiffOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
+    """Raise UsageError for contradictory options, before anything is read."""
+    for flag, value in (("--atol", options.atol), ("--rtol", options.rtol)):
         if not (math.isfinite(value) and value >= 0):
-            raise UsageError(f"--{name} {value:g}: a tolerance is a finite number, 0 or more")
-    for name, count in (("--jobs", options.jobs), ("--lines", options.lines)):
+            raise UsageError(f"{option(flag, value)}: a tolerance is a finite number, 0 or more")
+    for flag, count in (("--jobs", options.jobs), ("--lines", options.lines)):
         if count is not None and count < 0:
-            raise UsageError(f"{name} {count}: must be 0 or more")
+            raise UsageError(f"{option(flag, count)}: must be 0 or more")
     if not _DEVICE.fullmatch(options.device):
-        raise UsageError(f"--device {options.device}: cpu, cuda or cuda:N")
+        raise UsageError(f"{option('--device', options.device)}: cpu, cuda or cuda:N")
     executors.check_executor(options.executor, jobs=options.jobs, device=options.device)
-    for one, other in _contradictions(options):
-        raise UsageError(f"{one} and {other} contradict each other; leave one of them out")
+    for first, second in _find_contradictions(options):
+        raise UsageError(f"{first} and {second} contradict each other; leave one of them out")
     _check_classes(options)
 
 
-def _contradictions(options: DiffOptions) -> list[tuple[str, str]]:
-    """Pairs of options, both given, of which one would be ignored."""
-    names = "--name-only" if options.name_only else "--name-status" if options.name_status else ""
-    output = f"-f {options.output_format.value}"
-    rows = f"-n {options.lines}" if options.lines is not None else "--tree" if options.tree else ""
-    ignored = "--ignore values" if Field.VALUES in options.ignore else ""
+def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
+    """Return pairs of given options of which the command would ignore a side."""
+    name_only, name_status = _name_if(options.name_only, "--name-only"), _name_if(options.name_status, "--name-status")
+    names = name_only or name_status
+    output = option("-f", options.output_format.value)
+    rows = _name_if(options.tree, "--tree") if options.lines is None else option("-n", options.lines)
+    without_values = _name_if(options.metadata_only, "--metadata-only")
+    if not without_values and Field.VALUES in options.ignore:
+        without_values = option("--ignore", "values")
     pairs = [
-        ("--bitwise" if options.bitwise else "", _tolerance(options)),
-        ("--metadata-only" if options.metadata_only else ignored, _of_values(options)),
-        ("--name-only" if options.name_only else "", "--name-status" if options.name_status else ""),
+        (_name_if(options.bitwise, "--bitwise"), _name_tolerance(options)),
+        (without_values, _name_value_option(options)),
+        (name_only, name_status),
         (names, output if options.output_format not in (Output.TABLE, Output.PLAIN) else ""),
-        (names, "--quiet" if options.quiet else rows),
-        (rows or ("--all" if options.all else ""), output if options.output_format in _WHOLE else ""),
+        (names, _name_if(options.quiet, "--quiet") or rows),
+        (rows or _name_if(options.all, "--all"), output if options.output_format in _COMPLETE_OUTPUTS else ""),
     ]
-    return [(one, other) for one, other in pairs if one and other]
+    return [(first, second) for first, second in pairs if first and second]
 
 
-def _tolerance(options: DiffOptions) -> str:
-    return "--atol" if options.atol else "--rtol" if options.rtol else ""
+def _name_if(given: object, flag: str) -> str:
+    """Return the option for a message if the option is given, else ""."""
+    return option(flag) if given else ""
 
 
-def _of_values(options: DiffOptions) -> str:
-    """What says how values are compared, or by whom."""
-    executor = "" if options.executor is None else f"--executor {executors.executor_name(options.executor)}"
-    shard = "" if options.shard is None else f"--shard {options.shard}"
-    return "--bitwise" if options.bitwise else _tolerance(options) or executor or shard
+def _name_tolerance(options: DiffOptions) -> str:
+    return _name_if(options.atol, "--atol") or _name_if(options.rtol, "--rtol")
+
+
+def _name_value_option(options: DiffOptions) -> str:
+    """Return the first given option about the comparison of values; "" if there is none."""
+    executor = "" if options.executor is None else option("--executor", executors.executor_name(options.executor))
+    shard = "" if options.shard is None else option("--shard", options.shard)
+    return _name_if(options.bitwise, "--bitwise") or _name_tolerance(options) or executor or shard
 
 
 def _check_classes(options: DiffOptions) -> None:
-    """What is of classes alone needs one; what is of values is of files alone."""
+    """Raise UsageError for an option of classes without a class, and for an option of values with a class."""
     both = (options.before, options.after)
     classes = [text for text in both if load.find_class_spec(text) is not None]
     if options.init_device != "cpu" and not classes:
-        raise UsageError(f"--init-device {options.init_device}: neither {' nor '.join(both)} is a class to be built")
-    device = f"--device {options.device}" if options.device != "cpu" else ""
-    how = _of_values(options) or device
-    if classes and how:
-        raise UsageError(f"{how}: values are not compared, {classes[0]} is a class; leave it out")
+        problem = f"neither {' nor '.join(both)} is a class to be built"
+        raise UsageError(f"{option('--init-device', options.init_device)}: {problem}")
+    device = option("--device", options.device) if options.device != "cpu" else ""
+    value_option = _name_value_option(options) or device
+    if classes and value_option:
+        raise UsageError(f"{value_option}: values are not compared, {classes[0]} is a class; leave it out")
 
 
-def reads_values(options: DiffOptions, given: Given) -> bool:  # noqa: ARG001 - every command has the same signature
-    """Return True: what does not read values contradicts --executor and --shard in `check`."""
+def reads_values(options: DiffOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - every command has the same signature
+    """Return True: `check` refuses --executor and --shard if no values are read."""
     return True
 
 
@@ -97,13 +105,13 @@ def prepare(options: DiffOptions, caller: Caller) -> Request:  # noqa: ARG001 - 
     return build_request(options)
 
 
-def run(options: DiffOptions, request: Request, caller: Caller, given: Given) -> Outcome:
-    """Compare both sides. What could be compared is reported, whatever could not."""
+def run(options: DiffOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:
+    """Compare both sides; tensors without a comparison are failures."""
     with caller.progress(values=not options.metadata_only) as progress:
         diff = compare_targets(request, progress)
     caller.check_states(diff.before, diff.after)
-    if given.name is not None:
-        sides = replace(diff.before, target=f"a/{given.name}"), replace(diff.after, target=f"b/{given.name}")
+    if extra.name is not None:
+        sides = replace(diff.before, target=f"a/{extra.name}"), replace(diff.after, target=f"b/{extra.name}")
         diff = replace(diff, before=sides[0], after=sides[1])
     view = build_view(options)
     report = build_diff_report(diff, view)
@@ -113,7 +121,7 @@ def run(options: DiffOptions, request: Request, caller: Caller, given: Given) ->
 
 
 def build_request(options: DiffOptions) -> Request:
-    """Return what to compare, and how."""
+    """Return the request for the options."""
     return Request(
         before=options.before,
         after=options.after,
@@ -130,24 +138,24 @@ def build_request(options: DiffOptions) -> Request:
         kind=options.kind,
         init_device=options.init_device,
         jobs=options.jobs,
-        histograms=HISTOGRAMS if _is_drawn(options) else 0,
+        histograms=HISTOGRAMS if _has_page(options) else 0,
     )
 
 
-def _is_drawn(options: DiffOptions) -> bool:
-    """Whether an output shows pictures."""
+def _has_page(options: DiffOptions) -> bool:
+    """Return True if an output is a page, the only output with histograms."""
     return options.output_format is Output.HTML or any(text.startswith("html=") for text in options.report)
 
 
 def build_view(options: DiffOptions) -> DiffView:
-    """Return how people want to see the diff."""
-    overlooked = [f"--{name} {getattr(options, name):g}" for name in ("atol", "rtol") if getattr(options, name)]
-    overlooked += [f"--ignore {field.value}" for field in dict.fromkeys(options.ignore)]
+    """Return the view of the diff for people."""
+    tolerances = [f"--{name} {getattr(options, name):g}" for name in ("atol", "rtol") if getattr(options, name)]
+    ignored = [f"--ignore {field.value}" for field in dict.fromkeys(options.ignore)]
     return DiffView(
         unfold=options.all,
         tree=options.tree,
         verbose=options.verbose,
         lines=options.lines,
         names=NameList.ONLY if options.name_only else NameList.STATUS if options.name_status else None,
-        within=f" with {' '.join(overlooked)}" if overlooked else "",
+        within=f" with {' '.join(tolerances + ignored)}" if tolerances or ignored else "",
     )

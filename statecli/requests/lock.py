@@ -6,24 +6,24 @@ import os
 
 from statecli.commands.lock import lock_file
 from statecli.commands.lock import run as lock_run
-from statecli.core.errors import UsageError
+from statecli.core.errors import UsageError, option
 from statecli.requests.options import LockOptions
-from statecli.requests.outcome import Caller, Given, Outcome
+from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 from statecli.targets.load import find_class_spec
 
 
-def check(options: LockOptions, given: Given) -> None:  # noqa: ARG001 - every command has the same signature
-    """Raise UsageError for options that make no sense, before anything is read."""
+def check(options: LockOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
+    """Raise UsageError for invalid options, before anything is read."""
     if options.jobs < 0:
-        raise UsageError(f"--jobs {options.jobs}: must be 0 or more")
+        raise UsageError(f"{option('--jobs', options.jobs)}: must be 0 or more")
 
 
-def reads_values(options: LockOptions, given: Given) -> bool:  # noqa: ARG001 - as above
-    """Return True if a target is not a class, which has no values to lock."""
+def reads_values(options: LockOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - as above
+    """Return True if a target is not a class, because a class has no values to lock."""
     return not all(map(find_class_spec, options.targets))
 
 
-#: What reads the values of tensors, as an error says it.
+#: What reads tensor values, for an error.
 VALUES_ARE_READ = "only values of checkpoints are locked, and these are classes"
 
 
@@ -32,22 +32,22 @@ def prepare(options: LockOptions, caller: Caller) -> lock_run.Request:  # noqa: 
     return build_request(options)
 
 
-def run(options: LockOptions, request: lock_run.Request, caller: Caller, given: Given) -> Outcome:  # noqa: ARG001
+def run(options: LockOptions, request: lock_run.Request, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001
     """Lock the targets, all of them or none."""
     with caller.progress(values=False):
-        found = lock_run.read_targets(request)
-    caller.check_states(*(target.state for target in found))
+        targets = lock_run.read_targets(request)
+    caller.check_states(*(target.state for target in targets))
     with caller.progress(values=True) as progress:
-        lock = lock_run.build_lock(found, request, progress)
-    notes = list(lock_run.report_unlocked(found, lock))
+        lock = lock_run.build_lock(targets, request, progress)
+    notes = list(lock_run.report_unlocked(targets, lock))
     return Outcome(lock, content=lock_file.encode_lock(lock), notes=notes)
 
 
 def build_request(options: LockOptions) -> lock_run.Request:
-    """Return what to lock.
+    """Return the request for the options.
 
-    The lock names its targets from the folder that it lies in. All shards put the targets in one order, wherever the
-    file of a shard lies.
+    The lock names targets relative to its own folder; so do shards, wherever their files are, because all shards need
+    the targets in the same order.
     """
     path = options.output if options.shard is None and options.output != "-" else None
     return lock_run.Request(

@@ -1,8 +1,8 @@
 """Every option of every command, once: its name, type, default, help and group.
 
-A class has the options of one command. A field is an option: its annotation says how the command line spells it, what
-a value is, what the help says; its default is that of the option. The parsers of the command line, the arguments of the
-Python API and the tables of the documents are made from these classes (`parameters`), and commands read the fields.
+A class has the options of a command, a field for each. The annotation of a field has the flags, the type and the help
+of the option, and the default of a field is the default of the option. The parsers of the command line, the arguments
+of the Python API and the tables of the documents are derived from these classes (`parameters`).
 """
 
 import enum
@@ -12,7 +12,6 @@ import msgspec
 
 from statecli.commands.diff.result import Field
 from statecli.commands.verify.result import Name
-from statecli.core.errors import UsageError
 from statecli.core.finding import Severity
 from statecli.core.state import Kind
 from statecli.render import Output
@@ -23,7 +22,7 @@ CUDA = r"cuda(?::(?:0|[1-9]\d{0,3}))?"
 
 
 class Color(str, enum.Enum):
-    """`auto` is on a terminal, unless NO_COLOR is set."""
+    """When to use colours. `auto`: on a terminal, unless NO_COLOR is set."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -31,7 +30,7 @@ class Color(str, enum.Enum):
 
 
 class Group(str, enum.Enum):
-    """The heading of an option in the help, in the order of the help."""
+    """Headings of options in the help, in their order there."""
 
     TASK = "What to do"
     VALUES = "Reading values"
@@ -42,14 +41,15 @@ class Group(str, enum.Enum):
 
 
 class Option(msgspec.Struct, frozen=True):
-    """How the command line spells an option and what the help says of it.
+    """Flags and help of an option.
 
     Attributes:
-        flags: Its spellings, the full one first.
-        help: One phrase.
-        metavar: What stands for the value in the help; None for a flag, a number or a choice.
-        group: The heading in the help.
-        type: The type of a value on the command line, if the field has a wider one for Python.
+        flags: Spellings, the full spelling first.
+        help: A phrase.
+        metavar: Placeholder of the value in the help; None for a flag, a number or a choice.
+        group: Heading in the help.
+        type: Type of a value on the command line, if the field has a wider type for Python.
+        argument: Name of the argument in Python, if not the name of the field.
     """
 
     flags: tuple[str, ...]
@@ -57,16 +57,17 @@ class Option(msgspec.Struct, frozen=True):
     metavar: str | None = None
     group: Group = Group.TASK
     type: Any = None
+    argument: str | None = None
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A word of the command line that is no option: what the help calls it and says of it."""
+    """Placeholder and help of a target, a word of the command line without a flag."""
 
     metavar: str
     help: str | None = None
 
 
-# Options that several commands have, by what they mean there.
+# Options of several commands.
 
 Include = Annotated[
     tuple[str, ...],
@@ -130,7 +131,7 @@ Targets = Annotated[tuple[str, ...], Target("TARGET", "Checkpoints, folders or g
 
 
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a result is shown, and where. `timeout` in seconds."""
+    """Options of output, of every command with a report. `timeout` in seconds."""
 
     all: All = False
     output_format: OutputFormat = Output.TABLE
@@ -145,7 +146,7 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedOptions(OutputOptions, frozen=True, kw_only=True):
-    """What every command that reads a target and shows tensors takes."""
+    """Options of commands that read targets and show tensors."""
 
     init_device: InitDevice = "cpu"
     include: Include = ()
@@ -166,7 +167,7 @@ class InspectOptions(SharedOptions, frozen=True, kw_only=True):
     stats: Annotated[bool, Option(("--stats",), "Read the values: min, max, mean, std, zeros, NaN, Inf.")] = False
     input: Annotated[
         tuple[str, ...],
-        Option(("--input",), "Call forward first, with 2x3, int64:2x16<30522 (repeatable).", "SPEC"),
+        Option(("--input",), "Call forward first, with 2x3, int64:2x16<30522 (repeatable).", "SPEC", argument="inputs"),
     ] = ()
     inputs: Annotated[
         str | None, Option(("--inputs",), "Call forward first, with what this gives.", "FILE.PY:MAKE")
@@ -212,14 +213,15 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
     """Prove on MODEL itself what follows a move, is saved, restored and trained. Exit 1 if anything does not."""
 
     target: Annotated[str, Target("MODEL", "file.py:Class / pkg.mod:Class(arg=1).")]
-    check: Annotated[tuple[Name, ...], Option(("--check",), "Only this proof (repeatable).")] = ()
+    check: Annotated[tuple[Name, ...], Option(("--check",), "Only this proof (repeatable).", argument="checks")] = ()
     device: Annotated[
         str | None, Option(("--device",), "Move to cuda, cuda:N, cpu, meta, or fake-cuda: no GPU needed.", "DEVICE")
     ] = None
     dtype: Annotated[str | None, Option(("--dtype",), "Cast to this one: float64, bfloat16.", "DTYPE")] = None
     optimizer: Annotated[Any, Option(("--optimizer",), "Step with this one: sgd, adamw.", "NAME", type=str)] = None
     input: Annotated[
-        tuple[str, ...], Option(("--input",), "2x3x224x224, int64:2x16<30522, name=2x3 (repeatable).", "SPEC")
+        tuple[str, ...],
+        Option(("--input",), "2x3x224x224, int64:2x16<30522, name=2x3 (repeatable).", "SPEC", argument="inputs"),
     ] = ()
     inputs: Annotated[str | None, Option(("--inputs",), "Call this for what forward takes.", "FILE.PY:MAKE")] = None
     verbose: Annotated[
@@ -373,7 +375,7 @@ class GitDifftoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     name: Annotated[str, Target("[NAME]", "What it is called in the repository.")] = ""
 
 
-#: The options of a command, whichever it is.
+#: Options of any command.
 Options = (
     InspectOptions
     | DiffOptions
@@ -404,26 +406,3 @@ COMMANDS: dict[str, type[Options]] = {
     "config": ConfigOptions,
     "schema": SchemaOptions,
 }
-
-
-#: Globs of names of tensors: a name may be empty.
-_GLOBS = frozenset(["include", "exclude", "map", "only", "frozen", "changed"])
-#: What has no dashes on the line.
-_TARGETS = frozenset(["target", "targets", "before", "after", "parts"])
-
-
-def refuse_empty(options: msgspec.Struct) -> None:
-    """Raises UsageError for a target or an option that is given as the empty text.
-
-    An unset variable of a script makes one: taken for "not given", `--lock "$LOCK"` would hold nothing to any lock.
-    """
-    for field in options.__struct_fields__:
-        value = getattr(options, field)
-        if field not in _GLOBS and (value == "" or (isinstance(value, tuple) and "" in value)):
-            refuse_nothing("", "a target" if field in _TARGETS else f"--{field.replace('_', '-')}")
-
-
-def refuse_nothing(text: str | None, what: str) -> None:
-    """Raises UsageError where the text is there and empty."""
-    if text == "":
-        raise UsageError(f"{what}: is empty; name something, or leave it out")

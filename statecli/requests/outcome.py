@@ -1,4 +1,4 @@
-"""What a run of a command came to, and what a run may ask of whoever started it."""
+"""Outcome of a command, and the caller to report progress to."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from statecli.core.state import ModelState
 from statecli.core.units import plural
 from statecli.report import Report
 
-#: Lines about tensors that could not be read or compared; the result has each.
+#: Lines about tensors that could not be read or compared; the result has all.
 MAX_FAILURE_LINES = 20
 
 
 class OutputFile(msgspec.Struct, frozen=True):
-    """A file that the command writes next to its report: its path, and its content in pieces."""
+    """A file to write next to the report: its path, and its content in pieces."""
 
     path: str
     pieces: Iterable[bytes]
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a run of a command came to.
+    """Outcome of a command.
 
     Attributes:
         result: The Inspection, Diff, Verification, Audit or Lock.
-        report: What there is to say of it; None if the command writes `content` instead.
+        report: Report of the result; None if the command writes `content` instead.
         content: The bytes of a command without a report, in pieces.
-        text: The text of a command without a report for people, laid out for a number of columns.
-        failures: What could not be done, each in a line: with any, the exit status is 2.
-        findings_first: True if the exit status is 1 for findings even if something could not be done.
-        reported: True if the report for people says the failures too.
-        notes: What is told on standard error next to the report.
+        text: Function from a number of columns to text for people, of a command without a report.
+        failures: A line for each failed part of the work; with any, the exit status is 2.
+        findings_first: True if findings set exit status 1 even if there are failures.
+        reported: True if the report for people contains the failures.
+        notes: Findings for standard error.
         warning: A line for standard error about the command line itself.
-        files: What is written before the report.
+        files: Files to write before the report.
         plain: True if the report is plain text, whatever `--output-format` says.
     """
 
@@ -57,20 +57,20 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def exit_code(self) -> int:
-        """0 if all is well, 1 for findings, 2 if something could not be done."""
-        found = int(self.report is not None and self.report.has_failed())
-        if not self.failures or (found and self.findings_first):
-            return found
-        return 2
+        """Exit status: 0 without findings, 1 for findings, 2 for failures."""
+        has_findings = self.report is not None and self.report.has_failed()
+        if self.failures and not (has_findings and self.findings_first):
+            return 2
+        return int(has_findings)
 
 
-class Given(msgspec.Struct, frozen=True):
-    """What the options of the command line cannot say.
+class ExtraInputs(msgspec.Struct, frozen=True):
+    """Inputs of a command besides its options.
 
     Attributes:
         model: A live nn.Module, from Python.
-        inputs: What its forward is called with, as objects, from Python.
-        name: What both sides of a diff are called, from git; None: the paths.
+        inputs: Arguments of forward as objects, from Python.
+        name: Name of both sides of a diff, from git; None for the paths.
     """
 
     model: Any = None
@@ -79,30 +79,30 @@ class Given(msgspec.Struct, frozen=True):
 
 
 class Caller:
-    """Who runs a command: nobody who watches, by default; the command line shows progress and protects its outputs."""
+    """Caller of a command, here without interest in progress; the command line shows progress and protects outputs."""
 
     def progress(self, *, values: bool) -> AbstractContextManager[Progress | None]:  # noqa: ARG002 - for subclasses
-        """Return what is told of the bytes that are read. `values`: whether the values of tensors are read."""
+        """Return a context of a function to report bytes read. `values`: True if tensor values are read."""
         return nullcontext()
 
     def steps(self, count: int) -> AbstractContextManager[Callable[[], None]]:  # noqa: ARG002 - for subclasses
-        """Return what is called after each of `count` steps."""
+        """Return a context of a function to call after each of `count` steps."""
         return nullcontext(lambda: None)
 
     def check_command(self, options: Any) -> None:
-        """Raise UsageError for the options of a command whose parts this caller does not merge."""
+        """Raise UsageError for a command whose parts this caller does not merge."""
 
     def check_states(self, *states: ModelState) -> None:
-        """Raise UsageError if an output would be written to a file that these states were read from."""
+        """Raise UsageError if an output would overwrite a file of the states."""
 
     def check_files(self, paths: Sequence[str]) -> None:
-        """Raise UsageError if an output would be written to one of these files, which are read."""
+        """Raise UsageError if an output would overwrite a file of `paths`."""
 
 
 def describe_failures(broken: Sequence[tuple[str, str]], done: str) -> list[str]:
-    """Return a line for each file and cause, MAX_FAILURE_LINES at most, and one that counts the other tensors.
+    """Return a line for each file and cause, MAX_FAILURE_LINES at most, and a line with the number of other tensors.
 
-    `broken`: the name of each tensor and its error. `done`: what could not be done with them ("read", "compared").
+    `broken`: the name of each tensor and its error. `done`: the verb in messages ("read", "compared").
     """
     causes = group_by_cause(broken)
     lines = [message for message, _ in causes[:MAX_FAILURE_LINES]]

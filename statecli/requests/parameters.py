@@ -1,4 +1,4 @@
-"""What the parsers, the Python API and the documents need to know of each option, read from the classes of options."""
+"""The table of options as parsers, the Python API and the documents read it, derived from the classes of options."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
+from statecli.core.errors import UsageError, option
 from statecli.requests.options import Group, Option, Options, Target
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """One option, or one target, of a command.
+    """An option or a target of a command.
 
     Attributes:
-        field: The field of the options, which is also the argument in Python.
-        flags: The spellings on the command line, the full one first; () for a target.
-        type: The type of one value: bool, str, int, float or an Enum.
-        repeatable: True if it may be given several times; the field is then a tuple.
-        default: The value if it is not given; msgspec.NODEFAULT for a target that must be given.
+        field: Field of the options.
+        argument: Argument in Python.
+        flags: Spellings on the command line, the full spelling first; () for a target.
+        type: Type of a value: bool, str, int, float or an Enum.
+        repeatable: True if the command line may give several values; the field is then a tuple.
+        default: Default; msgspec.NODEFAULT for a required target.
         metavar, help, group: As in `Option`.
     """
 
     field: str
+    argument: str
     flags: tuple[str, ...]
     type: Any
     repeatable: bool
@@ -34,7 +37,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
     @property
     def is_target(self) -> bool:
-        """True for a word of the line that is no option."""
+        """True for a target; targets have no flags."""
         return not self.flags
 
     @property
@@ -43,23 +46,23 @@ class Parameter(msgspec.Struct, frozen=True):
         return self.type is bool
 
     def convert(self, word: str) -> Any:
-        """Return the value that a word of the command line stands for. Raises ValueError if it stands for none."""
+        """Return a word of the command line as a value. Raises ValueError for a word without a value of the type."""
         return self.type(word)
 
 
 @cache
 def parameters_of(options: type[Options]) -> tuple[Parameter, ...]:
-    """Return the parameters of a command: its targets in order, then its options as the help lists them."""
+    """Return the parameters of a command: targets in order, then options in the order of the help."""
     annotations: dict[str, Any] = {}
     for base in reversed(options.__mro__):
         annotations |= getattr(base, "__annotations__", {})
     fields = [field for field in msgspec.structs.fields(options) if field.name in annotations]
-    parameters = [_parameter(field, annotations[field.name]) for field in fields]
+    parameters = [_build_parameter(field, annotations[field.name]) for field in fields]
     groups = list(Group)
     return tuple(sorted(parameters, key=lambda parameter: (not parameter.is_target, groups.index(parameter.group))))
 
 
-def _parameter(field: msgspec.structs.FieldInfo, annotation: Any) -> Parameter:
+def _build_parameter(field: msgspec.structs.FieldInfo, annotation: Any) -> Parameter:
     plain, info = get_args(annotation)
     repeatable = get_origin(plain) is tuple
     if repeatable:
@@ -68,7 +71,23 @@ def _parameter(field: msgspec.structs.FieldInfo, annotation: Any) -> Parameter:
         plain = next(part for part in get_args(plain) if part is not types.NoneType)
     default = field.default
     if isinstance(info, Target):
-        return Parameter(field.name, (), plain, repeatable, default, info.metavar, info.help, Group.TASK)
+        return Parameter(field.name, field.name, (), plain, repeatable, default, info.metavar, info.help, Group.TASK)
     assert isinstance(info, Option)  # noqa: S101 - each field is one or the other
-    of = info.type or plain
-    return Parameter(field.name, info.flags, of, repeatable, default, info.metavar, info.help, info.group)
+    kind, argument = info.type or plain, info.argument or field.name
+    return Parameter(field.name, argument, info.flags, kind, repeatable, default, info.metavar, info.help, info.group)
+
+
+#: Globs and expressions on names of tensors, where an empty name is possible.
+_MAY_BE_EMPTY = frozenset(["include", "exclude", "map", "only", "frozen", "changed"])
+
+
+def check_not_empty(options: Options) -> None:
+    """Raise UsageError for a target or an option with an empty text as value.
+
+    An unset variable in a script makes an empty text: `--lock "$LOCK"` must not skip the comparison.
+    """
+    for parameter in parameters_of(type(options)):
+        value = getattr(options, parameter.field)
+        if parameter.field not in _MAY_BE_EMPTY and (value == "" or (isinstance(value, tuple) and "" in value)):
+            subject = "a target" if parameter.is_target else option(parameter.flags[0])
+            raise UsageError(f"{subject}: is empty; name something, or leave it out")

@@ -1,4 +1,4 @@
-"""Run `statecli rules`, `config` and `schema`, which say what statecli knows and read no target."""
+"""Run `statecli rules`, `config` and `schema`, the commands without a target."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statecli.requests.outcome import Outcome
 
 
 def run_rules(options: RulesOptions) -> Outcome:
-    """List the rules; for people, one rule is its explanation."""
+    """List the rules, or explain a rule."""
     from statecli.report import rules
 
     texts = rules.list_rules() if options.name is None else (rules.explain_rule(options.name),)
@@ -19,13 +19,13 @@ def run_rules(options: RulesOptions) -> Outcome:
 
 
 def run_config(options: ConfigOptions) -> Outcome:
-    """Show the configuration that is in force."""
+    """Show the configuration in force."""
     from statecli.commands.audit.config import load_config
     from statecli.report import config
     from statecli.requests import audit
 
-    found = load_config(options.config, no_config=options.no_config)
-    return Outcome(found, config.build_config_report(audit.in_force(found), found.path))
+    loaded = load_config(options.config, no_config=options.no_config)
+    return Outcome(loaded, config.build_config_report(audit.list_settings(loaded), loaded.path))
 
 
 def run_schema(options: SchemaOptions) -> Outcome:

@@ -1,9 +1,8 @@
 """Run a command: its options in, its outcome out.
 
-The command line, the Python API, git's driver and the documents all run commands here. What every command does around
-its own work is written once: empty values are refused, options are checked, an engine does the work on the values, or
-a shard of it is done. Own modules are imported when their command is run, because an inspection starts in less time
-without those of the others.
+The command line, the Python API, git's driver and the documents all run commands here. The steps around the work of
+a command are the same for each: refuse empty values, check options, choose the engine or the shard. The module of a
+command is imported when the command runs, because a start takes less time without the other modules.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from statecli.commands.diff.result import Diff
 from statecli.core.error_causes import group_by_cause
-from statecli.core.errors import UsageError
+from statecli.core.errors import UsageError, option
 from statecli.core.units import plural
 from statecli.requests.options import (
     AuditOptions,
@@ -28,49 +27,49 @@ from statecli.requests.options import (
     RulesOptions,
     SchemaOptions,
     VerifyOptions,
-    refuse_empty,
 )
-from statecli.requests.outcome import MAX_FAILURE_LINES, Caller, Given, Outcome
+from statecli.requests.outcome import MAX_FAILURE_LINES, Caller, ExtraInputs, Outcome
+from statecli.requests.parameters import check_not_empty
 
 
-def run(options: Options, caller: Caller | None = None, given: Given | None = None) -> Outcome:
-    """Run the command that these are the options of.
+def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | None = None) -> Outcome:
+    """Run the command of the options.
 
-    Raises StateError for what cannot be done at all; what cannot be done in part is one of the outcome's failures.
+    Raises StateError if the whole command failed; a failed part of the work is in `Outcome.failures`.
     """
-    caller, given = caller or Caller(), given or Given()
-    refuse_empty(options)
+    caller, extra = caller or Caller(), extra or ExtraInputs()
+    check_not_empty(options)
     if isinstance(options, MergeOptions):
-        from statecli.requests.merge import merging
+        from statecli.requests.merge import use_parts
 
-        with merging(options) as command:
+        with use_parts(options) as command:
             caller.check_command(command)
-            return run(command, caller, given)
+            return run(command, caller, extra)
     if isinstance(options, (RulesOptions, ConfigOptions, SchemaOptions)):
         from statecli.requests import reference
 
         if isinstance(options, RulesOptions):
             return reference.run_rules(options)
         return reference.run_config(options) if isinstance(options, ConfigOptions) else reference.run_schema(options)
-    module = _module_of(options)
-    module.check(options, given)
+    module = _import_module(options)
+    module.check(options, extra)
     executor, shard = getattr(options, "executor", None), getattr(options, "shard", None)
-    engine = _engine(executor, getattr(options, "jobs", 0))
-    share = nullcontext() if shard is None else _shard(options)
-    if (executor is not None or shard is not None) and not module.reads_values(options, given):
+    engine = _use_engine(executor, getattr(options, "jobs", 0))
+    share = nullcontext() if shard is None else _use_shard(options)
+    if (executor is not None or shard is not None) and not module.reads_values(options, extra):
         raise UsageError(f"{_describe_division(executor, shard)}: {module.VALUES_ARE_READ}")
     request = module.prepare(options, caller)
     with engine, share as mine:
-        outcome: Outcome = module.run(options, request, caller, given)
-    return outcome if mine is None else _outcome_of_shard(mine, outcome)
+        outcome: Outcome = module.run(options, request, caller, extra)
+    return outcome if mine is None else _build_shard_outcome(mine, outcome)
 
 
-def _module_of(options: Options) -> ModuleType:
+def _import_module(options: Options) -> ModuleType:
     """Return the module with `check`, `reads_values`, `prepare` and `run` of a command."""
     return import_module(f"statecli.requests.{_COMMAND_OF[type(options)]}")
 
 
-#: The commands that have a module of their own, as shard files call them too.
+#: Commands with a module of the same name here; shard files have these names too.
 _COMMAND_OF: dict[type, str] = {
     InspectOptions: "inspect",
     DiffOptions: "diff",
@@ -80,8 +79,8 @@ _COMMAND_OF: dict[type, str] = {
 }
 
 
-def _engine(executor: Any, jobs: int) -> AbstractContextManager[None]:
-    """Return the context in which `--executor` does the work. Raises UsageError before anything is read."""
+def _use_engine(executor: Any, jobs: int) -> AbstractContextManager[None]:
+    """Return a context with the engine of `--executor`. Raises UsageError before anything is read."""
     if executor is None:
         return nullcontext()
     from statecli.workers import executors
@@ -90,16 +89,16 @@ def _engine(executor: Any, jobs: int) -> AbstractContextManager[None]:
     return executors.use_executor(executor)
 
 
-def _shard(options: Any) -> AbstractContextManager[Any]:
-    """Return the context in which only the shard of the work is done that `--shard` names."""
+def _use_shard(options: Any) -> AbstractContextManager[Any]:
+    """Return a context with the work restricted to `--shard`."""
     from statecli.shards import shard
 
     shard.check_options(options)
     return shard.use_shard(options, _COMMAND_OF[type(options)])
 
 
-def _outcome_of_shard(shard: Any, outcome: Outcome) -> Outcome:
-    """Return the file of a shard, in place of the result that only all shards together have."""
+def _build_shard_outcome(shard: Any, outcome: Outcome) -> Outcome:
+    """Return the outcome of one shard: its shard file, because only all shards together have a report."""
     broken = [pair.message for pair in outcome.result.broken] if isinstance(outcome.result, Diff) else ()
     causes = [message for message, _ in group_by_cause(dict.fromkeys(shard.failed))]
     failures = causes[:MAX_FAILURE_LINES]
@@ -110,7 +109,7 @@ def _outcome_of_shard(shard: Any, outcome: Outcome) -> Outcome:
 
 def _describe_division(executor: Any, shard: str | None) -> str:
     if executor is None:
-        return f"--shard {shard}"
+        return option("--shard", shard)
     from statecli.workers import executors
 
-    return f"--executor {executors.executor_name(executor)}"
+    return option("--executor", executors.executor_name(executor))

@@ -7,32 +7,35 @@ import re
 from statecli.commands.verify import run as verify_run
 from statecli.commands.verify.result import Name
 from statecli.commands.verify.run import Request
-from statecli.core.errors import UsageError
+from statecli.core.errors import UsageError, option
 from statecli.report import View
 from statecli.report.verify import build_verify_report, list_inconclusive
 from statecli.requests.options import CUDA, VerifyOptions
-from statecli.requests.outcome import Caller, Given, Outcome
+from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 
 _DEVICE = re.compile(rf"meta|cpu|fake-cuda|{CUDA}")
-#: Options, each with the proofs that it is for.
-_PROOFS_OF = {"device": {"move", "forward"}, "dtype": {"cast"}, "optimizer": {"step"}}
+#: Options, each with the proofs that use the value.
+_PROOFS_OF = {"--device": {"move", "forward"}, "--dtype": {"cast"}, "--optimizer": {"step"}}
 
 
-def check(options: VerifyOptions, given: Given) -> None:  # noqa: ARG001 - every command has the same signature
-    """Raise UsageError for options that contradict each other, before the model is built."""
+def check(options: VerifyOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
+    """Raise UsageError for contradictory options, before the model is built."""
     if options.input and options.inputs:
-        raise UsageError("--input and --inputs contradict each other; leave one of them out")
+        both = f"{option('--input')} and {option('--inputs')}"
+        raise UsageError(f"{both} contradict each other; leave one of them out")
     if options.device is not None and not _DEVICE.fullmatch(options.device):
-        raise UsageError(f"--device {options.device}: no such device; write meta, cpu, cuda, cuda:N or fake-cuda")
+        device = option("--device", options.device)
+        raise UsageError(f"{device}: no such device; write meta, cpu, cuda, cuda:N or fake-cuda")
     checks = {name.value for name in options.check}
-    for option, proofs in _PROOFS_OF.items():
-        value = getattr(options, option)
+    for flag, proofs in _PROOFS_OF.items():
+        value = getattr(options, flag.removeprefix("--"))
         if checks and value is not None and not checks & proofs:
-            shown = value if isinstance(value, str) else value.__name__
-            raise UsageError(f"--{option} {shown}: --check leaves out {' and '.join(sorted(proofs))}; leave it out too")
+            useless = option(flag, value if isinstance(value, str) else value.__name__)
+            left_out = f"{option('--check')} leaves out {' and '.join(sorted(proofs))}"
+            raise UsageError(f"{useless}: {left_out}; leave it out too")
 
 
-def reads_values(options: VerifyOptions, given: Given) -> bool:  # noqa: ARG001 - as above
+def reads_values(options: VerifyOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - as above
     """Return False: verify has neither --executor nor --shard."""
     return False
 
@@ -46,20 +49,20 @@ def prepare(options: VerifyOptions, caller: Caller) -> Request:  # noqa: ARG001 
     return build_request(options)
 
 
-def run(options: VerifyOptions, request: Request, caller: Caller, given: Given) -> Outcome:
-    """Run the proofs. What could be proved is reported, whatever was inconclusive."""
+def run(options: VerifyOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:
+    """Run the proofs; inconclusive proofs are failures."""
     with caller.steps(len(request.checks or Name)) as step:
-        if given.model is not None:
-            verification = verify_run.verify_live_model(given.model, request, given.inputs)
+        if extra.model is not None:
+            verification = verify_run.verify_live_model(extra.model, request, extra.inputs)
         else:
-            verification = verify_run.run(request, lambda _: step(), given.inputs)
+            verification = verify_run.run(request, lambda _: step(), extra.inputs)
     caller.check_states(verification.state)
     report = build_verify_report(verification, View(unfold=options.all, verbose=options.verbose), options.check)
     return Outcome(verification, report, failures=list_inconclusive(verification, options.check), findings_first=True)
 
 
 def build_request(options: VerifyOptions) -> Request:
-    """Return which proofs to run, and how."""
+    """Return the request for the options."""
     return Request(
         target=options.target,
         checks=tuple(name for name in Name if name in options.check),

@@ -1,4 +1,4 @@
-"""`--shard i/n` and `statecli merge`: one command's work on the values, done by `n` processes that never meet.
+"""`--shard i/n` and `statecli merge`: one command's work on the values, done by `n` separate processes.
 
     statecli diff A B --shard 1/2 ──▶ shard file 1 ┐
     statecli diff A B --shard 2/2 ──▶ shard file 2 ┴──▶ statecli merge ──▶ the output of `statecli diff A B`

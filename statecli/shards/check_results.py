@@ -79,7 +79,7 @@ def _possible_value_counts(task: CompareTask, elements: int) -> tuple[int, ...]:
 
 
 def _check_counts(tally: Tally, elements: int, values: int) -> Checks:
-    """Check counts against the `elements` that can have changed, and all `values` that were compared."""
+    """Check counts against the `elements` possibly changed and all compared `values`."""
     yield "changed", 0 <= tally.changed <= elements
     yield "finite", 0 <= tally.finite <= values
     yield "left_out", 0 <= tally.left_out <= values - tally.finite

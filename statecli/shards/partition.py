@@ -1,4 +1,4 @@
-"""Assign tasks to shards: as even in bytes as tasks allow, and equally in all processes that plan the same tasks."""
+"""Assign tasks to shards: as even in bytes as tasks allow, and equally in all processes with the same tasks."""
 
 from __future__ import annotations
 

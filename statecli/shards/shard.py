@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecli.core.errors import StateError, UnreadableError, UsageError
+from statecli.core.errors import StateError, UnreadableError, UsageError, option
 from statecli.core.version import __version__
 from statecli.shards.partition import MAX_SHARDS, Partition
 from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_version
@@ -31,6 +31,8 @@ OUTPUT_OPTIONS = frozenset(
 )
 #: Options of an output, which a shard file does not have.
 _FORMAT_OPTIONS = ("all", "tree", "lines", "name_only", "name_status", "output_format", "report", "verbose")
+#: Options that contradict `--shard`, with their fields.
+_WITHOUT_SHARD = (("--to", "to"), ("--cuda", "cuda"), ("--write-baseline", "write_baseline"))
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -38,39 +40,40 @@ def parse_shard(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
     index, count = map(int, match.groups()) if match else (0, 0)
     if not 1 <= index <= count <= MAX_SHARDS:
-        raise UsageError(f"--shard {text}: write I/N for the share I of N, from 1/N to N/N (N up to {MAX_SHARDS})")
+        form = f"write I/N for the share I of N, from 1/N to N/N (N up to {MAX_SHARDS})"
+        raise UsageError(f"{option('--shard', text)}: {form}")
     return index, count
 
 
 def check_options(options: Any) -> None:
-    """Raise UsageError for an invalid `--shard`, and for options that contradict it."""
+    """Raise UsageError for an invalid `--shard`, and for options in contradiction to `--shard`."""
     if options.shard is None:
         return
     parse_shard(options.shard)
     defaults = {field.name: field.default for field in msgspec.structs.fields(type(options))}
     given = (name for name in _FORMAT_OPTIONS if name in defaults and getattr(options, name) != defaults[name])
     for name in given:
-        option = f"--{name.replace('_', '-')}"
-        raise UsageError(f"{option}: a part has one form; leave it out, and give it to statecli merge")
-    for option, name in (("--to", "to"), ("--cuda", "cuda"), ("--write-baseline", "write_baseline")):
-        if getattr(options, name, None):
-            raise UsageError(f"{option} and --shard {options.shard} contradict each other; leave one of them out")
+        flag = f"--{name.replace('_', '-')}"
+        raise UsageError(f"{option(flag)}: a part has one form; leave it out, and give it to statecli merge")
+    contradictory = [option(flag) for flag, name in _WITHOUT_SHARD if getattr(options, name, None)]
     if getattr(options, "device", "cpu") != "cpu":
-        problem = "contradict each other; leave one of them out"
-        raise UsageError(f"--device {options.device} and --shard {options.shard} {problem}")
+        contradictory.append(option("--device", options.device))
+    for other in contradictory:
+        both = f"{other} and {option('--shard', options.shard)}"
+        raise UsageError(f"{both} contradict each other; leave one of them out")
 
 
 def select_options(options: Any) -> dict[str, Any]:
-    """Return the options that decide the result, without those that have their default."""
+    """Return the options with an effect on the result, without defaults."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(type(options))}
     values = {name: getattr(options, name) for name in defaults if name not in OUTPUT_OPTIONS}
     return {name: msgspec.to_builtins(value) for name, value in values.items() if value != defaults[name]}
 
 
 class Shard:
-    """A `pool.ResultStore` that has the tasks of one shard done and records their results.
+    """A `pool.ResultStore` with the results of a shard; other tasks are not done.
 
-    `failed`: the tensors of tasks that could not be done, each with its error.
+    `failed`: the tensors of failed tasks, each with its error.
     """
 
     is_complete = False

@@ -1,11 +1,11 @@
-"""The file of one shard: a line about the command, a line a task, and a last line that proves that no line is missing.
+"""The file of one shard: a line about the command, a line a task, and a last line as proof of completeness.
 
     {"schema": "statecli.part/1", "command": "diff", "options": {"before": "a.pt", …}, "shard": [3, 8], …}
     {"function": "run_batch", "key": "5f1c…", "name": "fc.weight", "bytes": 4096, "result": {…}}
     {"end": true, "tasks": 1, "sha256": "…"}
 
-Results are JSON without loss: a float has as many digits as needed, and a float that JSON cannot write is
-`{"float": "nan"}`. A reader trusts no line: each is decoded as the type that it must have.
+Results are JSON without loss: a float has as many digits as needed, and NaN is `{"float": "nan"}`. A reader trusts no
+line: each is decoded as the expected type.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ ERRORS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, 
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The first line: which shard of which command the file is of.
+    """The first line: the command and the number of the shard.
 
     Attributes:
-        options: Options that decide the result.
+        options: Options with an effect on the result.
         plan: A digest for each pass over the values.
         tasks: Number of tasks planned for all shards together.
         own: Number of tasks planned for this shard.
-        files: Identity of each file that was read.
+        files: Identity of each file read.
     """
 
     schema: str
@@ -111,7 +111,7 @@ class StoredResult(NamedTuple):
 
 
 class ShardFile(NamedTuple):
-    """A shard file that was read."""
+    """Content of a shard file."""
 
     path: str
     head: Head
@@ -193,7 +193,7 @@ def _check_end(path: str, number: int, raw: bytes, tasks: int, digest: str) -> N
 
 
 def _check_count(path: str, head: Head, own: int) -> None:
-    """Raise UnreadableError if results of this shard's tasks are missing, or if there are others."""
+    """Raise UnreadableError for missing or surplus results of this shard's tasks."""
     if own < head.own:
         problem = f"lacks the results of {head.own - own} of its {head.own} tasks"
         raise UnreadableError(f"{path}: {problem}: have its share done again")
@@ -223,7 +223,7 @@ def _read_lines(path: str) -> Iterator[bytes]:
 
 
 def _read_pieces(path: str) -> Iterator[bytes]:
-    """Yield the bytes of a file, or of a pipe, which can be read once."""
+    """Yield the bytes of a file, or of a pipe, in one pass."""
     try:
         if not files.is_remote(path) and os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
             with open(path, "rb") as pipe:

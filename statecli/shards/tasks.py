@@ -1,4 +1,4 @@
-"""Keys of tasks, by which a shard file stores their results, and the type of each function's results."""
+"""Keys of tasks in a shard file, and the type of the results of each function."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from statecli import formats, live
 from statecli.core import kinds
-from statecli.core.errors import MalformedError, UnreadableError, UsageError
+from statecli.core.errors import MalformedError, UnreadableError, UsageError, option
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ModelState
 from statecli.live import hf_auto
@@ -99,6 +99,7 @@ def read_class_state(text: str, *, init_device: str, names: Sequence[str] = ()) 
     """
     spec = find_class_spec(text)
     if spec is None:
-        raise UsageError(f"--model {text}: names no class; write file.py:Class, package.module:Class or auto")
+        option_text = option("--model", text)
+        raise UsageError(f"{option_text}: names no class; write file.py:Class, package.module:Class or auto")
     built = build_model(spec, init_device=init_device, values=False)
     return live.read(built, text), hf_auto.map_loaded_names(built.module, names) if hf_auto.is_auto(spec) else {}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from statecli.core.errors import MissingDependency, StateError, UsageError
+from statecli.core.errors import MissingDependency, StateError, UsageError, option
 from statecli.core.float_mode import with_denormals
 from statecli.values.compare_task import BLOCK_ELEMENTS, CompareTask, Comparison, Worker
 from statecli.values.delta import CompareOptions
@@ -33,13 +33,14 @@ def resolve_device(name: str) -> Any:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UsageError(f"--device {name}: torch knows no such device; cpu, cuda and cuda:1 are devices") from error
+        problem = "torch knows no such device; cpu, cuda and cuda:1 are devices"
+        raise UsageError(f"{option('--device', name)}: {problem}") from error
     if device.type != "cuda":
-        raise UsageError(f"--device {name}: values are compared on cpu or cuda")
+        raise UsageError(f"{option('--device', name)}: values are compared on cpu or cuda")
     if not torch.cuda.is_available():
-        raise UsageError(f"--device {name}: there is no CUDA here; leave it out to compare on the CPU")
+        raise UsageError(f"{option('--device', name)}: there is no CUDA here; leave it out to compare on the CPU")
     if (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA device(s)")
+        raise UsageError(f"{option('--device', name)}: this machine has {torch.cuda.device_count()} CUDA device(s)")
     return device
 
 

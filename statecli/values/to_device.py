@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from statecli.core.errors import MissingDependency, UsageError
+from statecli.core.errors import MissingDependency, UsageError, option
 from statecli.core.state import After, ByteRange, ModelState, Oddity, TensorData, TensorInfo
 from statecli.values.elements import Array
 from statecli.values.ggml_blocks import to_stored_blocks
@@ -88,16 +88,16 @@ def resolve_device(device: str) -> Device:
     try:
         requested = torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise UsageError(f"--to {device}: torch knows no such device: try cpu, cuda, cuda:0, mps or meta") from error
+        problem = "torch knows no such device: try cpu, cuda, cuda:0, mps or meta"
+        raise UsageError(f"{option('--to', device)}: {problem}") from error
     if requested.type == "cuda":
         _require_cuda(torch, device, requested)
     try:
         allocated: Device = torch.empty(1, dtype=torch.uint8, device=requested).device
     except Exception as error:  # each backend has an exception of its own for not being there
         reason = format_first_line(error)
-        raise UsageError(
-            f"--to {device}: not available here ({reason}): --to meta makes the same check on any machine"
-        ) from error
+        advice = f"{option('--to', 'meta')} makes the same check on any machine"
+        raise UsageError(f"{option('--to', device)}: not available here ({reason}): {advice}") from error
     return allocated
 
 
@@ -113,11 +113,12 @@ def _require_cuda(torch: Any, device: str, requested: Device) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         raise UsageError(
-            f"--to {device}: torch {torch.__version__} finds no CUDA device here: "
-            "--to cpu compares every byte on any machine, --to meta reads them and checks their checksums"
+            f"{option('--to', device)}: torch {torch.__version__} finds no CUDA device here: "
+            f"{option('--to', 'cpu')} compares every byte on any machine, "
+            f"{option('--to', 'meta')} reads them and checks their checksums"
         )
     if requested.index is not None and requested.index >= count:
-        raise UsageError(f"--to {device}: this machine has {count} CUDA devices, cuda:0 to cuda:{count - 1}")
+        raise UsageError(f"{option('--to', device)}: this machine has {count} CUDA devices, cuda:0 to cuda:{count - 1}")
 
 
 def _place_tensor(tensor: TensorInfo, device: Device, cache: dict[tuple[ByteRange, str], Arrival]) -> TensorInfo:

@@ -364,12 +364,12 @@ def endless(shared, batch):
 def run():
     with pool.use_engine(pool.Threads(2)):
         pool.run_tasks(endless, None, [Task(1), Task(2), Task(3)], absent=None)
-interrupts.listen()
+interrupts.handle_interrupts()
 try:
-    commands.leave_with(run, debug=False)
+    commands.run_body_and_exit(run, debug=False)
 except SystemExit as done:
-    from statecli.__main__ import _end
-    _end(done.code)
+    from statecli.__main__ import _exit_process
+    _exit_process(done.code)
 """
 
 

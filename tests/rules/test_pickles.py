@@ -142,8 +142,8 @@ def test_unsafe_global_finds_sparse_tensors_whose_indices_nobody_checks(found, t
     with (tmp_path / "plain.pkl").open("wb") as file:
         pickle.dump({"w": Reduced(torch._utils._rebuild_sparse_tensor, arguments)}, file)
     for name in ("class.pt", "plain.pkl"):
-        (finding,) = found("unsafe-global", tmp_path / name)
-        assert "makes a sparse tensor whose indices neither torch nor statecli can check" in finding.message
+        messages = [finding.message for finding in found("unsafe-global", tmp_path / name)]
+        assert any("makes a sparse tensor whose indices neither torch" in message for message in messages)
 
 
 @pytest.mark.parametrize("name", ["keys", "items", "copy", "__len__"])

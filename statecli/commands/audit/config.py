@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli.core.dtypes import ELEMENT_BITS
-from statecli.core.errors import UnreadableError, UsageError
+from statecli.core.errors import UnreadableError, UsageError, option
 from statecli.core.finding import Severity
 from statecli.rules import RULES
 from statecli.rules.policy_config import Policy
@@ -91,14 +91,15 @@ def load_config(path: str | None = None, start: str = ".", *, no_config: bool = 
     """
     if no_config:
         if path is not None:
-            raise UsageError(f"--config {path} and --no-config contradict each other; leave one of them out")
+            both = f"{option('--config', path)} and {option('--no-config')}"
+            raise UsageError(f"{both} contradict each other; leave one of them out")
         return LoadedConfig()
     if path is not None:
         if files.is_remote(path):
-            raise UsageError(f"--config {path}: is a URL, and a configuration is a file here: copy it")
+            raise UsageError(f"{option('--config', path)}: is a URL, and a configuration is a file here: copy it")
         table = _read_table(path)
         if table is None:
-            raise UsageError(f"--config {path}: has no [tool.statecli]")
+            raise UsageError(f"{option('--config', path)}: has no [tool.statecli]")
         return _parse_table(table, path)
     for config_path in map(os.path.relpath, _iter_config_files(start)):
         table = _read_table(config_path)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from statecli.commands.audit import config, lock_check
 from statecli.commands.audit.config import LoadedConfig
 from statecli.commands.audit.request import Request
-from statecli.core.errors import UsageError
+from statecli.core.errors import UsageError, option
 from statecli.core.units import join_names
 
 #: Policy key -> the rules that use it, or their groups.
@@ -39,10 +39,13 @@ def check_required_rules(request: Request, given: Collection[str], loaded: Loade
     Unused configuration is reported by `describe_unused`, except a lock whose rules the configuration itself disables.
     """
     if not request.rules:
-        raise UsageError("no rule is left: --select and --ignore, or those of the configuration, leave all of them out")
+        filters = f"{option('--select')} and {option('--ignore')}"
+        raise UsageError(f"no rule is left: {filters}, or those of the configuration, leave all of them out")
     for key, rules in RULES_BY_OPTION.items():
         if key in given and not _is_any_selected(rules, request):
-            raise UsageError(f"--{key}: {_describe_unselected(rules)}; select it, or leave --{key} out")
+            raise UsageError(
+                f"{option(f'--{key}')}: {_describe_unselected(rules)}; select it, or leave {option(f'--{key}')} out"
+            )
     configured = replace(
         request,
         select=config.expand_rules(loaded.config.select, ""),

@@ -18,7 +18,7 @@ import msgspec
 
 from statecli.commands.diff import changed_fields, rules, settings
 from statecli.commands.diff.result import Broken, Change, Field, ScalarChange, Status
-from statecli.core.errors import NothingMatched
+from statecli.core.errors import NothingMatched, option
 from statecli.core.finding import Finding
 from statecli.core.rule import Rule
 from statecli.core.selection import glob_names, matches_any
@@ -180,11 +180,12 @@ def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[Entry]) -> 
 
 
 def _require_matches(expected: Expectations, entries: Sequence[Entry], targets: tuple[str, str]) -> None:
-    for option in ("only", "frozen", "changed"):
-        for glob in getattr(expected, option):
+    options = (("--only", expected.only), ("--frozen", expected.frozen), ("--changed", expected.changed))
+    for flag, globs in options:
+        for glob in globs:
             if not any(entry.matches((glob,)) for entry in entries):
                 compared = f"the {len(entries)} names that were compared of {' and '.join(targets)}"
-                raise NothingMatched(f"--{option} {glob!r}: matches none of {compared}")
+                raise NothingMatched(f"{option(flag, glob, quoted=True)}: matches none of {compared}")
 
 
 def _unchanged_finding(glob: str, matched: Sequence[Entry], targets: tuple[str, str]) -> Finding:

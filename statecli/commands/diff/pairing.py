@@ -12,7 +12,7 @@ from functools import lru_cache
 import msgspec
 from msgspec.structs import replace
 
-from statecli.core.errors import UsageError
+from statecli.core.errors import UsageError, option
 from statecli.core.kinds import MODEL_KINDS, WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES, select_loaded_sections
 from statecli.core.model_kinds import find_common_prefix
 from statecli.core.oddity_kind import OddityKind
@@ -204,15 +204,17 @@ def _apply_rule(rule: str, names: list[str], target: str) -> list[str]:
     # Split at the last "=", because a regular expression often has one: (?=...).
     pattern, equals, replacement = rule.rpartition("=")
     if not equals or not pattern:
-        raise UsageError(f"--map {rule!r}: write REGEX=REPLACEMENT, as in --map '^model[.]='")
+        example = option("--map", "^model[.]=", quoted=True)
+        raise UsageError(f"{option('--map', rule, quoted=True)}: write REGEX=REPLACEMENT, as in {example}")
     try:
         regex = re.compile(pattern)
         mapped = [regex.sub(replacement, name) for name in names]
         matches = any(map(regex.search, names))
     except (re.error, IndexError, RecursionError, OverflowError) as error:
-        raise UsageError(f"--map {rule!r}: is no regular expression and replacement: {error}") from error
+        problem = f"is no regular expression and replacement: {error}"
+        raise UsageError(f"{option('--map', rule, quoted=True)}: {problem}") from error
     if not matches:
-        raise UsageError(f"--map {rule!r}: matches none of the {len(names)} names of {target}")
+        raise UsageError(f"{option('--map', rule, quoted=True)}: matches none of the {len(names)} names of {target}")
     return mapped
 
 
@@ -221,7 +223,7 @@ def _refuse_clash(state: ModelState, names: list[str]) -> None:
     for tensor, name in zip(state.tensors, names, strict=True):
         other = first.setdefault((tensor.section, name), tensor)
         if other is not tensor and other.fqn != tensor.fqn:
-            raise UsageError(f"--map makes {name!r} of both {other.fqn} and {tensor.fqn} of {state.target}")
+            raise UsageError(f"{option('--map')} makes {name!r} of both {other.fqn} and {tensor.fqn} of {state.target}")
 
 
 def _map_note(state: ModelState, names: list[str]) -> list[Oddity]:

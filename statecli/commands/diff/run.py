@@ -197,7 +197,7 @@ class _Comparison:
         matches = [match for match in all_matches if self._is_wanted(match)]
         setting_changes, settings = self._settings()
         if not matches and not (all_matches and settings):
-            raise NothingMatched(self._nothing(len(all_matches)))
+            raise NothingMatched(self._describe_nothing_compared(len(all_matches)))
         if not matches:
             self._note("settings-alone", f"only settings were asked for: {len(settings)} compared")
         differing = changed_fields.find_changed_fields(matches, self.request.ignore, devices=not self.any_class)
@@ -320,11 +320,11 @@ class _Comparison:
     def _is_wanted_name(self, *names: str) -> bool:
         return self.selection.selects_name(names)
 
-    def _nothing(self, count: int) -> str:
+    def _describe_nothing_compared(self, count: int) -> str:
         both = f"{self.request.before} and {self.request.after}"
         if not count:
             return f"{both}: neither holds a tensor, so nothing was compared"
-        return f"{both}: none of their {count} tensors matches {self.selection}"
+        return f"{both}: none of their {count} tensors matches {self.selection.name_options()}"
 
     # --- what differs -----------------------------------------------------------------------------------------------
 

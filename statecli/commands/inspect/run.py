@@ -10,7 +10,7 @@ import msgspec
 from statecli import live as modules
 from statecli.commands.inspect import rules
 from statecli.core import kinds, model_kinds, move_rules
-from statecli.core.errors import ModelError, UsageError
+from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding, Severity
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
@@ -85,10 +85,12 @@ def inspect(request: Request, progress: Progress | None = None, python_inputs: A
     if spec is not None:
         return _inspect_class(request, spec, python_inputs)
     if request.init_device != "cpu" and request.model is None:
-        raise UsageError(f"--init-device {request.init_device}: {request.target} is no class to be built")
+        raise UsageError(f"{option('--init-device', request.init_device)}: {request.target} is no class to be built")
     if request.input or request.inputs is not None or python_inputs is not None:
-        option = f"--input {request.input[0]}" if request.input else f"--inputs {request.inputs or ''}".rstrip()
-        raise UsageError(f"{option}: {request.target} is a checkpoint and has no forward to be called")
+        option_text = (
+            option("--input", request.input[0]) if request.input else option("--inputs", request.inputs or None)
+        )
+        raise UsageError(f"{option_text}: {request.target} is a checkpoint and has no forward to be called")
     if not (request.stats or request.to):
         return _inspect_checkpoint(request, progress)
     with refuse_files_that_change():
@@ -97,7 +99,7 @@ def inspect(request: Request, progress: Progress | None = None, python_inputs: A
 
 def _inspect_class(request: Request, spec: ModelSpec, python_inputs: Any) -> Inspection:
     if request.model is not None:
-        raise UsageError(f"--model groups a checkpoint; {request.target} is a class already")
+        raise UsageError(f"{option('--model')} groups a checkpoint; {request.target} is a class already")
     return inspect_built_model(
         load.build_model(spec, init_device=request.init_device, values=request.stats), request, python_inputs
     )

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from statecli.commands.diff.pairing import pair_sections
 from statecli.commands.lock.lock_file import Lock, LockedTarget, LockedTensor
 from statecli.commands.lock.run import RELIABLE_EVIDENCE, is_bookkeeping, is_outside_state_dict, view_key
-from statecli.core.errors import NothingMatched
+from statecli.core.errors import NothingMatched, option
 from statecli.core.kinds import MODEL_KINDS
 from statecli.core.selection import Selection, glob_names, matches_any
 from statecli.core.state import Kind, ModelState, TensorInfo
@@ -79,8 +79,8 @@ def select_target(text: str, request: Request) -> LockedTarget:
         return target
     frozen_lines = tuple(line for line in target.tensors if _is_frozen(line, request.frozen))
     if not frozen_lines and not request.by_name:
-        message = "--frozen-only: no tensor of the lock is known to be frozen, and policy.frozen names none of them"
-        raise NothingMatched(f"{text}: {message}")
+        message = "no tensor of the lock is known to be frozen, and policy.frozen names none of them"
+        raise NothingMatched(f"{text}: {option('--frozen-only')}: {message}")
     return replace(target, tensors=frozen_lines)
 
 

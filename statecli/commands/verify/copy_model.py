@@ -1,7 +1,7 @@
-"""Copies of a live model that share nothing with it which a proof may spoil.
+"""Copy a live model so that proofs may change the copy without any effect on the original.
 
-`copy.deepcopy` alone does not do: it refuses non-leaf tensors, parts views from the parameters that they look into, and
-shares functions, so that a hook or an activation `lambda x: self.scale * x` of the copy still works on the original.
+`copy.deepcopy` is not enough: it refuses non-leaf tensors, separates views from their parameters, and shares functions,
+so that a hook or an activation `lambda x: self.scale * x` of the copy still uses the original.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ COPIED_STORAGE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class ModelContents:
-    """What one walk of a live model found: every (name, tensor), how each is held, and the modules.
+    """Result of one walk of a live model: every (name, tensor), how each is held, and the modules.
 
-    A live model is walked once, since it does not change while it is proved.
+    One walk is enough, because the model does not change during the proofs.
     """
 
     tensors: list[tuple[str, torch.Tensor]]
@@ -52,9 +52,9 @@ def list_contents(module: nn.Module) -> ModelContents:
 def copy_live_model(module: nn.Module, *, values: bool, contents: ModelContents | None = None) -> nn.Module:
     """Copy `module` with its values or with unwritten memory. `contents` are its tensors and modules.
 
-    Where code of a class makes another model of it (a GraphModule registers each plain tensor as a buffer), it is
-    copied attribute by attribute, if that gives the same. Raises ModelError where the copy would still reach a
-    parameter of the original, and whatever its own code raises.
+    If code of a class makes another model of the copy (a GraphModule registers each plain tensor as a buffer),
+    attributes are copied one by one, if the result is the same. Raises ModelError if the copy would still reach a
+    parameter of the original; errors of the model's code pass.
     """
     contents = list_contents(module) if contents is None else contents
     copy_of_model = _finish_copy(_deepcopy(module, memo := build_memo(contents, values=values)), memo)
@@ -78,7 +78,7 @@ _COPY_METHODS = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", 
 
 
 def _has_own_copying(kind: type) -> bool:
-    """Whether code that is neither Python's nor of torch.nn has a part in copying modules of this class."""
+    """Return True if code outside of Python and torch.nn takes part in copying modules of the class."""
     if issubclass(kind, torch.jit.ScriptModule):
         return False  # its state lies in C++, and only its own code copies that
     methods = (getattr(kind, name, None) for name in _COPY_METHODS)
@@ -89,7 +89,7 @@ def _has_own_copying(kind: type) -> bool:
 def _copy_by_attributes(
     module: nn.Module, contents: ModelContents, self_copying: list[nn.Module], *, values: bool
 ) -> nn.Module | None:
-    """A copy in which the modules of `own` hold a copy of each attribute; None if that is not the same model either."""
+    """Return a copy with each attribute of `self_copying` modules copied; None if the result is another model too."""
     memo = build_memo(contents, values=values)
     for submodule in self_copying:
         memo[id(submodule)] = object.__new__(type(submodule))
@@ -103,15 +103,15 @@ def _copy_by_attributes(
 
 
 def find_non_leaves(contents: ModelContents) -> tuple[str, ...]:
-    """The names of the tensors that autograd computed from others."""
+    """Return the names of tensors that autograd computed from other tensors."""
     return tuple(name for name, tensor in contents.tensors if get_grad_fn_name(tensor))
 
 
 def build_memo(contents: ModelContents, *, values: bool) -> dict[Any, Any]:
-    """A memo for `copy.deepcopy` by which each storage is copied once, whatever looks into it.
+    """Build a memo for `copy.deepcopy` with one copy of each storage, for all tensors and views of the storage.
 
-    Without `values` what is not small is memory of its size that nobody has written to. A system hands out such memory
-    without taking any, so the copy of a model takes no more than its Python objects.
+    Without `values` large tensors get unwritten memory. The system allocates such memory only when it is written, so a
+    copy takes no more than its Python objects.
     """
     storages: dict[int, torch.UntypedStorage] = {}
     memo: dict[Any, Any] = {"torch": storages}
@@ -134,18 +134,18 @@ def build_memo(contents: ModelContents, *, values: bool) -> dict[Any, Any]:
 
 
 def _create_lazy_buffer(tensor: torch.Tensor) -> torch.Tensor:
-    """Another one; `copy.deepcopy` raises of a buffer without a shape, and not of a parameter without one."""
+    """Create a buffer without a shape, because `copy.deepcopy` raises for lazy buffers, but not for lazy parameters."""
     return nn.UninitializedBuffer(tensor.requires_grad, tensor.device, tensor.dtype)  # type: ignore[arg-type]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """What else there is has a `__deepcopy__` that knows more of it, and is copied as it is."""
+    """Return True for tensors without a `__deepcopy__` of their own."""
     kinds = (torch.Tensor, nn.Parameter)
     return type(tensor) in kinds and tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
 
 
 def _get_view_in_copy(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage], *, values: bool) -> torch.Tensor:
-    """What lies where `tensor` lies, in the copy of its storage."""
+    """Return the view at the place of `tensor` in the copy of its storage."""
     store = tensor.untyped_storage()
     if store._cdata not in storages:
         is_copied = (
@@ -163,7 +163,7 @@ def _get_view_in_copy(tensor: torch.Tensor, storages: dict[int, torch.UntypedSto
 
 
 def _create_non_leaf(tensor: torch.Tensor, view: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
-    """`view` as a non-leaf of the operation that computed `tensor`, from the copies of the same leaves."""
+    """Return `view` as a non-leaf of the operation that computed `tensor`, from the copies of the same leaves."""
 
     class Stand(torch.autograd.Function):
         @staticmethod
@@ -198,7 +198,7 @@ def _deepcopy(module: nn.Module, memo: dict[Any, Any]) -> nn.Module:
 
 
 def _find_uncopyable(module: nn.Module, memo: dict[Any, Any]) -> str | None:
-    """The first attribute that cannot be copied by itself, and what it is: `blocks.0.lock (a lock)`."""
+    """Return the first attribute that cannot be copied alone, and its kind: `blocks.0.lock (a lock)`."""
     for path, submodule in module.named_modules():
         for name, value in vars(submodule).items():
             try:
@@ -209,7 +209,7 @@ def _find_uncopyable(module: nn.Module, memo: dict[Any, Any]) -> str | None:
 
 
 def _make_leaves(copy_of_model: nn.Module) -> None:
-    """A ScriptModule copies its parameters by an operation that autograd sees."""
+    """Turn non-leaf parameters of the copy into leaves, because a ScriptModule copies parameters under autograd."""
     with torch._C.DisableTorchFunctionSubclass():
         for parameter in copy_of_model.parameters():
             if not is_lazy(parameter) and get_grad_fn_name(parameter):
@@ -220,7 +220,7 @@ def _make_leaves(copy_of_model: nn.Module) -> None:
 
 
 def _rebind_functions(copy_of_model: nn.Module, memo: dict[Any, Any]) -> None:
-    """Functions among the attributes and hooks of the copy that close over parts of the original get the copy's."""
+    """Rebind functions in attributes and hooks that close over parts of the original to the parts of the copy."""
     for submodule in copy_of_model.modules():
         for holder in _iter_holders(submodule):
             for key, value in list(_iter_items(holder)):
@@ -260,7 +260,7 @@ def _rebind_cell(cell: types.CellType, memo: dict[Any, Any]) -> types.CellType:
 
 
 def _check_no_shared_parameter(contents: ModelContents, copy_of_model: nn.Module) -> None:
-    """Parameters are overwritten by proofs: one that the copy shares with the model must not be."""
+    """Raise ModelError if the copy shares a parameter with the model, because proofs overwrite parameters."""
     names_by_storage = {storage(tensor)[0]: name for name, tensor in contents.tensors if _is_written(tensor)}
     for name, tensor in measure.iter_tensors(walk(copy_of_model)):
         original = names_by_storage.get(storage(tensor)[0]) if _is_written(tensor) else None

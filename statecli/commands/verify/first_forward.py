@@ -69,5 +69,5 @@ def _map_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _find_reassigned(module: nn.Module, there: dict[str, torch.Tensor]) -> frozenset[str]:
-    """The names under which forward has put another tensor than was there."""
+    """Return the names to which forward assigned another tensor."""
     return frozenset(name for name, one in _map_tensors(module).items() if there.get(name, one) is not one)

@@ -1,6 +1,6 @@
-"""What a model's first forward makes of its state: tensors that appear, get their shape, change, or go.
+"""Effects of a model's first forward on its state: tensors that appear, get their shape, change, or disappear.
 
-Caches by device, attention maps, lazy parameters: nothing of them is there when the constructor returns.
+Caches by device, attention maps, lazy parameters: none of them exists when the constructor returns.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class CalledModel:
     oddities: tuple[Oddity, ...] = ()
 
     def mark_state(self, state: ModelState) -> ModelState:
-        """Return `state`, read from `built`, with a note on each tensor that forward changed."""
+        """Return `state`, read from `built`, with a note on each tensor changed by forward."""
         rows = mark_rows(state.tensors, self.before.tensors)
         noted = tuple(_add_note(row, self.change_by_name.get(row.fqn)) for row in rows)
         oddities = (*state.oddities, *_find_gone(self.before, state), *self.oddities)
@@ -68,7 +68,7 @@ class CalledModel:
 def call_built_model(
     built: BuiltModel, target: str, input: Sequence[str], inputs: str | None, python_inputs: Any = None
 ) -> CalledModel:
-    """Call one instance of the model, and spoil the module of `built`. `python_inputs`: inputs from the Python API.
+    """Call an instance of the model, which changes the module of `built`. `python_inputs`: inputs from the Python API.
 
     Raises UsageError if the inputs cannot be parsed, ModelError if forward or the inputs' function raises.
     """
@@ -95,7 +95,7 @@ def call_built_model(
 
 
 def _call_first(subject: ModelUnderTest) -> tuple[nn.Module, Origins, list[str]]:
-    """Return a called instance, the lines of forward's assignments, and the names that forward changed."""
+    """Return a called instance, the lines of forward's assignments, and the names changed by forward."""
     module = subject.build_fresh(values=True)
     before = _Snapshot(module)
     origins = call_and_record(subject, module)
@@ -121,7 +121,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def mark_rows(rows: Iterable[TensorInfo], before: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-    """Return the rows of a called instance, with a note on each that was not in `before` or had no shape."""
+    """Return the rows of a called instance, with a note on each row missing in `before` or without a shape there."""
     rows_before = {row.fqn: row for row in before}
     aliases = {alias for row in before for alias in row.aliases}
     return tuple(_mark_row(row, rows_before.get(row.fqn), row.fqn in aliases) for row in rows)
@@ -162,7 +162,7 @@ def _move_inputs(inputs: Inputs, device: str) -> Inputs:
 
 
 def _build_instance_maker(subject: ModelUnderTest) -> Callable[[bool, int], nn.Module]:
-    """Return a function that builds one more called instance, for `BuiltModel.make_instance`."""
+    """Return a function to build another called instance, for `BuiltModel.make_instance`."""
 
     def make(values: bool, seed: int) -> nn.Module:
         module = subject.build_fresh(values=values, seed=seed)
@@ -184,7 +184,7 @@ class _Snapshot:
         }
 
     def find_changed(self, module: nn.Module) -> list[str]:
-        """Return the names whose tensors in `module` differ now, bit by bit, without lazy tensors that got a shape."""
+        """Return the names of tensors in `module` with other bits now, without lazy tensors that got a shape."""
         now = _map_tensors(module)
         return [name for name in self._kept if name in now and self._is_changed(name, now[name])]
 
@@ -214,7 +214,7 @@ def _count_writes(tensor: torch.Tensor) -> int | None:
 
 
 def _find_changed_in_training(subject: ModelUnderTest) -> tuple[list[str], tuple[Oddity, ...]]:
-    """Return the names that a forward in training mode changes, if the constructor leaves the model in that mode."""
+    """Return the names changed by a forward in training mode, if the constructor leaves the model in training mode."""
     module = subject.build_fresh(values=True)
     if not any(part.training for part in module.modules()):
         return [], ()

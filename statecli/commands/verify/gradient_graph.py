@@ -1,4 +1,4 @@
-"""One more forward and backward of an instance that was trained, watched: why a leaf got no gradient."""
+"""Explain leaves without gradient: watch one more forward and backward of a trained instance."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _VALUE_READERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.non
 
 @dataclass(frozen=True)
 class GradientPaths:
-    """What was seen of the leaves that had got no gradient, by FQN.
+    """Observations of leaves without gradient, by FQN.
 
-    `used`: some operator of forward reads it. `reentrant`: one does so in a reentrant checkpoint none of whose inputs
-    requires grad. `reached`: the output's graph goes back to it, with the Function or node that gives no gradient on
-    the way, None where each gives one. `late`: it got one this time. `chooses`: forward reads values, by which it may
-    choose what it uses.
+    `used`: an operator of forward reads the leaf. `reentrant`: only in a reentrant checkpoint without an input that
+    requires grad. `reached`: the graph of the output leads to the leaf, with the Function or node on the way that gives
+    no gradient; None if each gives one. `late_names`: leaves that got a gradient this time. `reads_values`: forward
+    reads values, and may choose by them.
     """
 
     used: frozenset[str]
@@ -40,9 +40,9 @@ class GradientPaths:
 
 
 def trace_gradients(run: Training) -> GradientPaths | None:
-    """Watch one more round without a step; None where it raises.
+    """Watch one more round without a step; return None if the round raises.
 
-    What a model does under a dispatch mode says nothing of it.
+    The behaviour of a model under a dispatch mode proves nothing about the model.
     """
     missing = {name: seen.tensor for name, seen in run.seen.items() if seen.is_missing}
     uses = _Uses({storage(tensor)[0] for tensor in missing.values()})
@@ -68,7 +68,7 @@ def trace_gradients(run: Training) -> GradientPaths | None:
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes which of some storages an operator is given."""
+    """Record which of some storages an operator reads."""
 
     def __init__(self, storage_keys: Storages) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -93,7 +93,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_in_dead_checkpoint() -> bool:
-    """Whether the caller runs in a reentrant checkpoint that gets no gradient: it is a Function of its inputs alone."""
+    """Return True in a reentrant checkpoint without gradient, a Function of its inputs alone."""
     frame = sys._getframe()
     while frame := frame.f_back:  # type: ignore[assignment]
         if frame.f_code is CheckpointFunction.forward.__code__:
@@ -103,9 +103,9 @@ def _is_in_dead_checkpoint() -> bool:
 
 @dataclass
 class _Graph:
-    """The nodes of an output's graph. `parents` are those that give a gradient to each, and as which of theirs.
+    """Nodes of the graph of an output. `parents`: the nodes that give a gradient to each, with the index of the input.
 
-    `gave` says of each node that got a gradient which ones it gave.
+    `gives_gradient`: for each node with a gradient, whether each input got one.
     """
 
     parents: dict[Any, list[tuple[Any, int]]] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""What forward is called with: as the user says, or as the model carries it.
+"""Inputs of forward: from the user, from the model, or derived from its configuration.
 
-In order: `--input` (texts such as `int64:2x16<30522`), `--inputs` (a function that makes them), what the model carries
-(`dummy_inputs` of transformers, `example_input_array` of Lightning), and what a transformers config tells of shapes.
+In order: `--input` (texts such as `int64:2x16<30522`), `--inputs` (a function), attributes of the model (`dummy_inputs`
+of transformers, `example_input_array` of Lightning), and shapes in the configuration of transformers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from statecli.core.errors import ModelError, UsageError
+from statecli.core.errors import ModelError, UsageError, option
 from statecli.live import spec as specs
 from statecli.live.built_model import BuiltModel
 from statecli.live.import_model import load_object
@@ -59,10 +59,10 @@ _CLEAR_INPUT_TEXT = re.compile(r"(\w+=)?([\w.]+:)?[0-9]+([x×][0-9]+)+(<[0-9]+)?
 
 @dataclass(frozen=True)
 class Inputs:
-    """`make(seed=0)` gives (args, kwargs), new tensors on the CPU each time, the same values for the same seed.
+    """Inputs of forward. `make(seed=0)` returns (args, kwargs): new tensors on the CPU, equal for equal seeds.
 
-    `text` says in a few words what they are: "int64 2×16 below 30522". `chosen_by_user`: the
-    model or the command names them, so that forward is called as intended; otherwise they are guessed.
+    `text` describes the inputs in a few words: "int64 2×16 below 30522". `chosen_by_user`: given by the command or by
+    the model, so that forward is called as intended; otherwise guessed.
     """
 
     text: str
@@ -72,9 +72,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One `--input`: a tensor of `shape` (in elements, () for a scalar) and `dtype` (torch's word for it).
+    """One `--input`: a tensor of `shape` (in elements, () for a scalar) and `dtype` (torch's name).
 
-    `name` is that of the keyword argument, None for a positional one. Integers are 0 ≤ i < `bound`; the rest has none.
+    `name`: the keyword argument, None for a positional argument. Integers are 0 ≤ i < `bound`; other dtypes have no
+    bound.
     """
 
     name: str | None
@@ -106,10 +107,10 @@ class InputSpec:
 
 
 def parse_input(text: str) -> InputSpec:
-    """The grammar `[NAME=][DTYPE:][SHAPE][<BOUND]`; a bound alone means int64. Raises UsageError, one line."""
+    """Parse `[NAME=][DTYPE:][SHAPE][<BOUND]`; a bound alone means int64. Raises UsageError."""
     name, equals, rest = text.rpartition("=")
     if equals and not name.strip().isidentifier():
-        raise UsageError(f"--input {text}: {name!r} is no argument's name; write name=2x3")
+        raise UsageError(f"{option('--input', text)}: {name!r} is no argument's name; write name=2x3")
     rest, less, limit = rest.partition("<")
     dtype, colon, shape = rest.rpartition(":")
     kind = _parse_dtype(text, dtype.strip()) if colon else ("int64" if less else "float32")
@@ -119,7 +120,7 @@ def parse_input(text: str) -> InputSpec:
 
 
 def is_input_text(value: object) -> bool:
-    """Whether it is plainly a text that `parse` reads: with a shape of two dimensions or more."""
+    """Return True for a text that `parse_input` reads and that has a shape of two dimensions or more."""
     return isinstance(value, str) and _CLEAR_INPUT_TEXT.fullmatch(value) is not None
 
 
@@ -130,7 +131,7 @@ def _parse_dtype(text: str, name: str) -> str:
         return dtype
     near = difflib.get_close_matches(plain_name, [*_DTYPES, *_ALIASES], 1)
     hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(_DTYPES)}"
-    raise UsageError(f"--input {text}: {name!r} is no dtype; {hint}")
+    raise UsageError(f"{option('--input', text)}: {name!r} is no dtype; {hint}")
 
 
 def _parse_shape(text: str, shape_text: str, *, scalar: bool) -> tuple[int, ...]:
@@ -138,24 +139,27 @@ def _parse_shape(text: str, shape_text: str, *, scalar: bool) -> tuple[int, ...]
         return ()
     if not _SHAPE.fullmatch(shape_text):
         problem = f"{shape_text!r} is no shape" if shape_text else "it has no shape"
-        raise UsageError(f"--input {text}: {problem}; write {_EXAMPLES}")
+        raise UsageError(f"{option('--input', text)}: {problem}; write {_EXAMPLES}")
     sizes = tuple(map(int, re.split("[x×]", shape_text)))
     elements = 1
     for size in sizes:
         elements *= size
     if elements > _MAX_ELEMENTS:
-        raise UsageError(f"--input {text}: that is {elements:,} elements; an input has at most {_MAX_ELEMENTS:,}")
+        problem = f"that is {elements:,} elements; an input has at most {_MAX_ELEMENTS:,}"
+        raise UsageError(f"{option('--input', text)}: {problem}")
     return sizes
 
 
 def _parse_bound(text: str, dtype: str, bound_text: str) -> int:
     if dtype not in _INTEGERS:
-        raise UsageError(f"--input {text}: only integers have a bound, {dtype} has none; write int64:2x16<{bound_text}")
-    if not (bound_text.isascii() and bound_text.isdecimal()) or int(bound_text) == 0:
-        raise UsageError(f"--input {text}: the bound {bound_text!r} is no number above 0; write int64:2x16<30522")
-    if int(bound_text) - 1 > _INTEGERS[dtype]:
-        raise UsageError(f"--input {text}: {dtype} holds nothing above {_INTEGERS[dtype]}; write int64 for {dtype}")
-    return int(bound_text)
+        problem = f"only integers have a bound, {dtype} has none; write int64:2x16<{bound_text}"
+    elif not (bound_text.isascii() and bound_text.isdecimal()) or int(bound_text) == 0:
+        problem = f"the bound {bound_text!r} is no number above 0; write int64:2x16<30522"
+    elif int(bound_text) - 1 > _INTEGERS[dtype]:
+        problem = f"{dtype} holds nothing above {_INTEGERS[dtype]}; write int64 for {dtype}"
+    else:
+        return int(bound_text)
+    raise UsageError(f"{option('--input', text)}: {problem}")
 
 
 def _build_from_texts(texts: Sequence[str]) -> Inputs:
@@ -163,7 +167,7 @@ def _build_from_texts(texts: Sequence[str]) -> Inputs:
     names = [spec.name for spec in specs_ if spec.name]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
-        raise UsageError(f"--input: the argument {repeated} is given twice")
+        raise UsageError(f"{option('--input')}: the argument {repeated} is given twice")
 
     def make(seed: int = 0) -> Call:
         import torch
@@ -179,12 +183,13 @@ def _build_from_texts(texts: Sequence[str]) -> Inputs:
 
 
 def find_inputs(input: Sequence[str], inputs: str | None, built: BuiltModel) -> tuple[Inputs | None, str]:
-    """The inputs that `--input` and `--inputs` ask for, else those that the model carries; or None and why.
+    """Return the inputs of `--input` or `--inputs`, else those of the model; or None and the reason.
 
-    Raises UsageError for what cannot be read, ModelError where the function of `--inputs` raises or gives no inputs.
+    Raises UsageError for invalid texts, ModelError if the function of `--inputs` raises or returns no inputs.
     """
     if input and inputs is not None:
-        raise UsageError("--input and --inputs both say what forward is called with; give one of them")
+        both = f"{option('--input')} and {option('--inputs')}"
+        raise UsageError(f"{both} both say what forward is called with; give one of them")
     if input:
         return _build_from_texts(input), ""
     if inputs is not None:
@@ -195,10 +200,12 @@ def find_inputs(input: Sequence[str], inputs: str | None, built: BuiltModel) -> 
 def _build_from_function(text: str, built: BuiltModel) -> Inputs:
     spec = specs.parse_spec(text)
     if spec is None:
-        raise UsageError(f"--inputs {text}: names no function; write file.py:make or package.module:make")
+        raise UsageError(f"{option('--inputs', text)}: names no function; write file.py:make or package.module:make")
     function = _load_without_forgetting(spec)
     if not callable(function):
-        raise UsageError(f"--inputs {text}: it is {type(function).__name__}, not a function that makes inputs")
+        raise UsageError(
+            f"{option('--inputs', text)}: it is {type(function).__name__}, not a function that makes inputs"
+        )
     # The model's own guard with another name: what the function raises is told as that of --inputs.
     model = dataclasses.replace(built, spec=spec)
 
@@ -210,7 +217,7 @@ def _build_from_function(text: str, built: BuiltModel) -> Inputs:
 
 
 def _load_without_forgetting(spec: specs.ModelSpec) -> Any:
-    """Import what `spec` names and keep the model's own modules: a spec of another folder makes them forgotten."""
+    """Import the attribute of `spec` and keep the model's modules, which an import from another folder would drop."""
     before = dict(sys.modules)
     try:
         return load_object(spec)
@@ -220,7 +227,7 @@ def _load_without_forgetting(spec: specs.ModelSpec) -> Any:
 
 
 def _convert_to_call(text: str, value: Any, is_or_gave: str = "it gave") -> Call:
-    """What a function gave, as (args, kwargs), its tensors copied: it may give the same ones each time."""
+    """Convert the result of a function to (args, kwargs); tensors are copied, because calls may share them."""
     import torch
 
     args, kwargs = _split_arguments(value)
@@ -283,7 +290,7 @@ def _describe_value(value: Any) -> str:
 
 
 def _find_carried_inputs(built: BuiltModel) -> tuple[Inputs | None, str]:
-    """`dummy_inputs`, `example_input_array`, or made for the config; the first that forward takes."""
+    """Return the first inputs that forward accepts, of `dummy_inputs`, `example_input_array` and the configuration."""
     try:
         with built.user_code("asking it for inputs"):
             for name in ("dummy_inputs", "example_input_array"):
@@ -333,9 +340,9 @@ def _add_decoder_ids(built: BuiltModel, call: Call) -> Call:
 
 
 def _is_accepted(built: BuiltModel, call: Call) -> bool:
-    """Whether forward takes these arguments, and the ids among them fit the vocabulary.
+    """Return True if forward accepts the arguments and token ids in them fit the vocabulary.
 
-    Every class of transformers has `dummy_inputs`: token ids up to 7, also where it sees or hears.
+    Every class of transformers has `dummy_inputs`, token ids up to 7, models for images and audio included.
     """
     signature = _get_signature(built)
     config = getattr(built.module, "config", None)
@@ -368,7 +375,7 @@ def _fits_signature(signature: inspect.Signature | None, call: Call) -> bool:
 
 
 def _needs_text_and_images(signature: inspect.Signature | None, config: Any) -> bool:
-    """A model of text and images, such as CLIP."""
+    """Return True for a model of text and images, such as CLIP."""
     return (
         hasattr(config, "vision_config")
         and hasattr(config, "text_config")
@@ -378,7 +385,7 @@ def _needs_text_and_images(signature: inspect.Signature | None, config: Any) -> 
 
 
 def _build_from_config(built: BuiltModel) -> tuple[Inputs | None, str]:
-    """Images and token ids of the sizes in a transformers config; nothing for what hears, or sees in its own way."""
+    """Return images and token ids of the sizes in a transformers config; None for audio and unusual vision models."""
     config, signature = getattr(built.module, "config", None), _get_signature(built)
     if not _is_of_transformers(built) or signature is None:
         return None, NO_INPUT
@@ -412,10 +419,7 @@ def _format_pixels(config: Any, signature: inspect.Signature) -> str | None:
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """`value` with each tensor in it replaced: through tuples, lists, dicts and dataclasses, which are made anew.
-
-    Anything else is handed back as it is.
-    """
+    """Return `value` with each tensor replaced, in new tuples, lists, dicts and dataclasses."""
     import torch
 
     if issubclass(type(value), torch.Tensor):
@@ -441,7 +445,7 @@ def _rebuild_mapping(value: Any, items: dict[Any, Any]) -> Any:
 
 
 def iter_leaves(value: Any) -> Iterator[Any]:
-    """What lies in tuples, lists, dicts and dataclasses, at any depth."""
+    """Yield the items of tuples, lists, dicts and dataclasses, at any depth."""
     pending, seen = [value], set()
     while pending:
         current = pending.pop()
@@ -472,9 +476,9 @@ def _iter_generators(module: nn.Module) -> Iterator[torch.Generator]:
 
 @contextmanager
 def use_seed(seed: int, module: nn.Module | None = None) -> Iterator[None]:
-    """Random generators start from `seed`, and afterwards are as they were: torch's, Python's and numpy's.
+    """Seed the random generators of torch, Python and numpy while the block runs, and restore them afterwards.
 
-    Torch's are those of the CPU and, where CUDA is in use, of each GPU, and generators that are attributes of `module`.
+    For torch: the CPU, each GPU if CUDA is in use, and generators in attributes of `module`.
     """
     import torch
 

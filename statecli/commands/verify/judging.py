@@ -72,7 +72,7 @@ def keep_class_attributes(module: nn.Module) -> Iterator[None]:
 
 
 def list_storage_keys(tensors: Iterable[torch.Tensor]) -> set[int | str]:
-    """Return the storage keys of these tensors."""
+    """Return the storage keys of the tensors."""
     return {storage(tensor)[0] for tensor in tensors}
 
 
@@ -95,7 +95,7 @@ def get_reason(subject: ModelUnderTest, error: ModelError) -> str:
 
 @dataclass(frozen=True)
 class _CalledModel(BuiltModel):
-    """A called instance as a `BuiltModel`; its code runs as that of the model under test."""
+    """A called instance as a `BuiltModel`; errors of its code are those of the model under test."""
 
     subject: ModelUnderTest = field(kw_only=True)
 
@@ -107,10 +107,10 @@ class _CalledModel(BuiltModel):
 
 
 def measure_stand_in_move(subject: ModelUnderTest) -> ModelState:
-    """Measure the stand-in move of a called instance and return its state, with `moves` of each row.
+    """Measure the stand-in move of a called instance and return its state, with the move of each row.
 
     The stand-in gives fresh memory by `_apply` and keeps Parameter objects, so ties and aliases come out as on CUDA.
-    Oddities untied-by-move, stale-view and recomputed are of the move; not-measured means that it could not be tried.
+    Oddities untied-by-move, stale-view and recomputed are of the move; not-measured means a failed attempt.
     """
     if not subject.created_by_forward:
         return subject.state
@@ -130,7 +130,7 @@ def measure_stand_in_move(subject: ModelUnderTest) -> ModelState:
 
 
 def find_recomputed(state: ModelState) -> frozenset[str]:
-    """Return the names that torch recomputes before each forward: old weight_norm, spectral_norm, pruning."""
+    """Return the names of tensors recomputed by torch before each forward: old weight_norm, spectral_norm, pruning."""
     return frozenset(oddity.fqn for oddity in state.oddities if oddity.kind is OddityKind.RECOMPUTED and oddity.fqn)
 
 
@@ -149,7 +149,7 @@ def has_own_apply(module: nn.Module, fqn: str) -> bool:
 def suggest_in_own_method(
     subject: ModelUnderTest, module: nn.Module, fqn: str, names: Iterable[str], mend: str
 ) -> str | None:
-    """`net.py:12: let Net._apply call super()`: `mend` for the first of these methods that is not torch's.
+    """Return `net.py:12: let Net._apply call super()`: `mend` for the first method outside of torch.
 
     The methods are those of the modules on the way to `fqn`.
     """
@@ -164,7 +164,7 @@ def suggest_in_own_method(
 
 
 def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], mend: str) -> str:
-    """`net.py:12: ` and what to do there, in a method; without a line where it is no Python."""
+    """Return `net.py:12: ` and the fix in a method; without a line for a method not written in Python."""
     code = getattr(inspect.unwrap(method), "__code__", None)
     return (
         f"{tensor_sources.format_file(code.co_filename, subject.target)}:{code.co_firstlineno}: {mend}"
@@ -189,7 +189,7 @@ _NAME_PART = re.compile(r"[^.\[\]]+")
 
 
 def find_memos(subject: ModelUnderTest) -> frozenset[str]:
-    """Return the names of arguments and results that functools.lru_cache keeps for a function of the class."""
+    """Return the names of arguments and results kept by functools.lru_cache for functions of the class."""
     if not any("__closure__" in row.fqn or "[#" in row.fqn for row in subject.state.tensors):
         return frozenset()  # nearly all, without an instance to walk
     unregistered = walk(subject.build_used()).unregistered
@@ -200,7 +200,7 @@ def find_memos(subject: ModelUnderTest) -> frozenset[str]:
 
 
 def skip_cell(reason: str, **measured: str | None) -> Cell:
-    """Build a skipped cell, for a tensor to which the proof does not apply."""
+    """Build a skipped cell, for a tensor outside of the proof."""
     return Cell(Verdict.SKIPPED, reason=reason, **measured)
 
 
@@ -222,9 +222,9 @@ def build_finding(
     help: str | None = None,
     severity: Severity | None = None,
 ) -> Finding:
-    """Build a finding about one tensor. Its help is `help`, else the row's fix, with the line of user code.
+    """Build a finding about a tensor. The help is `help`, else the fix of the row, with the line of user code.
 
-    A `help` that begins with a line of its own is not to be followed where the tensor was assigned.
+    A `help` with a line of its own at the start is not to be followed at the line of the assignment.
     """
     row = subject.rows_by_fqn().get(fqn or "")
     if help and PLACE_PREFIX.match(help):
@@ -238,7 +238,7 @@ def build_finding(
 
 
 def _is_installed(origin: Origin) -> bool:
-    """Whether the line is in an installed library, which a user does not fix."""
+    """Return True for a line in an installed library, where users fix nothing."""
     if os.path.isfile(origin.file):
         return False
     library = os.path.dirname(os.__file__)
@@ -260,7 +260,7 @@ def build_check(
 
 
 def _summarize_cells(verdict: Verdict, columns: Iterable[Mapping[str, Cell]]) -> str | None:
-    """Return the reason of the first cell with the verdict, and the number of others; None if passed or failed."""
+    """Return the reason of the first cell with the verdict and the number of others; None if passed or failed."""
     if verdict in (Verdict.PASSED, Verdict.FAILED):
         return None
     reasons = [f"{fqn}: {cell.reason}" for cells in columns for fqn, cell in cells.items() if cell.verdict is verdict]
@@ -277,7 +277,7 @@ def check_empty_model(subject: ModelUnderTest, name: Name) -> Check | None:
 
 
 def list_unreachable_tensors(subject: ModelUnderTest) -> list[str]:
-    """Return messages about tensors in compiled code of a ScriptModule, which no proof reaches."""
+    """Return messages about tensors in compiled code of a ScriptModule, out of reach of the proofs."""
     return [oddity.message for oddity in subject.state.oddities if oddity.kind is OddityKind.SCRIPT_MODULE]
 
 
@@ -287,7 +287,7 @@ def is_lazy_tensor(tensor: torch.Tensor) -> bool:
 
 
 def iter_shared_groups(tensors_by_name: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
-    """Yield the names that share a storage, for each storage with several. Empty tensors share none."""
+    """Yield the names of each storage with more than one name. Empty tensors share none."""
     by_storage: dict[int | str, list[str]] = {}
     for name, tensor in tensors_by_name.items():
         if is_lazy(tensor) or tensor.numel():

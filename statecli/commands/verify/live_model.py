@@ -1,4 +1,4 @@
-"""Live models, as Python hands them over: what forward is called with, and that all is left as it was."""
+"""Live models from Python: inputs of forward, copies, and a context that leaves the model unchanged."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def find_live_inputs(python_inputs: Any, built: BuiltModel) -> tuple[Inputs | No
 
     `python_inputs` is a tensor, a tuple or list (positional), a dict (by keyword), (args, kwargs), a function that
     returns one of these, or texts such as "int64:2x16<30522", alone, in a sequence or by keyword; None for the model's
-    own example inputs (`dummy_inputs`). Inputs that are not given as tensors are put on the model's device.
+    own example inputs (`dummy_inputs`). Inputs other than tensors are put on the model's device.
 
-    Raises UsageError for a text that is no input, or that is mixed with other values, ModelError if a function raises
-    or returns no tensor.
+    Raises UsageError for an invalid text, and for texts mixed with other values, ModelError if a function raises or
+    returns no tensor.
     """
     texts = _get_texts(python_inputs)
     if python_inputs is None or texts:
@@ -75,7 +75,7 @@ def _get_texts(python_inputs: Any) -> tuple[str, ...]:
 
 
 def _move_beside_model(model: nn.Module, inputs_found: Inputs) -> Inputs:
-    """The same inputs on the device of the model, where that is one device with values."""
+    """Return the inputs on the device of the model, if all its tensors with values are on one device."""
     devices = {tensor.device for _, tensor in measure.iter_tensors(walk(model))}
     device = devices.pop() if len(devices) == 1 else torch.device("cpu")
     if device.type in ("cpu", "meta"):
@@ -92,9 +92,9 @@ def _move_beside_model(model: nn.Module, inputs_found: Inputs) -> Inputs:
 
 
 def build_copy(module: nn.Module) -> BuiltModel:
-    """A live model as what was built: listed as it is, and moved as a copy; `again` copies again.
+    """Return a live model as a `BuiltModel`: the model is listed, a copy is moved, and `make_instance` copies again.
 
-    The copy has no values but small ones. Raises ModelError where the model cannot be copied.
+    The copy has values only in small tensors. Raises ModelError if the model cannot be copied.
     """
     wrapped, contents = model_under_test.wrap_live_model(module), copy_model.list_contents(module)
 
@@ -110,13 +110,13 @@ def build_copy(module: nn.Module) -> BuiltModel:
 
 @contextmanager
 def keep_unchanged(module: nn.Module | None = None, *, cuda: bool = False) -> Iterator[None]:
-    """Afterwards the process and a live model are as they were, whatever the model's own code did.
+    """Restore the process and a live model after the block, in spite of anything that the model's code does.
 
-    Of the process: the random generators (torch's on the CPU and, where CUDA is in use or `cuda` says that it will be,
-    on each GPU; Python's; numpy's), the grad mode, the default dtype and device, whether algorithms are deterministic,
-    the number of threads. Of the model: each module's mode and what is registered in it, each tensor's device, dtype,
-    `requires_grad` and `.grad`, and the values of all that is no parameter. Only copies are worked on; but a copy's
-    code may know the original, by a global name for instance.
+    Of the process: the random generators (torch's on the CPU and, if CUDA is in use or `cuda` announces its use, on
+    each GPU; Python's; numpy's), the grad mode, the default dtype and device, deterministic algorithms, the number of
+    threads. Of the model: the mode and registrations of each module, device, dtype, `requires_grad` and `.grad` of each
+    tensor, and all values except parameters'. Proofs work only on copies, but a copy's code may know the original, for
+    instance by a global name.
     """
     with ExitStack() as stack:
         stack.enter_context(torch_settings.keep_settings())
@@ -223,7 +223,7 @@ def _save_values(tensors: list[torch.Tensor]) -> Callable[[], None]:
 
 
 def _save_gradients(tensors: list[torch.Tensor]) -> Callable[[], None]:
-    """Takes the gradients away as well: one that comes all the same is not added to them."""
+    """Save and remove the gradients, so that no new gradient is added to them."""
     gradients = [(tensor, tensor.requires_grad, tensor.grad) for tensor in tensors if tensor.is_leaf]
     for tensor, _, grad in gradients:
         if grad is not None:

@@ -1,4 +1,4 @@
-"""The model under test: instances that proofs may spoil, its tensors by name, its inputs."""
+"""The model under test: instances for proofs to change, tensors by name, inputs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ModelUnderTest:
         return {tensor.fqn: tensor for tensor in self.state.tensors}
 
     def build_used(self, *, values: bool = False, seed: int = 0) -> nn.Module:
-        """Build an instance and call it once if forward creates tensors; its mode is kept."""
+        """Build an instance in its own mode, and call the instance once if forward creates tensors."""
         module = self.build_fresh(values=values, seed=seed)
         if self.created_by_forward:
             self.call(module)
@@ -83,7 +83,7 @@ class ModelUnderTest:
     def call(self, module: nn.Module, seed: int = 0, *, training: bool = False, grad: bool = False) -> Any:
         """Call `module` with the inputs, in eval mode unless `training`, with a graph if `grad`. Raises ModelError.
 
-        The random generators start from `seed`, so that two calls draw the same numbers.
+        The random generators start from `seed`, so two calls draw equal numbers.
         """
         import torch
 
@@ -102,7 +102,7 @@ class ModelUnderTest:
 
 
 def prepare_built_model(built: BuiltModel, target: str) -> ModelUnderTest:
-    """Prepare a model that a spec names: call its constructor for each instance, or copy the only instance."""
+    """Prepare a model named by a spec: call its constructor for each instance, or copy the only instance."""
     from statecli.live import measure
 
     measure.check_no_freed_storage(built.module, target)
@@ -117,7 +117,7 @@ def prepare_built_model(built: BuiltModel, target: str) -> ModelUnderTest:
 
 
 def _find_name_mismatch(first: nn.Module, second: nn.Module) -> str | None:
-    """Describe that two instances register different names; None if the names are equal."""
+    """Describe different registered names of two instances; None if the names are equal."""
     names, second_names = _list_registered_names(first), _list_registered_names(second)
     differing = [name for name in (*names, *second_names) if not (name in names and name in second_names)]
     return f"the constructor gives other names each time: not every instance has {differing[0]}" if differing else None
@@ -130,7 +130,7 @@ def _list_registered_names(module: nn.Module) -> dict[str, None]:
 
 
 def prepare_live_model(module: nn.Module) -> ModelUnderTest:
-    """Prepare a live model, of which only copies are changed.
+    """Prepare a live model for proofs on copies.
 
     If the model cannot be copied, `build_fresh` raises a ModelError with the reason, and no move is measured.
     """
@@ -142,7 +142,7 @@ def prepare_live_model(module: nn.Module) -> ModelUnderTest:
 
 
 def wrap_live_model(module: nn.Module) -> BuiltModel:
-    """Wrap a live model as a `BuiltModel`, of which only copies may be read or moved."""
+    """Wrap a live model as a `BuiltModel`; only copies of the model may be read or moved."""
     name = type(module).__name__
     return BuiltModel(ModelSpec(name, "", False, name), module, Origins({}), "cpu", True, lambda _, __: module)
 

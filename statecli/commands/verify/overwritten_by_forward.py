@@ -1,4 +1,4 @@
-"""Whether an update outlives the next forward, of the parameters that forward itself writes to."""
+"""Find parameters that forward overwrites, so that no update outlives the next forward."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from statecli.core.errors import ModelError
 
 @dataclass(frozen=True)
 class OverwrittenParameters:
-    """The parameters whose values after forward are the same whatever they were before; or `why_not`, and none."""
+    """Parameters with the same values after forward, whatever the values before; or `why_not`, and no parameters."""
 
     names: frozenset[str] = frozenset()
     why_not: str | None = None
 
 
 def find_overwritten(run: Training) -> OverwrittenParameters:
-    """Call forward once as the parameters are, and twice with others in those that it writes to.
+    """Call forward once with the parameters unchanged, and twice with other values in those that forward writes to.
 
-    An update that is projected (to a norm, to a range) goes on in part, at least one of two opposite ones. They are as
-    large as the values, so that rounding does not swallow them. The values are as before afterwards.
+    A projected update (to a norm, to a range) survives in part, at least for one of two opposite updates. Updates are
+    as large as the values, so that rounding does not swallow them. The values are restored afterwards.
     """
     parameters = {name: run.seen[name].tensor for name in sorted(run.written) if name in run.seen}
     parameters = {name: values for name, values in parameters.items() if training_rounds.is_strided(values)}
@@ -50,7 +50,7 @@ def _draw_update(values: torch.Tensor) -> torch.Tensor:
 
 
 def _read_values_after(run: Training, parameters: Tensors, start: Tensors, updates: Tensors, sign: int) -> Tensors:
-    """The values after one more forward, of the same inputs each time."""
+    """Return the values after one more forward with the same inputs."""
     _write_values(
         parameters, {name: values_ + sign * updates[name] for name, values_ in start.items()} if sign else start
     )

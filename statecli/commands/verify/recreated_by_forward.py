@@ -1,8 +1,8 @@
-"""What forward makes anew of what an earlier forward left behind: caches by device, attention maps.
+"""Find tensors of an earlier forward that forward creates again: caches by device, attention maps.
 
-Each is measured. A map: the next forward replaces it, though it had been overwritten. A cache: a forward after a move
-to another device, or a cast, does not read what is there, and leaves another in its place or beside it. What every
-forward adds (a history) is no cache.
+Each is measured. A map is overwritten, and the next forward replaces it. A cache is not read by a forward after a move
+to another device or a cast, which stores another next to it or in its place. A tensor that every forward adds (a
+history) is not a cache.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HELP = "an earlier forward left it there: keep one for each {0}, or make it agai
 
 
 def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
-    """What appeared, and a second forward replaces by a tensor of the same bits though it had been overwritten."""
+    """Find tensors created by forward that a second forward replaces with the same bits after an overwrite."""
     try:
         module = subject.build_used(values=True)
     except ModelError:
@@ -68,9 +68,9 @@ def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
 
 @dataclass
 class RecreatedTensors:
-    """What a forward on another device or of another dtype did with what the first one had left, by name.
+    """Tensors of the first forward, by what a forward on another device or of another dtype did with them.
 
-    `made` anew, or `read`; `reason` is why the others cannot be told.
+    `recreated`: created again; `read`: used; `reason`: why the others are inconclusive.
     """
 
     recreated: frozenset[str] = frozenset()
@@ -80,7 +80,14 @@ class RecreatedTensors:
 
 @dataclass(frozen=True)
 class _Conversion:
-    """`to` is where the model goes, `shown` in words; `arrived` says it of a tensor, `stage` is where all of it is."""
+    """A move or cast of a model.
+
+    Attributes:
+        destination: The device or dtype.
+        description: The move or cast in words.
+        has_arrived: Returns True for a tensor at the destination.
+        context: Context of the forward there.
+    """
 
     destination: torch.device | torch.dtype
     description: str
@@ -89,14 +96,14 @@ class _Conversion:
     values: bool = True
 
     def convert(self, leaf: Any) -> Any:
-        """An input as the model gets it there."""
+        """Convert an input as the model is converted."""
         if isinstance(self.destination, torch.dtype):
             return leaf.to(self.destination) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
         return leaf.to(self.destination) if callable(getattr(leaf, "to", None)) else leaf
 
 
 def find_recreated_for_dtype(subject: ModelUnderTest, dtype: torch.dtype) -> RecreatedTensors:
-    """By a forward of an instance, and of inputs, that were cast to `dtype`."""
+    """Find tensors recreated by a forward of an instance and inputs cast to `dtype`."""
     return _try_conversions(
         subject, [_Conversion(dtype, f"as {dtype}", lambda tensor: tensor.dtype == dtype, torch.no_grad)]
     )
@@ -125,13 +132,13 @@ def find_recreated_on_device(subject: ModelUnderTest, device_name: str) -> Recre
 
 @contextmanager
 def _use_real_gpu(watch: DeviceWatch) -> Iterator[fake_gpu.MoveRecord]:
-    """Carries over what CUDA refuses, as a pretended GPU does."""
+    """Call forward on a GPU, with arguments that CUDA refuses moved there, as on the fake GPU."""
     with DeviceWatchMode(watch):
         yield fake_gpu.MoveRecord(lambda: None)
 
 
 def _try_conversions(subject: ModelUnderTest, conversions: Iterable[_Conversion]) -> RecreatedTensors:
-    """By the first way that comes to its end."""
+    """Return the result of the first conversion that runs to its end."""
     result = RecreatedTensors()
     for conversion in conversions:
         result = RecreatedTensors()
@@ -193,7 +200,7 @@ def _get_pattern_and_shape(name: str, tensor: torch.Tensor) -> tuple[str, tuple[
 
 
 def _find_growing_containers(subject: ModelUnderTest) -> frozenset[str]:
-    """The containers that get a new entry with each forward."""
+    """Return the containers with a new entry after each forward."""
     module = subject.build_used()
     before = judging.map_tensors(module)
     subject.call(module)
@@ -201,7 +208,7 @@ def _find_growing_containers(subject: ModelUnderTest) -> frozenset[str]:
 
 
 class _ReadRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds to `read` the names of those tensors, or of views of them, that an operator is given."""
+    """Add the names of tensors that an operator reads, directly or by views, to `read`."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], read: set[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -216,5 +223,5 @@ class _ReadRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _get_key(tensor: torch.Tensor) -> object:
-    """What a tensor and its views have in common; of one without data, itself."""
+    """Return a key shared by a tensor and its views; without data, the tensor's own."""
     return (id(tensor), FakeTensor) if isinstance(tensor, FakeTensor) else storage(tensor)[0]

@@ -1,10 +1,9 @@
-"""`statecli verify`: what becomes of each tensor when the model is moved, cast, saved, copied, trained and run.
+"""Run `statecli verify`: move, cast, save, copy, train and call the model, and report each tensor's state.
 
     spec or live model ──▶ ModelUnderTest ──▶ one proof after the other, each on instances of its own ──▶ Verification
 
 `model_under_test.py` gives the instances, `inputs.py` the arguments of forward; `proofs/` has one module per proof.
-Without a GPU `live/fake_gpu.py` and `live/fake_gpu_values.py` fake one.
-Importing this package imports no torch.
+Without a GPU `live/fake_gpu.py` and `live/fake_gpu_values.py` fake one. Importing this package imports no torch.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ FAKE_CUDA = "fake-cuda"
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What the user asked of `verify`. `checks` () is all of them; `device` None is a GPU, or FAKE without one.
+    """Request for `verify`. `checks` () means all proofs; `device` None means a GPU, or FAKE without a GPU.
 
-    `optimizer` is a name in torch.optim, or a class; None is "sgd". `input` are texts such as `int64:2x16<30522`,
-    `inputs` names a function that makes them. Globs are unions.
+    `optimizer`: a name in torch.optim, or a class; None is "sgd". `input`: texts such as `int64:2x16<30522`; `inputs`:
+    the name of a function. Globs are unions.
     """
 
     target: str
@@ -108,7 +107,7 @@ PROOFS: dict[Name, Proof] = {
 
 
 def choose_device(request: Request) -> str:
-    """The device of the moves: as asked, else a GPU, else a pretended one."""
+    """Return the device of the moves: the requested device, else a GPU, else a fake GPU."""
     if request.device is not None:
         return request.device
     import torch
@@ -129,7 +128,7 @@ def run(
 def verify_model(
     subject: ModelUnderTest, request: Request, on_check_done: Callable[[Check], None] = lambda _: None
 ) -> Verification:
-    """`run`, of a subject that is there already."""
+    """Run the proofs on a model under test."""
     state = select(subject.state, Selection(request.include, request.exclude, request.kind), request.target)
     checks = []
     for name in request.checks or tuple(Name):
@@ -166,7 +165,7 @@ def verify_live_model(model: nn.Module, request: Request, python_inputs: Any = N
 
 
 def _run_proof(name: Name, subject: ModelUnderTest, request: Request) -> Check:
-    """What the model's own code raises where a proof did not expect it makes that proof inconclusive, and no other."""
+    """Run a proof; an unexpected error of the model's code makes only this proof inconclusive."""
     if name is Name.STEP and subject.non_leaves:
         return Check(name, Verdict.INCONCLUSIVE, reason=_NON_LEAF_REASON.format(subject.non_leaves[0]))
     if subject.name_mismatch and name is not Name.FORWARD:  # which calls one instance and compares it with no other
@@ -188,7 +187,7 @@ def _run_proof(name: Name, subject: ModelUnderTest, request: Request) -> Check:
 
 
 def _add_carried_inputs(check: Check, inputs: Iterable[str]) -> Check:
-    """The proof, and in its first column the inputs that the model carries, unless it is to be told that one fails."""
+    """Add the model's own inputs to the first column of the proof, unless the proof reports one of them as failed."""
     if not check.columns:
         return check
     first, *others = check.columns
@@ -198,7 +197,7 @@ def _add_carried_inputs(check: Check, inputs: Iterable[str]) -> Check:
 
 
 def _doubt_unlike_copies(check: Check, state: ModelState) -> Check:
-    """The proof, inconclusive for what a copy of the model holds in another way than the model itself."""
+    """Make tensors of the proof inconclusive if a copy of the model holds them in another way than the model."""
     messages = {odd.fqn: odd.message for odd in state.oddities if odd.kind is OddityKind.UNLIKE_COPY}
     if not messages:
         return check
@@ -222,7 +221,7 @@ _NON_LEAF_REASON = (
 
 
 def _restrict_to_selection(check: Check, state: ModelState, full_state: ModelState) -> Check:
-    """What the filters leave of a proof: cells and findings of tensors that they leave out go."""
+    """Remove cells and findings of tensors outside of the filters."""
     if state is full_state:
         return check
     names = {tensor.fqn for tensor in state.tensors}
@@ -236,7 +235,7 @@ def _restrict_to_selection(check: Check, state: ModelState, full_state: ModelSta
 
 
 def _recompute_verdict(check: Check, columns: tuple[Column, ...], findings: tuple[Finding, ...]) -> Check:
-    """The proof with these cells and findings alone: the worst of them, or what kept it from being told as a whole."""
+    """Return the proof for the given cells and findings: their worst verdict, or the reason against any verdict."""
     restricted = replace(check, columns=columns, findings=findings)
     if check.verdict is Verdict.SKIPPED or findings:
         return restricted
@@ -261,7 +260,7 @@ def _list_reasons(columns: Iterable[Column], verdict: Verdict) -> list[str]:
 
 
 def _summarize_reasons(columns: Iterable[Column], verdict: Verdict) -> str | None:
-    """What the cells of this verdict give a proof as its reason; None where there are none."""
+    """Return the reason of the proof from cells with the verdict; None without such cells."""
     reasons = _list_reasons(columns, verdict)
     return f"{reasons[0]}, and {len(reasons) - 1} more" if len(reasons) > 1 else next(iter(reasons), None)
 

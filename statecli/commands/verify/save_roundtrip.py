@@ -1,6 +1,6 @@
-"""Through `torch.save` and back, in memory.
+"""Save objects by `torch.save` and load them again, in memory.
 
-The one place that unpickles: it takes an object, not a file, and reads the bytes that it has itself just written.
+The only module that unpickles: it reads only bytes written by itself, from objects in memory.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _REFUSED_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
 def copy_module(obj: Any) -> Any:
-    """A copy of `thing` by pickling, whatever its class. Raises what its own code and pickle do."""
+    """Copy an object of any class by pickling. Errors of its code and of pickle pass."""
     return torch.load(_write(obj), weights_only=False)
 
 
 def copy_state_dict(obj: Any) -> tuple[Any, str | None]:
-    """A copy of a state_dict as `weights_only=True` reads it, and None.
+    """Copy a state_dict by a load with `weights_only=True`; return the copy and None.
 
-    Where that refuses it, a copy by pickling and the name of the class it refuses ("" where it names none).
+    If the load is refused, return a copy by pickling and the name of the refused class ("" if unknown).
     """
     file = _write(obj)
     try:

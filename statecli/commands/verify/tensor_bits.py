@@ -1,6 +1,6 @@
-"""Tensors' bits: values of ours in every element, and whether two tensors are the same bit by bit.
+"""Bits of tensors: overwrite every element, and compare two tensors bit by bit.
 
-Bits, not numbers: a NaN that comes back is the same NaN, and -0.0 is not 0.0.
+Bits, not numbers: NaNs are compared by their bits, and -0.0 is not 0.0.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _PART_DTYPE_BY_COMPLEX = {
 
 
 def is_same(first: torch.Tensor, second: torch.Tensor) -> bool | None:
-    """Whether two tensors on one device have the same dtype, shape and bits; None where their bits cannot be read.
+    """Return True if two tensors on one device have equal dtype, shape and bits; None if their bits cannot be read.
 
-    Lazy, nested and opaque tensors have none to read, and so does whatever lies on meta.
+    Lazy, nested and opaque tensors have no bits to read, nor have tensors on meta.
     """
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         if is_lazy(first) or is_lazy(second):
@@ -62,7 +62,7 @@ def _is_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _can_view_as_words(flat: torch.Tensor) -> bool:
-    """Whether it can be read eight bytes at a time: bytes and halves are compared three times as fast that way."""
+    """Return True if the memory can be read in words of eight bytes, three times as fast for bytes and halves."""
     size = flat.element_size()
     return flat.numel() >= 8 and not (flat.numel() * size % 8 or flat.storage_offset() * size % 8)
 
@@ -72,13 +72,12 @@ def _view_as_integers(flat: torch.Tensor) -> torch.Tensor:
 
 
 def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0, ends_alone: bool = False) -> set[int | str]:
-    """Overwrite every element of every tensor; gives the storages that were. No two phases give the same values.
+    """Overwrite every element of every tensor; return the overwritten storages. Each phase gives other values.
 
-    Floating-point and complex ones get numbers strictly between 0 and 1 that no format with fewer bits holds, so that
-    rounding changes each of them; what is counted or true is changed in its lowest bit, so that an index stays near
-    where it was. It is done by storage: a tie, a view and an expanded tensor are written once. What has no memory
-    (lazy, meta, opaque, wrapper subclasses) is left out. With `ends_alone` only the first and last elements of a long
-    tensor are written.
+    Floating-point and complex tensors get numbers strictly between 0 and 1 beyond the precision of smaller formats, so
+    that rounding changes each. Integers and bools change in their lowest bit, so that an index stays close. Each
+    storage is written once, for ties, views and expanded tensors. Tensors without memory (lazy, meta, opaque, wrapper
+    subclasses) are left out. With `ends_alone` only the first and last elements of a long tensor are written.
     """
     written: set[int | str] = set()
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
@@ -93,7 +92,7 @@ def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0, ends_alone: bool
 
 
 def get_flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:
-    """All the memory behind `tensor` in one row, writing to which writes to it; None where there is none to write."""
+    """Return all the memory of `tensor` as one writable row; None without memory to write."""
     try:
         if is_lazy(tensor) or tensor.is_meta or tensor.is_nested:
             return None
@@ -109,7 +108,7 @@ def get_flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def build_restore(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
-    """A function that gives all the memory behind `tensors` the values that it has now."""
+    """Return a function to restore the present values of all the memory of `tensors`."""
     by_storage = {storage(tensor)[0]: tensor for tensor in tensors}
     flats = [flat for flat in map(get_flat_memory, by_storage.values()) if flat is not None]
     saved_values = [(flat, flat.clone()) for flat in flats]

@@ -1,12 +1,12 @@
-"""Rounds of forward, backward and optimizer step on one instance, and what they showed of each tensor.
+"""Train one instance for several rounds of forward, backward and optimizer step, and record each tensor's changes.
 
-The loss is each floating-point output times a random tensor of its shape, summed. A plain sum would be constant behind
-a softmax or a normalisation, and everything before it would get no gradient.
+The loss is the sum of floating-point outputs, each times a random tensor of its shape. A plain sum would be constant
+after a softmax or a normalisation, and give no gradient to anything before.
 
-Later rounds are for what the first did not reach: the A of a LoRA, whose B starts at zero, has its first gradient once
-B has been updated; other inputs choose other experts; a copy that follows a parameter (EMA) starts equal to it. As long
-as each round gives a gradient to what had none (a chain of gates that start at zero), there is another; and what
-forward drops by chance (dropout, drop path) has more.
+Later rounds reach tensors beyond the first round: the A of a LoRA has its first gradient once B, zero at the start, was
+updated; other inputs choose other experts; a copy of a parameter (EMA) starts equal to the parameter. Rounds go on
+while each gives a gradient to a further tensor (a chain of gates that start at zero); random drops in forward (dropout,
+drop path) get more rounds.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ MIN_LEARNING_RATE = 0.01
 
 @dataclass
 class LeafRecord:
-    """What the rounds showed of one leaf that requires grad.
+    """Record of a leaf that requires grad, over all rounds.
 
-    `trained`: the optimizer has it. `peaks` is the largest |gradient| of each round, None where it got none. `updated`
-    is None until there was a step on a gradient, and where that cannot be told; `lost` the largest |value| where a step
-    of the learning rate is less than its rounding. `idle` counts the rounds in which a module that holds it was called
-    and gave tensors without elements alone, as an expert does that no token chose.
+    `trained`: the optimizer has the leaf. `peaks`: the largest |gradient| of each round, None without a gradient.
+    `updated`: None before a step on a gradient, and if inconclusive. `lost_peak`: the largest |value| if a step of the
+    learning rate is less than its rounding. `idle`: the number of rounds in which a module with the leaf was called and
+    returned only tensors without elements, as an expert without tokens does.
     """
 
     tensor: torch.Tensor
@@ -72,7 +72,7 @@ class LeafRecord:
 
     @property
     def is_new(self) -> bool:
-        """Whether the last round gave it its first finite gradient that is not zero."""
+        """Return True if the last round gave the first finite gradient other than zero."""
         return any(map(_is_usable, self.peaks[-1:])) and not any(map(_is_usable, self.peaks[:-1]))
 
     @property
@@ -83,7 +83,7 @@ class LeafRecord:
 
     @property
     def is_missing(self) -> bool:
-        """Whether the optimizer waits for a gradient that none of the rounds gave."""
+        """Return True if the optimizer has the leaf and no round gave a gradient."""
         return self.trained and self.peak is None and self.first_bad_round is None
 
     @property
@@ -100,7 +100,7 @@ def _is_usable(peak: float | None) -> bool:
 
 @dataclass(frozen=True)
 class GradientsInMode:
-    """The largest |gradient| in another mode, by FQN, of what had none; or `why_not`, and no peaks."""
+    """The largest |gradient| in another mode of each leaf without a gradient, by FQN; or `why_not` and no peaks."""
 
     peaks: dict[str, float | None]
     why_not: str | None = None
@@ -108,13 +108,12 @@ class GradientsInMode:
 
 @dataclass
 class Training:
-    """One instance in training. `seen` has the leaves that require grad, by FQN, `frozen` the other parameters.
+    """An instance in training. `seen` has the leaves that require grad, by FQN, `frozen` the other parameters.
 
-    `changed_by` says what changed the values of a tensor: "forward", or of one that is not trained "step". `written`
-    has the trained parameters that forward wrote to, whether or not their values changed by that. `cut_off`: no output
-    required grad. `finite`: every output was. `draws`: forward drew random numbers. `in_eval` and `in_running` are what
-    was asked of the last round again, in eval mode where forward draws, with the batch norms alone in eval mode where
-    there are any.
+    `changed_by`: "forward" or, for tensors without training, "step", by the FQN of a tensor with changed values.
+    `written`: trained parameters that forward wrote to, with or without a change. `is_cut_off`: no output required
+    grad. `finite`: every output was finite. `draws`: forward drew random numbers. `in_eval`, `in_running`: the last
+    round repeated in eval mode if forward draws, and with only batch norms in eval mode if there are any.
     """
 
     subject: ModelUnderTest
@@ -135,14 +134,14 @@ class Training:
     _held: frozenset[int] = frozenset()
 
     def is_up_to_chance(self, name: str) -> bool:
-        """Whether what has no gradient may have one in another round: eval mode gives it one, or does not say."""
+        """Return True if a leaf may get a gradient in another round: eval mode gives one, or is inconclusive."""
         if self.in_eval is None or self.get_cancelled_gradient(name):
             return False
         in_eval = self.in_eval.peaks.get(name)
         return in_eval != 0 if 0 in self.seen[name].peaks else bool(in_eval)
 
     def get_cancelled_gradient(self, name: str) -> float | None:
-        """The gradient of what batch statistics alone make zero, such as a bias in front of a BatchNorm."""
+        """Return the gradient without batch statistics, which cancel for instance the bias before a BatchNorm."""
         return self.in_running.peaks.get(name) if self.in_running and 0 in self.seen[name].peaks else None
 
     @property
@@ -151,17 +150,17 @@ class Training:
         return self.rounds >= MAX_GROWING_ROUNDS and _has_new_gradients(self)
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors that are rows of the subject and have a shape, by FQN."""
+        """Map the FQN of each row with a shape to its tensor."""
         rows = self.subject.rows_by_fqn()
         tensors = judging.map_tensors(self.module).items()
         return {name: tensor for name, tensor in tensors if name in rows and not judging.is_lazy_tensor(tensor)}
 
 
 def train_fresh_instance(subject: ModelUnderTest, made_by: type[torch.optim.Optimizer]) -> tuple[Training, str | None]:
-    """Train a fresh instance; what was seen, and why no more could be, if so.
+    """Train a fresh instance; return the training, and the reason if it ended early.
 
-    Raises ModelError where the model's code or the optimizer raises. The CPU's random generators and the grad mode are
-    as before afterwards.
+    Raises ModelError if the model's code or the optimizer raises. Restores the CPU's random generators and the grad
+    mode.
     """
     with _keep_random_state(0):
         run = Training(subject, subject.build_fresh(values=True), made_by)
@@ -196,7 +195,7 @@ def _keep_random_state(seed: int) -> Iterator[None]:
 
 @contextmanager
 def start_round(run: Training) -> Iterator[None]:
-    """Around what is done in the next round: its seed, no gradients left from the last."""
+    """Prepare the next round: set its seed and clear the gradients of the last."""
     with _keep_random_state(FIRST_ROUND_SEED + run.rounds):
         _clear_gradients(run)
         yield
@@ -221,7 +220,7 @@ def _start_training(run: Training) -> None:
 
 
 def _choose_options(made_by: type[torch.optim.Optimizer]) -> dict[str, Any]:
-    """No weight decay: it updates what has no effect on the loss."""
+    """Return options without weight decay, because decay updates tensors without effect on the loss."""
     parameters = inspect.signature(made_by).parameters
     options: dict[str, Any] = {"weight_decay": 0} if "weight_decay" in parameters else {}
     if "lr" in parameters:
@@ -242,10 +241,10 @@ def _has_new_gradients(run: Training) -> bool:
 
 
 def _needs_second_round(run: Training) -> bool:
-    """Whether there is what shows only when it is called again after a step.
+    """Return True for effects that only a forward after a step shows.
 
-    It keeps its graph; or it has the shape of a trained tensor, which it may follow (an EMA, a target network): it
-    starts equal to that, and so is unchanged.
+    The instance keeps its graph; or a tensor has the shape of a trained one, which it may follow (an EMA, a target
+    network) and equals at the start.
     """
     shapes = {seen.tensor.shape for seen in run.seen.values() if seen.trained and not seen.tensor.is_nested}
     tensors = run.map_tensors()
@@ -291,7 +290,7 @@ def _format_round(number: int) -> str:
 
 
 def call_forward(run: Training, mode: str = "train mode") -> Any:
-    """What the module gives for the next round's inputs. Raises ModelError."""
+    """Return the module's output for the inputs of the next round. Raises ModelError."""
     assert run.subject.inputs is not None  # noqa: S101 - prove has looked
     number = run.rounds + 1
     args, kwargs = run.subject.inputs.make(seed=number)
@@ -303,16 +302,17 @@ def call_forward(run: Training, mode: str = "train mode") -> Any:
 
 
 def _read_generators() -> tuple[Any, ...]:
-    """The states of the generators that forward may draw from."""
+    """Return the states of the random generators available to forward."""
     numpy: Any = sys.modules.get("numpy")
     _, state, *rest = numpy.random.get_state() if numpy else (None, b"")
     return torch.default_generator.get_state().tolist(), random.getstate(), bytes(state), rest
 
 
 def find_floating_outputs(output: Any) -> list[torch.Tensor]:
-    """The floating-point and complex tensors in an output.
+    """Return the floating-point and complex tensors in an output.
 
-    What is no container (a distribution) is opened only where there is nothing else: nobody trains on a cache of keys.
+    Objects other than containers (a distribution) are opened only without any other tensor, because no loss uses a
+    cache of keys.
     """
     leaves = list(inputs_of.iter_leaves(output))
     tensors = [leaf for leaf in leaves if _is_floating(leaf)]
@@ -327,7 +327,7 @@ def _is_floating(value: Any) -> bool:
 
 
 def compute_loss(outputs: list[torch.Tensor]) -> torch.Tensor:
-    """The sum of each output times random weights; what is not finite (a mask of -inf) counts for nothing."""
+    """Return the sum of each output times random weights; values that are not finite (a mask of -inf) count as 0."""
     total = torch.zeros(())
     for values in map(_widen, outputs):
         values = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
@@ -357,12 +357,12 @@ def _run_step(run: Training, loss: torch.Tensor) -> None:
 
 
 def is_strided(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-    """Whether it is one dense block of values."""
+    """Return True for one dense block of values."""
     return tensor is not None and tensor.layout is torch.strided and not tensor.is_nested
 
 
 class _ValuesBefore:
-    """A tensor's values before the step: of a large one a sample is enough to show that it was updated."""
+    """Values of a tensor before the step; of a large tensor a sample, which is enough to prove an update."""
 
     def __init__(self, tensor: torch.Tensor, *, sample: bool) -> None:
         self._tensor, self._stride = tensor, 1
@@ -376,7 +376,7 @@ class _ValuesBefore:
         return self._tensor if self._stride == 1 else self._tensor.detach().reshape(-1)[:: self._stride]
 
     def was_updated(self) -> bool | None:
-        """None where it cannot be told: the next round, which looks at all values, tells."""
+        """Return True if the values changed; None if inconclusive, until the next round compares all values."""
         is_unchanged = tensor_bits.is_same(self._values, self._now())
         return None if is_unchanged is None or (is_unchanged and self._stride > 1) else not is_unchanged
 
@@ -395,7 +395,7 @@ def _list_missing(run: Training) -> list[str]:
 
 
 def _measure_other_modes(run: Training) -> None:
-    """Ask in other modes what has no gradient in train mode: what batch statistics cancel, and what chance drops."""
+    """Measure leaves without gradient in modes without batch statistics and without random drops."""
     norms = [submodule for submodule in run.module.modules() if _is_batch_norm(submodule)]
     if norms and any(0 in run.seen[name].peaks for name in _list_missing(run)):
         run.in_running = _measure_in_mode(run, "train mode, with its batch norms in eval mode", norms)
@@ -404,14 +404,14 @@ def _measure_other_modes(run: Training) -> None:
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
-    """Whether it normalises by what it is given now, and in eval mode by the mean of what it was given."""
+    """Return True for a module that normalises by the batch in train mode and by the running mean in eval mode."""
     return module.training and isinstance(getattr(module, "running_mean", None), torch.Tensor)
 
 
 def _measure_in_mode(run: Training, mode: str, only: list[nn.Module] | None) -> GradientsInMode:
-    """The gradients of what has none, with `only` or all modules in eval mode; no step, and the modes as before.
+    """Return gradients of leaves without gradient, with the modules `only`, or all, in eval mode; no step is made.
 
-    It is the last round once more, inputs and chance and all, so that nothing differs but the mode.
+    Repeats the last round with the same inputs and seed, so that only the mode differs, and restores the modes.
     """
     modes = [(module_, module_.training) for module_ in run.module.modules() if hasattr(module_, "training")]
     run.rounds -= 1
@@ -441,7 +441,7 @@ def _measure_peaks(run: Training, mode: str, only: list[nn.Module] | None) -> di
 
 
 def _find_leaves(run: Training) -> None:
-    """Every leaf that requires grad, in the optimizer or not. Forward makes some, and replaces others."""
+    """Find every leaf that requires grad, in the optimizer or not. Forward may create or replace leaves."""
     for entry in walk(run.module).registered:
         if entry.is_parameter and entry.tensor is not None and not entry.tensor.requires_grad:
             run.frozen.add(entry.fqn)
@@ -456,7 +456,7 @@ def _find_leaves(run: Training) -> None:
 
 @contextmanager
 def _record_calls() -> Iterator[dict[int, bool]]:
-    """Of each module that is called meanwhile, by its id, whether some call gave more than tensors without elements."""
+    """Record for each module called in the block, by id, whether a call returned tensors with elements."""
     gave: dict[int, bool] = {}
 
     def note(module: nn.Module, _: Any, output: Any) -> None:
@@ -480,7 +480,7 @@ def _is_empty_output(output: Any) -> bool:
 
 
 def _note_idle(run: Training, gave: dict[int, bool]) -> None:
-    """Count the round for each leaf of a module that was called, and each time with nothing to do."""
+    """Count the round for each leaf of a module called without work to do."""
     if all(gave.values()):
         return
     named_modules = run.module.named_modules(remove_duplicate=False)
@@ -490,7 +490,7 @@ def _note_idle(run: Training, gave: dict[int, bool]) -> None:
 
 
 def _read_gradients(run: Training) -> None:
-    """Note each gradient's size and give it the round's, so that the step shows; one that is not finite is dropped."""
+    """Record the size of each gradient and scale it to the size of the round; drop gradients that are not finite."""
     peaks: dict[int, float | None] = {}
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         for seen in run.seen.values():
@@ -501,7 +501,7 @@ def _read_gradients(run: Training) -> None:
 
 
 def _scale_gradient(tensor: torch.Tensor, to: float = 1.0) -> float | None:
-    """The largest |gradient|, which is `to` since."""
+    """Scale a gradient so that the largest |value| is `to`; return the largest |value| before."""
     if tensor.grad is None:
         return None
     peak = _find_peak(tensor.grad)
@@ -519,7 +519,7 @@ def _find_peak(tensor: torch.Tensor) -> float:
 
 
 def _get_strided_values(tensor: torch.Tensor) -> torch.Tensor:
-    """All that a nested or sparse tensor holds, in one that is neither."""
+    """Return the values of a nested or sparse tensor as a strided tensor."""
     if tensor.is_nested:
         return tensor.values()
     if tensor.layout is torch.sparse_coo:
@@ -528,7 +528,7 @@ def _get_strided_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _note_changes(run: Training, copies: dict[str, torch.Tensor], cause: str) -> None:
-    """Which of the tensors that were kept have other values now; those are kept from here on."""
+    """Record which tensors have other values than those kept, and keep the new values."""
     for name, tensor in run.map_tensors().items():
         if name in copies and tensor_bits.is_same(copies[name], tensor) is False:
             run.changed_by.setdefault(name, set()).add(cause)
@@ -536,9 +536,9 @@ def _note_changes(run: Training, copies: dict[str, torch.Tensor], cause: str) ->
 
 
 class _ParameterMark:
-    """What a trained parameter was before forward: where it lies, how often it was written to, some of its values.
+    """State of a trained parameter before forward: address, version counter, and some of the values.
 
-    What is written by way of `.data` is not counted as written to, and shows in the values alone.
+    Writes by way of `.data` do not count as versions, and show only in the values.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -554,7 +554,7 @@ class _ParameterMark:
             return place, tensor.detach().reshape(-1)[:: tensor.numel() // SAMPLED_VALUES or 1].clone()
 
     def find_changes(self) -> tuple[bool, bool]:
-        """Whether it was written to since, and whether its values are others."""
+        """Return whether the parameter was written to since, and whether the values differ."""
         place, sample = self._now()
         has_samples = self._sample is not None and sample is not None
         changed = has_samples and tensor_bits.is_same(self._sample, sample) is False  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from statecli.core.errors import UsageError
+from statecli.core.errors import UsageError, option
 from statecli.workers import pool
 from statecli.workers.pool import Engine
 
@@ -43,10 +43,10 @@ def check_executor(executor: object, *, jobs: int = 0, device: str = "cpu") -> N
     if executor is None:
         return
     _parse_executor(executor)
-    for option, is_given in ((f"--jobs {jobs}", jobs != 0), (f"--device {device}", device != "cpu")):
+    for other, is_given in ((option("--jobs", jobs), jobs != 0), (option("--device", device), device != "cpu")):
         if is_given:
-            name = executor_name(executor)
-            raise UsageError(f"--executor {name} and {option} contradict each other; leave one of them out")
+            both = f"{option('--executor', executor_name(executor))} and {other}"
+            raise UsageError(f"{both} contradict each other; leave one of them out")
 
 
 def use_executor(executor: object) -> AbstractContextManager[None]:
@@ -97,11 +97,11 @@ def _parse_executor(executor: object) -> tuple[str, int, str]:
         from concurrent.futures import Executor
 
         if not isinstance(executor, Executor):
-            raise UsageError(f"--executor: {executor!r} is no Executor, nor one of {_FORMS}")
+            raise UsageError(f"{option('--executor')}: {executor!r} is no Executor, nor one of {_FORMS}")
         return executor_name(executor), 0, ""
     name = executor.partition(":")[0]
     match = re.fullmatch(re.escape(name) + _SUFFIXES[name], executor) if name in _SUFFIXES else None
     if match is None:
-        raise UsageError(f"--executor {executor}: is none of {_FORMS}")
+        raise UsageError(f"{option('--executor', executor)}: is none of {_FORMS}")
     groups = match.groupdict()
     return name, int(groups.get("count") or 0), groups.get("address") or ""

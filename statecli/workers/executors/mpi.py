@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from statecli.core.errors import MissingDependency, UsageError
+from statecli.core.errors import MissingDependency, UsageError, option
 from statecli.workers.executors.futures import ExecutorEngine
 from statecli.workers.pool import Engine
 
@@ -25,7 +25,9 @@ def use_mpi() -> Iterator[Engine]:
         raise MissingDependency("--executor mpi needs mpi4py and an MPI: pip install 'statecli[mpi]'") from error
     # Without a shared pool mpi4py would start processes itself, which few schedulers allow, and wait for them for ever.
     if _core.SharedPool is None or MPI.COMM_WORLD.Get_size() < 2:
-        raise UsageError(f"--executor mpi: this process has no other ranks: start it with {START_COMMAND}")
+        raise UsageError(
+            f"{option('--executor', 'mpi')}: this process has no other ranks: start it with {START_COMMAND}"
+        )
     # mpi4py aborts for every exit code but 0. Status 1 of statecli is no abort: the other ranks are ended in order.
     MPI._set_abort_status = lambda status: None  # noqa: ARG005 - its own name
     with MPIPoolExecutor() as executor:

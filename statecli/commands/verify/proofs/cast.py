@@ -1,12 +1,12 @@
-"""Proof `cast`: the model is cast to other dtypes, and each tensor's dtype and integers are read after each.
+"""Prove `cast`: cast the model to other dtypes, and read the dtype and the integers of each tensor after each cast.
 
-`.to(torch.float64)`, `.half()` and `.bfloat16()` in turn, or the one dtype that was asked for; on one instance as long
-as all is well, else each on its own. A floating-point tensor has to follow each, integers and bools have to stay what
-they are, complex numbers complex. So has each further name of a tensor, which is no row of its own.
+`.to(torch.float64)`, `.half()` and `.bfloat16()` in turn, or only the requested dtype; on one instance as long as all
+is well, else each on its own. Floating-point tensors must follow each cast, integers and bools must stay unchanged,
+complex numbers complex. The same holds for each further name of a tensor without a row of its own.
 
-Not judged: what torch computes anew before each forward; what forward itself makes anew each time, or for another
-dtype; and what is unregistered, follows moves by the class's own `_apply` and keeps its dtype, because the class has
-decided so (torchmetrics keeps its sums out of half precision), as it has where it overrides `half()` to do nothing.
+Not judged: tensors recomputed by torch before each forward; tensors recreated by forward each time or for another
+dtype; unregistered tensors that follow moves by the class's own `_apply` and keep their dtype, because the class has
+decided so (torchmetrics keeps its sums out of half precision), also by a `half()` without effect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from statecli.commands.verify import judging, recreated_by_forward, rules, tenso
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proofs import move
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
-from statecli.core.errors import ModelError, UsageError
+from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding, Severity
 from statecli.core.move_rules import STALE_VIEW
 from statecli.core.oddity_kind import OddityKind
@@ -42,7 +42,7 @@ _CASTS: tuple[_Cast, ...] = (
 
 
 def prove(subject: ModelUnderTest, dtype: str | None) -> Check:
-    """Cast an instance to `dtype`, or in turn to three. Raises UsageError for what torch casts no module to."""
+    """Cast an instance to `dtype`, or in turn to three. Raises UsageError for dtypes that torch casts no module to."""
     casts = _CASTS if dtype is None else (_parse_dtype(dtype),)
     return judging.check_empty_model(subject, Name.CAST) or _Proof(subject, casts).check()
 
@@ -51,17 +51,17 @@ def _parse_dtype(text: str) -> _Cast:
     dtype = getattr(torch, text.removeprefix("torch."), None)
     known_dtypes = "float64, float32, float16 and bfloat16 are dtypes to cast a model to"
     if not isinstance(dtype, torch.dtype):
-        raise UsageError(f"--dtype {text}: torch knows no such dtype; {known_dtypes}")
+        raise UsageError(f"{option('--dtype', text)}: torch knows no such dtype; {known_dtypes}")
     if not (dtype.is_floating_point or dtype.is_complex):
-        raise UsageError(f"--dtype {text}: torch casts no model to integers; {known_dtypes}")
+        raise UsageError(f"{option('--dtype', text)}: torch casts no model to integers; {known_dtypes}")
     return f".to({dtype})", dtype, lambda module: module.to(dtype)
 
 
 @dataclass
 class _TensorCasts:
-    """What one tensor was after each way: dtypes, and the rule that it broke with one line on it, by way.
+    """Dtypes of a tensor after each way of casting, and by way the broken rule with a line about it.
 
-    `declined` is the way that the class which holds it has a method of its own for, one that keeps its dtype.
+    `declined`: the way for which the tensor's class has a method of its own that keeps the dtype.
     """
 
     before: torch.dtype
@@ -75,7 +75,7 @@ class _TensorCasts:
         return " → ".join(_format_dtype(dtype) for dtype in dict.fromkeys(self.dtypes.values()))
 
     def fault(self) -> tuple[Rule, str] | None:
-        """The first rule that it broke and one line on it, with the ways that it does follow."""
+        """The first broken rule and a line about it, with the ways that the tensor follows."""
         for rule, what in self.wrong.values():
             followed_casts = [called for called in self.dtypes if called not in self.wrong and called != self.declined]
             return (
@@ -116,7 +116,7 @@ class _Proof:
     # --- one way ---------------------------------------------------------------------------------------------------
 
     def _cast(self, module: nn.Module | None, cast: _Cast) -> nn.Module | None:
-        """Cast `module`, a fresh instance where there is none; it, or None where the next way needs a fresh one."""
+        """Cast `module`, or a fresh instance; return it, or None if the next way needs a fresh instance."""
         try:
             start = self._build_fresh() if module is None else module
         except ModelError as error:
@@ -147,7 +147,7 @@ class _Proof:
         return start
 
     def _find_faults(self, cast: _Cast, before: dict[str, torch.dtype]) -> dict[str, tuple[Rule, str]]:
-        """The rule that each tensor breaks, with one line on it."""
+        """Find the rule broken by each tensor, with a line about it."""
         called, dtype, _ = cast
         tensors = {name: tensor for name, tensor in self._tensors.items() if name in self._steps}
         cast_names = [name for name, tensor in tensors.items() if tensor.dtype != before.get(name)]
@@ -201,7 +201,7 @@ class _Proof:
         return Cell(Verdict.FAILED, _format_dtype(steps.before), steps.after(), what)
 
     def _help(self, rule: Rule, row: TensorInfo, steps: _TensorCasts) -> str | None:
-        """What to do where the row itself has no fix."""
+        """Return the fix for a row without one."""
         if rule == rules.IMAGINARY_LOST:
             return _AS_REAL
         if row.fqn in self._subject.created_by_forward:
@@ -214,7 +214,7 @@ class _Proof:
         )
 
     def _excuse(self, row: TensorInfo, steps: _TensorCasts) -> Cell | None:
-        """The cell of what keeps its dtype and does no harm by it, or may do none."""
+        """Return the cell of a tensor that keeps its dtype without harm, or perhaps without harm."""
         measured = {"before": _format_dtype(steps.before), "after": steps.after()}
         harmless = self._describe_harmless(row)
         if harmless:
@@ -260,11 +260,11 @@ class _Proof:
 
     @functools.cached_property
     def _stale_views(self) -> dict[str | None, str]:
-        """The messages of the stand-in on further names that a move leaves at the old memory."""
+        """Return the messages of the stand-in about further names left at the old memory by a move."""
         return {odd.fqn: odd.message for odd in self._stand_in.oddities if odd.kind is OddityKind.STALE_VIEW}
 
     def _fail_stale_aliases(self, row: TensorInfo) -> dict[str, Cell]:
-        """The cells of further names of a tensor that was cast, which are left with the memory that it had."""
+        """Fail further names of a cast tensor that still refer to the old memory."""
         cells: dict[str, Cell] = {}
         for name in row.aliases:
             steps = self._steps.get(name)
@@ -310,9 +310,9 @@ def _find_fault(steps: _TensorCasts, tensor: torch.Tensor, dtype: torch.dtype, c
 
 
 def _find_declining_modules(module: nn.Module, called: str, followed: list[str]) -> frozenset[str]:
-    """The names of modules that have a `half()` of their own that does nothing, as torchmetrics' have.
+    """Return the names of modules with a `half()` of their own without effect, as in torchmetrics.
 
-    `followed` are the names of what was cast: one that casts a part of its tensors has forgotten the rest.
+    `followed`: the names of cast tensors; a module that casts some of its tensors has forgotten the others.
     """
     method = called.strip(".()")
     torchs = getattr(nn.Module, method, None)
@@ -330,7 +330,7 @@ def _find_declining_modules(module: nn.Module, called: str, followed: list[str])
 
 
 def _copy_integers(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A copy of the values that have to stay; None for what is cast, and where there are none to copy."""
+    """Return a copy of values that must stay; None for tensors to be cast, and without values to copy."""
     with torch._C.DisableTorchFunctionSubclass():
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or judging.is_lazy_tensor(tensor):
             return None

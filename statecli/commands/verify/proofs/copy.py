@@ -1,12 +1,12 @@
-"""Proof `copy`: the model is deep-copied and pickled, and each copy compared with it.
+"""Prove `copy`: deep-copy and pickle the model, and compare each copy with the model.
 
-Each tensor has to be there again with the same bits, in memory of its own, and what was tied has to be tied. A tensor
-that was computed from others (a non-leaf) breaks `copy.deepcopy`, and with it EMA, swapped weights and every library
-that copies models; it is found by copying it alone, and so is any other attribute that cannot be copied (a lock).
-Where forward leaves tensors behind, the model is called before, with gradients as a user calls it.
+Each tensor must have the same bits, in memory of its own, and ties must be kept. A tensor computed from others (a
+non-leaf) breaks `copy.deepcopy`, and with it EMA, swapped weights and every library that copies models. Such tensors,
+and other attributes that cannot be copied (a lock), are found by copying each alone. If forward leaves tensors behind,
+the model is called before, with gradients as a user calls it.
 
-A class attribute is one tensor for all instances, and no copy is made of it. What the class itself leaves out of its
-pickles is not judged, nor is a class that cannot be pickled for a reason that is no tensor (a local class, a lambda).
+A class attribute is one tensor for all instances and is not copied. Not judged: omissions by the class's own pickling,
+and classes without pickling for a reason other than tensors (a local class, a lambda).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Proof:
         return judging.build_check(Name.COPY, self._how, self._columns, self._findings.values(), self._reasons)
 
     def _build_instance(self) -> nn.Module:
-        """An instance, or where the way to one is a copy and there is none the model itself, which is only read."""
+        """Build an instance; if instances are copies and copying fails, return the model itself, which is only read."""
         try:
             return self._call_instance() or self._subject.build_used()
         except ModelError:
@@ -87,9 +87,10 @@ class _Proof:
             return self._subject.original
 
     def _call_instance(self) -> nn.Module | None:
-        """One that was called as a user calls it, with a graph, where forward leaves tensors behind; None elsewhere.
+        """Return an instance after a call with a graph, as a user makes it, if forward leaves tensors behind; else
+        None.
 
-        Also where forward works without gradients only: nobody then copies what it leaves behind with a graph.
+        None too if forward works only without gradients, because then no copy follows a call with a graph.
         """
         if not (self._subject.created_by_forward or self._subject.reassigned_by_forward):
             return None
@@ -116,7 +117,7 @@ class _Proof:
             self._columns["copied"].setdefault(row.fqn, judging.build_inconclusive_cell(why))
 
     def _fail_uncopyable_tensors(self) -> bool:
-        """Names the tensors that cannot be copied even alone; whether there are any."""
+        """Fail tensors that cannot be copied even alone; return True if there are any."""
         rows = self._subject.rows_by_fqn()
         uncopyable = {
             name: tensor_
@@ -137,7 +138,7 @@ class _Proof:
         return bool(uncopyable)
 
     def _fail_obstacles(self, module: nn.Module) -> bool:
-        """Names the attributes that are no tensors and cannot be copied even alone; whether there are any."""
+        """Report other attributes that cannot be copied even alone; return True if there are any."""
         obstacles = _find_obstacles(self._subject, module)
         for name, why in obstacles.items():
             self._fail(rules.NOT_COPYABLE, name, f"{name}: {why}, so copy.deepcopy of the model raises", _OBSTACLE_HELP)
@@ -207,12 +208,12 @@ class _Proof:
         return Cell(Verdict.FAILED, reason=message)
 
     def _fail(self, rule: Rule, fqn: str | None, message: str, help: str | None = None) -> None:
-        """One finding a tensor and rule, whichever copy shows it first."""
+        """Add a finding for each tensor and rule once, from the first copy that shows it."""
         finding = judging.build_finding(self._subject, rule, message, fqn, help=help, severity=Severity.ERROR)
         self._findings.setdefault((rule.name, fqn), finding)
 
     def _fail_broken_ties(self, copied_tensors: dict[str, torch.Tensor], cells: dict[str, Cell], what: str) -> None:
-        """Fails the later name of each tie that the copy has parted, and each further name that points back."""
+        """Fail the later name of each tie parted by the copy, and each further name that refers to the original."""
         for names in judging.iter_shared_groups(
             {n: t for n, t in self._tensors.items() if n in copied_tensors and n not in self._class_attributes}
         ):
@@ -248,7 +249,7 @@ def _is_copyable(tensor: torch.Tensor) -> bool:
 
 
 def _find_obstacles(subject: ModelUnderTest, module: nn.Module) -> dict[str, str]:
-    """What copying each plain attribute of each submodule alone raises, by name; its tensors and modules are let be."""
+    """Return errors of copying plain attributes of submodules alone, by name; tensors and modules are skipped."""
     memo: dict[int, Any] = {
         id(module_): module_ for module_ in (*module.modules(), *judging.map_tensors(module).values())
     }
@@ -275,7 +276,7 @@ def _try_to_copy(subject: ModelUnderTest, value: object, memo: ChainMap[int, Any
 
 
 def _describe_unpicklable(module: nn.Module, raised: str) -> str | None:
-    """Why nobody would expect the model to be pickled, if so: that says nothing of its state."""
+    """Return a reason against pickling that is unrelated to the state of the model; None without such a reason."""
     meaning_ = next((meaning for words, meaning in _BY_DESIGN.items() if words in raised), None)
     if meaning_:
         return meaning_
@@ -289,7 +290,7 @@ def _describe_form(tensor: torch.Tensor) -> str:
 
 
 def _find_flat_weights(module: nn.Module) -> frozenset[str]:
-    """The flat weights of parametrized RNNs, which torch fills anew where forward finds that they have changed."""
+    """Find the flat weights of parametrized RNNs, which torch refills if forward finds a change."""
     rnns = [(prefix, rnn) for prefix, rnn in module.named_modules() if isinstance(rnn, nn.RNNBase)]
     return frozenset(
         f"{prefix}{'.' if prefix else ''}_flat_weights[{number}]"

@@ -1,16 +1,15 @@
-"""Proof `forward`: the moved model is called with moved inputs, and each operator's devices are looked at.
+"""Prove `forward`: call the moved model with moved inputs, and watch the devices of each operator.
 
-On CUDA it is really run, below the same watch that sees a pretended run. A pretended GPU is tried without data first,
-then with data where that cannot tell; where neither can, the proof is inconclusive. It is called in eval mode and, by
-another instance, in train mode.
+On CUDA the call is real, under the same watch as on a fake GPU. A fake GPU is tried without data first, then with data
+if the first try is inconclusive; if both are, the proof is. One instance is called in eval mode, another in train mode.
 
-A pretended GPU knows shapes and devices, and little of dtypes, indices and values: a model that raises in a plain call
-on the CPU is inconclusive there, unless what it raised is of the CPU's own.
+A fake GPU knows shapes and devices, and little of dtypes, indices and values: a model that raises in a plain call on
+the CPU is inconclusive, unless the error is about the CPU.
 
-An operator that gets tensors of several devices raises as on CUDA; what the model catches is its own. What it does not
-catch is told with the operator's line, then carried over in one more run, so that the next is found too.
+An operator with tensors of more than one device raises as on CUDA. A mismatch that the model does not catch is reported
+with the line of the operator, then carried over in another run, so that the next mismatch is found too.
 
-A forward that passes does not clear a tensor that stayed behind: it may have copied it on the way, or not read it.
+A passed forward does not clear a tensor left on the CPU: forward may have copied the tensor on the way, or not read it.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ _CAREFUL_RUNS_S = 2.0
 
 @dataclass(frozen=True)
 class _Trial:
-    """One way to call the model on a device: `shown` is the device's name, `how` says what is done."""
+    """One way to call the model on a device. `how` describes the call."""
 
     device: torch.device
     device_name: str
@@ -76,9 +75,10 @@ class _Trial:
 
 @dataclass
 class _Run:
-    """One moved and called instance: where its tensors were before the call, and what it raised (None: it passed).
+    """One moved and called instance: the devices of its tensors before the call, and its error (None: it passed).
 
-    `refused` are the mismatches that it did not catch; `asked` the lines that were not told of the pretended GPU.
+    `refused`: mismatches that the model did not catch; `cuda_checks`: lines of the model with
+    `torch.cuda.is_available()`.
     """
 
     trial: _Trial
@@ -90,14 +90,14 @@ class _Run:
 
     @property
     def has_proved(self) -> bool:
-        """Whether it is a proof for the tensors that no mismatch was found of."""
+        """True if the run proves the absence of mismatches for all tensors without one."""
         return self.raised is None and not self.cuda_checks
 
 
 def prove(subject: ModelUnderTest, device: str) -> Check:
-    """Call an instance that was moved to `device`: "fake-cuda", "cuda:1", "cpu". On meta there is nothing to prove.
+    """Call an instance moved to `device`: "fake-cuda", "cuda:1", "cpu". On meta there is nothing to prove.
 
-    Raises UsageError for a device that is not here, ModelError where the plain call raises too.
+    Raises UsageError for a missing device, ModelError if the plain call raises too.
     """
     if subject.inputs is None:
         return Check(Name.FORWARD, Verdict.SKIPPED, reason=subject.why_no_inputs)
@@ -142,7 +142,7 @@ def _prove_on_fake_gpu(subject: ModelUnderTest) -> Check:
 
 
 def _prove_both_modes(subject: ModelUnderTest, trials: list[_Trial]) -> Check:
-    """In eval mode, then in train mode. What raises on the CPU as well is a ModelError; train mode is left out then."""
+    """Run forward in eval mode, then in train mode. An error on the CPU too is a ModelError, and skips train mode."""
     runs = _run_trials(subject, trials)
     if runs[0].raised is not None:
         subject.call(subject.build_used(values=True))
@@ -156,7 +156,7 @@ def _prove_both_modes(subject: ModelUnderTest, trials: list[_Trial]) -> Check:
 
 
 def _run_trials(subject: ModelUnderTest, trials: list[_Trial]) -> list[_Run]:
-    """One run for each trial until one comes to its end; the last is first."""
+    """Return one run for each trial up to the first complete run; the last run is first."""
     runs: list[_Run] = []
     for trial in trials:
         runs.insert(0, _run_until_not_refused(subject, trial))
@@ -172,7 +172,7 @@ def _use_real_gpu(watch: DeviceWatch) -> Iterator[fake_gpu.MoveRecord]:
 
 
 def _run_until_not_refused(subject: ModelUnderTest, trial: _Trial) -> _Run:
-    """The run that has come to its end by carrying over what those before it were refused."""
+    """Return the first complete run, in which all mismatches refused before are carried over."""
     carried_over: frozenset[Mismatch] = frozenset()
     caught: frozenset[Mismatch] = frozenset()
     end = time.monotonic() + _CAREFUL_RUNS_S
@@ -207,7 +207,7 @@ def _run_once(subject: ModelUnderTest, trial: _Trial, watch: DeviceWatch) -> _Ru
 
 
 def _find_refused(error: BaseException | None) -> frozenset[Mismatch]:
-    """The mismatches that ended the call, raised as they were or as the cause of something of the model's own."""
+    """Return the mismatches that ended the call, raised directly or as the cause of an error of the model."""
     while error is not None:
         if isinstance(error, Refused):
             return error.mismatches
@@ -216,7 +216,7 @@ def _find_refused(error: BaseException | None) -> frozenset[Mismatch]:
 
 
 def _record_torch_error(run: _Run, cause: BaseException | None) -> None:
-    """What torch, or a kernel that no watch can look into, says itself of devices."""
+    """Record errors about devices raised by torch, or by a kernel out of reach of the watch."""
     text, place = get_exception_text(cause), _locate_error(cause)
     if run.refused:
         return
@@ -247,7 +247,7 @@ def _record_devices(run: _Run, module: nn.Module, record: fake_gpu.MoveRecord) -
 
 
 def _move_input(leaf: Any, device: torch.device) -> Any:
-    """An input on `device`: a tensor, or an object that moves itself (a batch)."""
+    """Move an input to `device`: a tensor, or an object with a `to` (a batch)."""
     return leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf
 
 
@@ -255,7 +255,7 @@ def _move_input(leaf: Any, device: torch.device) -> Any:
 
 
 def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run]) -> Check:
-    """Of both modes: the run that passed, else all: what they found counts, and why they went no further."""
+    """Build the result of both modes from the passed run, else from all runs, with the reasons for their end."""
     reported_runs = [
         run_or_mismatch
         for mode in (runs, train)
@@ -293,7 +293,7 @@ def _find_worst(cells: list[Cell]) -> Cell:
 
 
 def _describe_runs(last: list[_Run]) -> str:
-    """What was done, with the modes in which it was."""
+    """Describe the calls and their modes."""
     how = last[0].trial.how
     if len(last) == 1:
         return f"{how}, in eval mode (in train mode it raises on the cpu too)"
@@ -333,7 +333,7 @@ def _build_failed_cell(run: _Run, fqn: str, finding: Finding) -> Cell:
 
 
 def _describe_harmless(subject: ModelUnderTest, fqn: str, run: _Run) -> str:
-    """Why it does no harm that forward reads `fqn` where it is."""
+    """Return why forward may read `fqn` on its device without harm."""
     caught_mismatch = next((mismatch for mismatch in run.watch.raised if mismatch.source.fqn == fqn), None)
     if caught_mismatch is not None:
         place_text = _format_place(subject, caught_mismatch.place)
@@ -375,7 +375,7 @@ def _build_mixed_finding(subject: ModelUnderTest, mismatch: Mismatch, device: st
 
 
 def _describe_source(subject: ModelUnderTest, source: Source, device: str) -> tuple[str, str | None]:
-    """What is on `device`, and what to do; None is the fix of the tensor's row."""
+    """Return the description of a tensor left on `device`, and the fix; None for the fix of the tensor's row."""
     is_on = f"{'what is computed from it is ' if source.derived else ''}on {device}"
     if source.fqn is not None:
         return f"{source.fqn}: {is_on}", recreated_by_forward.HELP.format(

@@ -1,22 +1,21 @@
-"""Proof `move`: the model is really moved, and each tensor's device is read before and after.
+"""Prove `move`: really move the model, and read the device of each tensor before and after.
 
-Whether a tensor follows is read from the device it is on. Ties and further names are judged by a stand-in instead (see
-`judging.stand_in`), since a move to meta makes a new object for each name, which no move to CUDA does. What is on the
-device already can only be judged by the stand-in.
+Whether a tensor follows is read from its device. Ties and further names are judged by a stand-in (see
+`judging.measure_stand_in_move`), because a move to meta makes a new object for each name, unlike a move to CUDA.
+Tensors already on the device can be judged only by the stand-in.
 
-Every tensor that stays behind fails, class attributes too: forward reads them through the instance. Not judged:
+Every tensor left behind fails, class attributes too, because forward reads them through the instance. Not judged:
 
-- what torch computes anew before each forward (old weight_norm, spectral_norm, pruning);
-- what appeared with the first forward and is made anew, whatever it held, by every other, or for another device;
-- what a function of the class remembers (functools.lru_cache): no move of a model can reach it, and whether forward
-  mixes it with what has moved is for the proof `forward` to say;
-- what the model's own `_apply` clears.
+- tensors recomputed by torch before each forward (old weight_norm, spectral_norm, pruning); - tensors created by the
+first forward and recreated, whatever their values, by every other, or for another device; - tensors in
+functools.lru_cache of a function of the class: no move of a model reaches them, and the proof `forward` reports a mix
+of devices; - tensors cleared by the model's own `_apply`.
 
-A 0-dim or empty tensor that stays is a warning: operators on CUDA take a 0-dim one from the CPU.
+A 0-dim or empty tensor left behind is a warning: operators on CUDA accept a 0-dim tensor from the CPU.
 
-Whether values survive, and whether all comes back, is looked at where there are values and another device. Elsewhere
-torch's own code is taken to be right; of a class with an `_apply` or a `to` of its own, values are compared on the
-CPU, and the way back is tried on a pretended GPU.
+Values and the way back are compared if there are values and another device. Otherwise torch's code is taken to be
+right; for a class with an `_apply` or a `to` of its own, values are compared on the CPU, and the way back is tried on a
+fake GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from torch import nn
 from statecli.commands.verify import judging, recreated_by_forward, rules, tensor_bits
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
-from statecli.core.errors import ModelError, UsageError
+from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding, Severity
 from statecli.core.move_rules import LEFT_BEHIND, STALE_VIEW, UNTIED_BY_MOVE
 from statecli.core.oddity_kind import OddityKind
@@ -45,7 +44,7 @@ _MOVE_METHODS = ("to", "cuda", "_apply")
 
 
 def prove(subject: ModelUnderTest, device: str) -> Check:
-    """Move an instance to `device` and, where it has values, back. Raises UsageError for a device that is not here."""
+    """Move an instance to `device` and, if it has values, back. Raises UsageError for a missing device."""
     if device == FAKE_CUDA:
         return prove_on_fake_gpu(subject)
     device_ = parse_device(device)
@@ -66,7 +65,7 @@ def prove_on_fake_gpu(subject: ModelUnderTest) -> Check:
 
 
 def move_to_fake_gpu(subject: ModelUnderTest) -> MoveResult:
-    """What moved there, without data, or with data where that cannot tell; and what came back of a class's own move."""
+    """Move to a fake GPU without data, or with data if inconclusive; also back if the class has its own move."""
     moved = _move_once_to_fake_gpu(subject, fake_gpu.use_fake_gpu, values=False)
     if not moved.reasons or any(row.device == "meta" for row in subject.state.tensors):
         return moved
@@ -105,27 +104,27 @@ def _move_back(subject: ModelUnderTest, module: nn.Module, moved: MoveResult) ->
 
 
 def has_own_move(module: nn.Module) -> bool:
-    """Whether code that is not torch's has a part in what `module.to` does."""
+    """Return True if code outside of torch takes part in `module.to`."""
     return measure.has_own_move(module, module.modules())
 
 
 def parse_device(text: str) -> torch.device:
-    """The device that `--device` names, with its index. Raises UsageError."""
+    """Return the device of `--device`, with its index. Raises UsageError."""
     try:
         device = torch.device(text)
     except RuntimeError as error:
         known = "fake-cuda, cuda, cuda:1, cpu and meta are devices"
-        raise UsageError(f"--device {text}: torch knows no such device; {known}") from error
-    instead = "--device fake-cuda makes the same check on any machine"
+        raise UsageError(f"{option('--device', text)}: torch knows no such device; {known}") from error
+    instead = f"{option('--device', 'fake-cuda')} makes the same check on any machine"
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"--device {text}: there is no CUDA here; {instead}")
+        raise UsageError(f"{option('--device', text)}: there is no CUDA here; {instead}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        raise UsageError(f"--device {text}: this machine has {count} CUDA device(s), numbered from 0")
+        raise UsageError(f"{option('--device', text)}: this machine has {count} CUDA device(s), numbered from 0")
     try:
         return torch.empty(0, device=device).device  # "cuda" is the current device, "cuda:0"
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(f"--device {text}: no such device here; {instead}") from error
+        raise UsageError(f"{option('--device', text)}: no such device here; {instead}") from error
 
 
 _RULES = {OddityKind.UNTIED_BY_MOVE: UNTIED_BY_MOVE, OddityKind.STALE_VIEW: STALE_VIEW}
@@ -139,11 +138,11 @@ HELP = {
 
 @dataclass
 class MoveResult:
-    """Devices by name before and after; `changed` are what is not what it was after the way there and back.
+    """Devices by name before and after. `changed`: tensors with other values after the way there and back.
 
-    `stuck` are those that followed and did not come back, each with the device on which it stays. `reasons` say what
-    could not be done. `call` is what was done, `lost` a finding if it gave no model. `own`: code that is not torch's
-    has a part in it. `untried`: why the way back from a pretended GPU was not.
+    `stuck`: tensors that did not come back, each with its device. `reasons`: failed steps. `call`: the moves made.
+    `lost_model`: a finding if the move returned no model. `has_own_move`: code outside of torch took part.
+    `why_no_way_back`: why the way back from a fake GPU was not tried.
     """
 
     before: dict[str, str] = field(default_factory=dict)
@@ -157,7 +156,7 @@ class MoveResult:
     lost_model: Finding | None = None
 
     def record_returned(self, subject: ModelUnderTest, module: nn.Module, returned: object) -> nn.Module:
-        """The model that `.to` moved and gave, or moved where it gave something else, which is a finding."""
+        """Return the model from `.to`, or the moved model if `.to` returned something else, which is a finding."""
         if not isinstance(returned, nn.Module):
             self.lost_model = _build_lost_finding(subject, type(module), returned)
         return measure.get_moved_model(module, returned)
@@ -176,7 +175,7 @@ def _build_lost_finding(subject: ModelUnderTest, owner: type[nn.Module], returne
 
 
 def judge_move(subject: ModelUnderTest, device_name: str, moved: MoveResult) -> Check:
-    """Judge each tensor by the devices that were read; `device_name` is the requested device."""
+    """Judge each tensor by its devices; `device_name` is the requested device."""
     return _Proof(subject, device_name, moved).check()
 
 
@@ -255,7 +254,7 @@ class _Proof:
         return self._fail(LEFT_BEHIND, row, what, before, after, "let {} call super() and move this one too")
 
     def _fail(self, rule: Rule, row: TensorInfo, what: str, before: str, after: str, mend: str) -> Cell:
-        """`mend` is what to do with the class's own `_apply` or `to`, where there is one and nothing else is known."""
+        """Fail a tensor. `mend`: the fix in the class's own `_apply` or `to`, if there is no better help."""
         mild = rule == LEFT_BEHIND and judging.is_dimensionless(row)
         severity = Severity.WARNING if mild else Severity.ERROR
         help = None
@@ -271,7 +270,7 @@ class _Proof:
 
     @functools.cached_property
     def _instance(self) -> nn.Module:
-        """An instance whose methods are looked at, and that is not called."""
+        """Return an instance for looking at methods; it is not called."""
         return self._subject.build_fresh()
 
     def _describe_harmless(self, row: TensorInfo) -> str | None:
@@ -299,7 +298,7 @@ class _Proof:
     # --- ties and views ------------------------------------------------------------------------------------------
 
     def _fail_broken_ties(self, cells: dict[str, Cell]) -> None:
-        """The cell of a name that a move parts from its tie, or leaves pointing at the old storage, fails."""
+        """Fail names parted from their tie by a move, and names that refer to the old storage."""
         for oddity in self._stand_in.oddities:
             name = oddity.fqn or ""
             rule = _RULES.get(oddity.kind) if oddity.kind else None
@@ -336,7 +335,7 @@ def _move_model(subject: ModelUnderTest, device: torch.device) -> MoveResult:
 def _move_there(
     subject: ModelUnderTest, module: nn.Module, device: torch.device, moved: MoveResult
 ) -> nn.Module | None:
-    """The model that has moved; None where that raised."""
+    """Return the moved model; None if the move raised."""
     returned, raised = judging.run_user_code(subject, f'moving it to "{device}"', lambda: module.to(device))
     if raised:
         moved.reasons.append(raised)
@@ -372,7 +371,7 @@ def _move_there_and_back(
 
 
 def find_stuck(devices_there: dict[str, str], devices_back: dict[str, str], device_name: str) -> dict[str, str]:
-    """Return the tensors that were on `device_name` and still are after the move back."""
+    """Return tensors on `device_name` both before and after the move back."""
     return {
         name: device_name
         for name, device in devices_there.items()
@@ -381,7 +380,7 @@ def find_stuck(devices_there: dict[str, str], devices_back: dict[str, str], devi
 
 
 def compare_on_cpu(subject: ModelUnderTest, moved: MoveResult) -> None:
-    """Notes what the model's own code does to values, there and back on the CPU; a model on meta has none."""
+    """Record changes of values by the model's own code, there and back on the CPU; a model on meta has no values."""
     if any(row.device == "meta" for row in subject.state.tensors):
         return
     moved_on_cpu = _move_model(subject, torch.device("cpu"))
@@ -391,7 +390,7 @@ def compare_on_cpu(subject: ModelUnderTest, moved: MoveResult) -> None:
 
 
 def _try_way_back_on_fake_gpu(subject: ModelUnderTest, moved: MoveResult) -> None:
-    """Notes what does not come back from a pretended GPU: on the CPU nothing moves, and meta is no way back."""
+    """Record tensors that do not come back from a fake GPU: on the CPU nothing moves, and from meta nothing returns."""
     there = move_to_fake_gpu(subject)
     moved.stuck = there.stuck
     why = next(iter(there.reasons), there.why_no_way_back)

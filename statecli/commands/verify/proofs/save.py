@@ -1,12 +1,12 @@
-"""Proof `save`: what a checkpoint brings back, measured by writing one and loading it into a freshly built model.
+"""Prove `save`: write a checkpoint, load it into a freshly built model, and compare.
 
-Every element of an instance A is overwritten with values of ours, its `state_dict()` goes through `torch.save` and
+Every element of an instance A is overwritten, the `state_dict()` goes through `torch.save` and
 `torch.load(weights_only=True)` into a fresh instance B with `strict=True`, and B is compared with A path by path, bit
-by bit. Then the same through safetensors. Hooks, extra state and overridden `state_dict`s run as they are.
+by bit. Then the same through safetensors. Hooks, extra state and overridden `state_dict`s run as usual.
 
-What does not come back is either rebuilt by the constructor, identically each time, which is harmless (a position
-table), or is made anew at random by each process, and lost. Two builds with different seeds tell which. Memory that the
-constructor never writes to is the same in both: torch is asked to fill it.
+A tensor that does not come back is either rebuilt identically by the constructor (a position table), which is harmless,
+or drawn at random in each process, and lost. Two builds with different seeds decide. Memory never written by the
+constructor is equal in both, because torch is set to fill such memory.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Proof:
             _Safetensors(self, target, loaded).prove(strictly)
 
     def _write(self, source: nn.Module, blank: Mapping[str, torch.Tensor]) -> Any:
-        """Changes A, and gives what `torch.load` makes of its state_dict as it was saved. `blank`: the tensors of B."""
+        """Overwrite A, and return its state_dict after `torch.save` and `torch.load`. `blank`: the tensors of B."""
         tensors = judging.map_tensors(source)
         shared = judging.list_storage_keys(tensors.values()) & judging.list_storage_keys(blank.values())
         self._overwritten = tensor_bits.perturb(tensors.values())
@@ -106,7 +106,7 @@ class _Proof:
         return loaded
 
     def _find_unproved(self, blank: Mapping[str, torch.Tensor]) -> set[str]:
-        """The names under which B holds what it should before anything was loaded. Many changed elements cannot."""
+        """Return the names with equal values in A and B before the load; impossible for many changed elements."""
         few = {
             name: tensor
             for name, tensor in self._expected.items()
@@ -118,7 +118,7 @@ class _Proof:
         return {name for name, tensor in few.items() if tensor_bits.is_same(tensor, blank[name])}
 
     def _load(self, target: nn.Module, loaded: Any) -> bool:
-        """Whether a strict load succeeds. torch's own loads what it can before it raises; of others it is not known."""
+        """Return True if a strict load succeeds. torch's own load fills B before it raises; other loads may not."""
         self._loaded = loaded
         doing = "load_state_dict(strict=True) of its own state_dict"
         _, raised = judging.run_user_code(self._subject, doing, lambda: target.load_state_dict(loaded, strict=True))
@@ -138,7 +138,7 @@ class _Proof:
     # --- what came back ------------------------------------------------------------------------------------------
 
     def _judge_restored(self, row: TensorInfo, restored: Mapping[str, torch.Tensor], loaded: Any) -> bool:
-        """Fills the cells of a tensor that was saved; False for one that was not."""
+        """Fill the cells of a saved tensor; return False for a tensor that was not saved."""
         name, expected = row.fqn, self._expected.get(row.fqn)
         if expected is None:
             self._saved[name] = judging.build_inconclusive_cell("it is not there in a second instance of the model")
@@ -160,7 +160,7 @@ class _Proof:
     def _judge_different(
         self, row: TensorInfo, expected: torch.Tensor, entry: torch.Tensor, there: torch.Tensor | None
     ) -> None:
-        """The cells of what is in the state_dict and was not seen to be restored."""
+        """Return the cells of a tensor in the state_dict without proof of its restoration."""
         name = row.fqn
         same = False if there is None else tensor_bits.is_same(expected, there)
         self._saved[name] = Cell(Verdict.PASSED)
@@ -184,7 +184,7 @@ class _Proof:
             self._restored[name] = self._build_failed_cell(rules.NOT_RESTORED, row, message, help)
 
     def _is_set_by_load(self, name: str, there: torch.Tensor | None) -> bool:
-        """Whether B holds what load_state_dict() gave it: another instance, which held something else, has the same."""
+        """Return True if B has the value of load_state_dict(): so has another instance, with other values before."""
         if self._again is None:
             self._again = {}
             other = self._subject.build_fresh()
@@ -211,13 +211,13 @@ class _Proof:
             self._saved[row.fqn] = cell
 
     def _compare_rebuilds(self, rows: list[TensorInfo]) -> dict[str, bool | None]:
-        """See `_rebuilt`. A floating-point tensor may have been computed from parameters: those are drawn then."""
+        """Compare two builds. Random values are drawn if floating-point tensors may be computed from parameters."""
         dtypes = [getattr(torch, row.dtype, torch.float32) for row in rows]
         values = any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
         return _compare_rebuilds(self._subject, rows, values=values)
 
     def _judge_without_rebuilding(self, row: TensorInfo) -> Cell | None:
-        """The cell of what can be told without building the model again."""
+        """Return the cell of a tensor if the verdict needs no second build, else None."""
         if row.fqn in self._recomputed:
             return judging.skip_cell(f"not saved; {judging.RECOMPUTED_REASON}")
         if row.fqn in self._subject.created_by_forward:
@@ -265,7 +265,7 @@ _LOAD_METHODS = ("load_state_dict", "_load_from_state_dict")
 
 
 class _Safetensors:
-    """The second way: what `safetensors.torch.save` takes of the state_dict, loaded into B, overwritten meanwhile."""
+    """The state_dict through `safetensors.torch.save`, loaded into B after an overwrite."""
 
     def __init__(self, proof: _Proof, target: nn.Module, loaded: Any) -> None:
         self._proof, self._target = proof, target
@@ -275,7 +275,7 @@ class _Safetensors:
         self._altered: dict[str, torch.Tensor] = {}
 
     def prove(self, strictly: bool) -> None:
-        """Fills the column of `proof`; tensors that were not restored have no part in it."""
+        """Fill the column of `proof` for restored tensors."""
         columns, restored = self._proof._plain, self._proof._restored
         names = [name for name, cell in restored.items() if cell.verdict is Verdict.PASSED]
         try:
@@ -308,13 +308,13 @@ class _Safetensors:
         return Cell(Verdict.FAILED, reason=message)
 
     def _build_same_cell(self) -> Cell:
-        """Nothing is proved of a file that safetensors does not write as a whole."""
+        """Return the cell of a tensor with equal bits; no proof if safetensors does not write the file as a whole."""
         return judging.skip_cell(self._why_incomplete) if self._why_incomplete else Cell(Verdict.PASSED)
 
     def _load(self, through: Callable[[dict[str, torch.Tensor]], Mapping[str, Any]], strictly: bool) -> str | None:
-        """Why it could not be tried, or None.
+        """Load the altered entries into B; return the reason if that failed, or None.
 
-        What comes back with the same bits would be restored as it has been; only what is altered is loaded again.
+        Entries with the same bits would be restored as before, so only altered entries are loaded again.
         """
         self._refuse_others()
         self._refuse_shared(through)
@@ -344,7 +344,7 @@ class _Safetensors:
         self._proof.fail(rule, f"{name}: {what}", name, help)
 
     def _refuse_others(self) -> None:
-        """An entry that is no tensor; one that holds none is no loss: the user saves it elsewhere, or by torch.save."""
+        """Fail entries other than tensors, unless they hold none: users save those elsewhere, or by torch.save."""
         for name, value in self._entries.items():
             if isinstance(value, torch.Tensor):
                 continue
@@ -391,7 +391,7 @@ _CONTIGUOUS = "give save_file a copy of each: {name: one.contiguous() for name, 
 def _find_altered(
     through: Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]], entries: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """What comes back `through` the format and is not surely the same."""
+    """Return the entries that come back `through` the format and are not surely the same."""
     back: dict[str, torch.Tensor] = {}
     for piece in _iter_pieces(entries):
         for name, tensor in through(piece).items():
@@ -401,7 +401,7 @@ def _find_altered(
 
 
 def _iter_pieces(entries: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-    """The entries in turn, about `_PIECE` bytes at a time: safetensors holds three copies of what it is given."""
+    """Yield the entries in pieces of about `_PIECE_BYTES`, because safetensors holds three copies of a piece."""
     piece: dict[str, torch.Tensor] = {}
     size = 0
     for name, tensor in entries.items():
@@ -438,7 +438,7 @@ _PLAIN_DTYPES = (
 
 
 def _is_unusual(tensor: torch.Tensor) -> bool:
-    """Whether safetensors might refuse it for itself: all others are not tried alone."""
+    """Return True for a tensor that safetensors might refuse alone; other tensors are not tried alone."""
     strided = tensor.layout is torch.strided and tensor.dtype in _PLAIN_DTYPES
     return not strided or type(tensor) not in (torch.Tensor, nn.Parameter) or not tensor.is_contiguous()
 
@@ -457,9 +457,9 @@ def _describe_unusual(tensor: torch.Tensor) -> str:
 
 @contextmanager
 def _restore_shared(first: nn.Module, second: nn.Module) -> Iterator[Callable[[], None]]:
-    """What both instances hold in one memory (a class attribute, a global) has its values again at the end.
+    """Restore memory shared by both instances (a class attribute, a global) after the block.
 
-    Gives a function that does so meanwhile.
+    Yields a function to restore the memory meanwhile.
     """
     second_keys = judging.list_storage_keys(judging.map_tensors(second).values())
     shared = [tensor for tensor in judging.map_tensors(first).values() if storage(tensor)[0] in second_keys]
@@ -471,7 +471,7 @@ def _restore_shared(first: nn.Module, second: nn.Module) -> Iterator[Callable[[]
 
 
 def _copy_if_shared(tensor: torch.Tensor, shared: set[int | str]) -> torch.Tensor:
-    """The tensor, or a copy of what B holds as well and loading would change."""
+    """Return the tensor, or a copy if B shares its memory, which a load would change."""
     with torch._C.DisableTorchFunctionSubclass():
         if judging.is_lazy_tensor(tensor):
             return tensor
@@ -486,7 +486,7 @@ _FEW_ELEMENTS = 4_096
 
 
 def _compare_rebuilds(subject: ModelUnderTest, rows: list[TensorInfo], *, values: bool) -> dict[str, bool | None]:
-    """Of each row, whether two builds with different seeds give the same bits; None where they cannot be compared."""
+    """Return for each row whether two builds with different seeds have equal bits; None if not comparable."""
     names = {row.fqn for row in rows}
     sparing = _SkipLargeFills(max(row.elements or 0 for row in rows))
 
@@ -501,7 +501,9 @@ def _compare_rebuilds(subject: ModelUnderTest, rows: list[TensorInfo], *, values
 
 
 class _SkipLargeFills(TorchFunctionMode):
-    """`torch.empty` of more elements than are looked at is not filled, which would be most of the time of building."""
+    """Skip the fill of large `torch.empty` tensors beyond the compared size, which would be most of the time of a
+    build.
+    """
 
     def __init__(self, elements: int) -> None:
         super().__init__()
@@ -526,7 +528,7 @@ class _SkipLargeFills(TorchFunctionMode):
 
 @contextmanager
 def _fill_memory() -> Iterator[None]:
-    """`torch.empty` gives the same values each time, which torch does with its deterministic algorithms only."""
+    """Make `torch.empty` return equal values each time, which torch does only with deterministic algorithms."""
     mode, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

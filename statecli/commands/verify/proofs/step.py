@@ -1,4 +1,4 @@
-"""A training step: which tensors get a gradient, which the optimizer updates, which forward changes by itself."""
+"""Prove a training step: tensors with a gradient, with an update by the optimizer, and with a change by forward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from statecli.commands.verify.inputs import Inputs
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.commands.verify.training_rounds import LeafRecord, Training
-from statecli.core.errors import UsageError
+from statecli.core.errors import UsageError, option
 from statecli.core.finding import Finding, Severity
 from statecli.core.rule import Rule
 from statecli.core.state import Kind, TensorInfo
@@ -32,7 +32,7 @@ _FREEZE_HELP = "freeze it with requires_grad_(False)"
 
 
 def find_optimizer_class(name: str | type) -> type[torch.optim.Optimizer]:
-    """The class of torch.optim by its name in whatever case, or itself. Raises UsageError where there is none."""
+    """Return a class of torch.optim by its name in any case, or the class itself. Raises UsageError for other names."""
     if isinstance(name, type):
         return name
     classes = {
@@ -44,12 +44,12 @@ def find_optimizer_class(name: str | type) -> type[torch.optim.Optimizer]:
         return classes[name.lower()]
     near = difflib.get_close_matches(name.lower(), classes, 1)
     hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(classes))}"
-    raise UsageError(f"--optimizer {name}: torch.optim has no such class; {hint}")
+    raise UsageError(f"{option('--optimizer', name)}: torch.optim has no such class; {hint}")
 
 
 @dataclass
 class _StepVerdicts:
-    """What is said of the tensors of one training."""
+    """Verdicts about the tensors of one training."""
 
     run: Training
     gradient_paths: gradient_graph.GradientPaths | None = None
@@ -67,7 +67,7 @@ class _StepVerdicts:
 
     @functools.cached_property
     def reached(self) -> dict[str, list[str]]:
-        """The tensors that got a gradient, by their name with its numbers left open."""
+        """Tensors with a gradient, by name without the numbers."""
         names: dict[str, list[str]] = {}
         for name, seen in self.run.seen.items():
             if seen.peak is not None:
@@ -76,7 +76,7 @@ class _StepVerdicts:
 
     @functools.cached_property
     def reached_at_times(self) -> dict[str, list[str]]:
-        """Those of `reached` that got none in some rounds."""
+        """Those of `reached` without a gradient in some rounds."""
         seen = self.run.seen
         return {key: [name for name in names if None in seen[name].peaks] for key, names in self.reached.items()}
 
@@ -88,11 +88,11 @@ class _StepVerdicts:
 
 
 def prove(subject: ModelUnderTest, optimizer: str | type = "sgd") -> Check:
-    """Train a fresh instance for some rounds in train mode, and look at each tensor before and after.
+    """Train a fresh instance for some rounds in train mode, and compare each tensor before and after.
 
-    `optimizer` is a class, or the name of one of torch.optim in lower case. Columns: `gradient` and `updated` of what
-    requires grad, `forward updates` of what forward changes. Raises UsageError for an unknown optimizer, ModelError
-    where the model's own code raises.
+    `optimizer`: a class, or a name in torch.optim in lower case. Columns: `gradient` and `updated` of tensors that
+    require grad, `forward updates` of tensors changed by forward. Raises UsageError for an unknown optimizer,
+    ModelError if the model's own code raises.
     """
     optimizer_type = find_optimizer_class(optimizer)
     if subject.inputs is None:
@@ -211,7 +211,7 @@ def _judge_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
 
 
 def _explain_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> str | None:
-    """Why a gradient that is zero in each round need not be the model's fault, if so."""
+    """Return why a gradient of zero in each round may not be a fault of the model, if so."""
     run = verdicts.run
     if not run.finite:
         what = "something in the output is NaN or infinite, which counts for nothing in the loss"
@@ -227,7 +227,7 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> str |
 
 
 def _judge_by_chance(run: Training, name: str) -> Cell:
-    """Of what got no gradient from a forward that draws random numbers, and that eval mode does not say is at fault."""
+    """Judge a leaf without gradient in a forward with random numbers, unless eval mode shows a fault."""
     gradients = f"{'zero' if 0 in run.seen[name].peaks else 'none'} in each of {_format_rounds(run)}"
     if run.in_eval and run.in_eval.peaks.get(name):
         help = "lower its rate, or give a larger input"
@@ -250,7 +250,7 @@ def _judge_no_gradient(verdicts: _StepVerdicts, name: str) -> Cell:
 
 
 def _find_cause(paths: gradient_graph.GradientPaths | None, name: str, *, cut_off: bool) -> tuple[str, str]:
-    """Why there is no gradient, and what to do."""
+    """Return why there is no gradient, and the fix."""
     if paths and name in paths.reentrant:
         return (
             "it is used in a reentrant checkpoint, and none of that checkpoint's inputs requires grad",
@@ -275,16 +275,16 @@ def _find_cause(paths: gradient_graph.GradientPaths | None, name: str, *, cut_of
 
 
 def _describe_blocking_node(giver: str | None) -> tuple[str, str]:
-    """Of what the output's graph goes back to."""
+    """Describe the node that blocks the gradient of a leaf in the graph of the output."""
     if giver is None:
         return "the output depends on it, and after backward its grad is None", "look for a hook that takes it away"
     return f"the output depends on it, and {giver} gives none for it", f"return it from {giver}, or {_FREEZE_HELP}"
 
 
 def _find_chosen_sibling(verdicts: _StepVerdicts, name: str) -> str | None:
-    """A tensor of the same name but for its numbers that got a gradient, where forward may choose among them.
+    """Return a tensor with a gradient and the same name but for numbers, if forward may choose among them.
 
-    It does so by values that it reads; or some rounds gave the other a gradient, and others none.
+    Forward may choose if it reads values, or if only some rounds gave a gradient to the sibling.
     """
     paths = verdicts.gradient_paths
     reads = paths is not None and paths.reads_values and name not in paths.used
@@ -292,7 +292,7 @@ def _find_chosen_sibling(verdicts: _StepVerdicts, name: str) -> str | None:
 
 
 def _find_sibling(verdicts: _StepVerdicts, name: str, *, always: bool = True) -> str | None:
-    """Another of the same name but for its numbers that got a gradient; `always`: also if in each round."""
+    """Return another tensor with a gradient and the same name but for numbers; `always`: in each round."""
     chosen = verdicts.reached if always else verdicts.reached_at_times
     return next((other for other in chosen.get(_DIGITS.sub("#", name), ()) if other != name), None)
 
@@ -330,7 +330,7 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell
 
 
 def _judge_left_out(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
-    """A leaf that requires grad and that `model.parameters()` does not give. Without a gradient it does no harm yet."""
+    """Judge a leaf that requires grad and is not in `model.parameters()`; harmless as long as it gets no gradient."""
     if name in verdicts.run.replaced:
         why = "is replaced by forward, and the optimizer trains the tensor that it was before"
         return verdicts.fail(
