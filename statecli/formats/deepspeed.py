@@ -138,7 +138,8 @@ def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
             if _is_padded(files.join(path, name)):
                 return name, f"text of more than {_MOST_BLANKS} bytes"
             continue
-        is_walked = tag in checkpoint_folder.list_folders(path) and not tag.startswith(".")
+        is_here = tag in checkpoint_folder.list_folders(path)
+        is_walked = is_here and checkpoint_folder.explain_skipped_folder(files.join(path, tag)) is None
         if tag and "\0" not in tag and not is_walked and _may_hold_ranks(files.join(path, tag)):
             return name, quoting.quote(tag)
     return None

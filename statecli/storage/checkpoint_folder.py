@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection
 from typing import NamedTuple
@@ -121,6 +122,34 @@ def list_files(path: str) -> list[str]:
 def list_folders(path: str) -> list[str]:
     """Return the sorted names of the folders in a folder; empty for a folder that may not be listed."""
     return _list(path)[1] if on_disk.may_list(path) else []
+
+
+#: Folders of tools, which an audit of a folder does not enter.
+TOOL_FOLDERS = frozenset(["__pycache__", "node_modules"])
+
+
+def explain_skipped_folder(path: str) -> tuple[str, str] | None:
+    """Return why an audit of the folder around it does not enter a folder, and that in two words; None if it does."""
+    name = on_disk.get_name(path.rstrip("/"))
+    if name.startswith(".") or name in TOOL_FOLDERS:
+        return "a hidden folder, or a tool's", "hidden or a tool's"
+    return ("a link to a folder", "link") if on_disk.is_link(path) else None
+
+
+#: Files in which DeepSpeed and Megatron name the folder that they load, and most bytes that are read of them.
+TRACKERS, MAX_TRACKER_BYTES = ("latest", "latest_universal", "latest_checkpointed_iteration.txt"), 4096
+
+
+def list_tracked_folders(path: str) -> set[str]:
+    """Return the names of folders in `path` that a loader is sent to by a tracker file."""
+    tracked = set()
+    for name in TRACKERS:
+        if name in list_files(path):
+            with contextlib.suppress(UnreadableError):  # the reader of the folder reports it
+                raw = read_small_file(on_disk.join(path, name), MAX_TRACKER_BYTES)
+                word = raw.decode("utf-8", "surrogateescape").strip()
+                tracked |= {word, f"iter_{int(word):07d}"} if word.isascii() and word.isdecimal() else {word}
+    return tracked
 
 
 def list_inner_folders(path: str) -> list[str]:

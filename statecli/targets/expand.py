@@ -57,8 +57,6 @@ WEIGHT_BIN_PREFIXES = (
 WEIGHT_BIN_NAME = re.compile(rf"(?i)^(?:{'|'.join(WEIGHT_BIN_PREFIXES)})[^/]*\.bin$")
 #: Reason to skip a path that is another name of an audited file.
 SAME_FILE_REASON = "is the same file as"
-#: Folders of tools, which a walk does not enter.
-TOOL_FOLDERS = frozenset(["__pycache__", "node_modules"])
 
 #: The file that torch.package requires in an unpacked package, as path parts.
 TORCH_PACKAGE_FILE = (".data", "extern_modules")
@@ -275,6 +273,9 @@ def _walk_folder(path: str, taken: frozenset[str] = frozenset(), depth: int = 0)
     for inner in prefetched:
         if files.is_folder(inner):
             skipped = skip_subfolder(inner)
+            if skipped is not None and files.get_name(inner) in checkpoint_folder.list_tracked_folders(path):
+                reason = f"{inner}: is {skipped.reason}, and a file next to it has loaders read it: name it as a target"
+                skipped = TargetResult(inner, Status.FAILED, reason)
             yield from _walk_folder(inner, taken | member_paths, depth + 1) if skipped is None else (skipped,)
         elif inner not in taken | member_paths:
             yield from _expand_file(inner)
@@ -303,9 +304,8 @@ def list_members(path: str) -> frozenset[str]:
 
 def skip_subfolder(path: str) -> TargetResult | None:
     """Return a skipped target for a subfolder of tools, a hidden folder or a link; None for any other folder."""
-    if _is_hidden(path) or files.get_name(path) in TOOL_FOLDERS:
-        return _skip_hidden_folder(path)
-    return skip_folder(path, "a link to a folder", "link") if files.is_link(path) else None
+    reasons = checkpoint_folder.explain_skipped_folder(path)
+    return None if reasons is None else skip_folder(path, *reasons)
 
 
 def _expand_file(path: str) -> Iterator[str | TargetResult]:

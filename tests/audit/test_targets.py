@@ -19,6 +19,7 @@ import torch.package
 from hypothesis import given
 from safetensors.torch import save_file
 
+from statecli.commands.audit.run import Request, audit
 from statecli.core.errors import UnreadableError
 from statecli.core.scope import NotChecked
 from statecli.pickle_scan.one_pickle import begins_as_pickle
@@ -539,3 +540,25 @@ def test_a_folder_called_data_is_no_package(tmp_path):
     (tmp_path / "b" / "extern_modules").touch()
     _, others = found(tmp_path)
     assert all(one.status is Status.SKIPPED for one in others)
+
+
+@pytest.mark.parametrize(
+    ("tracker", "word", "folder"),
+    [
+        ("latest", "__pycache__", "__pycache__"),
+        ("latest", " step\n", "step"),
+        ("latest_universal", ".step", ".step"),
+        ("latest_checkpointed_iteration.txt", "7", "iter_0000007"),
+    ],
+)
+def test_a_folder_that_a_walk_skips_and_a_loader_reads_is_no_pass(tmp_path, tracker, word, folder):
+    """DeepSpeed and Megatron unpickle what a file names, a link to a folder and a tool's folder too."""
+    (tmp_path / ".real").mkdir()
+    torch.save({"w": torch.ones(2)}, tmp_path / ".real" / "mp_rank_00_model_states.pt")
+    (tmp_path / folder).symlink_to(".real")
+    torch.save({"w": torch.ones(2)}, tmp_path / "model.pt")
+    request = Request((str(tmp_path),))
+    assert {target.status for target in audit(request).targets} == {Status.AUDITED, Status.SKIPPED}
+    (tmp_path / tracker).write_text(word)
+    failed = [target.target for target in audit(request).targets if target.status is Status.FAILED]
+    assert str(tmp_path / folder) in failed
