@@ -105,3 +105,13 @@ def one_task_a_parcel(monkeypatch) -> None:
     monkeypatch.setattr(pool, "MIN_BATCH_BYTES", 1)
     for engine in (dask, futures, ray):
         monkeypatch.setattr(engine, "MAX_BATCH_BYTES", 1)
+
+
+@pytest.fixture(scope="session")
+def forked_python():
+    """`forked_python(code, *argv, cwd=folder)`: what that code does in a process that has imported torch."""
+    from .forked_python import ForkedPython
+
+    server = ForkedPython()
+    yield server.run
+    server.close()

@@ -901,29 +901,27 @@ UNUSUAL_PLACES = (
 
 
 @pytest.mark.parametrize("storage_data", UNUSUAL_PLACES)
-def test_places_that_a_call_makes_are_not_clean(storage_data, tmp_path, monkeypatch, statecli):
+def test_places_that_a_call_makes_are_not_clean(storage_data, tmp_path, monkeypatch, statecli, forked_python):
     """torch loads a value from a place that the graph of the pickle does not list."""
     monkeypatch.chdir(tmp_path)
     hidden = with_a_hidden_value(tmp_path / "x")
     rewritten(tmp_path / "x", lambda metadata: setattr(metadata, "storage_data", storage_data(*hidden)))
     assert statecli("audit", str(tmp_path / "x")).code != 0
     assert not (tmp_path / "HARM").exists()
-    loads_and_harms(tmp_path)
+    loads_and_harms(tmp_path, forked_python)
 
 
-def loads_and_harms(folder: Path, name: str = "x") -> None:
+def loads_and_harms(folder: Path, forked_python, name: str = "x") -> None:
     """torch.distributed.checkpoint.load runs the command that lies in the folder's files."""
     code = (
         "import torch, torch.distributed.checkpoint as dcp\n"
         f"dcp.load({{'w': torch.zeros(9000, dtype=torch.uint8), 'step': 0}}, checkpoint_id={name!r}, no_dist=True)"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], cwd=folder, capture_output=True, timeout=60, check=False
-    )
-    assert (folder / "HARM").exists(), done.stderr.decode()
+    done = forked_python(code, cwd=folder)
+    assert (folder / "HARM").exists(), done.stderr
 
 
-def test_places_that_change_after_they_are_set_are_refused(tmp_path, statecli):
+def test_places_that_change_after_they_are_set_are_refused(tmp_path, statecli, forked_python):
     """BUILD copies a dict; what is set in that dict later is not the object's."""
     index, place, places = with_a_hidden_value(tmp_path / "x")
     rewritten(tmp_path / "x", lambda metadata: setattr(metadata, "storage_data", {**places, index: place}))
@@ -937,7 +935,7 @@ def test_places_that_change_after_they_are_set_are_refused(tmp_path, statecli):
     result = statecli("audit", str(tmp_path / "x"))
     assert result.code != 0
     assert "changes the state of an object after it is set" in result.out
-    loads_and_harms(tmp_path)
+    loads_and_harms(tmp_path, forked_python)
 
 
 # Which folders are such folders.
@@ -945,7 +943,7 @@ def test_places_that_change_after_they_are_set_are_refused(tmp_path, statecli):
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 @pytest.mark.parametrize("begin", [b"", b"N0" * 40, b"(0" * 40])
-def test_metadata_is_known_by_its_name(begin, protocol, tmp_path, statecli):
+def test_metadata_is_known_by_its_name(begin, protocol, tmp_path, statecli, forked_python):
     """torch looks for no mark at the start of the pickle, and for no suffix of the other files."""
     _, place, places = with_a_hidden_value(tmp_path / "x")
     (tmp_path / "x" / "__0_0.distcp").rename(tmp_path / "x" / "data")
@@ -960,10 +958,10 @@ def test_metadata_is_known_by_its_name(begin, protocol, tmp_path, statecli):
     result = statecli("audit", str(tmp_path / "x"))
     assert result.code != 0
     assert "posix.system" in result.out or "where it says that archives lie" in result.out
-    loads_and_harms(tmp_path)
+    loads_and_harms(tmp_path, forked_python)
 
 
-def test_metadata_of_another_class_is_not_clean(tmp_path, statecli):
+def test_metadata_of_another_class_is_not_clean(tmp_path, statecli, forked_python):
     """torch.distributed.checkpoint asks an object for its attributes, whatever class it is of."""
     index, place, places = with_a_hidden_value(tmp_path / "x")
     with (tmp_path / "x" / ".metadata").open("rb") as file:
@@ -972,7 +970,7 @@ def test_metadata_of_another_class_is_not_clean(tmp_path, statecli):
     other = argparse.Namespace(**vars(metadata))
     (tmp_path / "x" / ".metadata").write_bytes(pickle.dumps(other))
     assert statecli("audit", str(tmp_path / "x")).code != 0
-    loads_and_harms(tmp_path)
+    loads_and_harms(tmp_path, forked_python)
 
 
 def test_places_outside_the_folder_are_not_clean_in_metadata_that_is_not_read(mixed, statecli):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 import zipfile
 from pathlib import Path
@@ -162,15 +160,14 @@ WILD = {
 
 
 @pytest.mark.parametrize("name", WILD)
-def test_an_operator_that_does_not_check_memory_is_unsafe(name, archive):
+def test_an_operator_that_does_not_check_memory_is_unsafe(name, archive, forked_python):
     """torch.jit.load runs the operator and crashes; the audit does not pass the file."""
     path = archive(f"{WILD[name]}\n    self.w = t")
     operator, others = told(path, "unsafe-global")
     assert "its __setstate__ runs" not in operator
     assert "its __setstate__ runs" in others
     load = f"import torch; torch.jit.load({str(path)!r})"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", load], capture_output=True, check=False)
-    assert done.returncode < 0
+    assert forked_python(load).returncode < 0
 
 
 @pytest.mark.parametrize("operator", ["symm_mem::memset32_", "static_runtime::create_owned_ref", "inductor::new"])
@@ -231,11 +228,10 @@ def test_code_that_is_not_read_is_said(records, tmp_path, monkeypatch):
     assert any("code of more than 100 bytes" in (one.unread or "") for one in scan_pickles(str(tmp_path / "a.pt")))
 
 
-def test_every_operator_of_torch_is_of_a_namespace_that_is_known():
+def test_every_operator_of_torch_is_of_a_namespace_that_is_known(forked_python):
     """And each whose name says that it touches files or Python is known for that. Other tests load other libraries."""
     code = "import torch; print(*{one.name for one in torch._C._jit_get_all_schemas()})"
-    schemas = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    operators = schemas.stdout.split()
+    operators = forked_python(code).stdout.split()
     assert len(operators) > 1000
     assert [one for one in operators if not (script_code.is_shipped(one) or script_code.describe_harm(one))] == []
     touching = [one for one in operators if one.endswith(("_file", "::save", "PythonOp", "load_tensor"))]
@@ -276,15 +272,14 @@ POOLS = (
 
 
 @pytest.mark.parametrize("name", CRASHES)
-def test_an_operator_that_loading_runs_is_found_and_crashes(name, archive):
+def test_an_operator_that_loading_runs_is_found_and_crashes(name, archive, forked_python):
     """Only what packs weights is spared in a `__setstate__`, and in what it may call."""
     path = archive(CRASHES[name], POOLS)
     assert any(
         "max_pool2d_with_indices_backward" in one or "torch.len" in one or "torch.ff" in one
         for one in told(path, "unsafe-global")
     )
-    loaded = subprocess.run([sys.executable, "-c", f"import torch; torch.jit.load({str(path)!r})"], check=False)
-    assert loaded.returncode < 0
+    assert forked_python(f"import torch; torch.jit.load({str(path)!r})").returncode < 0
 
 
 @pytest.mark.parametrize(
@@ -330,14 +325,13 @@ def convolutional(folder: Path, *, frozen: bool, groups: int = 1) -> Path:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_quantized_convolution_is_packed_by_numbers_that_it_can_have(frozen, tmp_path):
+def test_a_quantized_convolution_is_packed_by_numbers_that_it_can_have(frozen, tmp_path, forked_python):
     """What torch writes is clean. With no groups loading it divides by zero, which ends the process."""
     assert told(convolutional(tmp_path, frozen=frozen), "unsafe-global") == []
     path = convolutional(tmp_path, frozen=frozen, groups=0)
     assert "packing" in told(path, "unsafe-global")[0]
     code = "import torch; torch.jit.load('conv.pt')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False)
-    assert done.returncode < 0
+    assert forked_python(code, cwd=tmp_path).returncode < 0
 
 
 #: What replaces a part of the code of a quantized convolution, so that it packs by no groups.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import marshal
 import struct
-import subprocess
 import sys
 import tarfile
 
@@ -1448,14 +1447,14 @@ LOADED = {
 
 
 @pytest.mark.parametrize("name", LOADED)
-def test_what_is_flagged_does_harm_where_it_is_loaded(name, tmp_path):
+def test_what_is_flagged_does_harm_where_it_is_loaded(name, tmp_path, forked_python):
     """The libraries that are installed still do what the attack wants of them."""
     if "method" in name or "overwritten" in name:
         pytest.importorskip("transformers")
     if LOADED[name] == CALLS_THE_PLUGIN:
         pytest.importorskip("accelerate")
     (tmp_path / "model.bin").write_bytes(ALL[name])
-    done = subprocess.run([sys.executable, "-c", LOADED[name]], cwd=tmp_path, capture_output=True, check=False)
+    done = forked_python(LOADED[name], cwd=tmp_path)
     assert (tmp_path / "PWNED").exists() or done.returncode < 0
 
 
