@@ -542,8 +542,9 @@ def _count_pattern_steps(pattern: Value) -> int:
         pattern = pattern.args[0]
     if type(pattern) not in (str, bytes):
         return MAX_SIZE  # text that is computed
-    # In a class that ignores case, each range is expanded character by character.
-    classes = sum(pattern.count(sign.encode() if type(pattern) is bytes else sign) for sign in "[-")
+    # In a class that ignores case, each range is expanded character by character; one of ASCII has few.
+    dash, bracket = (b"-", b"[") if type(pattern) is bytes else ("-", "[")
+    classes = pattern.count(bracket) + (0 if pattern.isascii() else pattern.count(dash))
     return int(classes * _STEPS_PER_CHARACTER_CLASS + len(pattern) ** 2 // _SQUARED_LENGTH_PER_STEP)
 
 

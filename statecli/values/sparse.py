@@ -109,18 +109,18 @@ def explain_invalid_indices(tensor: TensorInfo) -> str | None:
     """
     try:
         _read_places(_open_side(tensor))
-    except _InvalidIndices as error:
-        return error.problem
+    except MalformedError as error:
+        if isinstance(error.__cause__, _InvalidIndices):
+            return str(error.__cause__)
+        raise
     return None
 
 
 # --- places ----------------------------------------------------------------------------------------------------------
 
 
-class _InvalidIndices(MalformedError):
-    """The parts of a tensor contradict each other, as `problem` says."""
-
-    problem: str = ""
+class _InvalidIndices(Exception):
+    """How the parts of a tensor contradict each other."""
 
 
 class _Side(NamedTuple):
@@ -134,9 +134,8 @@ class _Side(NamedTuple):
         """Raise `MalformedError` with `what` unless the condition is true."""
         if not is_valid:
             path = self.parts["values"].storage.path
-            error = _InvalidIndices(f"{path}: {self.tensor.fqn}: {what}; the file is damaged: copy it again")
-            error.problem = what
-            raise error
+            message = f"{path}: {self.tensor.fqn}: {what}; the file is damaged: copy it again"
+            raise MalformedError(message) from _InvalidIndices(what)
 
     def require_inside(self, index: Array, size: int) -> None:
         """Raise `MalformedError` unless all indices are in range(size)."""

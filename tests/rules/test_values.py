@@ -606,7 +606,7 @@ def test_sparse_indices_finds_indices_outside_the_shape(found, tmp_path, tensor,
 
 
 @pytest.mark.parametrize(("options", "count"), [({"values": False}, 2), ({"values": True}, 0)], ids=["without", "with"])
-def test_unchecked_indices_warns_where_no_values_are_read(tmp_path, options, count):
+def test_unchecked_indices_finds_sparse_tensors_where_no_values_are_read(tmp_path, options, count):
     """Nothing was checked, so it is no pass."""
     torch.save(
         {"w": torch.ones(2), "m": torch.eye(4).to_sparse(), "n": torch.eye(4).to_sparse_csr()}, tmp_path / "a.pt"
@@ -615,3 +615,17 @@ def test_unchecked_indices_warns_where_no_values_are_read(tmp_path, options, cou
     assert [(finding.rule, finding.severity) for finding in target.findings] == [
         ("unchecked-indices", Severity.WARNING)
     ] * count
+
+
+def test_sparse_indices_spares_the_last_place_and_duplicates(found, tmp_path):
+    """Indices up to the size, and values that are summed at one place."""
+    twice = torch.sparse_coo_tensor(torch.tensor([[3, 3], [3, 3]]), torch.ones(2), (4, 4))
+    torch.save({"w": torch.ones(2), "m": twice}, tmp_path / "a.pt")
+    assert not found("sparse-indices", tmp_path / "a.pt", values=True)
+
+
+def test_unchecked_indices_spares_dense_tensors(tmp_path):
+    """They have none."""
+    torch.save({"w": torch.ones(2)}, tmp_path / "a.pt")
+    (target,) = audit(Request((str(tmp_path / "a.pt"),), select=("unchecked-indices", "nan"), values=False)).targets
+    assert not target.findings
