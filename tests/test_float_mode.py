@@ -25,7 +25,7 @@ from statecli.workers.executors import use_executor
 def flushing():
     """The mode in which 2e-39 is zero."""
     if not torch.set_flush_denormal(True):
-        pytest.skip("this processor has no such mode")
+        pytest.skip("the processor cannot flush denormals")
     yield
     torch.set_flush_denormal(False)
 
@@ -37,7 +37,7 @@ def kernel(request, monkeypatch):
         monkeypatch.setattr(kernels, "_native", None)
         monkeypatch.setattr(facts_kernel, "_native", None)
     elif kernels._native is None:
-        pytest.skip("not compiled")
+        pytest.skip("no compiled kernel")
 
 
 #: By dtype two denormal numbers.

@@ -217,6 +217,40 @@ def test_every_path_in_the_recipes_exists(document):
         assert (root / path).exists() or (PACKAGE / path).exists(), path
 
 
+def skip_reasons(tree):
+    """The reason of each skip up to a colon, or the package of an importorskip without a reason."""
+    for node in ast.walk(tree):
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if called in ("pytest.mark.skip", "pytest.mark.skipif", "pytest.importorskip", "pytest.skip"):
+            reasons = [keyword.value for keyword in node.keywords if keyword.arg == "reason"]
+            text = (reasons or node.args)[0]
+            text = text.values[0] if isinstance(text, ast.JoinedStr) else text
+            assert isinstance(text, ast.Constant), f"the reason does not begin with a text: {ast.unparse(node)}"
+            is_package = called == "pytest.importorskip" and not reasons
+            yield text.value.partition("." if is_package else ":")[0]
+
+
+def test_every_skip_has_a_row():
+    """The table of CONTRIBUTING.md has each reason and each package of a skip in the tests, and no other."""
+    root = PACKAGE.parent
+    table = (root / "CONTRIBUTING.md").read_text().partition("## Skipped tests")[2].partition("\n## ")[0]
+    first_cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    listed = [reason for cell in first_cells for reason in re.findall(r"`([^`]+)`", cell)]
+    trees = [ast.parse(path.read_text()) for path in (root / "tests").rglob("*.py")]
+    assert sorted(listed) == sorted({reason for tree in trees for reason in skip_reasons(tree)})
+
+
+def test_the_reasons_of_skips_are_found():
+    """In a mark, a call, an f-string and an import."""
+    text = """
+pytest.mark.skipif(True, reason="no git: here")
+pytest.skip(f"no file: {path}")
+pytest.importorskip("torch.masked")
+pytest.importorskip("torch", reason="needs torch 2.8: archives")
+"""
+    assert [*skip_reasons(ast.parse(text))] == ["no git", "no file", "torch", "needs torch 2.8"]
+
+
 def test_every_name_in_the_recipes_exists():
     """`PROOFS`, `FILES`, ...: what the recipe of a change says to extend."""
     names = re.findall(r"`([A-Z][A-Z]+|Output|Config|Policy)`", (PACKAGE.parent / "CONTRIBUTING.md").read_text())

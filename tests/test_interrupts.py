@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX: signals")
 
 SWALLOWED = """
 import os, signal, time, weakref

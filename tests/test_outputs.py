@@ -333,7 +333,7 @@ WRITES = {
     "rule": ("rules", "nan", "-o", "{}"),
     "config": ("config", "-o", "{}"),
 }
-posix = pytest.mark.skipif(os.name != "posix", reason="files as POSIX has them")
+posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX: files")
 
 
 def words(write, path):
@@ -409,7 +409,7 @@ def test_a_link_to_nothing_yet_makes_what_it_leads_to(statecli, here):
 def test_standard_output_by_its_path_is_standard_output(here, name, into):
     """Though a command keeps its own from what a model prints: a pipe, and a file that a shell has open."""
     if not os.path.exists(os.path.dirname(name) or "."):
-        pytest.skip("no such path here")
+        pytest.skip(f"no such file: {name}")
     os.symlink("/dev/stdout", "stdout")
     done = process(into, "inspect", "a.pt", "-f", "json", "-o", name)
     assert (done.returncode, done.stderr) == (0, "")
@@ -429,7 +429,7 @@ def test_pipes_and_devices_are_written_to_and_stay(here, write):
 
 
 @posix
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device here that is always full")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_of_several_outputs_the_one_that_failed_is_named(here):
     """The others are whole."""
     reports = ("--report", "json=one.json", "--report", "sarif=/dev/full", "-o", "three.txt")
@@ -441,7 +441,7 @@ def test_of_several_outputs_the_one_that_failed_is_named(here):
 
 
 @posix
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="runs as root: may write anywhere")
 def test_a_file_that_may_be_written_in_a_folder_that_may_not(statecli, here):
     """It is written in place; one that may not be written is left, though its folder would let it be replaced."""
     Path("shut").mkdir()

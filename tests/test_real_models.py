@@ -78,7 +78,7 @@ def test_a_whole_pickled_model_is_grouped_as_the_live_one(tmp_path, name):
     except RuntimeError as error:
         if "parametrized modules" not in str(error):
             raise
-        pytest.skip("torch itself cannot pickle a parametrized module")
+        pytest.skip("torch cannot pickle the module")
     found = rows(path)
     registered = {fqn: row for fqn, row in found.items() if row.kind is not Kind.UNREGISTERED}
     parameters = dict(module.named_parameters(remove_duplicate=False))

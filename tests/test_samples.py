@@ -35,7 +35,7 @@ FAILING = {
     "tied:Tied": ("int64:2x4<100", "save"),
     "unused:Net": ("4x8", "step"),
 }
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA here")
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 #: A real GPU gives the verdicts of a pretended one.
 ANY_GPU = pytest.mark.parametrize("device", ["fake-cuda", pytest.param("cuda", marks=[pytest.mark.cuda, GPU])])
 FIXED = sorted(path.stem for path in SAMPLES.glob("*_fixed.py"))

@@ -18,7 +18,7 @@ from statecli.__main__ import names_model_code
 from statecli.core.errors import UsageError
 from statecli.live.spec import parse_spec
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX: os.fork")
 
 #: A command that is supervised and imports no torch: its result, and code 1 with what a model adds.
 PROGRAM = """
@@ -238,7 +238,7 @@ def test_sigterm_ends_parent_and_child():
         os.kill(child, 0)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: PR_SET_PDEATHSIG")
 def test_the_child_of_a_killed_parent_ends():
     """Its parent's SIGKILL leaves no loop behind."""
     process, child = looping(stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)

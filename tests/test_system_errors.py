@@ -55,7 +55,7 @@ def failing(monkeypatch):
     return fail
 
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc names what a descriptor is of")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: /proc names the file of a descriptor")
 COMMANDS = {
     "inspect": "inspect {}",
     "stats": "inspect {} --stats",

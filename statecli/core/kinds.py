@@ -213,8 +213,9 @@ def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[T
     decides.
 
     To avoid chance matches, at least half of the entries must be accounted for, and at least half of the ids, and more
-    than one, must have a shape. A group that follows another group but fits only before that group is no evidence: it
-    may belong to a loss with parameters.
+    than one, must have a shape. A group that follows another group but fits only before that group is not evidence: it
+    may belong to a loss with parameters, whose ids would make parameters of the model's buffers. Shapes cannot reveal
+    ids that fit the entries in order and belong partly to another model.
     """
     names = {name for group in optimizer.groups for name in group.names or _select_texts(group.params)}
     if names:

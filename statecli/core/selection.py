@@ -61,7 +61,11 @@ def select(state: ModelState, selection: Selection, target: str) -> ModelState:
 
 
 def glob_names(fqn: str, section: str | None, *, by_section: bool) -> tuple[str, ...]:
-    """Return the names that a glob may match: the FQN and, if `by_section`, the FQN behind its section."""
+    """Return the names that a glob may match: the FQN and, if `by_section`, the FQN behind its section.
+
+    Callers set `by_section` only for several sections, because `-x 'model.*'` must not exclude the `lm_head` of a
+    state_dict whose only section is called `model`.
+    """
     return (fqn, f"{section}.{fqn}") if by_section and section else (fqn,)
 
 

@@ -427,7 +427,11 @@ class FileScan:
     # Archives.
 
     def _scan_tar(self, piece: _Piece) -> None:
-        """A tar, as torch wrote before 0.1.10: the pickles of its members, where nobody can make them lie elsewhere."""
+        """Scan the members of a tar, as torch.save wrote before 0.1.10.
+
+        torch.load tries tarfile first, so a file of another format that tarfile accepts loads other tensors than are
+        listed: such a file, and a tar unlike those of torch.save, is reported as not read to its end.
+        """
         region = piece.region
         try:
             members = torch_tar.list_members(region)

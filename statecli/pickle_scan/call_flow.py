@@ -729,7 +729,8 @@ _TENSOR_DATA_PREFIXES = (
     *("torch._utils.", "torch._tensor.", "torch.serialization.", "torch.storage.", "torch.nn.parameter."),
     *("torch.distributed.", "torch._subclasses.", "numpy."),
 )
-#: Objects that functions and constructors are given: of tensors, and values without attributes of the pickle's making.
+#: Objects that functions and constructors may be given: tensors, and values without attributes from the pickle, because
+#: functions call methods of their arguments (`uuid.UUID` calls `replace`, the codec idna calls `encode`).
 _ARGUMENT_PREFIXES = (
     *_TENSOR_DATA_PREFIXES,
     *("builtins.", "_codecs.encode", "collections.OrderedDict", "collections.Counter", "collections.defaultdict"),

@@ -301,6 +301,8 @@ _TENSOR_FUNCTION_PATTERN = re.compile(
 #: Classes of numpy's types. Pickle names them; a type itself it makes by `numpy.dtype`.
 _DTYPE_CLASS_PATTERN = re.compile(r"numpy\.dtypes\.\w+DType|numpy\.dtype\[\w+\]", re.ASCII)
 #: What else keeps what it is given, many of a kind: what they are called is a pattern, and no attribute of them.
+#: `__torch__` is not a package of Python: `rules.pickles` refuses the name outside of archives that torch reads as
+#: TorchScript, because Python would import a file of that name.
 _DATA_PATTERN = re.compile(
     r"transformers\.models\.\w+\.configuration_\w+\.[A-Z]\w*Config"
     r"|__torch__\.[\w.]+",

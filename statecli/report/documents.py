@@ -49,6 +49,7 @@ class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     moves: bool | None
     origin: Origin | None
     layout: str
+    #: The names in `tied_to` without a row of their own (`lstm._flat_weights[0]`).
     aliases: tuple[str, ...] = ()
     belongs_to: str | None = None
     note: str | None = None

@@ -1,4 +1,7 @@
-"""Run `statecli rules`, `config` and `schema`, the commands without a target."""
+"""Run `statecli rules`, `config` and `schema`, the commands without a target.
+
+The first two build a report, so that they have every output.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ from statecli.rules import (
 )
 from statecli.rules.rule import AuditRule
 
-#: The rules that `audit` runs, in the order in which they are listed.
+#: The rules that `audit` runs, in the order in which they are listed. A tuple, because an audit
+#: would run no rule and pass if rules were registered by imports and an import was missing.
 RULES: tuple[AuditRule, ...] = (
     *registration.RULES,
     *against.RULES,

@@ -89,7 +89,10 @@ class Shard:
         self.failed: list[tuple[str, str]] = []
 
     def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-        """See `pool.ResultStore`. An error is recorded and ends nothing, because later passes have tasks too."""
+        """See `pool.ResultStore`. An error is recorded and counts as not done, because all shards must plan the same.
+
+        Derived tasks are done by the shard that derived them: it has the results that they follow from.
+        """
         from statecli.shards import tasks
 
         keys, sizes = tasks.compute_keys(work), [task.size for task in work.tasks]

@@ -23,7 +23,10 @@ _LOG_IN = "write them into its URL in the environment: http://USER:PASSWORD@…"
 
 
 def send(url: str, headers: dict[str, str]) -> Any:
-    """Send a GET request and return the response of urllib3 after the headers were read. No redirect is followed.
+    """Send a GET request and return the response of urllib3 after the headers were read.
+
+    urllib3 neither retries nor follows a redirect: a retry would request the whole range again, and errors after a
+    redirect contain the query of the URL.
 
     Raises UnreadableError, Transient, and MissingDependency without urllib3.
     """

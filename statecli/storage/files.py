@@ -222,7 +222,11 @@ def is_strict() -> bool:
 
 @contextmanager
 def read_strictly() -> Iterator[None]:
-    """Let readers check all of a remote file in the block, also parts that a reader does not need."""
+    """Let readers check all of a remote file in the block, also parts that a reader does not need.
+
+    An audit does, because it judges files. Other commands save the requests: `inspect` may list the tensors of a
+    hostile remote archive that it refuses on disk.
+    """
     before = _thorough.set(True)
     try:
         yield

@@ -271,7 +271,10 @@ def _parse_empty_size(answer: Answer, offset: int) -> int:
 
 
 def _parse_marker(response: Any) -> str | None:
-    """Return the marker of a `FileVersion`: an ETag of the bytes, not of one server behind a balancer; the date."""
+    """Return the marker of a `FileVersion`: ETag and date, or the date alone if the ETag is weak.
+
+    Servers behind one load balancer may have different weak ETags for the same bytes.
+    """
     etag, when = (" ".join(response.headers.get(name, "").split()) for name in ("ETag", "Last-Modified"))
     if etag.startswith("W/") and when:
         etag = ""
@@ -431,6 +434,7 @@ def _parse_retry_after(text: str | None) -> float | None:
 def _receive(response: Any, length: int | None, parts: list[bytes], take: Callable[[int], None] | None = None) -> bytes:
     """Return `parts` and the rest of the answer, `length` bytes together. Raises Transient; `parts` keeps what came.
 
+    The next attempt resumes after `parts`. `read1` returns each byte that came before the connection broke.
     Without a length, `take` is called with the number of bytes as they come.
     """
     from urllib3 import exceptions

@@ -1,8 +1,7 @@
-/* Two blocks of floats -> what `kernels.tally` says of them, in one pass over their bytes; one block -> what `scan.py`
-   counts in it, and its digest.
+/* The sums of `kernels.py` for two blocks of floats, and the counts and digest of `facts_kernel.py` for one block, each
+   in one pass over the bytes.
 
-   numpy needs eleven passes for the one and twenty for the other. Where this file was not compiled, numpy does it all
-   the same.
+   numpy needs eleven passes for the former and twenty for the latter. If this file was not compiled, numpy does both.
 
    Sums of float32 go into float64 after TERMS terms, so that none is further than 6e-7 (relative, of sums of positive
    terms) from one made in float64: 8 roundings of 2^-24, and one of each product. The sum of before * after, whose

@@ -21,6 +21,9 @@ SAMPLE_BYTES = 4096
 class FileIdentity(msgspec.Struct, frozen=True):
     """What two copies of a file, or of an object behind a URL, have in common.
 
+    Equal samples do not prove equal files: training may change a few bytes. Another time of modification does not prove
+    another file: each job of a matrix has its own copy. So `merge` asks the user (`--copies`) if only the times differ.
+
     Attributes:
         bytes: Size; -1 if the file cannot be opened.
         version: Digest of samples of a local file, ETag of a remote one; None if there is none.

@@ -75,7 +75,7 @@ def use_engine(engine: Engine | None) -> Iterator[None]:
 
 
 class Work(NamedTuple):
-    """The arguments of `run_tasks` that say what is done, not by whom."""
+    """The arguments of `run_tasks` that say what is done, not by whom; see there."""
 
     function: Function[Any, Any, Any]
     shared: Any
@@ -102,7 +102,7 @@ _result_store: ContextVar[ResultStore | None] = ContextVar("result_store", defau
 def _default_engine(size: int, jobs: int) -> Engine:
     """Return the engine for tasks of `size` bytes together, if none was set."""
     if files.is_anything_remote() and jobs != 1:
-        # More threads than cores, because they mostly wait for bytes.
+        # Threads, because a fork does not inherit connections; more than cores, because they mostly wait for bytes.
         return Threads(jobs or REMOTE_READ_THREADS)
     return _Serial() if jobs == 1 or size < MIN_BYTES_FOR_WORKERS else Processes(jobs or count_cores())
 

@@ -170,7 +170,7 @@ def test_a_rule_that_there_is_not_is_an_error(repository, tmp_path):
     assert repository("--baseline", "b.json").err.endswith("there is no such rule; drop the entry\n")
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX: named pipes")
 def test_only_a_file_is_a_baseline(repository, tmp_path):
     """A named pipe would be waited for, a device read without an end."""
     os.mkfifo(tmp_path / "pipe")

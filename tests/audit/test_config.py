@@ -114,7 +114,7 @@ def test_a_mistake_is_told_of_the_file_as_one_finds_it(tmp_path, monkeypatch):
             config.load_config()
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX: named pipes")
 def test_only_a_file_is_a_configuration(tmp_path):
     """A named pipe would be waited for, a device read without an end; what is empty says nothing and is one."""
     os.mkfifo(tmp_path / "pipe.toml")

@@ -106,7 +106,7 @@ def test_a_local_file_that_cannot_be_opened_fails(statecli, folder, monkeypatch,
     assert "notes.txt" in found.err
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX: named pipes")
 def test_pipes_and_broken_links_are_counted_and_do_not_fail(statecli, folder):
     """Nothing can be loaded from them now; a lock file of Emacs is such a link."""
     os.mkfifo(folder / "pipe")

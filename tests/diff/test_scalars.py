@@ -373,7 +373,7 @@ def plain_net(train: bool = False) -> torch.nn.Module:
 @pytest.fixture
 def archives(tmp_path):
     """One module pickled whole, exported, as TorchScript, and its state_dict."""
-    pytest.importorskip("torch.export.pt2_archive._package", reason="archives of torch 2.8 and later")
+    pytest.importorskip("torch.export.pt2_archive._package", reason="needs torch 2.8: archives of torch.export")
     net, paths = plain_net(), {name: str(tmp_path / name) for name in ("whole.pt", "x.pt2", "ts.pt", "sd.pt")}
     torch.save(net, paths["whole.pt"])
     torch.export.save(torch.export.export(net, (torch.ones(3, 2),)), paths["x.pt2"])

@@ -93,7 +93,7 @@ def test_mpi_without_ranks(statecli):
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:port"])
 def test_a_cluster_of_ray_that_does_not_answer(address, statecli):
     """Ray itself would wait for it for a quarter of an hour."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'statecli[ray]'")
+    pytest.importorskip("ray")
     line = told(statecli("diff", "a.pt", "a.pt", "--executor", f"ray:{address}"))
     assert line.startswith(f"--executor ray:{address}: nothing answers there")
 

@@ -25,8 +25,8 @@ from statecli.workers.executors import batch as parcel
 from statecli.workers.executors import dask, use_executor
 from statecli.workers.executors.futures import ExecutorEngine
 
-distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install 'statecli[dask]'")
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+distributed = pytest.importorskip("distributed")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX: signals")
 
 dask_config = pytest.importorskip("dask.config")
 ROOT = Path(__file__).parent.parent.parent
@@ -258,7 +258,7 @@ NONE = f"import sys; sys.path[:] = [one for one in sys.path if one not in ('', {
         pytest.param(
             NUMPY,
             "with its kernel in numpy, this command is ",
-            marks=pytest.mark.skipif(parcel.current_build()[1] == "numpy", reason="no compiled kernel here"),
+            marks=pytest.mark.skipif(parcel.current_build()[1] == "numpy", reason="no compiled kernel"),
         ),
         (NONE, "a worker has no statecli, or an older one: install statecli"),
     ],

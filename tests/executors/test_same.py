@@ -56,7 +56,9 @@ def test_on_a_cluster_of_dask(statecli, alone, dask_cluster):
         assert statecli(*words, "--executor", engine) == alone[name], name
 
 
-@pytest.mark.skipif(shutil.which("mpiexec", path=str(Path(sys.executable).parent)) is None, reason="no mpiexec here")
+@pytest.mark.skipif(
+    shutil.which("mpiexec", path=str(Path(sys.executable).parent)) is None, reason="mpiexec is not installed"
+)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_on_ranks_of_mpi(name, alone):
     """Three of them, of which two work; the exit code is that of the command, and no rank has a word to say."""
@@ -68,7 +70,7 @@ def test_on_ranks_of_mpi(name, alone):
 
 def test_on_workers_of_ray(alone):
     """A cluster of this machine that is begun for the command, and ended with it."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'statecli[ray]'")
+    pytest.importorskip("ray")
     line = [sys.executable, "-m", "statecli", *COMMANDS["diff"], "--executor", "ray"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (alone["diff"].code, alone["diff"].out), done.stderr

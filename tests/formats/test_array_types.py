@@ -208,7 +208,7 @@ def test_an_array_of_a_list_that_is_too_short_crashes(name, tmp_path):
     code = "import pickle; print(pickle.load(open('a.pkl', 'rb')).shape)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False)
     if name == "a list for the state" and done.returncode == 1:
-        pytest.skip("this Python takes no list for a tuple")
+        pytest.skip("pickle of this Python refuses a list as state")
     assert done.returncode < 0
 
 

@@ -39,7 +39,7 @@ def real(tmp_path_factory):
         [sys.executable, script, str(out), *REAL], capture_output=True, text=True, timeout=300, check=False
     )
     if ran.returncode:
-        pytest.skip(f"DeepSpeed does not run here: {ran.stderr.strip().splitlines()[-1:]}")
+        pytest.skip(f"DeepSpeed does not run: {ran.stderr.strip().splitlines()[-1:]}")
     return out
 
 

@@ -310,7 +310,7 @@ def test_missing(tmp_path, inspect):
 def test_devices(path, expected, line):
     """Endless and made-up files are not read; /proc says that its files hold nothing."""
     if not os.path.exists(path):
-        pytest.skip(f"{path} does not exist on this system")
+        pytest.skip(f"no such file: {path}")
     assert line(path) == expected
 
 

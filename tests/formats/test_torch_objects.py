@@ -473,7 +473,8 @@ def test_an_optimizer_alone(tmp_path):
 
 def test_numpy_arrays_are_listed_as_such(tmp_path):
     """Arrays inside a checkpoint have a dtype and a shape, and are no tensors."""
-    numpy = pytest.importorskip("numpy")
+    import numpy
+
     (row,) = read(tmp_path, {"w": numpy.ones((2, 3), dtype="float32")}).tensors
     assert (row.dtype, row.shape, row.layout, row.nbytes) == ("float32", (2, 3), "numpy", 24)
 
@@ -558,7 +559,8 @@ def test_old_weight_norm_is_said_to_be_derived(tmp_path):
 
 def test_states_of_random_generators_are_no_model(tmp_path):
     """A file like the Trainer's rng_state.pth holds nothing that a model would register."""
-    numpy = pytest.importorskip("numpy")
+    import numpy
+
     state = read(
         tmp_path, {"python": (3, (1, 2), None), "numpy": numpy.ones(624, "uint32"), "cpu": torch.get_rng_state()}
     )

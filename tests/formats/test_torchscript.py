@@ -272,7 +272,7 @@ def of_new_dtype(request, tmp_path):
     """A tensor of that type, and an archive with it as a buffer; torch loads it."""
     dtype = getattr(torch, request.param, None)
     if dtype is None:
-        pytest.skip("newer than this torch")
+        pytest.skip("needs a newer torch: dtype")
     tensor = torch.arange(16, dtype=torch.uint8).view(dtype) if "int" not in request.param[-5:] else None
     tensor = torch.arange(4).to(dtype) if tensor is None and request.param[-2:].isdigit() else tensor
     tensor = torch.empty(4, dtype=dtype) if tensor is None else tensor
@@ -282,7 +282,7 @@ def of_new_dtype(request, tmp_path):
     try:
         assert torch.jit.load(tmp_path / "x.pt").b.dtype == dtype
     except RuntimeError:
-        pytest.skip("a type that this TorchScript does not load")
+        pytest.skip("TorchScript does not load the dtype")
     return tensor, tmp_path / "x.pt"
 
 

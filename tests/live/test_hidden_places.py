@@ -81,7 +81,7 @@ def test_packed_weights_are_said_to_be_there(read_live):
 def test_each_dynamically_quantized_layer_is_named(read_live):
     """Linear and LSTM layers of quantize_dynamic are each told."""
     if "fbgemm" not in torch.backends.quantized.supported_engines:
-        pytest.skip("this torch quantizes nothing")
+        pytest.skip("torch has no quantization engine")
 
     def make():
         return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(3, 4), nn.LSTM(4, 5)))

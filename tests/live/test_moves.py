@@ -205,7 +205,7 @@ def test_a_move_to_meta_finds_the_same_oddities(inspect):
     assert [o.name for o in inspect(TIED_BUFFERS, to="meta").oddities] == ["untied-by-move"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_no_cuda_names_meta():
     """Without CUDA the refusal names the check that works everywhere."""
     from statecli.live.model_state import _parse_device
@@ -239,7 +239,7 @@ def test_an_exception_in_to_gives_its_line(inspect):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("source", [PLAIN, OVERRIDES_APPLY, OVERRIDES_TO, ROTARY, TIED_BUFFERS])
 def test_cuda_agrees_with_the_stand_in(inspect, source):
     """A real move to CUDA gives what the stand-in measured."""

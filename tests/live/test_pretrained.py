@@ -82,7 +82,7 @@ def test_another_entry_is_missed_all_the_same(saved):
     assert [one.partition(":")[0] for severity, _, one in found if severity is Severity.ERROR] == [name]
 
 
-@pytest.mark.skipif(int(transformers.__version__.partition(".")[0]) < 5, reason="it converts nothing")
+@pytest.mark.skipif(int(transformers.__version__.partition(".")[0]) < 5, reason="needs transformers 5")
 def test_entries_that_are_converted_on_load_are_one_note(saved):
     """Mixtral's experts are saved one by one under other names, and held as one tensor."""
     path, model = saved("mixtral")
@@ -93,7 +93,7 @@ def test_entries_that_are_converted_on_load_are_one_note(saved):
     assert "more cannot be told" in message
 
 
-@pytest.mark.skipif(int(transformers.__version__.partition(".")[0]) < 5, reason="it converts nothing")
+@pytest.mark.skipif(int(transformers.__version__.partition(".")[0]) < 5, reason="needs transformers 5")
 def test_an_expert_that_is_not_there_is_missed(saved):
     """What is left cannot make the whole tensor."""
     path, model = saved("mixtral")

@@ -63,7 +63,7 @@ def test_no_command_imports_from_the_current_folder(hostile, words):
     assert run(hostile, *words).returncode in (0, 1, 2)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python imports runpy itself from the current folder")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11: isolated runpy")
 def test_python_m_statecli_imports_nothing_from_the_current_folder(hostile):
     """Python puts it first on the path; it is taken off before anything is imported."""
     found = run(hostile, "audit", ".", "--values", command=(sys.executable, "-m", "statecli"))

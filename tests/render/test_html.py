@@ -351,7 +351,7 @@ def test_the_script_says_nothing_of_a_name():
     assert tree(everywhere("x")).said("script") == [own]
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="no JavaScript engine here")
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 @pytest.mark.parametrize(
     ("cell", "number"),
     [

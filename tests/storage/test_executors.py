@@ -29,7 +29,7 @@ def secret(served, monkeypatch, one_task_a_parcel):
 
 @pytest.fixture
 def cluster():
-    distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install 'statecli[dask]'")
+    distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(
         2, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50
     ) as cluster:

@@ -782,7 +782,7 @@ def test_the_address_of_a_host_may_be_of_ipv6(tmp_path, statecli):
     from threading import Thread
 
     if not socket.has_ipv6:
-        pytest.skip("no IPv6 here")
+        pytest.skip("no IPv6")
 
     class Six(HTTPServer):
         address_family = socket.AF_INET6
@@ -798,7 +798,7 @@ def test_the_address_of_a_host_may_be_of_ipv6(tmp_path, statecli):
     try:
         server = Six(("::1", 0), Quiet)
     except OSError:
-        pytest.skip("no IPv6 here")
+        pytest.skip("no IPv6")
     with server:
         Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         url = f"http://[::1]:{server.server_port}/{NAME}"

@@ -91,7 +91,7 @@ def _worker(url: str) -> bytes:
     return stores.open_store(url).get(url, 8, 4, None)[0]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks here")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: forked workers")
 def test_a_forked_process_reads_too(s3, signed):
     """fsspec's thread stays with the parent: the child has one of its own, and so have two at once."""
     path = written(s3.folder / "models")

@@ -176,7 +176,7 @@ finally:
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: peak memory")
 def test_memory_is_bounded(served, tmp_path):
     """A diff of two remote files of 600 MB each takes less than 400 MB."""
     for name in ("a.safetensors", "b.safetensors"):

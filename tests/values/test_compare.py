@@ -459,7 +459,7 @@ def test_torch_adds_up_to_the_same(paired, dtype):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_adds_up_to_the_same(paired):
     """The same on a GPU."""
     before, after = torch.randn(1_000_000), torch.randn(1_000_000)

@@ -40,7 +40,7 @@ def way(request, monkeypatch):
     if request.param == "numpy":
         monkeypatch.setattr(facts_kernel, "_native", None)
     elif facts_kernel._native is None:
-        pytest.skip("the kernel in C was not compiled: there was no compiler")
+        pytest.skip("no compiled kernel")
     return request.param
 
 
@@ -261,7 +261,7 @@ def test_digests_know_every_bit_and_place(store, way, small):
 def test_both_ways_have_one_digest(content):
     """The kernel in C and numpy, of any bytes."""
     if facts_kernel._native is None:
-        pytest.skip("the kernel in C was not compiled: there was no compiler")
+        pytest.skip("no compiled kernel")
     raw = np.frombuffer(content, np.uint8)
     assert facts_kernel._native.digest(raw) == facts_kernel._hash_block(raw)
 
@@ -270,7 +270,7 @@ def test_both_ways_have_one_digest(content):
 def test_both_ways_count_the_same(n, seed):
     """The kernel in C and numpy, of floats and codes of any bits and any length."""
     if facts_kernel._native is None:
-        pytest.skip("the kernel in C was not compiled: there was no compiler")
+        pytest.skip("no compiled kernel")
     raw = np.random.default_rng(seed).integers(0, 256, 8 * n).astype(np.uint8)
     counts = np.zeros(256, np.int64)
     Decoder().count_codes(raw, counts)
@@ -288,7 +288,7 @@ def test_both_ways_count_the_same(n, seed):
 def test_the_kernel_refuses_what_it_would_misread():
     """Half an element, or a size that no float has, is an error and no count."""
     if facts_kernel._native is None:
-        pytest.skip("the kernel in C was not compiled: there was no compiler")
+        pytest.skip("no compiled kernel")
     for block, size in ((b"123", 2), (b"123", 3), (b"", 0)):
         with pytest.raises(ValueError, match="not a block of floats"):
             facts_kernel._native.floats(block, size, 1, 1)

@@ -13,7 +13,7 @@ import pytest
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.workers import pool
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes only where there is fork")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: forked workers")
 
 
 def doubled(times, batch):

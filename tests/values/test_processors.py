@@ -59,7 +59,7 @@ def said(folder, kernel, words, processor):
 
 @pytest.mark.skipif(
     "openblas" not in str(getattr(np.__config__, "CONFIG", "")),
-    reason="numpy is not built on OpenBLAS, the one that is told which processor to take this one for",
+    reason="numpy is not built on OpenBLAS",
 )
 @pytest.mark.parametrize("kernel", ["C", "numpy"])
 @pytest.mark.parametrize("name", COMMANDS)

@@ -266,7 +266,7 @@ print(found.zeros * 8 == size, resource.getrusage(resource.RUSAGE_SELF).ru_maxrs
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="sparse files, and ru_maxrss in KiB")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: sparse files, and ru_maxrss in KiB")
 def test_a_gigabyte_is_read_in_a_hundred_megabytes(tmp_path):
     """Resident memory does not grow with the file."""
     path, size = tmp_path / "sparse", 1 << 30

@@ -85,7 +85,7 @@ def neighbours(tmp_path, dtype):
     return paired(tmp_path, tensors, other)
 
 
-@pytest.mark.skipif(kernels._native is None, reason="numpy takes a task for each pair that differs")
+@pytest.mark.skipif(kernels._native is None, reason="no compiled kernel")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_small_neighbours_need_no_task(tmp_path, monkeypatch, dtype):
     """Neither those that are equal nor those that differ."""

@@ -17,7 +17,7 @@ from statecli.values.tally import TERMS_PER_SUM, Tally, Wide
 
 torch = pytest.importorskip("torch")
 
-needs_kernel = pytest.mark.skipif(kernels._native is None, reason="the kernel in C was not compiled: no compiler")
+needs_kernel = pytest.mark.skipif(kernels._native is None, reason="no compiled kernel")
 
 
 @pytest.fixture(params=["compiled", "numpy"])
@@ -26,7 +26,7 @@ def way(request, monkeypatch):
     if request.param == "numpy":
         monkeypatch.setattr(kernels, "_native", None)
     elif kernels._native is None:
-        pytest.skip("the kernel in C was not compiled: there was no compiler")
+        pytest.skip("no compiled kernel")
     return request.param
 
 

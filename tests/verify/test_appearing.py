@@ -289,7 +289,8 @@ MODULES = {
 @pytest.mark.parametrize("spec", MODULES)
 def test_the_registered_rows_are_those_of_an_instance_that_ran(spec):
     """torch's own lists say which, in which order and of what shape."""
-    pytest.importorskip(spec.partition(":")[0])
+    if spec.startswith("torchmetrics"):
+        pytest.importorskip("torchmetrics")
     from statecli.commands.verify import inputs
     from statecli.live.build import build
     from statecli.live.spec import parse_spec

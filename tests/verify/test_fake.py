@@ -44,7 +44,7 @@ def test_what_cuda_refuses_is_noted(name):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA here")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(("name", "legal"), [(name, True) for name in LEGAL] + [(name, False) for name in ILLEGAL])
 def test_the_rules_are_those_of_cuda(name, legal):
     """The oracle: on a GPU a call raises exactly where the watch says that it would."""

@@ -21,7 +21,7 @@ from .mixes import ILLEGAL, LEGAL, READS, WANT_CPU, Once, live, sample  # noqa: 
 
 FAKE = "fake-cuda"
 ids = torch.arange(6).view(2, 3)
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA here")
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 ANY_GPU = pytest.mark.parametrize("device", [FAKE, pytest.param("cuda", marks=[pytest.mark.cuda, GPU])])
 
 
@@ -462,7 +462,8 @@ SEEN = ["ViTModel", "CLIPVisionModel"]
 @pytest.mark.parametrize("name", TEXT + SEEN)
 def test_models_of_transformers_mix_nothing(name, device):
     """Small ones, no false mismatch."""
-    zoo = pytest.importorskip("tests.zoo")
+    from .. import zoo
+
     shape = (1, 3, 16, 16) if name in SEEN else torch.arange(10).view(2, 5)
     check = forward.prove(live(lambda: zoo.make(name), shape), device)
     assert (check.verdict, check.findings, check.reason) == (Verdict.PASSED, (), None)
@@ -668,7 +669,7 @@ def test_the_model_is_told_cuda(name):
 def test_what_cannot_be_told_of_a_gpu_is_inconclusive():
     """Whether there is a GPU, and types that only a build with CUDA has: the line is named."""
     if torch.cuda.is_available():
-        pytest.skip("both are there")
+        pytest.skip("there is a CUDA device")
     asks = forward.prove(live(lambda: Branches(lambda m, x: x + 1 if torch.cuda.is_available() else x), (3,)), FAKE)
     assert (asks.verdict, asks.findings) == (Verdict.INCONCLUSIVE, ())
     assert "asks torch.cuda.is_available(), which is not so here, at" in asks.reason

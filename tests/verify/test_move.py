@@ -342,7 +342,7 @@ def test_a_model_built_on_meta_has_nothing_to_move_to_the_cpu():
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA here")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("spec", [*FAILING, *PASSING])
 def test_cuda_says_what_meta_says(spec):
     """The oracle: a real GPU gives the verdicts of meta."""

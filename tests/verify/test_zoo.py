@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import torch as safetensors
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -17,10 +18,9 @@ from statecli.commands.verify.run import Request, run
 
 from .proving import cell, of_source
 
-pytest.importorskip("transformers", reason="the classes are those of transformers")
-safetensors = pytest.importorskip("safetensors.torch", reason="it says itself what it refuses")
+pytest.importorskip("transformers")
 
-from . import real  # noqa: E402 - it imports transformers
+from . import real
 
 HERE = Path(__file__).parent
 
@@ -251,7 +251,7 @@ def metric(text: str) -> Verification:
 @pytest.mark.parametrize("text", METRICS)
 def test_a_metric_is_followed_by_its_states(text):
     """They are plain attributes that the class's own `_apply` moves, and nothing of them fails."""
-    pytest.importorskip("torchmetrics", reason="the metrics are those of torchmetrics")
+    pytest.importorskip("torchmetrics")
     found = metric(text)
     assert not found.findings
     assert {one.verdict for one in found.checks} <= {Verdict.PASSED, Verdict.SKIPPED}
@@ -260,7 +260,7 @@ def test_a_metric_is_followed_by_its_states(text):
 
 def test_a_half_that_does_nothing_is_the_classs_own_choice():
     """torchmetrics' `half()` returns self: a registered table keeps its dtype and does not fail."""
-    pytest.importorskip("torchmetrics", reason="the metrics are those of torchmetrics")
+    pytest.importorskip("torchmetrics")
     cast = next(one for one in metric("classification.BinaryAUROC(thresholds=5)").checks if one.check is Name.CAST)
     found = cell(cast, "casts", "thresholds")
     assert (found.verdict, found.after) == (Verdict.PASSED, "float64 → bfloat16")
@@ -269,7 +269,7 @@ def test_a_half_that_does_nothing_is_the_classs_own_choice():
 
 def test_a_graph_convolution_caches_its_edges(tmp_path, monkeypatch):
     """torch_geometric's `cached=True` keeps those of the first call, on the CPU: the moved model meets them there."""
-    pytest.importorskip("torch_geometric", reason="the convolutions are those of torch_geometric")
+    pytest.importorskip("torch_geometric")
     monkeypatch.chdir(tmp_path)
     edges = "torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])"
     Path("graph.py").write_text(f"import torch\ndef make():\n    return torch.randn(6, 4), {edges}\n", "utf-8")
@@ -286,7 +286,7 @@ def test_a_cache_by_device_does_no_harm():
     try:
         import timm  # noqa: F401 - a build of torchvision for CUDA raises beside a torch for the CPU
     except (ImportError, RuntimeError) as error:
-        pytest.skip(f"the models are those of timm, which does not import here: {error}")
+        pytest.skip(f"timm does not import: {error}")
     target = "timm:create_model('levit_128s', pretrained=False)"
     found = run(Request(target, checks=(Name.MOVE, Name.FORWARD), device="fake-cuda", input=("1x3x224x224",)))
     assert any("attention_bias_cache['cpu']" in row.fqn for row in found.state.tensors)

@@ -1,7 +1,8 @@
 """A project's configuration: `statecli.toml`, or `[tool.statecli]` of `pyproject.toml`, the nearest in the repository.
 
-`load_config` checks the configuration: an unknown key or rule is an error with similar names. Paths are relative to the
-file's folder; in a file outside of the repository, to the current folder.
+`load_config` checks the configuration: an unknown key or rule is an error with similar names, because a gate with a
+mistyped key would pass everything. Paths are relative to the file's folder; in a file outside of the repository, to the
+current folder.
 """
 
 from __future__ import annotations

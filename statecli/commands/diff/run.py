@@ -388,7 +388,10 @@ class _Comparison:
         return _Outcome(not_compared=why, error=self._cannot_tell(after, why))
 
     def _outcome(self, result: object, before: TensorInfo, after: TensorInfo) -> _Outcome:
-        """Return the outcome of a pair; an inconclusive pair is an error unless both are the same bytes of a file."""
+        """Return the outcome of a pair.
+
+        An inconclusive pair is neither equal nor different, so it is an error unless both are the same bytes of a file.
+        """
         if isinstance(result, Delta):
             return _Outcome(result) if result.changed else _EQUAL
         if isinstance(result, StateError):
@@ -587,7 +590,7 @@ def _inconclusive_settings(state: ModelState) -> list[Broken]:
 
 
 def _list_oddities(state: ModelState) -> Iterator[Oddity]:
-    """Yield the oddities of a file, and tensors that a reader left out."""
+    """Yield the oddities of a file, and tensors that a reader left out, because a diff is often all that is run."""
     for oddity in state.oddities:
         if oddity.kind in _NOT_READ:
             yield Oddity(oddity.name, f"{state.target}: {oddity.message}: not compared", oddity.fqn)

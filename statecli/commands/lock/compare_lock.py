@@ -124,6 +124,11 @@ def compare_with_lock(
 
 
 def _match_lines(state: ModelState, target: LockedTarget, request: Request) -> Iterator[LockMatch]:
+    """Yield a match for each line, then for each further tensor.
+
+    A tensor outside of the state_dict is compared only if both sides have it. A missing name is reported unless the
+    lock says that it is tied to a name that is there, in a format that keeps one of several names.
+    """
     sections, _ = pair_sections(_to_state(target), state)
     rows: dict[tuple[str, str], TensorInfo] = {}
     twins = [row for row in state.tensors if rows.setdefault((row.section, row.fqn), row) is not row]

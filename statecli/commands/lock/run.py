@@ -228,7 +228,10 @@ def view_key(tensor: TensorInfo) -> Any:
 
 
 def _find_ties(state: ModelState) -> dict[tuple[str, Any], str]:
-    """Return the first name of each view that has several names in a section."""
+    """Return the first name of each view that has several names in a section.
+
+    Equal values are not a tie: two biases of zeros are two tensors, and a checkpoint without one of them lacks it.
+    """
     names: dict[tuple[str, Any], list[str]] = {}
     for tensor in state.tensors:
         if tensor.tied_to:

@@ -87,7 +87,7 @@ def find_sections(root: Any, search: Search, wanted: str | None = None) -> list[
     """Find the containers of state, in file order. A single state is the section `model`.
 
     `wanted` is the dotted path of a container that must be a section, or contain sections, if there are tensors in the
-    container.
+    container. It is searched while the file is read, because its tensors then have the names below the container.
     """
     sections = _find_all(root, search)
     if not wanted or any(f"{section.path}.".startswith(f"{wanted}.") for section in sections):
