@@ -46,6 +46,12 @@ class Result:
 
 
 @pytest.fixture
+def in_tmp_path(tmp_path, monkeypatch):
+    """Run the test in its own folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def statecli(monkeypatch):
     """Run the command line: `statecli("inspect", path, "-f", "json")`."""
 

@@ -21,12 +21,9 @@ from statecli.render import Output
 
 from .test_cli import on_a_terminal, process
 
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
 DOCUMENTS = (Output.JSON, Output.JSONL, Output.CSV, Output.SARIF, Output.JUNIT, Output.GITLAB)
-
-
-@pytest.fixture(autouse=True)
-def _in_its_own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

@@ -13,10 +13,7 @@ from safetensors.torch import save_file
 
 from .test_cli import on_a_terminal, process
 
-
-@pytest.fixture(autouse=True)
-def _in_its_own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 @pytest.fixture

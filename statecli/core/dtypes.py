@@ -6,6 +6,8 @@ Names are torch's own without `torch.`. Sizes are in bits because float4 packs t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 #: dtype name -> bits of one element as torch counts elements (float4_e2m1fn_x2: one element is one byte, two values).
 ELEMENT_BITS: dict[str, int] = {
     "float64": 64,
@@ -104,3 +106,12 @@ def nbytes(dtype: str, elements: int) -> int:
     if packed:
         return -(-elements // packed)
     return elements * ELEMENT_BITS[dtype] // 8
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a C-contiguous tensor. A dimension of size 0 counts as 1, as torch does."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

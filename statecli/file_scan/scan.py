@@ -611,7 +611,7 @@ class FileScan:
             return
         digest = self._compute_digest([region])
         for number, call in enumerate(find_program_calls(document, self.steps)):
-            at = max(data.find(_encode_json_text(call.text)), 0) if number < _MAX_LOCATED_TEXTS else 0
+            at = max(data.find(json.dumps(call.text).encode()), 0) if number < _MAX_LOCATED_TEXTS else 0
             names = (Mention(call.module, call.name, at, called=call.called, misuse=call.why),)
             code = ScannedPickle(where, region.span, names, exact=region.base is not None, doer=call.doer)
             self._add_pickle(structs.replace(code, digest=digest))
@@ -680,10 +680,6 @@ def _mark_loaded_by_torch(pickles: list[ScannedPickle], whole: Region) -> list[S
 def _read_cache_key(region: Region) -> bytes | None:
     """Return the bytes of a small pickle as its cache key: tensors of one shape have equal pickles."""
     return region.read(0, region.size) if region.base is not None and region.size <= _ARRAY_HEADER_BYTES else None
-
-
-def _encode_json_text(text: str) -> bytes:
-    return json.dumps(text).encode()
 
 
 def _ends_as_zip(region: Region) -> bool:

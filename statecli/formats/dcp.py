@@ -181,7 +181,7 @@ class _Folder:
         nodes = {fqn: items.node(fqn) for fqn in self.metadata.order if fqn not in self.metadata.tensors}
         nodes = {fqn: nodes[fqn] if fqn in nodes else self._build_tensor(fqn) for fqn in self.metadata.order}
         root = build_nested(nodes, self.metadata.paths)
-        pickle = Pickle(root, self.globals, 0, [], [], 0)
+        pickle = Pickle(root, self.globals, 0, [], [])
         state = build_state(pickle, self.storages, target=self.path, format=NAME, traits=TRAITS, oddities=self.oddities)
         return _note_foreign_names(state, self.metadata.foreign)
 

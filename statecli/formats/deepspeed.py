@@ -166,16 +166,12 @@ def _is_padded(path: str) -> bool:
 def _resolve_latest(path: str, folders: list[str], tracker: str) -> str:
     raw = read_small(files.join(path, tracker), tracker, MAX_LATEST)
     tag = raw.decode("utf-8", "backslashreplace").strip()
-    if tag in ("", ".", "..") or _leads_elsewhere(tag):
+    if tag in ("", ".", "..") or any(char in "/\\:" or not char.isprintable() for char in tag):
         raise MalformedError(f"{tracker} points outside its folder: {quoting.quote(tag)} is no plain folder name")
     if tag not in folders:
         here = f"; here are {quoting.names(folders)}: name one" if folders else "; copy it again"
         raise MissingShard(f"{tracker} names {quoting.quote(tag)}, and no such folder has a rank's files{here}")
     return tag
-
-
-def _leads_elsewhere(tag: str) -> bool:
-    return any(char in "/\\:" or not char.isprintable() for char in tag)
 
 
 def _group_files(path: str, tag: str) -> tuple[dict[int, Files], list[str]]:

@@ -32,11 +32,7 @@ _sibling_modules: dict[str, set[str]] = {}
 def load_object(spec: ModelSpec) -> Any:
     """Import the object that `spec` names, without calling it. Raises ModelError for an error of the user's code."""
     with protect_process(spec), report_as_model_error(spec, "importing it"):
-        return _get_attribute(spec, _import_module(spec))
-
-
-def _import_module(spec: ModelSpec) -> types.ModuleType:
-    return _import_file(spec) if spec.is_file else _import_dotted(spec)
+        return _get_attribute(spec, _import_file(spec) if spec.is_file else _import_dotted(spec))
 
 
 def _import_file(spec: ModelSpec) -> types.ModuleType:

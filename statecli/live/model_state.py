@@ -14,7 +14,7 @@ from statecli.core import tied_tensors as ties
 from statecli.core.errors import UsageError, option
 from statecli.core.format_traits import FormatTraits
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import SAMPLE_INPUT_NOTE, After, Evidence, Kind, ModelState, Oddity, Origin, Stats, TensorInfo
+from statecli.core.state import SAMPLE_INPUT_NOTE, After, Evidence, Kind, ModelState, Oddity, Stats, TensorInfo
 from statecli.live import measure, origin, suggest_fix
 from statecli.live.built_model import BuiltModel
 from statecli.live.tensors import TensorFacts, find_leaves, get_grad_fn_name, get_kind, is_lazy, read_facts
@@ -33,7 +33,6 @@ class _Row:
     facts: TensorFacts
     kind: Kind
     persistent: bool | None
-    owner: nn.Module
     place: tuple[str, int] | None
     key: str = ""
     unregistered: UnregisteredTensor | None = None
@@ -252,7 +251,7 @@ def _add_registered(table: _Table, entry: RegisteredName) -> None:
     place = _locate_registration(table, entry)
     persistent = None if entry.is_parameter else entry.persistent
     kind = get_kind(entry.is_parameter)
-    row = _Row(entry.fqn, entry.tensor, read_facts(entry.tensor), kind, persistent, entry.owner, place, entry.key)
+    row = _Row(entry.fqn, entry.tensor, read_facts(entry.tensor), kind, persistent, place, entry.key)
     _note_no_shape(row)
     table.rows.append(row)
 
@@ -296,7 +295,6 @@ def _build_unregistered_row(table: _Table, unregistered: UnregisteredTensor, fac
         facts,
         Kind.UNREGISTERED,
         None,
-        unregistered.owner,
         _locate_assignment(table, unregistered),
         unregistered=unregistered,
     )
@@ -559,7 +557,7 @@ def _build_tensor_info(table: _Table, row: _Row, number: int) -> TensorInfo:
         requires_grad=facts.requires_grad,
         saved=row.saved,
         moves=row.follows_device,
-        origin=_get_origin(table, row),
+        origin=table.built.origins.describe(row.place),
         layout=facts.layout,
         aliases=tuple(row.aliases),
         note="; ".join(row.notes) or None,
@@ -578,10 +576,6 @@ def _build_tensor_info(table: _Table, row: _Row, number: int) -> TensorInfo:
 def _find_unregistered_module(unregistered: UnregisteredTensor | None) -> str | None:
     is_inside_module = unregistered is not None and unregistered.steps[-1].how == "registered"
     return unregistered.fqn.rpartition(".")[0] if unregistered and is_inside_module else None
-
-
-def _get_origin(table: _Table, row: _Row) -> Origin | None:
-    return table.built.origins.describe(row.place)
 
 
 def _suggest_fix(table: _Table, row: _Row) -> str | None:

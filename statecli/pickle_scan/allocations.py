@@ -536,6 +536,10 @@ def _is_hashed_by_sum(dtype: Value) -> bool:
     return type(kind) is not str or kind[:1] in "cgGVO"
 
 
+#: Characters by number or name, which may be no ASCII.
+_ESCAPED_CHARACTER = re.compile(r"\\[uUxN0-7]")
+
+
 def _count_pattern_steps(pattern: Value) -> int:
     """Steps of compiling a regular expression, at most."""
     while type(pattern) is Obj and pattern.args:
@@ -544,7 +548,8 @@ def _count_pattern_steps(pattern: Value) -> int:
         return MAX_SIZE  # text that is computed
     # In a class that ignores case, each range is expanded character by character; one of ASCII has few.
     dash, bracket = (b"-", b"[") if type(pattern) is bytes else ("-", "[")
-    classes = pattern.count(bracket) + (0 if pattern.isascii() else pattern.count(dash))
+    has_long_ranges = not pattern.isascii() or _ESCAPED_CHARACTER.search(str(pattern)) is not None
+    classes = pattern.count(bracket) + (pattern.count(dash) if has_long_ranges else 0)
     return int(classes * _STEPS_PER_CHARACTER_CLASS + len(pattern) ** 2 // _SQUARED_LENGTH_PER_STEP)
 
 

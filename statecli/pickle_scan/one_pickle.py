@@ -60,13 +60,11 @@ class Region(Source):
         self.head = self.read(0, min(REGION_HEAD_BYTES, self.size))
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """See `Source.prefetch`."""
         if self._data is None:
             with raise_fetch_errors():
                 self._source.prefetch((self.span.offset + offset, length) for offset, length in ranges)
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
-        """See `Source.read_cached`."""
         return self.read(offset, length) if self._data is not None or not self.is_remote else None
 
     def close(self) -> None:

@@ -66,7 +66,6 @@ def read_pickle(
         machine.end,
         machine.persistent,
         machine.duplicate_keys,
-        machine.protocol,
     )
 
 

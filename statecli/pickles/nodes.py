@@ -93,7 +93,7 @@ class SetOf(msgspec.Struct, eq=False):
 class Pickle(msgspec.Struct, eq=False):
     """One pickle: its `root`, the `globals` and the storages in order of first mention.
 
-    `end` is the first byte after the pickle, `protocol` the declared protocol (0 if none), `duplicate_keys` up to 100
+    `end` is the first byte after the pickle, `duplicate_keys` up to 100
     dictionary keys that were set twice; the last value wins, as in torch.
     """
 
@@ -102,7 +102,6 @@ class Pickle(msgspec.Struct, eq=False):
     end: int
     persistent: list[Persistent]
     duplicate_keys: list[Value]
-    protocol: int
 
     def __repr__(self) -> str:
         return f"<Pickle of {self.end} bytes>"

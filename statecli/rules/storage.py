@@ -10,7 +10,7 @@ from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS, is_floating, nbytes
 from statecli.core.finding import Severity
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import Evidence, Kind, Place, TensorData, TensorInfo
+from statecli.core.state import Evidence, Kind, TensorData, TensorInfo
 from statecli.rules.rule import Issue, rule
 from statecli.rules.storage_views import Storage, View, have_common_byte, split_disjoint_groups
 from statecli.rules.subject import Subject
@@ -248,12 +248,8 @@ def unexpected_dtype(subject: Subject) -> Iterator[Issue]:
                 tensor.fqn,
                 tensor.section,
                 "cast it before saving, or allow its dtype",
-                place=_find_place(tensor),
+                place=tensor.data.storage.place if tensor.data else None,
             )
-
-
-def _find_place(tensor: TensorInfo) -> Place | None:
-    return tensor.data.storage.place if tensor.data else None
 
 
 def _needs_size_policy(subject: Subject) -> str | None:

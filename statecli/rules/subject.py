@@ -120,13 +120,6 @@ def needs_pickles(subject: Subject) -> str | None:
     return "its pickles could not be read" if subject.pickles_unread_because else None
 
 
-def needs_reference(subject: Subject) -> str | None:
-    """Return why the target is compared with no checkpoint; None if there is a reference."""
-    if subject.reference_diff is not None:
-        return None
-    return subject.not_compared_because or "nothing to hold it to: give --against CHECKPOINT"
-
-
 def needs_values(subject: Subject) -> str | None:
     """Return why no values were read; None if they were."""
     if subject.values is not None:

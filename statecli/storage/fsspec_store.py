@@ -1,4 +1,4 @@
-"""The object store of all other schemes of fsspec: `memory://`, `abfs://`, `zip://m.pt::s3://…`, …
+"""The object store of all other schemes of fsspec: `memory://`, `abfs://`, `sftp://`, …
 
 The module also has what the stores by fsspec share: optional packages, filesystems per process, errors and listings.
 """
@@ -10,16 +10,14 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from statecli.core.errors import MissingDependency, UnreadableError
 from statecli.storage.limits import settings
-from statecli.storage.object_store import Listing, Missing, Unsure, confirm_version
+from statecli.storage.object_store import Listing, Missing, confirm_version
 from statecli.storage.retry import Transient
 from statecli.storage.store import FileVersion
-
-if TYPE_CHECKING:
-    from statecli.storage import chained_urls
+from statecli.storage.url import is_chain
 
 _Object = TypeVar("_Object")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -37,9 +35,6 @@ _VERSION_FIELDS = (
     "mtime",
     "created",
 )
-
-#: Errors of Python for a file that is no archive, by scheme.
-_ARCHIVE_ERRORS = {"zip": ("BadZipFile", "EOFError", "error"), "tar": ("ReadError", "EOFError", "BadGzipFile", "error")}
 
 
 def import_fsspec() -> Any:
@@ -103,11 +98,9 @@ class Filesystem:
         self._scheme = url.partition("://")[0]
 
     def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
-        """See `ObjectStore.get`."""
         return self._call(lambda instance: _get_range(instance, url, offset, length, expected))
 
     def listing(self, url: str) -> Listing:
-        """See `ObjectStore.listing`."""
         return self._call(lambda instance: _list_folder(instance, url))
 
     def _call(self, request: Callable[[_Instance], _Object]) -> _Object:
@@ -125,35 +118,33 @@ class _Instance:
     """Filesystem of one process, created on first use, with the lock that serialises calls."""
 
     def __init__(self, url: str) -> None:
-        schemes = import_fsspec().available_protocols()
-        from statecli.storage import chained_urls
-
-        self._chains, self._outer_urls = chained_urls, chained_urls.OuterUrls()
-        rewritten, token = self._outer_urls.rewrite(url)
-        for scheme in re.findall(r"([a-zA-Z][a-zA-Z0-9+.-]*)(?=://)", rewritten):
-            if scheme.lower() not in schemes and (token is None or scheme != chained_urls.SCHEME):
-                raise UnreadableError(f"fsspec knows no {scheme}://")
+        if is_chain(url):
+            raise UnreadableError("chains of URLs (`::`) are not supported: download and unpack the archive first")
+        scheme = url.partition("://")[0]
+        if scheme.lower() not in import_fsspec().available_protocols():
+            raise UnreadableError(f"fsspec knows no {scheme}://")
         self._url, self._lock = url, threading.Lock()
         self._filesystem: Any = None
-        self._members: chained_urls.Members | None = None
 
     @contextmanager
     def lock(self) -> Iterator[Any]:
         """Lend the filesystem to the block; a filesystem that is not async serves one thread at a time."""
         with self._lock:
             if self._filesystem is None:
-                self._filesystem = self._create()
-                self._members = self._chains.open_members(self._filesystem)
+                # The caches of fsspec would outlive the command.
+                self._filesystem, _ = import_fsspec().core.url_to_fs(
+                    self._url, skip_instance_cache=True, use_listings_cache=False
+                )
         with nullcontext() if self._filesystem.async_impl else self._lock:
             yield self._filesystem
 
     def path(self, url: str) -> str:
         """Return the path in the filesystem."""
-        path: str = import_fsspec().core._un_chain(self._outer_urls.rewrite(url)[0], {})[0][0]
+        path: str = import_fsspec().core._un_chain(url, {})[0][0]
         return path
 
     def version(self, url: str) -> FileVersion:
-        """Return the version of a file; the marker is that of the archive around the file."""
+        """Return the version of a file."""
         path = self.path(url)
         with self.lock() as filesystem:
             info = filesystem.info(path)
@@ -161,35 +152,14 @@ class _Instance:
             raise Missing("is a folder")
         if info.get("size") is None:
             raise UnreadableError("its size is not told, and so it cannot be read in parts: download it first")
-        token = self._outer_urls.rewrite(url)[1]
-        outer = None if token is None else self._outer_urls.version(token)
-        if outer is None:
-            version = next((str(info[key]) for key in _VERSION_FIELDS if info.get(key) is not None), None)
-            return FileVersion(int(info["size"]), version)
-        first, second, *_ = f"{outer.marker or ''}\n".split("\n")
-        return FileVersion(int(info["size"]), f"{first}\n{second}\n{outer.size} {info.get('CRC', '')}")
+        version = next((str(info[key]) for key in _VERSION_FIELDS if info.get(key) is not None), None)
+        return FileVersion(int(info["size"]), version)
 
     def read(self, url: str, offset: int, end: int) -> bytes:
         """Return bytes of a file."""
         path = self.path(url)
         with self.lock() as filesystem:
-            if self._members is None:
-                return bytes(filesystem.cat_file(path, start=offset, end=end))
-        return self._members.get(path, offset, end - offset)
-
-    def _create(self) -> Any:
-        url, token = self._outer_urls.rewrite(self._url)
-        options = {} if token is None else {self._chains.SCHEME: {"outer_urls": self._outer_urls}}
-        try:
-            # The caches of fsspec would outlive the command.
-            filesystem, _ = import_fsspec().core.url_to_fs(
-                url, skip_instance_cache=True, use_listings_cache=False, **options
-            )
-        except (Missing, Unsure) as why:
-            # An archive is missing, although a folder of the same name may exist.
-            kind = Missing if isinstance(why, Missing) else UnreadableError
-            raise kind(f"the object behind its `::` {why}" if str(why).startswith("is ") else str(why)) from None
-        return filesystem
+            return bytes(filesystem.cat_file(path, start=offset, end=end))
 
 
 def _get_range(
@@ -253,9 +223,6 @@ def _translate_error(why: Exception, scheme: str) -> Exception:
         return UnreadableError(f"access is refused: give {scheme} credentials that may read it")
     if "Credential" in type(why).__name__:
         return UnreadableError("no credentials were found that may read it: log in where it lies")
-    kind = scheme.rpartition("::")[2].lower()
-    if type(why).__name__ in _ARCHIVE_ERRORS.get(kind, ()):
-        return UnreadableError(f"the object behind its `::` is no {kind} archive, or a damaged one")
     return translate_network_error(why)
 
 

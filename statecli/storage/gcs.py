@@ -35,11 +35,9 @@ class CloudStorage:
         self._create_filesystem = PerProcess(_create_filesystem)
 
     def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
-        """See `ObjectStore.get`."""
         return self._call(_get_range, url, offset, length, expected)  # type: ignore[no-any-return]
 
     def listing(self, url: str) -> Listing:
-        """See `ObjectStore.listing`."""
         return self._call(_list_folder, url)  # type: ignore[no-any-return]
 
     def _call(self, request: Any, *arguments: Any) -> Any:

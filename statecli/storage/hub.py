@@ -63,7 +63,6 @@ class Hub:
         return f"Hub({self._endpoint})"
 
     def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
-        """See `ObjectStore.get`."""
         place, commit = self._resolve(url)
         if not place.path:
             raise Missing("is a repository")
@@ -74,7 +73,6 @@ class Hub:
             raise self._explain_refusal(why, place) from None
 
     def listing(self, url: str) -> Listing:
-        """See `ObjectStore.listing`."""
         place, commit = self._resolve(url)
         path = f"api/{place.kind}/{place.repo}/tree/{commit}/{quote(place.path.strip('/'))}".rstrip("/")
         folders: dict[str, bool] = {}

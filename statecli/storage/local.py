@@ -47,53 +47,41 @@ class LocalStore:
     reads_are_requests = False
 
     def join(self, folder: str, *names: str) -> str:
-        """See `Store.join`."""
         return os.path.join(folder, *names)
 
     def split(self, path: str) -> tuple[str, str]:
-        """See `Store.split`."""
         return os.path.split(path)
 
     def parents(self, path: str) -> Iterator[str]:
-        """See `Store.parents`."""
         from pathlib import PurePath  # every command imports this module
 
         return map(str, PurePath(path).parents)
 
     def make_relative(self, path: str, folder: str) -> str:
-        """See `Store.make_relative`."""
         return os.path.relpath(path, folder or os.curdir).replace(os.sep, "/")
 
     def make_absolute(self, path: str) -> str:
-        """See `Store.make_absolute`."""
         return os.path.abspath(path)
 
     def is_glob(self, text: str) -> bool:
-        """See `Store.is_glob`."""
         return _GLOB.search(text) is not None
 
     def exists(self, path: str) -> bool:
-        """See `Store.exists`."""
         return os.path.lexists(path)
 
     def has_file(self, path: str) -> bool:
-        """See `Store.has_file`."""
         return os.path.lexists(path)
 
     def is_folder(self, path: str) -> bool:
-        """See `Store.is_folder`."""
         return os.path.isdir(path)
 
     def is_file(self, path: str) -> bool:
-        """See `Store.is_file`."""
         return os.path.isfile(path)
 
     def is_link(self, path: str) -> bool:
-        """See `Store.is_link`."""
         return os.path.islink(path)
 
     def resolve_links(self, path: str) -> str:
-        """See `Store.resolve_links`."""
         return os.path.realpath(path)
 
     def list_names(self, folder: str) -> list[str]:
@@ -101,18 +89,15 @@ class LocalStore:
         return os.listdir(folder)
 
     def may_list(self, folder: str) -> bool:
-        """See `Store.may_list`."""
         return os.access(folder, os.R_OK)
 
     def is_listed(self, path: str) -> bool:  # noqa: ARG002 - of a disk nothing is remembered
-        """See `Store.is_listed`."""
         return False
 
     def explain_missing_names(self, folder: str) -> None:
         """See `Store.explain_missing_names`: the system returns all names."""
 
     def match_glob(self, pattern: str) -> list[str]:
-        """See `Store.match_glob`."""
         import glob
 
         return list(dict.fromkeys((*glob.glob(pattern, recursive=True), *_match_hidden(pattern))))
@@ -138,11 +123,9 @@ class LocalStore:
         """See `Store.prefetch`."""
 
     def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> AbstractContextManager[None]:  # noqa: ARG002
-        """See `Store.prefetch_ranges`."""
         return nullcontext()
 
     def expect_values(self, ranges: Iterable[tuple[str, int, int]]) -> AbstractContextManager[None]:  # noqa: ARG002
-        """See `Store.expect_values`."""
         return nullcontext()
 
     def find_crc32(self, path: str, offset: int, length: int) -> None:

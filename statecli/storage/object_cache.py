@@ -325,33 +325,26 @@ class Handle:
         file.add_reader()
 
     def read(self, offset: int, length: int) -> bytes:
-        """See `File.read`."""
         return self._file.read(offset, length)
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
-        """See `File.read_cached`."""
         return self._file.read_cached(offset, length)
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """See `File.prefetch`."""
         self._file.prefetch(ranges)
 
     def guard(self, guards: Iterable[Guard]) -> None:
-        """See `File.guard`."""
         self._file.guard(guards)
 
     def fill(self, offset: int, into: memoryview, ahead: int) -> int:
-        """See `File.fill`."""
         part = session.for_command(_ValueReads).windows.read(self._file, offset, len(into), ahead)
         into[: len(part)] = part
         return len(part)
 
     def measure(self) -> int:
-        """See `File.measure`."""
         return self.size
 
     def close(self) -> None:
-        """See `File.close`."""
         if self._is_open:
             self._is_open = False
             self._file.remove_reader()

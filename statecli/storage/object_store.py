@@ -95,5 +95,4 @@ def open_store(url: str) -> ObjectStore:
 def _filesystem_key(url: str) -> str:
     """Return the part of a URL that names the filesystem: all but the path of an object in the filesystem."""
     parts = split_url(url)
-    host = "" if parts.rest.startswith("::") else parts.path.partition("/")[0]
-    return f"{parts.scheme}{host}{parts.rest}"
+    return f"{parts.scheme}{parts.path.partition('/')[0]}{parts.rest}"

@@ -113,7 +113,6 @@ class RemoteStore:
         return self._kinds[path] != _MISSING
 
     def is_folder(self, path: str) -> bool:
-        """See `Store.is_folder`."""
         return self._kind(path) == _FOLDER
 
     def is_file(self, path: str) -> bool:
@@ -121,11 +120,9 @@ class RemoteStore:
         return self._kind(path) == _FILE
 
     def is_link(self, path: str) -> bool:  # noqa: ARG002 - a URL is no link
-        """See `Store.is_link`."""
         return False
 
     def resolve_links(self, path: str) -> str:
-        """See `Store.resolve_links`."""
         return path
 
     def list_names(self, folder: str) -> list[str]:
@@ -133,18 +130,15 @@ class RemoteStore:
         return list(self._list(folder).folders)
 
     def may_list(self, folder: str) -> bool:
-        """See `Store.may_list`."""
         folder = url.make_absolute(folder)
         return isinstance(self._ask_listing(folder), Listing) or isinstance(self._trials.get(folder), Listing)
 
     def is_listed(self, path: str) -> bool:
-        """See `Store.is_listed`."""
         folder, name = url.split(path)
         listing = self._listings.get(folder)
         return isinstance(listing, Listing) and name in listing.folders
 
     def explain_missing_names(self, folder: str) -> str | None:
-        """See `Store.explain_missing_names`."""
         folder = url.make_absolute(folder)
         listing = self._trials.get(folder, self._listings.get(folder))
         return listing.incomplete if isinstance(listing, Listing) else None
@@ -156,7 +150,6 @@ class RemoteStore:
     # --- bytes --------------------------------------------------------------------------------------------------------
 
     def open(self, path: str) -> Handle:
-        """See `Store.open`."""
         if url.is_folder_url(path):
             raise Missing("is an empty folder" if not self._list(path).folders else "is a folder")
         file = self._file(path)
@@ -180,7 +173,6 @@ class RemoteStore:
         """See `Store.version`: each answer is compared with the version of the first."""
 
     def prefetch(self, paths: Iterable[str]) -> None:
-        """See `Store.prefetch`."""
         unknown = [path for path in paths if path not in self._files and path not in self._listings]
         if len(unknown) < 2:
             run_in_threads(self._prefetch, unknown)
@@ -202,7 +194,6 @@ class RemoteStore:
 
     @contextmanager
     def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> Iterator[None]:
-        """See `Store.prefetch_ranges`."""
         self.prefetch(list(ranges))
         opened = [(file, spans) for path, spans in ranges.items() if (file := self._file(path)).version is not None]
         with ExitStack() as stack:
@@ -214,7 +205,6 @@ class RemoteStore:
 
     @contextmanager
     def expect_values(self, ranges: Iterable[tuple[str, int, int]]) -> Iterator[None]:
-        """See `Store.expect_values`."""
         with object_cache.expect_values((self._file(path), offset, length) for path, offset, length in ranges):
             yield
 
@@ -223,7 +213,6 @@ class RemoteStore:
         return self._file(path).find_crc32(offset, offset + length)
 
     def confirm_guards(self, path: str) -> None:
-        """See `Store.confirm_guards`."""
         if path in self._files:
             self._files[path].confirm_guards()
 

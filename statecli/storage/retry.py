@@ -14,7 +14,7 @@ from typing import TypeVar
 from statecli.core.errors import UnreadableError
 from statecli.storage import redact, session
 from statecli.storage.limits import settings
-from statecli.storage.url import is_remote, split_url
+from statecli.storage.url import split_url
 
 _Result = TypeVar("_Result")
 #: Seconds before the second attempt, doubled before each next attempt, and the longest pause.
@@ -77,11 +77,8 @@ def _explain_failure(why: Transient, retries: int) -> str:
 
 
 def _find_server(url: str) -> str:
-    """Return scheme and host, or bucket; of a chain those of the last link."""
+    """Return scheme and host, or bucket."""
     parts = split_url(url)
-    outer = parts.rest.removeprefix("::")
-    if outer != parts.rest and is_remote(outer):
-        return _find_server(outer)
     return parts.scheme + parts.path.partition("/")[0]
 
 

@@ -99,11 +99,9 @@ class S3:
         self._anonymous = _is_unsigned()
 
     def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
-        """See `ObjectStore.get`."""
         return self._call(lambda filesystem: _get_range(filesystem, url, offset, length, expected))
 
     def listing(self, url: str) -> Listing:
-        """See `ObjectStore.listing`."""
         return self._call(lambda filesystem: _list_folder(filesystem, url))
 
     def _call(self, request: Callable[[Any], Coroutine[Any, Any, _Result]]) -> _Result:

@@ -10,20 +10,20 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-#: `https://…`, and chains of fsspec: `simplecache::s3://…`.
+#: `https://…`, and chains of fsspec, which no store reads: `simplecache::s3://…`.
 _URL = re.compile(r"(?:[a-zA-Z][a-zA-Z0-9+.-]*::)*[a-zA-Z][a-zA-Z0-9+.-]+://")
 #: An IPv6 address as a host: `[::1]`.
 _ADDRESS = re.compile(r"^\[[0-9a-fA-F:.]*\]")
 #: Characters that make the path of a URL a glob; `?` begins a query.
 GLOB = re.compile(r"[*[]")
-#: Schemes whose paths begin with a host or a bucket: `::` is part of such a path.
+#: Schemes whose paths begin with a host or a bucket.
 _WITH_HOST = frozenset(f"{scheme}://" for scheme in ("http", "https", "s3", "s3a", "gs", "gcs", "hf"))
 #: The only text that begins a query, for schemes in which `?` may be part of a name; None: no query.
 _QUERY = {"s3": "?versionId=", "s3a": "?versionId=", "gs": "?generation=", "gcs": "?generation=", "hf": None}
 
 
 class UrlParts(NamedTuple):
-    """A URL in three: `https://`, `host/m.pt`, `?version=3`; of a chain `zip://`, `m.pt`, `::https://host/a.zip`."""
+    """A URL in three: `https://`, `host/m.pt`, `?version=3`."""
 
     scheme: str
     path: str
@@ -36,28 +36,30 @@ def is_remote(path: str) -> bool:
 
 
 def split_url(url: str) -> UrlParts:
-    """Return the scheme, the path that leads from folder to file, and the query or the rest of the chain."""
+    """Return the scheme, the path that leads from folder to file, and the query."""
     match = _URL.match(url)
     assert match is not None, "no URL"  # noqa: S101 - callers check with is_remote
     scheme, text = url[: match.end()], url[match.end() :]
     at = find_query(scheme, text)
-    if not has_host(scheme):
-        # An IPv6 address in brackets contains `::` too.
-        end = re.search(r"::(?![0-9a-fA-F:.]*\])", text[:at])
-        at = end.start() if end else at
     return UrlParts(scheme, text[:at], text[at:])
 
 
 def find_query(scheme: str, text: str) -> int:
     """Return the index at which the query begins in the text after a `scheme://`; the text's length without a query."""
-    mark = _QUERY.get(scheme.removesuffix("://").rpartition("::")[2].lower(), "?")
+    mark = _QUERY.get(scheme.removesuffix("://").lower(), "?")
     at = -1 if mark is None else text.find(mark)
     return len(text) if at < 0 else at
 
 
 def has_host(scheme: str) -> bool:
-    """Return True if paths of a `scheme://` begin with a host or a bucket and lie in no archive."""
-    return scheme.rpartition("::")[2].lower() in _WITH_HOST
+    """Return True if paths of a `scheme://` begin with a host or a bucket."""
+    return scheme.lower() in _WITH_HOST
+
+
+def is_chain(url: str) -> bool:
+    """Return True for a chain of fsspec: `simplecache::https://…`, `zip://m.pt::https://host/a.zip`."""
+    # An IPv6 address in brackets contains `::` too.
+    return re.search(r"::(?![0-9a-fA-F:.]*\])", url) is not None
 
 
 def is_web(scheme: str) -> bool:
@@ -68,7 +70,7 @@ def is_web(scheme: str) -> bool:
 def is_folder_url(url: str) -> bool:
     """Return True if the URL can only name a folder: a host, a bucket, or a path that ends with a slash."""
     scheme, path, _ = split_url(url)
-    # `memory://m.pt` and `zip://m.pt::…` are files.
+    # `memory://m.pt` is a file.
     return path.endswith("/") or not path or ("/" not in path and has_host(scheme))
 
 
@@ -81,7 +83,7 @@ def is_glob(url: str) -> bool:
 
 
 def join(folder: str, *names: str) -> str:
-    """Return the URL of a file in a folder; the query, and the archive around the folder, stay at the end."""
+    """Return the URL of a file in a folder; the query stays at the end."""
     scheme, path, rest = split_url(folder)
     names = tuple(quote_name(scheme, name) for name in names)
     steps = (path.rstrip("/"), *names) if path else names

@@ -16,7 +16,7 @@ def match_url_glob(store: Store, pattern: str) -> list[str]:
     scheme, path, rest = split_url(pattern)
     steps = path.split("/")
     fixed = next(n for n, step in enumerate(steps) if GLOB.search(step))
-    if fixed == 0 and not rest.startswith("::"):
+    if fixed == 0:
         raise UnreadableError(f"{pattern}: the glob is of a host or a bucket: name it")
     # To fnmatch, `?` is a wildcard, but in brackets.
     globs = [re.sub(r"(\[[^]]+\])|\?", lambda match: match[1] or "[?]", step) for step in steps[fixed:]]

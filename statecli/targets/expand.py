@@ -220,7 +220,7 @@ def _expand_text(text: str, empty_status: Status, model_folders: ModelFolders) -
             return
         names_hidden = files.get_name(text).startswith(".")
         hidden = [] if names_hidden else [path for path in paths if _is_hidden(path) and files.is_folder(path)]
-        yield from (_skip_hidden_folder(path) for path in hidden)
+        yield from (skip_folder(path, "a hidden folder, or a tool's", "hidden or a tool's") for path in hidden)
         for path in (path for path in paths if path not in hidden):
             model = model_folders.find_replacement(path)
             yield from (
@@ -332,10 +332,6 @@ def skip_file(path: str, content: str) -> TargetResult:
     """Return the target of a file without rules to check; `content` is `a 7z archive: unpack it first`."""
     noun = re.split(r"[,;:(]", content.removeprefix("a ").removeprefix("an "), maxsplit=1)[0].strip()
     return TargetResult(path, Status.SKIPPED, f"is {content}", not_checked=(NotChecked("file", 1, noun),))
-
-
-def _skip_hidden_folder(path: str) -> TargetResult:
-    return skip_folder(path, "a hidden folder, or a tool's", "hidden or a tool's")
 
 
 def _is_hidden(path: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 
 from msgspec.structs import replace
@@ -40,24 +40,24 @@ def resolve_auto_class(text: str, checkpoint: str) -> str:
     return hf_auto.build_spec_text(split_section(checkpoint)[0]) if text == hf_auto.AUTO else text
 
 
-def read_checkpoint(text: str, *, read: Callable[[str, str | None], ModelState] = formats.read) -> ModelState:
+def read_checkpoint(text: str) -> ModelState:
     """Read a checkpoint, or a section of a checkpoint (`train.ckpt#optimizer`), and classify its tensors.
 
     Raises MalformedError for a pickle without tensors, because nothing in it can be listed or compared.
     """
-    state = read_whole_checkpoint(text, read=read)
+    state = read_whole_checkpoint(text)
     for oddity in state.oddities if not state.tensors else ():
         if oddity.kind is OddityKind.NO_TENSORS:
             raise MalformedError(f"{state.target}: {oddity.message}")
     return select_section(state, text)
 
 
-def read_whole_checkpoint(text: str, *, read: Callable[[str, str | None], ModelState] = formats.read) -> ModelState:
+def read_whole_checkpoint(text: str) -> ModelState:
     """Read all sections of the checkpoint and classify its tensors, even if the text names a single section.
 
     Another section may have evidence: the optimizer tells the model's parameters from buffers.
     """
-    return kinds.classify_tensors(read(*split_section(text)))
+    return kinds.classify_tensors(formats.read(*split_section(text)))
 
 
 def select_section(state: ModelState, text: str) -> ModelState:

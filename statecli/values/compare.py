@@ -18,6 +18,7 @@ from functools import partial
 import msgspec
 import numpy as np
 
+from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError, UnreadableError
 from statecli.core.float_mode import with_denormals
 from statecli.core.ggml_types import BLOCK_SIZES
@@ -31,7 +32,6 @@ from statecli.values.elements import find_element
 from statecli.values.ggml_blocks import explain_unreadable_blocks, find_ggml_type, to_readable, to_stored_blocks
 from statecli.values.ranges import (
     check_crc,
-    contiguous_strides,
     element_width,
     is_run,
     iter_paths,
@@ -266,21 +266,17 @@ def _run_tasks(
     *,
     derived: bool = False,
 ) -> TaskResults:
-    def report_progress(batch: Sequence[CompareTask]) -> None:
-        if progress:
-            progress(batch[-1].name, sum(task.size for task in batch))
-
     pairs = [task.pair for task in tasks]
     tasks = sort_by_place(tasks, _remote_ranges)
     if options.device != "cpu":
-        results = _run_on_device(options, tasks, report_progress)
+        results = _run_on_device(options, tasks, pool.report_batches(progress))
     else:
         results = pool.run_tasks(
             run_batch,
             options,
             tasks,
             jobs=jobs,
-            on_batch=report_progress,
+            on_batch=pool.report_batches(progress),
             absent=NOT_COMPUTED,
             derived=derived,
             group_keys=pairs,

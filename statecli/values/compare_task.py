@@ -19,7 +19,7 @@ from statecli.storage import files
 from statecli.storage.files import File
 from statecli.values import kernels
 from statecli.values.delta import CompareOptions
-from statecli.values.elements import Arena, Array, Decoder, Element, find_element
+from statecli.values.elements import Arena, Array, Decoder, Element, find_element, require_element
 from statecli.values.ranges import fill_buffer, iter_paths, iter_places, open_file, prefetch_archive_ends
 from statecli.values.read import (
     Strided,
@@ -125,7 +125,7 @@ class Worker:
     # Contiguous tensors: bytes first, values only of blocks that differ.
 
     def _compare_pieces(self, task: CompareTask, before: Piece, after: Piece) -> Comparison:
-        before_element, after_element = _require_element(before.dtype), _require_element(after.dtype)
+        before_element, after_element = require_element(before.dtype), require_element(after.dtype)
         is_same_type = before.dtype == after.dtype
         total, equal = EQUAL, _Runs()
         for start, count in self._split_into_blocks(task):
@@ -146,7 +146,7 @@ class Worker:
         return Comparison(total, equal.to_tuple())
 
     def _tally_norm(self, task: CompareTask, before: Piece) -> Tally:
-        element = _require_element(before.dtype)
+        element = require_element(before.dtype)
         if explain_not_numeric(before.dtype):
             return Tally(left_out=task.count)
         total = Tally()
@@ -163,7 +163,7 @@ class Worker:
             )
             if tally is not None:
                 return tally.shift(start)
-        before_element, after_element = _require_element(before_type), _require_element(after_type)
+        before_element, after_element = require_element(before_type), require_element(after_type)
         if explain_not_numeric(before_type):
             return kernels.tally_opaque(kernels.compare_bits(before, after, before_element.items)).shift(start)
         changed = (
@@ -225,7 +225,7 @@ class Worker:
             for a, b in zip(_iter_items(before_view), _iter_items(after_view), strict=True):
                 tally = self._tally_items(a, before_view, b, after_view, start)
                 total = total.merge(tally)
-                start += a.size // _require_element(before_view.dtype).items
+                start += a.size // require_element(before_view.dtype).items
         return total if times == 1 else _repeat_tally(total, times, before_view.shape, before.shape)
 
     def _tally_items(self, a: Array, before_view: Strided, b: Array, after_view: Strided, start: int) -> Tally:
@@ -239,14 +239,14 @@ class Worker:
         changed = None
         if self.options.bitwise and before_view.dtype == after_view.dtype:
             # With a scale, equal bits may mean different values, and equal values may have different bits.
-            changed = kernels.compare_bits(a, b, _require_element(before_view.dtype).items) | kernels.compare_bits(
+            changed = kernels.compare_bits(a, b, require_element(before_view.dtype).items) | kernels.compare_bits(
                 x, y, 1
             )
         return kernels.tally_values(x, y, self.options, self.scratch, changed).shift(start)
 
 
 def _iter_items(view: Strided) -> Iterator[Array]:
-    return rechunk(read_items(view), BLOCK_ELEMENTS * _require_element(view.dtype).items)
+    return rechunk(read_items(view), BLOCK_ELEMENTS * require_element(view.dtype).items)
 
 
 def _is_lazy(view: Strided) -> bool:
@@ -332,16 +332,9 @@ class _Runs:
         return tuple((start, count) for start, count in self._runs)
 
 
-def _require_element(dtype: str) -> Element:
-    kind = find_element(dtype)
-    if kind is None:
-        raise UnreadableError(f"{dtype} elements are not numbers that statecli reads")
-    return kind
-
-
 def _element_size(side: Piece | TensorData) -> int:
     """Return the bytes of an element."""
-    return _require_element(side.dtype).size
+    return require_element(side.dtype).size
 
 
 @with_denormals

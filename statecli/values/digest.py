@@ -20,13 +20,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import MissingDependency, StateError, UnreadableError
 from statecli.core.float_mode import with_denormals
 from statecli.core.state import Quantizer, TensorData, TensorInfo
 from statecli.values.algorithm import Algorithm
 from statecli.values.elements import COMPLEX, NUMPY_TYPES, Array, find_element
 from statecli.values.ggml_blocks import to_stored_blocks
-from statecli.values.ranges import contiguous_strides, prefetch, sort_by_place
+from statecli.values.ranges import prefetch, sort_by_place
 from statecli.values.read import Strided, explain_overlap, is_packed, open_view, read_items
 from statecli.workers import pool
 
@@ -59,17 +60,13 @@ def compute_digests(
         if tensor.data is not None or tensor.parts:
             first.setdefault(_content_key(tensor), tensor)
 
-    def report_progress(batch: Sequence[DigestTask]) -> None:
-        if progress:
-            progress(batch[-1].name, sum(task.size for task in batch))
-
     tasks = sort_by_place([DigestTask(tensor) for tensor in first.values()], lambda task: task.tensor.ranges)
     digests = pool.run_tasks(
         digest_batch,
         algorithm,
         tasks,
         jobs=jobs,
-        on_batch=report_progress,
+        on_batch=pool.report_batches(progress),
         absent="",
         derived=derived,
         raise_errors=True,

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from statecli.core.dtypes import VALUES_PER_BYTE
-from statecli.core.errors import MissingDependency
+from statecli.core.errors import MissingDependency, UnreadableError
 from statecli.core.ggml_types import BLOCK_SIZES
 
 try:
@@ -125,6 +125,14 @@ def find_element(dtype: str) -> Element | None:
     if _LONG.fullmatch(dtype):
         return Element("u1", items=int(re.sub(r"\D", "", dtype)) // 8, numbers=False)
     return None
+
+
+def require_element(dtype: str) -> Element:
+    """Return how `dtype` is stored and decoded. Raises UnreadableError for an unknown type."""
+    element = find_element(dtype)
+    if element is None:
+        raise UnreadableError(f"{dtype} elements are not numbers that statecli reads")
+    return element
 
 
 @cache

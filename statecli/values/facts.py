@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from statecli.core.errors import StateError, UnreadableError
+from statecli.core.dtypes import contiguous_strides
+from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.state import TensorData, TensorInfo
 from statecli.storage.file_version import find_changed, read_versions
 from statecli.values import facts_kernel, sparse
 from statecli.values.compare_task import rechunk
-from statecli.values.elements import Array, Decoder, Element, find_element
+from statecli.values.elements import Array, Decoder, find_element, require_element
 from statecli.values.ggml_blocks import find_ggml_type, to_readable
 from statecli.values.ranges import (
     Range,
-    contiguous_strides,
     iter_paths,
     prefetch,
     prefetch_archive_ends,
@@ -145,12 +145,10 @@ def _is_sliceable(data: TensorData) -> bool:
 
 
 def _run_tasks(tasks: Sequence[FactsTask], jobs: int, progress: Progress | None) -> list[Facts]:
-    def report_progress(batch: Sequence[FactsTask]) -> None:
-        if progress:
-            progress(batch[-1].name, sum(task.size for task in batch))
-
     tasks = sort_by_place(list(tasks), lambda task: (task.data,))
-    results = pool.run_tasks(facts_of_batch, None, tasks, jobs=jobs, on_batch=report_progress, absent=Facts())
+    results = pool.run_tasks(
+        facts_of_batch, None, tasks, jobs=jobs, on_batch=pool.report_batches(progress), absent=Facts()
+    )
     total: dict[int, Facts] = {}
     for task, result in zip(tasks, results, strict=True):
         facts = _damaged_facts(task, result) if isinstance(result, StateError) else result
@@ -200,7 +198,7 @@ def read_view_facts(view: Strided, decoder: Decoder, block: int = 0) -> Facts:
         return Facts(view.elements * times, digest=None, reason=reason)
     reason = explain_not_numeric(view.dtype, view.affine is not None)
     lazy = view.conjugate or view.negative or view.affine is not None
-    total, start, items_each = Facts(), 0, _require_element(view.dtype).items
+    total, start, items_each = Facts(), 0, require_element(view.dtype).items
     for items in _iter_blocks(view, decoder):
         if reason:
             facts = facts_kernel.scan_bits(items, view.dtype, block)
@@ -214,7 +212,7 @@ def read_view_facts(view: Strided, decoder: Decoder, block: int = 0) -> Facts:
 
 def _iter_blocks(view: Strided, decoder: Decoder) -> Iterator[Array]:
     """Yield the stored items in logical order in whole blocks, the last one shorter, each valid until the next."""
-    element = _require_element(view.dtype)
+    element = require_element(view.dtype)
     per_block = facts_kernel.count_block_elements(view.dtype)
     plain = view.strides == contiguous_strides(view.shape) and not view.big_endian and not is_packed(view.dtype)
     if not plain or not isinstance(view.memory, Range):
@@ -226,13 +224,6 @@ def _iter_blocks(view: Strided, decoder: Decoder) -> Iterator[Array]:
         part = raw[: min(per_block, elements - start) * size]
         view.memory.read((view.offset + start) * size, part)
         yield part.view(element.stored)
-
-
-def _require_element(dtype: str) -> Element:
-    element = find_element(dtype)
-    if element is None:
-        raise UnreadableError(f"{dtype} elements are not numbers that statecli reads")
-    return element
 
 
 # --- a tensor ------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.state import Box, ByteRange, TensorData, TensorInfo
@@ -42,15 +43,6 @@ class _RemoteFacts:
     def __init__(self) -> None:
         self.tensors: dict[ByteRange, TensorData] = {}
         self.crc32: dict[tuple[str, int], int] = {}
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides, in elements, of a C-contiguous tensor."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
@@ -319,7 +311,6 @@ class Dequantized(Range):
         self._block = values * 4
 
     def read(self, at: int, into: Array) -> None:
-        """See `Range.read`."""
         flat, done = into.reshape(-1).view(np.uint8), 0
         while done < flat.size:
             first, skip = divmod(at + done, self._block)

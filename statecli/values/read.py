@@ -16,12 +16,13 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.state import Quantizer, TensorData
 from statecli.values.elements import QUANTIZED, Array, Decoder, Element, find_element
 from statecli.values.ggml_blocks import explain_unreadable_blocks
-from statecli.values.ranges import Range, contiguous_strides, open_range, resolve_data
+from statecli.values.ranges import Range, open_range, resolve_data
 
 #: Values decoded at a time: the buffers of one chunk stay in a core's second-level cache.
 CHUNK_ELEMENTS = 64 * 1024

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import MissingDependency, UsageError, option
 from statecli.core.state import After, ByteRange, ModelState, Oddity, TensorData, TensorInfo
 from statecli.values.elements import Array
 from statecli.values.ggml_blocks import to_stored_blocks
 from statecli.values.live_tensor import format_first_line
-from statecli.values.ranges import check_crc, contiguous_strides, open_range
+from statecli.values.ranges import check_crc, open_range
 
 if TYPE_CHECKING:
     from torch import device as Device

@@ -183,6 +183,16 @@ def run_tasks(
     return results
 
 
+def report_batches(progress: Callable[[str, int], None] | None) -> Callable[[Sequence[Task]], None]:
+    """Return a function that reports each batch as progress, under the name of its last task."""
+
+    def report(batch: Sequence[Task]) -> None:
+        if progress:
+            progress(batch[-1].name, sum(task.size for task in batch))
+
+    return report
+
+
 def _run_batches(
     function: Function[_Shared, _Task, _Result],
     shared: _Shared,
@@ -293,7 +303,6 @@ class Processes:
         self._jobs = jobs
 
     def min_batch_bytes(self, total: int) -> int:  # noqa: ARG002 - as `Engine`
-        """See `Engine.min_batch_bytes`."""
         return 0
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
@@ -348,11 +357,9 @@ class Threads:
         self._jobs = jobs
 
     def min_batch_bytes(self, total: int) -> int:  # noqa: ARG002 - as `Engine`
-        """See `Engine.min_batch_bytes`."""
         return 0
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
-        """See `Engine.run`."""
         from concurrent.futures import as_completed
 
         with _thread_executor(self._jobs) as executor:

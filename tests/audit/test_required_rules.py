@@ -10,7 +10,7 @@ import torch
 from statecli.commands.audit import required_rules
 from statecli.rules import RULES
 from statecli.rules.policy_config import Policy
-from statecli.rules.subject import needs_class_or_reference, needs_module, needs_reference, needs_values
+from statecli.rules.subject import needs_class_or_reference, needs_module, needs_values
 
 NET = "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(1, 1)\n"
 
@@ -39,7 +39,7 @@ def test_each_key_of_a_policy_has_its_judges():
 @pytest.mark.parametrize(
     ("option", "needs"),
     [
-        ("against", {needs_class_or_reference, needs_reference}),
+        ("against", {needs_class_or_reference}),
         ("model", {needs_class_or_reference, needs_module}),
         ("values", {needs_values}),
     ],

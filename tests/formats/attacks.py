@@ -56,6 +56,31 @@ def pickled(body: bytes) -> bytes:
     return PROTO + body + STOP
 
 
+class Called:
+    """Pickles as any call, with what is set or appended afterwards."""
+
+    def __init__(self, *made):
+        self.made = made
+
+    def __reduce__(self):
+        return self.made
+
+
+def four(body: bytes) -> bytes:
+    """A pickle of protocol 4."""
+    return b"\x80\x04" + body + b"."
+
+
+def put(index: int) -> bytes:
+    """LONG_BINPUT."""
+    return b"r" + struct.pack("<I", index)
+
+
+def get(index: int) -> bytes:
+    """LONG_BINGET."""
+    return b"j" + struct.pack("<I", index)
+
+
 def short(value: str | bytes) -> bytes:
     """SHORT_BINUNICODE or SHORT_BINBYTES."""
     data = value.encode() if isinstance(value, str) else value

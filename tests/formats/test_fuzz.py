@@ -47,7 +47,7 @@ def flat(made: Pickle) -> tuple[list[object], ...]:
         if len(out) > 20_000:
             break
     named = [(one.qualified, one.position) for one in made.globals]
-    return out, named, [made.end, made.protocol, len(made.persistent)]
+    return out, named, [made.end, len(made.persistent)]
 
 
 def _parts(node: object) -> list[object] | None:

@@ -15,6 +15,8 @@ import torch
 
 from statecli import formats
 
+from .attacks import Called
+
 
 def settings(tmp_path, **beside):
     path = str(tmp_path / "file.pt")
@@ -183,16 +185,6 @@ def test_the_milestones_of_a_schedule(tmp_path):
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [30, 90])
     found, _ = settings(tmp_path, sched=schedule.state_dict())
     assert (found["sched.milestones.30"], found["sched.milestones.90"]) == (1, 1)
-
-
-class Called:
-    """Pickles as any call, with what is set or appended afterwards."""
-
-    def __init__(self, *made):
-        self.made = made
-
-    def __reduce__(self):
-        return self.made
 
 
 @pytest.mark.parametrize(

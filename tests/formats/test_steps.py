@@ -19,28 +19,13 @@ from statecli.pickle_scan.step_budget import FLOW_PER_BYTE, FLOW_PER_OPCODE, Bud
 from statecli.storage.source import Source
 from statecli.targets.target_result import Status
 
-from .attacks import Member, build, called, named, number, records, short, stacked
+from .attacks import Member, build, called, four, get, named, number, put, records, short, stacked
 
 SHARED = b"r" + struct.pack("<I", 0)
 GET = b"j" + struct.pack("<I", 0)
 EMPTY_OBJECT = stacked("argparse", "Namespace") + b")\x81"
 DICT = stacked("builtins", "dict")
 PARTIAL = stacked("functools", "partial")
-
-
-def four(body):
-    """A pickle of protocol 4."""
-    return b"\x80\x04" + body + b"."
-
-
-def put(index):
-    """LONG_BINPUT."""
-    return b"r" + struct.pack("<I", index)
-
-
-def get(index):
-    """LONG_BINGET."""
-    return b"j" + struct.pack("<I", index)
 
 
 def sharing(shared, user, count):

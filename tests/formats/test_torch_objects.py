@@ -18,6 +18,8 @@ from statecli.core.state import Evidence, Kind
 from statecli.pickles import safe_globals
 from statecli.targets import load
 
+from .attacks import Called
+
 
 def read(tmp_path, thing, **options):
     path = str(tmp_path / "file.pt")
@@ -364,16 +366,6 @@ def test_extra_state_stays_in_its_model(tmp_path):
     state = read(tmp_path, made)
     assert state.sections == ("model",)
     assert list(rows(state)) == ["fc.weight", "fc._extra_state['scale']"]
-
-
-class Called:
-    """Pickles as any call, with what is set or appended afterwards."""
-
-    def __init__(self, *made):
-        self.made = made
-
-    def __reduce__(self):
-        return self.made
 
 
 MADE_OF = {

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
 transformers = pytest.importorskip("transformers")
 
 SIZES = {
@@ -20,11 +22,6 @@ SIZES = {
     "vocab_size": 50,
     "max_position_embeddings": 16,
 }
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def saved(name: str = "BertModel", config: str = "BertConfig", **sizes: object) -> None:

@@ -16,11 +16,13 @@ from ..formats.attacks import (
     called,
     colliding_ints,
     deep_key,
+    get,
     hash_bomb,
     legacy,
     number,
     numbers,
     pickled,
+    put,
     records,
     short,
     stacked,
@@ -36,16 +38,6 @@ RECONSTRUCT = stacked("numpy.core.multiarray", "_reconstruct")
 def builtin(name, *args):
     """A call of a built-in function."""
     return called(stacked("builtins", name), *args)
-
-
-def put(index):
-    """LONG_BINPUT."""
-    return b"r" + struct.pack("<I", index)
-
-
-def get(index):
-    """LONG_BINGET."""
-    return b"j" + struct.pack("<I", index)
 
 
 #: Numbers that differ by this have one hash.

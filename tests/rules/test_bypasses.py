@@ -22,6 +22,7 @@ from ..formats.attacks import (
     Member,
     build,
     called,
+    four,
     legacy,
     named,
     number,
@@ -40,11 +41,6 @@ CODE = "open('PWNED', 'w')"
 SYSTEM = called(named("os", "system"), text(TOUCH))
 EVAL = called(named("builtins", "eval"), text(CODE))
 MARSHALLED = marshal.dumps(compile(CODE, "", "exec"))
-
-
-def four(body):
-    """A pickle of protocol 4."""
-    return b"\x80\x04" + body + b"."
 
 
 def method(module, name, *args):

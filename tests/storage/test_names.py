@@ -213,8 +213,6 @@ def test_whatever_is_typed_is_shown_without_secrets(text, expected):
         ("gcs://bucket/d?generation=5", "bucket/d", "?generation=5"),
         ("hf://org/net/d?d", "org/net/d?d", ""),
         ("https://host/d?d", "host/d", "?d"),
-        ("simplecache::s3://bucket/d?d", "bucket/d?d", ""),
-        ("zip://m?x.pt::https://host/a.zip", "m", "?x.pt::https://host/a.zip"),
     ],
 )
 def test_where_a_query_begins(text, way, rest):

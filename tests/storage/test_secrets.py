@@ -8,7 +8,6 @@ import string
 import subprocess
 import sys
 import traceback
-import zipfile
 
 import pytest
 import torch
@@ -247,17 +246,6 @@ def test_what_the_libraries_log_has_none(server, secret, caplog):
     assert "do not fit" in text
     assert f"of mine: {TOKEN}" in text
     assert_none(text.replace(f"of mine: {TOKEN}", ""))
-
-
-@pytest.mark.parametrize("chain", ["zip://a.safetensors::", "simplecache::", "filecache::", "blockcache::"])
-def test_what_fsspec_logs_of_a_chain_has_none(chain, server, secret, desk):
-    """Whose loggers are made while it works: in a process of its own, where nothing has imported them."""
-    with zipfile.ZipFile(server.folder / "a.zip", "w") as file:
-        file.write(server.folder / "a.safetensors", "a.safetensors")
-    url = chain + secret("a.zip" if chain.startswith("zip") else "a.safetensors")
-    text = logged(f"import statecli; print(len(statecli.inspect({url!r}).state.tensors))")
-    assert "DEBUG:urllib3.connectionpool" in text
-    assert_none(text)
 
 
 def test_what_botocore_logs_has_none(tmp_path, monkeypatch):

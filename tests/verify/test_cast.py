@@ -14,6 +14,8 @@ from statecli.core.finding import Severity
 from ..zoo import SMALL, make
 from .proving import cell, of_live, of_source, rules, sample, verdicts
 
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
 FAILING = {
     "net:Net": {"table": "keeps-dtype"},
     "anchors:Head": {f"anchors[{i}]": "keeps-dtype" for i in range(3)},
@@ -24,11 +26,6 @@ FAILING = {
 PASSING = ["net_fixed:Net", "anchors_fixed:Head", "precomputed_fixed:Normed", "phases_fixed:Phases", "tied:Tied"]
 PASSING += ["rotary_fixed:Rotary"]
 PASSING += ["batchnorm:Block", "positions:Positions", "frozen:Frozen"]
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def casted(body: str, *input: str, **options):

@@ -18,14 +18,11 @@ from statecli.live.spec import parse_spec
 from ..zoo import SMALL, make
 from .proving import cell, of_live, of_source, rules, sample, verdicts
 
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
 FAILING = {"precomputed:Normed": {"direction": "non-leaf-attribute"}}
 PASSING = ["precomputed_fixed:Normed", "net:Net", "tied:Tied", "anchors:Head", "plain_lists:Lists", "rotary:Rotary"]
 PASSING += ["batchnorm:Block", "phases:Phases", "frozen:Frozen"]
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def copied(body: str, *input: str, **options):

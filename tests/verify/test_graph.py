@@ -11,10 +11,7 @@ from statecli.live.import_model import load_object
 
 from .proving import cell, of_source, rules
 
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 def step(init: str, forward: str, rest: str = "") -> Check:

@@ -9,6 +9,8 @@ from statecli.commands.verify.run import Request, run
 
 from .proving import cell, of_source, rules, verdicts
 
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
 CACHE = """
 self.a, self.c = nn.Linear(3, 3), {start}
 ---
@@ -30,11 +32,6 @@ KEPT = {
     "copied on": ("None", "self.c = torch.ones(3) if self.c is None else self.c.to(x)", "self.c"),
     "a history": ("[]", "self.c.append(self.a(x).detach())", "self.c[-1]"),
 }
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def proved(name: Name, start: str, forward: str, read: str, rest: str = "", device: str = "fake-cuda"):

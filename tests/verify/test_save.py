@@ -14,6 +14,8 @@ from statecli.core.finding import Severity
 from ..zoo import SMALL, make
 from .proving import SOURCE, cell, of_live, of_source, proved, rules, sample, verdicts
 
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
 FAILING = {
     "net:Net": {"table": "lost-by-saving"},
     "tied:Tied": {"head.weight": "shared-in-safetensors"},
@@ -27,11 +29,6 @@ FAILING = {
 PASSING = ["net_fixed:Net", "tied_fixed:Tied", "precomputed_fixed:Normed", "plain_lists_fixed:Lists", "batchnorm:Block"]
 PASSING += ["anchors:Head", "anchors_fixed:Head", "positions:Positions", "rotary:Rotary", "frozen:Frozen"]
 PASSING += ["phases:Phases", "grad_buffer:Scaled"]
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def saved(body: str, *input: str, **options):

@@ -77,13 +77,13 @@ def compare_with_class(side: Side, model: Side) -> Diff:
     return _check_compared(_compare(side, model, Request(side.text, model.text, values=False)), side)
 
 
-def compare_with_checkpoint(side: Side, reference: Side, *, values: bool, jobs: int = 0) -> Diff:
+def compare_with_checkpoint(side: Side, reference: Side, *, values: bool) -> Diff:
     """Return how the checkpoint differs from `reference`, with `values` also in values.
 
     Raises UsageError if it is unclear which models to compare, and StateError.
     """
     notes = _check_sections(reference.state, side.state)
-    request = Request(reference.text, side.text, values=values, renames=False, prefixes=True, jobs=jobs)
+    request = Request(reference.text, side.text, values=values, renames=False, prefixes=True)
     diff = _check_compared(_compare(reference, side, request), side)
     return msgspec.structs.replace(diff, notes=(*diff.notes, *notes))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -41,12 +41,8 @@ from statecli.values.require_numpy import require_numpy
 
 
 @files.read_strictly()
-def audit(
-    request: Request,
-    on_target: Callable[[TargetResult], None] = lambda _: None,
-    progress: Progress | None = None,
-) -> Audit:
-    """Run the rules over each target; `on_target` is called after each. An unreadable target has status `failed`.
+def audit(request: Request, progress: Progress | None = None) -> Audit:
+    """Run the rules over each target. An unreadable target has status `failed`.
 
     `progress` is called for the values that are read, target by target.
     """
@@ -56,10 +52,8 @@ def audit(
     texts = (*models, *request.targets)
     for target in expand_targets(texts, allow_empty=request.allow_empty, model_folders=run.model_folders):
         targets.append(run.audit_target(target) if isinstance(target, str) else target)
-        on_target(targets[-1])
     for target in (*run.report_missing(targets), *run.audit_pipelines(targets)):
         targets = [*(earlier for earlier in targets if earlier.target != target.target), target]
-        on_target(target)
     disabled = len(RULES) - len(request.rules)
     targets = [run.mark_compared(result) for result in targets]
     result = Audit(

@@ -220,9 +220,7 @@ class _Load:
         swapped = is_class(before)
         self.model, self.checkpoint = model, after if swapped else before
         self.pairs = [(m.after, m.before) if swapped else (m.before, m.after) for m in matches]
-        self.looked_through = Counter(
-            _longer_prefix(m.stripped) for m in matches if m.stripped and m.before and m.after
-        )
+        self.looked_through = Counter(max(m.stripped, key=len) for m in matches if m.stripped and m.before and m.after)
         self.ties = {
             registered.fqn
             for match, (_, registered) in zip(matches, self.pairs, strict=True)
@@ -407,10 +405,6 @@ def _map_name(name: str, paths: Mapping[str, str]) -> str:
         if above in paths:
             return f"{paths[above]}.{rest}" if paths[above] else rest
     return name
-
-
-def _longer_prefix(stripped: tuple[str, str]) -> str:
-    return max(stripped, key=len)
 
 
 def _wrapper_finding(prefix: str, count: int, checkpoint: ModelState, model: ModelState) -> Finding:

@@ -391,7 +391,7 @@ def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> 
     notes: list[Oddity] = []
     for matches, state, present_side in ((gone, after, "before"), (new, before, "after")):
         match_of_row = (
-            {_row_key(row): match for match in pairs if (row := getattr(match, present_side)) is not None}
+            {(row.section, row.fqn): match for match in pairs if (row := getattr(match, present_side)) is not None}
             if matches
             else {}
         )
@@ -407,10 +407,6 @@ def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> 
             message = f"leaves {row.fqn} out, which is tied to {tied.fqn}: compared with that; a strict load_state_dict"
             notes.append(Oddity("tied-entry-left-out", f"{state.target} {message} calls it missing", row.fqn))
     return [replaced.get(id(match), match) for match in pairs], notes
-
-
-def _row_key(row: TensorInfo) -> tuple[str, str]:
-    return row.section, row.fqn
 
 
 def _find_tied(row: TensorInfo, match_of_row: dict[tuple[str, str], Match], present_side: str) -> TensorInfo | None:

@@ -188,7 +188,7 @@ def _check_lock(lock: Lock, path: str) -> None:
         raise MalformedError(f"{path}: has {len(names)} targets, not all of them named; lock again")
     refuse_twins([str(name) for name in names], f"{path}: locks the target")
     for target in lock.targets:
-        refuse_twins([_full_name(tensor) for tensor in target.tensors], f"{path}: locks")
+        refuse_twins([f"{tensor.section}.{tensor.fqn}" for tensor in target.tensors], f"{path}: locks")
         for tensor in target.tensors:
             _check_tensor(tensor, path)
 
@@ -198,10 +198,6 @@ def _check_tensor(tensor: LockedTensor, path: str) -> None:
         raise MalformedError(f"{path}: {tensor.fqn}: has shape {list(tensor.shape)}; lock again")
     if tensor.digest is not None and (len(tensor.digest) != 64 or set(tensor.digest) - set("0123456789abcdef")):
         raise MalformedError(f"{path}: {tensor.fqn}: {tensor.digest[:80]!r} is no digest of 64 digits; lock again")
-
-
-def _full_name(tensor: LockedTensor) -> str:
-    return f"{tensor.section}.{tensor.fqn}"
 
 
 def refuse_twins(names: Sequence[str], what: str) -> None:

@@ -223,7 +223,7 @@ def _rebind_functions(copy_of_model: nn.Module, memo: dict[Any, Any]) -> None:
     """Rebind functions in attributes and hooks that close over parts of the original to the parts of the copy."""
     for submodule in copy_of_model.modules():
         for holder in _iter_holders(submodule):
-            for key, value in list(_iter_items(holder)):
+            for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
                 if type(value) is types.FunctionType:
                     holder[key] = _rebind_function(value, memo)
 
@@ -233,10 +233,6 @@ def _iter_holders(module: nn.Module) -> Iterator[Any]:
     for value in vars(module).values():
         if isinstance(value, (dict, list)):
             yield value
-
-
-def _iter_items(holder: Any) -> Iterator[tuple[Any, Any]]:
-    return iter(holder.items()) if isinstance(holder, dict) else enumerate(holder)
 
 
 def _rebind_function(function: types.FunctionType, memo: dict[Any, Any]) -> types.FunctionType:

@@ -88,7 +88,6 @@ class SavedTensor(msgspec.Struct, gc=False):
     dtype: str
     shape: Sizes
     requires_grad: bool
-    layout: str
     chunks: list[Chunk]
     wrong: str | None = None
 
@@ -221,11 +220,11 @@ class _Reader:
 
     def _read_tensor(self, node: Any) -> SavedTensor:
         fields = _state(node)
-        dtype, layout, grad = _read_properties(fields.get("properties"))
+        dtype, grad = _read_properties(fields.get("properties"))
         shape = self.sizes(fields.get("size"), "shape")
         if prod(shape) > MAX_ELEMENTS:
             raise MalformedError(f"shape {quoting.shape(shape)} is impossible: more than 2^63 elements")
-        saved = SavedTensor(dtype, shape, grad, layout, [])
+        saved = SavedTensor(dtype, shape, grad, [])
         try:
             saved.chunks = self._read_chunks(fields.get("chunks"), shape)
         except MalformedError as error:
@@ -325,16 +324,15 @@ def _state(node: Any) -> Mapping[str, Any]:
     return get_attributes(node)
 
 
-def _read_properties(node: Any) -> tuple[str, str, bool]:
-    """(dtype, layout, requires_grad): a 5-tuple, since torch cannot pickle a memory format."""
+def _read_properties(node: Any) -> tuple[str, bool]:
+    """Return dtype and requires_grad; they stand in a 5-tuple, since torch cannot pickle a memory format."""
     state = node.state if type(node) is Obj else None
     if type(state) is tuple and len(state) >= 3:
-        dtype, layout, grad = state[:3]
+        dtype, _, grad = state[:3]
     else:
         fields = get_attributes(node)
-        dtype, layout, grad = fields.get("dtype"), fields.get("layout"), fields.get("requires_grad")
+        dtype, grad = fields.get("dtype"), fields.get("requires_grad")
     name = get_name(dtype).removeprefix("torch.")
     if name not in ELEMENT_BITS:
         raise MalformedError(f"unknown dtype {quoting.name(get_name(dtype) or 'of no name')}")
-    layout_name = layout.args[0] if type(layout) is Obj and layout.args else get_name(layout)
-    return name, layout_name.removeprefix("torch.") if type(layout_name) is str else "strided", grad is True
+    return name, grad is True

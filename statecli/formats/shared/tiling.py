@@ -34,7 +34,7 @@ def find_fault(whole: Sizes, boxes: Sequence[Box]) -> str | None:
     """
     region = Box((0,) * len(whole), whole)
     for box in boxes:
-        if not _lies_in(box, region):
+        if not all(a >= 0 and b <= stop for a, b, stop in zip(box.start, box.stop, region.stop, strict=True)):
             return f"a chunk holds {format_box(box)} of {list(whole)}"
     looks = MAX_LOOKS * (len(boxes) + 16)
     stack: list[tuple[Box, Sequence[Box]]] = [(region, boxes)]
@@ -57,10 +57,6 @@ def format_box(box: Box) -> str:
     """`[0:3, 4:8]`."""
     dims = [f"{a}:{b}" for a, b in zip(box.start, box.stop, strict=True)]
     return f"[{', '.join(dims[:8])}{', …' if len(dims) > 8 else ''}]"
-
-
-def _lies_in(box: Box, region: Box) -> bool:
-    return all(a >= 0 and b <= stop for a, b, stop in zip(box.start, box.stop, region.stop, strict=True))
 
 
 def _split_into_slabs(place: Box, boxes: Sequence[Box]) -> list[tuple[Box, Sequence[Box]]] | None:

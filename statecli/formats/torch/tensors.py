@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES, VALUES_PER_BYTE, nbytes
+from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES, VALUES_PER_BYTE, contiguous_strides, nbytes
 from statecli.core.errors import MalformedError
 from statecli.core.state import ByteRange, Quantizer, TensorData
 from statecli.formats.torch.checkpoint_pickle import REPLACING
@@ -677,15 +677,6 @@ def _count_elements(shape: tuple[int, ...], fqn: str) -> int:
     if elements > MAX_ELEMENTS:
         raise MalformedError(f"{fqn}: shape {_truncate_value(list(shape))} is impossible: more than 2^63 elements")
     return elements
-
-
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides in elements of a C-contiguous tensor. A dimension of size 0 counts as 1, as torch does."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def _compute_last(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) -> int:

@@ -90,7 +90,6 @@ class _DaskExecutor(Executor):
         self._client = client
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
-        """See `Executor.submit`."""
         task = self._client.submit(function, *arguments, pure=False, **keywords)
         return asyncio.run_coroutine_threadsafe(self._gather(task), self._client.loop.asyncio_loop)
 

@@ -44,7 +44,6 @@ class ExecutorEngine:
         self._max_batch_bytes = MAX_BATCH_BYTES if max_batch_bytes is None else max_batch_bytes
 
     def min_batch_bytes(self, total: int) -> int:
-        """See `Engine.min_batch_bytes`."""
         even = total // (MIN_BATCHES_PER_WORKER * self._workers)
         return max(min(self._max_batch_bytes, even), pool.MIN_BATCH_BYTES)
 

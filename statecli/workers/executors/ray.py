@@ -29,7 +29,6 @@ class _RayExecutor(Executor):
         self._call = ray.remote(call)
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
-        """See `Executor.submit`."""
         future: Future[Any] = self._call.remote(function, arguments, keywords).future()
         return future
 

@@ -181,7 +181,7 @@ class _Proof:
             return (
                 judging.build_inconclusive_cell("it could not be cast", before=before)
                 if not self._casts_done
-                else _build_gone_cell(before)
+                else judging.skip_cell("gone after the cast: the model clears it", before=before)
             )
         fault = steps.fault()
         if fault is None:
@@ -338,10 +338,6 @@ def _copy_integers(tensor: torch.Tensor) -> torch.Tensor | None:
             return tensor.detach().clone()
         except (RuntimeError, NotImplementedError):
             return None
-
-
-def _build_gone_cell(before: str) -> Cell:
-    return judging.skip_cell("gone after the cast: the model clears it", before=before)
 
 
 def _format_dtype(dtype: torch.dtype) -> str:
