@@ -61,7 +61,7 @@ def test_a_failure_has_the_table_of_the_command():
     look = render.RenderOptions(terminal=True, width=100)
     render.write(verify.build_verify_report(found, View()), render.Output.TABLE, sink, look)
     assert table == sink.getvalue().rstrip()
-    assert "error[left-behind]: table: stays on cpu when the model moves to meta" in table
+    assert "stays on cpu when the model moves to meta" in table
 
 
 def test_a_failure_is_laid_out_for_a_terminal():
@@ -84,7 +84,7 @@ def test_a_proof_that_says_nothing_of_what_is_left_is_no_pass():
 
 def test_a_live_model_fails_too():
     """With its class's name and the tensor's."""
-    with pytest.raises(AssertionError, match=r"error\[left-behind\]: table: stays on cpu"):
+    with pytest.raises(AssertionError, match=r"error\[unregistered-tensor\]: table: is a plain attribute"):
         checked(Left(), device="meta", checks="move")
 
 
@@ -158,7 +158,7 @@ def test_the_fixture_passes_and_fails(tmp_path):
     found = run_pytest(tmp_path, USING)
     assert "1 failed, 1 passed" in found.stdout
     assert "Left: move failed for 1 of 3 tensors" in found.stdout
-    assert "error[left-behind]: table: stays on cpu when the model moves to meta" in found.stdout
+    assert "stays on cpu when the model moves to meta" in found.stdout
     assert 'assert_state_follows(Left(), device="meta", checks=["move"])' in found.stdout
     assert "statecli/testing.py" not in found.stdout
 

@@ -19,7 +19,7 @@ from statecli.core.escaping import escape_line, truncate_middle
 from statecli.core.finding import Finding
 from statecli.core.progress import Progress
 from statecli.render import RenderOptions
-from statecli.render.plain import format_finding
+from statecli.render.plain import format_problem
 from statecli.report import Report
 from statecli.storage import prefetch_progress
 
@@ -274,7 +274,7 @@ def print_warning(message: str) -> None:
 def print_findings(findings: Sequence[Finding]) -> None:
     """Print findings on stderr, each in a line."""
     for finding in findings:
-        _print_line(format_finding(finding))
+        _print_line(format_problem(finding))
 
 
 def _print_line(text: str, *, direct: bool = False) -> None:

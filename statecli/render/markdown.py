@@ -13,8 +13,10 @@ import string
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from statecli.core.escaping import escape, escape_line, escape_name, escape_sentence
-from statecli.render.plain import format_finding
+from statecli.core.units import format_origin
 from statecli.report import Column, Group, Page, Report
 
 if TYPE_CHECKING:
@@ -96,8 +98,15 @@ def _format_outcomes(page: Page, budget: _CharacterBudget) -> str:
 
 
 def _format_findings(page: Page, budget: _CharacterBudget, *, quiet: bool) -> str:
-    findings = page.select_findings(quiet=quiet)
-    return _format_list("Findings", [f"- {_format_code(format_finding(finding))}\n" for finding in findings], budget)
+    lines = []
+    for problem in page.select_problems(quiet=quiet):
+        place = f" ({format_origin(problem.origin)})" if problem.origin is not UNSET else ""
+        lines.append(f"- {_format_code(f'{problem.severity.value}[{problem.rule}]: {problem.message}{place}')}\n")
+        if quiet:
+            continue
+        lines += [f"  - {_format_code(text)}\n" for text in (problem.source, *problem.effects) if text]
+        lines += [f"  - fix: {_format_code(text)}\n" for text in (problem.help or "").splitlines()]
+    return _format_list("Problems", lines, budget)
 
 
 def _format_notes(report: Report, budget: _CharacterBudget) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from statecli.core.escaping import escape_line, escape_name, escape_sentence
 from statecli.core.finding import Finding
-from statecli.core.units import format_fqn, format_number
+from statecli.core.units import format_fqn, format_number, format_origin
 from statecli.render._ansi import paint
-from statecli.report import Cell, Column, Page, Report, Table, limit_findings
+from statecli.report import Cell, Column, Page, Problem, Report, Table, limit_findings
+from statecli.report.problems import wrap_finding
 
 if TYPE_CHECKING:
     from statecli.render import RenderOptions, Sink
@@ -39,23 +42,36 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         for fix in page.fixes:
             for code in fix.text.splitlines():
                 write_line(f"fix: {fix.place}: {code}")
-    for finding in limit_findings(
-        report.describe_failing_findings() if options.quiet else report.describe_findings_without_row(),
-        report.max_findings,
-    ):
-        target = f"{escape_name(finding.target)}: " if report.has_several_targets else ""
-        write_line(target + format_finding(finding), "bold red")
+    for problem in _list_problems(report, quiet=options.quiet):
+        target = f"{escape_name(problem.target)}: " if report.has_several_targets else ""
+        place = f" [{format_origin(problem.origin)}]" if problem.origin is not UNSET else ""
+        write_line(target + format_problem(problem) + place, "bold red")
+        for effect in () if options.quiet else problem.effects:
+            write_line(f"  {escape_sentence(effect)}")
+        for code in () if options.quiet else (problem.help or "").splitlines():
+            write_line(f"  fix: {code}")
     if options.quiet and (weakening := report.describe_weakening()):
         write_line(weakening)
+
+
+def _list_problems(report: Report, *, quiet: bool) -> Iterator[Problem]:
+    """Yield the problems, or for a command that does not group its findings each finding, without those in rows."""
+    if not report.groups_findings:
+        findings = report.describe_failing_findings() if quiet else report.describe_findings_without_row()
+        yield from map(wrap_finding, limit_findings(findings, report.max_findings))
+        return
+    for problem in (report.page_without_rows or report.page)().select_problems(quiet=quiet):
+        if quiet or not all(finding.rule in report.rules_in_rows for finding in problem.findings):
+            yield problem
 
 
 #: Text of an empty name, by column.
 _EMPTY_NAMES = dict.fromkeys(("fqn", "renamed_from"), format_fqn(""))
 
 
-def format_finding(finding: Finding) -> str:
-    """Format a finding: `error[left-behind]: table: stays on cpu …`"""
-    return f"{finding.severity.value}[{finding.rule}]: {escape_sentence(finding.message)}"
+def format_problem(problem: Problem | Finding) -> str:
+    """Format the first line of a problem: `error[left-behind]: table: stays on cpu …`"""
+    return f"{problem.severity.value}[{problem.rule}]: {escape_sentence(problem.message)}"
 
 
 def _build_outline_table(page: Page) -> Table:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from statecli.core.escaping import escape_line, escape_name, escape_sentence
+from statecli.core.units import format_origin
 from statecli.render._ansi import paint
-from statecli.report import Line, Page, Report
+from statecli.report import Line, Page, Problem, Report
 
 if TYPE_CHECKING:
     from statecli.render import RenderOptions, Sink
 
+#: Consequences of a problem that are shown without --all.
+MAX_EFFECTS = 8
 INDENT = 2
 GAP = 2
 #: Smallest width of the name column; in less space, names are above the other columns.
@@ -30,7 +35,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         page.write_fixes()
         page.write_notes()
         page.write_verdict()
-    page.write_findings()
+    page.write_problems()
     if options.quiet:
         page.write_weakening()
     sink.text(page.get_text())
@@ -281,10 +286,55 @@ class _PageWriter:
         if text := self.report.describe_weakening():
             self.write_wrapped(text, "bold", "")
 
-    def write_findings(self) -> None:
-        findings = self.page.select_findings(quiet=self.options.quiet)
-        if findings and not self.options.quiet:
-            self.write_line(("", ""))
-        for finding in findings:
-            style = "bold red" if finding.severity.value == "error" else "yellow"
-            self.write_wrapped(f"{finding.severity.value}[{finding.rule}]: {finding.message}", style, "    ", "")
+    def write_problems(self) -> None:
+        is_quiet = self.options.quiet
+        previous_is_block = True
+        for problem in self.page.select_problems(quiet=is_quiet):
+            is_block = not is_quiet and bool(problem.source or problem.effects or problem.help)
+            if not is_quiet and (is_block or previous_is_block):
+                self.write_line(("", ""))
+            previous_is_block = is_block
+            self.write_problem_head(problem)
+            if is_block:
+                self.write_problem_body(problem)
+
+    def write_problem_head(self, problem: Problem) -> None:
+        """Write severity, rule, message, and the source line at the right margin, or below if there is no room."""
+        style = {"error": "bold red", "warning": "yellow"}.get(problem.severity.value, "dim")
+        head = f"{problem.severity.value}[{problem.rule}]: {problem.message}"
+        place = format_origin(problem.origin) if problem.origin is not UNSET else ""
+        room = self.width - self.layout.cell_len(escape_sentence(head)) - self.layout.cell_len(place)
+        if place and room >= GAP:
+            self.write_line((escape_sentence(head), style), (" " * room + place, "cyan"))
+            return
+        self.write_wrapped(head, style, "    ", "")
+        if place:
+            self.write_line((f"  --> {place}", "cyan"))
+
+    def write_problem_body(self, problem: Problem) -> None:
+        """Write the source line, the consequences and the fix."""
+        number = str(problem.origin.line) if problem.origin is not UNSET else ""
+        margin = " " * max(len(number), 3) + " | "
+        if problem.source:
+            for part in self.layout.wrap_hanging(problem.source, self.width - len(margin)):
+                self.write_line((number.rjust(len(margin) - 3) + " | ", "dim"), (part, ""))
+                number = ""
+        for line in _pack_effects(problem.effects, self.width - len(margin), show_all=self.report.show_all):
+            self.write_wrapped(line, "", margin + "  ", margin)
+        for n, line in enumerate((problem.help or "").splitlines()):
+            self.write_line(("  fix  " if not n else "       ", "bold"), (line, ""))
+
+
+def _pack_effects(effects: Sequence[str], width: int, *, show_all: bool) -> Iterator[str]:
+    """Yield the effects, several in a line where they fit, at most MAX_EFFECTS of them."""
+    line = ""
+    for effect in effects if show_all else effects[:MAX_EFFECTS]:
+        joined = f"{line} · {effect}" if line else effect
+        if line and len(joined) > width:
+            yield line
+            joined = effect
+        line = joined
+    if line:
+        yield line
+    if not show_all and len(effects) > MAX_EFFECTS:
+        yield f"… and {len(effects) - MAX_EFFECTS:,} more (--all)"

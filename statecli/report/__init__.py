@@ -13,11 +13,12 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from statecli.core import output_rules
 from statecli.core.finding import Finding, Severity
 from statecli.core.scope import Configuration, NotChecked
-from statecli.core.state import Oddity
+from statecli.core.state import Oddity, Origin
 from statecli.core.units import describe_configuration, plural
 
 
@@ -91,6 +92,32 @@ class Fix(msgspec.Struct, frozen=True):
     text: str
 
 
+class Problem(msgspec.Struct, frozen=True):
+    """Findings that one change would mend.
+
+    Attributes:
+        rule: Name of the cause, the same in all commands.
+        severity: The worst severity of the findings.
+        message: The cause, in one line.
+        target: Target of the findings.
+        effects: Consequences, one line each.
+        help: Lines to paste, or what to do in words.
+        origin: Source line to change.
+        source: Text of this line; "" if the file cannot be read.
+        findings: All findings of the problem, in the order of the command.
+    """
+
+    rule: str
+    severity: Severity
+    message: str
+    target: str
+    findings: tuple[Finding, ...]
+    effects: tuple[str, ...] = ()
+    help: str | None = None
+    origin: Origin | UnsetType = UNSET
+    source: str = ""
+
+
 class Page(msgspec.Struct, frozen=True):
     """The page for people: groups of rows under one set of columns, then fixes."""
 
@@ -99,18 +126,18 @@ class Page(msgspec.Struct, frozen=True):
     groups: tuple[Group, ...]
     totals: tuple[str, ...]
     fixes: tuple[Fix, ...] = ()
-    #: The findings that the rows do not show, with repeated layers folded; `Report.findings` has all of them.
-    findings: tuple[Finding, ...] = ()
+    #: The problems that the findings are grouped into; `Report.findings` has all of them.
+    problems: tuple[Problem, ...] = ()
     #: The summary of the page in a line: the last line of a table, the first of Markdown and HTML.
     verdict: str = ""
-    #: The folded findings that set exit status 1, for `-q`; None if these are `findings`.
-    failing_findings: Callable[[], tuple[Finding, ...]] | None = None
+    #: The problems that set exit status 1, for `-q`; None if these are `problems`.
+    failing_problems: Callable[[], tuple[Problem, ...]] | None = None
     #: Proofs or targets with their results, a line each. `totals` has the same lines, for outputs that show those.
     outcomes: Group | None = None
 
-    def select_findings(self, *, quiet: bool) -> tuple[Finding, ...]:
-        """Return the findings to show next to the rows, or with `quiet` instead of the rows."""
-        return self.failing_findings() if quiet and self.failing_findings is not None else self.findings
+    def select_problems(self, *, quiet: bool) -> tuple[Problem, ...]:
+        """Return the problems to show next to the rows, or with `quiet` instead of the rows."""
+        return self.failing_problems() if quiet and self.failing_problems is not None else self.problems
 
 
 class Bars(msgspec.Struct, frozen=True):
@@ -205,6 +232,8 @@ class Report(msgspec.Struct, frozen=True):
     failing: tuple[Finding, ...] | None = None
     #: Whether every line is shown (`--all`), also in outputs of limited size.
     show_all: bool = False
+    #: True if the page groups all findings into problems; False if each finding is a problem, and may be a row.
+    groups_findings: bool = False
     #: Largest number of findings for people (`-n`), who also see the number of others; None: no limit.
     max_findings: int | None = None
     #: Whether there are several targets: then a line with a finding begins with its target.

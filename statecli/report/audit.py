@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from statecli import report
 from statecli.commands.audit.result import Audit
 from statecli.core.escaping import truncate_middle
 from statecli.core.finding import Finding, Severity
-from statecli.core.units import describe_configuration, describe_not_checked, format_size, join_names, plural
+from statecli.core.units import (
+    describe_configuration,
+    describe_not_checked,
+    format_origin,
+    format_size,
+    join_names,
+    plural,
+)
 from statecli.report import (
     Case,
     Group,
     Line,
     Outcome,
     Page,
+    Problem,
     Report,
     Table,
     Trouble,
@@ -28,6 +36,7 @@ from statecli.report import (
     rule_texts,
     test_cases,
 )
+from statecli.report.problems import format_severities, group_findings
 from statecli.targets import location
 from statecli.targets.target_result import Status, TargetResult
 
@@ -68,6 +77,7 @@ def build_audit_report(
         rules_in_rows=frozenset(finding.rule for finding in audit.findings),
         failing=audit.failing,
         show_all=view.unfold,
+        groups_findings=True,
         has_several_targets=len(audit.targets) > 1,
         rules=lambda: rule_texts.list_audit_rule_texts(audit.ran, _list_all_findings(audit)),
         cases=lambda: (
@@ -170,15 +180,15 @@ def _build_page(audit: Audit, view: View, inconclusive: Sequence[str]) -> Page:
         *_list_accepted_findings(audit, view),
         *(_list_skipped_rules(audit) if view.verbose else ()),
     ]
-    groups = (
-        _group_by_rule(audit.targets[0], view) if len(audit.targets) == 1 else _group_by_target(audit.targets, view)
-    )
+    is_single = len(audit.targets) == 1
+    groups = () if is_single else _group_by_target(audit.targets, view)
     return Page(
         subtitle=_format_subtitle(audit),
         columns=(report.Column("finding"),),
         groups=tuple(groups),
         totals=(*(f"{line.cells[0]}: {line.remark}" for line in outcomes), verdict),
-        failing_findings=lambda: fold.fold_findings(_add_target_names(audit)),
+        problems=tuple(_group_problems(audit, audit.findings)) if is_single else (),
+        failing_problems=lambda: _list_failing_problems(audit),
         verdict=verdict,
         outcomes=Group(
             "beside the findings", ", ".join(_format_others(audit)) or "rules that did not run", tuple(outcomes)
@@ -195,29 +205,24 @@ def _format_subtitle(audit: Audit) -> str:
     return f"{formats or 'nothing audited'}, {plural(tensors, 'tensor')}, {format_size(size)}"
 
 
-def _add_target_names(audit: Audit) -> tuple[Finding, ...]:
-    """Return the failing findings, with their target in front if there are several targets."""
+def _group_problems(audit: Audit, findings: Collection[Finding]) -> list[Problem]:
+    """Return the problems of these findings of the audit, target by target."""
+    problems: list[Problem] = []
+    for target in audit.targets:
+        own = [finding for finding in _sort_findings(target.findings) if finding in findings]
+        problems += group_findings(own, target.unregistered)
+    return problems
+
+
+def _list_failing_problems(audit: Audit) -> tuple[Problem, ...]:
+    """Return the problems that set exit status 1, with their target in front if there are several targets."""
+    problems = _group_problems(audit, audit.failing)
     if len(audit.targets) == 1:
-        return audit.failing
-    return tuple(replace(finding, message=f"{finding.target}: {finding.message}") for finding in audit.failing)
+        return tuple(problems)
+    return tuple(replace(problem, message=f"{problem.target}: {problem.message}") for problem in problems)
 
 
-# For people: a group for each rule of a single target, else a group for each target.
-
-
-def _group_by_rule(target: TargetResult, view: View) -> Iterator[Group]:
-    for (severity, rule), rule_findings in itertools.groupby(
-        _sort_findings(target.findings), lambda finding: (finding.severity, finding.rule)
-    ):
-        findings = list(rule_findings)
-        helps = {finding.help for finding in findings}
-        shared_help = helps.pop() if len(helps) == 1 and len(findings) > 1 else None
-        summary = plural(len(findings), "finding") + (f": {shared_help}" if shared_help else "")
-        lines = [
-            Line((finding.message,), "" if shared_help else finding.help or "", _MOODS[severity])
-            for finding in findings
-        ]
-        yield Group(f"{severity.value}[{rule}]", summary, _limit_lines(lines, view))
+# For people: the problems of a single target, else a group for each target.
 
 
 def _group_by_target(targets: Sequence[TargetResult], view: View) -> Iterator[Group]:
@@ -231,21 +236,21 @@ def _group_by_target(targets: Sequence[TargetResult], view: View) -> Iterator[Gr
         if content:
             alike.setdefault((content, n) if view.unfold else (content,), []).append(target)
     for same_targets in alike.values():
-        findings = _sort_findings(same_targets[0].findings)
-        heading, summary = same_targets[0].target, format_severities(findings)
+        problems = group_findings(_sort_findings(same_targets[0].findings), same_targets[0].unregistered)
+        heading, summary = same_targets[0].target, format_severities(problems)
         if len(same_targets) > 1:
             others = join_names(
                 [truncate_middle(target.target, MAX_TARGET_CHARACTERS) for target in same_targets[1:]],
                 MAX_LISTED_TARGETS,
             )
             summary = f"and {len(same_targets) - 1:,} more like it, each {summary}: {others}"
-        yield Group(heading, summary, _limit_lines([_build_line(finding) for finding in findings], view))
+        yield Group(heading, summary, _limit_lines(list(map(_build_line, problems)), view))
 
 
-def _build_line(finding: Finding) -> Line:
-    return Line(
-        (f"{finding.severity.value}[{finding.rule}]: {finding.message}",), finding.help or "", _MOODS[finding.severity]
-    )
+def _build_line(problem: Problem) -> Line:
+    place = f" [{format_origin(problem.origin)}]" if problem.origin is not UNSET else ""
+    text = f"{problem.severity.value}[{problem.rule}]: {problem.message}{place}"
+    return Line((text,), "; ".join([*problem.effects, problem.help or ""]).strip("; "), _MOODS[problem.severity])
 
 
 def _limit_lines(lines: Sequence[Line], view: View) -> tuple[Line, ...]:
@@ -262,12 +267,6 @@ def _limit_lines(lines: Sequence[Line], view: View) -> tuple[Line, ...]:
         for line, next_remark in zip(shown, next_remarks, strict=True)
     ]
     return (*once, *more)
-
-
-def format_severities(findings: Sequence[Finding]) -> str:
-    """Format the number of findings by severity: `1 error, 2 warnings`; `clean` without findings."""
-    counts = Counter(finding.severity for finding in findings)
-    return ", ".join(plural(counts[severity], severity.value) for severity in _ORDER if counts[severity]) or "clean"
 
 
 # Lines next to the findings, so that nothing is left out silently.
@@ -347,7 +346,11 @@ def _format_verdict(audit: Audit) -> str:
     failed and skipped targets are counted too.
     """
     targets_with_findings = sum(bool(target.findings) for target in audit.targets)
-    counts_text = format_severities(audit.findings) if audit.ran or audit.findings else "no rule judged it"
+    counts_text = (
+        format_severities(_group_problems(audit, audit.findings))
+        if audit.ran or audit.findings
+        else "no rule judged it"
+    )
     parts = [f"{audit.count(Status.AUDITED):,} audited: {counts_text}"]
     if not audit.count(Status.AUDITED):
         parts = [f"nothing audited: {counts_text}" if audit.findings else "nothing audited"]

@@ -28,6 +28,7 @@ from statecli.report import (
     Line,
     Outcome,
     Page,
+    Problem,
     Report,
     Rows,
     Spread,
@@ -51,6 +52,7 @@ from statecli.report.change_text import (
     format_name,
     format_relative_change,
 )
+from statecli.report.problems import wrap_finding
 from statecli.targets.location import add_places
 
 #: The rules of findings that have a row each.
@@ -90,7 +92,7 @@ def build_diff_report(diff: Diff, view: DiffView) -> Report:
         table=lambda: _build_table(diff, view),
         short_table=lambda: _build_table(diff, view, details=False),
         page=lambda: _build_page(diff, view, report),
-        page_without_rows=lambda: _build_page_without_rows(diff, view),
+        page_without_rows=lambda: _build_page_without_rows(diff, view, report),
         findings=diff.findings,
         describe=lambda findings: _describe_findings(findings, diff),
         notes=fold.limit_notes(diff.notes, view.verbose),
@@ -207,9 +209,6 @@ def _is_load(diff: Diff) -> bool:
 
 
 def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
-    def limit(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-        return limit_findings(findings if view.unfold else fold.fold_findings(findings), view.lines)
-
     columns = change_text.COLUMNS if view.tree else _choose_columns(diff)
     groups = change_text.build_module_groups(diff, view.unfold) if view.tree else _build_groups(diff, view, columns)
     if diff.scalars:
@@ -217,19 +216,28 @@ def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
     if diff.broken:
         groups = (*groups, _build_broken_group(diff, columns, view))
     return replace(
-        _build_page_without_rows(diff, view),
+        _build_page_without_rows(diff, view, report),
         columns=columns,
         groups=tuple(_limit_lines(group, view) for group in groups),
-        findings=limit(report.describe_findings_without_row()),
-        failing_findings=lambda: limit(report.describe_findings()),
     )
 
 
-def _build_page_without_rows(diff: Diff, view: DiffView) -> Page:
-    """Return the page without rows and findings."""
+def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page:
+    def limit(findings: Sequence[Finding]) -> tuple[Problem, ...]:
+        folded = findings if view.unfold else fold.fold_findings(findings)
+        return tuple(map(wrap_finding, limit_findings(folded, view.lines)))
+
     verdict = _format_verdict(diff, view)
     totals = (verdict, *_format_hidden_count(diff, view))
-    return Page(subtitle=_format_subtitle(diff), columns=(), groups=(), totals=totals, verdict=verdict)
+    return Page(
+        subtitle=_format_subtitle(diff),
+        columns=(),
+        groups=(),
+        totals=totals,
+        verdict=verdict,
+        problems=limit(report.describe_findings_without_row()),
+        failing_problems=lambda: limit(report.describe_findings()),
+    )
 
 
 def select_different(diff: Diff) -> list[Change]:

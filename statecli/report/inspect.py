@@ -51,6 +51,7 @@ from statecli.report import (
     test_cases,
     tree,
 )
+from statecli.report.problems import group_findings, select_fixes
 from statecli.targets.location import add_places
 
 
@@ -68,6 +69,7 @@ def build_inspect_report(inspection: Inspection, view: View) -> Report:
         page_without_rows=lambda: _build_page(inspection, view, rows=False),
         findings=add_places(inspection.findings, state.tensors),
         outline=view.tree,
+        groups_findings=True,
         show_all=view.unfold,
         notes=fold.limit_notes([*_describe_target(state), *_list_unreported_oddities(inspection)], view.verbose),
         rules=lambda: rule_texts.list_rule_texts(inspection.findings),
@@ -98,14 +100,15 @@ def _build_page(inspection: Inspection, view: View, *, rows: bool = True) -> Pag
             if view.tree
             else _build_groups(inspection, columns, view, fold_rows)
         )
+    problems = group_findings(add_places(inspection.findings, state.tensors), state.tensors)
     return Page(
         subtitle=_format_subtitle(state, summary)
         + (f", after a forward with {inspection.inputs}" if inspection.inputs else ""),
         columns=tree.COLUMNS if view.tree else columns,
         groups=groups,
         totals=_format_totals(state, summary),
-        fixes=_list_fixes(state.tensors),
-        findings=inspection.findings if view.unfold else fold.fold_findings(inspection.findings),
+        fixes=select_fixes(_list_fixes(state.tensors), problems),
+        problems=problems,
     )
 
 

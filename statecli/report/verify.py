@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -11,14 +10,12 @@ import msgspec
 from statecli import report
 from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, Verification
 from statecli.core import sizes
-from statecli.core.finding import Finding
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.scope import NotChecked
 from statecli.core.state import Kind, ModelState, TensorInfo
 from statecli.core.units import KIND_NOUNS, format_kind, format_origin, format_shape, format_size, format_yes_no, plural
 from statecli.report import (
     Case,
-    Fix,
     Group,
     Line,
     Outcome,
@@ -32,6 +29,7 @@ from statecli.report import (
     rule_texts,
     test_cases,
 )
+from statecli.report.problems import group_findings
 from statecli.targets.location import add_places
 
 #: The sign of each verdict; a tensor without a cell gets the sign of SKIPPED.
@@ -78,6 +76,7 @@ def build_verify_report(verification: Verification, view: View, requested: Seque
         findings=add_places(verification.findings, verification.state.tensors),
         notes=fold.limit_notes(notes, view.verbose),
         show_all=view.unfold,
+        groups_findings=True,
         rules=lambda: rule_texts.list_rule_texts(verification.findings),
         cases=lambda: tuple(_build_case(check, verification.state, requested) for check in verification.checks),
         troubles=tuple(
@@ -224,8 +223,9 @@ def _build_page(verification: Verification, view: View) -> Page:
         columns=columns,
         groups=_build_groups(verification, shown, view),
         totals=(*(f"{line.cells[0]}: {line.remark}" for line in proofs), verdict),
-        fixes=_list_fixes(verification),
-        findings=verification.findings if view.unfold else fold.fold_findings(verification.findings),
+        problems=group_findings(
+            add_places(verification.findings, verification.state.tensors), verification.state.tensors
+        ),
         verdict=verdict,
         outcomes=Group("proofs", _format_verdict_counts(verification.checks), proofs),
     )
@@ -368,28 +368,3 @@ def _format_verdict(verification: Verification) -> str:
         if checks:
             parts.append(f"{_join_names(checks)} {verdict.value}{counts.get(verdict, '')}")
     return "; ".join(parts)
-
-
-def _list_fixes(verification: Verification) -> tuple[Fix, ...]:
-    """Return each fix once, because layers of a stack have the same line of source."""
-    rows = {row.fqn: row for row in verification.state.tensors}
-    fixes: dict[Fix, None] = {}
-    for finding in verification.findings:
-        fix = _build_fix(finding, rows.get(finding.fqn or ""))
-        if fix is not None:
-            fixes.setdefault(fix)
-    return tuple(fixes)
-
-
-def _build_fix(finding: Finding, row: TensorInfo | None) -> Fix | None:
-    """Return the lines to paste, with advice as a comment; None if the finding has only a line."""
-    line = format_origin(row.origin) if row is not None and row.origin else None
-    if row is None and (assignment := re.search(r"assigned at (\S+:\d+)", finding.message)):
-        line = assignment[1]  # an alias of a tensor
-    place = line if line and line in f"{finding.message} {finding.help}" else finding.fqn or finding.rule
-    if row is not None and row.fix and row.fix in (finding.help or ""):
-        return Fix(place, row.fix)
-    advice = (finding.help or "").removesuffix(f"assigned at {place}").removesuffix("; ")
-    if leading_place := re.match(r"(\S.*?:\d+): ", advice):  # a line of its own, where a method begins
-        place, advice = leading_place[1], advice[leading_place.end() :]
-    return None if not advice else Fix(place, "\n".join(f"# {line}" for line in advice.splitlines()))

@@ -8,7 +8,7 @@ import msgspec
 
 from statecli.core.finding import Finding
 from statecli.core.scope import NotChecked
-from statecli.core.state import Oddity
+from statecli.core.state import Oddity, TensorInfo
 
 
 class Status(str, Enum):
@@ -38,7 +38,7 @@ class TargetResult(msgspec.Struct, frozen=True):
     """Result for one target. `reason` says why a target failed or was skipped; other fields are for audited ones.
 
     `not_checked` lists skipped files and unread values. `bytes` is the size of the tensors as in `inspect`: tensors
-    with a shared storage count once.
+    with a shared storage count once. `unregistered` are the rows of a class's unregistered tensors.
     """
 
     target: str
@@ -53,6 +53,7 @@ class TargetResult(msgspec.Struct, frozen=True):
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[Oddity, ...] = ()
     not_checked: tuple[NotChecked, ...] = ()
+    unregistered: tuple[TensorInfo, ...] = ()
 
     @property
     def own_reason(self) -> str | None:

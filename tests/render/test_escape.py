@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from statecli import render
 from statecli.core.escaping import escape, escape_json, escape_line
 from statecli.core.finding import Finding, Severity
-from statecli.core.state import Oddity
+from statecli.core.state import Oddity, Origin
 from statecli.render import Output, RenderOptions
-from statecli.report import Column, Fix, Group, Line, Page, Report, Table
+from statecli.report import Column, Fix, Group, Line, Page, Problem, Report, Table
 
 from ..audits import Sink, accepted, failed_target, finding, render_audit, skipped_rule, skipped_target, target
 
@@ -58,13 +58,17 @@ def test_the_reader_of_these_tests_can_fail(text):
 def report(text, outline=False):
     """One in which everything that an output may show is this text."""
     told = Finding(text, Severity.ERROR, text, text, text, text, text)
+    place = Origin(text, 7)
+    problem = Problem(text, Severity.ERROR, text, text, (told,), (text, text), text, place, text)
     columns = (Column(text), Column(text), Column(text))
     row, group = (text, text, text), Group(text, text, (Line((text, text, text), text), Line((text, "", ""))))
     return Report(
         title=text,
         document=told.__copy__,
         table=lambda: Table(columns, (row, row)),
-        page=lambda: Page(text, columns, (group, group), (text, text), (Fix(text, text),), (told,), text, None, group),
+        page=lambda: Page(
+            text, columns, (group, group), (text, text), (Fix(text, text),), (problem,), text, None, group
+        ),
         findings=(told,),
         notes=(Oddity(text, text),),
         outline=outline,
@@ -93,7 +97,8 @@ def test_no_text_is_two_lines(output, text, outline):
     """However many breaks are in it, there are as many lines as of a word; lines to paste are lines."""
     word, odd = (report(one, outline) for one in ("x" * len(text), text.replace(" ", "_")))
     made = [shown(output, one, width=10_000).count("\n") for one in (word, odd)]
-    assert made[1] - made[0] == (len(text.splitlines()) - 1 if text.splitlines() else 0)
+    more = len(text.splitlines()) - 1 if text.splitlines() else 0
+    assert made[1] - made[0] == 2 * more  # of the fix, and of the problem's
 
 
 def test_colours_are_our_own():

@@ -20,9 +20,10 @@ from hypothesis import given, settings
 
 from statecli import render
 from statecli.core.finding import Finding, Severity
-from statecli.core.state import Oddity
+from statecli.core.state import Oddity, Origin
 from statecli.render import Output, RenderOptions
-from statecli.report import Bars, Column, Fix, Group, Line, Page, Report, Spread, Table
+from statecli.report import Bars, Column, Fix, Group, Line, Page, Problem, Report, Spread, Table
+from statecli.report.problems import group_findings, wrap_finding
 
 #: HTML's elements without content.
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -103,7 +104,8 @@ def page(**changes):
 
 def report(shown=None, title="net.pt", **changes):
     shown = shown or page()
-    return Report(title, msgspec.Struct, lambda: Table((), ()), lambda: shown, findings=shown.findings, **changes)
+    found = tuple(one for problem in shown.problems for one in problem.findings)
+    return Report(title, msgspec.Struct, lambda: Table((), ()), lambda: shown, findings=found, **changes)
 
 
 def written(about, **look):
@@ -129,7 +131,7 @@ def everywhere(text):
         groups=(Group(text, text, (Line((text, text), text, "bad"),)),),
         totals=(text,),
         fixes=(Fix(text, text),),
-        findings=(finding,),
+        problems=(Problem(text, Severity.ERROR, text, text, (finding,), (text,), text, Origin(text, 7), text),),
     )
     charts = (Bars(text, (text, text), (1.0, math.nan), text), Spread(text, (-1.0, 0.0, 1.0), (3, 4), text))
     many = bars([0.5] * 501, [text] * 501)
@@ -139,14 +141,13 @@ def everywhere(text):
 def test_a_page_is_balanced_and_says_what_the_report_says():
     """Title, subtitle, totals, each cell, remark, finding with its help, note and fix are there as text."""
     finding = Finding("left-behind", Severity.ERROR, "fc.weight: stays", "x", "fc.weight", help="register it")
-    shown = page(findings=(finding,), fixes=(Fix("net.py:9", "a = 1\n\nb = 2"),))
+    shown = page(problems=group_findings([finding]), fixes=(Fix("net.py:9", "a = 1\n\nb = 2"),))
     found = tree(report(shown, notes=(Oddity("prefix", "module. is looked through"),)))
     said = "".join(text for _, text in found.texts)
     for text in ("net.pt", "2 tensors", "parameter    2 tensors", "error[left-behind]", "fc.weight: stays"):
         assert text in said
     assert "module. is looked through" in said
-    assert found.said("p")[-1] == "register it"
-    assert found.said("pre") == ["a = 1\n\nb = 2\n"]
+    assert found.said("pre") == ["register it\n", "a = 1\n\nb = 2\n"]
     assert found.rows[0] == ["name", "dtype", "size", "remark"]
     assert found.rows[1:] == [
         ["parameters 2 tensors"],
@@ -216,7 +217,9 @@ def test_the_same_report_gives_the_same_bytes():
 def test_quiet_has_the_findings_alone():
     """-q: no table, chart or note, and still what makes it exit 1."""
     finding = Finding("left-behind", Severity.ERROR, "fc.weight: stays", "x")
-    about = report(page(findings=(finding,)), notes=(Oddity("n", "a note"),), charts=lambda: (bars([1.0]),))
+    about = report(
+        page(problems=(wrap_finding(finding),)), notes=(Oddity("n", "a note"),), charts=lambda: (bars([1.0]),)
+    )
     raw = written(about, quiet=True).decode()
     assert "fc.weight: stays" in raw
     assert not {"table", "svg"} & set(Tree(raw.encode()).tags)
@@ -226,7 +229,7 @@ def test_quiet_has_the_findings_alone():
 def test_severity_and_mood_are_classes():
     """Errors are red, warnings are not; a bad row is marked."""
     several = (Finding("a", Severity.ERROR, "m", "x"), Finding("b", Severity.WARNING, "m", "x"))
-    found = tree(report(page(findings=several)))
+    found = tree(report(page(problems=tuple(map(wrap_finding, several)))))
     assert [value for value in found.classes("li") if value] == ["error", "warning"]
     assert found.classes("tr") == ["group", "bad"]
 

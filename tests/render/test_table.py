@@ -63,7 +63,8 @@ def test_a_name_is_broken_between_its_parts():
 def test_the_lines_of_a_long_cell_hang():
     """No line but the first stands where the next row begins, and none ends in a space."""
     long = finding(message="tensor " + "is not registered and " * 8)
-    lines = audited("table", target("a.pt", long, finding()), target("b.pt"), terminal=True).splitlines()
+    two = (long, finding("inf"))
+    lines = audited("table", target("a.pt", *two), target("b.pt"), terminal=True).splitlines()
     at = lines.index("a.pt  2 errors")
     assert [len(line) - len(line.lstrip()) for line in lines[at + 1 : at + 4]] == [2, 4, 4]
     assert not [line for line in lines if line.endswith(" ")]

@@ -10,12 +10,14 @@ import hypothesis.strategies as st
 import jsonschema
 import pytest
 from hypothesis import given, settings
+from msgspec import UNSET
 
 from statecli import render
 from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, Verification
 from statecli.core.finding import Finding, Severity
 from statecli.core.format_traits import FormatTraits
 from statecli.core.state import Evidence, Kind, ModelState, Oddity, Origin, TensorInfo
+from statecli.core.units import format_origin
 from statecli.render import Output, RenderOptions
 from statecli.report import View, documents
 from statecli.report.verify import SIGNS, build_verify_report, list_inconclusive
@@ -245,54 +247,47 @@ def test_a_failure_of_no_tensor_counts_none():
 # Fixes and notes.
 
 
+def place_of(problem):
+    return None if problem.origin is UNSET else format_origin(problem.origin)
+
+
 def test_a_fix_is_said_once_at_its_line():
-    """Three proofs that fail for one tensor are mended by one line of source."""
+    """Three proofs that fail for one tensor are one problem, which one line of source mends."""
     twice = (*BROKEN.checks, Check(Name.SAVE, FAILED, findings=(finding("table", "not-saved", f"net.py:9: {FIX}"),)))
-    (fix,) = page(run(*twice, rows=BROKEN.state.tensors)).fixes
-    assert (fix.place, fix.text) == ("net.py:9", FIX)
+    (problem,) = page(run(*twice, rows=BROKEN.state.tensors)).problems
+    assert (problem.rule, place_of(problem), problem.help) == ("unregistered-tensor", "net.py:9", FIX)
+    assert problem.effects == ("stays on cpu",)
+    assert len(problem.findings) == 2
 
 
-def test_advice_in_words_is_a_comment():
-    """What cannot be pasted does not look as if it could."""
+def test_advice_in_words_stands_below_the_problem():
+    """Line by line."""
     check = Check(Name.MOVE, FAILED, findings=(finding("w", help="tie them again\nafter the move"),))
-    (fix,) = page(run(check, rows=[tensor("w")])).fixes
-    assert (fix.place, fix.text) == ("w", "# tie them again\n# after the move")
+    (problem,) = page(run(check, rows=[tensor("w")])).problems
+    assert (place_of(problem), problem.help) == (None, "tie them again\nafter the move")
 
 
-def test_advice_does_not_repeat_its_line():
-    """The fix stands below the line that it is for."""
-    check = Check(Name.STEP, FAILED, findings=(finding("table", help="use it; assigned at net.py:9"),))
-    (fix,) = page(run(check, rows=[TABLE])).fixes
-    assert (fix.place, fix.text) == ("net.py:9", "# use it")
-
-
-def test_a_fix_is_at_no_line_that_its_finding_does_not_name():
-    """A row knows its line in a library as well; where the finding leaves it out, nothing is to be mended there."""
-    check = Check(Name.SAVE, FAILED, findings=(finding("table", help="save it with save_model"),))
-    (fix,) = page(run(check, rows=[TABLE])).fixes
-    assert (fix.place, fix.text) == ("table", "# save it with save_model")
-
-
-def test_a_fix_in_a_method_is_at_the_line_of_the_method():
-    """Not at the one that assigned the tensor."""
-    advice = "m.py:3: let Net._apply call super()"
-    for rows in ([TABLE], []):
-        check = Check(Name.MOVE, FAILED, findings=(finding("table", help=advice),))
-        (fix,) = page(run(check, rows=rows)).fixes
-        assert (fix.place, fix.text) == ("m.py:3", "# let Net._apply call super()")
+@pytest.mark.parametrize(
+    ("help", "place", "advice"),
+    [
+        ("use it; assigned at m.py:9", "m.py:9", "use it"),
+        ("assigned at m.py:9", "m.py:9", None),
+        ("m.py:3: let Net._apply call super()", "m.py:3", "let Net._apply call super()"),
+        ("save it with save_model", None, "save it with save_model"),
+    ],
+)
+def test_a_line_in_the_advice_is_the_place_of_the_problem(help, place, advice):
+    """It is not said twice; a row that is registered has no line to mend."""
+    check = Check(Name.STEP, FAILED, findings=(finding("w", help=help),))
+    (problem,) = page(run(check, rows=[tensor("w")])).problems
+    assert (place_of(problem), problem.help) == (place, advice)
 
 
 def test_a_further_name_of_a_tensor_is_mended_at_its_own_line():
     """It is no row, and its message has the line."""
     found = Finding("stale-view", Severity.ERROR, "w (assigned at m.py:7) is another name of a", "x", "w", "a property")
-    (fix,) = page(run(Check(Name.MOVE, FAILED, findings=(found,)), rows=[TABLE])).fixes
-    assert (fix.place, fix.text) == ("m.py:7", "# a property")
-
-
-def test_a_line_alone_is_no_fix():
-    """`assigned at net.py:9` says where to look, and mends nothing."""
-    check = Check(Name.MOVE, FAILED, findings=(finding("table", help="assigned at net.py:9"),))
-    assert page(run(check, rows=[TABLE])).fixes == ()
+    (problem,) = page(run(Check(Name.MOVE, FAILED, findings=(found,)), rows=[TABLE])).problems
+    assert (place_of(problem), problem.help) == ("m.py:7", "a property")
 
 
 def test_a_note_that_a_proof_has_found_is_not_said_twice():
@@ -352,11 +347,15 @@ LINES = (
 )
 
 
+#: Outputs that show problems; others have each finding.
+GROUPED = ("table", "plain", "markdown", "html")
+
+
 @pytest.mark.parametrize("output", [output.value for output in Output])
 def test_every_output_says_what_failed_and_how_to_mend_it(output):
     """The tensor, the rule and the line that made it, in all of them; the fix wherever there is room for one."""
     text = written(BROKEN, output)
-    assert "left-behind" in text
+    assert ("unregistered-tensor" if output in GROUPED else "left-behind") in text
     assert "table" in text
     assert any(line in text for line in LINES)
     if output != "csv":
@@ -407,8 +406,9 @@ def test_columns_move_together_before_rows_are_broken():
 def test_quiet_prints_what_failed_alone():
     """A gate: nothing at all for a clean model."""
     assert written(run(moved(w=passed()), rows=[tensor("w")]), quiet=True) == ""
-    assert written(BROKEN, quiet=True) == "error[left-behind]: table: stays on cpu\n"
-    assert written(BROKEN, "plain", quiet=True) == "error[left-behind]: table: stays on cpu\n"
+    text = "error[unregistered-tensor]: table: is a plain attribute, not a registered buffer or parameter (float32 [3])"
+    assert written(BROKEN, quiet=True, width=140).split("  ")[0] == text
+    assert written(BROKEN, "plain", quiet=True) == f"{text} [net.py:9]\n"
 
 
 def test_plain_can_be_searched_for_what_failed():

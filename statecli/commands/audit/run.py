@@ -24,7 +24,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.scope import NotChecked
 from statecli.core.selection import Selection, matches_any, select
-from statecli.core.state import ModelState, Oddity, ScannedPickle
+from statecli.core.state import Kind, ModelState, Oddity, ScannedPickle
 from statecli.file_scan.scan import scan_pickles
 from statecli.live import hf_auto
 from statecli.rules import RULES, run_notes
@@ -470,6 +470,9 @@ def _run_rules(subject: Subject, rules: Sequence[AuditRule], severity: Mapping[s
             *_count_unread_values(subject),
             *_list_unhashed_files(subject),
             *(subject.companions.not_checked if subject.companions is not None else ()),
+        ),
+        unregistered=tuple(
+            row for row in (subject.module.tensors if subject.module else ()) if row.kind is Kind.UNREGISTERED
         ),
     )
 

@@ -1,0 +1,220 @@
+"""Group findings by what a person would mend: a source line of a model, else the rule and the file.
+
+One line of a model, `self.blocks = [Block() for _ in range(12)]`, leaves many tensors unregistered, and several rules
+find each of them: one does not move, one is not saved, one is not trained. They are one problem. Its findings stay as
+data; for people it is one message with its consequences and one fix.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+from msgspec import UNSET
+
+from statecli.core.finding import Finding, Severity
+from statecli.core.state import Kind, Origin, TensorInfo
+from statecli.core.units import format_shape, join_names, plural
+from statecli.report import Fix, Line, Problem, fold
+
+#: Causes, by what is not registered. These are rules of `audit`; other commands find their consequences.
+MODULE, PARAMETER, TENSOR = "unregistered-module", "unregistered-parameter", "unregistered-tensor"
+
+#: Parts of a name up to a subscript: `blocks[0]` is an element of `blocks`.
+_ELEMENT = re.compile(r"(?P<container>[^\[]*)\[(?P<key>[^\]]*)\]")
+#: Source lines in texts: before the advice for the line, and after a message about an assignment.
+_LEADING_LINE = re.compile(r"(?P<file>\S[^:\n]*):(?P<line>\d+): ")
+_ASSIGNED_LINE = re.compile(r"assigned at (?P<file>\S+?):(?P<line>\d+)")
+_WORST_FIRST = tuple(sorted(Severity, key=lambda severity: -severity.rank))
+#: Names of a problem that are listed.
+MAX_NAMES = 3
+
+
+def group_findings(findings: Iterable[Finding], rows: Sequence[TensorInfo] = ()) -> tuple[Problem, ...]:
+    """Return the problems, worst first, else in the order of the findings.
+
+    `rows` are tensors of a model, by which findings about unregistered tensors are told from others.
+    """
+    unregistered = {row.fqn: row for row in rows if row.kind is Kind.UNREGISTERED}
+    groups: dict[object, list[Finding]] = {}
+    for finding in findings:
+        row = unregistered.get(finding.fqn or "")
+        groups.setdefault(_cause(finding) if row is None else _registration_cause(row), []).append(finding)
+    problems = []
+    for cause, group in groups.items():
+        group_rows = [row for row in unregistered.values() if _registration_cause(row) == cause]
+        problems.append(_build_registration_problem(group, group_rows) if group_rows else _build_problem(group))
+    return tuple(sorted(problems, key=lambda problem: -problem.severity.rank))
+
+
+def wrap_finding(finding: Finding) -> Problem:
+    """Return a problem of one finding, without its source line, for outputs that show the finding in a row."""
+    return Problem(finding.rule, finding.severity, finding.message, finding.target, (finding,))
+
+
+def select_fixes(fixes: Iterable[Fix], problems: Iterable[Problem]) -> tuple[Fix, ...]:
+    """Return the fixes that no problem shows."""
+    shown = {problem.help for problem in problems}
+    return tuple(fix for fix in fixes if fix.text not in shown)
+
+
+def format_severities(problems: Iterable[Problem]) -> str:
+    """Format the number of problems by severity: `1 error, 2 warnings`; `clean` for none."""
+    counts = Counter(problem.severity for problem in problems)
+    return ", ".join(plural(counts[level], level.value) for level in _WORST_FIRST if counts[level]) or "clean"
+
+
+def _cause(finding: Finding) -> object:
+    line = None if finding.origin is UNSET else finding.origin
+    return finding.rule, finding.target, finding.severity, line, finding.help
+
+
+def _registration_cause(row: TensorInfo) -> object:
+    return row.origin or fold.split_numbers(_split_element(row.fqn)[0])[0]
+
+
+def _split_element(fqn: str) -> tuple[str, str]:
+    """Return the attribute that holds a tensor, and the key in it: `blocks` and `0` of `blocks[0].weight`."""
+    element = _ELEMENT.match(fqn)
+    return (element["container"], element["key"]) if element else (fqn, "")
+
+
+# --- what is not registered ------------------------------------------------------------------------------------------
+
+
+def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> Problem:
+    first = next((row for row in rows if row.fix), rows[0])
+    origin = next((row.origin for row in rows if row.origin), None)
+    inside = [row for row in rows if row.within]
+    rule = MODULE if inside else PARAMETER if any(row.requires_grad for row in rows) else TENSOR
+    return Problem(
+        rule,
+        max((finding.severity for finding in findings), key=lambda severity: severity.rank),
+        _describe_modules(rows) if inside else _describe_tensors(rows),
+        findings[0].target,
+        tuple(findings),
+        tuple(_list_effects(findings, rows)),
+        first.fix or next((finding.help for finding in findings if finding.help), None),
+        origin or UNSET,
+        _read_source(origin),
+    )
+
+
+def _describe_modules(rows: Sequence[TensorInfo]) -> str:
+    """Return `4 modules are kept in a plain list (16 parameters, 4 other tensors)`."""
+    containers = {_split_element(row.fqn) for row in rows}
+    modules = {pair for pair in containers if pair[1]}
+    if modules:
+        where = "a plain list" if all(key.isdecimal() for _, key in modules) else "a plain dict"
+        count, names = len(modules), sorted({container for container, _ in modules})
+    else:
+        where, names = "an object that is not a module", list(dict.fromkeys(row.within or row.fqn for row in rows))
+        count = len(names)
+    trained = sum(bool(row.requires_grad) for row in rows)
+    parts = [plural(trained, "parameter")] if trained else []
+    if rest := len(rows) - trained:
+        parts.append(plural(rest, "other tensor") if trained else plural(rest, "tensor"))
+    are = "is" if count == 1 else "are"
+    return f"{_fold_names(names)}: {plural(count, 'module')} {are} kept in {where} ({', '.join(parts)})"
+
+
+def _describe_tensors(rows: Sequence[TensorInfo]) -> str:
+    """Return `table: is a plain attribute, not a registered buffer or parameter (float32 [5,5])`."""
+    names = list(dict.fromkeys(row.fqn for row in rows))
+    what = "parameter" if any(row.requires_grad for row in rows) else "buffer or parameter"
+    shapes = list(dict.fromkeys(f"{row.dtype} {format_shape(row.shape)}" for row in rows))
+    shape = f" ({shapes[0]})" if len(shapes) == 1 else ""
+    if len(names) == 1:
+        return f"{names[0]}: is a plain attribute, not a registered {what}{shape}"
+    return f"{_fold_names(names)}: {len(names):,} plain attributes are not registered as {what}s{shape}".replace(
+        "buffer or parameters", "buffers or parameters"
+    )
+
+
+def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> Iterator[str]:
+    """Yield each consequence once: the messages of findings without the names of their tensors."""
+    own = {MODULE, PARAMETER, TENSOR}
+    effects = dict.fromkeys(_strip_name(finding) for finding in findings if finding.rule not in own)
+    if any(finding.rule in own for finding in findings):
+        device = next((row.device for row in rows if row.device), None)
+        effects |= {"not in state_dict()": None} if any(row.saved is False for row in rows) else {}
+        effects |= {f"left on {device} by .to()": None} if any(row.moves is False for row in rows) else {}
+        effects |= {"not in model.parameters(), so not trained": None} if any(r.requires_grad for r in rows) else {}
+    yield from effects
+
+
+def _strip_name(finding: Finding) -> str:
+    name = finding.fqn or ""
+    message = finding.message
+    for start in (f"{name}: ", f"{name} "):
+        if name and message.startswith(start):
+            return message[len(start) :]
+    return message
+
+
+def _fold_names(names: Sequence[str]) -> str:
+    """Return names with repeated layers folded, at most MAX_NAMES of them."""
+    folded = [line.cells[0] for line in fold.fold_lines([Line((name,)) for name in names])]
+    return join_names(folded, MAX_NAMES)
+
+
+def _read_source(origin: Origin | None) -> str:
+    if origin is None:
+        return ""
+    linecache.checkcache(origin.file)  # a caller in Python may have changed the file, or the directory
+    return linecache.getline(origin.file, origin.line).strip()
+
+
+# --- everything else -------------------------------------------------------------------------------------------------
+
+
+def _build_problem(findings: Sequence[Finding]) -> Problem:
+    first = findings[0]
+    place, help = _split_help(first)
+    origin = place or first.origin or None
+    problem = Problem(
+        first.rule,
+        first.severity,
+        first.message,
+        first.target,
+        tuple(findings),
+        (),
+        help,
+        origin or UNSET,
+        _read_source(origin),
+    )
+    if len(findings) == 1:
+        return problem
+    texts = dict.fromkeys(_strip_name(finding) for finding in findings)
+    names = list(dict.fromkeys(finding.fqn for finding in findings if finding.fqn))
+    if len(texts) == 1 and names:
+        return msgspec.structs.replace(problem, message=f"{_fold_names(names)}: {next(iter(texts))}")
+    effects = tuple(line.cells[0] for line, _ in fold.fold_messages([Line((finding.message,)) for finding in findings]))
+    from statecli.rules import DICTIONARY  # listing a checkpoint without findings does not import the rules
+
+    return msgspec.structs.replace(
+        problem, message=_summarize(DICTIONARY[first.rule].summary, len(findings)), effects=effects
+    )
+
+
+def _split_help(finding: Finding) -> tuple[Origin | None, str | None]:
+    """Return the source line that the help, or else the message, names, and the help without the line."""
+    help = finding.help or ""
+    leading = _LEADING_LINE.match(help)
+    trailing = _ASSIGNED_LINE.search(help)
+    named = leading or trailing or _ASSIGNED_LINE.search(finding.message)
+    origin = Origin(named["file"], int(named["line"])) if named else None
+    if leading:
+        help = help[leading.end() :]
+    elif trailing:
+        help = help[: trailing.start()].removesuffix("; ")
+    return origin, help or None
+
+
+def _summarize(summary: str, count: int) -> str:
+    """Return the sentence of a rule as the heading of several findings."""
+    text = summary.removesuffix(".")
+    return f"{text[:1].lower()}{text[1:]} ({count:,} findings)"

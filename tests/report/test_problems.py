@@ -1,0 +1,127 @@
+"""Problems: findings grouped by what a person would mend."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import UNSET
+
+from statecli.core.finding import Finding, Severity
+from statecli.core.state import Evidence, Kind, Origin, TensorInfo
+from statecli.report.problems import format_severities, group_findings
+
+LIST = "self.blocks = nn.ModuleList([Block() for _ in range(2)])"
+
+
+def row(fqn, line, within=None, requires_grad=False, fix=None, kind=Kind.UNREGISTERED):
+    return TensorInfo(
+        fqn,
+        "float32",
+        (2, 2),
+        4,
+        16,
+        kind=kind,
+        evidence=Evidence.REGISTERED,
+        device="cpu",
+        requires_grad=requires_grad,
+        saved=False,
+        moves=False,
+        origin=Origin("net.py", line),
+        within=within,
+        fix=fix,
+    )
+
+
+def blocks():
+    """Two modules in a plain list, with a parameter and a tensor each, and one attribute."""
+    for n in range(2):
+        yield row(f"blocks[{n}].fc.weight", 7, f"blocks[{n}].fc", requires_grad=True, fix=LIST)
+        yield row(f"blocks[{n}].mask", 7, fix=LIST)
+    yield row("table", 6, fix="self.register_buffer('table', table)")
+
+
+def find(rule, rows, what, severity=Severity.ERROR):
+    return [Finding(rule, severity, f"{one.fqn}: {what}", "net.py:Net", one.fqn) for one in rows]
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """The file that the rows name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("\n" * 5 + "self.table = table\n  self.blocks = [Block() for _ in range(2)]\n")
+
+
+def test_one_line_of_source_is_one_problem(source):
+    """Whatever rules find its tensors, by one name, with each consequence once and one fix."""
+    rows = list(blocks())
+    findings = find("left-behind", rows, "stays on cpu") + find("keeps-dtype", rows, "is float32 after .half()")
+    module, tensor = group_findings(findings, rows)
+    assert (module.rule, tensor.rule) == ("unregistered-module", "unregistered-tensor")
+    assert module.message == "blocks: 2 modules are kept in a plain list (2 parameters, 2 other tensors)"
+    assert module.source == "self.blocks = [Block() for _ in range(2)]"
+    assert module.effects == tensor.effects == ("stays on cpu", "is float32 after .half()")
+    assert (module.help, module.origin.line) == (LIST, 7)
+    assert (tensor.message, tensor.source) == (
+        "table: is a plain attribute, not a registered buffer or parameter (float32 [2,2])",
+        "self.table = table",
+    )
+    assert [len(problem.findings) for problem in (module, tensor)] == [8, 2]
+
+
+def test_the_rules_of_audit_say_their_consequences():
+    """Their messages name the cause; what follows from it is told."""
+    rows = list(blocks())
+    (problem,) = group_findings(find("unregistered-module", rows[:1], "is no registered module"), rows)
+    assert problem.message == "blocks: 2 modules are kept in a plain list (2 parameters, 2 other tensors)"
+    assert problem.effects == (
+        "not in state_dict()",
+        "left on cpu by .to()",
+        "not in model.parameters(), so not trained",
+    )
+    assert problem.source == ""  # there is no such file
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([row("heads['a'].weight", 3, "heads['a']", True)], "heads: 1 module is kept in a plain dict (1 parameter)"),
+        ([row("helper.net.weight", 3, "helper.net")], "helper.net: 1 module is kept in an object that is not a module"),
+        ([row("scale", 3, None, True)], "scale: is a plain attribute, not a registered parameter (float32 [2,2])"),
+        (
+            [row("masks[0]", 3), row("masks[1]", 3)],
+            "masks[{0,1}]: 2 plain attributes are not registered as buffers or parameters (float32 [2,2])",
+        ),
+    ],
+    ids=["a dict", "an object", "a parameter", "a list of tensors"],
+)
+def test_the_cause_is_named(rows, message):
+    """By what holds the tensors."""
+    (problem,) = group_findings(find("left-behind", rows, "stays on cpu"), rows)
+    assert problem.message.startswith(message)
+
+
+def test_findings_of_registered_tensors_keep_their_rule():
+    """They are grouped by rule, file, severity and advice."""
+    rows = [row("a", 1, kind=Kind.PARAMETER), row("b", 2, kind=Kind.PARAMETER)]
+    same = group_findings(find("zero-gradient", rows, "its gradient is zero"), rows)
+    assert [problem.message for problem in same] == ["a, b: its gradient is zero"]
+    (problem,) = group_findings(
+        [*find("nan", rows[:1], "1 of 4 values is NaN"), *find("nan", rows[1:], "all 4 values are NaN")]
+    )
+    assert problem.effects == ("a: 1 of 4 values is NaN", "b: all 4 values are NaN")
+    assert "(2 findings)" in problem.message
+    assert problem.origin is UNSET
+
+
+def test_the_worst_problem_stands_first():
+    """And each severity is counted."""
+    rows = [row("a", 1, kind=Kind.PARAMETER)]
+    problems = group_findings(
+        [
+            *find("x", rows, "is odd", Severity.NOTE),
+            *find("nan", rows, "is NaN"),
+            *find("y", rows, "m", Severity.WARNING),
+        ]
+    )
+    assert [problem.severity for problem in problems] == [Severity.ERROR, Severity.WARNING, Severity.NOTE]
+    assert format_severities(problems) == "1 error, 1 warning, 1 note"
+    assert format_severities([]) == "clean"
