@@ -19,8 +19,8 @@ from statecli.cli import interrupts
 # torch is imported later. Two workers of several threads each would wait for each other: a test of 8 s took 31.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# No test is timed: a machine may be busy.
-settings.register_profile("statecli", deadline=None)
+# No test is timed: a machine may be busy. `make fuzz` tries more for as long as one likes.
+settings.register_profile("statecli", deadline=None, max_examples=50)
 settings.load_profile("statecli")
 
 # A script's background job (`make test &`) ignores SIGINT; the processes that the tests interrupt would inherit it.

@@ -143,7 +143,7 @@ def test_every_beginning_of_a_file_is_refused_in_one_line_or_read(writer, tmp_pa
     good = writer(tmp_path / "good")
     for path in files_of(good):
         whole = path.read_bytes()
-        for end in range(0, len(whole), max(1, len(whole) // 200)):
+        for end in range(0, len(whole), max(1, len(whole) // 80)):
             path.write_bytes(whole[:end])
             tried(good)
         path.write_bytes(whole)
