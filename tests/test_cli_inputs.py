@@ -64,11 +64,12 @@ def test_what_cannot_be_done_is_one_line(refused, words, said):
 
 
 def test_a_cache_is_mended_where_forward_assigns_it(statecli):
-    """There is nothing to paste: the advice is a comment, at the line that made it."""
+    """There is nothing to paste: the advice is in words, for the line that made it."""
     found = statecli("verify", CACHED, "--input", "2x4x8", "--check", "move", "--device", "meta", "-f", "plain")
     assert found.code == 1
     advice = "an earlier forward left it there: keep one for each device, or make it again where the device is another"
-    assert f"fix: sample_models/cached_mask.py:23: # {advice}\n" in found.out
+    assert "[sample_models/cached_mask.py:23]\n" in found.out
+    assert f"fix: {advice}\n" in found.out
     document = statecli("verify", CACHED, "--input", "2x4x8", "--check", "move", "--device", "meta", "-f", "json").json
     assert [one["help"] for one in document["findings"]] == [f"{advice}; assigned at sample_models/cached_mask.py:23"]
     assert [row["fqn"] for row in document["tensors"] if row.get("appeared")] == ["mask"]

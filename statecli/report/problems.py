@@ -97,7 +97,7 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
         findings[0].target,
         tuple(findings),
         tuple(_list_effects(findings, rows)),
-        first.fix or next((finding.help for finding in findings if finding.help), None),
+        first.fix or next((help for finding in findings if (help := _split_help(finding)[1])), None),
         origin or UNSET,
         _read_source(origin),
     )

@@ -20,6 +20,7 @@ from statecli.core.state import Evidence, Kind, ModelState, Oddity, Origin, Tens
 from statecli.core.units import format_origin
 from statecli.render import Output, RenderOptions
 from statecli.report import View, documents
+from statecli.report.problems import group_findings
 from statecli.report.verify import SIGNS, build_verify_report, list_inconclusive
 
 PASSED, FAILED, SKIPPED, UNSURE = Verdict.PASSED, Verdict.FAILED, Verdict.SKIPPED, Verdict.INCONCLUSIVE
@@ -496,7 +497,9 @@ def test_no_reason_is_lost(found):
 def test_every_output_takes_any_run(found, output):
     """No combination of verdicts breaks one, and each failure is in each."""
     text = written(found, output)
-    assert found.findings == () or "left-behind" in text
+    problems = group_findings(found.findings, found.state.tensors)
+    rules = {problem.rule for problem in problems} if output in GROUPED else {one.rule for one in found.findings}
+    assert all(f"[{rule}]" in text or rule in text for rule in rules)
 
 
 @pytest.mark.parametrize("verbose", [False, True])
