@@ -29,6 +29,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         for parts in report.listing():
             sink.text("\t".join(map(escape_line, parts)) + "\n")
         return
+    page = None
     if not options.quiet:
         page = (report.page if report.outline else report.page_without_rows or report.page)()
         table = _build_outline_table(page) if report.outline else (report.short_table or report.table)()
@@ -42,7 +43,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         for fix in page.fixes:
             for code in fix.text.splitlines():
                 write_line(f"fix: {fix.place}: {code}")
-    for problem in _list_problems(report, quiet=options.quiet):
+    for problem in _list_problems(report, page, quiet=options.quiet):
         target = f"{escape_name(problem.target)}: " if report.has_several_targets else ""
         place = f" [{format_origin(problem.origin)}]" if problem.origin is not UNSET else ""
         write_line(target + format_problem(problem) + place, "bold red")
@@ -54,13 +55,16 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         write_line(weakening)
 
 
-def _list_problems(report: Report, *, quiet: bool) -> Iterator[Problem]:
-    """Yield the problems, or for a command that does not group its findings each finding, without those in rows."""
+def _list_problems(report: Report, page: Page | None, *, quiet: bool) -> Iterator[Problem]:
+    """Yield the problems without those in rows; each finding is a problem if the command does not group them.
+
+    `page` is the page that was built already; None if `quiet` needed none.
+    """
     if not report.groups_findings:
         findings = report.describe_failing_findings() if quiet else report.describe_findings_without_row()
         yield from map(wrap_finding, limit_findings(findings, report.max_findings))
         return
-    for problem in (report.page_without_rows or report.page)().select_problems(quiet=quiet):
+    for problem in (page or (report.page_without_rows or report.page)()).select_problems(quiet=quiet):
         if quiet or not all(finding.rule in report.rules_in_rows for finding in problem.findings):
             yield problem
 

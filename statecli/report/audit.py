@@ -45,8 +45,6 @@ _MOODS = {Severity.ERROR: "bad", Severity.WARNING: "warn", Severity.NOTE: "dim"}
 MAX_GROUP_LINES = 50
 #: Largest number of targets with equal findings that a summary lists, and characters of each.
 MAX_LISTED_TARGETS, MAX_TARGET_CHARACTERS = 10, 180
-#: Worst first.
-_ORDER = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 
 
 def list_inconclusive(audit: Audit, select: Collection[str], *, allow_empty: bool) -> tuple[str, ...]:
@@ -208,8 +206,9 @@ def _format_subtitle(audit: Audit) -> str:
 def _group_problems(audit: Audit, findings: Collection[Finding]) -> list[Problem]:
     """Return the problems of these findings of the audit, target by target."""
     problems: list[Problem] = []
+    selected = set(map(id, findings))
     for target in audit.targets:
-        own = [finding for finding in _sort_findings(target.findings) if finding in findings]
+        own = [finding for finding in _sort_findings(target.findings) if id(finding) in selected]
         problems += group_findings(own, target.unregistered)
     return problems
 

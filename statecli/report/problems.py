@@ -36,16 +36,20 @@ MAX_NAMES = 3
 def group_findings(findings: Iterable[Finding], rows: Sequence[TensorInfo] = ()) -> tuple[Problem, ...]:
     """Return the problems, worst first, else in the order of the findings.
 
-    `rows` are tensors of a model, by which findings about unregistered tensors are told from others.
+    `rows` are tensors of a model: findings of its unregistered tensors share a cause if one source line made them.
     """
-    unregistered = {row.fqn: row for row in rows if row.kind is Kind.UNREGISTERED}
+    causes: dict[str, object] = {}
+    rows_by_cause: dict[object, list[TensorInfo]] = {}
+    for row in rows:
+        if row.kind is Kind.UNREGISTERED:
+            cause = causes[row.fqn] = _get_registration_cause(row)
+            rows_by_cause.setdefault(cause, []).append(row)
     groups: dict[object, list[Finding]] = {}
     for finding in findings:
-        row = unregistered.get(finding.fqn or "")
-        groups.setdefault(_cause(finding) if row is None else _registration_cause(row), []).append(finding)
+        groups.setdefault(causes.get(finding.fqn or "") or _get_cause(finding), []).append(finding)
     problems = []
     for cause, group in groups.items():
-        group_rows = [row for row in unregistered.values() if _registration_cause(row) == cause]
+        group_rows = rows_by_cause.get(cause)
         problems.append(_build_registration_problem(group, group_rows) if group_rows else _build_problem(group))
     return tuple(sorted(problems, key=lambda problem: -problem.severity.rank))
 
@@ -67,12 +71,12 @@ def format_severities(problems: Iterable[Problem]) -> str:
     return ", ".join(plural(counts[level], level.value) for level in _WORST_FIRST if counts[level]) or "clean"
 
 
-def _cause(finding: Finding) -> object:
+def _get_cause(finding: Finding) -> object:
     line = None if finding.origin is UNSET else finding.origin
     return finding.rule, finding.target, finding.severity, line, finding.help
 
 
-def _registration_cause(row: TensorInfo) -> object:
+def _get_registration_cause(row: TensorInfo) -> object:
     return row.origin or fold.split_numbers(_split_element(row.fqn)[0])[0]
 
 
@@ -129,9 +133,8 @@ def _describe_tensors(rows: Sequence[TensorInfo]) -> str:
     shape = f" ({shapes[0]})" if len(shapes) == 1 else ""
     if len(names) == 1:
         return f"{names[0]}: is a plain attribute, not a registered {what}{shape}"
-    return f"{_fold_names(names)}: {len(names):,} plain attributes are not registered as {what}s{shape}".replace(
-        "buffer or parameters", "buffers or parameters"
-    )
+    kinds = what.replace("buffer", "buffers") + "s"
+    return f"{_fold_names(names)}: {len(names):,} plain attributes are not registered as {kinds}{shape}"
 
 
 def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> Iterator[str]:
