@@ -419,20 +419,20 @@ def _find_too_deep_call(calls: Iterable[Obj], name_of: Callable[[Value], str], s
     """
     depths: dict[int, int] = {}
     for call in calls:
-        waiting: list[Value] = [call]
+        waiting: list[tuple[Value, list[Value] | None]] = [(call, None)]
         while waiting:
-            value = waiting[-1]
-            if id(value) in depths and depths[id(value)] >= 0:
-                waiting.pop()
-                continue
-            parts = [part for part in _list_owned_values(value, name_of) if type(part) in _CONTAINER_TYPES]
-            if id(value) not in depths:
-                depths[id(value)] = -1  # what holds itself is not freed so
+            value, parts = waiting.pop()
+            if parts is None:
+                if id(value) in depths:
+                    continue
+                depths[id(value)] = 0  # what holds itself is not freed so
+                parts = [part for part in _list_owned_values(value, name_of) if type(part) in _CONTAINER_TYPES]
                 steps.take(Budget.FLOW, 1 + len(parts))
-                waiting.extend(part for part in parts if id(part) not in depths)
+                waiting.append((value, parts))
+                waiting.extend((part, None) for part in parts if id(part) not in depths)
                 continue
-            depth = max((depths.get(id(part), 0) for part in parts), default=0)
-            depths[id(waiting.pop())] = depth = max(0, depth) + (type(value) is Obj)
+            depth = max((depths[id(part)] for part in parts), default=0) + (type(value) is Obj)
+            depths[id(value)] = depth
             if depth > _MAX_NESTING and type(value) is Obj and type(value.cls) is Global:
                 return value.cls
     return None

@@ -22,8 +22,9 @@ from statecli.storage.source import Source
 
 #: Bytes of one pickle.
 MAX_PICKLE_BYTES = 256 * 2**20
-#: Bytes that are read first of a pickle of unknown length, and how many times as many are read next.
-FIRST_WINDOW_BYTES, _WINDOW_GROWTH = 64 * 1024, 8
+#: Bytes that are read first of a pickle of unknown length, bytes that are read if it is longer, and how many times as
+#: many are read after that. Each step scans the pickle again.
+FIRST_WINDOW_BYTES, _SECOND_WINDOW_BYTES, _WINDOW_GROWTH = 64 * 1024, 4 * 1024**2, 8
 #: Bytes that tell whether a record begins like a pickle.
 REGION_HEAD_BYTES = 512
 _ZIP = b"PK\3\4"
@@ -106,7 +107,7 @@ class PickleReader:
                 return scanner, error
             if len(scanner.data) == MAX_PICKLE_BYTES:
                 return scanner, OverBudget(f"{where} is a pickle of more than {MAX_PICKLE_BYTES:,} bytes")
-            window *= _WINDOW_GROWTH
+            window = max(window * _WINDOW_GROWTH, _SECOND_WINDOW_BYTES)
 
     def scan(self, data: bytes, where: str) -> tuple[Scanner, MalformedError | None]:
         self._steps.take(Budget.BYTES, len(data))
