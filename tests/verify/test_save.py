@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from statecli.commands.verify import tensor_bits
 from statecli.commands.verify.proofs import save
 from statecli.commands.verify.result import Name, Verdict
 from statecli.core.finding import Severity
+from statecli.live import tensor_bits
 
 from ..zoo import SMALL, make
 from .proving import SOURCE, cell, of_live, of_source, proved, rules, sample, verdicts

@@ -16,11 +16,11 @@ import torch
 from msgspec import structs
 
 from statecli.commands.verify import inputs as given
-from statecli.commands.verify import live_model, model_under_test, tensor_bits
+from statecli.commands.verify import live_model, model_under_test
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.core.state import ModelState, Oddity, TensorInfo
-from statecli.live import measure
+from statecli.live import measure, tensor_bits
 from statecli.live.origin import Origins
 from statecli.live.tensors import is_lazy
 from statecli.live.walk import walk

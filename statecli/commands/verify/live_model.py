@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from statecli.commands.verify import copy_model, inputs, model_under_test, tensor_bits
+from statecli.commands.verify import copy_model, inputs, model_under_test
 from statecli.commands.verify.inputs import Inputs
 from statecli.core.errors import UsageError
-from statecli.live import measure, torch_settings
+from statecli.live import measure, tensor_bits, torch_settings
 from statecli.live.spec import ModelSpec
 from statecli.live.tensors import is_freed
 from statecli.live.walk import walk

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from statecli.commands.verify import judging, tensor_bits, training_rounds
+from statecli.commands.verify import judging, training_rounds
 from statecli.commands.verify.training_rounds import Training
 from statecli.core.errors import ModelError
+from statecli.live import tensor_bits
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from statecli.commands.verify import judging, tensor_bits
+from statecli.commands.verify import judging
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
-from statecli.live import fake_gpu, fake_gpu_values, measure
+from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_bits
 from statecli.live.device_rules import DeviceWatch, DeviceWatchMode
 from statecli.live.tensors import storage
 

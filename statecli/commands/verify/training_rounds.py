@@ -23,9 +23,10 @@ import torch
 from torch import nn
 
 from statecli.commands.verify import inputs as inputs_of
-from statecli.commands.verify import judging, tensor_bits
+from statecli.commands.verify import judging
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
+from statecli.live import tensor_bits
 from statecli.live.tensors import storage
 from statecli.live.walk import walk
 

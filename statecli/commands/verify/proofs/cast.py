@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from statecli.commands.verify import judging, recreated_by_forward, rules, tensor_bits
+from statecli.commands.verify import judging, recreated_by_forward, rules
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proofs import move
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
@@ -29,7 +29,7 @@ from statecli.core.move_rules import STALE_VIEW
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.state import Kind, TensorInfo
-from statecli.live import measure
+from statecli.live import measure, tensor_bits
 from statecli.live.walk import is_scripted
 
 #: What is called, as a person writes it, the dtype that floating-point tensors have afterwards, and the call.

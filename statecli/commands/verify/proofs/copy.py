@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from statecli.commands.verify import judging, rules, save_roundtrip, tensor_bits
+from statecli.commands.verify import judging, rules, save_roundtrip
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
 from statecli.core.rule import Rule
 from statecli.core.state import TensorInfo
+from statecli.live import tensor_bits
 from statecli.live.tensors import get_grad_fn_name, storage
 from statecli.live.walk import walk
 

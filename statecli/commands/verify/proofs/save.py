@@ -11,26 +11,24 @@ constructor is equal in both, because torch is set to fill such memory.
 
 from __future__ import annotations
 
-import math
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
-from statecli.commands.verify import judging, rules, save_roundtrip, tensor_bits
+from statecli.commands.verify import judging, rules, save_roundtrip
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding
 from statecli.core.rule import Rule
 from statecli.core.state import Kind, TensorInfo
-from statecli.live.skip_random_init import LARGE_PARAMETER_ELEMENTS
+from statecli.live import tensor_bits
+from statecli.live.rebuild import Rebuild, compare_builds
 from statecli.live.tensors import storage
 
 HOW = "every element changed, state_dict() through torch.save and safetensors into a fresh instance, strict=True"
@@ -202,19 +200,22 @@ class _Proof:
     # --- what was not saved --------------------------------------------------------------------------------------
 
     def _judge_not_saved(self, rows: list[TensorInfo]) -> None:
-        rebuilt: dict[str, bool | None] | None = None
+        rebuilds: dict[str, Rebuild] | None = None
         for row in rows:
             cell = self._judge_without_rebuilding(row)
             if cell is None:
-                rebuilt = self._compare_rebuilds(rows) if rebuilt is None else rebuilt
-                cell = self._judge_by_rebuilding(row, rebuilt.get(row.fqn))
+                rebuilds = self._compare_rebuilds(rows) if rebuilds is None else rebuilds
+                cell = self._judge_by_rebuilding(row, rebuilds[row.fqn])
             self._saved[row.fqn] = cell
 
-    def _compare_rebuilds(self, rows: list[TensorInfo]) -> dict[str, bool | None]:
+    def _compare_rebuilds(self, rows: list[TensorInfo]) -> dict[str, Rebuild]:
         """Compare two builds. Random values are drawn if floating-point tensors may be computed from parameters."""
         dtypes = [getattr(torch, row.dtype, torch.float32) for row in rows]
         values = any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
-        return _compare_rebuilds(self._subject, rows, values=values)
+        return compare_builds(
+            lambda seed: self._subject.build_fresh(values=values, seed=seed),
+            {row.fqn: row.elements or 0 for row in rows},
+        )
 
     def _judge_without_rebuilding(self, row: TensorInfo) -> Cell | None:
         """Return the cell of a tensor if the verdict needs no second build, else None."""
@@ -236,10 +237,10 @@ class _Proof:
         why = "there is one instance only, so what the constructor makes of it cannot be told"
         return judging.build_inconclusive_cell(f"not saved; {why}")
 
-    def _judge_by_rebuilding(self, row: TensorInfo, identically: bool | None) -> Cell:
-        if identically:
+    def _judge_by_rebuilding(self, row: TensorInfo, rebuild: Rebuild) -> Cell:
+        if rebuild in (Rebuild.IDENTICAL, Rebuild.SHARED):
             return judging.skip_cell("not saved; the constructor rebuilds it identically")
-        if identically is None:
+        if rebuild in (Rebuild.ABSENT, Rebuild.UNKNOWN):
             return judging.build_inconclusive_cell("not saved; two instances of it cannot be compared")
         message = f"{row.fqn}: not saved, and the constructor makes it anew at random: a loaded model has other values"
         help = "register it with persistent=True" if row.persistent is False else None
@@ -480,60 +481,3 @@ def _copy_if_shared(tensor: torch.Tensor, shared: set[int | str]) -> torch.Tenso
 
 #: Elements. Fewer may be the same by chance after they were changed.
 _FEW_ELEMENTS = 4_096
-
-
-# --- two builds -------------------------------------------------------------------------------------------------------
-
-
-def _compare_rebuilds(subject: ModelUnderTest, rows: list[TensorInfo], *, values: bool) -> dict[str, bool | None]:
-    """Return for each row whether two builds with different seeds have equal bits; None if not comparable."""
-    names = {row.fqn for row in rows}
-    sparing = _SkipLargeFills(max(row.elements or 0 for row in rows))
-
-    def build_tensors(seed: int) -> dict[str, torch.Tensor]:
-        with sparing:
-            module = subject.build_fresh(values=values, seed=seed)
-        return {name: tensor for name, tensor in judging.map_tensors(module).items() if name in names}
-
-    with _fill_memory():
-        first, second = build_tensors(0), build_tensors(1)
-    return {name: tensor_bits.is_same(tensor, second[name]) for name, tensor in first.items() if name in second}
-
-
-class _SkipLargeFills(TorchFunctionMode):
-    """Skip the fill of large `torch.empty` tensors beyond the compared size, which would be most of the time of a
-    build.
-    """
-
-    def __init__(self, elements: int) -> None:
-        super().__init__()
-        self._most = max(elements, LARGE_PARAMETER_ELEMENTS)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.empty or self._elements(*args, **(kwargs or {})) <= self._most:
-            return func(*args, **(kwargs or {}))
-        was = torch._C._get_deterministic_fill_uninitialized_memory()
-        torch._C._set_deterministic_fill_uninitialized_memory(False)
-        try:
-            return func(*args, **(kwargs or {}))
-        finally:
-            torch._C._set_deterministic_fill_uninitialized_memory(was)
-
-    @staticmethod
-    def _elements(*size: Any, **kwargs: Any) -> int:
-        shape = kwargs.get("size", size)
-        dims = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        return math.prod(size_ if isinstance(size_, int) else 0 for size_ in dims)
-
-
-@contextmanager
-def _fill_memory() -> Iterator[None]:
-    """Make `torch.empty` return equal values each time, which torch does only with deterministic algorithms."""
-    mode, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch._C._set_deterministic_algorithms(True, warn_only=True)  # torch's own call imports inductor first, 1.2 s
-        try:
-            yield
-        finally:
-            torch._C._set_deterministic_algorithms(mode, warn_only=warns)
