@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import types
+import warnings
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 
 import torch
@@ -11,12 +14,13 @@ from msgspec import UNSET
 from torch import nn
 
 from statecli.core import tied_tensors as ties
-from statecli.core.errors import UsageError, option
+from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.format_traits import FormatTraits
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import SAMPLE_INPUT_NOTE, After, Evidence, Kind, ModelState, Oddity, Stats, TensorInfo
 from statecli.live import measure, origin, suggest_fix
 from statecli.live.built_model import BuiltModel
+from statecli.live.rebuild import Rebuild, compare_builds
 from statecli.live.tensors import TensorFacts, find_leaves, get_grad_fn_name, get_kind, is_lazy, read_facts
 from statecli.live.walk import RegisteredName, UnregisteredTensor, WalkResult, count_constants_in_code, walk
 
@@ -74,6 +78,7 @@ class _Table:
     copy_differences: dict[str, str] = field(default_factory=dict)
     _by_storage: dict[int | str, _StorageRows] = field(default_factory=dict)
     suggestions: suggest_fix.Suggestions = field(default_factory=suggest_fix.Suggestions)
+    _rebuilds: dict[str, Rebuild] | None = None
     _modules: dict[str, nn.Module] = field(default_factory=dict)
 
     def get_module(self, name: str) -> nn.Module:
@@ -88,6 +93,49 @@ class _Table:
             for sharing_row in self.rows:
                 self._by_storage.setdefault(sharing_row.facts.storage, _StorageRows()).add(sharing_row)
         return self._by_storage[row.facts.storage]
+
+    def get_rebuild(self, row: _Row) -> Rebuild:
+        """Return how two more builds compare for a tensor; the builds are made at the first call.
+
+        Parameters and tensors of unregistered modules are registered in the same way whatever the builds have.
+        """
+        if row.tensor.requires_grad or _find_unregistered_module(row.unregistered):
+            return Rebuild.UNKNOWN
+        if self._rebuilds is None:
+            self._rebuilds = _compare_builds(self.built, [row for row in self.rows if row.unregistered is not None])
+        return self._rebuilds.get(row.fqn, Rebuild.UNKNOWN)
+
+
+def _compare_builds(built: BuiltModel, rows: list[_Row]) -> dict[str, Rebuild]:
+    """Compare two builds of a model whose constructor statecli called; {} for any other model, and for a large one.
+
+    Random values of large parameters are drawn only in models of up to `_MAX_DRAWN_BYTES`; without them, a table that
+    the constructor computes from such a parameter would look identical.
+    """
+    if built.settings_after_init is None or built.init_device != "cpu":
+        return {}
+    if sum(parameter.nbytes for parameter in built.module.parameters() if not is_lazy(parameter)) > _MAX_DRAWN_BYTES:
+        return {}
+
+    def build(seed: int) -> nn.Module:
+        output = io.StringIO()  # the first build has shown prints and warnings
+        with (
+            redirect_stdout(output),
+            redirect_stderr(output),
+            warnings.catch_warnings(),
+            torch._C._EnableTorchFunction(),
+        ):
+            warnings.simplefilter("ignore")
+            return built.build_again(values=True, seed=seed)
+
+    try:
+        return compare_builds(build, {row.fqn: row.facts.elements for row in rows})
+    except ModelError:  # the class cannot be built twice
+        return {}
+
+
+#: Bytes of parameters whose random values take about a second.
+_MAX_DRAWN_BYTES = 512 * 1024**2
 
 
 def read(built: BuiltModel, target: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None) -> ModelState:
@@ -587,7 +635,11 @@ def _suggest_fix(table: _Table, row: _Row) -> str | None:
         return suggest_fix.suggest_for_part(sharing.largest.fqn)
     repeated = table.built.origins.is_repeated(row.unregistered.owner, name)
     return table.suggestions.suggest(
-        row.unregistered, row.place, repeated=repeated, others=_find_other_names(table, row, sharing)
+        row.unregistered,
+        row.place,
+        repeated=repeated,
+        others=_find_other_names(table, row, sharing),
+        rebuild=table.get_rebuild(row),
     )
 
 

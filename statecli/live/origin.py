@@ -89,7 +89,10 @@ class Origins:
         return wrapper
 
     def _note(self, module: nn.Module, name: str, frame: FrameType | None) -> None:
-        while frame is not None and is_skipped_frame(frame.f_code.co_filename):
+        # An override such as `def __setattr__(self, name, value): super().__setattr__(name, value)` is skipped as well.
+        while frame is not None and (
+            is_skipped_frame(frame.f_code.co_filename) or frame.f_code.co_name in _WRAPPED_METHODS
+        ):
             frame = frame.f_back
         if frame is None:
             return

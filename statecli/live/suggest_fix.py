@@ -1,8 +1,11 @@
 """Suggest source lines that register an unregistered tensor, ready to paste.
 
 If the assignment can be read (`self.table = torch.randn(5, 5)`), the fix replaces the statement. Otherwise, or if a
-list is filled later, the first line of the fix is a comment with the place. `persistent=False` is right for tensors
-that the constructor computes anyway (tables, anchors, masks), not for tensors to restore from a checkpoint.
+list is filled later, the first line of the fix is a comment with the place.
+
+Checkpoints of the unfixed model must load into the fixed one. A tensor that the constructor rebuilds identically
+becomes a buffer with `persistent=False`, which adds no key to the state_dict. Where a fix adds a key (a parameter, a
+module, a random value), its last line says how to load older checkpoints.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from statecli.live.rebuild import Rebuild
 from statecli.live.tensors import storage
 from statecli.live.walk import Step, UnregisteredTensor
 
@@ -71,7 +75,7 @@ class Suggestions:
     """Fixes for the tensors of a model. A container is read once, for all its tensors."""
 
     def __init__(self) -> None:
-        self._containers: dict[tuple[int, str, _Assignment | None, bool, bool], _ContainerFix] = {}
+        self._containers: dict[tuple[int, str, _Assignment | None, bool, bool, Rebuild], _ContainerFix] = {}
 
     def suggest(
         self,
@@ -80,20 +84,26 @@ class Suggestions:
         *,
         repeated: bool = False,
         others: OtherNames = OtherNames(),
+        rebuild: Rebuild = Rebuild.UNKNOWN,
     ) -> str | None:
         """Return the code to write instead; None if nothing needs registering (an optimizer's state).
 
         `repeated`: the constructor assigns the attribute more than once, so that no statement can be replaced.
+        `rebuild`: how the tensors of two builds compare.
         """
-        return _suggest(unregistered, place, repeated, others, self)
+        if unregistered.tensor.is_complex() and not unregistered.tensor.requires_grad:
+            return _suggest_for_complex(unregistered)
+        if rebuild is Rebuild.ABSENT and unregistered.steps[0].how != "hidden":
+            return _suggest_for_created_later(unregistered)
+        return _suggest(unregistered, place, repeated, others, rebuild, self)
 
     def suggest_for_container(
-        self, unregistered: UnregisteredTensor, name: str, source: _Assignment | None
+        self, unregistered: UnregisteredTensor, name: str, source: _Assignment | None, rebuild: Rebuild
     ) -> _ContainerFix:
         """Return the fix for the container at the first step of `unregistered`."""
         steps = unregistered.steps
         has_modules = any(issubclass(type(step.value), nn.Module) for step in steps)
-        key = (id(steps[0].value), name, source, has_modules, len(steps) > 2)
+        key = (id(steps[0].value), name, source, has_modules, len(steps) > 2, rebuild)
         fix = self._containers.get(key)
         if fix is None:
             fix = self._containers[key] = _suggest_for_container(*key[1:], container=steps[0].value)
@@ -105,6 +115,7 @@ def _suggest(
     place: tuple[str, int] | None,
     repeated: bool,
     others: OtherNames,
+    rebuild: Rebuild,
     suggestions: Suggestions,
 ) -> str | None:
     first = unregistered.steps[0]
@@ -118,13 +129,13 @@ def _suggest(
     name = first.label.rpartition(".")[2]
     source = _read_assignment(place, name)
     if any(step.how in ("closure", "default") for step in unregistered.steps):
-        return _suggest_for_captured(unregistered)
+        return _suggest_for_captured(unregistered, rebuild)
     if first.how == "class":
-        return _suggest_for_class_attribute(unregistered, name, source, suggestions)
+        return _suggest_for_class_attribute(unregistered, name, source, rebuild, suggestions)
     at_end = source is not None and (repeated or source.unpacked)
-    text = _suggest_registration(unregistered, name, None if at_end else source, others, suggestions)
+    text = _suggest_registration(unregistered, name, None if at_end else source, others, rebuild, suggestions)
     if text is None:
-        return _suggest_for_other_holder(unregistered)
+        return _suggest_for_other_holder(unregistered, rebuild)
     if at_end and source and source.owner != "self":
         text = re.sub(r"\bself\b", source.owner, text.replace(_AT_END_OF_INIT, "# after its last assignment:\n"))
     if _is_class_attribute(unregistered, name):
@@ -137,6 +148,7 @@ def _suggest_registration(
     name: str,
     source: _Assignment | None,
     others: OtherNames,
+    rebuild: Rebuild,
     suggestions: Suggestions,
 ) -> str | None:
     """Return the fix for a tensor in the attribute or in a container in the attribute; None for deeper tensors."""
@@ -145,24 +157,24 @@ def _suggest_registration(
         return (
             _suggest_single_name(name, others)
             if _would_separate(unregistered.tensor, source, others)
-            else _format_registration(unregistered.tensor, name, source)
+            else _format_registration(unregistered.tensor, name, source, rebuild)
         )
     if not _is_container(steps[0].value) or len(steps) < 2 or steps[1].how != "item":
         return None
-    fix = suggestions.suggest_for_container(unregistered, name, source)
+    fix = suggestions.suggest_for_container(unregistered, name, source, rebuild)
     if fix.needs_single_name and others.count:
         return _suggest_single_name(f"an attribute for each tensor of {name}", others)
     return fix.text
 
 
 def _suggest_for_container(
-    name: str, source: _Assignment | None, has_modules: bool, is_deeper: bool, *, container: Any
+    name: str, source: _Assignment | None, has_modules: bool, is_deeper: bool, rebuild: Rebuild, *, container: Any
 ) -> _ContainerFix:
     if has_modules:
         return _ContainerFix(_suggest_for_modules(container, name, source))
     if is_deeper or not _are_all(_members(container), torch.Tensor):
         return _ContainerFix(None)
-    return _suggest_for_tensors(container, name, source)
+    return _suggest_for_tensors(container, name, source, rebuild)
 
 
 def _would_separate(tensor: torch.Tensor, source: _Assignment | None, others: OtherNames) -> bool:
@@ -192,7 +204,7 @@ def suggest_for_part(fqn: str) -> str:
     )
 
 
-def _suggest_for_tensors(container: Any, name: str, source: _Assignment | None) -> _ContainerFix:
+def _suggest_for_tensors(container: Any, name: str, source: _Assignment | None, rebuild: Rebuild) -> _ContainerFix:
     members = _members(container)
     parameters = [issubclass(type(member), nn.Parameter) or member.requires_grad for member in members]
     if any(parameters) and not all(parameters):
@@ -204,11 +216,18 @@ def _suggest_for_tensors(container: Any, name: str, source: _Assignment | None) 
             _suggest_single_name(f"an attribute for each tensor of {name}", OtherNames(("a second entry",), 1)), parts
         )
     if any(parameters):
-        return _ContainerFix(_format_container("Parameter", container, name, source), parts)
-    return _ContainerFix(_format_loop(container, name, source), parts)
+        text = _add_loading(_format_container("Parameter", container, name, source), f"{name}.*")
+        return _ContainerFix(text, parts)
+    return _ContainerFix(_format_loop(container, name, source, rebuild), parts)
 
 
-def _suggest_for_modules(container: Any, name: str, source: _Assignment | None) -> str | None:
+def _suggest_for_modules(container: Any, name: str, source: _Assignment | None) -> str:
+    """Return the fix for a container with modules, with the line that loads older checkpoints."""
+    text = _suggest_module_container(container, name, source)
+    return text if text.startswith("# keep ") else _add_loading(text, f"{name}.*")
+
+
+def _suggest_module_container(container: Any, name: str, source: _Assignment | None) -> str:
     """Return the fix for a container with modules: directly, in pairs with names, or one container deeper."""
     members = [member for member in _members(container) if member is not None]
     if _are_all(members, nn.Module):
@@ -256,15 +275,54 @@ def _are_all(members: list[Any], kind: type) -> bool:
     return all(issubclass(type(member), kind) for member in members)
 
 
-def _format_registration(tensor: torch.Tensor, name: str, source: _Assignment | None) -> str:
-    if source is None and tensor.requires_grad:
-        return f'{_AT_END_OF_INIT}self.{name} = nn.Parameter(self.__dict__.pop("{name}"))'
+def _format_registration(tensor: torch.Tensor, name: str, source: _Assignment | None, rebuild: Rebuild) -> str:
     if source is None:
-        return f'{_AT_END_OF_INIT}self.register_buffer("{name}", self.__dict__.pop("{name}"))'
+        registration = _format_buffer_or_parameter(tensor, name, f'self.__dict__.pop("{name}")', rebuild)
+        return f"{_AT_END_OF_INIT}{registration}"
     if tensor.requires_grad:
-        return f"{' = '.join(source.targets)} = {source.nn}.Parameter({source.text})"
+        names = [
+            target.removeprefix(f"{source.owner}.") for target in source.targets if target.startswith(source.owner)
+        ]
+        return _add_loading(
+            f"{' = '.join(source.targets)} = {source.nn}.Parameter({source.text})", ", ".join(names) or name
+        )
     further_targets = "".join(f"\n{target} = {source.targets[0]}" for target in source.targets[1:])
-    return f'{source.owner}.register_buffer("{name}", {source.text}){further_targets}'
+    return _format_buffer(source.owner, name, source.text, rebuild, further_targets)
+
+
+def _format_buffer(owner: str, name: str, value: str, rebuild: Rebuild, further_lines: str = "") -> str:
+    """Return the registration of a buffer; a random value is saved from now on, any other stays out of the file."""
+    if rebuild is Rebuild.DIFFERENT:
+        return _add_loading(f'{owner}.register_buffer("{name}", {value}){further_lines}', name)
+    text = f'{owner}.register_buffer("{name}", {value}, persistent=False){further_lines}'
+    return text if rebuild is Rebuild.IDENTICAL else f"{text}\n{_IF_SAVED}"
+
+
+#: Line after a buffer of which it is not known whether the constructor rebuilds its value.
+_IF_SAVED = "# if checkpoints must hold the value, delete persistent=False and load older ones with strict=False"
+
+
+def _add_loading(text: str, keys: str) -> str:
+    """Add the line that loads checkpoints without the keys that the fix adds to the state_dict."""
+    return f"{text}\n# older checkpoints have no {keys}: load them with load_state_dict(..., strict=False)"
+
+
+def _suggest_for_complex(unregistered: UnregisteredTensor) -> str:
+    """Return what to decide for a complex tensor: a cast of the model casts buffers, and drops imaginary parts."""
+    name = unregistered.steps[0].label.lstrip(".")
+    return (
+        f"# leave it unregistered and move it where forward reads it: {name} = self.{name}.to(x.device)\n"
+        "# as a buffer, .half() or .to(torch.bfloat16) would drop its imaginary part"
+    )
+
+
+def _suggest_for_created_later(unregistered: UnregisteredTensor) -> str:
+    """Return what to decide for a tensor that only a call of the model creates."""
+    name = unregistered.steps[0].label.lstrip(".")
+    return (
+        f"# the constructor does not create it. A cache: create it on the device of the inputs at each call\n"
+        f"# state to keep: register self.{name} in __init__ with its final shape"
+    )
 
 
 def _format_container(what: str, container: Any, name: str, source: _Assignment | None) -> str:
@@ -308,7 +366,7 @@ def _is_bad_key(key: Any, container_class: type) -> bool:
     return type(key) is not str or not key or "." in key or hasattr(container_class(), key)
 
 
-def _format_loop(container: Any, name: str, source: _Assignment | None) -> str:
+def _format_loop(container: Any, name: str, source: _Assignment | None, rebuild: Rebuild) -> str:
     """Return code with a buffer for each tensor, without the container, because a move would not update it."""
     owner = source.owner if source else "self"
     complete = source is not None and _is_complete(source.value, len(_members(container)))
@@ -323,11 +381,15 @@ def _format_loop(container: Any, name: str, source: _Assignment | None) -> str:
         ):
             return "# register each with self.register_buffer, under a name of its own"
         key = "key" if are_identifiers else "str(key).replace('.', '_')"
-    return (
+    persistence = "" if rebuild is Rebuild.DIFFERENT else ", persistent=False"
+    text = (
         f"{placement}for {'i' if key == 'i' else 'key'}, tensor in {pairs}:\n"
-        f'    {owner}.register_buffer(f"{name}_{{{key}}}", tensor, persistent=False)\n'
+        f'    {owner}.register_buffer(f"{name}_{{{key}}}", tensor{persistence})\n'
         f'# and read each as getattr(self, f"{name}_{{{key}}}")'
     )
+    if rebuild is Rebuild.DIFFERENT:
+        return _add_loading(text, f"{name}_*")
+    return text if rebuild is Rebuild.IDENTICAL else f"{text}\n{_IF_SAVED}"
 
 
 def _is_complete(value: ast.expr, count: int) -> bool:
@@ -340,16 +402,20 @@ def _is_complete(value: ast.expr, count: int) -> bool:
 
 
 def _suggest_for_class_attribute(
-    unregistered: UnregisteredTensor, name: str, source: _Assignment | None, suggestions: Suggestions
+    unregistered: UnregisteredTensor,
+    name: str,
+    source: _Assignment | None,
+    rebuild: Rebuild,
+    suggestions: Suggestions,
 ) -> str | None:
     placement = f"# delete {name} from the class body; in __init__, after super().__init__():\n"
     if source is None or any(_is_attribute_step(step) for step in unregistered.steps[1:]):
         return f"{placement}# register it there with self.register_buffer"
     if len(unregistered.steps) == 1:
-        return placement + _format_registration(unregistered.tensor, name, source)
+        return placement + _format_registration(unregistered.tensor, name, source, rebuild)
     if issubclass(type(unregistered.steps[0].value), nn.Module):
         return f"{placement}self.{name} = {source.text}"
-    text = _suggest_registration(unregistered, name, source, OtherNames(), suggestions)
+    text = _suggest_registration(unregistered, name, source, OtherNames(), rebuild, suggestions)
     if text is None or text.startswith(_AT_END_OF_INIT):
         return f"{placement}# register it there with self.register_buffer"
     return placement + text
@@ -359,22 +425,22 @@ def _is_attribute_step(step: Step) -> bool:
     return step.how not in ("item", "registered")
 
 
-def _suggest_for_captured(unregistered: UnregisteredTensor) -> str:
+def _suggest_for_captured(unregistered: UnregisteredTensor, rebuild: Rebuild) -> str:
     """Return the fix for a tensor in a closure or a default: the function must read the tensor from the module."""
     step = next(step for step in unregistered.steps if step.how in ("closure", "default"))
     match = re.search(r"'(\w+)'", step.label)
     name = match.group(1) if match else unregistered.steps[0].label.rpartition(".")[2] + "_default"
     comment = f"# in the function read self.{name} (a hook gets the module as its first argument), do not capture it\n"
-    return comment + _format_buffer_or_parameter(unregistered.tensor, name, name)
+    return comment + _format_buffer_or_parameter(unregistered.tensor, name, name, rebuild)
 
 
-def _format_buffer_or_parameter(tensor: torch.Tensor, name: str, value: str) -> str:
+def _format_buffer_or_parameter(tensor: torch.Tensor, name: str, value: str, rebuild: Rebuild) -> str:
     if tensor.requires_grad:
-        return f"self.{name} = nn.Parameter({value})"
-    return f'self.register_buffer("{name}", {value})'
+        return _add_loading(f"self.{name} = nn.Parameter({value})", name)
+    return _format_buffer("self", name, value, rebuild)
 
 
-def _suggest_for_other_holder(unregistered: UnregisteredTensor) -> str:
+def _suggest_for_other_holder(unregistered: UnregisteredTensor, rebuild: Rebuild) -> str:
     """Return the fix for a tensor in another object: make the object a module, or move the tensor to a module."""
     holder = _find_holder(unregistered)
     name = "_".join(re.findall(r"\w+", "".join(step.label for step in unregistered.steps)))
@@ -391,12 +457,12 @@ def _suggest_for_other_holder(unregistered: UnregisteredTensor) -> str:
         attribute = unregistered.steps[-1].label.lstrip(".")
         return (
             f"# make {_get_type_name(holder)} an nn.Module; in its own __init__, instead of self.{attribute} = value:\n"
-            f"{_format_buffer_or_parameter(unregistered.tensor, attribute, 'value')}"
+            f"{_format_buffer_or_parameter(unregistered.tensor, attribute, 'value', rebuild)}"
         )
     path = "".join(step.label for step in unregistered.steps).lstrip(".")
     if "#" in path:  # no Python reaches it by that name
         return comment.removesuffix("\n") + f": register it there, as {name} for one"
-    return comment + _format_buffer_or_parameter(unregistered.tensor, name, f"self.{path}")
+    return comment + _format_buffer_or_parameter(unregistered.tensor, name, f"self.{path}", rebuild)
 
 
 def _find_holder(unregistered: UnregisteredTensor) -> Any:

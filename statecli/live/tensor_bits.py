@@ -30,9 +30,9 @@ def is_same(first: torch.Tensor, second: torch.Tensor) -> bool | None:
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         if is_lazy(first) or is_lazy(second):
             return None
-        if first.dtype != second.dtype or first.layout != second.layout or first.shape != second.shape:
-            return False
         try:
+            if first.dtype != second.dtype or first.layout != second.layout or first.shape != second.shape:
+                return False
             return all(
                 _is_equal(*pair)
                 for pair in zip(_get_comparable_parts(first), _get_comparable_parts(second), strict=True)

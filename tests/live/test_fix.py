@@ -1,12 +1,16 @@
-"""Each fix, pasted into the source it is for, registers the tensor."""
+"""Each fix, pasted into the source it is for, registers the tensor, and checkpoints of the unfixed model load."""
 
 from __future__ import annotations
 
 import ast
+import re
 
 import pytest
+from torch import nn
 
 from statecli.core.state import Kind
+from statecli.live.build import build
+from statecli.live.spec import parse_spec
 
 HEADER = """
 import collections, functools
@@ -21,7 +25,11 @@ FIXES = [
     ("self.t = torch.randn(n, n)", 'self.register_buffer("t", torch.randn(n, n))', ["t"]),
     ("self.t: object = torch.ones(\n            n,\n        )", 'self.register_buffer("t", torch.ones(', ["t"]),
     ("self.t = torch.ones(n, requires_grad=True)", "self.t = nn.Parameter(torch.ones(", ["t"]),
-    ("self.t = u = torch.ones(n)\n        u.add_(1)", 'self.register_buffer("t", torch.ones(n))', ["t"]),
+    (
+        "self.t = u = torch.ones(n)\n        u.add_(1)",
+        'self.register_buffer("t", torch.ones(n), persistent=False)',
+        ["t"],
+    ),
     ("self.t = self.u = torch.ones(n, requires_grad=True)", "self.t = self.u = nn.Parameter(", ["t", "u"]),
     ("self.t, m = torch.ones(n), 2\n        m += 1", "# at the end of __init__:\nself.register_buffer", ["t"]),
     ("self.t = None\n        self.t = torch.ones(n)", "# at the end of __init__:\nself.register_buffer", ["t"]),
@@ -93,11 +101,101 @@ def test_the_fix_registers_it(inspect, body, start, names):
     assert {oddity.name for oddity in fixed.oddities} <= {"none-parameter"}
 
 
+def _build(target: str) -> nn.Module:
+    spec = parse_spec(target)
+    assert spec is not None
+    return build(spec).module
+
+
+def _load_older_checkpoint(fixed: nn.Module, unfixed: nn.Module, fix: str) -> None:
+    """Load a checkpoint of the unfixed model, in the way that the fix says if it adds keys."""
+    lacking = re.search(r"^# older checkpoints have no (.+): load them with .*strict=False", fix, re.M)
+    keys = fixed.load_state_dict(unfixed.state_dict(), strict=lacking is None)
+    assert not keys.unexpected_keys
+    if lacking is not None:
+        pattern = re.escape(lacking.group(1)).replace(r"\*", ".*").replace(r",\ ", "|")
+        assert keys.missing_keys
+        assert all(re.fullmatch(pattern, key) for key in keys.missing_keys)
+
+
+@pytest.mark.parametrize(("body", "start", "names"), FIXES)
+def test_a_checkpoint_of_the_unfixed_model_loads(inspect, write, body, start, names):
+    """Strictly; or the fix adds keys, names them, and says how to load without them."""
+    source = f"{HEADER}        self.other = nn.PReLU()\n        {body}\n"
+    row = next(t for t in inspect(source).tensors if t.kind is Kind.UNREGISTERED)
+    _load_older_checkpoint(_build(write(_pasted(source, row))), _build(write(source)), row.fix)
+
+
+def test_a_random_buffer_is_saved_from_now_on(inspect):
+    """A value that each build draws again is kept in the checkpoint; one that each build computes is not."""
+    body = "self.random = torch.rand(3)\n        self.computed = torch.arange(3)\n"
+    fixes = {row.fqn: row.fix for row in inspect(f"{HEADER}        {body}").tensors}
+    assert fixes["random"].splitlines() == [
+        'self.register_buffer("random", torch.rand(3))',
+        "# older checkpoints have no random: load them with load_state_dict(..., strict=False)",
+    ]
+    assert fixes["computed"] == 'self.register_buffer("computed", torch.arange(3), persistent=False)'
+
+
+def test_a_value_of_the_class_is_not_said_to_be_rebuilt(inspect):
+    """Two instances share a class attribute, which says nothing about another process."""
+    source = "class Net(nn.Module):\n    t = torch.rand(5)\n    def __init__(self):\n        super().__init__()\n"
+    (row,) = inspect(source).tensors
+    assert row.fix.endswith("delete persistent=False and load older ones with strict=False")
+
+
+def test_a_table_computed_from_a_large_random_parameter_is_random(inspect):
+    """The values of large parameters are not drawn to list a model, but to tell what is computed from them."""
+    source = (
+        f"{HEADER}        self.w = nn.Parameter(torch.randn(300, 300))\n        self.t = self.w.detach()[:3].clone()\n"
+    )
+    row = next(t for t in inspect(source).tensors if t.kind is Kind.UNREGISTERED)
+    assert "persistent=False" not in row.fix
+
+
+def test_a_model_that_builds_once_gets_no_claim(inspect):
+    """A constructor that fails the second time leaves open whether the value is rebuilt."""
+    source = (
+        "count = []\n"
+        + HEADER
+        + "        count.append(1)\n        assert len(count) < 2\n        self.t = torch.ones(2)\n"
+    )
+    (row,) = inspect(source).tensors
+    assert row.fix.endswith("delete persistent=False and load older ones with strict=False")
+
+
+def test_a_second_build_prints_nothing(inspect, capfd):
+    """What a constructor prints is printed once."""
+    (row,) = inspect(f"{HEADER}        print('built')\n        self.t = torch.ones(2)\n").tensors
+    assert row.fix.endswith("persistent=False)")
+    assert capfd.readouterr().err.count("built") == 1
+
+
+def test_a_complex_table_stays_unregistered(inspect):
+    """A cast of the model would drop the imaginary part of a complex buffer."""
+    (row,) = inspect(f"{HEADER}        self.freqs = torch.polar(torch.ones(2), torch.ones(2))\n").tensors
+    assert row.fix.splitlines() == [
+        "# leave it unregistered and move it where forward reads it: freqs = self.freqs.to(x.device)",
+        "# as a buffer, .half() or .to(torch.bfloat16) would drop its imaginary part",
+    ]
+
+
+def test_the_line_of_a_setter_is_its_callers(inspect):
+    """A class's own __setattr__ is never the line to change."""
+    source = HEADER + (
+        "        self.t = torch.ones(3)\n"
+        "    def __setattr__(self, name, value):\n"
+        "        return super().__setattr__(name, value)\n"
+    )
+    (row,) = inspect(source).tensors
+    assert row.fix == 'self.register_buffer("t", torch.ones(3), persistent=False)'
+
+
 def test_the_class_body_moves_into_init(inspect):
     """A class attribute is to be deleted and registered in __init__, and then it is."""
     source = "class Net(nn.Module):\n    t = torch.arange(5)\n    def __init__(self):\n        super().__init__()\n"
     (row,) = inspect(source).tensors
-    comment, line = row.fix.split("\n")
+    comment, line, _ = row.fix.split("\n")
     assert comment.startswith("# delete t from the class body")
     fixed = source.replace("    t = torch.arange(5)\n", "") + f"        {line}\n"
     (row,) = inspect(fixed).tensors
@@ -124,13 +222,16 @@ def test_the_files_own_name_of_torch_nn_is_used(inspect):
     """A file that imports torch alone gets torch.nn.Parameter, one that renames nn its own name."""
     source = "import torch.nn as N\nclass Net(N.Module):\n    def __init__(self):\n        super().__init__()\n"
     (row,) = inspect("nn = None\n" + source + "        self.t = torch.ones(1, requires_grad=True)\n").tensors
-    assert row.fix in ("self.t = nn.Parameter(torch.ones(1, requires_grad=True))",)
+    assert row.fix.startswith("self.t = nn.Parameter(torch.ones(1, requires_grad=True))\n#")
 
 
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("k = torch.ones(1)\n        self.register_forward_hook(lambda *a: k)", 'self.register_buffer("k", k)'),
+        (
+            "k = torch.ones(1)\n        self.register_forward_hook(lambda *a: k)",
+            'self.register_buffer("k", k, persistent=False)',
+        ),
         ("self.f = functools.partial(print, torch.ones(1))", "not through the partial"),
         ("self.h = Holder()\n        self.h.t = torch.ones(1)", "make Holder an nn.Module"),
         ("self.h = Holder()\n        self.h.net = nn.PReLU()", "make Holder an nn.Module"),
