@@ -194,16 +194,17 @@ def test_ten_thousand_findings_are_a_page_that_is_read():
 
 
 def test_repeated_layers_are_folded():
-    """On a terminal; piped, each is a line."""
+    """On a terminal and piped; data for programs has each."""
     found = [finding(fqn=f"layers.{n}.w") for n in range(48)]
     assert "layers.{0..47}.w: is nan" in shown(target("a.pt", *found))
-    assert render_audit("plain", target("a.pt", *found)).count("is nan") == 48
+    assert render_audit("plain", target("a.pt", *found)).count("is nan") == 1
+    assert render_audit("csv", target("a.pt", *found)).count("is nan") == 48
 
 
 def test_a_piped_table_is_not_cut():
-    """A row a finding with its target and what to do, however long."""
+    """A row a problem with its target and what to do, however long."""
     long = finding(message="w: " + "x" * 900, help="mend it")
-    header, row, *rest = render_audit("table", target("a.pt", long)).splitlines()
+    header, row, *rest = render_audit("plain", target("a.pt", long)).splitlines()
     assert header.split() == ["target", "severity", "rule", "message", "help"]
     assert row.split() == ["a.pt", "error", "nan", "w:", "x" * 900, "mend", "it"]
     assert rest == ["", "1 audited: 1 error; 2 rules ran"]

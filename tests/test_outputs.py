@@ -217,14 +217,16 @@ def test_every_output_of_every_command(statecli, here, run):
     findings = parsed[Output.JSON]["findings"]
     assert bool(findings) == found
     assert len(parsed[Output.CSV]) == 1
+    problems = parsed[Output.JSON].get("problems", findings)
+    assert bool(problems) == found
     results = parsed[Output.SARIF]["results"]
-    assert [(one["ruleId"], one["level"]) for one in results] == [(one["rule"], one["severity"]) for one in findings]
+    assert [(one["ruleId"], one["level"]) for one in results] == [(one["rule"], one["severity"]) for one in problems]
     (invocation,) = parsed[Output.SARIF]["invocations"]
     assert invocation["executionSuccessful"] is (result.code != 2)
     failed = [one for one in parsed[Output.JUNIT].iter("testcase") if one.find("failure") is not None]
     assert bool(failed) == (result.code == 1)
     assert bool(list(parsed[Output.JUNIT].iter("error"))) == (result.code == 2)
-    assert len(parsed[Output.GITLAB]) == len(findings) + len(result.err.splitlines()) * (result.code == 2)
+    assert len(parsed[Output.GITLAB]) == len(problems) + len(result.err.splitlines()) * (result.code == 2)
     assert bool(parsed[Output.GITHUB]) == bool(parsed[Output.GITLAB])
 
 

@@ -196,7 +196,7 @@ def write_report(report: Report, targets: Sequence[OutputTarget], color: str, qu
 
 def is_on_screen(target: OutputTarget) -> bool:
     """Return True if a person reads the output on the terminal of standard error."""
-    for_people = target.output in (render.Output.TABLE, render.Output.PLAIN) and target.path is None
+    for_people = target.output in (None, render.Output.TABLE, render.Output.PLAIN) and target.path is None
     return for_people and sys.stderr is not None and sys.stderr.isatty() and open_stdout().raw.isatty()
 
 
@@ -213,13 +213,18 @@ def write_text(text: Callable[[int], str], path: str | None) -> None:
         sink.text(text(_get_width(sink)))
 
 
+#: Columns of an output whose width is unknown.
+DEFAULT_WIDTH = 80
+
+
 def _get_width(sink: Stream) -> int:
     if sink.columns is not None:
         return sink.columns
     try:
-        return os.get_terminal_size(sink.raw.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
+        return os.get_terminal_size(sink.raw.fileno()).columns or DEFAULT_WIDTH
+    except (OSError, ValueError):  # no terminal: `COLUMNS=120 statecli … -f table | less`
+        columns = os.environ.get("COLUMNS", "")
+        return int(columns) if columns.isdecimal() and int(columns) else DEFAULT_WIDTH
 
 
 def _use_color(choice: str, terminal: bool) -> bool:

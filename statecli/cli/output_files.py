@@ -32,9 +32,12 @@ STDOUT = "-"
 
 
 class OutputTarget(msgspec.Struct, frozen=True):
-    """An output and its file, None for stdout. `option_text`: its option, for the message of a UsageError."""
+    """An output and its file, None for stdout. `option_text`: its option, for the message of a UsageError.
 
-    output: Output
+    `output` None: a table on a terminal, else plain.
+    """
+
+    output: Output | None
     path: str | None
     option_text: str
 

@@ -122,3 +122,9 @@ def draw_bar(relative: float | None) -> str:
     filled = min(1.0, max(0.0, 1 + math.log10(relative) / BAR_DECADES))
     eighths = max(1, round(filled * BAR_CELLS * 8))
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def format_fix_in_line(fix: str) -> str:
+    """Format lines to paste as one line if all lines after the first are comments, else with `\\n` between them."""
+    first, *rest = fix.splitlines() or [""]
+    return "  ".join([first, *rest]) if all(line.startswith("#") for line in rest) else fix

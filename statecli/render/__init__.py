@@ -63,8 +63,7 @@ OUTPUTS: dict[Output, ModuleType] = {
 
 
 @with_denormals
-def write(report: Report, output: Output, sink: Sink, options: RenderOptions) -> None:
-    """Write the report in this format. A table outside of a terminal is plain text."""
-    if output is Output.TABLE and not options.terminal:
-        output = Output.PLAIN
+def write(report: Report, output: Output | None, sink: Sink, options: RenderOptions) -> None:
+    """Write the report in this format; None: a table on a terminal, else plain."""
+    output = output or (Output.TABLE if options.terminal else Output.PLAIN)
     OUTPUTS[output].write(report, sink, options)

@@ -47,7 +47,7 @@ class _Annotation(msgspec.Struct, frozen=True):
 
 
 def write(report: Report, sink: Sink, options: RenderOptions) -> None:
-    findings = report.describe_failing_findings() if options.quiet else report.describe_findings()
+    findings = [problem.merge_findings() for problem in report.list_problems(quiet=options.quiet)]
     troubles = report.troubles
     for severity, level in LEVELS.items():
         annotations = _annotate_troubles(trouble for trouble in troubles if trouble.severity is severity)

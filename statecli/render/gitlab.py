@@ -1,4 +1,4 @@
-"""`-f gitlab`: GitLab's Code Quality report, an issue for each line.
+"""`-f gitlab`: GitLab's Code Quality report, an issue for each problem, in a line.
 
 A note is `info`, a warning `minor`, an error `major`; an unreadable target is a `blocker`, so that it never looks
 clean. Accepted findings are left out. `-q` leaves nothing else out, because programs read this output.
@@ -16,6 +16,7 @@ from statecli.core.escaping import escape, escape_sentence
 from statecli.core.finding import Finding, Severity
 from statecli.core.json_text import encode_json
 from statecli.core.output_rules import CANNOT_READ
+from statecli.core.units import format_fix_in_line
 from statecli.report import Report, build_scope_notes
 from statecli.targets.location import Location, find_file, locate, number_fingerprints
 
@@ -46,7 +47,9 @@ def _build_issues(report: Report) -> Iterator[_Issue]:
     unreadable = [CANNOT_READ.finding(trouble.message, target=trouble.target) for trouble in troubles]
     for finding, fingerprint, number in number_fingerprints(unreadable):
         yield _build_issue(finding, _make_unique(fingerprint, number), "blocker", Location(find_file(finding.target)))
-    for finding, fingerprint, number in number_fingerprints(report.describe_findings()):
+    for finding, fingerprint, number in number_fingerprints(
+        problem.merge_findings() for problem in report.list_problems()
+    ):
         yield _build_issue(finding, _make_unique(fingerprint, number), SEVERITIES[finding.severity], locate(finding))
     for finding, fingerprint, number in number_fingerprints(build_scope_notes(report)):
         yield _build_issue(finding, _make_unique(fingerprint, number), SEVERITIES[finding.severity], locate(finding))
@@ -56,7 +59,7 @@ def _build_issue(finding: Finding, fingerprint: str, severity: str, location: Lo
     path = escape(location.path).replace(os.sep, "/").removeprefix("./")
     # Line 1 of a checkpoint, because GitLab drops an issue without a line.
     json_location: dict[str, str | dict[str, int]] = {"path": path, "lines": {"begin": max(1, location.line or 1)}}
-    help = f" ({escape_sentence(finding.help)})" if finding.help else ""
+    help = f" ({escape_sentence(format_fix_in_line(finding.help))})" if finding.help else ""
     return _Issue(escape_sentence(finding.message) + help, finding.rule, fingerprint, severity, json_location)
 
 

@@ -1,4 +1,4 @@
-"""`-f plain`, and any table outside of a terminal: a line for each row, columns aligned, nothing cut off or folded."""
+"""`-f plain`, and the default outside of a terminal: a line for each row, nothing cut off or folded."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         write_line(target + format_problem(problem) + place, "bold red")
         for effect in () if options.quiet else problem.effects:
             write_line(f"  {escape_sentence(effect)}")
-        for code in () if options.quiet else (problem.help or "").splitlines():
-            write_line(f"  fix: {code}")
+        for n, code in enumerate(() if options.quiet else (problem.help or "").splitlines()):
+            write_line(f"  {'     ' if n else 'fix: '}{code}")
     if options.quiet and (weakening := report.describe_weakening()):
         write_line(weakening)
 
@@ -60,7 +60,7 @@ def _list_problems(report: Report, page: Page | None, *, quiet: bool) -> Iterato
 
     `page` is the page that was built already; None if `quiet` needed none.
     """
-    if not report.groups_findings:
+    if report.problems is None:
         findings = report.describe_failing_findings() if quiet else report.describe_findings_without_row()
         yield from map(wrap_finding, limit_findings(findings, report.max_findings))
         return

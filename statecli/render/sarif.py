@@ -1,4 +1,4 @@
-"""`-f sarif`: SARIF 2.1.0, for code scanning; a result in each line.
+"""`-f sarif`: SARIF 2.1.0, for code scanning; a result in each line, for each problem.
 
 A finding of a model class points at the source line; a tensor is a logical location, with its bytes if known. Relative
 paths stay relative. Accepted findings are suppressed results; an unreadable target is a notification, and then the run
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from statecli.core.escaping import escape_name, escape_sentence
@@ -17,7 +17,7 @@ from statecli.core.finding import Finding
 from statecli.core.json_text import encode_json
 from statecli.core.output_rules import CONFIGURATION, NOT_CHECKED
 from statecli.core.version import __version__
-from statecli.report import Report, RuleText, Trouble, build_scope_notes
+from statecli.report import Problem, Report, RuleText, Trouble, build_problem, build_scope_notes
 from statecli.targets.location import locate, number_fingerprints
 
 if TYPE_CHECKING:
@@ -32,15 +32,16 @@ _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: ARG001  # every output has the same signature
     rules = {rule.name: rule for rule in report.rules()}
-    for finding in (*report.findings, *(finding for finding, _ in report.accepted)):
-        rules.setdefault(finding.rule, RuleText(finding.rule, finding.severity, finding.rule))
+    problems = (*report.list_problems(), *(build_problem(finding) for finding, _ in report.accepted))
+    for problem in problems:
+        rules.setdefault(problem.rule, RuleText(problem.rule, problem.severity, problem.rule))
     index = {rule: n for n, rule in enumerate(rules)}
     sink.utf8(b'{"$schema":' + encode_json(SCHEMA) + b',"version":"2.1.0","runs":[{\n"tool":{"driver":')
     driver = {"name": "statecli", "version": __version__, "semanticVersion": __version__}
     sink.utf8(encode_json({**driver, "rules": [_describe_rule(rule) for rule in rules.values()]}))
     sink.utf8(b'},\n"invocations":[' + encode_json(_describe_invocation(report)) + b'],\n"results":[')
     separator = b"\n"
-    for result in _build_results(report, index):
+    for result in _build_results(report, problems, index):
         sink.utf8(separator + encode_json(result))
         separator = b",\n"
     sink.utf8(b"]}]}\n")
@@ -87,16 +88,18 @@ def _build_notification(trouble: Trouble) -> dict[str, Any]:
     }
 
 
-def _build_results(report: Report, index: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield the results. If any is suppressed, the others have an empty `suppressions`, as the standard requires."""
-    reasons = dict.fromkeys(range(len(report.findings))) | {
-        len(report.findings) + n: reason for n, (_, reason) in enumerate(report.accepted)
-    }
-    all_findings = (*report.describe_findings(), *(finding for finding, _ in report.accepted))
-    for n, (finding, fingerprint, number) in enumerate(number_fingerprints(all_findings)):
+def _build_results(report: Report, problems: Sequence[Problem], index: dict[str, int]) -> Iterator[dict[str, Any]]:
+    """Yield a result for each problem and each accepted finding; `problems` has both.
+
+    If any is suppressed, the others have an empty `suppressions`, as the standard requires.
+    """
+    reasons = [*[None] * (len(problems) - len(report.accepted)), *(reason for _, reason in report.accepted)]
+    merged_findings = number_fingerprints(problem.merge_findings() for problem in problems)
+    for problem, reason, (finding, fingerprint, number) in zip(problems, reasons, merged_findings, strict=True):
         result = _build_result(finding, index[finding.rule])
+        if len(problem.findings) > 1:
+            result["relatedLocations"] = [_build_related_location(part) for part in problem.findings]
         result["partialFingerprints"] = {GITHUB_FINGERPRINT: f"{fingerprint}:{number}", "statecli/v1": fingerprint}
-        reason = reasons[n]
         if report.accepted:
             result["suppressions"] = (
                 [] if reason is None else [{"kind": "external", "justification": _escape_text(reason)}]
@@ -105,7 +108,7 @@ def _build_results(report: Report, index: dict[str, int]) -> Iterator[dict[str, 
 
 
 def _build_result(finding: Finding, index: int) -> dict[str, Any]:
-    help = f"\n{escape_sentence(finding.help)}" if finding.help else ""
+    help = "".join(f"\n{escape_sentence(line)}" for line in (finding.help or "").splitlines())
     return {
         "ruleId": finding.rule,
         "ruleIndex": index,
@@ -113,6 +116,11 @@ def _build_result(finding: Finding, index: int) -> dict[str, Any]:
         "message": {"text": _escape_text(finding.message) + _escape_links(help)},
         "locations": [_build_location(finding)],
     }
+
+
+def _build_related_location(finding: Finding) -> dict[str, Any]:
+    """Return the place of one tensor of a problem, with its own message."""
+    return {**_build_location(finding), "message": {"text": _escape_text(f"{finding.rule}: {finding.message}")}}
 
 
 def _build_location(finding: Finding) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""`-f table` on a terminal: grouped, folded, coloured, fitted to its width. Names are never cut to fit a column."""
+"""`-f table`, and the default on a terminal: grouped, folded, coloured, fitted to its width.
+
+Names are never cut to fit a column.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,11 @@ from msgspec import UNSET
 from statecli.core.escaping import escape_line, escape_name, escape_sentence
 from statecli.core.units import format_origin
 from statecli.render._ansi import paint
-from statecli.report import Line, Page, Problem, Report
+from statecli.report import MAX_EFFECTS, Line, Page, Problem, Report
 
 if TYPE_CHECKING:
     from statecli.render import RenderOptions, Sink
 
-#: Consequences of a problem that are shown without --all.
-MAX_EFFECTS = 8
 INDENT = 2
 GAP = 2
 #: Smallest width of the name column; in less space, names are above the other columns.

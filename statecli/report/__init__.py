@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from statecli.core import output_rules
 from statecli.core.finding import Finding, Severity
@@ -116,6 +116,48 @@ class Problem(msgspec.Struct, frozen=True):
     help: str | None = None
     origin: Origin | UnsetType = UNSET
     source: str = ""
+
+    def list_names(self) -> list[str]:
+        """Return the names of the tensors, each once."""
+        return list(dict.fromkeys(finding.fqn for finding in self.findings if finding.fqn))
+
+    def merge_findings(self) -> Finding:
+        """Return one finding for the whole problem, for outputs that track each problem.
+
+        The consequences follow the message. A finding about several tensors names none of them in `fqn`; `about` keeps
+        the fingerprints of two such problems of one target apart.
+        """
+        names = self.list_names()
+        effects = [*self.effects[:MAX_EFFECTS]]
+        if len(self.effects) > MAX_EFFECTS:
+            effects.append(f"{len(self.effects) - MAX_EFFECTS:,} more")
+        return structs.replace(
+            self.findings[0],
+            rule=self.rule,
+            severity=self.severity,
+            message="; ".join([self.message, *effects]),
+            fqn=names[0] if len(names) == 1 else None,
+            help=self.help,
+            origin=self.origin or self.findings[0].origin,
+            about=self.findings[0].about if len(names) < 2 else self.message.partition(":")[0],
+        )
+
+
+def build_problem(finding: Finding) -> Problem:
+    """Return a problem of one finding."""
+    return Problem(
+        finding.rule,
+        finding.severity,
+        finding.message,
+        finding.target,
+        (finding,),
+        help=finding.help,
+        origin=finding.origin,
+    )
+
+
+#: Consequences of a problem that are shown without --all.
+MAX_EFFECTS = 8
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -232,8 +274,8 @@ class Report(msgspec.Struct, frozen=True):
     failing: tuple[Finding, ...] | None = None
     #: Whether every line is shown (`--all`), also in outputs of limited size.
     show_all: bool = False
-    #: True if the page groups all findings into problems; False if each finding is a problem, and may be a row.
-    groups_findings: bool = False
+    #: All findings, grouped into problems; None if each finding is a problem, and may be a row.
+    problems: Callable[[], tuple[Problem, ...]] | None = None
     #: Largest number of findings for people (`-n`), who also see the number of others; None: no limit.
     max_findings: int | None = None
     #: Whether there are several targets: then a line with a finding begins with its target.
@@ -261,6 +303,17 @@ class Report(msgspec.Struct, frozen=True):
     def describe_findings_without_row(self) -> tuple[Finding, ...]:
         """Return the findings that no row shows."""
         return self.describe(finding for finding in self.findings if finding.rule not in self.rules_in_rows)
+
+    def list_problems(self, *, quiet: bool = False) -> tuple[Problem, ...]:
+        """Return all problems, for outputs that track problems; with `quiet` those with a failing finding."""
+        if self.problems is None:
+            return tuple(map(build_problem, self.describe_failing_findings() if quiet else self.describe_findings()))
+        failing = None if self.failing is None or not quiet else set(map(id, self.failing))
+        return tuple(
+            problem
+            for problem in self.problems()
+            if failing is None or any(id(finding) in failing for finding in problem.findings)
+        )
 
     def has_failed(self) -> bool:
         """Return whether the command exits with status 1."""

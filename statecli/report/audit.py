@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -15,6 +15,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.units import (
     describe_configuration,
     describe_not_checked,
+    format_fix_in_line,
     format_origin,
     format_size,
     join_names,
@@ -67,17 +68,23 @@ def build_audit_report(
     notes = [note for target in audit.targets for note in target.notes] if view.verbose else []
     return Report(
         title=audit.targets[0].target if len(audit.targets) == 1 else plural(len(audit.targets), "target"),
-        document=lambda: documents.build_audit_document(audit, _format_verdict(audit), run_notes),
-        table=lambda: _build_table(audit),
+        document=lambda: documents.build_audit_document(
+            audit, _group_problems(audit, audit.findings), _format_verdict(audit), run_notes
+        ),
+        table=lambda: _build_table([finding for t in audit.targets for finding in _sort_findings(t.findings)]),
+        short_table=lambda: _build_table(
+            replace(finding, help=format_fix_in_line(finding.help or "") or None)
+            for finding in _merge_problems(_group_problems(audit, audit.findings))
+        ),
         page=lambda: _build_page(audit, view, inconclusive),
         findings=audit.findings,
         notes=tuple(notes),
         rules_in_rows=frozenset(finding.rule for finding in audit.findings),
         failing=audit.failing,
         show_all=view.unfold,
-        groups_findings=True,
+        problems=lambda: tuple(_group_problems(audit, audit.findings)),
         has_several_targets=len(audit.targets) > 1,
-        rules=lambda: rule_texts.list_audit_rule_texts(audit.ran, _list_all_findings(audit)),
+        rules=lambda: rule_texts.list_audit_rule_texts(audit.ran, _list_shown_findings(audit)),
         cases=lambda: (
             *_build_cases(audit),
             *(Case(_choose_target(audit), "audit", Outcome.ERROR, reason) for reason in inconclusive),
@@ -94,9 +101,10 @@ def _choose_target(audit: Audit) -> str:
     return max(audit.targets, key=lambda target: target.status is Status.AUDITED).target
 
 
-def _list_all_findings(audit: Audit) -> list[Finding]:
-    """Return all findings, also accepted ones."""
-    return [*audit.findings, *(accepted.finding for target in audit.targets for accepted in target.accepted)]
+def _list_shown_findings(audit: Audit) -> list[Finding]:
+    """Return all findings, also accepted ones, and a finding for each problem."""
+    accepted = [entry.finding for target in audit.targets for entry in target.accepted]
+    return [*audit.findings, *accepted, *_merge_problems(_group_problems(audit, audit.findings))]
 
 
 def _list_troubles(audit: Audit) -> tuple[Trouble, ...]:
@@ -110,35 +118,47 @@ def _list_troubles(audit: Audit) -> tuple[Trouble, ...]:
 
 
 def _build_cases(audit: Audit) -> Iterator[Case]:
-    """Yield a case for each target and rule, in the order of the run, and for each target without an audit."""
+    """Yield a case for each target and rule, in the order of the run, and for each target without an audit.
+
+    A problem of several rules is in the case of its own rule alone.
+    """
     for target in audit.targets:
         if target.status is not Status.AUDITED:
             outcome = Outcome.ERROR if target.status is Status.FAILED else Outcome.SKIPPED
             yield Case(target.target, "audit", outcome, target.reason or "")
-        by_rule: dict[str, list[Finding]] = {rule: [] for rule in target.ran}
-        for finding in target.findings:
-            by_rule.setdefault(finding.rule, []).append(finding)
+        by_rule: dict[str, list[Problem]] = {rule: [] for rule in target.ran}
+        for problem in group_findings(target.findings, target.unregistered):
+            by_rule.setdefault(problem.rule, []).append(problem)
         accepted: dict[str, list[str]] = {}
         for entry in target.accepted:
             accepted.setdefault(entry.finding.rule, []).append(
                 f"accepted: {test_cases.describe_finding(entry.finding)}: {entry.reason}"
             )
-        for rule, findings in by_rule.items():
-            yield _build_case(target.target, rule, findings, accepted.get(rule, []), audit.fail_on)
+        for rule, problems in by_rule.items():
+            yield _build_case(target.target, rule, problems, accepted.get(rule, []), audit.fail_on)
         yield from (Case(target.target, skipped.rule, Outcome.SKIPPED, skipped.reason) for skipped in target.skipped)
 
 
 def _build_case(
-    target: str, rule: str, findings: Sequence[Finding], accepted: Sequence[str], fail_on: Severity
+    target: str, rule: str, problems: Sequence[Problem], accepted: Sequence[str], fail_on: Severity
 ) -> Case:
-    """Return the case of a rule; findings milder than `fail_on` are part of its text."""
-    failing = [finding for finding in findings if finding.severity.rank >= fail_on.rank]
-    milder = [test_cases.describe_finding(finding) for finding in findings if finding.severity.rank < fail_on.rank]
+    """Return the case of a rule; problems milder than `fail_on` are part of its text."""
+    failing = [problem for problem in problems if problem.severity.rank >= fail_on.rank]
+    milder = [
+        test_cases.describe_finding(problem.merge_findings())
+        for problem in problems
+        if problem.severity.rank < fail_on.rank
+    ]
     case = test_cases.build_failed_case(target, rule, failing) if failing else Case(target, rule, Outcome.PASSED)
     return replace(case, text=(*case.text, *milder, *accepted))
 
 
-def _build_table(audit: Audit) -> Table:
+def _merge_problems(problems: Iterable[Problem]) -> list[Finding]:
+    return [problem.merge_findings() for problem in problems]
+
+
+def _build_table(findings: Iterable[Finding]) -> Table:
+    """Return a row for each finding. `place` is shown next to the message for people if it is a source line."""
     names = ("target", "severity", "rule", "section", "fqn", "message", "help", "place")
     columns = tuple(report.Column(name, detail=name in ("section", "fqn", "place")) for name in names)
     rows = tuple(
@@ -152,8 +172,7 @@ def _build_table(audit: Audit) -> Table:
             finding.help,
             location.format_place(finding),
         )
-        for target in audit.targets
-        for finding in _sort_findings(target.findings)
+        for finding in findings
     )
     return Table(columns, rows, has_findings=False)
 

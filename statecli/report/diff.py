@@ -135,12 +135,16 @@ def _build_cases(diff: Diff, report: Report) -> tuple[Case, ...]:
     rest = [finding for findings in findings_by_name.values() for finding in findings]
     if cases and not rest:
         return tuple(cases)
-    return (*cases, *test_cases.build_cases(report.title, rest, "identical"))
+    return (*cases, *test_cases.build_cases(report.title, map(wrap_finding, rest), "identical"))
 
 
 def _build_case(suite: str, name: str, description: str, findings: Sequence[Finding]) -> Case:
     """Return the case of a difference; an expected difference passes."""
-    case = test_cases.build_failed_case(suite, name, findings) if findings else Case(suite, name, Outcome.PASSED)
+    case = (
+        test_cases.build_failed_case(suite, name, list(map(wrap_finding, findings)))
+        if findings
+        else Case(suite, name, Outcome.PASSED)
+    )
     return replace(case, text=(description, *case.text))
 
 

@@ -23,7 +23,7 @@ from statecli.core.scope import Configuration, NotChecked
 from statecli.core.sizes import Totals
 from statecli.core.state import After, Evidence, Kind, Oddity, Origin, Scalar, Stats, TensorInfo
 from statecli.core.version import __version__
-from statecli.report import Rows, RuleText
+from statecli.report import Problem, Rows, RuleText
 from statecli.targets.location import compute_fingerprint
 from statecli.targets.target_result import Skipped
 from statecli.targets.target_result import Status as AuditStatus
@@ -59,6 +59,25 @@ class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     appeared: bool = False
 
 
+class ProblemRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Findings that one change would mend.
+
+    `tensors` are their names, `effects` the consequences, `help` lines to paste or what to do, `source` the text of the
+    line `origin`. `findings` counts the entries of the list `findings` that belong to it.
+    """
+
+    rule: str
+    severity: Severity
+    message: str
+    target: str
+    findings: int
+    tensors: tuple[str, ...] = ()
+    effects: tuple[str, ...] = ()
+    help: str | None = None
+    origin: Origin | UnsetType = UNSET
+    source: str = ""
+
+
 class InspectDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """`statecli inspect -f json`. Consumers ignore keys they do not know.
 
@@ -78,6 +97,7 @@ class InspectDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     to: str | UnsetType = UNSET
     inputs: str | UnsetType = UNSET
     verdict: str = ""
+    problems: tuple[ProblemRow, ...] = ()
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -208,6 +228,7 @@ class VerifyDocument(msgspec.Struct, frozen=True):
     notes: tuple[Oddity, ...] = ()
     verdict: str = ""
     not_checked: tuple[NotChecked, ...] = ()
+    problems: tuple[ProblemRow, ...] = ()
 
 
 class AuditSummary(msgspec.Struct, frozen=True):
@@ -265,6 +286,7 @@ class AuditDocument(msgspec.Struct, frozen=True):
     verdict: str = ""
     not_checked: tuple[NotChecked, ...] = ()
     configuration: Configuration = Configuration()
+    problems: tuple[ProblemRow, ...] = ()
 
 
 class RuleRow(msgspec.Struct, frozen=True):
@@ -339,7 +361,24 @@ def build_rules_document(texts: Sequence[RuleText]) -> RulesDocument:
     return RulesDocument("statecli.rules/1", __version__, tuple(rows))
 
 
-def build_inspect_document(inspection: Inspection, summary: dict[str, Totals], verdict: str) -> InspectDocument:
+def _build_problem_row(problem: Problem) -> ProblemRow:
+    return ProblemRow(
+        problem.rule,
+        problem.severity,
+        problem.message,
+        problem.target,
+        len(problem.findings),
+        tuple(problem.list_names()),
+        problem.effects,
+        problem.help,
+        problem.origin,
+        problem.source,
+    )
+
+
+def build_inspect_document(
+    inspection: Inspection, problems: Iterable[Problem], summary: dict[str, Totals], verdict: str
+) -> InspectDocument:
     """Return the document of an inspection."""
     state = inspection.state
     return InspectDocument(
@@ -356,6 +395,7 @@ def build_inspect_document(inspection: Inspection, summary: dict[str, Totals], v
         inspection.to if inspection.to is not None else UNSET,
         inspection.inputs if inspection.inputs is not None else UNSET,
         verdict,
+        tuple(map(_build_problem_row, problems)),
     )
 
 
@@ -452,7 +492,10 @@ def _build_side(t: TensorInfo | None) -> Side | None:
 
 
 def build_verify_document(
-    verification: Verification, verdict: str, not_checked: tuple[NotChecked, ...] = ()
+    verification: Verification,
+    problems: Iterable[Problem],
+    verdict: str,
+    not_checked: tuple[NotChecked, ...] = (),
 ) -> VerifyDocument:
     """Return the document of one run of the proofs."""
     return VerifyDocument(
@@ -466,6 +509,7 @@ def build_verify_document(
         verification.notes,
         verdict,
         not_checked,
+        tuple(map(_build_problem_row, problems)),
     )
 
 
@@ -518,7 +562,9 @@ def _build_check_row(check: Check) -> CheckRow:
     )
 
 
-def build_audit_document(audit: Audit, verdict: str, notes: Sequence[Finding] = ()) -> AuditDocument:
+def build_audit_document(
+    audit: Audit, problems: Iterable[Problem], verdict: str, notes: Sequence[Finding] = ()
+) -> AuditDocument:
     """Return the document of an audit. `notes` are not among its findings."""
     counts = Counter(finding.severity for finding in audit.findings)
     statuses = Counter(target.status for target in audit.targets)
@@ -554,4 +600,5 @@ def build_audit_document(audit: Audit, verdict: str, notes: Sequence[Finding] = 
         verdict,
         audit.not_checked,
         audit.configuration,
+        tuple(map(_build_problem_row, problems)),
     )

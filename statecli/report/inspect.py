@@ -40,6 +40,7 @@ from statecli.report import (
     Line,
     Outcome,
     Page,
+    Problem,
     Report,
     Rows,
     Table,
@@ -61,7 +62,7 @@ def build_inspect_report(inspection: Inspection, view: View) -> Report:
     return Report(
         title=state.target,
         document=lambda: documents.build_inspect_document(
-            inspection, sizes.sum_by_kind(state.tensors), _format_verdict(inspection)
+            inspection, _group_problems(inspection), sizes.sum_by_kind(state.tensors), _format_verdict(inspection)
         ),
         table=lambda: _build_table(inspection),
         short_table=lambda: _build_table(inspection, details=False),
@@ -69,10 +70,10 @@ def build_inspect_report(inspection: Inspection, view: View) -> Report:
         page_without_rows=lambda: _build_page(inspection, view, rows=False),
         findings=add_places(inspection.findings, state.tensors),
         outline=view.tree,
-        groups_findings=True,
+        problems=lambda: _group_problems(inspection),
         show_all=view.unfold,
         notes=fold.limit_notes([*_describe_target(state), *_list_unreported_oddities(inspection)], view.verbose),
-        rules=lambda: rule_texts.list_rule_texts(inspection.findings),
+        rules=lambda: rule_texts.list_rule_texts([problem.merge_findings() for problem in _group_problems(inspection)]),
         cases=lambda: _build_cases(inspection),
         troubles=tuple(Trouble(state.target, message) for _, message in inspection.broken),
     )
@@ -84,8 +85,12 @@ def _build_cases(inspection: Inspection) -> tuple[Case, ...]:
     broken = tuple(Case(target, name, Outcome.ERROR, message) for name, message in inspection.broken)
     return (
         *broken,
-        *test_cases.build_cases(target, add_places(inspection.findings, inspection.state.tensors), "inspect"),
+        *test_cases.build_cases(target, _group_problems(inspection), "inspect"),
     )
+
+
+def _group_problems(inspection: Inspection) -> tuple[Problem, ...]:
+    return group_findings(add_places(inspection.findings, inspection.state.tensors), inspection.state.tensors)
 
 
 def _build_page(inspection: Inspection, view: View, *, rows: bool = True) -> Page:
@@ -100,7 +105,7 @@ def _build_page(inspection: Inspection, view: View, *, rows: bool = True) -> Pag
             if view.tree
             else _build_groups(inspection, columns, view, fold_rows)
         )
-    problems = group_findings(add_places(inspection.findings, state.tensors), state.tensors)
+    problems = _group_problems(inspection)
     return Page(
         subtitle=_format_subtitle(state, summary)
         + (f", after a forward with {inspection.inputs}" if inspection.inputs else ""),

@@ -1,35 +1,45 @@
-"""Test cases from findings, for test runners."""
+"""Test cases from problems, for test runners."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import UNSET
 
 from statecli.core.finding import Finding
-from statecli.core.units import format_origin, plural
-from statecli.report import Case, Outcome
+from statecli.core.units import format_fix_in_line, format_origin, plural
+from statecli.report import Case, Outcome, Problem
 
 
-def build_cases(suite: str, findings: Iterable[Finding], passed_name: str) -> tuple[Case, ...]:
-    """Return a failed case for each rule with findings; without findings, a passed case named `passed_name`."""
-    by_rule: dict[str, list[Finding]] = {}
-    for finding in findings:
-        by_rule.setdefault(finding.rule, []).append(finding)
-    cases = tuple(build_failed_case(suite, rule, rule_findings) for rule, rule_findings in by_rule.items())
+def build_cases(suite: str, problems: Iterable[Problem], passed_name: str) -> tuple[Case, ...]:
+    """Return a failed case for each rule with problems; without problems, a passed case named `passed_name`."""
+    by_rule: dict[str, list[Problem]] = {}
+    for problem in problems:
+        by_rule.setdefault(problem.rule, []).append(problem)
+    cases = tuple(build_failed_case(suite, rule, rule_problems) for rule, rule_problems in by_rule.items())
     return cases or (Case(suite, passed_name, Outcome.PASSED),)
 
 
-def build_failed_case(suite: str, name: str, findings: Sequence[Finding]) -> Case:
-    """Return a failed case. Its message is the only finding's, else the number of findings and the first one."""
-    first = findings[0].message
-    message = first if len(findings) == 1 else f"{plural(len(findings), 'finding')}, the first: {first}"
-    return Case(suite, name, Outcome.FAILED, message, tuple(map(describe_finding, findings)))
+def build_failed_case(suite: str, name: str, problems: Sequence[Problem]) -> Case:
+    """Return a failed case. Its message is the only problem's, else the number of problems and the first one.
+
+    The text has each problem, and below a problem of several findings each of these.
+    """
+    first = problems[0].message
+    message = first if len(problems) == 1 else f"{plural(len(problems), 'problem')}, the first: {first}"
+    return Case(suite, name, Outcome.FAILED, message, tuple(_list_lines(problems)))
+
+
+def _list_lines(problems: Iterable[Problem]) -> Iterator[str]:
+    for problem in problems:
+        yield describe_finding(problem.merge_findings())
+        if len(problem.findings) > 1:
+            yield from (f"  {finding.rule}: {finding.message}" for finding in problem.findings)
 
 
 def describe_finding(finding: Finding) -> str:
     """Format a finding as a line: rule, message, help, source line."""
     text = f"{finding.severity.value}[{finding.rule}]: {finding.message}"
-    text += f" ({finding.help})" if finding.help else ""
+    text += f" ({format_fix_in_line(finding.help)})" if finding.help else ""
     line = "" if finding.origin is UNSET else format_origin(finding.origin)
     return f"{text} [{line}]" if line and line not in text else text

@@ -20,6 +20,7 @@ from statecli.report import (
     Line,
     Outcome,
     Page,
+    Problem,
     Report,
     Table,
     Trouble,
@@ -69,15 +70,17 @@ def build_verify_report(verification: Verification, view: View, requested: Seque
     return Report(
         title=verification.state.target,
         document=lambda: documents.build_verify_document(
-            verification, _format_verdict(verification), _list_not_checked(verification)
+            verification, _group_problems(verification), _format_verdict(verification), _list_not_checked(verification)
         ),
         table=lambda: _build_table(verification, view.verbose),
         page=lambda: _build_page(verification, view),
         findings=add_places(verification.findings, verification.state.tensors),
         notes=fold.limit_notes(notes, view.verbose),
         show_all=view.unfold,
-        groups_findings=True,
-        rules=lambda: rule_texts.list_rule_texts(verification.findings),
+        problems=lambda: _group_problems(verification),
+        rules=lambda: rule_texts.list_rule_texts(
+            [problem.merge_findings() for problem in _group_problems(verification)]
+        ),
         cases=lambda: tuple(_build_case(check, verification.state, requested) for check in verification.checks),
         troubles=tuple(
             Trouble(verification.state.target, message) for message in list_inconclusive(verification, requested)
@@ -97,7 +100,8 @@ def _build_case(check: Check, state: ModelState, requested: Sequence[Name]) -> C
     """Return the case of a proof; a requested proof that was skipped is an error, as for the exit status."""
     target, name, outcome = state.target, check.check.value, _OUTCOMES[check.verdict]
     if outcome is Outcome.FAILED and check.findings:
-        return test_cases.build_failed_case(target, name, add_places(check.findings, state.tensors))
+        problems = group_findings(add_places(check.findings, state.tensors), state.tensors)
+        return test_cases.build_failed_case(target, name, problems)
     if outcome is Outcome.PASSED:
         return Case(target, name, outcome, text=(check.how,) if check.how else ())
     is_missing = outcome is Outcome.SKIPPED and check.check in requested
@@ -206,6 +210,10 @@ def _list_cell_reasons(fqn: str, shown: Sequence[ProofColumn]) -> list[ColumnRea
 # For people: grouped by kind, then the proofs.
 
 
+def _group_problems(verification: Verification) -> tuple[Problem, ...]:
+    return group_findings(add_places(verification.findings, verification.state.tensors), verification.state.tensors)
+
+
 def _build_page(verification: Verification, view: View) -> Page:
     shown = _list_columns(verification)
     columns = (
@@ -223,9 +231,7 @@ def _build_page(verification: Verification, view: View) -> Page:
         columns=columns,
         groups=_build_groups(verification, shown, view),
         totals=(*(f"{line.cells[0]}: {line.remark}" for line in proofs), verdict),
-        problems=group_findings(
-            add_places(verification.findings, verification.state.tensors), verification.state.tensors
-        ),
+        problems=_group_problems(verification),
         verdict=verdict,
         outcomes=Group("proofs", _format_verdict_counts(verification.checks), proofs),
     )

@@ -46,7 +46,7 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
     """Return pairs of given options of which the command would ignore a side."""
     name_only, name_status = _name_if(options.name_only, "--name-only"), _name_if(options.name_status, "--name-status")
     names = name_only or name_status
-    output = option("-f", options.output_format.value)
+    output = option("-f", options.output_format.value) if options.output_format is not None else ""
     rows = _name_if(options.tree, "--tree") if options.lines is None else option("-n", options.lines)
     without_values = _name_if(options.metadata_only, "--metadata-only")
     if not without_values and Field.VALUES in options.ignore:
@@ -55,7 +55,7 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
         (_name_if(options.bitwise, "--bitwise"), _name_tolerance(options)),
         (without_values, _name_value_option(options)),
         (name_only, name_status),
-        (names, output if options.output_format not in (Output.TABLE, Output.PLAIN) else ""),
+        (names, output if options.output_format not in (None, Output.TABLE, Output.PLAIN) else ""),
         (names, _name_if(options.quiet, "--quiet") or rows),
         (rows or _name_if(options.all, "--all"), output if options.output_format in _COMPLETE_OUTPUTS else ""),
     ]

@@ -94,7 +94,14 @@ Quiet = Annotated[
     ),
 ]
 Verbose = Annotated[bool, Option(("--verbose", "-v"), "Also evidence, other names, source lines.", group=Group.ROWS)]
-OutputFormat = Annotated[Output, Option(("--output-format", "-f"), "What is written.", group=Group.OUTPUT)]
+OutputFormat = Annotated[
+    Output | None,
+    Option(
+        ("--output-format", "-f"),
+        "Write the result in this format. By default a table on a terminal, plain rows in a pipe.",
+        group=Group.OUTPUT,
+    ),
+]
 OutputFile = Annotated[str | None, Option(("--output", "-o"), "Write to FILE, not to stdout.", "FILE", Group.OUTPUT)]
 Reports = Annotated[
     tuple[str, ...],
@@ -134,7 +141,7 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of output, of every command with a report. `timeout` in seconds."""
 
     all: All = False
-    output_format: OutputFormat = Output.TABLE
+    output_format: OutputFormat = None
     output: OutputFile = None
     report: Reports = ()
     color: Colors = Color.AUTO
@@ -327,7 +334,7 @@ class RulesOptions(msgspec.Struct, frozen=True, kw_only=True):
     """List the rules of all commands, or explain RULE: what it flags, why, an example, what to do."""
 
     name: Annotated[str | None, Target("RULE", "Explain this one.")] = None
-    output_format: OutputFormat = Output.TABLE
+    output_format: OutputFormat = None
     output: OutputFile = None
     color: Colors = Color.AUTO
     debug: Debug = False
@@ -338,7 +345,7 @@ class ConfigOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     config: Config = None
     no_config: NoConfig = False
-    output_format: OutputFormat = Output.TABLE
+    output_format: OutputFormat = None
     output: OutputFile = None
     color: Colors = Color.AUTO
     debug: Debug = False

@@ -16,7 +16,7 @@ def run_rules(options: RulesOptions) -> Outcome:
 
     texts = rules.list_rules() if options.name is None else (rules.explain_rule(options.name),)
     former = None if options.name is None else rules.describe_former_name(options.name)
-    if options.name is not None and options.output_format in (Output.TABLE, Output.PLAIN):
+    if options.name is not None and options.output_format in (None, Output.TABLE, Output.PLAIN):
         return Outcome(texts, text=lambda width: rules.format_explanation(texts[0], width), warning=former)
     return Outcome(texts, rules.build_rules_report(texts), warning=former)
 

@@ -253,7 +253,8 @@ def mask_urls(text: str) -> str:
         return text
     from statecli.storage.masked_url import mask_url, mask_urls_in
 
-    return option + equals + (mask_url(value) if is_remote(value) else mask_urls_in(value))
+    # A glob such as `*://me:pw@host/*` is not a URL, and hides its password as a misspelt URL does.
+    return option + equals + (mask_url(value) if is_remote(value) else mask_urls_in(_hide_typo(value)))
 
 
 def _hide_typo(text: str) -> str:

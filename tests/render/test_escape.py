@@ -73,7 +73,7 @@ def report(text, outline=False):
         notes=(Oddity(text, text),),
         outline=outline,
         has_several_targets=True,
-        groups_findings=True,
+        problems=lambda: (problem,),
     )
 
 

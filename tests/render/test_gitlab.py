@@ -58,7 +58,7 @@ def test_a_path_does_not_begin_with_a_dot():
 
 def test_fingerprints_are_unique_and_stay():
     """Two findings of one tensor and rule are two issues, the same in the next run."""
-    several = [finding(message=f"fc.weight: {n}") for n in range(3)]
+    several = [finding(message=f"fc.weight: {n}", help=str(n)) for n in range(3)]
     first = [one["fingerprint"] for one in issues(target("a.pt", *several))]
     assert len(set(first)) == 3
     assert first == [one["fingerprint"] for one in issues(target("a.pt", *several))]

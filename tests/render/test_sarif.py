@@ -121,11 +121,30 @@ def test_what_is_of_no_tensor_is_of_the_file_alone():
 
 def test_a_fingerprint_stays_and_tells_apart():
     """It is the finding's own; what GitHub goes by tells two of one tensor and rule apart."""
-    one, other = finding(message="fc.weight: 1 NaN"), finding(message="fc.weight: 2 NaN")
+    one, other = finding(message="fc.weight: 1 NaN"), finding(message="fc.weight: 2 NaN", help="other")
     results = run(target("a.pt", one, other))["results"]
     assert [result["partialFingerprints"]["statecli/v1"] for result in results] == [compute_fingerprint(one)] * 2
     githubs = [result["partialFingerprints"]["primaryLocationLineHash"] for result in results]
     assert githubs == [f"{compute_fingerprint(one)}:1", f"{compute_fingerprint(one)}:2"]
+
+
+def test_a_problem_of_several_tensors_is_one_result():
+    """Each tensor is a related location with its own message."""
+    (result,) = run(target("a.pt", finding(fqn="a"), finding(fqn="b")))["results"]
+    assert result["message"]["text"] == "a, b: is nan"
+    related = result["relatedLocations"]
+    assert [one["message"]["text"] for one in related] == ["nan: a: is nan", "nan: b: is nan"]
+    assert [one["logicalLocations"][0]["name"] for one in related] == ["a", "b"]
+    assert "logicalLocations" not in result["locations"][0]
+
+
+def test_two_problems_of_a_target_and_rule_are_told_apart():
+    """By the names of their tensors, in whatever order they are found."""
+    lists = [[finding(fqn=f"{name}.{n}", help=name) for n in range(5)] for name in ("a", "b")]
+    first = [one["partialFingerprints"]["statecli/v1"] for one in run(target("a.pt", *lists[0], *lists[1]))["results"]]
+    again = [one["partialFingerprints"]["statecli/v1"] for one in run(target("a.pt", *lists[1], *lists[0]))["results"]]
+    assert len(set(first)) == 2
+    assert first == again[::-1]
 
 
 def test_what_is_accepted_is_suppressed():

@@ -349,7 +349,7 @@ LINES = (
 
 
 #: Outputs that show problems; others have each finding.
-GROUPED = ("table", "plain", "markdown", "html")
+GROUPED = ("table", "plain", "markdown", "html", "json", "jsonl", "sarif", "junit", "github", "gitlab")
 
 
 @pytest.mark.parametrize("output", [output.value for output in Output])
