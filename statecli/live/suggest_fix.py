@@ -299,12 +299,12 @@ def _format_buffer(owner: str, name: str, value: str, rebuild: Rebuild, further_
 
 
 #: Line after a buffer of which it is not known whether the constructor rebuilds its value.
-_IF_SAVED = "# if checkpoints must hold the value, delete persistent=False and load older ones with strict=False"
+_IF_SAVED = "# to save the value too, delete persistent=False and load older checkpoints with strict=False"
 
 
 def _add_loading(text: str, keys: str) -> str:
     """Add the line that loads checkpoints without the keys that the fix adds to the state_dict."""
-    return f"{text}\n# older checkpoints have no {keys}: load them with load_state_dict(..., strict=False)"
+    return f"{text}\n# older checkpoints have no {keys}: load them with strict=False"
 
 
 def _suggest_for_complex(unregistered: UnregisteredTensor) -> str:

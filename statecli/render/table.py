@@ -323,7 +323,13 @@ class _PageWriter:
         for line in _pack_effects(problem.effects, self.width - len(margin), show_all=self.report.show_all):
             self.write_wrapped(line, "", margin + "  ", margin)
         for n, line in enumerate((problem.help or "").splitlines()):
-            self.write_line(("  fix  " if not n else "       ", "bold"), (line, ""))
+            label = "  fix  " if not n else "       "
+            if not line.startswith("#"):  # code is never wrapped, because a wrapped line cannot be pasted
+                self.write_line((label, "bold"), (line, ""))
+                continue
+            for part in textwrap.wrap(escape_sentence(line), self.width - len(label), subsequent_indent="# "):
+                self.write_line((label, "bold"), (part, ""))
+                label = "       "
 
 
 def _pack_effects(effects: Sequence[str], width: int, *, show_all: bool) -> Iterator[str]:
