@@ -115,6 +115,7 @@ def inspect(
     exclude: "Iterable[str] | None" = (),
     kind: "Iterable[Kind | str] | None" = (),
     init_device: str = "cpu",
+    ignore: "Iterable[str] | None" = (),
     executor: "str | Executor | None" = None,
 ) -> "Inspection":
     """Every tensor of a checkpoint, of a model class or of a live model, as `statecli inspect` lists it.
@@ -123,9 +124,11 @@ def inspect(
     module is left as it was: its own tensors are listed, and copies without its values are moved and called. A module
     that cannot be copied is listed too, without what moves.
 
-    `to`: a device ("meta", "cuda:0") to which everything is moved; `findings` then has what stayed behind. `model`:
-    a spec by whose registrations a checkpoint is grouped. `stats`: min, max, mean, std (n - 1), zeros, NaN and Inf of
-    each tensor, in float64. `include`, `exclude`: globs on names (FQNs). `kind`: "parameter", "buffer", "unregistered",
+    `to`: a device ("meta", "cuda:0") to which everything is moved; `findings` then has the tensors that stayed.
+    Without `to`, `findings` has the unregistered tensors of a class or module that may do harm. `ignore`: rules or rule
+    groups that are not reported. `model`: a spec by whose registrations a checkpoint is grouped. `stats`: min, max,
+    mean, std (n - 1), zeros, NaN and Inf of each tensor, in float64.
+    `include`, `exclude`: globs on names (FQNs). `kind`: "parameter", "buffer", "unregistered",
     "optimizer", "other". `init_device`: where a class is built. `inputs`: what forward is called with, as in `verify`:
     what it adds, shapes and changes is listed too; None: it is not called. `executor`: who reads the values of a
     checkpoint for `stats`, as in `diff`.
@@ -227,6 +230,7 @@ def verify(
     include: "Iterable[str] | None" = (),
     exclude: "Iterable[str] | None" = (),
     kind: "Iterable[Kind | str] | None" = (),
+    ignore: "Iterable[str] | None" = (),
 ) -> "Verification":
     """Prove what becomes of each tensor when a model is moved, cast, saved, copied, trained and called.
 
@@ -243,8 +247,11 @@ def verify(
     {"x": "2x3"} (DTYPE:SHAPE<BOUND, the shape in elements). None: what the model carries (`dummy_inputs`,
     `example_input_array`); where there is nothing, step and forward are skipped.
 
-    In the result each of `checks` has a verdict (passed, failed, skipped, inconclusive: tried and not told), its reason
-    and a cell a tensor; `findings` has all that was proved false. A forward that raises makes its proofs inconclusive.
+    `ignore`: rules or rule groups that are not reported.
+
+    In the result each of `checks` has a verdict (passed, failed, skipped or inconclusive), its reason and a cell for
+    each tensor; `findings` has all that was proved false, each with its severity. A forward that raises makes its
+    proofs inconclusive.
 
     Raises StateError, with one line: UsageError (an option, an input's text, or NothingMatched: the filters left no
     tensor), ModelError (a spec whose class cannot be built, a function of inputs that raises).

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from statecli.commands.verify.result import Check, Name, Verification
+    from statecli.commands.verify.result import Name, Verification
+    from statecli.core.finding import Severity
     from statecli.core.state import Kind
     from statecli.report import Report
 
@@ -35,16 +36,22 @@ def assert_state_follows(
     include: Iterable[str] | None = (),
     exclude: Iterable[str] | None = (),
     kind: Iterable[Kind | str] | None = (),
+    fail_on: str = "warning",
+    ignore: Iterable[str] | None = (),
 ) -> Verification:
     """Verify `model` and return the result; the parameters are those of `statecli.verify`.
 
-    Raises AssertionError, with the table of `statecli verify`, if a proof failed or was inconclusive, if a proof in
-    `checks` was skipped, or if all were. Other proofs may be skipped, for instance without inputs. Raises StateError if
-    the model could not be tested at all.
+    Raises AssertionError, with the table of `statecli verify`, for a finding of `fail_on` or a higher severity, if a
+    proof was inconclusive, if a proof in `checks` was skipped, or if all were. Other proofs may be skipped, for
+    instance without inputs. Raises StateError if the model could not be tested at all.
+
+    `fail_on` is "warning" and not "error" as on the command line: a test builds the model itself, so that statecli
+    cannot build it again to learn whether an unregistered value is random.
     """
     __tracebackhide__ = True  # pytest shows the caller's line
     import statecli
     from statecli.api.calls import build_options
+    from statecli.core.finding import Severity
     from statecli.requests.options import VerifyOptions
 
     requested = build_options(VerifyOptions, {"target": "", "check": checks}).check
@@ -58,19 +65,22 @@ def assert_state_follows(
         include=include,
         exclude=exclude,
         kind=kind,
+        ignore=ignore,
     )
-    message = describe_failure(verification, requested)
+    message = describe_failure(verification, requested, Severity(fail_on))
     if message:
         raise AssertionError(message)
     return verification
 
 
-def describe_failure(verification: Verification, requested: Iterable[Name] = ()) -> str:
+def describe_failure(verification: Verification, requested: Iterable[Name], fail_on: Severity) -> str:
     """Return a line about the failed proofs and the table of a terminal; "" if all is well."""
+    from statecli.commands.verify.result import Verdict
     from statecli.report import View, verify
 
     inconclusive = verify.list_inconclusive(verification, tuple(requested))
-    bad = bool(verification.findings) or any(map(_is_bad, verification.checks))
+    failing = [finding for finding in verification.findings if finding.severity.rank >= fail_on.rank]
+    bad = bool(failing) or any(check.verdict is Verdict.INCONCLUSIVE for check in verification.checks)
     if not (bad or inconclusive):
         return ""
     report = verify.build_verify_report(verification, View())
@@ -80,10 +90,6 @@ def describe_failure(verification: Verification, requested: Iterable[Name] = ())
 
 #: Columns of the table; pytest puts four in front of each line.
 _TABLE_COLUMNS = 100
-
-
-def _is_bad(check: Check) -> bool:
-    return check.verdict.value in ("failed", "inconclusive")
 
 
 def _format_table(report: Report) -> str:

@@ -85,7 +85,7 @@ def _write_outcome(outcome: Outcome, options: Any, outputs: Sequence[OutputTarge
         console.write_pieces(file.pieces, file.path)
     if outcome.report is not None:
         outputs = (*outputs[:-1], replace(last, output=Output.PLAIN)) if outcome.plain else outputs
-        console.write_report(outcome.report, outputs, options.color.value, quiet)
+        console.write_report(outcome.report, outputs, options.color.value, quiet=quiet, exit_status=outcome.exit_code)
     elif outcome.text is not None:
         console.write_text(outcome.text, last.path)
     notes = () if quiet else outcome.notes

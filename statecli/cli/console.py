@@ -18,6 +18,7 @@ from statecli.core.errors import OutputError, UnreadableError, UsageError, optio
 from statecli.core.escaping import escape_line, truncate_middle
 from statecli.core.finding import Finding
 from statecli.core.progress import Progress
+from statecli.core.terminal_width import get_terminal_width
 from statecli.render import RenderOptions
 from statecli.render.plain import format_problem
 from statecli.report import Report
@@ -183,13 +184,17 @@ def _reopen_descriptor(number: int) -> IO[bytes]:
     return os.fdopen(os.dup(number), "wb")
 
 
-def write_report(report: Report, targets: Sequence[OutputTarget], color: str, quiet: bool) -> None:
+def write_report(report: Report, targets: Sequence[OutputTarget], color: str, *, quiet: bool, exit_status: int) -> None:
     """Write each output of the report. `quiet` applies to the last."""
     for target in targets:
         with _open_sink(target.path) as sink:
             terminal = target.path is None and sink.raw.isatty()
             look = RenderOptions(
-                terminal, _get_width(sink), _use_color(color, terminal), quiet and target is targets[-1]
+                terminal,
+                _get_width(sink),
+                _use_color(color, terminal),
+                quiet and target is targets[-1],
+                exit_status,
             )
             render.write(report, target.output, sink, look)
 
@@ -213,18 +218,14 @@ def write_text(text: Callable[[int], str], path: str | None) -> None:
         sink.text(text(_get_width(sink)))
 
 
-#: Columns of an output whose width is unknown.
-DEFAULT_WIDTH = 80
-
-
 def _get_width(sink: Stream) -> int:
     if sink.columns is not None:
         return sink.columns
     try:
-        return os.get_terminal_size(sink.raw.fileno()).columns or DEFAULT_WIDTH
-    except (OSError, ValueError):  # no terminal: `COLUMNS=120 statecli … -f table | less`
-        columns = os.environ.get("COLUMNS", "")
-        return int(columns) if columns.isdecimal() and int(columns) else DEFAULT_WIDTH
+        descriptor = sink.raw.fileno()
+    except (OSError, ValueError):
+        descriptor = -1
+    return get_terminal_width(descriptor)
 
 
 def _use_color(choice: str, terminal: bool) -> bool:

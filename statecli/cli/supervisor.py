@@ -29,6 +29,7 @@ from contextlib import suppress
 from typing import IO, Any, NoReturn, Protocol
 
 from statecli.core.exit_code import Verdict
+from statecli.core.terminal_width import get_terminal_width
 
 #: Seconds for a child to end after its verdict: exit handlers, threads and processes of the model.
 END_TIMEOUT_S = 2.0
@@ -60,7 +61,7 @@ class Child:
         self._crc = self._size = 0
         self._model = ""
         self.is_terminal = _is_tty(1)
-        self.columns = _get_columns(1)
+        self.columns = get_terminal_width(1)
         self._stderr_encoding = sys.stderr.encoding if sys.stderr is not None else None
 
     def open_output(self) -> IO[bytes]:
@@ -419,10 +420,3 @@ def _is_tty(descriptor: int) -> bool:
         return os.isatty(descriptor)
     except OSError:
         return False
-
-
-def _get_columns(descriptor: int) -> int:
-    try:
-        return os.get_terminal_size(descriptor).columns or 80
-    except OSError:
-        return 80

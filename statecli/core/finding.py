@@ -42,6 +42,22 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
     about: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
 
+    def merge(
+        self,
+        rule: str,
+        severity: Severity,
+        message: str,
+        *,
+        fqn: str | None,
+        help: str | None,
+        origin: Origin | UnsetType,
+        about: str | UnsetType,
+    ) -> Finding:
+        """Return a finding that stands for this one and others with the same cause; the place stays."""
+        return Finding(
+            rule, severity, message, self.target, fqn, help, self.section, origin, self.place, about, self.content
+        )
+
     def summarize(self, message: str, target: str) -> Finding:
         """Return a finding of the same rule and severity that stands for several tensors of `target`."""
         return Finding(self.rule, self.severity, message, target)

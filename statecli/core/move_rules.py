@@ -21,7 +21,7 @@ UNTIED_BY_MOVE = Rule(
     "untied-by-move",
     "move",
     ("inspect", "verify"),
-    Severity.ERROR,
+    Severity.WARNING,
     summary="Two tensors that share their memory no longer do after the model moves.",
     why="""after `.to(device)` the two tied tensors are separate copies. An update of one no longer changes the other,
 and the model uses more memory.""",
@@ -29,7 +29,6 @@ and the model uses more memory.""",
     fix="""register the tensor once and read the other name through a property, or tie the two again in the class's own
 `_apply`.""",
 )
-#: An error where a move was tried, a warning where an audit predicts it.
 STALE_VIEW = Rule(
     "stale-view",
     "registration",

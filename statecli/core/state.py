@@ -163,6 +163,10 @@ class Stats(msgspec.Struct, frozen=True, gc=False):
 SAMPLE_INPUT_NOTE = "a sample input that the model carries, and no state"
 
 
+#: `TensorInfo.note` of tensors that an unregistered module registers.
+NOTES_OF_UNREGISTERED_MODULES = ("parameter of an unregistered module", "buffer of an unregistered module")
+
+
 class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One tensor under one name.
 
@@ -209,6 +213,8 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     appeared: bool = False
     #: The unregistered module that registers this tensor (`projections[0]`).
     within: str | None = None
+    #: Whether a second run of the constructor gives the same bits; None if the constructor was not run again.
+    rebuilt: bool | None = None
     #: Source of a computed tensor: its grad_fn, or the registered names from which it was computed.
     derived: str | None = None
     #: True for a sample input of the model (`example_input_array`), which is not state.

@@ -17,7 +17,17 @@ from statecli.core import tied_tensors as ties
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.format_traits import FormatTraits
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import SAMPLE_INPUT_NOTE, After, Evidence, Kind, ModelState, Oddity, Stats, TensorInfo
+from statecli.core.state import (
+    NOTES_OF_UNREGISTERED_MODULES,
+    SAMPLE_INPUT_NOTE,
+    After,
+    Evidence,
+    Kind,
+    ModelState,
+    Oddity,
+    Stats,
+    TensorInfo,
+)
 from statecli.live import measure, origin, suggest_fix
 from statecli.live.built_model import BuiltModel
 from statecli.live.rebuild import Rebuild, compare_builds
@@ -360,8 +370,8 @@ def _build_unregistered_row(table: _Table, unregistered: UnregisteredTensor, fac
     if unregistered.steps[0].how == "hidden":
         row.notes.append("hides what is registered under that name: Python reads this one")
     if unregistered.steps[-1].how == "registered":
-        what = "parameter" if issubclass(type(unregistered.tensor), nn.Parameter) else "buffer"
-        row.notes.append(f"{what} of an unregistered module")
+        parameter_note, buffer_note = NOTES_OF_UNREGISTERED_MODULES
+        row.notes.append(parameter_note if issubclass(type(unregistered.tensor), nn.Parameter) else buffer_note)
     _note_no_shape(row)
     return row
 
@@ -588,8 +598,13 @@ def _build_state(table: _Table, target: str) -> ModelState:
     )
 
 
+#: `TensorInfo.rebuilt` of a comparison of two builds.
+_REBUILT = {Rebuild.IDENTICAL: True, Rebuild.DIFFERENT: False}
+
+
 def _build_tensor_info(table: _Table, row: _Row, number: int) -> TensorInfo:
     facts, is_input = row.facts, _is_input(table, row)
+    fix = None if is_input else _suggest_fix(table, row)
     if is_input:
         row.notes.append(SAMPLE_INPUT_NOTE)
     return TensorInfo(
@@ -609,7 +624,7 @@ def _build_tensor_info(table: _Table, row: _Row, number: int) -> TensorInfo:
         layout=facts.layout,
         aliases=tuple(row.aliases),
         note="; ".join(row.notes) or None,
-        fix=None if is_input else _suggest_fix(table, row),
+        fix=fix,
         after=row.after,
         stats=row.stats,
         storage=number,
@@ -617,6 +632,7 @@ def _build_tensor_info(table: _Table, row: _Row, number: int) -> TensorInfo:
         storage_offset=facts.storage_offset,
         within=_find_unregistered_module(row.unregistered),
         derived=row.derived_by,
+        rebuilt=_REBUILT.get(table.get_rebuild(row)) if fix else None,
         is_input=is_input,
     )
 

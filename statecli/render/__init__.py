@@ -30,12 +30,16 @@ class Output(str, Enum):
 
 
 class RenderOptions(msgspec.Struct, frozen=True):
-    """How the output is shown: on a terminal, how many columns wide, in colour, with failures only."""
+    """How the output is shown: on a terminal, how many columns wide, in colour, with failures only.
+
+    `exit_status` is the status with which the command will exit; None if no command does.
+    """
 
     terminal: bool = False
     width: int = 80
     color: bool = False
     quiet: bool = False
+    exit_status: int | None = None
 
 
 class Sink(Protocol):

@@ -16,6 +16,7 @@ from statecli.core.escaping import escape_line, escape_name, escape_sentence
 from statecli.core.units import format_origin
 from statecli.render._ansi import paint
 from statecli.report import MAX_EFFECTS, Line, Page, Problem, Report
+from statecli.report.problems import format_severities
 
 if TYPE_CHECKING:
     from statecli.render import RenderOptions, Sink
@@ -35,9 +36,10 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         page.write_outcomes()
         page.write_fixes()
         page.write_notes()
-        page.write_verdict()
     page.write_problems()
-    if options.quiet:
+    if not options.quiet:
+        page.write_result()
+    else:
         page.write_weakening()
     sink.text(page.get_text())
 
@@ -201,6 +203,8 @@ class _PageWriter:
     def write_head(self) -> None:
         for part in self.layout.split_text(escape_name(self.report.title), self.width):
             self.write_line((part, "bold"))
+        if self.page.verdict:
+            self.write_wrapped(self.page.verdict, "bold", "")
         self.write_wrapped(", ".join([self.page.subtitle, *reversed(self.layout.shared_texts)]), "dim", "")
         for group_values in self.layout.format_grouped_values():
             self.write_wrapped(group_values, "dim", " " * INDENT, "")
@@ -278,10 +282,13 @@ class _PageWriter:
         for note in self.report.notes:
             self.write_wrapped(note.message, "dim", " " * 6, "note: ")
 
-    def write_verdict(self) -> None:
-        if self.page.verdict:
-            self.write_line(("", ""))
-            self.write_wrapped(self.page.verdict, "bold", "")
+    def write_result(self) -> None:
+        """Write the numbers of problems and the exit status, if the page has a verdict."""
+        if not self.page.verdict or self.options.exit_status is None:
+            return
+        result = f"{format_severities(self.page.problems)}: exit status {self.options.exit_status}"
+        self.write_line(("", ""))
+        self.write_wrapped(result, "bold", "")
 
     def write_weakening(self) -> None:
         if text := self.report.describe_weakening():

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType, structs
+from msgspec import UNSET, UnsetType
 
 from statecli.core import output_rules
 from statecli.core.finding import Finding, Severity
@@ -131,15 +131,15 @@ class Problem(msgspec.Struct, frozen=True):
         effects = [*self.effects[:MAX_EFFECTS]]
         if len(self.effects) > MAX_EFFECTS:
             effects.append(f"{len(self.effects) - MAX_EFFECTS:,} more")
-        return structs.replace(
-            self.findings[0],
-            rule=self.rule,
-            severity=self.severity,
-            message="; ".join([self.message, *effects]),
+        first = self.findings[0]
+        return first.merge(
+            self.rule,
+            self.severity,
+            "; ".join([self.message, *effects]),
             fqn=names[0] if len(names) == 1 else None,
             help=self.help,
-            origin=self.origin or self.findings[0].origin,
-            about=self.findings[0].about if len(names) < 2 else self.message.partition(":")[0],
+            origin=self.origin or first.origin,
+            about=first.about if len(names) < 2 else self.message.partition(":")[0],
         )
 
 
@@ -170,7 +170,7 @@ class Page(msgspec.Struct, frozen=True):
     fixes: tuple[Fix, ...] = ()
     #: The problems that the findings are grouped into; `Report.findings` has all of them.
     problems: tuple[Problem, ...] = ()
-    #: The summary of the page in a line: the last line of a table, the first of Markdown and HTML.
+    #: The summary of the page in a line, below the title.
     verdict: str = ""
     #: The problems that set exit status 1, for `-q`; None if these are `problems`.
     failing_problems: Callable[[], tuple[Problem, ...]] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 
@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from statecli.commands.inspect.run import Inspection
 from statecli.core import sizes
+from statecli.core.finding import Severity
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.sizes import Totals
-from statecli.core.state import Evidence, Kind, ModelState, Oddity, TensorInfo
+from statecli.core.state import NOTES_OF_UNREGISTERED_MODULES, Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.core.units import (
     COUNT_FIELDS,
     KIND_NOUNS,
@@ -56,9 +57,10 @@ from statecli.report.problems import group_findings, select_fixes
 from statecli.targets.location import add_places
 
 
-def build_inspect_report(inspection: Inspection, view: View) -> Report:
-    """Return the report of `inspect`."""
+def build_inspect_report(inspection: Inspection, view: View, fail_on: Severity = Severity.ERROR) -> Report:
+    """Return the report of `inspect`. Findings of `fail_on` or a higher severity set exit status 1."""
     state = inspection.state
+    findings = add_places(inspection.findings, state.tensors)
     return Report(
         title=state.target,
         document=lambda: documents.build_inspect_document(
@@ -66,11 +68,12 @@ def build_inspect_report(inspection: Inspection, view: View) -> Report:
         ),
         table=lambda: _build_table(inspection),
         short_table=lambda: _build_table(inspection, details=False),
-        page=lambda: _build_page(inspection, view),
-        page_without_rows=lambda: _build_page(inspection, view, rows=False),
-        findings=add_places(inspection.findings, state.tensors),
+        page=lambda: _build_page(inspection, view, fail_on),
+        page_without_rows=lambda: _build_page(inspection, view, fail_on, rows=False),
+        findings=findings,
         outline=view.tree,
         problems=lambda: _group_problems(inspection),
+        failing=tuple(finding for finding in findings if finding.severity.rank >= fail_on.rank),
         show_all=view.unfold,
         notes=fold.limit_notes([*_describe_target(state), *_list_unreported_oddities(inspection)], view.verbose),
         rules=lambda: rule_texts.list_rule_texts([problem.merge_findings() for problem in _group_problems(inspection)]),
@@ -93,7 +96,7 @@ def _group_problems(inspection: Inspection) -> tuple[Problem, ...]:
     return group_findings(add_places(inspection.findings, inspection.state.tensors), inspection.state.tensors)
 
 
-def _build_page(inspection: Inspection, view: View, *, rows: bool = True) -> Page:
+def _build_page(inspection: Inspection, view: View, fail_on: Severity, *, rows: bool = True) -> Page:
     state = inspection.state
     summary = sizes.sum_by_kind(state.tensors)
     columns = _list_columns(inspection)
@@ -114,7 +117,19 @@ def _build_page(inspection: Inspection, view: View, *, rows: bool = True) -> Pag
         totals=_format_totals(state, summary),
         fixes=select_fixes(_list_fixes(state.tensors), problems),
         problems=problems,
+        verdict=_format_page_verdict(problems, state.tensors),
+        failing_problems=lambda: tuple(problem for problem in problems if problem.severity.rank >= fail_on.rank),
     )
+
+
+def _format_page_verdict(problems: Sequence[Problem], tensors: Sequence[TensorInfo]) -> str:
+    """Return `2 problems: 61 of 63 tensors are not registered`; "" without problems."""
+    if not problems:
+        return ""
+    unregistered = sum(tensor.kind is Kind.UNREGISTERED for tensor in tensors)
+    are = "is" if unregistered == 1 else "are"
+    why = f": {unregistered:,} of {plural(len(tensors), 'tensor')} {are} not registered" if unregistered else ""
+    return f"{plural(len(problems), 'problem')}{why}"
 
 
 def _format_verdict(inspection: Inspection) -> str:
@@ -250,7 +265,7 @@ def _build_groups(
     for tensor in state.tensors:
         sections.setdefault(tensor.section, {}).setdefault(tensor.kind, []).append(tensor)
     return tuple(
-        _build_group(section, kind, kinds[kind], state, columns, view, fold_rows)
+        _build_group(section, kind, kinds[kind], inspection, columns, view, fold_rows)
         for section, kinds in sections.items()
         for kind in Kind
         if kind in kinds
@@ -261,11 +276,13 @@ def _build_group(
     section: str,
     kind: Kind,
     rows: list[TensorInfo],
-    state: ModelState,
+    inspection: Inspection,
     columns: tuple[Column, ...],
     view: View,
     fold_rows: bool,
 ) -> Group:
+    state = inspection.state
+    reported = {finding.fqn for finding in inspection.findings}
     total = sizes.sum_by_kind(rows)[kind.value]
     assumed = kind is Kind.PARAMETER and all(row.evidence is Evidence.ASSUMED for row in rows)
     heading = KIND_NOUNS[kind] + ("?" if assumed else "")
@@ -279,7 +296,14 @@ def _build_group(
     if shared:
         summary += f": {shared}"
     lines = [
-        _build_line(row, columns, "" if shared is not None else _describe_status(row, live), view, doubt=not assumed)
+        _build_line(
+            row,
+            columns,
+            "" if shared is not None else _describe_status(row, live),
+            view,
+            doubt=not assumed,
+            is_reported=row.fqn in reported,
+        )
         for row in rows
     ]
     return Group(heading, summary, tuple(fold.fold_lines(lines) if fold_rows else lines))
@@ -303,7 +327,9 @@ def _describe_evidence(rows: list[TensorInfo]) -> str:
     return ""
 
 
-def _build_line(tensor: TensorInfo, columns: tuple[Column, ...], status: str, view: View, *, doubt: bool) -> Line:
+def _build_line(
+    tensor: TensorInfo, columns: tuple[Column, ...], status: str, view: View, *, doubt: bool, is_reported: bool
+) -> Line:
     """Return the line of a tensor. With `doubt`, an assumed parameter gets a question mark."""
     assumed = tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER
     cells = {
@@ -316,7 +342,9 @@ def _build_line(tensor: TensorInfo, columns: tuple[Column, ...], status: str, vi
         **{name: format_number(getattr(tensor.stats, name, None), digits=4) for name in MOMENT_FIELDS},
     }
     return Line(
-        tuple(cells[column.name] for column in columns), _describe_remark(tensor, status, view), _choose_mood(tensor)
+        tuple(cells[column.name] for column in columns),
+        _describe_remark(tensor, status, view, is_reported=is_reported),
+        _choose_mood(tensor),
     )
 
 
@@ -355,8 +383,11 @@ def _describe_status(tensor: TensorInfo, live: bool) -> str:
     return ", ".join(parts)
 
 
-def _describe_remark(tensor: TensorInfo, status: str, view: View) -> str:
-    """Return the facts that no column has, most important first."""
+def _describe_remark(tensor: TensorInfo, status: str, view: View, *, is_reported: bool) -> str:
+    """Return the facts that no column has, most important first.
+
+    A problem shows the source line of a reported tensor, and that its module is not registered.
+    """
     parts = [status]
     if tensor.stats is not None:
         counts = ((name, getattr(tensor.stats, name)) for name in COUNT_FIELDS)
@@ -368,11 +399,11 @@ def _describe_remark(tensor: TensorInfo, status: str, view: View) -> str:
         parts.append(f"= {join_names(tensor.tied_to)}")
     if tensor.belongs_to and tensor.belongs_to != tensor.fqn:
         parts.append(f"of {tensor.belongs_to}")
-    if tensor.note:
+    if tensor.note and not (is_reported and tensor.note in NOTES_OF_UNREGISTERED_MODULES):
         parts.append(tensor.note)
     if view.verbose:
         parts.extend(_describe_details(tensor))
-    elif tensor.kind is Kind.UNREGISTERED and tensor.origin:
+    elif tensor.kind is Kind.UNREGISTERED and tensor.origin and not is_reported:
         parts.append(format_origin(tensor.origin))
     return ", ".join(part for part in parts if part)
 

@@ -16,12 +16,13 @@ import msgspec
 from msgspec import UNSET
 
 from statecli.core.finding import Finding, Severity
+from statecli.core.registration_rules import UNREGISTERED_MODULE, UNREGISTERED_PARAMETER, UNREGISTERED_TENSOR
 from statecli.core.state import Kind, Origin, TensorInfo
 from statecli.core.units import format_shape, join_names, plural
 from statecli.report import Fix, Line, Problem, fold
 
-#: Causes, by what is not registered. These are rules of `audit`; other commands find their consequences.
-MODULE, PARAMETER, TENSOR = "unregistered-module", "unregistered-parameter", "unregistered-tensor"
+#: Causes, by what is not registered.
+MODULE, PARAMETER, TENSOR = UNREGISTERED_MODULE.name, UNREGISTERED_PARAMETER.name, UNREGISTERED_TENSOR.name
 
 #: Parts of a name up to a subscript: `blocks[0]` is an element of `blocks`.
 _ELEMENT = re.compile(r"(?P<container>[^\[]*)\[(?P<key>[^\]]*)\]")
@@ -150,8 +151,9 @@ def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> It
 
 
 def _strip_name(finding: Finding) -> str:
+    """Return the message without the name of the tensor and the line of the assignment, which are shown once."""
     name = finding.fqn or ""
-    message = finding.message
+    message = re.sub(rf"; {_ASSIGNED_LINE.pattern}$", "", finding.message)
     for start in (f"{name}: ", f"{name} "):
         if name and message.startswith(start):
             return message[len(start) :]

@@ -10,9 +10,10 @@ import msgspec
 from statecli import report
 from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, Verification
 from statecli.core import sizes
+from statecli.core.finding import Severity
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.scope import NotChecked
-from statecli.core.state import Kind, ModelState, TensorInfo
+from statecli.core.state import NOTES_OF_UNREGISTERED_MODULES, Kind, ModelState, TensorInfo
 from statecli.core.units import KIND_NOUNS, format_kind, format_origin, format_shape, format_size, format_yes_no, plural
 from statecli.report import (
     Case,
@@ -63,8 +64,17 @@ class ProofColumn(msgspec.Struct, frozen=True):
         return cell.reason if cell.reason != self.proof_reason else None
 
 
-def build_verify_report(verification: Verification, view: View, requested: Sequence[Name] = ()) -> Report:
-    """Return the report of `verify`; `requested` are the proofs requested by name."""
+def build_verify_report(
+    verification: Verification,
+    view: View,
+    requested: Sequence[Name] = (),
+    fail_on: Severity = Severity.ERROR,
+) -> Report:
+    """Return the report of `verify`; `requested` are the proofs requested by name.
+
+    Findings of `fail_on` or a higher severity set exit status 1.
+    """
+    findings = add_places(verification.findings, verification.state.tensors)
     reported = {(finding.rule, finding.fqn) for finding in verification.findings}
     notes = [note for note in verification.notes if (note.name, note.fqn) not in reported]
     return Report(
@@ -73,15 +83,18 @@ def build_verify_report(verification: Verification, view: View, requested: Seque
             verification, _group_problems(verification), _format_verdict(verification), _list_not_checked(verification)
         ),
         table=lambda: _build_table(verification, view.verbose),
-        page=lambda: _build_page(verification, view),
-        findings=add_places(verification.findings, verification.state.tensors),
+        page=lambda: _build_page(verification, view, fail_on),
+        findings=findings,
+        failing=tuple(finding for finding in findings if finding.severity.rank >= fail_on.rank),
         notes=fold.limit_notes(notes, view.verbose),
         show_all=view.unfold,
         problems=lambda: _group_problems(verification),
         rules=lambda: rule_texts.list_rule_texts(
             [problem.merge_findings() for problem in _group_problems(verification)]
         ),
-        cases=lambda: tuple(_build_case(check, verification.state, requested) for check in verification.checks),
+        cases=lambda: tuple(
+            _build_case(check, verification.state, requested, fail_on) for check in verification.checks
+        ),
         troubles=tuple(
             Trouble(verification.state.target, message) for message in list_inconclusive(verification, requested)
         ),
@@ -96,12 +109,19 @@ _OUTCOMES = {
 }
 
 
-def _build_case(check: Check, state: ModelState, requested: Sequence[Name]) -> Case:
-    """Return the case of a proof; a requested proof that was skipped is an error, as for the exit status."""
+def _build_case(check: Check, state: ModelState, requested: Sequence[Name], fail_on: Severity) -> Case:
+    """Return the case of a proof; a requested proof that was skipped is an error, as for the exit status.
+
+    Problems milder than `fail_on` fail no case; they are part of its text.
+    """
     target, name, outcome = state.target, check.check.value, _OUTCOMES[check.verdict]
     if outcome is Outcome.FAILED and check.findings:
         problems = group_findings(add_places(check.findings, state.tensors), state.tensors)
-        return test_cases.build_failed_case(target, name, problems)
+        failing = [problem for problem in problems if problem.severity.rank >= fail_on.rank]
+        if failing:
+            return test_cases.build_failed_case(target, name, failing)
+        milder = (test_cases.describe_finding(problem.merge_findings()) for problem in problems)
+        return Case(target, name, Outcome.PASSED, text=tuple(milder))
     if outcome is Outcome.PASSED:
         return Case(target, name, outcome, text=(check.how,) if check.how else ())
     is_missing = outcome is Outcome.SKIPPED and check.check in requested
@@ -214,7 +234,7 @@ def _group_problems(verification: Verification) -> tuple[Problem, ...]:
     return group_findings(add_places(verification.findings, verification.state.tensors), verification.state.tensors)
 
 
-def _build_page(verification: Verification, view: View) -> Page:
+def _build_page(verification: Verification, view: View, fail_on: Severity) -> Page:
     shown = _list_columns(verification)
     columns = (
         report.Column("name"),
@@ -225,13 +245,14 @@ def _build_page(verification: Verification, view: View) -> Page:
     )
     fqns = frozenset(row.fqn for row in verification.state.tensors)
     proofs = tuple(_build_proof_line(check, fqns) for check in verification.checks)
-    verdict = _format_verdict(verification)
+    verdict, problems = _format_verdict(verification), _group_problems(verification)
     return Page(
         subtitle=_format_subtitle(verification),
         columns=columns,
         groups=_build_groups(verification, shown, view),
         totals=(*(f"{line.cells[0]}: {line.remark}" for line in proofs), verdict),
-        problems=_group_problems(verification),
+        problems=problems,
+        failing_problems=lambda: tuple(problem for problem in problems if problem.severity.rank >= fail_on.rank),
         verdict=verdict,
         outcomes=Group("proofs", _format_verdict_counts(verification.checks), proofs),
     )
@@ -302,11 +323,11 @@ def _build_line(
 ) -> Line:
     """Return the line of a tensor; its remark has the reasons that the signs do not show."""
     parts = _format_own_reasons(row.fqn, shown, shared)
-    if row.note:
+    if row.note and (view.verbose or row.note not in NOTES_OF_UNREGISTERED_MODULES):
         parts.append(row.note)
     if view.verbose:
         parts.extend(_format_measures(row.fqn, shown))
-    if row.origin and (worst is Verdict.FAILED or view.verbose):
+    if row.origin and view.verbose:  # a problem shows the line of a tensor that failed
         parts.append(format_origin(row.origin))
     signs = (SIGNS[column.get_verdict(row.fqn)] for column in shown)
     return Line((row.fqn, *signs), "; ".join(parts), _MOODS.get(worst, ""))

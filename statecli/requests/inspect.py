@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from statecli.commands.inspect.run import Inspection, Request, inspect, inspect_live_model
 from statecli.core.errors import UsageError, option
 from statecli.core.progress import Progress
 from statecli.report import View
 from statecli.report.inspect import build_inspect_report
+from statecli.requests.ignored_rules import drop_ignored, expand_rules
 from statecli.requests.options import InspectOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
 from statecli.targets.load import find_class_spec
@@ -19,6 +22,7 @@ def check(options: InspectOptions, extra: ExtraInputs) -> None:
         raise UsageError(f"{both} contradict each other; leave one of them out")
     if options.cuda and options.to not in (None, "cuda"):
         raise UsageError(f"{option('--cuda')} and {option('--to', options.to)} contradict each other")
+    expand_rules(options.ignore)
     if extra.model is not None and options.model is not None:
         raise UsageError(f"{option('--model')} groups a checkpoint; {options.target} is a model already")
 
@@ -37,7 +41,9 @@ def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraI
     with caller.progress(values=request.stats or request.to is not None) as progress:
         inspection = _inspect(request, progress, extra)
     caller.check_states(inspection.state)
-    report = build_inspect_report(inspection, View(unfold=options.all, tree=options.tree, verbose=options.verbose))
+    inspection = replace(inspection, findings=drop_ignored(inspection.findings, inspection.state, options.ignore))
+    view = View(unfold=options.all, tree=options.tree, verbose=options.verbose)
+    report = build_inspect_report(inspection, view, options.fail_on)
     return Outcome(inspection, report, failures=describe_failures(inspection.broken, "read"))
 
 

@@ -137,6 +137,16 @@ NoConfig = Annotated[bool, Option(("--no-config",), "Use no configuration file."
 Targets = Annotated[tuple[str, ...], Target("TARGET", "Checkpoints, folders or globs of them, classes.")]
 
 
+FailOn = Annotated[
+    Severity,
+    Option(("--fail-on",), "Exit with status 1 if a finding has this severity or a higher one.", group=Group.TASK),
+]
+IgnoredRules = Annotated[
+    tuple[str, ...],
+    Option(("--ignore",), "Do not report findings of this rule or rule group (repeatable).", "RULE", Group.TASK),
+]
+
+
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of output, of every command with a report. `timeout` in seconds."""
 
@@ -165,7 +175,9 @@ class InspectOptions(SharedOptions, frozen=True, kw_only=True):
     """Group every tensor of TARGET into parameters, buffers and unregistered tensors, and show where each lives."""
 
     target: Annotated[str, Target("TARGET", "A checkpoint, its folder, or file.py:Class / pkg.mod:Class(arg=1).")]
-    to: Annotated[str | None, Option(("--to",), "Move everything there; exit 1 if anything stays.", "DEVICE")] = None
+    to: Annotated[
+        str | None, Option(("--to",), "Move the tensors to DEVICE, and report what does not follow.", "DEVICE")
+    ] = None
     cuda: Annotated[bool, Option(("--cuda",), "The same as --to cuda.")] = False
     model: Annotated[
         str | None,
@@ -179,6 +191,8 @@ class InspectOptions(SharedOptions, frozen=True, kw_only=True):
     inputs: Annotated[
         str | None, Option(("--inputs",), "Call forward first, with what this gives.", "FILE.PY:MAKE")
     ] = None
+    fail_on: FailOn = Severity.ERROR
+    ignore: IgnoredRules = ()
     executor: Executor = None
     shard: Shard = None
     tree: Tree = False
@@ -231,6 +245,8 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
         Option(("--input",), "2x3x224x224, int64:2x16<30522, name=2x3 (repeatable).", "SPEC", argument="inputs"),
     ] = ()
     inputs: Annotated[str | None, Option(("--inputs",), "Call this for what forward takes.", "FILE.PY:MAKE")] = None
+    fail_on: FailOn = Severity.ERROR
+    ignore: IgnoredRules = ()
     verbose: Annotated[
         bool, Option(("--verbose", "-v"), "Also what was measured, and every note.", group=Group.ROWS)
     ] = False

@@ -10,6 +10,7 @@ from statecli.commands.verify.run import Request
 from statecli.core.errors import UsageError, option
 from statecli.report import View
 from statecli.report.verify import build_verify_report, list_inconclusive
+from statecli.requests.ignored_rules import drop_ignored_of_checks, expand_rules
 from statecli.requests.options import CUDA, VerifyOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 
@@ -19,7 +20,8 @@ _PROOFS_OF = {"--device": {"move", "forward"}, "--dtype": {"cast"}, "--optimizer
 
 
 def check(options: VerifyOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
-    """Raise UsageError for contradictory options, before the model is built."""
+    """Raise UsageError for contradictory options and unknown rules, before the model is built."""
+    expand_rules(options.ignore)
     if options.input and options.inputs:
         both = f"{option('--input')} and {option('--inputs')}"
         raise UsageError(f"{both} contradict each other; leave one of them out")
@@ -57,7 +59,9 @@ def run(options: VerifyOptions, request: Request, caller: Caller, extra: ExtraIn
         else:
             verification = verify_run.run(request, lambda _: step(), extra.inputs)
     caller.check_states(verification.state)
-    report = build_verify_report(verification, View(unfold=options.all, verbose=options.verbose), options.check)
+    verification = drop_ignored_of_checks(verification, options.ignore)
+    view = View(unfold=options.all, verbose=options.verbose)
+    report = build_verify_report(verification, view, options.check, options.fail_on)
     return Outcome(verification, report, failures=list_inconclusive(verification, options.check), findings_first=True)
 
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from msgspec import UNSET
 
 from statecli.commands.verify.rules import NON_LEAF_ATTRIBUTE
-from statecli.core import quoting
+from statecli.core import quoting, registration_rules
 from statecli.core.finding import Severity
 from statecli.core.move_rules import STALE_VIEW
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.severity import decide_tensor_severity
 from statecli.core.state import Evidence, Kind, TensorInfo
 from statecli.formats.torch.whole_module import OF_A_METRIC
 from statecli.rules.rule import Issue, judges, rule
@@ -46,38 +47,21 @@ def _is_trainable(row: TensorInfo) -> bool:
     return bool(row.requires_grad) and row.derived is None
 
 
-@rule(Severity.WARNING, needs_module)
+@judges(registration_rules.UNREGISTERED_TENSOR, needs_module)
 def unregistered_tensor(subject: Subject) -> Iterator[Issue]:
-    """A tensor is a plain attribute, and not registered as a buffer or parameter.
-
-    Why: `state_dict()` leaves it out and `.to()` leaves it behind. The checkpoint loads without a word and the model
-    computes with another table; on a GPU the first forward raises "Expected all tensors to be on the same device". A
-    note where it follows moves by the class's own code, as a metric's state does, or is a scalar or empty: that is
-    mostly meant; and in TorchScript or a torch.export program, which stores it all the same.
-
-    Example: `self.table = torch.randn(5, 5)` in `__init__`.
-
-    Fix: `self.register_buffer("table", torch.randn(5, 5))`, with `persistent=False` where it can be computed again.
-    """
+    """Yield the unregistered tensors that neither require grad nor belong to an unregistered module."""
     stored = _is_archive(subject)
     for row in _select_unregistered(subject):
         if row.within is None and row.derived is None and not _is_trainable(row):
-            harmless = stored or row.moves is True or row.note == OF_A_METRIC or not row.shape or not row.elements
-            severity, help = Severity.NOTE if harmless else None, _STORED if stored else None
+            is_harmless = stored or row.note == OF_A_METRIC
+            severity = Severity.NOTE if is_harmless else decide_tensor_severity(row)
+            help = _STORED if stored else None
             yield _build_issue(row, f"is not registered: {_describe_consequences(row)}", severity, help)
 
 
-@rule(Severity.ERROR, needs_module)
+@judges(registration_rules.UNREGISTERED_PARAMETER, needs_module)
 def unregistered_parameter(subject: Subject) -> Iterator[Issue]:
-    """A tensor that requires grad is no parameter of any module.
-
-    Why: `model.parameters()` does not give it, so no optimizer trains it; it is not saved and does not move. The loss
-    still falls, by what the other parameters learn. A note in TorchScript or a torch.export program, which stores it.
-
-    Example: `self.scale = torch.ones(3, requires_grad=True)`, or `self.weights = [nn.Parameter(...)]` in a list.
-
-    Fix: `self.scale = nn.Parameter(torch.ones(3))`; `nn.ParameterList` for a list of them.
-    """
+    """Yield the unregistered tensors that require grad."""
     severity, help = (Severity.NOTE, _STORED) if _is_archive(subject) else (None, None)
     for row in _select_unregistered(subject):
         if row.within is None and _is_trainable(row):
@@ -86,16 +70,9 @@ def unregistered_parameter(subject: Subject) -> Iterator[Issue]:
             )
 
 
-@rule(Severity.ERROR, needs_module)
+@judges(registration_rules.UNREGISTERED_MODULE, needs_module)
 def unregistered_module(subject: Subject) -> Iterator[Issue]:
-    """A module with tensors of its own is held in a plain list, dict or attribute of another object.
-
-    Why: its parent does not know it: none of its parameters is trained, saved or moved.
-
-    Example: `self.projections = [nn.Conv2d(8, 8, 1) for _ in range(3)]`.
-
-    Fix: `nn.ModuleList([...])` or `nn.ModuleDict({...})`.
-    """
+    """Yield the unregistered modules that hold tensors."""
     rows_by_module: dict[str, list[TensorInfo]] = {}
     for row in _select_unregistered(subject):
         if row.within is not None:

@@ -94,8 +94,9 @@ def test_what_passed_everything_has_no_remark():
 
 
 def test_what_failed_has_the_line_that_assigned_it():
-    """The cause stands below with the finding; the row has where to look."""
-    assert lines(BROKEN)["table"] == ("✗", "net.py:9")
+    """The problem below has the line and the cause; the row does not repeat them."""
+    assert lines(BROKEN)["table"] == ("✗", "")
+    assert lines(BROKEN, verbose=True)["table"][1].endswith("net.py:9")
 
 
 def test_a_failure_that_no_finding_tells_keeps_its_reason():

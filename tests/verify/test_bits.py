@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from statecli.commands.verify import tensor_bits  # noqa: E402
 from statecli.commands.verify.result import Name  # noqa: E402
+from statecli.live import tensor_bits  # noqa: E402
 
 from .proving import of_source, rules  # noqa: E402
 

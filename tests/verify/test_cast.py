@@ -115,10 +115,10 @@ def test_what_a_class_moves_itself_and_casts_never_is_its_decision():
     assert "keeps its dtype" in cell(check, "casts", "mean_value").reason
 
 
-def test_a_tensor_without_dimensions_is_a_warning():
+def test_a_tensor_without_dimensions_is_a_note():
     """It takes no part in what dtype an operator gives."""
     (finding,) = casted("self.scale = torch.tensor(2.0)").findings
-    assert (finding.rule, finding.severity) == ("keeps-dtype", Severity.WARNING)
+    assert (finding.rule, finding.severity) == ("keeps-dtype", Severity.NOTE)
 
 
 def test_a_cast_that_raises_is_told_and_the_others_done():

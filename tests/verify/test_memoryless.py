@@ -9,10 +9,11 @@ from torch import nn  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
 
 import statecli  # noqa: E402
-from statecli.commands.verify import model_under_test, tensor_bits  # noqa: E402
+from statecli.commands.verify import model_under_test  # noqa: E402
 from statecli.commands.verify.result import Name  # noqa: E402
 from statecli.commands.verify.run import Request, verify_model  # noqa: E402
 from statecli.core.errors import ModelError, UnreadableError  # noqa: E402
+from statecli.live import tensor_bits  # noqa: E402
 from statecli.live.built_model import BuiltModel  # noqa: E402
 from statecli.live.origin import Origins  # noqa: E402
 from statecli.live.spec import ModelSpec  # noqa: E402

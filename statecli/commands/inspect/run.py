@@ -9,12 +9,13 @@ import msgspec
 
 from statecli import live as modules
 from statecli.commands.inspect import rules
-from statecli.core import kinds, model_kinds, move_rules
+from statecli.core import kinds, model_kinds, move_rules, registration_rules
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding, Severity
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.selection import Selection, glob_names, select
+from statecli.core.severity import decide_tensor_severity
 from statecli.core.state import Kind, ModelState, Stats, TensorInfo
 from statecli.live.spec import ModelSpec
 from statecli.storage.file_version import refuse_files_that_change
@@ -144,8 +145,8 @@ def inspect_built_model(built: BuiltModel, request: Request, python_inputs: Any 
     else:
         state = modules.move(built, request.target, request.to, stats_of=measure)
     state = select(ran.mark_state(state) if ran else state, get_selection(request), request.target)
-    left_behind = _report_left_behind(state, request.to) if request.to else ()
-    return Inspection(state, left_behind, request.to, ran.text if ran else None)
+    findings = _report_left_behind(state, request.to) if request.to else tuple(_report_unregistered(state))
+    return Inspection(state, findings, request.to, ran.text if ran else None)
 
 
 def _call_model(built: BuiltModel, request: Request, python_inputs: Any) -> CalledModel | None:
@@ -210,6 +211,28 @@ def _select_findings(
             yield finding
 
 
+def _report_unregistered(state: ModelState) -> Iterator[Finding]:
+    """Yield a finding for each unregistered tensor of a class that may do harm."""
+    for tensor in state.tensors:
+        severity = decide_tensor_severity(tensor)
+        if tensor.kind is not Kind.UNREGISTERED or tensor.is_input or severity is Severity.NOTE:
+            continue
+        rule, what = registration_rules.UNREGISTERED_TENSOR, "is not registered"
+        if tensor.within is not None:
+            rule, what = registration_rules.UNREGISTERED_MODULE, f"belongs to {tensor.within}, which is not registered"
+        elif tensor.requires_grad:
+            rule, what = registration_rules.UNREGISTERED_PARAMETER, "requires grad and is not a registered parameter"
+        message = f"{tensor.fqn}: {what}"
+        yield rule.finding(
+            message,
+            target=state.target,
+            fqn=tensor.fqn,
+            section=tensor.section,
+            help=tensor.fix,
+            severity=severity,
+        )
+
+
 def _report_left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:
     recomputed = {odd.fqn for odd in state.oddities if odd.kind is OddityKind.RECOMPUTED}
     left_behind = [
@@ -219,9 +242,7 @@ def _report_left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:
     ]
     names = {tensor.fqn for tensor in state.tensors} | {a for tensor in state.tensors for a in tensor.aliases}
     broken_ties = [
-        MOVE_RULES[odd.kind].finding(
-            odd.message, target=state.target, fqn=odd.fqn, section="model", severity=Severity.ERROR
-        )
+        MOVE_RULES[odd.kind].finding(odd.message, target=state.target, fqn=odd.fqn, section="model")
         for odd in state.oddities
         if odd.kind in MOVE_RULES and (odd.fqn is None or odd.fqn in names)
     ]
@@ -240,6 +261,7 @@ def _report_tensor(tensor: TensorInfo, state: ModelState, to: str) -> Finding:
         return rules.BYTES_DIFFER.finding(message, target=state.target, fqn=tensor.fqn, section=tensor.section)
     where = tensor.after.device if tensor.after else tensor.device
     message = f"{tensor.fqn}: stays on {where} when the model moves to {to}"
+    severity = decide_tensor_severity(tensor)
     return move_rules.LEFT_BEHIND.finding(
-        message, target=state.target, fqn=tensor.fqn, section=tensor.section, help=tensor.fix
+        message, target=state.target, fqn=tensor.fqn, section=tensor.section, help=tensor.fix, severity=severity
     )

@@ -10,7 +10,7 @@ from torch import nn
 
 from statecli import live
 from statecli.commands.verify import forward_effects
-from statecli.commands.verify.inputs import Inputs
+from statecli.commands.verify.inputs import NO_INPUT, Inputs
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.live import measure
@@ -27,8 +27,12 @@ def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: str) -> 
         return subject
     try:
         module, origins, tensors_before = _call_once(subject)
-    except ModelError as error:  # the proofs that need a forward say so
-        return replace(subject, forward_error=str(error).removeprefix(f"{subject.target}: "))
+    except ModelError as error:
+        reason = str(error).removeprefix(f"{subject.target}: ")
+        if inputs.chosen_by_user:  # the proofs that need a forward report the error
+            return replace(subject, forward_error=reason)
+        why_not = f"{NO_INPUT}; forward does not accept {inputs.text}: {reason}"
+        return replace(subject, inputs=None, why_no_inputs=why_not)
     name = subject.target
     subject = replace(subject, reassigned_by_forward=_find_reassigned(module, tensors_before))
     rows_before = subject.rows_by_fqn()

@@ -22,7 +22,7 @@ from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
-from statecli.core.state import ModelState, Origin, TensorInfo
+from statecli.core.state import ModelState, Origin
 from statecli.live import measure, tensor_sources
 from statecli.live.built_model import BuiltModel
 from statecli.live.origin import Origins
@@ -293,8 +293,3 @@ def iter_shared_groups(tensors_by_name: Mapping[str, torch.Tensor]) -> Iterator[
         if is_lazy(tensor) or tensor.numel():
             by_storage.setdefault(storage(tensor)[0], []).append(name)
     return (names for names in by_storage.values() if len(names) > 1)
-
-
-def is_dimensionless(row: TensorInfo) -> bool:
-    """Whether operators accept the tensor from another device (0-dim), or the tensor is an empty placeholder."""
-    return row.shape == () or row.elements == 0

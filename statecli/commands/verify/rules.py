@@ -136,7 +136,7 @@ SHARED_IN_SAFETENSORS = _rule(
     why="`safetensors.torch.save_file(model.state_dict(), path)` raises for tied weights, and writes no file.",
     example="`self.lm_head.weight = self.embed.weight`.",
     fix="call `safetensors.torch.save_model` and `load_model`: they keep one of the names and tie the weights again.",
-    severity=Severity.WARNING,
+    severity=Severity.NOTE,
 )
 
 # --- copy -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, Verification
 from statecli.core.errors import ModelError, UsageError
-from statecli.core.finding import Finding
+from statecli.core.finding import Finding, Severity
+from statecli.core.move_rules import LEFT_BEHIND
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.selection import Selection, select
 from statecli.core.state import SAMPLE_INPUT_NOTE, Kind, ModelState
@@ -134,7 +135,27 @@ def verify_model(
     for name in request.checks or tuple(Name):
         checks.append(_restrict_to_selection(_run_proof(name, subject, request), state, subject.state))
         on_check_done(checks[-1])
-    return Verification(state, tuple(checks), subject.state.oddities)
+    return Verification(state, _lower_harmless_severities(checks), subject.state.oddities)
+
+
+def _lower_harmless_severities(checks: Iterable[Check]) -> tuple[Check, ...]:
+    """Make a warning about a tensor that a move leaves behind a note if forward ran on the moved model."""
+    checks = tuple(checks)
+    if not any(check.check is Name.FORWARD and check.verdict is Verdict.PASSED for check in checks):
+        return checks
+    return tuple(
+        replace(check, findings=tuple(map(_lower_severity, check.findings))) if check.check is Name.MOVE else check
+        for check in checks
+    )
+
+
+def _lower_severity(finding: Finding) -> Finding:
+    if finding.rule != LEFT_BEHIND.name or finding.severity is not Severity.WARNING:
+        return finding
+    message = f"{finding.message}; forward ran on the moved model"
+    return LEFT_BEHIND.finding(
+        message, target=finding.target, fqn=finding.fqn, help=finding.help, severity=Severity.NOTE
+    )
 
 
 def _build_model_under_test(request: Request, python_inputs: Any) -> ModelUnderTest:

@@ -24,10 +24,11 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proofs import move
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError, UsageError, option
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Finding
 from statecli.core.move_rules import STALE_VIEW
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
+from statecli.core.severity import decide_tensor_severity
 from statecli.core.state import Kind, TensorInfo
 from statecli.live import measure, tensor_bits
 from statecli.live.walk import is_scripted
@@ -192,8 +193,7 @@ class _Proof:
         return excused_cell or self._fail(rule, row, what, steps)
 
     def _fail(self, rule: Rule, row: TensorInfo, what: str, steps: _TensorCasts) -> Cell:
-        mild = rule == rules.KEEPS_DTYPE and judging.is_dimensionless(row)
-        severity = Severity.WARNING if mild else Severity.ERROR
+        severity = decide_tensor_severity(row) if rule == rules.KEEPS_DTYPE else None
         message, help = f"{row.fqn}: {what}", self._help(rule, row, steps)
         self._findings.append(
             judging.build_finding(self._subject, rule, message, row.fqn, severity=severity, help=help)
@@ -273,7 +273,7 @@ class _Proof:
                 continue
             what = f"{self._stale_views.get(name, f'{name} is another name of {row.fqn}')}: it {fault[1]}"
             help = move.HELP[STALE_VIEW.name]
-            finding = judging.build_finding(self._subject, STALE_VIEW, what, name, help=help, severity=Severity.ERROR)
+            finding = judging.build_finding(self._subject, STALE_VIEW, what, name, help=help)
             self._findings.append(finding)
             cells[name] = Cell(Verdict.FAILED, _format_dtype(steps.before), steps.after(), what)
         return cells

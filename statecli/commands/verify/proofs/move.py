@@ -30,10 +30,11 @@ from statecli.commands.verify import judging, recreated_by_forward, rules
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError, UsageError, option
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Finding
 from statecli.core.move_rules import LEFT_BEHIND, STALE_VIEW, UNTIED_BY_MOVE
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
+from statecli.core.severity import decide_tensor_severity
 from statecli.core.state import ModelState, TensorInfo
 from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_bits
 from statecli.live.device_rules import DeviceWatch
@@ -255,8 +256,7 @@ class _Proof:
 
     def _fail(self, rule: Rule, row: TensorInfo, what: str, before: str, after: str, mend: str) -> Cell:
         """Fail a tensor. `mend`: the fix in the class's own `_apply` or `to`, if there is no better help."""
-        mild = rule == LEFT_BEHIND and judging.is_dimensionless(row)
-        severity = Severity.WARNING if mild else Severity.ERROR
+        severity = decide_tensor_severity(row) if rule == LEFT_BEHIND else None
         help = None
         if row.fqn in self._subject.created_by_forward:
             help = recreated_by_forward.HELP.format("device")
@@ -307,8 +307,7 @@ class _Proof:
             cell = cells.get(name) or Cell(Verdict.PASSED, self._moved.before.get(name), self._moved.after.get(name))
             if cell.verdict is Verdict.PASSED:
                 cells[name] = Cell(Verdict.FAILED, cell.before, cell.after, oddity.message)
-                help, severity = HELP[oddity.name], Severity.ERROR
-                finding = judging.build_finding(self._subject, rule, oddity.message, name, help=help, severity=severity)
+                finding = judging.build_finding(self._subject, rule, oddity.message, name, help=HELP[oddity.name])
                 self._findings.append(finding)
 
 

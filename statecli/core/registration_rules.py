@@ -1,0 +1,47 @@
+"""Rules about registration, which inspect and audit report: PyTorch saves, moves and trains what a module registers."""
+
+from __future__ import annotations
+
+from statecli.core.finding import Severity
+from statecli.core.rule import Rule
+
+_COMMANDS = ("inspect", "verify", "audit")
+
+UNREGISTERED_TENSOR = Rule(
+    "unregistered-tensor",
+    "registration",
+    _COMMANDS,
+    Severity.WARNING,
+    summary="A tensor is a plain attribute, not a registered buffer or parameter.",
+    why="""`state_dict()` leaves it out and `.to()` leaves it on its device. The checkpoint loads without an error and
+the model computes with another table; on a GPU the first forward raises "Expected all tensors to be on the same
+device". An error if the constructor draws the value at random, because no checkpoint brings the value back. A note if
+the tensor is a scalar, is empty, or follows moves by the class's own code, as a metric's state does; and in TorchScript
+or a torch.export program, which stores it all the same.""",
+    example="`self.table = torch.randn(5, 5)` in `__init__`.",
+    fix="""`self.register_buffer("table", torch.randn(5, 5))`; with `persistent=False` if the constructor computes the
+same value each time, so that existing checkpoints still load.""",
+)
+UNREGISTERED_PARAMETER = Rule(
+    "unregistered-parameter",
+    "registration",
+    _COMMANDS,
+    Severity.ERROR,
+    summary="A tensor that requires grad is not a parameter of any module.",
+    why="""`model.parameters()` does not return it, so no optimizer trains it; it is neither saved nor moved. The loss
+still falls, by what the other parameters learn. A note in TorchScript or a torch.export program, which stores it.""",
+    example="`self.scale = torch.ones(3, requires_grad=True)`, or `self.weights = [nn.Parameter(...)]` in a list.",
+    fix="`self.scale = nn.Parameter(torch.ones(3))`; `nn.ParameterList` for a list of them.",
+)
+UNREGISTERED_MODULE = Rule(
+    "unregistered-module",
+    "registration",
+    _COMMANDS,
+    Severity.ERROR,
+    summary="A module with tensors of its own is in a plain list, a dict or an attribute of another object.",
+    why="its parent does not register it: none of its parameters is trained, saved or moved.",
+    example="`self.projections = [nn.Conv2d(8, 8, 1) for _ in range(3)]`.",
+    fix="`nn.ModuleList([...])` or `nn.ModuleDict({...})`.",
+)
+
+RULES = (UNREGISTERED_TENSOR, UNREGISTERED_MODULE, UNREGISTERED_PARAMETER)

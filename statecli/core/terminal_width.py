@@ -1,0 +1,18 @@
+"""Width of the terminal behind a file descriptor."""
+
+from __future__ import annotations
+
+import os
+
+#: Columns of an output whose width is unknown.
+DEFAULT_WIDTH = 80
+
+
+def get_terminal_width(descriptor: int) -> int:
+    """Return the columns of the terminal; without a terminal those of COLUMNS, else `DEFAULT_WIDTH`."""
+    try:
+        columns = os.get_terminal_size(descriptor).columns
+    except OSError:  # `COLUMNS=120 statecli … -f table | less`
+        text = os.environ.get("COLUMNS", "")
+        columns = int(text) if text.isascii() and text.isdecimal() else 0
+    return columns or DEFAULT_WIDTH

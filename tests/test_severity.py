@@ -1,0 +1,130 @@
+"""One severity for one tensor in inspect, verify and audit, and what --fail-on and --ignore make of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from statecli.core.finding import Severity
+from statecli.core.severity import decide_tensor_severity
+from statecli.core.state import Kind, TensorInfo
+
+HEADER = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        {body}
+    def forward(self, x):
+        return self.fc(x){read}
+"""
+#: Body of the constructor -> severity of its unregistered tensor, and what forward reads of it.
+CASES = {
+    "random": ("self.t = torch.randn(4)", "", Severity.ERROR),
+    "parameter": ("self.t = torch.ones(4, requires_grad=True)", "", Severity.ERROR),
+    "module": ("self.t = [nn.Linear(4, 4)]", "", Severity.ERROR),
+    "rebuilt": ("self.t = torch.arange(4.0)", "", Severity.WARNING),
+    "scalar": ("self.t = torch.tensor(2.0)", "", Severity.NOTE),
+    "empty": ("self.t = torch.ones(0)", "", Severity.NOTE),
+}
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Write net.py with this constructor; returns the target."""
+    monkeypatch.chdir(tmp_path)
+
+    def write_one(body, read=""):
+        (tmp_path / "net.py").write_text(HEADER.format(body=body, read=read))
+        return "net.py:Net"
+
+    return write_one
+
+
+def severities(result):
+    """The severity of each problem."""
+    return {problem["severity"] for problem in result.json["problems"]}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_in_every_command(write, statecli, case):
+    """A note is not shown by inspect without --to, because nothing is wrong."""
+    body, read, severity = CASES[case]
+    target = write(body, read)
+    for arguments in (("inspect", target, "--to", "meta"), ("verify", target, "--check", "move"), ("audit", target)):
+        assert severities(statecli(*arguments, "-f", "json")) == {severity.value}, arguments
+    listed = statecli("inspect", target, "-f", "json")
+    assert severities(listed) == ({severity.value} if severity is not Severity.NOTE else set())
+    assert listed.code == (severity is Severity.ERROR)
+
+
+@pytest.mark.parametrize("command", [("inspect", "--to", "meta"), ("verify", "--check", "move")])
+def test_fail_on_sets_the_exit_status(write, statecli, command):
+    """An error by default; a warning if asked for."""
+    name, *options = command
+    target = write("self.t = torch.arange(4.0)")
+    assert statecli(name, target, *options).code == 0
+    assert statecli(name, target, *options, "--fail-on", "warning").code == 1
+    assert "exit status 0" in statecli(name, target, *options, "-f", "table").out
+
+
+@pytest.mark.parametrize("command", [("inspect", "--to", "meta"), ("verify", "--check", "move")])
+def test_ignore_leaves_a_rule_out(write, statecli, command):
+    """By the name that outputs show, by the name of the finding, or by the group; an unknown name is refused."""
+    name, *options = command
+    target = write("self.t = torch.randn(4)")
+    assert statecli(name, target, *options).code == 1
+    for rule in ("unregistered-tensor", "left-behind", "move"):
+        assert statecli(name, target, *options, "--ignore", rule).code == 0, rule
+    refused = statecli(name, target, *options, "--ignore", "left-behnd")
+    assert refused.code == 2
+    assert "did you mean left-behind" in refused.err
+
+
+def test_forward_that_runs_makes_a_warning_a_note(write, statecli):
+    """The tensor stays, and forward was seen to copy it; forward that mixes devices is an error."""
+    copies = write("self.t = torch.arange(4.0)", " + self.t.to(x.device)")
+    assert severities(
+        statecli("verify", copies, "--input", "2x4", "--check", "move", "--check", "forward", "-f", "json")
+    ) == {"note"}
+    mixes = write("self.t = torch.arange(4.0)", " + self.t")
+    result = statecli("verify", mixes, "--input", "2x4", "--check", "move", "--check", "forward", "-f", "json")
+    assert result.code == 1
+    assert severities(result) == {"error"}
+
+
+def test_guessed_inputs_that_do_not_run_prove_nothing(statecli, tmp_path, monkeypatch):
+    """Nobody asked for the proofs that need a forward: they are skipped with the reason, and the exit status is 0."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd.py").write_text(
+        "import torch\nfrom torch import nn\n\n\nclass Config:\n    vocab_size = 8\n\n\n"
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.config = Config()\n        self.fc = nn.Linear(4, 4)\n"
+        "    def forward(self, input_ids):\n        raise ValueError('needs two images')\n"
+    )
+    result = statecli("verify", "odd.py:Net")
+    assert result.code == 0, result
+    assert "skipped" in result.out
+
+
+def test_tied_weights_exit_0(statecli, tmp_path, monkeypatch):
+    """A tied language model is whole; safetensors refuses the tie, which a note says with the function to call."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tied.py").write_text(
+        "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.embed = nn.Embedding(8, 4)\n"
+        "        self.head = nn.Linear(4, 8, bias=False)\n"
+        "        self.head.weight = self.embed.weight\n"
+        "    def forward(self, ids):\n        return self.head(self.embed(ids))\n"
+    )
+    result = statecli("verify", "tied.py:Net", "--input", "int64:2x3<8", "-f", "json")
+    assert result.code == 0, result
+    assert [(one["rule"], one["severity"]) for one in result.json["problems"]] == [("shared-in-safetensors", "note")]
+    assert "save_model" in result.out
+
+
+def test_a_registered_tensor_that_stays_is_an_error():
+    """The class's own code undoes the move."""
+    row = TensorInfo("w", "float32", (4,), 4, 16, kind=Kind.BUFFER, moves=False)
+    assert decide_tensor_severity(row) is Severity.ERROR
