@@ -111,11 +111,9 @@ def one_task_a_parcel(monkeypatch) -> None:
         monkeypatch.setattr(engine, "MAX_BATCH_BYTES", 1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def forked_python():
     """`forked_python(code, *argv, cwd=folder)`: what that code does in a process that has imported torch."""
-    from .forked_python import ForkedPython
+    from .forked_python import run_code
 
-    server = ForkedPython()
-    yield server.run
-    server.close()
+    return run_code

@@ -1,87 +1,164 @@
-"""Run Python code in a process of its own that has imported torch already, as `python -c CODE` would.
+"""Run Python in a process of its own that has imported torch already: `python -c CODE` or `python -m statecli`.
 
-Importing torch takes more than a second of CPU, and files that do harm must not be loaded in the process of the tests.
-One server imports the libraries once; each run is a fork of it, which executes the code as `__main__`.
+Importing torch takes more than two seconds of CPU, and files that do harm must not be loaded in the process of the
+tests. A server (`tests/fork_server.py`) imports the libraries once; each process is a fork of it, with its own
+arguments, folder, environment, streams and exit status. Start a real process where the start or the end of Python is
+the subject: which modules are imported, options of the interpreter, limits of memory, finalizers that run last.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
-import signal
+import select
+import shlex
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-#: Ends a run that takes longer.
+#: Ends a run of `run_code` that takes longer.
 TIMEOUT_S = 120
 
-_SERVER = """
-import json, os, signal, sys, traceback, warnings
-import torch, torch.distributed.checkpoint, torch.export, numpy
-warnings.simplefilter("ignore")
-print("ready", flush=True)
+#: What a server imports first. `run_python` and `start_python` take these names.
+LIBRARIES = {
+    "torch": ("torch", "torch.distributed.checkpoint", "torch.export", "numpy", "statecli.cli.commands"),
+    "none": ("statecli.cli.commands", "statecli.cli.parser"),
+}
+#: Variables that Python and libraries read when they start, except those that the server applies to a process.
+_START_VARIABLES = ("PYTHON", "LD_", "LC_", "LANG", "OMP_", "MKL_", "OPENBLAS_")
+_APPLIED_VARIABLES = {"PYTHONPATH", "PYTHONIOENCODING", "PYTHONUNBUFFERED"}
 
-def run(job):
-    os.setsid()
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(job[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.chdir(job["cwd"])
-    sys.argv = ["-c", *job["args"]]
-    sys.path.insert(0, "")
-    signal.alarm(job["timeout"])
-    status = 0
-    main = type(sys)("__main__")
-    sys.modules["__main__"] = main
-    try:
-        exec(compile(job["code"], "<string>", "exec"), main.__dict__)
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-for line in sys.stdin:
-    job = json.loads(line)
-    child = os.fork()
-    if not child:
-        run(job)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
+_FOLDER = Path(__file__).parent
+_ENVIRONMENT = dict(os.environ)
+_NUMBER = struct.Struct("<q")
+_servers: dict[str, ForkServer] = {}
 
 
-class ForkedPython:
-    """The server. `run` takes the code, the working directory and `sys.argv[1:]`."""
+class ForkServer:
+    """A server that has imported `modules`. It ends at the latest with this process."""
 
-    def __init__(self) -> None:
-        self._server = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="fork-server-")
+        self.path = os.path.join(self._folder.name, "socket")
+        self._process = subprocess.Popen(
+            [sys.executable, str(_FOLDER / "fork_server.py"), self.path, *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=_FOLDER.parent,
+            env=_ENVIRONMENT,
         )
-        assert self._read_line() == "ready"
-
-    def run(self, code: str, *args: Any, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """Return what the code printed and its exit status, negative if a signal ended it."""
-        assert self._server.stdin is not None
-        with tempfile.TemporaryDirectory() as folder:
-            outputs = {name: os.path.join(folder, name) for name in ("stdout", "stderr")}
-            job = {"code": code, "args": [*map(str, args)], "cwd": str(cwd or os.getcwd()), "timeout": TIMEOUT_S}
-            print(json.dumps({**job, **outputs}), file=self._server.stdin, flush=True)
-            status = int(self._read_line())
-            texts = {name: Path(path).read_text(errors="replace") for name, path in outputs.items()}
-        assert status != -signal.SIGALRM, f"took more than {TIMEOUT_S} s"
-        return subprocess.CompletedProcess(["python", "-c", code], status, texts["stdout"], texts["stderr"])
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n"
+        atexit.register(self.close)
 
     def close(self) -> None:
-        """End the server."""
-        self._server.kill()
-        self._server.wait()
+        """End the server and its processes."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
 
-    def _read_line(self) -> str:
-        assert self._server.stdout is not None
-        return self._server.stdout.readline().strip()
+
+class ForkedProcess(subprocess.Popen[Any]):
+    """A process that the server has forked, with the methods of `subprocess.Popen`."""
+
+    def __init__(self, words: Sequence[Any], libraries: str, session: str = "same", **options: Any) -> None:
+        self._libraries, self._session = libraries, session
+        super().__init__([sys.executable, *map(str, words)], **options)
+
+    def _execute_child(self, command: list[str], *options: Any) -> None:
+        """Ask the server for a process. `options` are those of `subprocess.Popen._execute_child`."""
+        cwd, environment, pipes = options[4], options[5], options[9:15]
+        environment = dict(os.environ if environment is None else environment)
+        _check_environment(environment)
+        request = {
+            "words": command[1:],
+            "cwd": os.fspath(cwd or os.getcwd()),
+            "environment": environment,
+            "session": self._session,
+        }
+        descriptors = [number if pipe == -1 else pipe for number, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(find_server(self._libraries).path)
+        body = json.dumps(request).encode()
+        socket.send_fds(self._connection, [_NUMBER.pack(len(body))], descriptors)
+        self._connection.sendall(body)
+        self.pid = self._receive()
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+    def _receive(self) -> int:
+        return int(_NUMBER.unpack(self._connection.recv(_NUMBER.size, socket.MSG_WAITALL))[0])
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        if wait_flags & os.WNOHANG and not select.select([self._connection], [], [], 0)[0]:
+            return 0, 0
+        status = self._receive()
+        self._connection.close()
+        return self.pid, status
+
+    def _internal_poll(self, _deadstate: int | None = None, **_: Any) -> int | None:
+        if self.returncode is None:
+            pid, status = self._try_wait(os.WNOHANG)
+            if pid:
+                self._handle_exitstatus(status)  # type: ignore[attr-defined]
+        return self.returncode
+
+
+def find_server(libraries: str) -> ForkServer:
+    """Return the server of these libraries; start it the first time."""
+    if libraries not in _servers:
+        _servers[libraries] = ForkServer(LIBRARIES[libraries])
+    return _servers[libraries]
+
+
+def start_python(words: Sequence[Any], libraries: str = "torch", **options: Any) -> ForkedProcess:
+    """Start what `python WORD...` starts: `-c CODE ARG...` or `-m MODULE ARG...`. Options as of `subprocess.Popen`.
+
+    `session` is "same", "new", or "terminal" if standard input becomes the controlling terminal of a new session.
+    """
+    return ForkedProcess(words, libraries, **options)
+
+
+def run_python(
+    words: Sequence[Any], *, given: Any = None, timeout: float | None = None, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """Start, wait and return as `subprocess.run` does; the output is captured, as text unless `text=False`."""
+    streams = {"stdin": subprocess.PIPE} if given is not None else {}
+    streams |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start_python(words, **{"text": True, **streams, **options}) as process:
+        try:
+            out, err = process.communicate(given, timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def run_code(code: str, *args: Any, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Return what the code printed and its exit status, negative if a signal ended it."""
+    words = ["-W", "ignore", "-c", code, *args]
+    return run_python(words, cwd=cwd, timeout=TIMEOUT_S, errors="replace", stdin=subprocess.DEVNULL, session="new")
+
+
+def write_command(path: Path, *words: str, libraries: str = "none") -> None:
+    """Write an executable file that does what `exec python WORD... "$@"` does in a shell."""
+    client = [sys.executable, "-I", "-S", str(_FOLDER / "fork_client.py"), find_server(libraries).path, *words]
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n')
+    path.chmod(0o755)
+
+
+def _check_environment(environment: dict[str, str]) -> None:
+    """Refuse a setting that only the start of a process reads."""
+    for name in environment.keys() | _ENVIRONMENT.keys():
+        if name.startswith(_START_VARIABLES) and name not in _APPLIED_VARIABLES:
+            assert environment.get(name) == os.environ.get(name), f"{name} needs a process that starts anew"

@@ -23,6 +23,8 @@ from torch import nn
 from statecli import __version__
 from statecli.render import Output
 
+from .forked_python import run_python, start_python
+
 NET = "sample_models/net.py:Net"
 
 
@@ -40,13 +42,13 @@ def small(tmp_path):
 
 def on_a_terminal(args, columns=80):
     """(output, exit code) of the command in a pseudo-terminal of that width."""
-    code = "import sys; from statecli.__main__ import main; main()"
-    pid, fd = pty.fork()
-    if pid == 0:
-        os.environ.update(TERM="xterm", COLUMNS="", NO_COLOR="1")
-        os.environ.pop("COLUMNS")
-        _resize(0, columns)
-        os.execv(sys.executable, [sys.executable, "-c", code, *map(str, args)])
+    fd, terminal = pty.openpty()
+    _resize(terminal, columns)
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+    environment.pop("COLUMNS", None)
+    streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    process = start_python(["-m", "statecli", *args], env=environment, session="terminal", **streams)
+    os.close(terminal)
     out = b""
     while select.select([fd], [], [], 60)[0]:
         try:
@@ -56,7 +58,8 @@ def on_a_terminal(args, columns=80):
         if not block:
             break
         out += block
-    return out.decode().replace("\r\n", "\n"), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(fd)
+    return out.decode().replace("\r\n", "\n"), process.wait(60)
 
 
 def _resize(fd, columns):
@@ -68,8 +71,7 @@ def _resize(fd, columns):
 
 
 def process(*args, **options):
-    code = "from statecli.__main__ import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, **options)
+    return run_python(["-m", "statecli", *args], **options)
 
 
 def test_a_clean_checkpoint_ends_0(statecli, small):
@@ -313,12 +315,8 @@ def test_no_thread_of_its_own_hinders_the_end(tmp_path):
 def test_interrupted_ends_130(tmp_path):
     """Ctrl-C while a constructor runs."""
     (tmp_path / "slow.py").write_text("import time\nprint('up', flush=True)\ndef make():\n    time.sleep(60)\n")
-    code = "from statecli.__main__ import main; main()"
-    running = subprocess.Popen(
-        [sys.executable, "-c", code, "inspect", f"{tmp_path}/slow.py:make"],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+    words = ["-m", "statecli", "inspect", f"{tmp_path}/slow.py:make"]
+    running = start_python(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     assert running.stderr.readline().strip() == b"up"
     time.sleep(0.2)
     running.send_signal(signal.SIGINT)
@@ -330,12 +328,8 @@ def test_interrupted_ends_130(tmp_path):
 def test_a_closed_pipe_ends_141_quietly(tmp_path):
     """`| head` ends without a word."""
     save_file({f"layer.{n}.weight": torch.ones(1) for n in range(20_000)}, tmp_path / "big.safetensors")
-    code = "from statecli.__main__ import main; main()"
-    running = subprocess.Popen(
-        [sys.executable, "-c", code, "inspect", str(tmp_path / "big.safetensors")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    words = ["-m", "statecli", "inspect", tmp_path / "big.safetensors"]
+    running = start_python(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     running.stdout.readline()
     running.stdout.close()
     assert running.wait(30) == 141
@@ -408,7 +402,7 @@ def test_a_lone_surrogate_is_escaped_in_json(statecli, tmp_path):
 
 def test_an_ascii_stdout_gets_escapes(small):
     """A stream that cannot hold a sign is no crash: an arrow is drawn with what there is, others are escaped."""
-    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
     found = process("inspect", NET, "--to", "meta", "-f", "markdown", env=env)
     assert found.returncode == 1
     assert "cpu -> meta +" in found.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import jsonschema
@@ -16,6 +15,8 @@ from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
 from statecli.render import Output
+
+from .forked_python import run_python
 
 NET = "sample_models/net.py:Net"
 FIXED = "sample_models/net_fixed.py:Net"
@@ -267,10 +268,8 @@ def test_the_models_file_is_not_overwritten(statecli, proofs, tmp_path):
 
 def test_an_ascii_stdout_gets_one_character_a_sign():
     """Columns stay columns where the encoding has no tick."""
-    code = "from statecli.__main__ import main; main()"
-    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     words = ["verify", NET, "--check", "move", "--device", "meta", "-f", "markdown"]
-    found = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, env=env, check=False)
+    found = run_python(["-m", "statecli", *words], env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert found.returncode == 1
     assert "| `param` | + |" in found.stdout
     assert "| `table` | x |" in found.stdout
@@ -301,9 +300,7 @@ def test_the_fixed_twin_passes(statecli):
 def run(folder: Path, source: str, *args: str) -> subprocess.CompletedProcess[str]:
     """`verify net.py:Net` in a process of its own, which has a minute."""
     (folder / "net.py").write_text(f"import os, threading\nimport torch\nfrom torch import nn\n{source}", "utf-8")
-    line = [sys.executable, "-m", "statecli", "verify", "net.py:Net", *args]
-    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    return subprocess.run(line, cwd=folder, env=path, capture_output=True, text=True, timeout=60, check=False)
+    return run_python(["-m", "statecli", "verify", "net.py:Net", *args], cwd=folder, timeout=60)
 
 
 @pytest.mark.parametrize("code", [0, 1])
@@ -392,8 +389,7 @@ class Net(torch.nn.Module):
         return self.fc(x)
 """
     (tmp_path / "net.py").write_text(code)
-    line = [sys.executable, "-m", "statecli", "verify", "net.py:Net", "--input", "3x2"]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_python(["-m", "statecli", "verify", "net.py:Net", "--input", "3x2"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     said = sorted(one.rpartition("net.py:")[2] for one in done.stderr.splitlines())
     assert said == ["6: FutureWarning: old ways", "8: UserWarning: slow"]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -19,6 +16,8 @@ from statecli.core.float_mode import flushes_denormals, keep_denormals
 from statecli.values import facts, facts_kernel, kernels
 from statecli.values.stats import compute_live_stats
 from statecli.workers.executors import use_executor
+
+from .forked_python import run_python
 
 
 @pytest.fixture
@@ -153,11 +152,5 @@ def test_a_model_class_may_change_the_mode(tmp_path, statecli):
         "    def __init__(self):\n        super().__init__()\n"
         "        self.w = torch.nn.Parameter(torch.tensor([1.0]))\n        self.w.data.view(torch.int32)[0] = 1427253\n"
     )
-    ran = subprocess.run(
-        [sys.executable, "-m", "statecli", "inspect", f"{tmp_path / 'net.py'}:Net", "--stats", "-f", "json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": ""},
-    )
+    ran = run_python(["-m", "statecli", "inspect", f"{tmp_path / 'net.py'}:Net", "--stats", "-f", "json"])
     assert json.loads(ran.stdout)["tensors"][0]["stats"]["max"] == pytest.approx(2e-39, rel=1e-5)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from .forked_python import run_python
 
 torch = pytest.importorskip("torch")
 
@@ -29,12 +29,7 @@ def test_inspect_and_audit_say_the_same_size(case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save(state_dict, "model.pt")
     assert sizes.sum_bytes(statecli.inspect("model.pt").state.tensors) == size
-    found = subprocess.run(
-        [sys.executable, "-m", "statecli", "audit", "model.pt", "-f", "json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    found = run_python(["-m", "statecli", "audit", "model.pt", "-f", "json"])
     assert json.loads(found.stdout)["targets"][0]["bytes"] == size
 
 

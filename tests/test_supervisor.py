@@ -18,6 +18,8 @@ from statecli.__main__ import names_model_code
 from statecli.core.errors import UsageError
 from statecli.live.spec import parse_spec
 
+from .forked_python import run_python
+
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX: os.fork")
 
 #: A command that is supervised and imports no torch: its result, and code 1 with what a model adds.
@@ -82,7 +84,8 @@ def supervised(code="pass", late="pass", finalizer="pass", **options):
 
 def inspected(*words, constructor="pass", method="pass"):
     Path("net.py").write_text(MODEL.format(constructor=constructor, method=method), "utf-8")
-    return finish(start(["-m", "statecli", "inspect", "net.py:Net", *words]))
+    done = run_python(["-m", "statecli", "inspect", "net.py:Net", *words], stdin=subprocess.DEVNULL, timeout=120)
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.fixture(autouse=True)

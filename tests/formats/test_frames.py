@@ -6,8 +6,6 @@ import io
 import pickle
 import pickletools
 import struct
-import subprocess
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +24,7 @@ from statecli.pickle_scan import frames
 from statecli.pickles.errors import MisframedPickle, TruncatedFrame
 from statecli.pickles.machine import read_pickle
 
+from ..forked_python import run_python
 from .attacks import PROTO, STOP, build, called, named, number, records, state_dict, tensor, text
 from .test_fuzz import outcome, record
 
@@ -145,7 +144,7 @@ def fired(hostile) -> set[str]:
         f"os.chdir({str(place_of(name, hostile))!r})\nwith contextlib.suppress(Exception): {load}"
         for name, (_, _, load) in FILES.items()
     )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=120)
+    run_python(["-W", "ignore", "-c", program], check=True, timeout=120)
     return {name for name in FILES if (place_of(name, hostile) / "PWNED").exists()}
 
 

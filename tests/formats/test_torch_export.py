@@ -7,8 +7,6 @@ import io
 import json
 import logging
 import re
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from statecli.pickle_scan.export_expressions import describe_cost, is_plain_expr
 from statecli.rules.pickles import RULES
 from statecli.values.read import read_all_values
 
+from ..forked_python import run_python
 from .test_any_bytes import tried
 
 packages = pytest.importorskip("torch.export.pt2_archive._package", reason="needs torch 2.8: archives of torch.export")
@@ -262,8 +261,7 @@ def test_what_is_compiled_is_told(tmp_path):
 
 def run(*arguments):
     """`statecli`, as a user starts it."""
-    command = [sys.executable, "-m", "statecli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_python(["-m", "statecli", *arguments])
 
 
 @each_layout

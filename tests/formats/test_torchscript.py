@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple  # noqa: UP035  # TorchScript of torch 2.4 knows these
@@ -21,6 +19,7 @@ from statecli.file_scan.scan import scan_pickles
 from statecli.formats import torchscript
 from statecli.values.read import read_all_values
 
+from ..forked_python import run_python
 from .test_any_bytes import tried
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -356,8 +355,7 @@ def test_the_modules_own_state_dict_is_the_same(net, tmp_path, capsys):
 
 def run(*arguments):
     """`statecli`, as a user starts it."""
-    command = [sys.executable, "-m", "statecli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_python(["-m", "statecli", *arguments])
 
 
 def test_an_audit_finds_nothing_in_ordinary_ones(tmp_path):

@@ -14,6 +14,8 @@ from statecli.core.errors import ModelError, UsageError
 from statecli.live.build import build
 from statecli.live.spec import parse_spec
 
+from ..forked_python import run_python
+
 
 def make(target: str, **options):
     """Build what a spec's text names."""
@@ -200,10 +202,7 @@ def test_prints_go_to_stderr(write):
         "from statecli.live.build import build; from statecli.live.spec import parse_spec as parse; "
         f"build(parse({target!r})); print('result')"
     )
-    path = str(Path(__file__).parents[2])
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
-    )
+    run = run_python(["-c", code])
     assert run.stdout == "result\n", run.stderr
     assert set("ABCD") <= set(run.stderr)
 

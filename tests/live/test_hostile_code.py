@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,8 @@ import pytest
 from statecli.core.errors import ModelError
 from statecli.live.build import build
 from statecli.live.spec import parse_spec
+
+from ..forked_python import run_python
 
 RAISING = """
 class Raising(torch.Tensor):
@@ -134,10 +135,7 @@ def test_an_async_factory_is_told_and_leaves_no_warning(write):
 
 
 def _run(*args):
-    path = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": path}
-    command = [sys.executable, "-m", "statecli", *args]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    return run_python(["-m", "statecli", *args])
 
 
 LOUD = """
@@ -177,15 +175,7 @@ def test_a_reader_that_goes_away_is_told_by_the_code_alone(write):
     target = write("def f():\n    return nn.Sequential(*(nn.Linear(1, 1) for _ in range(3000)))", "f")
     reading, writing = os.pipe()
     os.close(reading)
-    path = str(Path(__file__).parents[2])
-    run = subprocess.run(
-        [sys.executable, "-m", "statecli", "inspect", target, "-f", "json"],
-        stdout=writing,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-        check=False,
-    )
+    run = run_python(["-m", "statecli", "inspect", target, "-f", "json"], stdout=writing)
     os.close(writing)
     assert (run.returncode, run.stderr) == (141, "")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 import threading
 import warnings
 
 import pytest
+
+from ..forked_python import run_python
 
 torch = pytest.importorskip("torch")
 
@@ -192,6 +192,6 @@ def test_copies_of_torchs_own_are_made_as_before():
     """A class without copying code of its own is copied by copy.deepcopy, unless a library gave it to nn.Module."""
     from statecli.commands.verify import copy_model
 
-    subprocess.run([sys.executable, "-c", PLAIN_CLASSES], check=True)
+    run_python(["-c", PLAIN_CLASSES], check=True)
     assert all(map(copy_model._has_own_copying, [Registers, Drops, Rebuilds, torch.fx.GraphModule]))
     assert copy.deepcopy(Registers())._buffers  # what these classes are here for
