@@ -3,9 +3,10 @@
 Usage: python fork_server.py SOCKET MODULE...
 
 A request is a JSON object with the fields `words`, `cwd`, `environment` and `session`, and descriptors 0, 1 and 2 of
-the process. The words are those after `python`: `-c CODE ARG...` or `-m MODULE ARG...`. The answer is the process id,
-and later the status as `os.waitpid` returns it. The server ends with its standard input, and kills a process whose
-client has closed the connection. It has one thread, because a fork copies only the thread that calls it.
+the process. The words are those after `python`: `-c CODE ARG...`, `-m MODULE ARG...` or `SCRIPT ARG...`, after
+`-W ignore`, `-E` or `-I`. The answer is the process id, and later the status as `os.waitpid` returns it. The server
+ends with its standard input, and kills a process whose client has closed the connection. It has one thread, because a
+fork copies only the thread that calls it.
 """
 
 from __future__ import annotations
@@ -146,12 +147,20 @@ def run(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
-    _replace_path_entries(path_before, os.environ.get("PYTHONPATH", ""))
-    _open_streams()
     words = request["words"]
     if words[:2] == ["-W", "ignore"]:
         warnings.simplefilter("ignore")
         del words[:2]
+    if words[0] in ("-E", "-I"):
+        del words[0]
+    else:
+        _replace_path_entries(path_before, os.environ.get("PYTHONPATH", ""))
+    _open_streams()
+    if not words[0].startswith("-"):
+        sys.argv = words
+        sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))
+        runpy.run_path(words[0], run_name="__main__")
+        return
     option, name, *arguments = words
     sys.argv = ["-c" if option == "-c" else name, *arguments]
     if option == "-c":

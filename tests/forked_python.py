@@ -28,7 +28,7 @@ TIMEOUT_S = 120
 #: What a server imports first. `run_python` and `start_python` take these names.
 LIBRARIES = {
     "torch": ("torch", "torch.distributed.checkpoint", "torch.export", "numpy", "statecli.cli.commands"),
-    "none": ("statecli.cli.commands", "statecli.cli.parser"),
+    "statecli": ("numpy", "statecli.cli.commands", "statecli.cli.parser", "statecli.formats.registry"),
 }
 #: Variables that Python and libraries read when they start, except those that the server applies to a process.
 _START_VARIABLES = ("PYTHON", "LD_", "LC_", "LANG", "OMP_", "MKL_", "OPENBLAS_")
@@ -119,20 +119,27 @@ def find_server(libraries: str) -> ForkServer:
 
 
 def start_python(words: Sequence[Any], libraries: str = "torch", **options: Any) -> ForkedProcess:
-    """Start what `python WORD...` starts: `-c CODE ARG...` or `-m MODULE ARG...`. Options as of `subprocess.Popen`.
+    """Start what `python WORD...` starts: `-c CODE ARG...`, `-m MODULE ARG...` or `SCRIPT ARG...`.
 
-    `session` is "same", "new", or "terminal" if standard input becomes the controlling terminal of a new session.
+    The options are those of `subprocess.Popen`. `session` is "same", "new", or "terminal" for a new session
+    whose controlling terminal is standard input.
     """
     return ForkedProcess(words, libraries, **options)
 
 
 def run_python(
-    words: Sequence[Any], *, given: Any = None, timeout: float | None = None, check: bool = False, **options: Any
+    words: Sequence[Any],
+    libraries: str = "torch",
+    *,
+    given: Any = None,
+    timeout: float | None = None,
+    check: bool = False,
+    **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
     """Start, wait and return as `subprocess.run` does; the output is captured, as text unless `text=False`."""
     streams = {"stdin": subprocess.PIPE} if given is not None else {}
     streams |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with start_python(words, **{"text": True, **streams, **options}) as process:
+    with start_python(words, libraries, **{"text": True, **streams, **options}) as process:
         try:
             out, err = process.communicate(given, timeout=timeout)
         except BaseException:
@@ -150,7 +157,7 @@ def run_code(code: str, *args: Any, cwd: Path | None = None) -> subprocess.Compl
     return run_python(words, cwd=cwd, timeout=TIMEOUT_S, errors="replace", stdin=subprocess.DEVNULL, session="new")
 
 
-def write_command(path: Path, *words: str, libraries: str = "none") -> None:
+def write_command(path: Path, *words: str, libraries: str = "statecli") -> None:
     """Write an executable file that does what `exec python WORD... "$@"` does in a shell."""
     client = [sys.executable, "-I", "-S", str(_FOLDER / "fork_client.py"), find_server(libraries).path, *words]
     path.write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n')

@@ -30,6 +30,7 @@ from statecli.core.errors import ModelError, NothingMatched, UnreadableError, Us
 from statecli.core.state import Kind
 from statecli.testing import assert_state_follows
 
+from .forked_python import run_python
 from .test_samples import FAILING
 
 ROOT = Path(__file__).parent.parent
@@ -362,7 +363,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, [f.
 
 def test_a_move_to_meta_needs_no_second_copy_of_the_data():
     """640 MB of tensors are proved to follow, or not, within 60 MB."""
-    found = subprocess.run([sys.executable, "-c", HUGE], capture_output=True, text=True, check=True, cwd=ROOT)
+    found = run_python(["-c", HUGE], check=True)
     grown, _, failing = found.stdout.partition(" ")
     assert failing.strip() == "['0.table']"
     assert int(grown) < 60

@@ -327,7 +327,8 @@ def test_interrupted_ends_130(tmp_path):
 
 def test_a_closed_pipe_ends_141_quietly(tmp_path):
     """`| head` ends without a word."""
-    save_file({f"layer.{n}.weight": torch.ones(1) for n in range(20_000)}, tmp_path / "big.safetensors")
+    names = [f"layer.{n}.{'x' * 500}" for n in range(1000)]  # more than a pipe holds
+    save_file({name: torch.ones(1) for name in names}, tmp_path / "big.safetensors")
     words = ["-m", "statecli", "inspect", tmp_path / "big.safetensors"]
     running = start_python(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     running.stdout.readline()

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 from statecli.render import Output
 
+from .forked_python import start_python
 from .test_cli import on_a_terminal, process
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
@@ -282,12 +283,12 @@ def test_through_a_pipe_each_change_is_a_line(a):
 
 def test_head_ends_quietly(a):
     """A closed pipe is no error."""
-    torch.save({f"w{n}": torch.zeros(1) for n in range(20_000)}, "c.pt")
-    torch.save({f"w{n}": torch.ones(1) for n in range(20_000)}, "d.pt")
-    code = "from statecli.__main__ import main; main()"
-    words = [sys.executable, "-c", code, "diff", "c.pt", "d.pt", "--name-only", "-j", "1"]
-    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert run.stdout.readline() == b"w0\n"
+    names = [f"w{n}.{'x' * 500}" for n in range(1000)]  # more than a pipe holds
+    torch.save({name: torch.zeros(1) for name in names}, "c.pt")
+    torch.save({name: torch.ones(1) for name in names}, "d.pt")
+    words = ["-m", "statecli", "diff", "c.pt", "d.pt", "--name-only", "-j", "1"]
+    run = start_python(words, "statecli", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert run.stdout.readline() == f"{names[0]}\n".encode()
     run.stdout.close()
     assert run.wait(60) == 141
     assert run.stderr.read() == b""

@@ -16,6 +16,8 @@ from statecli.cli import git_driver
 from statecli.core.errors import UsageError
 from statecli.targets import expand
 
+from .forked_python import write_command
+
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 123456\n"
 
@@ -25,8 +27,7 @@ def repository(tmp_path, monkeypatch):
     """A new repository with a home of its own, in which `statecli` is this interpreter's."""
     bin = tmp_path / "bin"
     bin.mkdir()
-    (bin / "statecli").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m statecli "$@"\n')
-    (bin / "statecli").chmod(0o755)
+    write_command(bin / "statecli", "-m", "statecli")
     folder = tmp_path / "repository"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{bin}{os.pathsep}{os.environ['PATH']}")
@@ -175,6 +176,8 @@ def test_what_is_missing_here_is_no_fact_of_the_file(repository, monkeypatch):
         torch.save({"w": torch.full((3,), value)}, "m.pt")
         call("statecli", "git", "setup")
         commit()
+    # A process that starts anew, because the server has imported numpy.
+    (repository.parent / "bin" / "statecli").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m statecli "$@"\n')
     (repository.parent / "broken" / "numpy").mkdir(parents=True)
     (repository.parent / "broken" / "numpy" / "__init__.py").write_text('raise ImportError("built for another")\n')
     found = os.environ.get("PYTHONPATH", "")

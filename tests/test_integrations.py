@@ -17,6 +17,8 @@ from safetensors.torch import save_file
 
 from statecli.targets import expand
 
+from .forked_python import write_command
+
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent
 
@@ -54,9 +56,8 @@ def repository(tmp_path, monkeypatch):
     """A repository with a locked checkpoint, in which `statecli` and `python3` are this interpreter's."""
     bin = tmp_path / "bin"
     bin.mkdir()
-    for name, words in (("statecli", '-m statecli "$@"'), ("python3", '"$@"')):
-        (bin / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words}\n')
-        (bin / name).chmod(0o755)
+    for name, words in (("statecli", ["-m", "statecli"]), ("python3", [])):
+        write_command(bin / name, *words)
     monkeypatch.setenv("PATH", f"{bin}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = tmp_path / "repository"
@@ -170,11 +171,15 @@ SHADOWED = (
 
 @pytest.fixture
 def hostile(repository):
-    """The same repository with a module for each of these names that ends the process with 0 when it is imported."""
+    """The same repository with a module for each of these names that ends the process with 0 when it is imported.
+
+    `python3` starts anew, because a fork has imported its modules before.
+    """
     for name in SHADOWED:
         (repository / f"{name}.py").write_text(
             f"open('{repository.parent}/ran', 'a').write('{name}\\n')\nimport os; os._exit(0)\n"
         )
+    (repository.parent / "bin" / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     nudge()
     yield repository
     ran = repository.parent / "ran"

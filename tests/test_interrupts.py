@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
+
+from .forked_python import run_python
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX: signals")
 
@@ -44,7 +45,7 @@ commands.run_body_and_exit(run, debug=False)
 
 
 def ran(program):
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    return run_python(["-c", program], timeout=30)
 
 
 def test_an_interrupt_lost_in_a_callback_still_ends_the_process():

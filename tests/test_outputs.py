@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from statecli.cli import output_files as outputs
 from statecli.render import Output
 
+from .forked_python import write_command
 from .published import github, gitlab, junit, sarif
 
 csv.field_size_limit(10_000_000)  # names of a megabyte
@@ -342,10 +343,15 @@ def words(write, path):
     return [word.format(path) for word in WRITES[write]]
 
 
-def process(line, *targets, before=""):
-    """The command in a shell of its own, which may limit it."""
-    quoted = " ".join(shlex.quote(word) for word in [sys.executable, "-m", "statecli", *targets])
-    return subprocess.run(["bash", "-c", f"{before} {quoted} {line}"], capture_output=True, text=True, check=False)
+def process(line, *targets, limit=""):
+    """The command in a shell of its own. A process that is limited starts anew, because no fork has the limit."""
+    if limit:
+        command = [sys.executable, "-m", "statecli"]
+    else:
+        write_command(Path("statecli.sh"), "-m", "statecli")
+        command = ["./statecli.sh"]
+    quoted = shlex.join([*command, *targets])
+    return subprocess.run(["bash", "-c", f"{limit} {quoted} {line}"], capture_output=True, text=True, check=False)
 
 
 @posix
@@ -356,7 +362,7 @@ def test_what_cannot_be_written_leaves_what_was_there(here, write):
     statement = b"{}" if write != "--write-baseline" else b'{"schema": "statecli.baseline/2", "findings": []}'
     old.write_bytes(statement)
     files = sorted(os.listdir())
-    done = process("> /dev/null", *words(write, "old.json"), before="ulimit -f 0; trap '' XFSZ;")
+    done = process("> /dev/null", *words(write, "old.json"), limit="ulimit -f 0; trap '' XFSZ;")
     assert (done.returncode, done.stderr) == (2, "statecli: old.json: cannot be written: File too large\n")
     assert old.read_bytes() == statement
     assert sorted(os.listdir()) == files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,8 @@ from statecli.commands.verify.result import Verdict, Verification  # noqa: E402
 from statecli.core.errors import StateError  # noqa: E402
 from statecli.report import View, verify  # noqa: E402
 from statecli.testing import assert_state_follows as checked  # noqa: E402
+
+from .forked_python import run_python  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 
@@ -144,13 +147,18 @@ def test_nothing_is_imported():
 """
 
 
-def run_pytest(folder, source):
+def run_pytest(folder, source, run=run_python):
     """A pytest run of its own with the plugin, whether or not it is installed."""
     (folder / "test_it.py").write_text(textwrap.dedent(source))
     words = ["-p", "no:cacheprovider", "-p", "statecli.api.pytest_plugin", "-q", "test_it.py"]
-    environment = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PATH": "/usr/bin:/bin"}
-    command = [sys.executable, "-m", "pytest", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return run(["-m", "pytest", *words], cwd=folder, env=environment)
+
+
+def start_anew(words, **options):
+    """As `run_python`, in a process that has imported nothing."""
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, **options)
 
 
 def test_the_fixture_passes_and_fails(tmp_path):
@@ -174,7 +182,7 @@ def test_what_cannot_be_tried_is_one_line_of_the_fixture_too(tmp_path):
 
 def test_a_run_that_does_not_use_it_imports_nothing(tmp_path):
     """The plugin is loaded by every pytest run on the machine."""
-    found = run_pytest(tmp_path, NOT_USING)
+    found = run_pytest(tmp_path, NOT_USING, start_anew)
     assert found.returncode == 0, found.stdout
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 
 import torch
+import torch._dynamo  # before the ranks are forked: each would import it otherwise
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 
+import deepspeed  # before the ranks are forked: each would import it otherwise, which takes 6 s
 import torch
 from torch import multiprocessing, nn
 
@@ -57,8 +58,6 @@ def work(rank: int, out: str, port: int, specs: list[str]) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
     os.environ.update(MASTER_PORT=str(port), DS_ACCELERATOR="cpu")
     torch.set_num_threads(1)
-    import deepspeed
-
     # Compiling its operator for shared memory takes a minute, waits for any earlier compiler that was killed, and
     # changes no file: without the operator gloo does the work.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -78,4 +77,4 @@ if __name__ == "__main__":
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.spawn(work, (sys.argv[1], port, sys.argv[2:]), nprocs=2)
+    multiprocessing.start_processes(work, (sys.argv[1], port, sys.argv[2:]), nprocs=2, start_method="fork")

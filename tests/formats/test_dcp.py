@@ -9,7 +9,6 @@ import io
 import os
 import pickle
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,7 @@ from statecli.formats.shared.dcp_metadata import NEEDED
 from statecli.formats.shared.tiling import Box, find_fault
 from statecli.values.read import read_all_values
 
+from ..forked_python import run_python
 from . import dcp_ranks
 from .attacks import build, called, legacy, named, pickled, records, state_dict, tensor, text
 
@@ -51,8 +51,7 @@ CLASSES = (BytesStorageMetadata, ChunkStorageMetadata, Metadata, MetadataIndex, 
 def ranks(tmp_path_factory) -> Path:
     """What four processes saved together."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-W", "ignore", dcp_ranks.__file__, str(folder)]
-    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120)
+    run_python(["-W", "ignore", dcp_ranks.__file__, folder], check=True, timeout=120)
     return folder
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from statecli.formats import deepspeed
 from statecli.targets.target_result import Status
 from statecli.values.read import read_all_values
 
+from ..forked_python import run_python
 from . import attacks, zero
 
 #: Stage, dtype, groups of the optimizer; `3s` has groups of at most 100 elements, across which parameters lie.
@@ -35,9 +35,7 @@ def real(tmp_path_factory):
     pytest.importorskip("deepspeed")
     out = tmp_path_factory.mktemp("deepspeed")
     script = os.path.join(os.path.dirname(__file__), "deepspeed_run.py")
-    ran = subprocess.run(
-        [sys.executable, script, str(out), *REAL], capture_output=True, text=True, timeout=300, check=False
-    )
+    ran = run_python([script, out, *REAL], timeout=300)
     if ran.returncode:
         pytest.skip(f"DeepSpeed does not run: {ran.stderr.strip().splitlines()[-1:]}")
     return out

@@ -15,7 +15,7 @@ import torch
 
 from statecli import formats
 
-from .attacks import Called
+from .attacks import Called, build, records, state_dict, tensor
 
 
 def settings(tmp_path, **beside):
@@ -103,14 +103,21 @@ def test_deep_ones_are_digested(tmp_path):
 
 def test_the_order_of_a_set_means_nothing(tmp_path):
     """Python orders text in a set by a hash that is another in each process."""
-    state = "{'w': torch.ones(1), 's': set('abcdefgh'), 'f': {frozenset('xyz')}}"
-    code = f"import sys, torch; torch.save({state}, sys.argv[1])"
-    found = []
+    code = (
+        "import pickle, sys; pickler = pickle.Pickler(sys.stdout.buffer, 2); pickler.fast = True; "
+        "pickler.dump({'s': set('abcdefgh'), 'f': {frozenset('xyz')}})"
+    )
+    sets, found = [], []
     for seed in ("1", "2"):
-        path = str(tmp_path / f"{seed}.pt")
-        subprocess.run([sys.executable, "-c", code, path], check=True, env={**os.environ, "PYTHONHASHSEED": seed})
-        found.append(formats.read(path).metadata.values)
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True)
+        sets.append(done.stdout[2:-1])  # without PROTO and STOP
+        path = tmp_path / f"{seed}.pt"
+        path.write_bytes(build(records(state_dict(w=tensor(), x=sets[-1]))))
+        found.append(formats.read(str(path)).metadata.values)
+    assert sets[0] != sets[1]
     assert found[0] == found[1]
+    assert len(found[0]) == 2
 
 
 def test_sharing_without_end_ends(tmp_path):

@@ -15,6 +15,8 @@ from safetensors.torch import save_file
 import statecli
 from statecli.live import search_path
 
+from ..forked_python import run_python
+
 SCRIPT = Path(sys.executable).parent / "statecli"
 #: Packages that a command imports when it needs them, and those that transformers looks for.
 PACKAGES = (
@@ -111,7 +113,7 @@ def test_python_s_own_auto_imports_installed_packages_alone(tmp_path, monkeypatc
     (tmp_path / "config.json").write_text(json.dumps(BERT))
     save_file({"embeddings.word_embeddings.weight": torch.zeros(9, 8)}, tmp_path / "model.safetensors")
     code = "import statecli; print(len(statecli.inspect('.', model='auto').state.tensors))"
-    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = run_python(["-c", code], cwd=tmp_path)
     assert (found.returncode, (tmp_path / "ran").exists()) == (0, False), found.stderr
 
 
@@ -124,7 +126,8 @@ def test_typed_code_comes_from_the_current_folder(tmp_path, spec):
     text = "import torch\nfrom sizes import WIDTH\n\ndef Net():\n    return torch.nn.Linear(WIDTH, 1)\n"
     (tmp_path / "net.py").write_text(text)
     (tmp_path / "inner" / "net.py").write_text(text)
-    assert run(tmp_path, "inspect", spec, path="lib").returncode == 0
+    found = run_python([SCRIPT, "inspect", spec], cwd=tmp_path, env={**os.environ, "PYTHONPATH": "lib"})
+    assert found.returncode == 0, found.stderr
 
 
 def test_the_path_is_what_it_was_afterwards(tmp_path, monkeypatch):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
+
+from ..forked_python import write_command
 
 PAGE = (Path(__file__).parents[2] / "docs" / "merge.md").read_text("utf-8")
 
@@ -29,9 +30,7 @@ def shell(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     save_file({"w": torch.tensor([1.0, float("nan")])}, tmp_path / "checkpoints" / "a.safetensors")
     (tmp_path / "bin").mkdir()
-    script = tmp_path / "bin" / "statecli"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m statecli "$@"\n')
-    script.chmod(0o755)
+    write_command(tmp_path / "bin" / "statecli", "-m", "statecli")
 
     def run(line: str, code: int = 0, **env: str) -> str:
         path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +16,8 @@ from safetensors.torch import save_file
 from statecli.shards.partition import RUNS_PER_SHARD, Partition
 from statecli.workers import pool
 from statecli.workers.pool import TASK_OVERHEAD_BYTES
+
+from ..forked_python import run_python, start_python
 
 
 @pytest.fixture
@@ -234,11 +234,13 @@ def test_merge_refuses_what_the_command_has_not(statecli, shares):
 @pytest.mark.usefixtures("files")
 def test_shares_in_processes_of_their_own(statecli):
     """As jobs of an array are, all at once, and a merge in one more."""
-    command = [sys.executable, "-m", "statecli"]
+    command = ["-m", "statecli"]
     line = ["diff", "a.safetensors", "b.safetensors"]
-    jobs = [subprocess.Popen([*command, *line, "--shard", f"{n}/3", "-o", f"part-{n}.jsonl"]) for n in (1, 2, 3)]
+    jobs = [
+        start_python([*command, *line, "--shard", f"{n}/3", "-o", f"part-{n}.jsonl"], "statecli") for n in (1, 2, 3)
+    ]
     assert [job.wait() for job in jobs] == [0, 0, 0]
-    merged = subprocess.run([*command, "merge", "part-*.jsonl", "-f", "json"], capture_output=True, check=False)
+    merged = run_python([*command, "merge", "part-*.jsonl", "-f", "json"], "statecli")
     whole = statecli(*line, "-f", "json")
-    assert (merged.returncode, merged.stdout.decode(), merged.stderr) == (whole.code, whole.out, b"")
+    assert (merged.returncode, merged.stdout, merged.stderr) == (whole.code, whole.out, "")
     assert sorted(os.listdir()) == ["a.safetensors", "b.safetensors", "net.py", *(f"part-{n}.jsonl" for n in (1, 2, 3))]
