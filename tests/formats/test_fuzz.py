@@ -19,7 +19,7 @@ from statecli.pickles.nodes import Global, Key, Obj, Persistent, Pickle, SetOf
 from .attacks import number, pickled, state_dict, tensor, text
 
 #: Mutants of the suite. `python -m tests.formats.test_fuzz N` runs N of another seed.
-MUTANTS = 4000
+MUTANTS = 1500
 SEED = 20260
 
 

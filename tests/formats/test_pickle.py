@@ -362,15 +362,15 @@ def test_every_prefix_is_truncated(protocol):
 
 BOMBS = {
     "a key that takes 2**64 steps to hash": hash_bomb(),
-    "a key nested two million deep": deep_key(2_000_000),
+    "a key nested 500,000 deep": deep_key(500_000),
     "sixty thousand integers of one hash": colliding_ints(60_000),
     "a memo entry 2**28": pickled(b"Nr\0\0\0\x10"),
     "a memo entry 2**31 - 2": pickled(b"Nr\xfe\xff\xff\x7f"),
-    "lists nested 300,000 deep": pickled(b"]" * 300_000 + b"a" * 299_999),
-    "dicts nested 300,000 deep": pickled(b"}" + b"N}" * 300_000 + b"s" * 300_000),
-    "calls nested 300,000 deep": pickled(b"cm\nf\n" + b")R" * 300_000),
-    "storages nested 300,000 deep": pickled(b"N" + b"Q" * 300_000),
-    "sets nested 300,000 deep": pickled(b"(" * 9_000 + b"\x91" * 9_000),
+    "lists nested 100,000 deep": pickled(b"]" * 100_000 + b"a" * 99_999),
+    "dicts nested 100,000 deep": pickled(b"}" + b"N}" * 100_000 + b"s" * 100_000),
+    "calls nested 100,000 deep": pickled(b"cm\nf\n" + b")R" * 100_000),
+    "storages nested 100,000 deep": pickled(b"N" + b"Q" * 100_000),
+    "sets nested 100,000 deep": pickled(b"(" * 9_000 + b"\x91" * 9_000),
     "keys nested 100,000 deep": pickled(b"}" * 100_000 + b"Ns" * 99_999),
     "a thousand laughs": pickled(b"]q\0" + b"]h\0ah\0aq\0" * 1000),
 }
@@ -382,7 +382,7 @@ def test_bombs_are_ordinary_graphs(data):
     begun = time.process_time()
     read_pickle(data)
     gc.collect()
-    assert time.process_time() - begun < 5
+    assert time.process_time() - begun < 4
 
 
 BUDGETS = {
@@ -421,12 +421,12 @@ def test_the_number_of_globals_is_bounded(monkeypatch):
 
 
 def test_a_bomb_frees_its_memory_in_a_fresh_process():
-    """Two million levels of every container are freed without overflowing the C stack."""
+    """A hundred thousand levels of every container are freed without overflowing the C stack."""
     code = """
         from statecli.pickles.machine import read_pickle
-        for body in (b")" + b"\\x85" * 2_000_000, b"]" * 300_000 + b"a" * 299_999, b"N" + b"Q" * 300_000,
-                     b"cm\\nf\\n" + b")R" * 300_000, b"cm\\nf\\n" + b")R}b" * 300_000,
-                     b"}" * 300_000 + b"Ns" * 299_999):
+        for body in (b")" + b"\\x85" * 500_000, b"]" * 100_000 + b"a" * 99_999, b"N" + b"Q" * 100_000,
+                     b"cm\\nf\\n" + b")R" * 100_000, b"cm\\nf\\n" + b")R}b" * 100_000,
+                     b"}" * 100_000 + b"Ns" * 99_999):
             read_pickle(b"\\x80\\x02" + body + b".")
         print("alive")
     """

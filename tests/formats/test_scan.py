@@ -141,7 +141,7 @@ values = st.recursive(
 
 @given(values, st.sampled_from(range(6)))
 @example(2.1703873502658385e-153, 1)  # its ninth byte is that of a safetensors header
-@settings(max_examples=300)
+@settings(max_examples=200)
 def test_the_names_of_an_honest_pickle_are_those_that_the_unpickler_asks_for(tmp_path_factory, value, protocol):
     """No more, no fewer, in every protocol."""
     data = pickle.dumps(value, protocol)
@@ -218,7 +218,7 @@ WEIGHTED = PIECES + 3 * [piece for piece in PIECES if len(piece) > 6] + 4 * [b"N
 
 
 @given(st.sampled_from([b"", b"(NNN", b"NNNNN(N", b"](", b"}("]), st.lists(st.sampled_from(WEIGHTED), max_size=30))
-@settings(max_examples=3000)
+@settings(max_examples=1000)
 def test_no_unpickler_asks_for_a_name_that_the_scan_does_not_know(tmp_path_factory, begin, pieces):
     """Whatever opcodes in whatever order: what either unpickler asks for is known, or the rest is said to be unread."""
     data = b"\x80\x04" + named("zeroth", "Zero") + begin + b"".join(pieces) + b"."
@@ -246,7 +246,7 @@ def test_that_property_can_fail():
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=500)
+@settings(max_examples=200)
 def test_any_bytes_are_scanned(tmp_path_factory, data):
     """As a file, as a record, as what follows a protocol: there is always an answer."""
     path = tmp_path_factory.getbasetemp() / "bytes"
@@ -415,9 +415,10 @@ def test_a_file_that_is_missing_has_no_pickle(tmp_path):
     assert scan_pickles(str(tmp_path / "missing")) == ()
 
 
-def test_an_inflation_bomb_is_said_and_not_inflated(scanned):
-    """200 MB of nothing in 200 KB."""
-    members = records(b"]" * 200_000_000)
+def test_an_inflation_bomb_is_said_and_not_inflated(scanned, monkeypatch):
+    """20 MB of nothing in 20 KB."""
+    monkeypatch.setattr(_scan, "MAX_INFLATED_BYTES", 10_000_000)
+    members = records(b"]" * 20_000_000)
     members[0].method = 8
     found = scanned(build(members))
     assert any("inflates to more than" in (one.unread or "") for one in found)
@@ -461,11 +462,11 @@ def test_opcodes_have_an_end(scanned, monkeypatch):
 def test_bombs_are_scanned_like_ordinary_pickles(data, scanned):
     """What hangs or crashes an unpickler takes a moment, and is freed without a crash.
 
-    The slowest takes 6 s of CPU on a machine of two cores, with a square of its length it would take hours.
+    The slowest takes 2 s of CPU on a machine of two cores, with a square of its length it would take hours.
     """
     begun = time.process_time()
     scanned(data)
-    assert time.process_time() - begun < 20
+    assert time.process_time() - begun < 10
     gc.collect()
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = 2500
+CASES = 1000
 
 #: Makes both machines ignore frames, as they did before they followed them.
 IGNORE_FRAMES = """
