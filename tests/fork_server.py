@@ -188,8 +188,12 @@ def end(error: BaseException | None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError, AttributeError):
-            code = 120 if stream is sys.stdout and stream is not None and not stream.closed else code
+        except OSError as failure:
+            if stream is sys.stdout:
+                code = 120
+                sys.stderr.write(f"Exception ignored in: {stream!r}\nOSError: {failure}\n")
+        except (ValueError, AttributeError):  # model code has closed or removed it
+            pass
     if isinstance(error, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)

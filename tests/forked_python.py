@@ -30,8 +30,8 @@ LIBRARIES = {
     "torch": ("torch", "torch.distributed.checkpoint", "torch.export", "numpy", "statecli.cli.commands"),
     "statecli": ("numpy", "statecli.cli.commands", "statecli.cli.parser", "statecli.formats.registry"),
 }
-#: Variables that Python and libraries read when they start, except those that the server applies to a process.
-_START_VARIABLES = ("PYTHON", "LD_", "LC_", "LANG", "OMP_", "MKL_", "OPENBLAS_")
+#: Variables that Python reads when it starts, except those that the server applies to a process.
+_START_VARIABLES = ("PYTHON", "LD_", "LC_", "LANG")
 _APPLIED_VARIABLES = {"PYTHONPATH", "PYTHONIOENCODING", "PYTHONUNBUFFERED"}
 
 _FOLDER = Path(__file__).parent
@@ -168,4 +168,4 @@ def _check_environment(environment: dict[str, str]) -> None:
     """Refuse a setting that only the start of a process reads."""
     for name in environment.keys() | _ENVIRONMENT.keys():
         if name.startswith(_START_VARIABLES) and name not in _APPLIED_VARIABLES:
-            assert environment.get(name) == os.environ.get(name), f"{name} needs a process that starts anew"
+            assert environment.get(name) == _ENVIRONMENT.get(name), f"{name} needs a process that starts anew"
