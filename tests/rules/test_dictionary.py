@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,39 @@ from statecli.rules import DICTIONARY, RULES
 from statecli.targets.location import compute_fingerprint
 
 PACKAGE = Path(statecli.__file__).parent
-TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
+TEXTS = {path.relative_to(PACKAGE).as_posix(): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
 COMMANDS = {"inspect", "diff", "verify", "audit", "lock"}
+
+
+@functools.cache
+def parse(path):
+    """The syntax tree of a file, which is parsed once."""
+    return ast.parse(TEXTS[path])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_trees():
+    """The collector of later tests would walk them."""
+    yield
+    parse.cache_clear()
+
+
+def trees(*words):
+    """Yield (path, tree) of each file that has one of these words."""
+    for path, text in TEXTS.items():
+        if any(word in text for word in words):
+            yield path, parse(path)
+
+
+def get_last_name(node):
+    """`b` of `b` and of `a.b`."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def calls(tree, *names):
     """Yield the calls of functions or methods of these names."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in names:
+        if isinstance(node, ast.Call) and get_last_name(node.func) in names:
             yield node
 
 
@@ -41,26 +67,26 @@ def defined_names(tree):
 
 def test_every_rule_in_the_code_is_in_the_dictionary():
     """A finding of another rule could not be explained."""
-    defined = [name for tree in TREES.values() for name in defined_names(tree)]
+    defined = [name for _, tree in trees("Rule", "rule") for name in defined_names(tree)]
     assert sorted(defined) == sorted(DICTIONARY)
 
 
 def test_findings_are_built_from_rules_alone():
     """`Rule.finding` gives a finding its name; only a summary of several findings copies it from one of them."""
-    built = {path for path, tree in TREES.items() for _ in calls(tree, "Finding")}
+    built = {path for path, tree in trees("Finding") for _ in calls(tree, "Finding")}
     assert built == {"core/rule.py", "core/finding.py"}
 
 
 def test_a_severity_is_decided_in_one_function():
     """No other function calls it, sets the severity of a finding, or chooses between a rule's default and another."""
-    decided = {path for path, tree in TREES.items() for _ in calls(tree, "decide_severity")}
+    decided = {path for path, tree in trees("decide_severity") for _ in calls(tree, "decide_severity")}
     assert decided == {"core/rule.py"}
-    for path, tree in TREES.items():
+    for path, tree in trees("severity"):
         for call in calls(tree, "replace"):
             assert "severity" not in {keyword.arg for keyword in call.keywords}, f"{path}:{call.lineno}"
         for node in ast.walk(tree):
             if isinstance(node, ast.BoolOp) and path != "core/rule.py":
-                parts = {ast.unparse(value).rpartition(".")[2] for value in node.values}
+                parts = set(map(get_last_name, node.values))
                 assert "severity" not in parts, f"{path}:{node.lineno}"
 
 
