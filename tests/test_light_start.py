@@ -43,8 +43,13 @@ def files(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["a.safetensors", "a.pt", "legacy.pt", "whole.pt"])
-@pytest.mark.parametrize("output", ["json", "plain", "csv", "markdown", "jsonl", "sarif", "junit", "github", "gitlab"])
+#: Each format in one output and each output of one format: a reader knows no output, and an output no format.
+LISTINGS = [(name, "json") for name in ("a.safetensors", "a.pt", "legacy.pt", "whole.pt")] + [
+    ("a.pt", output) for output in ("plain", "csv", "markdown", "jsonl", "sarif", "junit", "github", "gitlab")
+]
+
+
+@pytest.mark.parametrize(("name", "output"), LISTINGS)
 def test_listing_a_checkpoint_imports_nothing_heavy(files, name, output):
     """No torch, no numpy, no rich, and none of the libraries whose formats are read."""
     assert imported("inspect", files / name, "-f", output) == (0, [])

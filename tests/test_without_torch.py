@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from .forked_python import run_python
+
 CHILD = """
 import sys
 
@@ -18,6 +20,7 @@ class Refuse:
         if name.partition(".")[0] in {modules!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
+assert not {modules!r} & {{name.partition(".")[0] for name in sys.modules}}
 sys.meta_path.insert(0, Refuse())
 from statecli.__main__ import main
 main()
@@ -25,8 +28,7 @@ main()
 
 
 def without(modules, *args):
-    code = CHILD.format(modules=modules)
-    return subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, check=False)
+    return run_python(["-c", CHILD.format(modules=set(modules)), *args], "statecli")
 
 
 @pytest.fixture
@@ -73,13 +75,14 @@ def test_placing_without_torch_is_one_line(files):
 
 def test_stats_without_numpy_is_one_line(files):
     """--stats needs numpy, and says so."""
-    found = without(("numpy",), "inspect", files / "a.pt", "--stats")
+    words = ["-c", CHILD.format(modules={"numpy"}), "inspect", str(files / "a.pt"), "--stats"]
+    found = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stderr.count("\n")) == (2, 1)
     assert "pip install numpy" in found.stderr
 
 
 def test_the_check_can_fail(files):
     """The blocked module really cannot be imported."""
-    code = CHILD.format(modules=("json",))
+    code = CHILD.format(modules={"statecli"})
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "No module named 'json" in found.stderr
+    assert "No module named 'statecli" in found.stderr

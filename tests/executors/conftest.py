@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+
+# Workers of Dask are forks of a process that has imported Dask. Read when `distributed` is imported.
+os.environ.setdefault("DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD", "forkserver")
 
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 OTHERS = ("int64", "int32", "int8", "uint8", "bool", "complex64", "complex128")

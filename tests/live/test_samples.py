@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,8 @@ from statecli.core.state import Kind
 from statecli.live import move, read
 from statecli.live.build import build
 from statecli.live.spec import parse_spec
+
+from ..forked_python import run_python
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 MODELS = sorted(path for path in SAMPLES.glob("*.py") if path.name != "make_checkpoints.py")
@@ -139,7 +139,7 @@ def test_grad_buffer():
 def checkpoints(tmp_path_factory):
     """What the script writes."""
     out = tmp_path_factory.mktemp("checkpoints")
-    subprocess.run([sys.executable, str(SAMPLES / "make_checkpoints.py"), str(out)], check=True)
+    run_python([SAMPLES / "make_checkpoints.py", out], check=True)
     return out
 
 

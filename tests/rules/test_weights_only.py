@@ -152,13 +152,9 @@ def test_a_file_of_a_training_library_by_itself_is_a_note(tmp_path):
 
 def test_the_list_has_what_import_torch_adds_and_no_more():
     """In a process of its own: tests import more of torch, which adds names."""
-    print_names = (
-        "import torch; print(*(f'{f.__module__}.{f.__qualname__}' for f in torch.serialization.get_safe_globals()))"
-    )
-    added = {}
-    for more in ("", "import torch.distributed.tensor; "):
-        ran = subprocess.run([sys.executable, "-c", more + print_names], capture_output=True, text=True, check=True)
-        added[more] = set(ran.stdout.split())
-    alone, with_dtensor = added.values()
+    print_names = "print(*(f'{f.__module__}.{f.__qualname__}' for f in torch.serialization.get_safe_globals()))"
+    code = f"import torch; {print_names}; import torch.distributed.tensor; {print_names}"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    alone, with_dtensor = (set(line.split()) for line in ran.stdout.splitlines())
     assert alone == set(safe_globals._ADDED_BY_TORCH)
     assert with_dtensor - alone == set(safe_globals._ADDED_BY_DTENSOR)

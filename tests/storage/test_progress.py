@@ -7,22 +7,23 @@ import pty
 import re
 import select
 import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from ..forked_python import run_python, start_python
 from .test_requests import sharded
 
-COMMAND = [sys.executable, "-c", "from statecli.__main__ import main; main()"]
+COMMAND = ["-m", "statecli"]
 
 
 def stderr_on_a_terminal(*args: str) -> str:
     """What the command writes to a standard error that is a terminal; its results go elsewhere."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    child = subprocess.Popen([*COMMAND, *args], stdout=subprocess.DEVNULL, stderr=theirs, env=environment)
+    streams = {"stdout": subprocess.DEVNULL, "stderr": theirs}
+    child = start_python([*COMMAND, *args], "statecli", env=environment, **streams)
     os.close(theirs)
     out = b""
     while select.select([ours], [], [], 60)[0]:
@@ -63,5 +64,5 @@ def test_nothing_is_drawn_where_nobody_wants_it(net, options):
 
 def test_nothing_is_drawn_into_a_pipe(net):
     """Neither bar is for a log."""
-    found = subprocess.run([*COMMAND, "inspect", "--stats", net], capture_output=True, check=True)
+    found = run_python([*COMMAND, "inspect", "--stats", net], "statecli", text=False, check=True)
     assert found.stderr == b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,12 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-#: The command, without the kernel in C where the first word says so.
+#: Each command in a fork, its output in a file; without the kernel in C where the first word says so.
 CHILD = """
-import runpy, sys
-if sys.argv.pop(1) == "numpy":
+import json, numpy, os, runpy, sys
+kernel, folder, commands = sys.argv[1:]
+if kernel == "numpy":
     sys.modules["statecli.values._native"] = None
-runpy.run_module("statecli", run_name="__main__")
+for name, words in json.loads(commands).items():
+    if os.fork() == 0:
+        os.dup2(os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT), 1)
+        sys.argv[1:] = words
+        runpy.run_module("statecli", run_name="__main__")
+    os.wait()
 """
 COMMANDS = {
     "diff": ("diff", "before.pt", "after.pt", "-f", "json"),
@@ -49,22 +56,25 @@ def files(tmp_path_factory):
     return folder
 
 
-def said(folder, kernel, words, processor):
-    """By a child that takes the processor for that one."""
-    line = [sys.executable, "-W", "ignore", "-c", CHILD, kernel, *words]
-    return subprocess.run(
-        line, cwd=folder, env={**os.environ, **processor}, capture_output=True, text=True, check=False
-    ).stdout
+@pytest.fixture(scope="module", params=["C", "numpy"])
+def documents(request, files, tmp_path_factory):
+    """What each command printed, by children that each take the processor for another."""
+    found = {name: set() for name in COMMANDS}
+    for processor in PROCESSORS:
+        folder = tmp_path_factory.mktemp(request.param)
+        line = [sys.executable, "-W", "ignore", "-c", CHILD, request.param, str(folder), json.dumps(COMMANDS)]
+        subprocess.run(line, cwd=files, env={**os.environ, **processor}, stderr=subprocess.DEVNULL, check=True)
+        for name in COMMANDS:
+            found[name].add((folder / name).read_text())
+    return found
 
 
 @pytest.mark.skipif(
     "openblas" not in str(getattr(np.__config__, "CONFIG", "")),
     reason="numpy is not built on OpenBLAS",
 )
-@pytest.mark.parametrize("kernel", ["C", "numpy"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_one_result_on_all_processors(name, kernel, files):
+def test_one_result_on_all_processors(name, documents):
     """Documents are the same, and are there."""
-    documents = {said(files, kernel, COMMANDS[name], processor) for processor in PROCESSORS}
-    assert len(documents) == 1
-    assert documents.pop().startswith("{")
+    (document,) = documents[name]
+    assert document.startswith("{")
