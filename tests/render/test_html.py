@@ -173,12 +173,18 @@ def test_hostile_names_are_text_wherever_they_stand(text):
     assert hostile.said("script") == harmless.said("script")
 
 
+@pytest.fixture(scope="module")
+def harmless_tags():
+    """The tags of a page with a name in each place."""
+    return tree(everywhere("harmless")).tags
+
+
 @given(st.text(min_size=1, max_size=30))
-@settings(max_examples=40, deadline=None)
-def test_no_text_changes_the_page_it_stands_in(text):
+@settings(max_examples=30, deadline=None)
+def test_no_text_changes_the_page_it_stands_in(harmless_tags, text):
     """Any text there is leaves the tags alone, and no control character is written but the line break."""
     raw = written(everywhere(text))
-    assert Tree(raw).tags == tree(everywhere("harmless")).tags
+    assert Tree(raw).tags == harmless_tags
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", raw.decode("utf-8"))
 
 
@@ -287,12 +293,12 @@ def test_a_histogram_has_a_bar_a_bin():
     assert tree(report(charts=lambda: (spread,))).classes("rect").count("bar") == 48
 
 
-def test_forty_thousand_rows_are_all_there_in_bounded_bytes():
+def test_ten_thousand_rows_are_all_there_in_bounded_bytes():
     """Each row of the page is a row of the table, with under 100 bytes of markup."""
-    lines = tuple(Line((f"layers.{n}.weight", "float32", f"{n} B")) for n in range(40_000))
+    lines = tuple(Line((f"layers.{n}.weight", "float32", f"{n} B")) for n in range(10_000))
     raw = written(report(page(groups=(Group("parameters", "", lines),))))
     assert [row[0] for row in Tree(raw).rows[2:]] == [line.cells[0] for line in lines]
-    assert len(raw) < 40_000 * (100 + 30)
+    assert len(raw) < 10_000 * (100 + 30)
 
 
 def _palettes():

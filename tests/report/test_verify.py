@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from functools import cache
 
 import hypothesis.strategies as st
 import jsonschema
@@ -473,11 +474,20 @@ def runs(draw):
     return run(*checks, rows=rows)
 
 
+@cache
+def _schema_validator():
+    """The printed schema, which is checked and compiled once."""
+    schema = json.loads(documents.encode_schema("verify"))
+    validator = jsonschema.validators.validator_for(schema)
+    validator.check_schema(schema)
+    return validator(schema)
+
+
 @settings(max_examples=60, deadline=None)
 @given(runs())
 def test_json_is_what_its_schema_says(found):
     """Whatever was found, the document holds to the printed schema."""
-    jsonschema.validate(json.loads(written(found, "json")), json.loads(documents.encode_schema("verify")))
+    _schema_validator().validate(json.loads(written(found, "json")))
 
 
 @settings(max_examples=60, deadline=None)

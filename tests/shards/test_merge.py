@@ -80,7 +80,7 @@ tensor = st.builds(
 names = st.sampled_from(["a.w", "a.b", "b.w", "c.w", "layers.0.w", "layers.1.w"])
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     before=st.dictionaries(names, tensor, min_size=1),
     after=st.dictionaries(names, tensor, min_size=1),
