@@ -45,16 +45,18 @@ def nobody(tmp_path_factory, monkeypatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _models_of_aws_once() -> Iterator[None]:
-    """Each command makes a client of its own; botocore would parse a megabyte of JSON for each."""
+    """Each command makes a client of its own; botocore would parse a megabyte of JSON and list 400 folders for each."""
     if importlib.util.find_spec("botocore") is None:
         yield
         return
-    from botocore.loaders import JSONFileLoader
+    from botocore.loaders import JSONFileLoader, Loader
 
     load = JSONFileLoader.load_file
     cached = functools.cache(lambda path: load(JSONFileLoader(), path))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JSONFileLoader, "load_file", lambda _, path: cached(path))
+        services = functools.cache(Loader().list_available_services)
+        patch.setattr(Loader, "list_available_services", lambda _, type_name: services(type_name))
         yield
 
 
