@@ -98,14 +98,16 @@ def test_guessed_inputs_that_do_not_run_prove_nothing(statecli, tmp_path, monkey
     """Nobody asked for the proofs that need a forward: they are skipped with the reason, and the exit status is 0."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "odd.py").write_text(
-        "import torch\nfrom torch import nn\n\n\nclass Config:\n    vocab_size = 8\n\n\n"
-        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.config = Config()\n        self.fc = nn.Linear(4, 4)\n"
-        "    def forward(self, input_ids):\n        raise ValueError('needs two images')\n"
+        "from transformers import BertConfig, BertModel\n\n\nclass Net(BertModel):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(BertConfig(vocab_size=8, hidden_size=4, num_hidden_layers=1, num_attention_heads=2,"
+        " intermediate_size=4))\n"
+        "    def forward(self, input_ids=None, **more):\n        raise ValueError('needs two images')\n"
     )
     result = statecli("verify", "odd.py:Net")
     assert result.code == 0, result
-    assert "skipped" in result.out
+    assert "needs two images" in result.out
+    assert statecli("verify", "odd.py:Net", "--input", "int64:2x3<8").code == 2
 
 
 def test_tied_weights_exit_0(statecli, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from enum import Enum
 from typing import Annotated, Any
 
 import msgspec
@@ -85,11 +86,18 @@ def _build_argument(parameter: Parameter) -> inspect.Parameter:
     if not required and default is None:
         kind = kind | None
     info = typer.Argument if parameter.is_target else typer.Option
-    extras = {"metavar": parameter.metavar, "help": parameter.help}
+    extras = {"metavar": parameter.metavar or _format_choices(parameter), "help": parameter.help}
     if not parameter.is_target:
         extras["rich_help_panel"] = parameter.group.value
     annotation = Annotated[kind, info(*parameter.flags, **extras)]
     return inspect.Parameter(parameter.field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _format_choices(parameter: Parameter) -> str | None:
+    """Return `<a|b>` for a repeatable option with choices, for which Typer would write `<list[a|b]>`."""
+    if not parameter.repeatable or not issubclass(parameter.type, Enum):
+        return None
+    return f"<{'|'.join(str(choice.value) for choice in parameter.type)}>"
 
 
 #: Error of the parser for a wrong command line. Typer has no name for the class, which is click's or a copy.

@@ -9,14 +9,14 @@ from statecli.core.state import Kind, TensorInfo
 def decide_tensor_severity(tensor: TensorInfo) -> Severity:
     """Return the severity of the fact that a tensor is not registered, or stays where it is when the model moves.
 
-    A note if the tensor is a scalar, is empty, is computed from registered tensors, or follows by the class's own
-    code. An error if a checkpoint or a training loses something: a trainable tensor, a tensor of an unregistered
-    module, a value that the constructor draws at random; and if a registered tensor stays. Otherwise a warning: an
-    unregistered tensor stays, and whether forward copies it is not known.
+    A note if the tensor is a scalar, is empty, or follows by the class's own code. An error if a checkpoint or a
+    training loses something: a trainable tensor, a tensor of an unregistered module, a value that the constructor
+    draws at random; and if a registered tensor stays. Otherwise a warning: an unregistered tensor stays, and whether
+    forward copies it is not known.
     """
     if tensor.within is not None or (tensor.requires_grad and tensor.derived is None):
         return Severity.ERROR
-    if not tensor.shape or not tensor.elements or tensor.derived is not None or tensor.moves is True:
+    if not tensor.shape or not tensor.elements or tensor.moves is True:
         return Severity.NOTE
     is_lost = tensor.kind is not Kind.UNREGISTERED or tensor.rebuilt is False
     return Severity.ERROR if is_lost else Severity.WARNING

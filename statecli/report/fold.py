@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from statecli.core.finding import Finding
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Oddity
 from statecli.report import Line
 
@@ -95,11 +96,15 @@ MAX_NOTES_PER_NAME = 3
 
 
 def limit_notes(oddities: Sequence[Oddity], verbose: bool) -> tuple[Oddity, ...]:
-    """Return the first notes of each name and a count of the rest; with `verbose`, all notes."""
+    """Return the first notes of each name and a count of the rest; with `verbose`, all notes.
+
+    That a parameter is registered as None is a note for `verbose` alone: most models have several, as intended.
+    """
     if verbose:
         return tuple(oddities)
     limited: list[Oddity] = []
-    for name, same_name in _group_by_name(oddities).items():
+    shown = [oddity for oddity in oddities if oddity.kind is not OddityKind.NONE_PARAMETER]
+    for name, same_name in _group_by_name(shown).items():
         limited.extend(same_name[:MAX_NOTES_PER_NAME])
         if len(same_name) > MAX_NOTES_PER_NAME:
             limited.append(Oddity(name, f"and {len(same_name) - MAX_NOTES_PER_NAME} more of this kind (-v tells each)"))

@@ -20,6 +20,7 @@ from statecli.core.registration_rules import UNREGISTERED_MODULE, UNREGISTERED_P
 from statecli.core.state import Kind, Origin, TensorInfo
 from statecli.core.units import format_shape, join_names, plural
 from statecli.report import Fix, Line, Problem, fold
+from statecli.targets.location import is_installed
 
 #: Causes, by what is not registered.
 MODULE, PARAMETER, TENSOR = UNREGISTERED_MODULE.name, UNREGISTERED_PARAMETER.name, UNREGISTERED_TENSOR.name
@@ -180,6 +181,8 @@ def _build_problem(findings: Sequence[Finding]) -> Problem:
     first = findings[0]
     place, help = _split_help(first)
     origin = place or first.origin or None
+    if origin is not None and is_installed(origin):
+        origin = None
     problem = Problem(
         first.rule,
         first.severity,

@@ -71,29 +71,50 @@ class Target(msgspec.Struct, frozen=True):
 
 Include = Annotated[
     tuple[str, ...],
-    Option(("--include", "-i"), "Only names that match (repeatable).", "GLOB", Group.TENSORS),
+    Option(("--include", "-i"), "Show only tensors whose name matches GLOB (repeatable).", "GLOB", Group.TENSORS),
 ]
 Exclude = Annotated[
-    tuple[str, ...], Option(("--exclude", "-x"), "No names that match (repeatable).", "GLOB", Group.TENSORS)
+    tuple[str, ...],
+    Option(("--exclude", "-x"), "Leave out tensors whose name matches GLOB (repeatable).", "GLOB", Group.TENSORS),
 ]
-Kinds = Annotated[tuple[Kind, ...], Option(("--kind",), "Only tensors of this kind (repeatable).", group=Group.TENSORS)]
+Kinds = Annotated[
+    tuple[Kind, ...], Option(("--kind",), "Show only tensors of this kind (repeatable).", group=Group.TENSORS)
+]
 InitDevice = Annotated[
-    str, Option(("--init-device",), "Build a class there; meta for one too big to hold.", "DEVICE", Group.PROCESS)
+    str,
+    Option(
+        ("--init-device",),
+        "Build the model on DEVICE; use meta for models that do not fit in memory.",
+        "DEVICE",
+        Group.PROCESS,
+    ),
 ]
-All = Annotated[bool, Option(("--all",), "Every layer on its own line.", group=Group.ROWS)]
-Tree = Annotated[bool, Option(("--tree",), "Sums by module.", group=Group.ROWS)]
-NameOnly = Annotated[bool, Option(("--name-only",), "Just the names, one a line.", group=Group.ROWS)]
-NameStatus = Annotated[bool, Option(("--name-status",), "Just A, D, M or R and the names.", group=Group.ROWS)]
-Lines = Annotated[int | None, Option(("--lines", "-n"), "At most N lines of each group.", "N", Group.ROWS)]
+All = Annotated[
+    bool, Option(("--all",), "Show every tensor on its own line; do not fold repeated layers.", group=Group.ROWS)
+]
+Tree = Annotated[bool, Option(("--tree",), "Show a tree of modules with the sum of each.", group=Group.ROWS)]
+NameOnly = Annotated[bool, Option(("--name-only",), "Print only the names of changed tensors.", group=Group.ROWS)]
+NameStatus = Annotated[
+    bool,
+    Option(
+        ("--name-status",),
+        "Print only the letter (A added, D deleted, M modified, R renamed) and name of each changed tensor.",
+        group=Group.ROWS,
+    ),
+]
+Lines = Annotated[int | None, Option(("--lines", "-n"), "Show at most N lines of each group.", "N", Group.ROWS)]
 Quiet = Annotated[
     bool,
     Option(
         ("--quiet", "-q"),
-        "Print only what makes it exit 1; what programs read (json, csv, sarif...) stays whole.",
+        "Print only the problems that set exit status 1; json, csv, sarif and the like stay complete.",
         group=Group.ROWS,
     ),
 ]
-Verbose = Annotated[bool, Option(("--verbose", "-v"), "Also evidence, other names, source lines.", group=Group.ROWS)]
+Verbose = Annotated[
+    bool,
+    Option(("--verbose", "-v"), "Also show how each kind is known, other names and source lines.", group=Group.ROWS),
+]
 OutputFormat = Annotated[
     Output | None,
     Option(
@@ -102,24 +123,41 @@ OutputFormat = Annotated[
         group=Group.OUTPUT,
     ),
 ]
-OutputFile = Annotated[str | None, Option(("--output", "-o"), "Write to FILE, not to stdout.", "FILE", Group.OUTPUT)]
+OutputFile = Annotated[
+    str | None, Option(("--output", "-o"), "Write to FILE instead of standard output.", "FILE", Group.OUTPUT)
+]
 Reports = Annotated[
     tuple[str, ...],
-    Option(("--report",), "Also write this: sarif=out.sarif (repeatable).", "FORMAT=FILE", Group.OUTPUT),
+    Option(
+        ("--report",),
+        "Also write the result to FILE in FORMAT, such as sarif=out.sarif (repeatable).",
+        "FORMAT=FILE",
+        Group.OUTPUT,
+    ),
 ]
-Colors = Annotated[Color, Option(("--color",), "auto: on a terminal, unless NO_COLOR is set.", group=Group.OUTPUT)]
-NoProgress = Annotated[bool, Option(("--no-progress",), "No progress bar on stderr.", group=Group.PROCESS)]
+Colors = Annotated[
+    Color,
+    Option(
+        ("--color",), "Use colours: auto (on a terminal, unless NO_COLOR is set), always or never.", group=Group.OUTPUT
+    ),
+]
+NoProgress = Annotated[
+    bool, Option(("--no-progress",), "Do not show a progress bar on standard error.", group=Group.PROCESS)
+]
 Timeout = Annotated[
     float | None,
     Option(("--timeout",), "Exit with status 2 if the command takes longer than SECONDS.", "SECONDS", Group.PROCESS),
 ]
-Debug = Annotated[bool, Option(("--debug",), "A traceback with every error.", group=Group.PROCESS)]
-Jobs = Annotated[int, Option(("--jobs", "-j"), "Processes; 0: one a core.", "N", Group.VALUES)]
+Debug = Annotated[bool, Option(("--debug",), "Show a Python traceback with every error.", group=Group.PROCESS)]
+Jobs = Annotated[
+    int,
+    Option(("--jobs", "-j"), "Number of processes that read tensor values; 0 means one per core.", "N", Group.VALUES),
+]
 Executor = Annotated[
     Any,
     Option(
         ("--executor",),
-        "Who reads values: threads, processes:4, dask:tcp://HOST:PORT, mpi, ray.",
+        "Read tensor values with ENGINE: threads, processes:4, dask:tcp://HOST:PORT, mpi or ray.",
         "ENGINE",
         Group.VALUES,
         type=str,
@@ -127,14 +165,18 @@ Executor = Annotated[
 ]
 Shard = Annotated[
     str | None,
-    Option(("--shard",), "Do this share of the work on the values; see statecli merge.", "I/N", Group.VALUES),
+    Option(
+        ("--shard",), "Read only part I of N of the tensor values; statecli merge joins the parts.", "I/N", Group.VALUES
+    ),
 ]
 Config = Annotated[
     str | None,
-    Option(("--config",), "Use this configuration, not the nearest statecli.toml or pyproject.toml.", "FILE"),
+    Option(
+        ("--config",), "Use this configuration file instead of the nearest statecli.toml or pyproject.toml.", "FILE"
+    ),
 ]
-NoConfig = Annotated[bool, Option(("--no-config",), "Use no configuration file.")]
-Targets = Annotated[tuple[str, ...], Target("TARGET", "Checkpoints, folders or globs of them, classes.")]
+NoConfig = Annotated[bool, Option(("--no-config",), "Ignore all configuration files.")]
+Targets = Annotated[tuple[str, ...], Target("TARGET", "Checkpoints, folders, globs or model classes.")]
 
 
 FailOn = Annotated[
@@ -172,24 +214,42 @@ class SharedOptions(OutputOptions, frozen=True, kw_only=True):
 
 
 class InspectOptions(SharedOptions, frozen=True, kw_only=True):
-    """Group every tensor of TARGET into parameters, buffers and unregistered tensors, and show where each lives."""
+    """List the tensors of a checkpoint or model with kinds and devices."""
 
-    target: Annotated[str, Target("TARGET", "A checkpoint, its folder, or file.py:Class / pkg.mod:Class(arg=1).")]
+    target: Annotated[
+        str,
+        Target(
+            "TARGET", "A checkpoint, a folder with one, or a model class: file.py:Class or package.module:Class(arg=1)."
+        ),
+    ]
     to: Annotated[
         str | None, Option(("--to",), "Move the tensors to DEVICE, and report what does not follow.", "DEVICE")
     ] = None
-    cuda: Annotated[bool, Option(("--cuda",), "The same as --to cuda.")] = False
+    cuda: Annotated[bool, Option(("--cuda",), "Same as --to cuda.")] = False
     model: Annotated[
         str | None,
-        Option(("--model",), "Group a checkpoint by what this class registers; auto: its config.json's.", "SPEC"),
+        Option(
+            ("--model",),
+            "Take the kinds of a checkpoint's tensors from this model class. auto: the class named in config.json.",
+            "SPEC",
+        ),
     ] = None
-    stats: Annotated[bool, Option(("--stats",), "Read the values: min, max, mean, std, zeros, NaN, Inf.")] = False
+    stats: Annotated[
+        bool,
+        Option(("--stats",), "Read the values and show min, max, mean, std, and the numbers of zeros, NaN and Inf."),
+    ] = False
     input: Annotated[
         tuple[str, ...],
-        Option(("--input",), "Call forward first, with 2x3, int64:2x16<30522 (repeatable).", "SPEC", argument="inputs"),
+        Option(
+            ("--input",),
+            "Call forward once with a tensor of this shape before listing: 2x3, int64:2x16<30522 (repeatable).",
+            "SPEC",
+            argument="inputs",
+        ),
     ] = ()
     inputs: Annotated[
-        str | None, Option(("--inputs",), "Call forward first, with what this gives.", "FILE.PY:MAKE")
+        str | None,
+        Option(("--inputs",), "Call forward once with the value that MAKE returns before listing.", "FILE.PY:MAKE"),
     ] = None
     fail_on: FailOn = Severity.ERROR
     ignore: IgnoredRules = ()
@@ -199,102 +259,169 @@ class InspectOptions(SharedOptions, frozen=True, kw_only=True):
 
 
 class DiffOptions(SharedOptions, frozen=True, kw_only=True):
-    """Show what differs between BEFORE and AFTER: names, dtypes, shapes, kinds and every value. Exit 1 if anything."""
+    """Compare two checkpoints: names, dtypes, shapes, kinds and values. Exit with status 1 if they differ."""
 
-    before: Annotated[str, Target("BEFORE", "A checkpoint, its folder, or file.py:Class.")]
-    after: Annotated[str, Target("AFTER", "What it became; of any format.")]
+    before: Annotated[str, Target("BEFORE", "A checkpoint, a folder with one, or a model class: file.py:Class.")]
+    after: Annotated[str, Target("AFTER", "The checkpoint or class to compare with, in any format.")]
     map: Annotated[
-        tuple[str, ...], Option(("--map",), "Rewrite names of BEFORE first (repeatable).", "REGEX=REPLACEMENT")
+        tuple[str, ...],
+        Option(("--map",), "Rename the tensors of BEFORE before comparing (repeatable).", "REGEX=REPLACEMENT"),
     ] = ()
-    ignore: Annotated[tuple[Field, ...], Option(("--ignore",), "Differences in it are none.")] = ()
-    bitwise: Annotated[bool, Option(("--bitwise",), "-0.0 is not 0.0, one NaN not another.")] = False
-    atol: Annotated[float, Option(("--atol",), "Equal within |after - before| <= ATOL.")] = 0.0
-    rtol: Annotated[float, Option(("--rtol",), "... + RTOL * |before|.")] = 0.0
-    metadata_only: Annotated[bool, Option(("--metadata-only",), "Read no values.")] = False
-    no_renames: Annotated[bool, Option(("--no-renames",), "Look for no tensor under another name.")] = False
-    only: Annotated[tuple[str, ...], Option(("--only",), "Fail if anything else changed (repeatable).", "GLOB")] = ()
-    frozen: Annotated[tuple[str, ...], Option(("--frozen",), "Fail if any of these changed (repeatable).", "GLOB")] = ()
+    ignore: Annotated[tuple[Field, ...], Option(("--ignore",), "Ignore differences in this field (repeatable).")] = ()
+    bitwise: Annotated[
+        bool, Option(("--bitwise",), "Compare bits: -0.0 differs from 0.0, and a NaN from a NaN with other bits.")
+    ] = False
+    atol: Annotated[
+        float,
+        Option(("--atol",), "Absolute tolerance: treat values as equal if |after - before| <= ATOL + RTOL * |before|."),
+    ] = 0.0
+    rtol: Annotated[float, Option(("--rtol",), "Relative tolerance; see --atol.")] = 0.0
+    metadata_only: Annotated[
+        bool, Option(("--metadata-only",), "Compare names, dtypes and shapes only; read no values.")
+    ] = False
+    no_renames: Annotated[bool, Option(("--no-renames",), "Do not detect renamed tensors.")] = False
+    only: Annotated[
+        tuple[str, ...],
+        Option(("--only",), "Fail if a tensor changed whose name does not match GLOB (repeatable).", "GLOB"),
+    ] = ()
+    frozen: Annotated[
+        tuple[str, ...], Option(("--frozen",), "Fail if a tensor changed whose name matches GLOB (repeatable).", "GLOB")
+    ] = ()
     changed: Annotated[
-        tuple[str, ...], Option(("--changed",), "Fail if none of these changed (repeatable).", "GLOB")
+        tuple[str, ...],
+        Option(("--changed",), "Fail if no tensor changed whose name matches GLOB (repeatable).", "GLOB"),
     ] = ()
     tree: Tree = False
     name_only: NameOnly = False
     name_status: NameStatus = False
     lines: Lines = None
-    verbose: Annotated[bool, Option(("--verbose", "-v"), "Also where first, mean, L2, cosine.", group=Group.ROWS)] = (
-        False
-    )
-    device: Annotated[str, Option(("--device",), "Compute on cpu, cuda or cuda:N.", "DEVICE", Group.VALUES)] = "cpu"
+    verbose: Annotated[
+        bool,
+        Option(
+            ("--verbose", "-v"),
+            "Also show the first differing index, mean, L2 and cosine of each change.",
+            group=Group.ROWS,
+        ),
+    ] = False
+    device: Annotated[
+        str, Option(("--device",), "Compare values on DEVICE: cpu, cuda or cuda:N.", "DEVICE", Group.VALUES)
+    ] = "cpu"
     jobs: Jobs = 0
     executor: Executor = None
     shard: Shard = None
 
 
 class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
-    """Prove on MODEL itself what follows a move, is saved, restored and trained. Exit 1 if anything does not."""
+    """Test what moves, casts, saves, copies and trains with a model. Exit with status 1 if a tensor does not."""
 
-    target: Annotated[str, Target("MODEL", "file.py:Class / pkg.mod:Class(arg=1).")]
-    check: Annotated[tuple[Name, ...], Option(("--check",), "Only this proof (repeatable).", argument="checks")] = ()
+    target: Annotated[str, Target("MODEL", "A model class: file.py:Class or package.module:Class(arg=1).")]
+    check: Annotated[
+        tuple[Name, ...], Option(("--check",), "Run only this proof (repeatable).", argument="checks")
+    ] = ()
     device: Annotated[
-        str | None, Option(("--device",), "Move to cuda, cuda:N, cpu, meta, or fake-cuda: no GPU needed.", "DEVICE")
+        str | None,
+        Option(
+            ("--device",),
+            "Move the model to DEVICE: cuda, cuda:N, cpu, meta, or fake-cuda, which needs no GPU.",
+            "DEVICE",
+        ),
     ] = None
-    dtype: Annotated[str | None, Option(("--dtype",), "Cast to this one: float64, bfloat16.", "DTYPE")] = None
-    optimizer: Annotated[Any, Option(("--optimizer",), "Step with this one: sgd, adamw.", "NAME", type=str)] = None
+    dtype: Annotated[
+        str | None, Option(("--dtype",), "Cast the model to DTYPE, such as float64 or bfloat16.", "DTYPE")
+    ] = None
+    optimizer: Annotated[
+        Any,
+        Option(
+            ("--optimizer",),
+            "Train one step with this optimizer of torch.optim, such as sgd or adamw.",
+            "NAME",
+            type=str,
+        ),
+    ] = None
     input: Annotated[
         tuple[str, ...],
-        Option(("--input",), "2x3x224x224, int64:2x16<30522, name=2x3 (repeatable).", "SPEC", argument="inputs"),
+        Option(
+            ("--input",),
+            "Call forward with a tensor of this shape: 2x3x224x224, int64:2x16<30522, name=2x3 (repeatable).",
+            "SPEC",
+            argument="inputs",
+        ),
     ] = ()
-    inputs: Annotated[str | None, Option(("--inputs",), "Call this for what forward takes.", "FILE.PY:MAKE")] = None
+    inputs: Annotated[
+        str | None, Option(("--inputs",), "Call forward with the arguments that MAKE returns.", "FILE.PY:MAKE")
+    ] = None
     fail_on: FailOn = Severity.ERROR
     ignore: IgnoredRules = ()
     verbose: Annotated[
-        bool, Option(("--verbose", "-v"), "Also what was measured, and every note.", group=Group.ROWS)
+        bool, Option(("--verbose", "-v"), "Also show the measured values and all notes.", group=Group.ROWS)
     ] = False
 
 
 class AuditOptions(SharedOptions, frozen=True, kw_only=True):
-    """Run rules over checkpoints and model classes. Exit 1 for findings, 2 for what could not be audited."""
+    """Check checkpoints and model classes against rules. Exit with status 1 for findings, 2 for unreadable targets."""
 
     targets: Targets
     model: Annotated[
         str | None,
-        Option(("--model",), "Hold them to what this class registers; auto: their config.json's.", "SPEC"),
+        Option(
+            ("--model",),
+            "Check that each checkpoint fits this model class. auto: the class named in config.json.",
+            "SPEC",
+        ),
     ] = None
-    select: Annotated[tuple[str, ...], Option(("--select",), "Only it, or all of a subject (repeatable).", "RULE")] = ()
-    ignore: Annotated[tuple[str, ...], Option(("--ignore",), "Not it, or a whole subject (repeatable).", "RULE")] = ()
+    select: Annotated[
+        tuple[str, ...], Option(("--select",), "Run only this rule or rule group (repeatable).", "RULE")
+    ] = ()
+    ignore: Annotated[tuple[str, ...], Option(("--ignore",), "Skip this rule or rule group (repeatable).", "RULE")] = ()
     fail_on: Annotated[
-        Severity | None, Option(("--fail-on",), "End 1 for what is as bad as this: warning, unless configured.")
+        Severity | None,
+        Option(("--fail-on",), "Exit with status 1 if a finding has this severity or a higher one. [default: warning]"),
     ] = None
     values: Annotated[
         bool,
         Option(
             ("--values",),
-            "Read values whatever their size. [default: up to 256 MB and 5,000 tensors of files on disk]",
+            "Read the values of all tensors. [default: of local files of up to 256 MB and 5,000 tensors]",
             group=Group.VALUES,
         ),
     ] = False
     no_values: Annotated[bool, Option(("--no-values",), "Do not read the values of tensors.", group=Group.VALUES)] = (
         False
     )
-    lock: Annotated[str | None, Option(("--lock",), "Hold them to this lock file.", "FILE")] = None
-    frozen_only: Annotated[bool, Option(("--frozen-only",), "Only to the frozen part of the lock.")] = False
-    weights_only: Annotated[
-        bool, Option(("--weights-only",), "Compare only tensors with the lock, not settings and files.")
+    lock: Annotated[str | None, Option(("--lock",), "Check the targets against this lock file.", "FILE")] = None
+    frozen_only: Annotated[
+        bool, Option(("--frozen-only",), "Check only the tensors that policy.frozen covers against the lock file.")
     ] = False
-    against: Annotated[str | None, Option(("--against",), "Hold them to another checkpoint.", "CHECKPOINT")] = None
-    baseline: Annotated[str | None, Option(("--baseline",), "Accept the findings that it lists.", "FILE")] = None
-    write_baseline: Annotated[
-        str | None, Option(("--write-baseline",), "Accept what is found today, for --reason.", "FILE")
+    weights_only: Annotated[
+        bool, Option(("--weights-only",), "Check only tensors against the lock file, not settings and other files.")
+    ] = False
+    against: Annotated[
+        str | None,
+        Option(
+            ("--against",), "Check that each target has the tensors, dtypes and shapes of CHECKPOINT.", "CHECKPOINT"
+        ),
     ] = None
-    reason: Annotated[str | None, Option(("--reason",), "Why --write-baseline does.", "TEXT")] = None
+    baseline: Annotated[str | None, Option(("--baseline",), "Accept the findings listed in FILE.", "FILE")] = None
+    write_baseline: Annotated[
+        str | None,
+        Option(("--write-baseline",), "Write all current findings to FILE as accepted; needs --reason.", "FILE"),
+    ] = None
+    reason: Annotated[str | None, Option(("--reason",), "Reason to record with --write-baseline.", "TEXT")] = None
     config: Config = None
     no_config: NoConfig = False
-    allow_empty: Annotated[bool, Option(("--allow-empty",), "Nothing to audit is no error.")] = False
+    allow_empty: Annotated[bool, Option(("--allow-empty",), "Exit with status 0 if there is nothing to audit.")] = False
     as_found: Annotated[
-        bool, Option(("--as-found",), "Take each file as a walk over its folder does: a shard is its model.")
+        bool,
+        Option(
+            ("--as-found",),
+            "Audit each file as part of its folder: a shard stands for the whole model (for pre-commit).",
+        ),
     ] = False
     verbose: Annotated[
-        bool, Option(("--verbose", "-v"), "Also what readers noted, and skipped rules.", group=Group.ROWS)
+        bool,
+        Option(
+            ("--verbose", "-v"), "Also show notes about the files, and the rules that did not run.", group=Group.ROWS
+        ),
     ] = False
     jobs: Jobs = 0
     executor: Executor = None
@@ -302,12 +429,12 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
 
 
 class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Write the lock file that audit --lock holds checkpoints to: each tensor's name, dtype, shape and digest."""
+    """Write the digest of each tensor to a lock file for audit --lock."""
 
     targets: Targets
-    digest: Annotated[Algorithm, Option(("--digest",), "What the values' digests are.")] = Algorithm.BLAKE3
+    digest: Annotated[Algorithm, Option(("--digest",), "Hash algorithm for tensor values.")] = Algorithm.BLAKE3
     weights_only: Annotated[
-        bool, Option(("--weights-only",), "Lock only tensors, not settings and files of the folder.")
+        bool, Option(("--weights-only",), "Lock only tensors, not settings and other files of the folder.")
     ] = False
     jobs: Jobs = 0
     executor: Executor = None
@@ -317,7 +444,7 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kinds = ()
     output: OutputFile = None
     color: Colors = Color.AUTO
-    quiet: Annotated[bool, Option(("--quiet", "-q"), "No notes on stderr.", group=Group.ROWS)] = False
+    quiet: Annotated[bool, Option(("--quiet", "-q"), "Do not print notes on standard error.", group=Group.ROWS)] = False
     init_device: InitDevice = "cpu"
     no_progress: NoProgress = False
     timeout: Timeout = None
@@ -325,18 +452,25 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MergeOptions(OutputOptions, frozen=True, kw_only=True):
-    """Join the PARTs of a command that was run with --shard: what it gives, and ends with, without."""
+    """Merge the parts that --shard wrote. Output and exit status are those of the command without --shard."""
 
-    parts: Annotated[tuple[str, ...], Target("PART", "All that --shard 1/N to N/N wrote.")]
+    parts: Annotated[tuple[str, ...], Target("PART", "The files that --shard 1/N to N/N wrote.")]
     code: Annotated[
-        tuple[str, ...], Option(("--code",), "A class that the parts name, and that may be run (repeatable).", "SPEC")
+        tuple[str, ...],
+        Option(
+            ("--code",), "Allow this model class, which the parts name, to be imported and built (repeatable).", "SPEC"
+        ),
     ] = ()
     url: Annotated[
         tuple[str, ...],
-        Option(("--url",), "A URL of the parts with its secrets, as it was typed (repeatable).", "URL"),
+        Option(("--url",), "A URL of the parts as you typed it, with its password or signature (repeatable).", "URL"),
     ] = ()
     copies: Annotated[
-        bool, Option(("--copies",), "Each job had a copy of its own: the same by size and samples alone.")
+        bool,
+        Option(
+            ("--copies",),
+            "Accept parts made from separate copies of the files; compare only sizes and samples of the copies.",
+        ),
     ] = False
     jobs: Jobs = 0
     executor: Executor = None
@@ -347,9 +481,9 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
 
 
 class RulesOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """List the rules of all commands, or explain RULE: what it flags, why, an example, what to do."""
+    """List the rules of all commands, or explain one of them."""
 
-    name: Annotated[str | None, Target("RULE", "Explain this one.")] = None
+    name: Annotated[str | None, Target("RULE", "Name of the rule to explain.")] = None
     output_format: OutputFormat = None
     output: OutputFile = None
     color: Colors = Color.AUTO
@@ -357,7 +491,7 @@ class RulesOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfigOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Print the configuration that is in force for audit here, and where each key of it comes from."""
+    """Print the configuration that audit uses, and the file of each key."""
 
     config: Config = None
     no_config: NoConfig = False
@@ -371,31 +505,31 @@ class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Print the JSON Schema of a command's JSON output."""
 
     command: Annotated[
-        str, Target("COMMAND", "Whose JSON is described: inspect, diff, verify, audit, rules, config, lock.")
+        str, Target("COMMAND", "Command with JSON output: inspect, diff, verify, audit, rules, config or lock.")
     ]
     debug: Debug = False
 
 
 class GitSetupOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Write the diff driver into this repository: .gitattributes and .git/config."""
+    """Set up git diff for checkpoints in this repository: writes .gitattributes and .git/config."""
 
-    everywhere: Annotated[bool, Option(("--global",), "For all of your repositories.")] = False
+    everywhere: Annotated[bool, Option(("--global",), "Set up git for all your repositories.")] = False
     debug: Debug = False
 
 
 class GitTextconvOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What git compares: a line a tensor. Always ends 0."""
+    """Print a line for each tensor, for git diff. Always exits with status 0."""
 
     path: Annotated[str, Target("FILE")]
-    made_by: Annotated[str, Option(("--made-by",), "For git, which keeps lines by this command line.")] = ""
+    made_by: Annotated[str, Option(("--made-by",), "Version that git stores with cached lines.")] = ""
 
 
 class GitDifftoolOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What git difftool -t statecli shows. Always ends 0."""
+    """Compare two versions of a file for git difftool. Always exits with status 0."""
 
     before: Annotated[str, Target("LOCAL")]
     after: Annotated[str, Target("REMOTE")]
-    name: Annotated[str, Target("[NAME]", "What it is called in the repository.")] = ""
+    name: Annotated[str, Target("[NAME]", "Path of the file in the repository.")] = ""
 
 
 #: Options of any command.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from statecli.core.finding import Finding
 from statecli.core.rule import FORMER_NAMES
-from statecli.core.state import Place, TensorInfo
+from statecli.core.state import Origin, Place, TensorInfo
 from statecli.live import spec
 from statecli.storage import files
 from statecli.targets import load
@@ -189,3 +190,12 @@ def number_fingerprints(findings: Iterable[Finding]) -> Iterator[tuple[Finding, 
         digest = compute_fingerprint(finding)
         seen[digest] += 1
         yield finding, digest, seen[digest]
+
+
+def is_installed(origin: Origin) -> bool:
+    """Return True for a line in an installed library, where users fix nothing."""
+    if os.path.isfile(origin.file):
+        return False
+    library = os.path.dirname(os.__file__)
+    roots = [root for root in sys.path if root.startswith(library) or f"{os.sep}site-packages" in root]
+    return any(os.path.isfile(os.path.join(root, origin.file)) for root in roots)

@@ -130,7 +130,7 @@ def test_oneformer_keeps_convolutions_in_a_plain_list():
 def test_a_table_that_stays_behind_and_is_copied_by_forward_mixes_no_devices():
     """VideoMAE's positions are a plain tensor: no move reaches them, and forward casts them at each call."""
     (moved,) = cells("VideoMAEModel", Name.MOVE, "embeddings.position_embeddings")
-    assert (moved.verdict, moved.after) == (Verdict.FAILED, "cpu")
+    assert (moved.verdict, moved.after) == (Verdict.SKIPPED, "cpu")  # harmless, as forward ran
     (called,) = cells("VideoMAEModel", Name.FORWARD, "embeddings.position_embeddings")
     assert called.verdict is Verdict.PASSED
     assert "forward copies it at each call" in called.reason

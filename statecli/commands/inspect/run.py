@@ -213,14 +213,16 @@ def _select_findings(
 
 def _report_unregistered(state: ModelState) -> Iterator[Finding]:
     """Yield a finding for each unregistered tensor of a class that may do harm."""
+    recomputed = {odd.fqn for odd in state.oddities if odd.kind is OddityKind.RECOMPUTED}
     for tensor in state.tensors:
         severity = decide_tensor_severity(tensor)
-        if tensor.kind is not Kind.UNREGISTERED or tensor.is_input or severity is Severity.NOTE:
+        is_meant = tensor.is_input or tensor.fqn in recomputed
+        if tensor.kind is not Kind.UNREGISTERED or is_meant or severity is Severity.NOTE:
             continue
         rule, what = registration_rules.UNREGISTERED_TENSOR, "is not registered"
         if tensor.within is not None:
             rule, what = registration_rules.UNREGISTERED_MODULE, f"belongs to {tensor.within}, which is not registered"
-        elif tensor.requires_grad:
+        elif tensor.requires_grad and tensor.derived is None:
             rule, what = registration_rules.UNREGISTERED_PARAMETER, "requires grad and is not a registered parameter"
         message = f"{tensor.fqn}: {what}"
         yield rule.finding(

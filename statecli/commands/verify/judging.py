@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -17,18 +15,19 @@ from torch import nn
 
 from statecli import live
 from statecli.commands.verify.model_under_test import ModelUnderTest
-from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict
+from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, skip_harmless_cells
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
-from statecli.core.state import ModelState, Origin
+from statecli.core.state import ModelState
 from statecli.live import measure, tensor_sources
 from statecli.live.built_model import BuiltModel
 from statecli.live.origin import Origins
 from statecli.live.spec import ModelSpec
 from statecli.live.tensors import is_lazy, storage
 from statecli.live.walk import walk
+from statecli.targets.location import is_installed
 
 #: Worst first.
 _WORST_FIRST = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
@@ -229,21 +228,12 @@ def build_finding(
     row = subject.rows_by_fqn().get(fqn or "")
     if help and PLACE_PREFIX.match(help):
         row = None
-    line = f"{row.origin.file}:{row.origin.line}" if row and row.origin and not _is_installed(row.origin) else None
+    line = f"{row.origin.file}:{row.origin.line}" if row and row.origin and not is_installed(row.origin) else None
     if help is None and row and row.fix:
         help_parts = [f"{line}: {row.fix}" if line else row.fix]
     else:
         help_parts = [part for part in (help, f"assigned at {line}" if line else None) if part]
     return rule.finding(message, target=subject.target, fqn=fqn, help="; ".join(help_parts) or None, severity=severity)
-
-
-def _is_installed(origin: Origin) -> bool:
-    """Return True for a line in an installed library, where users fix nothing."""
-    if os.path.isfile(origin.file):
-        return False
-    library = os.path.dirname(os.__file__)
-    roots = [root for root in sys.path if root.startswith(library) or f"{os.sep}site-packages" in root]
-    return any(os.path.isfile(os.path.join(root, origin.file)) for root in roots)
 
 
 def build_check(
@@ -256,7 +246,8 @@ def build_check(
     verdicts |= {Verdict.INCONCLUSIVE} if why else set()
     verdict = next((candidate for candidate in _WORST_FIRST if candidate in verdicts), Verdict.SKIPPED)
     all_columns = tuple(Column(column, dict(cells)) for column, cells in columns.items())
-    return Check(name, verdict, how, why or _summarize_cells(verdict, columns.values()), all_columns, all_findings)
+    reason = why or _summarize_cells(verdict, columns.values())
+    return skip_harmless_cells(Check(name, verdict, how, reason, all_columns, all_findings))
 
 
 def _summarize_cells(verdict: Verdict, columns: Iterable[Mapping[str, Cell]]) -> str | None:

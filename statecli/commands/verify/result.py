@@ -5,8 +5,9 @@ from __future__ import annotations
 from enum import Enum
 
 import msgspec
+from msgspec import structs
 
-from statecli.core.finding import Finding
+from statecli.core.finding import Finding, Severity
 from statecli.core.state import ModelState, Oddity
 
 
@@ -64,6 +65,29 @@ class Check(msgspec.Struct, frozen=True):
     reason: str | None = None
     columns: tuple[Column, ...] = ()
     findings: tuple[Finding, ...] = ()
+
+
+_WORST_FIRST = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED)
+
+
+def skip_harmless_cells(check: Check) -> Check:
+    """Skip the failed cells of tensors about which the proof reports notes alone, and choose the verdict again."""
+    harmful = {finding.fqn for finding in check.findings if finding.severity is not Severity.NOTE}
+    harmless = {finding.fqn for finding in check.findings} - harmful
+    if not harmless or check.verdict is not Verdict.FAILED:
+        return check
+    columns = tuple(
+        Column(column.name, {fqn: _skip_cell(cell) if fqn in harmless else cell for fqn, cell in column.cells.items()})
+        for column in check.columns
+    )
+    verdicts = {cell.verdict for column in columns for cell in column.cells.values()}
+    verdicts |= {Verdict.FAILED} if harmful else set()
+    verdict = next((candidate for candidate in _WORST_FIRST if candidate in verdicts), Verdict.PASSED)
+    return structs.replace(check, verdict=verdict, columns=columns)
+
+
+def _skip_cell(cell: Cell) -> Cell:
+    return structs.replace(cell, verdict=Verdict.SKIPPED) if cell.verdict is Verdict.FAILED else cell
 
 
 class Verification(msgspec.Struct, frozen=True):

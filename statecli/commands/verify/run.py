@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, Verification
+from statecli.commands.verify.result import (
+    Cell,
+    Check,
+    Column,
+    Name,
+    Verdict,
+    Verification,
+    skip_harmless_cells,
+)
 from statecli.core.errors import ModelError, UsageError
 from statecli.core.finding import Finding, Severity
 from statecli.core.move_rules import LEFT_BEHIND
@@ -144,7 +152,9 @@ def _lower_harmless_severities(checks: Iterable[Check]) -> tuple[Check, ...]:
     if not any(check.check is Name.FORWARD and check.verdict is Verdict.PASSED for check in checks):
         return checks
     return tuple(
-        replace(check, findings=tuple(map(_lower_severity, check.findings))) if check.check is Name.MOVE else check
+        skip_harmless_cells(replace(check, findings=tuple(map(_lower_severity, check.findings))))
+        if check.check is Name.MOVE
+        else check
         for check in checks
     )
 
