@@ -32,6 +32,7 @@ from statecli.formats.torch.archive import (
     find_unused_records,
     locate_storages,
     read_word,
+    refuse_big_endian,
 )
 from statecli.formats.torch.objects import build_info, name_globals
 from statecli.formats.torch.reading import MAX_ROWS, Reading, Row, build_row, mark_damaged
@@ -123,6 +124,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
 def _check(archive: Archive) -> None:
     check_folder(archive)
     check_version(archive)
+    refuse_big_endian(archive)
     kind, version = read_word(archive, "archive_format"), read_word(archive, "archive_version")
     if kind != "pt2":
         raise UnreadableError(f"archive_format record says {kind!r}, and only 'pt2' is known")

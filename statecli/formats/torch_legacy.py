@@ -1,7 +1,8 @@
 """The format of `torch.save` before torch 1.6: five pickles, then the bytes of each storage.
 
 The pickles: a magic number, the version 1001, a dict about the machine, the object, the sorted storage keys. Then, for
-each key in order, the number of elements as a little-endian int64 and the elements, unaligned. There is neither an
+each key in order, the number of elements as a little-endian int64 and the elements, unaligned. The elements are
+little-endian as well: torch swaps them on a big-endian machine, and ignores what the dict says. There is neither an
 index nor a checksum, so a storage is found by walking over all storages before. Source: torch/serialization.py
 (`_legacy_save`, `_legacy_load`) of torch 2.13, still used by `_use_new_zipfile_serialization=False`.
 """
@@ -59,11 +60,10 @@ def read_contents(path: str) -> Contents:
     """Return the object's pickle, the place of each storage, and the oddities of the stream. Raises as `read` does."""
     oddities: list[Oddity] = []
     with Source(path) as source:
-        magic, version, machine, pickle, keys = _read_pickles(source)
+        magic, version, _, pickle, keys = _read_pickles(source)
         _check_version(magic.root, version.root)
-        big_endian = _is_big_endian(machine.root)
         elements = dict(_collect_declared(pickle))
-        storages = dict(_locate_storages(source, keys, elements, big_endian))
+        storages = dict(_locate_storages(source, keys, elements))
         end = max((storage.offset + storage.length for storage in storages.values()), default=keys.end)
         if end < source.size:
             left = source.size - end
@@ -107,13 +107,6 @@ def _check_version(magic: Any, version: Any) -> None:
         raise MalformedError(f"its version is {shown_version}, and torch.save only ever wrote {VERSION} here")
 
 
-def _is_big_endian(machine: Any) -> bool:
-    little = machine.get("little_endian", True) if type(machine) is dict else None
-    if type(little) is not bool:
-        raise MalformedError("the machine's description does not say whether it is little-endian")
-    return not little
-
-
 def _collect_declared(pickle: Pickle) -> Iterator[tuple[str, tuple[str, int]]]:
     """Storage key -> its dtype and number of elements, as the object's persistent ids say."""
     seen: dict[str, tuple[str, int]] = {}
@@ -139,7 +132,7 @@ def _decode_storage(pid: Any) -> tuple[str, tuple[str, int]]:
 
 
 def _locate_storages(
-    source: Source, keys: Pickle, declared: dict[str, tuple[str, int]], big_endian: bool
+    source: Source, keys: Pickle, declared: dict[str, tuple[str, int]]
 ) -> Iterator[tuple[str, ByteRange]]:
     """Walk over the storages after the pickles, in the order of the key list."""
     if type(keys.root) is not list:
@@ -158,7 +151,7 @@ def _locate_storages(
     for key, at, numel, length in _walk_storages(source, keys, declared):
         if not trusted:
             _check(key, numel, window.read(at, 8))
-        yield key, ByteRange(source.path, at + 8, length, None, big_endian)
+        yield key, ByteRange(source.path, at + 8, length)
 
 
 def _walk_storages(

@@ -20,6 +20,7 @@ from statecli.formats.torch.archive import (
     find_record,
     find_unused_records,
     find_unused_storages,
+    is_big_endian,
     locate_storages,
     prefetch,
     read_pickle,
@@ -76,7 +77,7 @@ def read_contents(path: str, base: int = 0, length: int | None = None) -> Conten
         prefetch(archive, "data")
         check_folder(archive)
         check_version(archive)
-        storages = locate_storages(archive, base)
+        storages = locate_storages(archive, base, big_endian=is_big_endian(archive))
         pickle = read_pickle(archive)
         return Contents(pickle, storages, [*archive.oddities, *_find_unused(archive, pickle, storages)])
 

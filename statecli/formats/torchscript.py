@@ -30,6 +30,7 @@ from statecli.formats.torch.archive import (
     locate_storages,
     prefetch,
     read_pickle,
+    refuse_big_endian,
 )
 from statecli.formats.torch.objects import build_info, build_state
 from statecli.formats.torch.reading import MAX_ROWS, Reading, Row
@@ -82,6 +83,7 @@ def read(path: str, section: str | None = None) -> ModelState:
         prefetch(archive, "data", CONSTANTS)
         check_folder(archive)
         check_version(archive)
+        refuse_big_endian(archive)
         module, constants = _read_part(archive, "data"), _read_part(archive, CONSTANTS)
         root = _Modules(archive).convert(module.pickle.root)
         sizes = _measure_code(archive)

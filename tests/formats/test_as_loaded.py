@@ -31,7 +31,8 @@ STORAGES = {"0": struct.pack("<4f", 1, 2, 3, 4), "1": struct.pack("<4f", 90, 91,
 
 def storage(key: str = "0", kind: str = "FloatStorage", numel: int = 4, location: str = "cpu") -> bytes:
     """A storage's persistent id."""
-    what = text("storage") + f"ctorch\n{kind}\n".encode() + text(key) + text(location)
+    module = "torch.storage" if kind == "UntypedStorage" else "torch"
+    what = text("storage") + f"c{module}\n{kind}\n".encode() + text(key) + text(location)
     return b"(" + what + attacks.number(numel) + b"tQ"
 
 
@@ -380,3 +381,96 @@ def test_a_tensor_on_meta_has_no_values(tmp_path, legacy):
     (row,) = formats.read(path).tensors
     assert torch.load(path)["w"].is_meta
     assert (row.device, row.shape, row.data, row.damage) == ("meta", (4,), None, None)
+
+
+def in_order(tmp_path, body: bytes, order: bytes, data: bytes) -> str:
+    """An archive of one storage whose byteorder record says this."""
+    members = attacks.records(pickled(body), {"0": data})
+    for member in members:
+        if member.name.endswith("byteorder"):
+            member.data = order
+    path = tmp_path / "a.pt"
+    path.write_bytes(attacks.build(members))
+    return str(path)
+
+
+def typed(kind: str, numel: int, dtype: str, size: int) -> bytes:
+    """`_rebuild_tensor_v3`: a storage of one class, seen as a dtype."""
+    what = (storage("0", kind, numel), b"K\0", numbers(size), numbers(1), b"\x89", ORDERED_DICT)
+    return called(b"ctorch._utils\n_rebuild_tensor_v3\n", *what, f"ctorch\n{dtype}\n".encode())
+
+
+OTHER_SWAPS = {
+    "bytes as float32": ("UntypedStorage", 16, "float32", 4),
+    "bytes as uint16": ("UntypedStorage", 16, "uint16", 8),
+    "int16 as float32": ("ShortStorage", 8, "float32", 4),
+    "int16 as uint8": ("ShortStorage", 8, "uint8", 16),
+    "complex64 as float64": ("ComplexFloatStorage", 2, "float64", 2),
+}
+VALUES = struct.pack("<4f", 1.5, 2.5, 3.5, 4.5)
+
+
+@pytest.mark.parametrize("case", OTHER_SWAPS)
+def test_a_big_endian_tensor_of_another_type_than_its_storage_cannot_be_told(tmp_path, case):
+    """torch swaps the bytes of the storage's elements, whatever the tensor's are."""
+    body = tree(w=typed(*OTHER_SWAPS[case]))
+    path = in_order(tmp_path, body, b"little", VALUES)
+    assert shown(path) == loaded(path)
+    assert "w: its values depend on the machine that loads it" in shown(in_order(tmp_path, body, b"big", VALUES))["w"]
+
+
+@pytest.mark.parametrize(("kind", "dtype", "size"), [("UntypedStorage", "int8", 16), ("FloatStorage", "float32", 4)])
+def test_a_big_endian_tensor_is_swapped_as_torch_swaps_it(tmp_path, kind, dtype, size):
+    """A byte is the same in any order."""
+    path = in_order(tmp_path, tree(w=typed(kind, size, dtype, size)), b"big", VALUES)
+    assert shown(path) == loaded(path)
+
+
+def test_the_byte_order_in_upper_case_is_refused(tmp_path):
+    """torch finds a record whatever the case of its name."""
+    members = attacks.records(pickled(tree(w=tensor())), {"0": VALUES})
+    for member in members:
+        if member.name.endswith("byteorder"):
+            member.name, member.data = "archive/ByteOrder", b"big"
+    path = tmp_path / "a.pt"
+    path.write_bytes(attacks.build(members))
+    assert loaded(str(path))["w"] != [1.5, 2.5, 3.5, 4.5]
+    with pytest.raises(MalformedError, match="byteorder record in upper case"):
+        formats.read(str(path))
+
+
+@pytest.mark.parametrize("order", [b"\x88", b"\x89", b"N"], ids=["little", "big", "unknown"])
+def test_the_machine_of_a_stream_changes_no_value(tmp_path, order):
+    """torch ignores its description."""
+    path = tmp_path / "a.pt"
+    stream = attacks.legacy(pickled(tree(w=tensor().replace(b"tQ", b"NtQ"))), [("0", 4, VALUES)])
+    path.write_bytes(stream.replace(text("little_endian") + b"\x88", text("little_endian") + order))
+    assert shown(str(path)) == loaded(str(path)) == {"w": [1.5, 2.5, 3.5, 4.5]}
+
+
+def test_data_that_a_load_converts_cannot_be_told(tmp_path):
+    """torch writes the data of a device in the dtype that they have there."""
+
+    def moved(dtype: str) -> str:
+        ints = tensor(kind="IntStorage")
+        return written(tmp_path, tree(w=called(SAME, ints, f"ctorch\n{dtype}\n".encode(), text("cpu"), b"\x89")))
+
+    path = moved("int32")
+    assert shown(path) == loaded(path)
+    path = moved("float32")
+    assert loaded(path)["w"] != [1, 2, 3, 4]
+    assert "w: int32 data are converted to float32 by a load" in shown(path)["w"]
+
+
+def test_an_array_of_float32_may_be_a_bfloat16_of_xla(tmp_path):
+    """numpy has no bfloat16."""
+    array = torch.tensor([1.0, 2.0]).numpy()
+
+    class Moved:
+        def __reduce__(self):
+            return torch._utils._rebuild_device_tensor_from_numpy, (array, torch.bfloat16, "cpu", False)
+
+    torch.save({"w": Moved()}, tmp_path / "a.pt")
+    path = str(tmp_path / "a.pt")
+    assert shown(path) == loaded(path, everything=True)
+    assert formats.read(path).tensors[0].dtype == "bfloat16"

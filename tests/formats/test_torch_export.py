@@ -343,6 +343,14 @@ def test_an_archive_built_by_hand_is_read(parts, tmp_path):
     assert [(row.fqn, row.shape, row.damage) for row in rows] == [("weight", (2, 3), None), ("bias", (2,), None)]
 
 
+def test_a_big_endian_archive_is_refused(parts, tmp_path, line):
+    """torch.export.load ignores the record, and swaps nothing."""
+    path = built(tmp_path / "x.pt2", {**parts, "byteorder": b"big"})
+    weight = torch.export.load(path).state_dict["weight"]
+    assert line(path).startswith("byteorder record says 'big', which torch.jit.load and torch.export.load ignore")
+    assert torch.equal(weight, torch.export.load(built(tmp_path / "x.pt2", parts)).state_dict["weight"])
+
+
 def _int(number):
     return {"as_int": number}
 

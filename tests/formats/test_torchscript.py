@@ -431,6 +431,14 @@ def test_what_is_missing_is_named(parts, tmp_path, line):
     assert line(built(tmp_path / "e.pt", {**parts, "version": b"11"})).startswith("version record says 11: written by")
 
 
+def test_a_big_endian_archive_is_refused(parts, tmp_path, line):
+    """torch.jit.load ignores the record, and swaps nothing."""
+    path = built(tmp_path / "y.pt", {**parts, "byteorder": b"big"}, folder="y/")
+    same = torch.jit.load(built(tmp_path / "x.pt", parts, folder="x/"))
+    assert torch.equal(torch.jit.load(path).weight, same.weight)
+    assert line(path).startswith("byteorder record says 'big', which torch.jit.load and torch.export.load ignore")
+
+
 def test_a_storage_that_is_missing_spoils_its_tensor_alone(parts, tmp_path, inspect):
     """The others are listed, and the exit code is 2."""
     weight = next(name for name in parts if name.startswith("data/") and len(parts[name]) == 24)

@@ -76,9 +76,21 @@ def check_version(archive: Archive) -> None:
         )
 
 
+def refuse_big_endian(archive: Archive) -> None:
+    """Refuse a program that says it is big-endian: its loaders ignore the record, and swap no bytes."""
+    if is_big_endian(archive):
+        raise UnreadableError(
+            "byteorder record says 'big', which torch.jit.load and torch.export.load ignore: values depend on the "
+            "machine that loads it; save it again on a little-endian machine"
+        )
+
+
 def is_big_endian(archive: Archive) -> bool:
     """Files older than the record are little-endian: torch on big-endian machines came with it."""
     order = read_word(archive, "byteorder")
+    name = f"{archive.folder}/byteorder"
+    if any(other != name and other.lower() == name.lower() for other in archive.records):
+        raise MalformedError("holds a byteorder record in upper case, which torch reads as well: no torch saves that")
     if order not in (None, "little", "big"):
         raise MalformedError(f"byteorder record says {order!r}, neither 'little' nor 'big'")
     return order == "big"
@@ -101,14 +113,15 @@ def read_pickle(archive: Archive, name: str = "data.pkl") -> Pickle:
     return pickle
 
 
-def locate_storages(archive: Archive, base: int = 0, folder: str = "data") -> dict[str, ByteRange]:
+def locate_storages(
+    archive: Archive, base: int = 0, folder: str = "data", *, big_endian: bool = False
+) -> dict[str, ByteRange]:
     """Return the byte range of each storage by key. A recorded checksum of 0 counts for an empty storage only.
 
     `base` is the start of the archive in its file, `folder` is relative to the archive's own.
     """
     prefix = f"{archive.folder}/{folder}/"
-    skip, big_endian = len(prefix), is_big_endian(archive)
-    storages = {}
+    skip, storages = len(prefix), {}
     for name, record in archive.records.items():
         if not name.startswith(prefix):
             continue

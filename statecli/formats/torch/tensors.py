@@ -212,6 +212,8 @@ class Decoder:
     def _build_strided(self, args: tuple[Any, ...], dtype: str | None, grad: Any, flags: Any, fqn: str) -> Tensor:
         key, stored_dtype, device, where, length = self._resolve_storage(args[0], fqn)
         dtype = dtype or stored_dtype
+        if where is not None and where.big_endian:
+            _refuse_other_swap(dtype, stored_dtype, key, fqn)
         shape, strides, elements, last = self._compute_geometry(args[2], args[3], fqn)
         offset = args[1]
         if grad is not False and grad is not True:
@@ -430,9 +432,13 @@ class Decoder:
     def _from_cpu(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         _require_arguments(args, 4, fqn)
         tensor = self.require_tensor(args[0], fqn, "data")
+        dtype = _decode_dtype(args[1], fqn)
+        # numpy has no bfloat16: XLA saved float32 for it.
+        if tensor.dtype != dtype and (tensor.dtype, tensor.layout, dtype) != ("float32", "numpy", "bfloat16"):
+            raise MalformedError(f"{fqn}: {tensor.dtype} data are converted to {dtype} by a load: no torch saves that")
         return msgspec.structs.replace(
             tensor,
-            dtype=_decode_dtype(args[1], fqn),
+            dtype=dtype,
             device=_decode_device(args[2], fqn),
             requires_grad=args[3] is True,
             note=None,
@@ -447,6 +453,15 @@ def _check_sound(cached: Tensor, fqn: str) -> Tensor:
     if cached.damage is not None:
         raise MalformedError(f"{fqn}: {cached.damage}")
     return cached
+
+
+def _refuse_other_swap(dtype: str, stored_dtype: str, key: str, fqn: str) -> None:
+    """Refuse a dtype whose elements torch.load does not swap: torch swaps those of the storage's class."""
+    if dtype != stored_dtype and max(ELEMENT_BITS[dtype], ELEMENT_BITS[stored_dtype]) > 8:
+        raise MalformedError(
+            f"{fqn}: its values depend on the machine that loads it: {dtype} in a big-endian file, "
+            f"and torch.load swaps the bytes of {stored_dtype} (storage {key!r})"
+        )
 
 
 _PLAIN_CLASSES = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
