@@ -93,6 +93,8 @@ _COMPILED = "data/aotinductor/"
 #: What torch.export calls tensors that code makes of literals: no attribute of any module.
 _PARTS = re.compile(r"data/(?P<folder>weights|constants)/(?P<model>.+?)(?:_(?P=folder)_config\.json|\.pt)", re.DOTALL)
 _LITERAL = re.compile(r"(?:.*\.)?_?(?:lifted_tensor_|_?tensor_constant)\d+", re.DOTALL)
+#: torch unpickles the constants in records whose names begin so, and makes no tensor of their bytes.
+_OBJECTS = ("custom_obj_", "opaque_obj_")
 _NOTE = "a constant of the code"
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v3", 0)
 _EMPTY = Global("torch._utils", "_rebuild_wrapper_subclass", 0)
@@ -250,10 +252,10 @@ class _Reader:
             raise MalformedError(f"{name} has no object under 'config'")
         where = f"data/{folder}"
         storages = {f"{where}/{key}": storage for key, storage in locate_storages(self.archive, folder=where).items()}
-        reading = Reading(Decoder(storages), self.oddities)
+        reading, first = Reading(Decoder(storages), self.oddities), dict[str, dict[str, Any]]()
         for fqn, entry in entries.items():
             try:
-                tensor = self._read_tensor(fqn, _read_object(entry, fqn, "entry"), where, reading)
+                tensor = self._read_tensor(fqn, _read_object(entry, fqn, "entry"), where, reading, first)
             except MalformedError as error:
                 tensor = mark_damaged(fqn, error)
             if tensor is not None:
@@ -261,19 +263,26 @@ class _Reader:
                 payload = _Payload(tensor, folder == "weights", flag if type(flag) is bool else None)
                 _add_payload(payloads, fqn, payload)
 
-    def _read_tensor(self, fqn: str, entry: dict[str, Any], where: str, reading: Reading) -> Tensor | None:
-        """Read a tensor; None for any other object."""
-        name, meta = entry.get("path_name"), entry.get("tensor_meta")
+    def _read_tensor(
+        self, fqn: str, entry: dict[str, Any], where: str, reading: Reading, first: dict[str, dict[str, Any]]
+    ) -> Tensor | None:
+        """Read a tensor; None for any other object. `first` has the first tensor_meta of each record."""
+        name = entry.get("path_name")
         if type(name) is not str:
             raise MalformedError(f"{fqn}: its path_name is {quoting.value(name)}")
-        if meta is None:
+        for key in ("use_pickle", "is_param"):
+            if type(entry.get(key)) is not bool:
+                raise MalformedError(f"{fqn}: its {key} is {quoting.value(entry.get(key))}, not a bool")
+        if where.endswith("constants") and name.startswith(_OBJECTS):
             self._add_oddity(
                 "custom-object", f"{fqn} is an object and no tensor ({where}/{name}): what it holds is not listed", fqn
             )
             return None
-        if entry.get("use_pickle") is True:
+        if entry["use_pickle"]:
             return self._read_single(f"{where}/{name}", fqn)
-        node = _build_node(_read_object(meta, fqn, "tensor_meta"), f"{where}/{name}", reading, fqn)
+        meta = _read_object(entry.get("tensor_meta"), fqn, "tensor_meta")
+        _refuse_other_type(meta, first.setdefault(name, meta), fqn, name)
+        node = _build_node(meta, f"{where}/{name}", reading, fqn)
         self.nodes.append(node)
         tensor = reading.tensor(node, fqn)
         if tensor is not None and node.cls is _EMPTY:
@@ -325,7 +334,7 @@ class _Reader:
         if record.method != STORED:
             raise MalformedError(f"{record.name!r} is compressed; save it again with torch")
         pickle, storages, oddities = torch_zip.read_contents(self.path, record.data_offset, record.size)
-        reading = Reading(Decoder(storages), self.oddities)
+        reading = Reading(Decoder(storages, persistent=pickle.persistent), self.oddities)
         self.oddities.extend(oddity for oddity in oddities if oddity not in self.oddities)
         self.globals.extend((mention.qualified, mention.position) for mention in pickle.globals)
         name_globals(pickle, reading)
@@ -410,6 +419,16 @@ def _read_object(node: Any, fqn: str, what: str) -> dict[str, Any]:
     if type(node) is not dict:
         raise MalformedError(f"{fqn}: its {what} is no object but {quoting.value(node)}")
     return node
+
+
+def _refuse_other_type(meta: dict[str, Any], first: dict[str, Any], fqn: str, name: str) -> None:
+    """Refuse a tensor of another dtype or device than the first tensor of its record: torch gives both the first."""
+    for key in ("dtype", "device"):
+        if meta.get(key) != first.get(key):
+            raise MalformedError(
+                f"{fqn}: its {key} differs from that of the first tensor in record {quoting.quote(name)}, "
+                f"and torch.export.load gives both the first"
+            )
 
 
 def _build_node(meta: dict[str, Any], key: str, reading: Reading, fqn: str) -> Obj:

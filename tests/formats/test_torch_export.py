@@ -25,6 +25,7 @@ from statecli.rules.pickles import RULES
 from statecli.values.read import read_all_values
 
 from ..forked_python import run_python
+from . import attacks
 from .test_any_bytes import tried
 
 packages = pytest.importorskip("torch.export.pt2_archive._package", reason="needs torch 2.8: archives of torch.export")
@@ -384,6 +385,10 @@ WRONG = {
     "no record": ({"path_name": None}, "its path_name is None"),
     "an archive that is not there": ({"path_name": "nine", "use_pickle": True}, "'data/weights/nine' is not in the"),
     "an archive that is none": ({"use_pickle": True}, "record 'data/weights/weight_0': "),
+    "pickles in a number": ({"use_pickle": 1}, "its use_pickle is 1, not a bool"),
+    "pickles in words": ({"use_pickle": "false"}, "its use_pickle is 'false', not a bool"),
+    "a parameter in a number": ({"is_param": 1}, "its is_param is 1, not a bool"),
+    "no tensor_meta": ({"tensor_meta": None}, "its tensor_meta is no object but None"),
     "a meta that is no object": ({"tensor_meta": [1]}, "its tensor_meta is no object but a list"),
 }
 
@@ -399,6 +404,64 @@ def test_a_tensor_that_contradicts_the_archive_spoils_itself_alone(case, parts, 
     assert said in rows["weight"].damage
     code, out, err = inspect(path, "-f", "plain")
     assert (code, "bias" in out, said in err) == (2, True, True)
+
+
+def test_a_pickle_by_a_number_is_what_torch_loads(parts, tmp_path):
+    """torch takes any truth for use_pickle: the bytes at the offset are not the weight."""
+    out = io.BytesIO()
+    torch.save(nn.Parameter(torch.full((2, 3), 9.0)), out)
+    path = built(tmp_path / "y.pt2", {**entry(parts, use_pickle=1), "data/weights/weight_0": out.getvalue()})
+    assert torch.export.load(path).state_dict["weight"].tolist() == [[9.0] * 3] * 2
+    assert "its use_pickle is 1" in read(path).tensors[0].damage
+
+
+@pytest.mark.parametrize("meta", [{"dtype": 4}, {"device": {"type": "meta", "index": None}}], ids=["dtype", "device"])
+def test_tensors_of_one_record_have_one_type(meta, parts, tmp_path):
+    """torch gives both the dtype and the device of the first."""
+    config = json.loads(parts[CONFIG])
+    config["config"]["bias"]["path_name"] = config["config"]["weight"]["path_name"]
+    sound = built(tmp_path / "x.pt2", {**parts, CONFIG: _json(config)})
+    assert [row.damage for row in read(sound).tensors] == [None, None]
+    config["config"]["bias"]["tensor_meta"].update(meta)
+    path = built(tmp_path / "y.pt2", {**parts, CONFIG: _json(config)})
+    bias = torch.export.load(path).state_dict["bias"]
+    assert (bias.dtype, bias.device.type) == (torch.float32, "cpu")
+    assert f"its {next(iter(meta))} differs from that of the first tensor in record 'weight_0'" in (
+        read(path).tensors[1].damage
+    )
+
+
+def test_two_descriptions_of_a_storage_in_an_archive_of_torch_save_cannot_be_told(parts, tmp_path):
+    """torch takes the first for both."""
+    inner = {
+        "archive/data.pkl": attacks.state_dict(
+            weight=attacks.tensor(size=(2, 2), stride=(2, 1)), bias=attacks.tensor(kind="IntStorage")
+        ),
+        "archive/byteorder": b"little",
+        "archive/data/0": bytes(16),
+        "archive/version": b"3",
+    }
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, data in inner.items():
+            archive.writestr(name, data)
+    rows = read(built(tmp_path / "y.pt2", {**parts, "data/weights/model.pt": out.getvalue()})).tensors
+    assert all("described twice" in row.damage for row in rows)
+
+
+def test_a_constant_is_a_tensor_by_the_name_of_its_record(parts, tmp_path):
+    """torch unpickles any other, whatever its entry says."""
+    config = json.loads(parts[CONFIG])["config"]["bias"]
+    item = {"obj": {**config, "path_name": "opaque_obj_0"}}
+    records = {
+        "data/constants/model_constants_config.json": _json({"config": item}),
+        "data/constants/opaque_obj_0": b"\x80\2K\1.".ljust(8, b"\0"),
+    }
+    path = built(tmp_path / "y.pt2", {**parts, **records})
+    assert torch.export.load(path).constants["obj"] == 1
+    state = read(path)
+    assert "obj" not in {row.fqn for row in state.tensors}
+    assert ("custom-object", "obj") in {(one.name, one.fqn) for one in state.oddities}
 
 
 def test_what_is_missing_is_named(parts, tmp_path, line):
