@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.lib import format as library
 
 from statecli import formats
-from statecli.core.errors import UnreadableError
+from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.state import Evidence, Kind
 from statecli.file_scan.scan import scan_pickles
 from statecli.formats import npz
@@ -251,8 +252,8 @@ DAMAGED = {
     "brackets in order": (npy(described(descr="[" * 50 + "]" * 50)), "no literal of numpy's, or nests too deep"),
     "commas alone": (npy(described(descr="[,]")), "no literal of numpy's"),
     "no comma": (npy(described(shape="(2 3)")), "no literal of numpy's: a comma is missing"),
-    "an unknown type": (npy(described(descr="'<x4'")), "its descr '<x4' is no type of numpy's"),
-    "a type of 10 digits": (npy(described(descr="'<V1000000000'")), "is no type of numpy's"),
+    "an unknown type": (npy(described(descr="'<x4'")), "its descr '<x4' is not a type that numpy saves"),
+    "a type of 10 digits": (npy(described(descr="'<V1000000000'")), "is not a type that numpy saves"),
     "a type that is a number": (npy(described(descr="4")), "its descr is neither a code nor a list of fields"),
     "a field of one": (npy(described(descr="[('a',)]")), "its descr is neither a code nor a list of fields"),
     "a field of shape True": (npy(described(descr="[('a', '<f4', (True,))]")), "its descr is neither a code nor"),
@@ -268,6 +269,34 @@ DAMAGED = {
     "the magic number alone": (b"\x93NUMPY", "is truncated: its header takes 10 bytes, it has 6"),
     "version alone": (b"\x93NUMPY\1\0\x76", "is truncated"),
 }
+
+
+SIZES = ("", "0", "1", "2", "3", "4", "8", "10", "16", "32", "08")
+#: Of another machine, or nothing but another size of a pointer.
+ELSEWHERE = re.compile(r"[<>|=]?(?:f12|c24|O4)")
+
+
+@pytest.mark.parametrize("order", ["", "<", ">", "|", "="])
+@pytest.mark.parametrize("kind", "?biufcSUVOmM")
+def test_a_code_is_the_type_that_numpy_reads_or_refused(tmp_path, kind, order):
+    """numpy reads one letter as a type of C: `b` is int8, `f` float32, `c` a text of one byte."""
+    for code in (order + kind + size + unit for size in SIZES for unit in ("", "[s]")):
+        path = file(tmp_path, npy(described(descr=f"'{code}'", shape="(1,)"), bytes(256)))
+        try:
+            expected = numpy.dtype(code)
+        except TypeError:
+            expected = None
+        try:
+            (found,) = formats.read(path).tensors
+        except MalformedError:
+            assert expected is None or code not in (expected.str, f"={expected.str[1:]}")
+            continue
+        if ELSEWHERE.fullmatch(code) or found.dtype == "numpy O":
+            continue
+        assert (code, found.nbytes) == (code, expected.itemsize)
+        if expected.kind in "biufc":
+            assert (code, found.dtype.removeprefix("numpy ")) == (code, expected.name)
+            assert found.data is None or expected.itemsize == 1 or found.data.storage.big_endian == (order == ">")
 
 
 @pytest.mark.parametrize("case", sorted(DAMAGED))

@@ -36,6 +36,16 @@ _TOKEN = re.compile(
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 #: Byte order, kind, size, and the unit of a time.
 _DESCR = re.compile(r"([<>|=]?)([?biufcSaUVOmM])(\d{0,9})(\[\w+\])?", re.ASCII)
+#: The sizes of a kind as numpy saves them. It reads letters without one as other types: b is int8, f is float32.
+_SIZES = {
+    "?": ("",),
+    "b": ("1",),
+    "O": ("", "4", "8"),
+    **dict.fromkeys("iu", ("1", "2", "4", "8")),
+    "f": ("2", "4", "8", "12", "16"),
+    "c": ("8", "16", "24", "32"),
+    **dict.fromkeys("mM", ("", "8")),
+}
 _KINDS = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
 _OBJECTS = "objects, saved as a pickle: not loaded"
 
@@ -183,10 +193,10 @@ def _measure_layout(descr: Any) -> tuple[int, bool]:
 
 def _parse_code(descr: str) -> Element:
     match = _DESCR.fullmatch(descr)
-    if match is None:
-        raise MalformedError(f"its descr {quoting.quote(descr)} is no type of numpy's")
-    order, kind, digits, unit = match.groups()
-    size = int(digits or {"O": 8, "m": 8, "M": 8}.get(kind, kind in "?b")) * (4 if kind == "U" else 1)
+    order, kind, digits, unit = match.groups() if match else ("", "", "", "")
+    if not match or digits not in _SIZES.get(kind, (digits,)) or (unit and kind + digits not in ("m8", "M8")):
+        raise MalformedError(f"its descr {quoting.quote(descr)} is not a type that numpy saves")
+    size = int(digits or {"O": 8, "m": 8, "M": 8, "?": 1}.get(kind, 0)) * (4 if kind == "U" else 1)
     big = order == ">" and (size > 1 or kind == "U")
     if kind == "O":
         return Element("numpy O", size, _OBJECTS, has_objects=True, is_number=False)
