@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from statecli.pickles.nodes import Global, Key, Obj, SetOf, Value
+from statecli.pickles.numpy_types import read_number_type
 
 #: hash(n) is n modulo 2**61 - 1, so larger integers can all be made to collide.
 _HASHABLE_INT_LIMIT = 2**60
@@ -152,12 +153,11 @@ def _encoded(call: Obj) -> Value:
 def _numpy_number(call: Obj) -> Value:
     """The number that a scalar of numpy equals; the call itself where it is of another type."""
     dtype, data = call.args if len(call.args) == 2 else (None, None)
-    code = dtype.args[0] if type(dtype) is Obj and dtype.args else None
-    raw, form = _spelled(data), _NUMPY_CODES.get(code) if type(code) is str else None
-    if type(raw) is not bytes or form is None or struct.calcsize(form) != len(raw):
+    number = read_number_type(dtype)
+    raw, form = _spelled(data), _NUMPY_CODES.get(number.code) if number else None
+    if number is None or type(raw) is not bytes or form is None or struct.calcsize(form) != len(raw):
         return call
-    state = dtype.state if type(dtype) is Obj and type(dtype.state) is tuple else ()
-    return struct.unpack((">" if ">" in state[1:2] else "<") + form, raw)[0]
+    return struct.unpack((">" if number.is_big_endian else "<") + form, raw)[0]
 
 
 def is_computed(key: Obj, tokens: Tokens) -> bool:

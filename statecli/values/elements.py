@@ -120,8 +120,10 @@ def find_element(dtype: str) -> Element | None:
     if dtype in BLOCK_SIZES:
         return Element("u1", items=BLOCK_SIZES[dtype][1], numbers=False)
     text = _TEXT.fullmatch(dtype)
+    if text and text[1] is None:
+        return Element("u8", numbers=False)
     if text:
-        return Element("u4" if text[1] == "U" else "u1", items=int(text[2] or 8), numbers=False)
+        return Element("u4" if text[1] == "U" else "u1", items=int(text[2]), numbers=False)
     if _LONG.fullmatch(dtype):
         return Element("u1", items=int(re.sub(r"\D", "", dtype)) // 8, numbers=False)
     return None

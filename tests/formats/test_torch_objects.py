@@ -17,6 +17,7 @@ from statecli.core.errors import MalformedError
 from statecli.core.state import Evidence, Kind
 from statecli.pickles import safe_globals
 from statecli.targets import load
+from statecli.values.read import read_all_values
 
 from .attacks import Called
 
@@ -793,3 +794,47 @@ def test_the_order_of_an_array_is_a_bool(tmp_path):
         torch.save({"w": Array()}, tmp_path / "a.pt")
         rows = formats.read(str(tmp_path / "a.pt")).tensors
         assert [row.damage is None for row in rows] == [is_sound]
+
+
+class _Called:
+    """A call, and the state of its result."""
+
+    def __init__(self, call, args, *state):
+        self.reduced = (call, args, *state)
+
+    def __reduce__(self):
+        return self.reduced
+
+
+PLAIN = (None, None, None, -1, -1, 0)
+TYPES = {
+    "of numpy's own": (("f4", False, False), (3, ">", *PLAIN)),
+    "of numpy's own by the default": (("f4",), (3, ">", *PLAIN)),
+    "with an order in bytes": (("f4", False, True), (3, b">", *PLAIN)),
+    "with the state of an older numpy": (("f4", False, True), (">", None, None, -1, -1)),
+    "with parts": (("f4", False, True), (3, "<", (np.dtype("u1"), (4,)), None, None, -1, -1, 0)),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_the_type_of_an_array_is_as_numpy_saves_it(tmp_path, name):
+    """numpy ignores the state of its own types, and takes an order in bytes."""
+    honest = [("f4", False, True), ("f4", 0, 1)]
+    cases = [*((args, (3, order, *PLAIN), True) for args in honest for order in "<>="), (*TYPES[name], False)]
+    make, args, state = np.array([1.5, 2.5], "f4").__reduce__()
+    for called, type_state, is_sound in cases:
+        dtype = _Called(np.dtype, called, type_state)
+        torch.save({"w": _Called(make, args, (state[0], state[1], dtype, *state[3:]))}, tmp_path / "a.pt")
+        (row,) = formats.read(str(tmp_path / "a.pt")).tensors
+        assert (row.damage is None) == is_sound
+        if is_sound:
+            loaded = torch.load(tmp_path / "a.pt", weights_only=False)["w"]
+            assert read_all_values(row.data).tolist() == loaded.tolist()
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_number_of_such_a_type_is_not_told(tmp_path, name):
+    """It is a call, as any other that is not known."""
+    number = _Called(np.float32(1).__reduce__()[0], (_Called(np.dtype, *TYPES[name]), np.float32(1.5).tobytes()))
+    torch.save({"w": torch.ones(1), "best": number}, tmp_path / "a.pt")
+    assert formats.read(str(tmp_path / "a.pt")).metadata.values.get("best") != 1.5

@@ -197,7 +197,7 @@ def _parse_code(descr: str) -> Element:
     if not match or digits not in _SIZES.get(kind, (digits,)) or (unit and kind + digits not in ("m8", "M8")):
         raise MalformedError(f"its descr {quoting.quote(descr)} is not a type that numpy saves")
     size = int(digits or {"O": 8, "m": 8, "M": 8, "?": 1}.get(kind, 0)) * (4 if kind == "U" else 1)
-    big = order == ">" and (size > 1 or kind == "U")
+    big = order == ">" and size > 1 and kind not in "SaO"
     if kind == "O":
         return Element("numpy O", size, _OBJECTS, has_objects=True, is_number=False)
     if kind in "?b":
@@ -208,7 +208,8 @@ def _parse_code(descr: str) -> Element:
         return Element(f"numpy V{size}", size, note, is_number=bool(more))
     dtype = f"{_KINDS.get(kind)}{8 * size}"
     if kind in "fc" and dtype in LONG:
-        return Element(f"numpy {dtype}", size, LONG[dtype], is_big_endian=big)
+        # Only the bytes are compared, so that the name says their order.
+        return Element(f"numpy {'>' * big}{dtype}", size, LONG[dtype], is_big_endian=big)
     if dtype not in ELEMENT_BITS:
         dtype = f"numpy {kind}{digits}{unit or ''}"
     return Element(dtype, size, is_big_endian=big, is_number=kind not in "SUamM")

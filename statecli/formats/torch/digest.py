@@ -15,6 +15,7 @@ from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.tensors import read_raw_bytes
 from statecli.pickles.graph import LEAF_TYPES, as_mapping, as_sequence, get_attributes, get_name, iter_loose_arguments
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf
+from statecli.pickles.numpy_types import read_number_type
 
 #: Entries that go into digests, those of a cycle each time they are looked at.
 MAX_DIGESTED = 2_000_000
@@ -274,16 +275,11 @@ def numpy_scalar(node: Obj) -> Any:
     """The number in `numpy.core.multiarray.scalar(dtype('f8'), b'...')`, as best_metric often is; else None."""
     if not get_name(node.cls).endswith("multiarray.scalar") or len(node.args) != 2:
         return None
-    dtype, raw = node.args[0], read_raw_bytes(node.args[1])
-    if raw is None:
+    number, raw = read_number_type(node.args[0]), read_raw_bytes(node.args[1])
+    if number is None or raw is None or number.code not in _NUMPY:
         return None
-    code = dtype.args[0] if type(dtype) is Obj and dtype.args else None
-    form = _NUMPY.get(code) if type(code) is str else None
-    state = dtype.state if type(dtype) is Obj and type(dtype.state) is tuple else ()
-    order = ">" if ">" in state else "<"
-    if form is None or struct.calcsize(order + form) != len(raw):
-        return None
-    return struct.unpack(order + form, raw)[0]
+    form = (">" if number.is_big_endian else "<") + _NUMPY[number.code]
+    return struct.unpack(form, raw)[0] if struct.calcsize(form) == len(raw) else None
 
 
 def _join_framed(parts: Iterable[bytes]) -> bytes:

@@ -28,6 +28,7 @@ from statecli.pickles.graph import (
     get_text_items,
 )
 from statecli.pickles.nodes import Global, Obj, Persistent
+from statecli.pickles.numpy_types import read_number_type
 
 #: torch's own limit is 64 dimensions for most operations; a pickle can claim any number.
 MAX_DIMENSIONS = 1024
@@ -570,6 +571,8 @@ def _decode_numpy(node: Obj) -> Tensor | None:
     descr = state[2].args[0] if type(state[2]) is Obj and state[2].args else None
     name = descr if type(descr) is str else get_name(descr).removeprefix("numpy.") or "of no name"
     dtype = _NUMPY_DTYPES.get(name, f"numpy {name}")
+    if name in _NUMPY_DTYPES and read_number_type(state[2]) is None:
+        raise MalformedError(f"numpy array whose type {_truncate_value(name)} is not as numpy saves it")
     shape = _decode_ints(state[1], "shape", "numpy array")
     elements = _count_elements(shape, "numpy array")
     raw = read_raw_bytes(state[4])
@@ -599,8 +602,8 @@ def _build_inline(
     is_known = dtype in ELEMENT_BITS
     if is_known and len(raw) * 8 != elements * ELEMENT_BITS[dtype]:
         raise MalformedError(f"numpy array of {elements} {dtype} in {len(raw)} bytes")
-    order = state[2].state if type(state[2]) is Obj and type(state[2].state) is tuple else ()
-    where = ByteRange("", 0, len(raw), big_endian=">" in order[1:2])
+    order = state[2].state[1:2] if type(state[2]) is Obj and type(state[2].state) is tuple else ()
+    where = ByteRange("", 0, len(raw), big_endian=order in ((">",), (b">",)))
     if type(state[3]) is not bool:
         raise MalformedError(f"numpy array whose order is {_truncate_value(state[3])}, not True or False")
     strides = _columns_first(shape) if state[3] else None

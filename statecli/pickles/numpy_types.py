@@ -1,0 +1,34 @@
+"""numpy's types of numbers in a pickle: `numpy.dtype('f4', False, True)`, and a state with the byte order."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from statecli.pickles.nodes import Global, Obj, Value
+
+_NUMBER = re.compile(r"[biufc]\d+", re.ASCII)
+
+
+class NumberType(NamedTuple):
+    """A type of numbers, as numpy writes it: `f4`."""
+
+    code: str
+    is_big_endian: bool
+
+
+def read_number_type(node: Value) -> NumberType | None:
+    """Return the type that the call makes; None for any other node and for a type that numpy does not write so.
+
+    Called with other arguments, numpy.dtype returns a type of numpy's own, which ignores its state. A state may also
+    give a number parts and fields.
+    """
+    if type(node) is not Obj or type(node.cls) is not Global or node.cls.qualified != "numpy.dtype" or node.kwargs:
+        return None
+    code, state = node.args[0] if node.args else None, node.state
+    if type(code) is not str or not _NUMBER.fullmatch(code) or node.args[1:] != (False, True):
+        return None
+    if state is None:
+        return NumberType(code, False)
+    is_plain = type(state) is tuple and len(state) >= 8 and state[2:5] == (None, None, None)
+    return NumberType(code, state[1] == ">") if is_plain and state[1] in ("<", ">", "|", "=") else None
