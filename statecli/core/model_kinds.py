@@ -17,6 +17,9 @@ from statecli.core.kinds import MODEL_KINDS
 from statecli.core.rule import Rule
 from statecli.core.state import Evidence, Kind, ModelState, Oddity, TensorInfo
 
+#: Parts of the longest prefix that is looked for: each costs a pass over all names, which may have a million.
+MAX_PREFIX_PARTS = 32
+
 
 def classify_by_model(
     state: ModelState, model: ModelState, renamed: Mapping[str, tuple[str, ...]] = {}
@@ -76,12 +79,14 @@ def _note_renames(renamed: Mapping[str, tuple[str, ...]], model: ModelState) -> 
 def find_common_prefix(names: Sequence[str], registered: Container[str]) -> str:
     """Return the prefix before every name if no name is registered with it: `module.`, or an attribute of a Trainer."""
     prefix = ""
-    while names and not any(name[len(prefix) :] in registered for name in names):
+    for _ in range(MAX_PREFIX_PARTS):
+        if not names or any(name[len(prefix) :] in registered for name in names):
+            return prefix
         first, dot, _ = names[0][len(prefix) :].partition(".")
         if not dot or not all(name.startswith(prefix + first + dot) for name in names):
             return ""
         prefix += first + dot
-    return prefix
+    return ""
 
 
 def _report_prefix(state: ModelState, section: str, prefix: str, spec: str) -> Finding:

@@ -15,6 +15,9 @@ from statecli.values.delta import CompareOptions, Delta
 
 Rows = list[TensorInfo]
 
+#: Last components of names that are compared; a file may claim names of a million components.
+_MAX_SUFFIX_PARTS = 64
+
 
 class Renames(NamedTuple):
     """The matches, and the rows by `id` for which renaming is inconclusive, with the reason."""
@@ -99,7 +102,7 @@ def pair_by_suffix(before: Rows, after: Rows) -> Iterator[tuple[TensorInfo, Tens
     old_paths = [(row, row.fqn.split(".")) for row in before]
     new_paths = [(row, row.fqn.split(".")) for row in after]
     longest = min(max(len(path) for _, path in old_paths), max(len(path) for _, path in new_paths))
-    for depth in range(longest, -1, -1):
+    for depth in range(min(longest, _MAX_SUFFIX_PARTS), -1, -1):
         free_rows: dict[tuple[str, ...], list[TensorInfo]] = {}
         for row, path in reversed(old_paths):
             if len(path) >= depth:

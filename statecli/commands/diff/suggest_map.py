@@ -7,10 +7,12 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 
 from statecli.commands.diff import pairing
 from statecli.commands.diff.pairing import Match, count_tensors
 from statecli.core.errors import UsageError
+from statecli.core.model_kinds import MAX_PREFIX_PARTS
 from statecli.core.state import ModelState, Oddity
 
 #: What equal tensors have in common: the section after, a name and a shape.
@@ -62,7 +64,7 @@ def _count_prefixes(rows: Iterable[_Key], others: Collection[_Key]) -> Counter[s
     return Counter(
         prefix
         for section, name, shape in rows
-        for prefix in _iter_prefixes(name)
+        for prefix in islice(_iter_prefixes(name), MAX_PREFIX_PARTS)
         if (section, name[len(prefix) :], shape) in others
     )
 
