@@ -123,6 +123,14 @@ def scan_pickles(path: str) -> tuple[ScannedPickle, ...]:
     return tuple(pickles)
 
 
+def scan_bytes(place: Place, where: str, data: bytes) -> list[ScannedPickle]:
+    """Return the pickles in bytes that a loader takes from a place of a file."""
+    with pause_gc(), Source(place.path) as source:
+        scan = FileScan(source)
+        scan.pieces.append(_Piece(Region(source, place.offset, place.length, data), where, 0, hidden=False))
+        return scan.scan_stored(())
+
+
 def _find_stored_archives(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
     """Return the archives that `dcp.places` lists in the folder and its model folders, by file path."""
     archives: dict[str, list[Stored]] = {}

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import io
 import marshal
+import pickle
 import struct
 import sys
 import tarfile
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from statecli.commands.audit.run import Request, audit
 from statecli.core.finding import Severity
@@ -1460,3 +1463,71 @@ def test_what_is_no_checkpoint_has_failed_as_well(name, tmp_path):
     (tmp_path / "a.pt").write_bytes(ALL[name])
     (target,) = audit(Request((str(tmp_path / "a.pt"),))).targets
     assert target.status is Status.FAILED
+
+
+class _Extra(torch.nn.Linear):
+    """A layer with the line of TransformerEngine that loads its extra state."""
+
+    def get_extra_state(self):
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_extra_state(self, state):
+        self.extra = pickle.loads(state.detach().cpu().numpy().tobytes())
+
+
+class _Recipe:
+    """What the extra state is made of here: a call."""
+
+    def __init__(self, call, *args):
+        self.reduced = call, args
+
+    def __reduce__(self):
+        return self.reduced
+
+
+def _write_extra_state(folder, kind: str, data: bytes) -> str:
+    """A checkpoint of one layer in a format."""
+    extra = torch.frombuffer(bytearray(data + b"." * (-len(data) % 4)), dtype=torch.uint8)
+    state = {"0.weight": torch.ones(2, 2), "0.bias": torch.ones(2), "0._extra_state": extra}
+    path = folder / ("model.safetensors" if kind == "safetensors" else "model.pt")
+    if kind == "strided":
+        state["0._extra_state"] = torch.stack((extra, extra), 1)[:, 0]
+    if kind == "floats":
+        state["0._extra_state"] = extra.view(torch.float32)
+    if kind in ("safetensors", "floats"):
+        save_file(state, path := folder / "model.safetensors")
+    else:
+        torch.save(state, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "floats", "torch", "strided"])
+@pytest.mark.parametrize("begin", [b"N0", b"\x80\4"], ids=["protocol 0", "protocol 4"])
+def test_an_extra_state_is_unpickled_in_any_format(tmp_path, monkeypatch, kind, begin):
+    """TransformerEngine calls pickle.loads on the bytes of the tensor."""
+    monkeypatch.chdir(tmp_path)
+    path = _write_extra_state(tmp_path, kind, begin + b"cos\nsystem\n(S'" + TOUCH.encode() + b"'\ntR.")
+    assert "unsafe-global" in {
+        finding.rule for target in audit(Request((path,))).targets for finding in target.findings
+    }
+    assert not (tmp_path / "PWNED").exists()
+    load = load_file if path.endswith("safetensors") else torch.load
+    torch.nn.Sequential(_Extra(2, 2)).load_state_dict(load(path))
+    assert (tmp_path / "PWNED").exists()
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps({"recipe": None, "extra_fp8_variables": {"num_gemms": 1}, "history": [1.0, 2.0]}),
+        b'{"format": "json, and no pickle", "values": [1, 2, 3]}',
+        bytes(range(256)),
+        b"\x80\4",
+    ],
+    ids=["a pickle", "JSON", "bytes", "two bytes"],
+)
+def test_an_honest_extra_state_is_no_finding(tmp_path, kind, data):
+    """Other modules keep what they like in it."""
+    (target,) = audit(Request((_write_extra_state(tmp_path, kind, data),))).targets
+    assert [finding for finding in target.findings if finding.severity >= Severity.WARNING] == []

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from statecli.commands.audit import lock_check, references, unreadable_values
 from statecli.commands.audit.baseline import accept_findings, build_baseline, encode_baseline
 from statecli.commands.audit.config import map_to_rules
+from statecli.commands.audit.extra_states import scan_extra_states
 from statecli.commands.audit.references import Side
 from statecli.commands.audit.request import Request
 from statecli.commands.audit.result import Audit
@@ -116,6 +117,11 @@ class _Run:
                 self.digest_files = tuple(self._iter_digest_files(text))
                 pickles, pickles_unread_because = self._scan_pickles(text)
                 subject = self._build_subject(text)
+                if self.read_state is not None and any(map(_is_about_pickles, self.rules)):
+                    # A storage of torch.save that begins like a pickle was scanned already.
+                    scanned = {pickle.digest for pickle in pickles} - {""}
+                    extra = scan_extra_states(self.read_state)
+                    pickles += tuple(pickle for pickle in extra if pickle.digest not in scanned)
                 subject = lock_check.check_lock(self._read_values(subject), self.request, self.progress)
                 subject = dataclasses.replace(
                     subject,

@@ -1,0 +1,34 @@
+"""Scan the tensors whose modules unpickle their bytes.
+
+`set_extra_state` of TransformerEngine, and so of Megatron and NeMo, calls `pickle.loads` on the bytes of the tensor
+`*._extra_state` that load_state_dict gives it, whatever the format of the file. Source:
+transformer_engine/pytorch/module/base.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from statecli.core import quoting
+from statecli.core.state import ModelState, Place, ScannedPickle, TensorInfo
+from statecli.file_scan.scan import scan_bytes
+
+_SUFFIX = "_extra_state"
+
+
+def scan_extra_states(state: ModelState) -> Iterator[ScannedPickle]:
+    """Yield the pickles in the extra states of modules. Raises UnreadableError for bytes that cannot be read."""
+    for tensor in state.tensors:
+        if tensor.fqn.endswith(_SUFFIX) and tensor.data is not None and tensor.elements:
+            storage = tensor.data.storage
+            place = storage.place or Place(storage.path or state.target, 0, 0)
+            yield from scan_bytes(place, f"the tensor {quoting.name(tensor.fqn)}", _read_bytes(tensor))
+
+
+def _read_bytes(tensor: TensorInfo) -> bytes:
+    """Return the elements in C order, as `tensor.numpy().tobytes()` does."""
+    from statecli.values import read  # loads numpy
+
+    assert tensor.data is not None  # noqa: S101 - the caller has looked
+    with read.open_view(tensor.data, tensor.fqn) as view:
+        return b"".join(items.tobytes() for items in read.read_items(view))
