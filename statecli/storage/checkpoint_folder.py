@@ -130,10 +130,15 @@ TOOL_FOLDERS = frozenset(["__pycache__", "node_modules"])
 
 def explain_skipped_folder(path: str) -> tuple[str, str] | None:
     """Return why an audit of the folder around it does not enter a folder, and that in two words; None if it does."""
-    name = on_disk.get_name(path.rstrip("/"))
-    if name.startswith(".") or name in TOOL_FOLDERS:
+    if is_of_tool(path):
         return "a hidden folder, or a tool's", "hidden or a tool's"
     return ("a link to a folder", "link") if on_disk.is_link(path) else None
+
+
+def is_of_tool(path: str) -> bool:
+    """Return whether the folder is hidden, or a tool's."""
+    name = on_disk.get_name(path.rstrip("/"))
+    return name.startswith(".") or name in TOOL_FOLDERS
 
 
 #: Files in which DeepSpeed and Megatron name the folder that they load, and most bytes that are read of them.

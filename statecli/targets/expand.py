@@ -20,6 +20,7 @@ from statecli.core.errors import UnreadableError
 from statecli.core.scope import NotChecked
 from statecli.formats import FORMATS, torch_tar, unsupported
 from statecli.storage import checkpoint_folder, files
+from statecli.storage.checkpoint_names import METADATA
 from statecli.storage.source import Source
 from statecli.targets.target_result import Status, TargetResult
 
@@ -231,7 +232,7 @@ def _expand_text(text: str, empty_status: Status, model_folders: ModelFolders) -
 
 
 def _expand_folder(path: str) -> Iterator[_Candidate]:
-    candidates = list(_walk_folder(path))
+    candidates = list(_walk_folder(path, _Links(files.resolve_links(path).rstrip("/"), set())))
     yield from candidates or [TargetResult(path, Status.SKIPPED, "a folder that holds no file")]
 
 
@@ -240,7 +241,43 @@ def make_natural_key(text: str) -> list[int | str]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text)]
 
 
-def _walk_folder(path: str, taken: frozenset[str] = frozenset(), depth: int = 0) -> Iterator[_Candidate]:
+class _Links(NamedTuple):
+    """Links to folders in one walk: the typed folder and the folders that were entered by a link, all without links."""
+
+    root: str
+    entered: set[str]
+
+    def skip_folder(self, path: str) -> TargetResult | None:
+        """Return the skipped or failed target for a folder in the walk; None for a folder to walk.
+
+        A loader that is given the link reads the folder behind it, which may be hidden or outside of the walk.
+        """
+        skipped = skip_subfolder(path)
+        if skipped is None or checkpoint_folder.is_of_tool(path):
+            return skipped
+        real = files.resolve_links(path)
+        if real != self.root and not real.startswith(f"{self.root}/"):
+            if not _holds_checkpoint(real):
+                return skipped
+            reason = f"{path}: is a link to a folder elsewhere that holds checkpoints: name it as a target"
+            return TargetResult(path, Status.FAILED, reason)
+        is_hidden = any(map(checkpoint_folder.is_of_tool, real[len(self.root) + 1 :].split("/")))
+        if not is_hidden or real in self.entered:
+            return skipped
+        self.entered.add(real)
+        return None
+
+
+def _holds_checkpoint(path: str) -> bool:
+    """Return whether a file of the folder, or of a folder in it, has the name of a checkpoint."""
+    with suppress(UnreadableError, OSError):
+        folders = (path, *(files.join(path, name) for name in checkpoint_folder.list_inner_folders(path)))
+        names = (name for folder in folders for name in checkpoint_folder.list_files(folder))
+        return any(name == METADATA or name.lower().endswith(CHECKPOINT_SUFFIXES) for name in names)
+    return False
+
+
+def _walk_folder(path: str, links: _Links, taken: frozenset[str] = frozenset(), depth: int = 0) -> Iterator[_Candidate]:
     """Yield the targets in a folder, except files in `taken`, which belong to the model of a folder around it.
 
     `depth` counts the folders from the typed one.
@@ -272,11 +309,12 @@ def _walk_folder(path: str, taken: frozenset[str] = frozenset(), depth: int = 0)
     prefetched = _prefetch(files.join(prefix, name) for name in names)
     for inner in prefetched:
         if files.is_folder(inner):
-            skipped = skip_subfolder(inner)
+            skipped = links.skip_folder(inner)
             if skipped is not None and files.get_name(inner) in checkpoint_folder.list_tracked_folders(path):
                 reason = f"{inner}: is {skipped.reason}, and a file next to it has loaders read it: name it as a target"
                 skipped = TargetResult(inner, Status.FAILED, reason)
-            yield from _walk_folder(inner, taken | member_paths, depth + 1) if skipped is None else (skipped,)
+            walked = _walk_folder(inner, links, taken | member_paths, depth + 1)
+            yield from walked if skipped is None else (skipped,)
         elif inner not in taken | member_paths:
             yield from _expand_file(inner)
     if (missing_reason := files.explain_missing_names(path)) is not None:

@@ -560,5 +560,43 @@ def test_a_folder_that_a_walk_skips_and_a_loader_reads_is_no_pass(tmp_path, trac
     request = Request((str(tmp_path),))
     assert {target.status for target in audit(request).targets} == {Status.AUDITED, Status.SKIPPED}
     (tmp_path / tracker).write_text(word)
-    failed = [target.target for target in audit(request).targets if target.status is Status.FAILED]
-    assert str(tmp_path / folder) in failed
+    targets = {target.target: target.status for target in audit(request).targets}
+    is_of_tool = folder in ("__pycache__", ".step")
+    assert targets[str(tmp_path / folder)] is (Status.FAILED if is_of_tool else Status.AUDITED)
+
+
+def test_a_link_to_a_hidden_folder_of_the_walk_is_walked(tmp_path):
+    """A loader that is given the link unpickles what lies there."""
+
+    class Harm:
+        def __reduce__(self):
+            return os.system, ("touch PWNED",)
+
+    (tmp_path / ".step9").mkdir()
+    (tmp_path / ".step9" / ".metadata").write_bytes(pickle.dumps(Harm()))
+    (tmp_path / ".step9" / "again").symlink_to(".", target_is_directory=True)
+    (tmp_path / ".step9" / "up").symlink_to("..", target_is_directory=True)
+    for name in ("step-9", "last"):
+        (tmp_path / name).symlink_to(".step9", target_is_directory=True)
+    torch.save({"w": torch.ones(2)}, tmp_path / "model.pt")
+    rules = {finding.rule for target in audit(Request((str(tmp_path),))).targets for finding in target.findings}
+    assert "unsafe-global" in rules
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        *((name, Status.FAILED) for name in ("model.pt", ".metadata", "inner/a.pkl")),
+        *((name, Status.SKIPPED) for name in ("readme.txt", "inner/deeper/a.txt")),
+    ],
+)
+def test_a_link_to_checkpoints_elsewhere_is_no_pass(tmp_path, name, status):
+    """They were not audited; a folder of anything else is skipped."""
+    (tmp_path / "root").mkdir()
+    file = tmp_path / "elsewhere" / name
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"x")
+    (tmp_path / "root" / "link").symlink_to("../elsewhere", target_is_directory=True)
+    _, (one,) = found(tmp_path / "root")
+    assert (one.target, one.status) == (str(tmp_path / "root" / "link"), status)
+    assert status is Status.SKIPPED or "holds checkpoints: name it as a target" in one.reason
