@@ -400,6 +400,11 @@ class FileScan:
         read.append(key)
         folder, _, suffix = piece.where.rpartition(".")
         region = self.storages.get(f"{folder}/{key}".lower()) if suffix == "pkl" and not piece.depth else None
+        order = f"{folder.rpartition('/')[0]}/byteorder".lower()
+        if order in self.storages:
+            record = self.storages[order]
+            if record is None or record.head != b"little":  # torch.load swaps the numbers
+                return None
         return region.read(0, region.size) if region else None
 
     def _read_frames(self, piece: _Piece, at: int, scanner: Scanner, names: tuple[Mention, ...]) -> tuple[Mention, ...]:

@@ -334,6 +334,21 @@ def test_a_quantized_convolution_is_packed_by_numbers_that_it_can_have(frozen, t
     assert forked_python(code, cwd=tmp_path).returncode < 0
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["byteorder", "ByteOrder"])
+def test_numbers_of_a_big_endian_archive_are_unknown(name, tmp_path):
+    """torch.load swaps them, torch.jit.load does not."""
+    path = convolutional(tmp_path, frozen=True)
+    with zipfile.ZipFile(path) as archive:
+        held = {record: archive.read(record) for record in archive.namelist() if not record.endswith("byteorder")}
+    for order, is_known in ((b"little", True), (b"big", False)):
+        with zipfile.ZipFile(path, "w") as archive:
+            for record, data in {**held, f"conv/{name}": order}.items():
+                archive.writestr(record, data)
+        mentions = [mention for one in scan_pickles(str(path)) for mention in one.names]
+        assert any("packing" in (mention.misuse or "") for mention in mentions) != is_known
+
+
 #: What replaces a part of the code of a quantized convolution, so that it packs by no groups.
 OTHER_NUMBERS = {
     "a number in the call": (", groups)", ", 0)"),
