@@ -72,11 +72,12 @@ def choose_checkpoint(path: str) -> Choice:
 def _read_configured_name(path: str, weights: list[str], indexes: list[str]) -> str | None:
     """Return the file that `config.json` names as the weights; None if no such file exists.
 
-    `config.json` is read only if there is another candidate than the usual names and numbered shards.
+    `config.json` is read only if there is another candidate than a usual file, or a usual index and its shards.
     """
-    usual = {*SINGLE, *(f"{name}.index.json" for name in SINGLE)}
     safe = [name for name in (*weights, *indexes) if name.endswith((".safetensors", ".safetensors.index.json"))]
-    if all(name in usual or SERIES.match(name) for name in safe):
+    roots = [name for name in safe if not SERIES.match(name)]
+    is_index = len(roots) == 1 and roots[0].removesuffix(".index.json") in SINGLE and roots[0] not in SINGLE
+    if not safe or is_index or (safe == roots and len(roots) == 1 and roots[0] in SINGLE):
         return None
     try:
         config, _ = json_object.parse_object(read_small_file(on_disk.join(path, CONFIG), MAX_CONFIG), CONFIG)

@@ -728,22 +728,21 @@ def test_save_pretrained_in_shards(model, tmp_path):
     assert set(expected) <= set(model.state_dict())
 
 
-@pytest.mark.parametrize("index", [False, True])
-def test_the_weights_that_the_config_names_are_read(model, tmp_path, index):
+@pytest.mark.parametrize("weights", ["other.safetensors", "model-00001-of-00001.safetensors"])
+@pytest.mark.parametrize("index", [None, "other.safetensors.index.json", "model.safetensors.index.json"])
+def test_the_weights_that_the_config_names_are_read(model, tmp_path, weights, index):
     """transformers 5 loads `transformers_weights` of config.json in place of model.safetensors."""
     model.save_pretrained(tmp_path)
     others = {name: tensor + 1 for name, tensor in load_file(tmp_path / "model.safetensors").items()}
-    save_file(others, tmp_path / "other.safetensors", {"format": "pt"})
-    name = "other.safetensors.index.json" if index else "other.safetensors"
+    save_file(others, tmp_path / weights, {"format": "pt"})
+    name = index or weights
     if index:
-        (tmp_path / name).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(others, name[:17])}))
+        (tmp_path / name).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(others, weights)}))
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "transformers_weights": name}))
     loaded = type(model).from_pretrained(tmp_path).state_dict()
     state = formats.read(str(tmp_path))
-    assert {tensor.data.storage.path for tensor in state.tensors if tensor.data} == {
-        str(tmp_path / "other.safetensors")
-    }
+    assert {tensor.data.storage.path for tensor in state.tensors if tensor.data} == {str(tmp_path / weights)}
     assert all(torch.equal(loaded[name], tensor) for name, tensor in others.items())
     assert formats.members(str(tmp_path))[0] == name
     assert "model.safetensors" in next(odd.message for odd in state.oddities if odd.name == "other-weights")
