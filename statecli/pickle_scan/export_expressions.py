@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import string
 from collections.abc import Callable, Iterator
 from math import isinf, log2, prod
 from typing import Any, NamedTuple
@@ -213,7 +214,7 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall]:
             yield ProgramCall(text, "sympy", "sympify", costs)
     bad: set[str] = set()
     for key, text in dict.fromkeys(_iter_texts(document, steps)):
-        call = _check_operator(text) if key in _OPERATOR_KEYS else _check_import(key, text) or _check_guard(key, text)
+        call = _CHECKS[key](text) if key in _CHECKS else None
         if call:
             yield call
         elif text not in bad and not _is_valid_name(key, text):
@@ -233,7 +234,6 @@ def _is_valid_name(key: str, text: str) -> bool:
 _NAME_KEYS = frozenset(["name", "as_name", "forward_arg_names", "the member"])
 _NAME = re.compile(r"\*{0,2}\w*")
 _BREAKS = re.compile(r"[\"'\\\n\r]")
-_OPERATOR_KEYS = frozenset(["target", "as_operator"])
 _OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.\w+)?", re.ASCII)
 #: What torch's own verifier allows, and the classes of torch's arithmetic.
 _ARITHMETIC = re.compile(
@@ -242,14 +242,26 @@ _ARITHMETIC = re.compile(
     re.ASCII,
 )
 _GUARD_KEY = "guards_code"
+#: Largest number of a symbol: programs have some thousands of symbols.
+_MAX_SYMBOL_NUMBER = 10**6
 #: JSON in texts of the JSON: how the arguments nest.
 _SPEC_KEYS = frozenset(["in_spec", "out_spec", "context"])
-#: Text that a trace left for people.
-_REMARK_KEYS = frozenset(["metadata"])
+#: Text that a trace left for people, and the keys of what has it: torch reads it as a dict of texts, and calls nothing.
+_REMARK_KEY, _REMARKED_KEYS = "metadata", frozenset(["nodes", "graph_module"])
 #: Texts that reach no source: values of operators, and texts that have a check of their own.
 _VALUE_KEYS = frozenset(["as_string", "as_strings", "expr_str", _GUARD_KEY])
 #: Key of what `_iter_texts` yields for classes and for JSON that it cannot read; no key of the program has a space.
 _CLASS_KEY, _MEMBER_KEY, _UNREAD_KEY, _ARGUMENT_KEY = "the class", "the member", "the nesting", "the argument"
+_SYMBOL_KEY = "the symbol"
+#: Dicts whose keys are names -> what their keys are judged as.
+_KEYS_OF_NAMES = {"tensor_values": "name", "range_constraints": _SYMBOL_KEY}
+
+
+class _NestingObject(list[tuple[str, Any]]):
+    """An object of the JSON that nests arguments, with the keys that occur twice.
+
+    torch imports the class of each object as it parses the object, also where a later key replaces the object.
+    """
 
 
 def _iter_texts(document: Any, steps: Steps) -> Iterator[tuple[str, str]]:
@@ -259,41 +271,51 @@ def _iter_texts(document: Any, steps: Steps) -> Iterator[tuple[str, str]]:
         key, node = stack.pop()
         steps.take(Budget.TEXT)
         if type(node) is dict:
-            if type(node.get("default_factory_module")) is str:
-                yield _CLASS_KEY, f"{node['default_factory_module']}:{node.get('default_factory_name')}"
-            if "__enum__" in node:
-                yield _CLASS_KEY, str(node.get("fqn"))
-                yield _MEMBER_KEY, str(node.get("name"))
-            if key == "tensor_values":
-                stack.extend(("name", child) for child in node)
+            yield from _iter_class_texts(node)
+            if key in _KEYS_OF_NAMES:
+                stack.extend((_KEYS_OF_NAMES[key], child) for child in node)
             yield from ((_ARGUMENT_KEY, below) for below in node)
-            stack.extend((below, child) for below, child in node.items() if below not in _REMARK_KEYS)
+            remark = _REMARK_KEY if key in _REMARKED_KEYS else None
+            stack.extend((below, child) for below, child in node.items() if below != remark)
+        elif type(node) is _NestingObject:
+            yield from _iter_class_texts(dict(node))
+            yield from ((_ARGUMENT_KEY, below) for below, _ in node)
+            stack.extend(node)
         elif type(node) is list:
             stack.extend((key, child) for child in node)
         elif type(node) is str:
             yield from _iter_spec_texts(key, node, stack, steps) if key in _SPEC_KEYS else [(key, node)]
 
 
+def _iter_class_texts(node: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the class that an object of the JSON names, and its member."""
+    if type(node.get("default_factory_module")) is str:
+        yield _CLASS_KEY, f"{node['default_factory_module']}:{node.get('default_factory_name')}"
+    if "__enum__" in node:
+        yield _CLASS_KEY, str(node.get("fqn"))
+        yield _MEMBER_KEY, str(node.get("name"))
+
+
 def _iter_spec_texts(key: str, text: str, stack: list[tuple[str, Any]], steps: Steps) -> Iterator[tuple[str, str]]:
     """Yield what a text that nests arguments says, and put the JSON in it on the stack."""
     steps.take(Budget.TEXT, len(text) // 8)
     try:
-        spec = json.loads(text)
+        spec = json.loads(text, object_pairs_hook=_NestingObject)
     except ValueError:  # torch reads it by the same parser
         yield key, text
     except RecursionError:
         yield _UNREAD_KEY, text
     else:
-        names = _find_keyword_names(spec) if key == "in_spec" else []
+        names = _find_keyword_names(text) if key == "in_spec" else []
         yield from (("name", str(name)) for name in names)
         # Strings of a context are keys of dicts, which may be any.
         stack.append(("as_string" if key == "context" else "", spec))
 
 
-def _find_keyword_names(spec: Any) -> list[Any]:
+def _find_keyword_names(text: str) -> list[Any]:
     """Return the names of keyword arguments, which torch writes into the source of `forward`."""
     try:
-        names = json.loads(spec[1]["children_spec"][1]["context"])
+        names = json.loads(json.loads(text)[1]["children_spec"][1]["context"])
     except (TypeError, KeyError, IndexError, ValueError, RecursionError):
         return []
     return (
@@ -320,15 +342,37 @@ def _check_operator(text: str) -> ProgramCall | None:
     return None
 
 
-def _check_guard(key: str, text: str) -> ProgramCall | None:
+def _check_guard(text: str) -> ProgramCall | None:
     """Return the call of an unsafe input check, which the program's module evaluates when called."""
-    if key != _GUARD_KEY:
-        return None
-    why = describe_cost(text) if is_plain_guard(text) else f"compiles the guard {quoting.quote(text)}"
+    why = (
+        describe_cost(text) if is_plain_guard(text) else f"compiles the guard {quoting.quote(text)}"
+    )
     return ProgramCall(text, "builtins", "exec", why, doer="its module") if why else None
 
 
-def _check_import(key: str, text: str) -> ProgramCall | None:
+def _check_import(text: str) -> ProgramCall:
     """Return the import of a dict or enumeration class in the nesting of arguments."""
     module, _, name = text.partition(":")
-    return ProgramCall(name, module, name, called=False) if key == _CLASS_KEY else None
+    return ProgramCall(name, module, name, called=False)
+
+
+def _check_symbol(text: str) -> ProgramCall | None:
+    """Return the call that counts to the number of a symbol: torch does so one by one for sizes known only at runtime.
+
+    The number is what Python's `int` makes of all that follows the letters.
+    """
+    try:
+        number = int(text.lstrip(string.ascii_letters))
+    except ValueError:
+        return None
+    why = f"counts to the number of the symbol {quoting.quote(text)}"
+    return ProgramCall(text, "builtins", "range", why) if number > _MAX_SYMBOL_NUMBER else None
+
+
+_CHECKS: dict[str, Callable[[str], ProgramCall | None]] = {
+    "target": _check_operator,
+    "as_operator": _check_operator,
+    _CLASS_KEY: _check_import,
+    _GUARD_KEY: _check_guard,
+    _SYMBOL_KEY: _check_symbol,
+}
