@@ -41,9 +41,12 @@ _EXPRESSION_FUNCTIONS = frozenset(
         """,
     )
 )
-#: A number has no attribute, and so nothing behind its digits.
+#: A number has no attribute, and so nothing behind its digits. sympy evaluates a text that is neither name nor number.
 _TOKEN = re.compile(
-    r"[A-Za-z]\w*|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w.])|'[\w.+-]*'|(?P<operator>[-+*/%<>=&|~^,(]|!=)|\)", re.ASCII
+    r"[A-Za-z]\w*(?!')|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w.])"
+    r"|'(?:[A-Za-z_]\w*|[-+]?\d[\d_]*\.?[\d_]*(?:[eE][-+]?[\d_]+)?)'"
+    r"|(?P<operator>[-+*/%<>=&|~^,(]|!=)|\)",
+    re.ASCII,
 )
 _SPACE = re.compile(r"[ \t]*")
 #: What guards are made of: sizes of inputs, and functions of numbers. A key of an input has no quote and no escape.
@@ -95,6 +98,14 @@ def _consists_of(text: str, token_of: re.Pattern[str], is_function: Callable[[re
 _MAX_BITS, _MAX_TERMS = 4096, 4096
 #: Characters of one expression; those of real programs have some hundreds.
 _MAX_EXPRESSION_CHARACTERS = 20_000
+#: Degree of a sum and of a product: sizes are sums of products of some dimensions. sympy's common divisors and roots
+#: of polynomials take minutes from a degree of some dozens.
+_MAX_DEGREE_OF_SUM, _MAX_DEGREE = 12, 64
+#: Functions and operators that look for a common divisor of their arguments, and how many pairs of terms these may
+#: have: torch's own functions compute none of sums of more than 20 terms, and their arguments are often overestimated.
+_DIVISIONS = re.compile(r".*(?:Div|Mod).*|%")
+_MAX_PAIRS_OF_TERMS, _MAX_PAIRS_OF_SYMPY = 1024, 400
+_DIVISIONS_OF_SYMPY = frozenset(["%", "CeilDiv"])
 #: Functions and operators whose second argument is an exponent, or a number of digits.
 _EXPONENT_FUNCTIONS = frozenset(
     ["Pow", "PowByNatural", "FloatPow", "LShift", "RShift", "Float", "RoundDecimal", "round", "pow"]
@@ -115,46 +126,85 @@ _SYMBOL_KEYWORDS = frozenset(
 )
 _KEYWORDS = {"Symbol": _SYMBOL_KEYWORDS, "Dummy": _SYMBOL_KEYWORDS, "Float": frozenset(["precision"])}
 _NUMBER = re.compile(r"[-+]?[\d_]*\.?[\d_]*(?:[eE][-+]?([\d_]+))?")
+#: An exponent that no float of Python has: such numbers are zero or infinite for Python, not for sympy.
+_LONG_EXPONENT = re.compile(r"[\d.][eE][-+]?[\d_]{4}")
 
 
 class _Unmeasurable(Exception):
     """The cost of an expression is not known, for the reason given."""
 
 
-def describe_cost(text: str) -> str | None:
+class _Cost(NamedTuple):
+    """Upper bounds of what computing an expression takes.
+
+    `bits` of its largest number, `terms` once multiplied out, and its `degree` and that of its `denominator`.
+    `algebra`: why sympy takes too long with its polynomials, if it does.
+    """
+
+    bits: float
+    terms: float = 1.0
+    degree: float = 0.0
+    denominator: float = 0.0
+    algebra: str | None = None
+
+
+def describe_cost(text: str, has_symbols: bool = True) -> str | None:
     """Return why computing a plain expression takes too long; None if the cost is acceptable.
 
     sympy computes expressions without symbols at once, even `9**9**9`; torch multiplies out expressions with symbols.
+    A guard has none: Python computes it of the sizes of the inputs.
     """
     if len(text) > _MAX_EXPRESSION_CHARACTERS:
         return f"computes an expression of {len(text):,} characters"
     try:
         # sympy takes `^` for a power.
-        bits, terms = _measure_node(ast.parse(text.strip().replace("^", "**"), mode="eval").body)
+        cost = _measure_node(ast.parse(text.strip().replace("^", "**"), mode="eval").body)
     except SyntaxError:
         return None  # sympy parses it in the same way, and ends with the same error
     except _Unmeasurable as error:
         return str(error)
     except (RecursionError, MemoryError, ValueError, OverflowError):
         return "computes an expression that nests too deep to be judged"
-    if bits > _MAX_BITS:
+    if cost.bits > _MAX_BITS or _LONG_EXPONENT.search(text):
         return f"computes a number of more than {_MAX_BITS:,} bits"
-    return f"multiplies out an expression to more than {_MAX_TERMS:,} terms" if terms > _MAX_TERMS else None
+    if has_symbols and cost.terms > _MAX_TERMS:
+        return f"multiplies out an expression to more than {_MAX_TERMS:,} terms"
+    return cost.algebra if has_symbols else None
 
 
-def _measure_node(node: ast.AST) -> tuple[float, float]:
-    """Return upper bounds of the bits of the largest number in a node, and of the terms once multiplied out."""
+def _measure_node(node: ast.AST) -> _Cost:
+    """Return the cost of a node. Raises _Unmeasurable."""
     if isinstance(node, ast.Constant):
-        return _count_bits(node.value), 1
+        return _Cost(_count_bits(node.value))
+    if isinstance(node, (ast.Name, ast.Subscript)):  # a symbol; an input of a guard
+        return _Cost(2, degree=1)
     if isinstance(node, ast.BinOp):
-        return _measure_operation(type(node.op).__name__, [node.left, node.right])
-    if isinstance(node, ast.Call):
-        name = ast.unparse(node.func).rpartition(".")[2]
-        bits, terms = _measure_operation(name, [*node.args])
-        return max([bits, *(_measure_keyword(name, keyword) for keyword in node.keywords)]), terms
-    if isinstance(node, ast.Starred):
+        operation = "%" if isinstance(node.op, ast.Mod) else type(node.op).__name__
+        cost = _measure_operation(operation, [node.left, node.right])
+    elif isinstance(node, ast.Call):
+        cost = _measure_call(node)
+    elif isinstance(node, ast.Starred):
         raise _Unmeasurable("unpacks the arguments of a function, which torch does not write")
-    return _measure_operation("", list(ast.iter_child_nodes(node)))
+    else:
+        cost = _measure_operation("", list(ast.iter_child_nodes(node)))
+    if cost.degree > (_MAX_DEGREE_OF_SUM if cost.terms > 1 else _MAX_DEGREE):
+        return cost._replace(algebra=f"computes with polynomials of a degree above {_MAX_DEGREE_OF_SUM}")
+    return cost
+
+
+def _measure_call(node: ast.Call) -> _Cost:
+    """Return the cost of a call. sympy writes texts only as the name of a symbol and as the digits of a float."""
+    name = ast.unparse(node.func).rpartition(".")[2]
+    first = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+    bits = [2.0, *(_measure_keyword(name, keyword) for keyword in node.keywords)]
+    if name in ("Symbol", "Dummy") and type(first) is str and len(node.args) == 1:
+        return _Cost(max(bits), degree=1)
+    if name == "Float" and type(first) is str and len(node.args) == 1:
+        return _Cost(max(*bits, _count_digit_bits(first)))
+    if name in ("size", "stride", "storage_offset", "item") and not node.args:  # of an input of a guard
+        return _Cost(2, degree=1)
+    cost = _measure_operation(name, [*node.args])
+    return cost._replace(bits=max(cost.bits, *bits))
 
 
 def _measure_keyword(function: str, keyword: ast.keyword) -> float:
@@ -165,29 +215,65 @@ def _measure_keyword(function: str, keyword: ast.keyword) -> float:
     return float(str(value)) if keyword.arg == "precision" and type(value) is int else 0.0
 
 
-def _measure_operation(operation: str, nodes: list[ast.AST | ast.expr]) -> tuple[float, float]:
-    sizes = [_measure_node(node) for node in nodes] or [(2.0, 1.0)]
-    bits, terms = [size[0] for size in sizes], [size[1] for size in sizes]
-    if operation in _EXPONENT_FUNCTIONS and len(sizes) > 1:
-        exponent = 2.0 ** min(bits[1], 64)
-        return max(bits[0], 2) * exponent, terms[0] ** min(exponent, 64)
+def _measure_operation(operation: str, nodes: list[ast.AST | ast.expr]) -> _Cost:
+    costs = [_measure_node(node) for node in nodes] or [_Cost(2)]
+    algebra = next((cost.algebra for cost in costs if cost.algebra), None)
+    terms, degrees = [cost.terms for cost in costs], [cost.degree for cost in costs]
+    denominator = sum(cost.denominator for cost in costs)
+    if operation in _EXPONENT_FUNCTIONS and len(costs) > 1:
+        return _measure_power(costs, _find_literal(nodes[1]))._replace(algebra=algebra)
+    bits = max(cost.bits for cost in costs) + log2(len(costs))
     if operation in ("Mult", "Mul"):
-        return sum(bits), prod(terms)
+        return _Cost(sum(cost.bits for cost in costs), prod(terms), sum(degrees), denominator, algebra)
+    if operation == "Div":
+        return _Cost(bits, prod(terms), sum(degrees), denominator + degrees[1], algebra)
+    limit = _MAX_PAIRS_OF_SYMPY if operation in _DIVISIONS_OF_SYMPY else _MAX_PAIRS_OF_TERMS
+    if _DIVISIONS.fullmatch(operation) and prod(terms) > limit:
+        algebra = "computes the common divisor of polynomials of too many terms"
     # sympy compares each argument of Max with all others.
     times = len(terms) if operation in ("Max", "Min") else 1
-    return max(bits) + log2(len(bits)), times * sum(terms) if operation in _SUM_FUNCTIONS else max(terms)
+    total = times * sum(terms) if operation in _SUM_FUNCTIONS else max(terms)
+    # A common denominator is the product of all.
+    return _Cost(bits, total, max(degrees) + denominator, denominator, algebra)
+
+
+def _measure_power(costs: list[_Cost], exponent: float | None) -> _Cost:
+    base, power = costs[:2]
+    factor = 2.0 ** min(power.bits, 64) if exponent is None else abs(exponent)
+    # `2**(60*s0)` is the sixtieth power of `2**s0`.
+    degree = factor * max(base.degree, float(exponent is None and power.degree > 0))
+    terms = base.terms ** min(factor, 64)
+    is_inverse = exponent is None or exponent < 0
+    return _Cost(max(base.bits, 2) * factor, terms, degree, degree if is_inverse else base.denominator)
+
+
+def _find_literal(node: ast.AST | ast.expr) -> float | None:
+    """Return the value of a number, as Python or sympy writes it; None for other expressions."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "Integer" and len(node.args) == 1:
+        node = node.args[0]
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return None
+    return value if type(value) in (int, float) and abs(value) >= 1 else None
 
 
 def _count_bits(value: object) -> float:
-    """Return the bits of a number, in digits or as text; those of a small number for a name."""
-    if isinstance(value, str):
-        match = _NUMBER.fullmatch(value)
-        digits = match[1].replace("_", "") if match and match[1] else ""
-        exponent = int(digits or 0) if len(digits) <= _MAX_BITS else 2**64
-        return 4.0 * (len(value) + exponent) if match else 2.0
+    """Return the bits of a number. Raises _Unmeasurable for a text: sympy evaluates texts."""
+    if isinstance(value, (str, bytes)):
+        raise _Unmeasurable(f"evaluates the text {quoting.quote(str(value))}, which torch does not write")
     if isinstance(value, float):  # infinite for Python; a number of sympy has any exponent
         return 2.0**64 if isinf(value) else max(2.0, log2(abs(value) + 1))
     return max(2.0, log2(abs(value) + 1)) if type(value) is int else 2.0
+
+
+def _count_digit_bits(digits: str) -> float:
+    """Return the bits of a number in a text. Raises _Unmeasurable for other texts, which sympy evaluates."""
+    match = _NUMBER.fullmatch(digits)
+    if match is None:
+        raise _Unmeasurable(f"evaluates the text {quoting.quote(digits)}, which torch does not write")
+    exponent = (match[1] or "0").replace("_", "")
+    return 4.0 * (len(digits) + (int(exponent or 0) if len(exponent) <= _MAX_BITS else 2**64))
 
 
 class ProgramCall(NamedTuple):
@@ -345,7 +431,7 @@ def _check_operator(text: str) -> ProgramCall | None:
 def _check_guard(text: str) -> ProgramCall | None:
     """Return the call of an unsafe input check, which the program's module evaluates when called."""
     why = (
-        describe_cost(text) if is_plain_guard(text) else f"compiles the guard {quoting.quote(text)}"
+        describe_cost(text, has_symbols=False) if is_plain_guard(text) else f"compiles the guard {quoting.quote(text)}"
     )
     return ProgramCall(text, "builtins", "exec", why, doer="its module") if why else None
 

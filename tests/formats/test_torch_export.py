@@ -758,6 +758,11 @@ CODE = (
     *(
         "Symbol('a b')",
         "Max('eval(1)')",
+        "floor('1e99999999999+1')",
+        "floor('9**9')",
+        "floor('9-')",
+        "floor('1.2.3')",
+        "f's0'",
         'Symbol("x")',
         "'a'('b')",
         "3(4)",
@@ -770,17 +775,32 @@ CODE = (
         "s0 !",
     ),
 )
+
+
+def _polynomial(terms: int, degree: int) -> str:
+    """A sum of products of three of six symbols."""
+    return " + ".join(
+        "*".join([str(7 * n + 3), *(f"s{(n + step) % 6}**{1 + n * step % degree}" for step in (1, 2, 4))])
+        for n in range(terms)
+    )
+
+
 #: Each is computed or multiplied out at once, to more bits or terms than a size has.
 COSTLY = (
     *("9**9**9", "Pow(Integer(9), Pow(Integer(9), Integer(9)))", "(2*s0)**99999", "LShift(Integer(1), Integer(99999))"),
     *("9^9^9", "Integer(9)^(Integer(9)^Integer(9))", "Rational('1e0000000000000000000999999')", "Float('1e1_000_000')"),
+    *("floor('9')", "Max('s0', 1)", "Integer('9')", "Float('0.5', 99999)", "Symbol('a', '9')"),
     *("9**9**9" + "+1" * 500, "-" * 600 + "9**9**9"),
     f"Max({', '.join(f'a{n} + {n}' for n in range(200))})",
     *("floor(1e999999999)", "floor(Float('1e999999999'))", "Float('1.5', precision=99999)", "floor(E**(10**9))"),
+    *("Float('1e5000')", "floor(1/1e-99999999999)", "Max(1, s0**500 - 3*s0)", "FloorDiv(2**(60*s0) + s1, s0**60 + 1)"),
+    *(f"{name}({', '.join([_polynomial(19, 6)] * 2)})" for name in ("FloorDiv", "Mod", "CleanDiv")),
+    *(f"({_polynomial(60, 1)}) % ({_polynomial(60, 1)})", "FloorDiv(2*(1/(s0**8 + s1) + 1/(s0**7 + s2)), 2*s0)"),
     *("(a + b + c + d + e + f)**60", "*".join(f"(a{n} + b)" for n in range(40)), f"Max({', '.join(['s0'] * 9999)})"),
 )
 CHEAP = (
     *("2**s0", "9223372036854775807", "Pow(Symbol('s0', positive=True), Rational(-1, 2))", "s0*(s1 + 1)*(s2 + 1)"),
+    *("Float('-1.5e-10', precision=53)", "Mod(s0*s1*s2*s3, s0*s1)", "FloorDiv(s0**2*s1**2*s2 + s0*s1 + 4, s1*s2 + 2)"),
     "Mul(" + ", ".join(f"Symbol('s{n}', positive=True, integer=True)" for n in range(20)) + ")",
 )
 
@@ -873,7 +893,7 @@ def test_the_guards_of_real_programs_are_plain(tmp_path):
     with zipfile.ZipFile(path) as archive:
         guards = json.loads(archive.read("x/models/model.json"))["guards_code"]
     assert any("L['tables']['a'][0].size()[0]" in guard for guard in guards)
-    assert [guard for guard in guards if not is_plain_guard(guard) or describe_cost(guard)] == []
+    assert [guard for guard in guards if not is_plain_guard(guard) or describe_cost(guard, has_symbols=False)] == []
     assert findings(path) == []
 
 
@@ -1069,6 +1089,72 @@ def test_a_class_in_the_nesting_is_judged_in_any_length_and_company(padding, mor
     assert any("'/tmp/evil.so' stands for a name" in text for _, text in found)
 
 
+#: An enumeration whose class is the loader of shared libraries, and whose member is a path.
+LIBRARY = '{"__enum__": true, "fqn": "ctypes:cdll", "name": "/nowhere/evil.so"}'
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        '{"metadata": %s}',
+        '[[{"metadata": [%s]}]]',
+        '{"nodes": [{"metadata": %s}], "graph_module": 1}',
+        '{"graph_module": {"metadata": %s}}',
+        '{"a": %s, "a": 1}',
+        '{"metadata": {"__enum__": true, "fqn": "http:HTTPMethod", "fqn": %s, "fqn": "http:HTTPMethod"}}',
+    ],
+)
+def test_a_class_in_the_nesting_is_judged_under_any_key(context, parts, tmp_path):
+    """torch imports it for each object of the JSON, also for the value of a key that occurs twice."""
+    child = {"type": "builtins.tuple", "context": context % LIBRARY, "children_spec": []}
+    program = json.loads(parts["models/model.json"])
+    signature = program["graph_module"]["module_call_graph"][0]["signature"]
+    signature["out_spec"] = json.dumps([1, child])
+    path = built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)})
+    assert any(message.startswith("loading it imports ctypes.cdll") for _, message in findings(path))
+    with pytest.raises(OSError, match=r"/nowhere/evil\.so"):
+        torch.export.load(path)
+
+
+@pytest.mark.parametrize("place", ["a node", "the module", "a value", "an object"])
+def test_only_remarks_are_left_out(place, parts, tmp_path):
+    """`metadata` of a node or of the module is text for people; a value of that name is a value."""
+    program = json.loads(parts["models/model.json"])
+    module, remark = program["graph_module"], {"note": "it's\n"}
+    if place == "a node":
+        module["graph"]["nodes"][0]["metadata"] = remark
+    elif place == "the module":
+        module["metadata"] = remark
+    else:
+        module["graph"]["tensor_values" if place == "a value" else "custom_obj_values"] = {"metadata": remark}
+    found = findings(built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))
+    assert len(found) == (0 if place in ("a node", "the module") else 1)
+
+
+@pytest.mark.parametrize(
+    "symbol", ["u9999999999999", "zuf9999999999999", "u 9_999_999_999_999", "u+9999999999999", "u\uff19" + "9" * 12]
+)
+def test_symbols_are_counted_by_their_numbers(symbol, parts, tmp_path):
+    """torch counts to the number, one by one, whatever Python's `int` takes for a number."""
+    program = json.loads(parts["models/model.json"])
+    for name, count in (("u0", 0), ("s77", 0), ("s0 + 1", 0), ("zuf99999", 0), (symbol, 1)):
+        program["range_constraints"] = {name: {"min_val": 0, "max_val": 5}}
+        path = built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)})
+        assert len(findings(path)) == count
+    assert "counts to the number of the symbol" in findings(path)[0][1]
+    assert ends_early(f"import torch; torch.export.load({str(path)!r})")
+
+
+def ends_early(code: str) -> bool:
+    """Return True if Python takes too much time or memory for the code."""
+    limit = 'ulimit -v 16000000 && exec "$0" -c "$1"'
+    try:
+        subprocess.run(["sh", "-c", limit, sys.executable, code], check=True, capture_output=True, timeout=8)
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
+        return True
+    return False
+
+
 def test_a_nesting_that_cannot_be_read_is_found(parts, tmp_path):
     """JSON too deep for statecli may be read by torch."""
     deep = "[" * 200_000 + "]" * 200_000
@@ -1080,7 +1166,7 @@ def test_a_nesting_that_cannot_be_read_is_found(parts, tmp_path):
 @pytest.mark.parametrize("key", ["any_key", "verifiers", "torch_version"])
 def test_text_that_would_end_a_string_is_found_under_any_key(key, parts, tmp_path):
     """A later torch may write it into source; values of operators and remarks of a trace may be any text."""
-    harmless = {"metadata": {"stack_trace": "f('x')\n"}, "as_string": "it's", "plain": "torch.ops/aten <3"}
+    harmless = {"nodes": [{"metadata": {"stack_trace": "f('x')\n"}}], "as_string": "it's", "plain": "torch.ops/aten <3"}
     for more, count in ((harmless, 0), ({key: "a'b"}, 1), ({"a'b": 1}, 1)):
         program = {**json.loads(parts["models/model.json"]), **more}
         assert len(findings(built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))) == count
