@@ -7,6 +7,7 @@ of the pickle. Ordinary picklers write all data, so a call allocates at most a f
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -540,10 +541,24 @@ def _is_hashed_by_sum(dtype: Value) -> bool:
 _ESCAPED_CHARACTER = re.compile(r"\\[uUxN0-7]")
 
 
+def _find_text(value: Value) -> Value:
+    """Return what calls make of a text or of bytes: each with a codec encodes or decodes what it is given."""
+    codecs: list[Value] = []
+    while type(value) is Obj and value.args:
+        codecs.append(value.args[1] if len(value.args) > 1 else None)
+        value = value.args[0]
+    for codec in reversed(codecs):
+        with contextlib.suppress(LookupError, UnicodeError):
+            if type(codec) is str and type(value) is bytes:
+                value = value.decode(codec, "replace")
+            elif type(codec) is str and type(value) is str:
+                value = value.encode(codec, "replace")
+    return value
+
+
 def _count_pattern_steps(pattern: Value) -> int:
     """Steps of compiling a regular expression, at most."""
-    while type(pattern) is Obj and pattern.args:
-        pattern = pattern.args[0]
+    pattern = _find_text(pattern)
     if type(pattern) not in (str, bytes):
         return MAX_SIZE  # text that is computed
     # In a class that ignores case, each range is expanded character by character; one of ASCII has few.
