@@ -162,6 +162,11 @@ def is_number(dtype: Value) -> bool:
     return _parse_code(dtype)[0] in _NUMBERS if type(dtype) is Obj else False
 
 
+def is_integer(dtype: Value) -> bool:
+    """Return whether the elements of a type are integers."""
+    return is_dtype(dtype) and _parse_code(dtype)[0] in ("i", "u")
+
+
 def text_of(scalar: tuple[Value, ...]) -> str | None:
     """Return the text of a scalar made by the arguments; None if unknown."""
     dtype, data = scalar if len(scalar) == 2 else (None, None)

@@ -20,9 +20,11 @@ from statecli.pickle_scan import (
     array_dtypes,
     compiled_modules,
     deferred_calls,
+    exceptions,
     kept_functions,
     known_names,
     packed_weights,
+    random_states,
 )
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles import safe_globals
@@ -279,6 +281,8 @@ class Flow:
             self.note_misuse(call.cls, "makes a sparse tensor whose indices neither torch nor statecli can check")
         if name == _POLYNOMIAL and (call.how != "newobj" or call.args or call.kwargs):
             self.note_misuse(call.cls, "is called with arguments, where pickle makes an empty object")
+        if exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name):
+            self.note_misuse(call.cls, "is given a position outside its text, at which its message reads memory")
         if name == array_dtypes.STRING_DTYPE and not array_dtypes.is_string_dtype(call):
             self.note_misuse(call.cls, "is given other values than numpy writes for a type of texts")
         if name == "numpy.dtype" and not array_dtypes.is_named_by_code(call):
@@ -435,8 +439,12 @@ class Flow:
             self.note_misuse(root, "is given a state that is none of an array and a name")
         if name in _GENERATORS and not self._is_generator_state(state):
             self.note_misuse(root, "is given a state that torch does not write, by which bytes may become addresses")
-        if name.startswith(_NUMPY_RANDOM) and not self._is_random_state(state):
-            self.note_misuse(root, "is given a position outside its table, at which the next draw reads memory")
+        if name.startswith(_NUMPY_RANDOM) and not random_states.is_numpy_state(name, state, self._get_root_name):
+            self.note_misuse(root, "is given a state that numpy does not write, by which a draw reads memory elsewhere")
+        if name == "random.Random" and not random_states.is_python_state(state):
+            self.note_misuse(root, "is given a state that Python does not write, and computes with its parts")
+        if exceptions.is_exception(name) and not exceptions.is_state(name, state):
+            self.note_misuse(root, "is given a state that sets what its class has, such as a position in its text")
         if type(state) is Obj and not name.startswith(_NUMPY_RANDOM) and _is_clean(name):
             self.note_misuse(root, "is given a state that a call computed")
         parts = state if type(state) is tuple and len(state) == 2 else (state,)
@@ -446,31 +454,6 @@ class Flow:
             self.note_misuse(root, "is given a state by setting attributes, which runs what they are properties of")
         for part in parts:
             self._check_attributes(root, name, part)
-
-    def _is_random_state(self, state: Value, depth: int = 0) -> bool:
-        """Return True if numpy writes such a state of a generator, and its positions are within their tables.
-
-        A state is a dict, or that and a seed. numpy 1.16 and older wrote `("MT19937", table, position, ...)`. The state
-        of a seed is `(entropy, children, pool, size of the pool, ...)`; a new seed goes through a pool of that size.
-        """
-        if type(state) is tuple and not depth:
-            if len(state) > _OLD_POSITION and type(state[0]) in (str, bytes):
-                return _is_position(state[_OLD_POSITION], _GENERATOR_TABLE_LENGTHS["pos"])
-            if len(state) > _SEED_POOL_SIZE:
-                return _is_position(state[_SEED_POOL_SIZE], _MAX_SEED_POOL)
-            return 0 < len(state) <= _PARTS_OF_SEEDED_STATE and self._is_random_state(state[0], 1)
-        if type(state) is not dict or depth == _MAX_POSITION_DEPTH:
-            return False
-        for key, value in state.items():
-            if key in _GENERATOR_TABLE_LENGTHS:
-                is_sound = _is_position(value, _GENERATOR_TABLE_LENGTHS[key])
-            elif type(value) is Obj:  # a mapping of another class has positions too
-                is_sound = (self._get_root_name(value) or "").startswith("numpy.")
-            else:
-                is_sound = type(value) is not dict or self._is_random_state(value, depth + 1)
-            if not is_sound:
-                return False
-        return True
 
     def _is_handle_state(self, state: Value) -> bool:
         """Return True for the dict of a hook, the hook's number in the dict, and other dicts.
@@ -643,10 +626,6 @@ def _is_layer_count(layers: Value) -> bool:
     return layers is None or (type(layers) is int and layers <= _MAX_LAYERS)
 
 
-def _is_position(position: Value, length: int) -> bool:
-    return type(position) is int and 0 <= position <= length
-
-
 def _is_packed(name: str) -> bool:
     """Return whether C++ packs the state of a class of this name."""
     packed = packed_weights.is_convolution(name) or name.startswith(packed_weights.CPP_CLASS_PREFIX)
@@ -802,16 +781,8 @@ _ARRAY_RECONSTRUCTORS = frozenset(
     f"numpy.{core}.{name}" for core in ("core", "_core") for name in ("multiarray._reconstruct", "numeric._frombuffer")
 )
 _NUMPY_RANDOM = "numpy.random."
-#: Numbers in the table of MT19937 and in the buffer of Philox, by the keys of the positions in them.
 _ORDERED_DICT = "collections.OrderedDict"
 _METHODS_OF_DICT = frozenset(dir(OrderedDict))
-#: Place of the position in the tuple that numpy 1.16 wrote, and parts of the tuple that numpy 2 writes.
-_OLD_POSITION, _PARTS_OF_SEEDED_STATE = 2, 2
-#: Place of the size of the pool in the state of a seed, and the largest: numpy's own is 4.
-_SEED_POOL_SIZE, _MAX_SEED_POOL = 3, 1024
-_GENERATOR_TABLE_LENGTHS = {"pos": 624, "buffer_pos": 4}
-#: Tuples and dicts that such a position is in: numpy writes two or three.
-_MAX_POSITION_DEPTH = 4
 _HOOK_HANDLE = "torch.utils.hooks.RemovableHandle"
 _MAX_HOOKS = 2**31
 _POLYNOMIAL = "numpy.poly1d"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import _codecs
 import copy
 import io
 import operator
 import pickle
+import random
 import re
+import subprocess
+import sys
 import zipfile
 from collections import OrderedDict
 
@@ -107,6 +111,7 @@ class Reduced:
 
 
 TABLE = np.random.RandomState(0).get_state()[1]
+RECORD = np.array((TABLE, 2**30), dtype=[("key", "u4", (624,)), ("pos", "i8")])
 RANDOM_STATE = np.random._pickle.__randomstate_ctor
 SEED = np.random.SeedSequence(3).__reduce__()
 
@@ -120,15 +125,105 @@ SEED = np.random.SeedSequence(3).__reduce__()
         ((RANDOM_STATE, (), OrderedDict(bit_generator="MT19937", state={"key": TABLE, "pos": 10**9})), False),
         ((RANDOM_STATE, (), {"bit_generator": "MT19937", "state": OrderedDict(key=TABLE, pos=10**9)}), False),
         ((RANDOM_STATE, (), ["MT19937", TABLE, 10**9]), False),
+        ((RANDOM_STATE, (), (Reduced(str, ("MT19937",)), TABLE, 2**30, 0, 0.0)), False),
+        ((RANDOM_STATE, (), ("MT19937", TABLE, Reduced(int, ("624",)), 0, 0.0)), False),
+        ((RANDOM_STATE, (), {"bit_generator": "MT19937", "state": RECORD}), False),
+        (
+            (RANDOM_STATE, (), {"bit_generator": "MT19937", "state": {"key": TABLE, Reduced(str, ("pos",)): 2**30}}),
+            False,
+        ),
+        ((RANDOM_STATE, (), {"bit_generator": "MT19937", "state": {"key": RECORD, "pos": 3}}), False),
+        ((RANDOM_STATE, (), {"bit_generator": "MT19937", "state": {"key": list(range(624)), "pos": 3}}), False),
+        ((RANDOM_STATE, (), ({"bit_generator": "MT19937", "state": {"key": TABLE, "pos": 3}}, OrderedDict())), False),
+        ((RANDOM_STATE, (), {"bit_generator": "MT19937", "state": {"key": TABLE, "pos": 3}, "has_gauss": 0}), True),
+        ((RANDOM_STATE, (), (2, "MT19937", TABLE, 2**30, 0)), False),
         (SEED, True),
+        ((*SEED[:2], ({"a": 1}, *SEED[2][1:])), False),
         ((*SEED[:2], (*SEED[2][:3], 10**8, ())), False),
     ],
-    ids=["numpy 1.16", "outside", "far outside", "a mapping", "a mapping inside", "a list", "a seed", "a huge pool"],
 )
 def test_the_state_of_a_generator_is_one_that_numpy_writes(found, tmp_path, parts, is_sound):
     """numpy reads a position of tuples, lists and mappings; a seed of any pool is gone through."""
     torch.save({"w": torch.ones(1), "generator": Reduced(*parts)}, tmp_path / "a.pt")
     assert (not found("unsafe-global", tmp_path / "a.pt")) == is_sound
+
+
+@pytest.mark.parametrize("kind", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_generators_of_numpy_are_no_finding(kind, protocol, found, tmp_path):
+    """Each class, in each protocol, with its seed and its children, before and after draws."""
+    bits = getattr(np.random, kind)(np.random.SeedSequence([5, 6]).spawn(2)[1])
+    generators = [np.random.Generator(bits), bits, np.random.RandomState(bits), np.random.SeedSequence(7)]
+    generators[2].standard_normal()
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"x": generators, "y": random.Random(3)}, protocol))  # noqa: S311
+    assert not found("unsafe-global", tmp_path / "a.pkl")
+
+
+NUMBERS = random.Random(3).getstate()[1]  # noqa: S311
+
+
+@pytest.mark.parametrize(
+    ("state", "is_sound"),
+    [
+        ((3, NUMBERS, None), True),
+        ((3, NUMBERS, 0.5), True),
+        ((2, NUMBERS, None), True),
+        ((2, ("%8000000000d",), None), False),
+        ((3, ("%8000000000d", *NUMBERS[1:]), None), False),
+        ((2, range(10**12), None), False),
+        ((2, b"x" * 625, None), False),
+        ((Reduced(int, ("2",)), NUMBERS, None), False),
+        ([2, ("%8000000000d",), None], False),
+        ((2, NUMBERS, "x"), False),
+    ],
+)
+def test_the_state_of_random_is_one_that_python_writes(state, is_sound, found, tmp_path):
+    """An old state is computed with: the remainder of a text is that text, formatted."""
+    torch.save({"w": torch.ones(1), "x": Reduced(random.Random, (), state)}, tmp_path / "a.pt")
+    assert (not found("unsafe-global", tmp_path / "a.pt")) == is_sound
+    if state == (2, ("%8000000000d",), None):
+        assert (2, ("%80d",), None)[1][0] % 2**32 == "4294967296".rjust(80)
+
+
+@pytest.mark.parametrize(
+    ("parts", "is_sound"),
+    [
+        ((UnicodeDecodeError, ("utf-8", b"x\xff", 1, 2, "r")), True),
+        ((UnicodeDecodeError, ("utf-8", b"", 0, 0, "r")), True),
+        ((UnicodeEncodeError, ("ascii", "\xe9", 0, 1, "r")), True),
+        ((UnicodeDecodeError, ("utf-8", b"x", 0, 1, "r"), {"note": 1}), True),
+        ((UnicodeDecodeError, ("utf-8", b"x", -(2**40), -(2**40) + 1, "r")), False),
+        ((UnicodeDecodeError, ("utf-8", b"x", 2**40, 2**40 + 1, "r")), False),
+        ((UnicodeEncodeError, ("ascii", "x", 1, 2, "r")), False),
+        ((UnicodeDecodeError, ("utf-8", b"x", Reduced(int, ("-99999",)), 1, "r")), False),
+        ((UnicodeDecodeError, ("utf-8", Reduced(bytearray, (b"x",)), 0, 1, "r")), False),
+        ((UnicodeDecodeError, ("utf-8", b"x", 0, 1, "r"), {"start": -(2**40)}), False),
+        ((UnicodeDecodeError, ("utf-8", b"x", 0, 1, "r"), {Reduced(str, ("start",)): -(2**40)}), False),
+        ((ValueError, ("x",), {"args": (1,)}), False),
+        ((ValueError, ("x",), {"note": ["n"]}), True),
+    ],
+)
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_the_position_of_a_unicode_error_is_in_its_text(parts, is_sound, protocol, found, tmp_path):
+    """Its message reads memory there, whatever the length of the bytes."""
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"w": 1, "error": Reduced(*parts)}, protocol))
+    assert (not found("unsafe-global", tmp_path / "a.pkl")) == is_sound
+
+
+@pytest.mark.parametrize(
+    ("load", "use"),
+    [
+        (Reduced(UnicodeDecodeError, ("utf-8", b"x", -(2**40), -(2**40) + 1, "r")), "str(x)"),
+        (Reduced(RANDOM_STATE, (), (Reduced(str, ("MT19937",)), TABLE, 2**30, 0, 0.0)), "x.rand()"),
+        (Reduced(RANDOM_STATE, (), {"bit_generator": "MT19937", "state": RECORD}), "x.rand()"),
+    ],
+)
+def test_positions_outside_crash_where_they_are_used(load, use):
+    """Each is found above; here Python reads memory there."""
+    code = f"import pickle, numpy; x = pickle.loads({pickle.dumps(load, 4)!r}); {use}"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    if sys.version_info < (3, 13) or "str" not in use:  # later ones keep positions within the text
+        assert done.returncode < 0
 
 
 def test_unsafe_global_finds_sparse_tensors_whose_indices_nobody_checks(found, tmp_path):
@@ -161,7 +256,12 @@ def test_unsafe_global_finds_a_state_dict_that_hides_its_items(found, tmp_path, 
 def test_allocation_bomb_finds_a_pattern_of_many_ranges(found, tmp_path):
     """`re` goes through each range of a class that ignores case, character by character."""
     ranges = "".join(f"{chr(256 + n)}-\ud7ff" for n in range(1000))
-    for pattern in (f"[{ranges}]", f"[{ranges.encode('unicode_escape').decode()}]"):
+    encoded = "".join(f"{chr(256 + n % 64)}-{chr(0x7E00 + n // 64)}" for n in range(1000))
+    encoded = f"[{encoded}]".encode("utf-16-le")
+    assert encoded.isascii()
+    decoded = [Reduced(kind, (encoded, "utf-16-le")) for kind in (str, np.str_)]
+    decoded += [Reduced(str, (Reduced(_codecs.encode, (encoded.decode(), "latin1")), "utf-16-le"))]
+    for pattern in (f"[{ranges}]", f"[{ranges.encode('unicode_escape').decode()}]", *decoded):
         torch.save({"w": torch.ones(1), "x": Reduced(re._compile, (pattern, 2))}, tmp_path / "bad.pt")
         (finding,) = found("allocation-bomb", tmp_path / "bad.pt")
         assert "compiles regular expressions" in finding.message

@@ -1,0 +1,58 @@
+"""Tell the exceptions that Python pickles from others.
+
+The message of a UnicodeError is made of the bytes at its position, which C reads without a look at their length.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from functools import lru_cache
+
+from statecli.pickles.nodes import Obj, Value
+
+_UNICODE_ERRORS: dict[str, type[bytes] | type[str]] = {
+    "builtins.UnicodeDecodeError": bytes,
+    "builtins.UnicodeEncodeError": str,
+}
+
+
+@lru_cache(maxsize=1024)
+def is_exception(name: str) -> bool:
+    """Return True for the plain name of one of Python's own exceptions."""
+    return isinstance(_find_class(name), type)
+
+
+def has_valid_arguments(name: str, call: Obj, root_name: Callable[[Value], str | None]) -> bool:
+    """Return True if the positions of a Unicode error are within its text; any arguments of others are valid."""
+    if name not in _UNICODE_ERRORS:
+        return True
+    match call.args:
+        case (str(), text, int(start), int(end), str()):
+            length = _measure_text(text, _UNICODE_ERRORS[name], root_name)
+            return length is not None and 0 <= start <= end <= length
+    return False
+
+
+def is_state(name: str, state: Value) -> bool:
+    """Return True for a dict of attributes that the class does not have: its own are in the arguments of the call."""
+    return type(state) is dict and not any(type(key) is not str or hasattr(_find_class(name), key) for key in state)
+
+
+def _find_class(name: str) -> type[BaseException] | None:
+    module, _, last = name.rpartition(".")
+    found = getattr(builtins, last, None) if module == "builtins" else None
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
+def _measure_text(text: Value, kind: type[bytes] | type[str], root_name: Callable[[Value], str | None]) -> int | None:
+    """Return the length of a text or of bytes, as picklers write them; None for anything else."""
+    if type(text) is kind:
+        return len(text)
+    if kind is bytes and type(text) is Obj:
+        match root_name(text), text.args:
+            case "_codecs.encode", (str(characters), "latin1"):
+                return len(characters)
+            case "builtins.bytes", ():
+                return 0
+    return None

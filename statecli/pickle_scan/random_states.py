@@ -1,0 +1,107 @@
+"""Tell the states of random generators that numpy and Python write from others.
+
+numpy takes any number for a position in a table, and the next draw reads memory there. It looks positions up in
+whatever it is given: a mapping of any class, a record of an array, a key that a call computed. So a state is sound only
+if each of its parts is what numpy's own `__reduce__` writes, of 1.16 to 2.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from statecli.pickle_scan import array_dtypes
+from statecli.pickles.nodes import Obj, Value
+
+#: The plain name of the root of a value.
+RootName: TypeAlias = Callable[[Value], str | None]
+
+#: Numbers in the table of MT19937 and in the buffer of Philox, by the keys of the positions in them.
+_TABLE_LENGTHS = {"pos": 624, "buffer_pos": 4}
+_NUMBER_KEYS = frozenset(["has_gauss", "gauss", "has_uint32", "uinteger", "state", "inc"])
+_ARRAY_KEYS = frozenset(["key", "counter", "buffer", "state"])
+_LONGEST_STATE = 8
+_OLD_NAMES = ("MT19937", b"MT19937")
+#: Largest pool of a seed, through which each new seed goes: numpy's own is 4.
+_MAX_SEED_POOL = 1024
+_SEED = "SeedSequence"
+#: Numbers in the state of Python's generator: a table of 624, and the position in it.
+_PYTHON_NUMBERS = 625
+
+
+def is_numpy_state(name: str, state: Value, root_name: RootName) -> bool:
+    """Return True if numpy writes such a state for a generator, a bit generator or a seed of this plain name."""
+    if name.endswith(_SEED):
+        return type(state) is tuple and len(state) == 5 and _is_seed_state(state, root_name)
+    match state:
+        case (dict() as parts, seed):
+            seed_name = root_name(seed) or ""
+            is_seed = seed is None or (seed_name.startswith("numpy.random.") and seed_name.endswith(_SEED))
+            return type(state) is tuple and is_seed and _is_generator_dict(parts, root_name)
+        case (name_of_table, table, position, *numbers):
+            is_old = type(state) is tuple and type(name_of_table) in (str, bytes) and name_of_table in _OLD_NAMES
+            is_sound = is_old and _is_integer_array(table, root_name) and _is_position(position, "pos")
+            return is_sound and len(numbers) in (0, 2) and all(map(_is_number, numbers))
+    return type(state) is dict and _is_generator_dict(state, root_name)
+
+
+def is_python_state(state: Value) -> bool:
+    """Return True if Python writes such a state for `random.Random`: version 2 computes with whatever it is given."""
+    match state:
+        case (2 | 3, tuple(numbers), None | float()):
+            is_written = type(state) is tuple and type(state[0]) is int
+            return is_written and len(numbers) == _PYTHON_NUMBERS and all(type(number) is int for number in numbers)
+    return False
+
+
+def _is_generator_dict(state: dict[Value, Value], root_name: RootName, is_inner: bool = False) -> bool:
+    return len(state) <= _LONGEST_STATE and all(
+        _is_part(key, value, root_name, is_inner) for key, value in state.items()
+    )
+
+
+def _is_part(key: Value, value: Value, root_name: RootName, is_inner: bool) -> bool:
+    if type(key) is not str:
+        return False
+    if key in _TABLE_LENGTHS:
+        return _is_position(value, key)
+    if type(value) is dict:
+        return key == "state" and not is_inner and _is_generator_dict(value, root_name, is_inner=True)
+    if key == "bit_generator":
+        return type(value) is str
+    return (key in _NUMBER_KEYS and _is_number(value)) or (key in _ARRAY_KEYS and _is_integer_array(value, root_name))
+
+
+def _is_seed_state(state: tuple[Any, ...], root_name: RootName) -> bool:
+    """Return True for `(entropy, children, pool, size of the pool, key)`."""
+    entropy, children, pool, size, key = state
+    is_entropy = entropy is None or _is_integers(entropy) or _is_integer_array(entropy, root_name)
+    is_sized = type(size) is int and 0 <= size <= _MAX_SEED_POOL
+    is_pool = pool is None or _is_integer_array(pool, root_name)
+    return is_entropy and type(children) is int and is_pool and is_sized and type(key) is tuple and _is_integers(key)
+
+
+def _is_integers(value: Value) -> bool:
+    return all(type(number) is int for number in (value if type(value) in (list, tuple) else (value,)))
+
+
+def _is_number(value: Value) -> bool:
+    return type(value) in (int, float, bool)
+
+
+def _is_position(value: Value, key: str) -> bool:
+    return type(value) is int and 0 <= value <= _TABLE_LENGTHS[key]
+
+
+def _is_integer_array(value: Value, root_name: RootName) -> bool:
+    """Return True for an array that numpy's own functions rebuild, of integers."""
+    if type(value) is not Obj:
+        return False
+    name = root_name(value) or ""
+    if name.endswith(".multiarray._reconstruct") and type(value.state) is tuple and len(value.state) in (4, 5):
+        dtype = value.state[-3]
+    elif name.endswith(".numeric._frombuffer") and len(value.args) > 1:
+        dtype = value.args[1]
+    else:
+        return False
+    return name.startswith("numpy.") and array_dtypes.is_integer(dtype)
