@@ -95,7 +95,7 @@ def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> 
         lock_folder=files.get_folder(lock or "") or ".",
         frozen_only=options.frozen_only,
         weights_only=options.weights_only,
-        baseline=_read_baseline(options, configured),
+        baseline=_read_baseline(options, loaded),
         values=_decide_values(options, configured),
         jobs=options.jobs,
         allow_empty=options.allow_empty,
@@ -153,19 +153,22 @@ def _read_lock(path: str | None, options: AuditOptions) -> Lock | None:
     return None if path is None else lock_file.read_lock(path)
 
 
-def _read_baseline(options: AuditOptions, configured: Config) -> Baseline | None:
+def _read_baseline(options: AuditOptions, loaded: LoadedConfig) -> Baseline | None:
     path, reason = options.write_baseline, options.reason
     if path is not None and not (reason or "").strip():
         advice = f"say why with {option('--reason', 'TEXT')}; it is shown with what is accepted"
         raise UsageError(f"{option('--write-baseline', path)}: {advice}")
     if path is None and reason is not None:
         raise UsageError(f"{option('--reason')}: is that of {option('--write-baseline', 'FILE')}; give both")
-    return baseline.join_baselines((options.baseline or configured.baseline, baseline.find_existing_file(path)))
+    paths = (options.baseline or loaded.config.baseline, baseline.find_existing_file(path))
+    left_out = config.PICKLE_RULES if loaded.is_judged and options.baseline is None else frozenset()
+    return baseline.join_baselines(paths, left_out)
 
 
 def load_config(options: AuditOptions) -> LoadedConfig:
-    """Return the configuration of `--config`, or the nearest file."""
-    return config.load_config(options.config, no_config=options.no_config)
+    """Return the configuration of `--config`, or the nearest file, which a judged folder may not have brought."""
+    loaded = config.load_config(options.config, no_config=options.no_config)
+    return loaded if options.config is not None else config.distrust_judged_config(loaded, options.targets)
 
 
 def describe_configuration(options: AuditOptions, loaded: LoadedConfig) -> Configuration:
@@ -181,6 +184,8 @@ def describe_configuration(options: AuditOptions, loaded: LoadedConfig) -> Confi
     weakened += [f"per-target-ignore.{glob}: {', '.join(ignore.rules)}" for glob, ignore in ignores]
     if configured.fail_on is Severity.ERROR and options.fail_on is None:
         weakened.append(f"fail-on = {configured.fail_on.value}")
+    if loaded.is_judged:
+        weakened.append("weakens no rule of pickles, because it lies in the judged folder: give it by --config")
     if configured.baseline is not None and options.baseline is None:
         weakened.append(f"baseline = {configured.baseline}")
     return Configuration(loaded.path, tuple(disabled), tuple(weakened), options.no_config)

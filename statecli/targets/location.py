@@ -93,6 +93,11 @@ def _make_repository_name(text: str, current_folder: str) -> str:
     return make_relative_name(text, find_repository_root(current_folder))
 
 
+def has_repository(folder: str) -> bool:
+    """Return whether an absolute folder lies in a git repository."""
+    return os.path.lexists(os.path.join(find_repository_root(folder), ".git"))
+
+
 def find_repository_root(folder: str) -> str:
     """Return the root of the git repository around an absolute folder; the folder itself if there is no repository."""
     root = folder

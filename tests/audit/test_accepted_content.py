@@ -138,6 +138,7 @@ def ignore(*contents):
 
 def test_per_target_ignore_accepts_a_payload_only_by_its_content(statecli, folder):
     """A name alone accepts nothing; a note says what to list."""
+    Path(".git").mkdir()
     save("echo hello")
     ignore()
     found = statecli(*PICKLES, "-f", "json")

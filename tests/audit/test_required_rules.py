@@ -102,6 +102,7 @@ def test_a_configuration_that_leaves_out_its_own_lock_is_refused(statecli):
 def test_no_rule_left_is_refused(statecli, words):
     """Nothing would be judged, and that is never 0."""
     subjects = sorted({f'"{rule.group}"' for rule in RULES})
+    Path(".git").mkdir()
     Path("statecli.toml").write_text("" if words else f"ignore = [{', '.join(subjects)}]")
     result = statecli("audit", "a.pt", *words)
     assert (result.code, result.out) == (2, "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -136,3 +138,70 @@ def test_no_output_shows_a_password_of_a_glob(statecli, project, glob):
     audited, in_force = statecli("audit", "a.pt", "-f", "json"), statecli("config")
     assert audited.json["configuration"]["weakened"]
     assert "hunter" not in audited.out + audited.err + in_force.out + in_force.err
+
+
+class Command:
+    """What runs a command where it is loaded."""
+
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+#: Ways of a configuration to let a pickle pass.
+EXCUSES = {
+    "ignore": 'ignore = ["pickles"]\n',
+    "select": 'select = ["values"]\n',
+    "severity": 'fail-on = "error"\n[severity]\npickles = "note"\n',
+    "fail-on": 'fail-on = "error"\n[severity]\nunsafe-global = "warning"\n',
+    "per-target-ignore": '[per-target-ignore."*"]\nrules = ["pickles"]\nreason = "so"\ncontents = [{content}]\n',
+    "baseline": 'baseline = "b.json"\n',
+}
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """The folder of a model with an unsafe pickle; the current folder is that folder."""
+    (tmp_path / "model").mkdir()
+    torch.save({"w": torch.ones(2), "x": Command()}, tmp_path / "model" / "a.pt")
+    monkeypatch.chdir(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def excuse(statecli, how):
+    """Write the configuration, and the baseline that it names."""
+    statecli("audit", "a.pt", "--write-baseline", "b.json", "--reason", "so", "--no-config")
+    contents = [entry["content"] for entry in json.loads(Path("b.json").read_text())["findings"] if "content" in entry]
+    text = EXCUSES[how].replace("{content}", ", ".join(map(json.dumps, contents)))
+    Path("statecli.toml").write_text(text)
+
+
+@pytest.mark.parametrize("target", [".", "a.pt", "../model", "*.pt", "**/*.pt", ".."])
+@pytest.mark.parametrize("how", EXCUSES)
+def test_a_judged_folder_does_not_excuse_its_pickles(how, target, statecli, model):
+    """Its configuration is of whoever wrote the pickle; the verdict says so."""
+    excuse(statecli, how)
+    found = statecli("audit", target, "-f", "json")
+    assert found.code == 1
+    assert any("weakens no rule of pickles" in line for line in found.json["configuration"]["weakened"])
+    assert "unsafe-global" in {finding["rule"] for finding in found.json["findings"]}
+
+
+@pytest.mark.parametrize("how", EXCUSES)
+def test_a_configuration_of_the_user_excuses_pickles(how, statecli, model, monkeypatch):
+    """In a repository, above the judged folder, and by --config."""
+    excuse(statecli, how)
+    assert statecli("audit", "a.pt", "--config", "statecli.toml").code == 0
+    Path(".git").mkdir()
+    assert statecli("audit", ".").code == 0
+    Path(".git").rmdir()
+    for name in ("statecli.toml", "b.json"):
+        Path(name).rename(f"../{name}")
+    monkeypatch.chdir(model.parent)
+    if how != "baseline":  # which names a target by its path
+        assert statecli("audit", "model").code == 0
+
+
+def test_a_configuration_without_excuses_is_as_before(statecli, model):
+    """Other rules may be left out, and nothing is said of pickles."""
+    Path("statecli.toml").write_text('ignore = ["values"]\n[severity]\nunsafe-global = "error"\n')
+    assert statecli("audit", ".", "-f", "json").json["configuration"]["weakened"] == []

@@ -9,7 +9,7 @@ relative to the current folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -114,14 +114,18 @@ def _rename_targets(baseline: Baseline, rename: Callable[[str], str]) -> Baselin
     return replace(baseline, findings=tuple(sorted(entries, key=_make_sort_key)))
 
 
-def join_baselines(paths: Iterable[str | None]) -> Baseline | None:
-    """Return the entries of the given files, with the first reason for each; None if no file is given."""
+def join_baselines(paths: Iterable[str | None], left_out: Collection[str] = ()) -> Baseline | None:
+    """Return the entries of the given files, with the first reason for each; None if no file is given.
+
+    Entries of the rules `left_out` are not returned.
+    """
     entries: dict[_Key, Entry] = {}
     given = [path for path in paths if path is not None]
     for path in given:
         for entry in read_baseline(path).findings:
             entries.setdefault(_make_entry_key(entry), entry)
-    return Baseline(SCHEMA, tuple(entries.values())) if given else None
+    kept = tuple(entry for entry in entries.values() if entry.rule not in left_out)
+    return Baseline(SCHEMA, kept) if given else None
 
 
 def find_existing_file(path: str | None) -> str | None:

@@ -24,9 +24,12 @@ from statecli.rules import RULES
 from statecli.rules.policy_config import Policy
 from statecli.storage import files
 from statecli.storage.source import read_small_file
-from statecli.targets.location import find_repository_root
+from statecli.targets.location import find_path, find_repository_root, has_repository
 
 CONFIG_FILE_NAMES = ("statecli.toml", "pyproject.toml")
+#: The group of rules about code and memory: a folder may not excuse its own.
+_PICKLES = "pickles"
+PICKLE_RULES = frozenset(rule.name for rule in RULES if rule.group == _PICKLES)
 #: Size of the largest file that is read.
 MAX_CONFIG_BYTES = 1 << 22
 
@@ -82,6 +85,8 @@ class LoadedConfig(msgspec.Struct, frozen=True):
 
     #: The table as it stands in the file.
     raw: Mapping[str, Any] = {}
+    #: Whether the file may not weaken the rules of pickles, because it lies in a folder that is judged.
+    is_judged: bool = False
 
 
 def load_config(path: str | None = None, start: str = ".", *, no_config: bool = False) -> LoadedConfig:
@@ -107,6 +112,51 @@ def load_config(path: str | None = None, start: str = ".", *, no_config: bool = 
         if table is not None:
             return _parse_table(table, config_path)
     return LoadedConfig()
+
+
+def distrust_judged_config(loaded: LoadedConfig, targets: Iterable[str]) -> LoadedConfig:
+    """Return the configuration without what lets more pickles pass, if it lies in a judged folder and no repository.
+
+    Whoever wrote the folder of a model wrote that file too. A repository is taken for the user's own.
+    """
+    folder = os.path.realpath(os.path.dirname(loaded.path or "") or os.curdir)
+    if loaded.path is None or has_repository(folder) or not any(_is_judged_with(folder, text) for text in targets):
+        return loaded
+    config = loaded.config
+    is_complete = not config.select or set(expand_rules(config.select, "select")) >= PICKLE_RULES
+    trusted = replace(
+        config,
+        select=config.select if is_complete else (*config.select, _PICKLES),
+        ignore=_remove_pickle_rules(config.ignore),
+        severity={
+            name: level
+            for name, level in config.severity.items()
+            if level is Severity.ERROR or name not in {_PICKLES, *PICKLE_RULES}
+        },
+        per_target_ignore={
+            glob: replace(entry, rules=rules)
+            for glob, entry in config.per_target_ignore.items()
+            if (rules := _remove_pickle_rules(entry.rules))
+        },
+        fail_on=Severity.WARNING if config.fail_on is Severity.ERROR else config.fail_on,
+    )
+    return replace(loaded, config=trusted, is_judged=trusted != config or config.baseline is not None)
+
+
+def _remove_pickle_rules(names: tuple[str, ...]) -> tuple[str, ...]:
+    rules = expand_rules(names, "ignore")
+    return tuple(rule for rule in rules if rule not in PICKLE_RULES) if PICKLE_RULES & set(rules) else names
+
+
+def _is_judged_with(folder: str, target: str) -> bool:
+    """Return whether a target is the folder, is above the folder, or is a file or a glob in the folder."""
+    path = find_path(target)
+    if path is None or files.is_remote(path):
+        return False
+    path = os.path.realpath(path.partition("**")[0] or os.curdir)
+    if not os.path.isdir(path):
+        return folder == os.path.dirname(path)
+    return os.path.join(folder, "").startswith(os.path.join(path, ""))
 
 
 def _iter_config_files(start: str) -> Iterable[str]:
