@@ -100,7 +100,7 @@ _MAX_BITS, _MAX_TERMS = 4096, 4096
 _MAX_EXPRESSION_CHARACTERS = 20_000
 #: Degree of a sum and of a product: sizes are sums of products of some dimensions. sympy's common divisors and roots
 #: of polynomials take minutes from a degree of some dozens.
-_MAX_DEGREE_OF_SUM, _MAX_DEGREE = 12, 64
+_MAX_DEGREE_OF_SUM, _MAX_DEGREE = 10, 64
 #: Functions and operators that look for a common divisor of their arguments, and how many pairs of terms these may
 #: have: torch's own functions compute none of sums of more than 20 terms, and their arguments are often overestimated.
 _DIVISIONS = re.compile(r".*(?:Div|Mod).*|%")
