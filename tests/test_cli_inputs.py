@@ -41,9 +41,10 @@ def test_a_function_makes_the_inputs(statecli, tmp_path):
 
 
 def test_what_stays_behind_on_a_move_ends_1(statecli):
-    """The mask of the CPU, when the model goes elsewhere."""
-    assert statecli("inspect", CACHED, "--to", "meta").code == 0
-    assert statecli("inspect", CACHED, "--to", "meta", "--input", "2x4x8").code == 1
+    """The mask of the CPU, when the model goes elsewhere; inspect does not know whether forward makes another."""
+    moved = ("inspect", CACHED, "--to", "meta", "--fail-on", "warning")
+    assert statecli(*moved).code == 0
+    assert statecli(*moved, "--input", "2x4x8").code == 1
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,6 @@ def test_a_command_in_a_shell_ends_as_its_process(tmp_path):
 
 def test_what_only_the_start_of_python_reads_is_refused(monkeypatch):
     """A fork would ignore it."""
-    monkeypatch.setenv("PYTHONHASHSEED", "1")
-    with pytest.raises(AssertionError, match="PYTHONHASHSEED needs a process that starts anew"):
-        run_python(["-c", ""], env={**os.environ, "PYTHONHASHSEED": "2"})
+    monkeypatch.setenv("PYTHONDEVMODE", "")
+    with pytest.raises(AssertionError, match="PYTHONDEVMODE needs a process that starts anew"):
+        run_python(["-c", ""], env={**os.environ, "PYTHONDEVMODE": "1"})

@@ -31,10 +31,16 @@ def _print_version(is_given: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Do nothing; Typer calls this before a command, after the callbacks of its options."""
+
+
+def _show_help(context: typer.Context, command: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Show the help of statecli, or of the command, as `git help diff` does."""
+    raise SystemExit(build_app()([*(command or ()), "--help"], prog_name=context.find_root().info_name))
 
 
 def build_app() -> typer.Typer:
@@ -49,6 +55,8 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(help=_SUMMARY)(_root)
+    app.command("version", hidden=True)(lambda: _print_version(True))
+    app.command("help", hidden=True)(_show_help)
     groups: dict[str, typer.Typer] = {}
     for name, options in COMMANDS.items():
         group, _, last = name.rpartition(" ")
@@ -139,4 +147,6 @@ def _raise_usage_error(mistake: Any) -> int:
         typer.echo(mistake.format_message(), err=True)
         return 2
     message = mistake.format_message().rstrip(".").replace("Value error, ", "")
-    raise UsageError(f"{message}; see {command} --help")
+    message, question, suggestion = message.partition(". Did you mean")
+    hint = f"did you mean{suggestion}" if question else f"see {command} --help"
+    raise UsageError(f"{message}; {hint}")

@@ -61,6 +61,10 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
             description = _PICKLE if begins_as_pickle(source) else description
     if description == _PICKLE:
         return BarePickle(f"is {description}")
+    if description == _TEXT and path.endswith(".py"):
+        from statecli.core.wrong_targets import describe_python_file
+
+        return UnreadableError(describe_python_file(path))
     if description == _TEXT:
         return UnreadableError("is not a checkpoint (text file)")
     advice = "; for a sharded checkpoint name a *.index.json or its folder" if description == _JSON else ""

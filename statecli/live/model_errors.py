@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from statecli.core.errors import ModelError, StateError
+from statecli.core.units import join_names
 from statecli.live import hf_auto, torchscript_errors
 from statecli.live.spec import ModelSpec
 
@@ -142,11 +143,21 @@ def _describe_missing_arguments(spec: ModelSpec, callee: Any, error: BaseExcepti
         if missing:
             arguments = ", ".join([*map(repr, spec.args), *(f"{k}={v!r}" for k, v in spec.kwargs.items())])
             all_arguments = ", ".join(filter(None, [arguments, *(f"{name}=..." for name in missing)]))
-            return f"{spec.text}: it needs {', '.join(missing)}: write '{base}({all_arguments})'"
+            needs = f"{spec.text}: the constructor needs {join_names(missing)}"
+            if any(_takes_object(callee, name) for name in missing):
+                return f"{needs}; write a function without arguments that builds the model, and name it: build.py:make"
+            return f"{needs}; write '{base}({all_arguments})' with a number, a string or a list for each ..."
         return (
             f"{spec.text}: {format_exception(mismatch)}; its signature is {spec.attribute}{_format_signature(callee)}"
         )
     return None
+
+
+def _takes_object(callee: Any, name: str) -> bool:
+    """Return True if an argument takes an object that no command line can spell, such as a configuration."""
+    annotation = inspect.signature(callee).parameters[name].annotation
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    return name in ("config", "cfg") or text.endswith("Config")
 
 
 def _find_missing_arguments(callee: Any, spec: ModelSpec) -> list[str]:

@@ -283,10 +283,12 @@ class _PageWriter:
             self.write_wrapped(note.message, "dim", " " * 6, "note: ")
 
     def write_result(self) -> None:
-        """Write the numbers of problems and the exit status, if the page has a verdict."""
-        if not self.page.verdict or self.options.exit_status is None:
+        """Write the numbers of problems, or the verdict of rows, and the exit status, if the page has a verdict."""
+        status = self.options.exit_status
+        if not self.page.verdict or status is None:
             return
-        result = f"{format_severities(self.page.problems)}: exit status {self.options.exit_status}"
+        in_rows = status != 0 and not self.page.problems
+        result = f"{self.page.verdict if in_rows else format_severities(self.page.problems)}: exit status {status}"
         self.write_line(("", ""))
         self.write_wrapped(result, "bold", "")
 

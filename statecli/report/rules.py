@@ -27,8 +27,8 @@ def list_rules() -> tuple[RuleText, ...]:
 def explain_rule(name: str) -> RuleText:
     """Return the rule of this name. Raises UsageError, with the near names, if there is none."""
     if name not in DICTIONARY:
-        near = get_close_matches(name, DICTIONARY, n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else "statecli rules lists them"
+        near = get_close_matches(name.lower(), DICTIONARY, n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "run statecli rules for the list"
         raise UsageError(f"there is no rule {name!r}; {hint}")
     return describe_rule(DICTIONARY[name])
 

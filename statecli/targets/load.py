@@ -57,7 +57,12 @@ def read_whole_checkpoint(text: str) -> ModelState:
 
     Another section may have evidence: the optimizer tells the model's parameters from buffers.
     """
-    return kinds.classify_tensors(formats.read(*split_section(text)))
+    path, section = split_section(text)
+    if not files.is_remote(path) and not os.path.lexists(path):
+        from statecli.core.wrong_targets import suggest_for_missing
+
+        raise UnreadableError(f"{path}: cannot be opened: no such file or directory{suggest_for_missing(path)}")
+    return kinds.classify_tensors(formats.read(path, section))
 
 
 def select_section(state: ModelState, text: str) -> ModelState:

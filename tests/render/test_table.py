@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from statecli.commands.diff.result import Field
 from statecli.core.state import Kind
+from statecli.render import RenderOptions, table
+from statecli.report import Page, Report, Table, build_problem
 
 from ..audits import failed_target, finding, target
 from ..audits import render_audit as audited
 from ..changes import added, diff, nudged, recast, renamed, same, tensor, written
 
 
-def test_the_table_ends_with_the_verdict():
+PROBLEM = build_problem(finding())
+
+
+def test_the_verdict_is_below_the_title():
+    """So that the first two lines say what was compared and how it ended."""
+    assert written(diff(nudged("a"), same("b")), "table").splitlines()[1] == "1 of 2 parameters changed"
+
+
+@pytest.mark.parametrize(
+    ("page", "status", "last"),
+    [
+        (Page("", (), (), (), verdict="1 of 2 changed"), 1, "1 of 2 changed: exit status 1"),
+        (Page("", (), (), (), verdict="1 of 2 changed"), 0, "clean: exit status 0"),
+        (Page("", (), (), (), problems=(PROBLEM,), verdict="1 problem"), 1, "1 error: exit status 1"),
+        (Page("", (), (), (), problems=(PROBLEM,), verdict="1 problem"), 2, "1 error: exit status 2"),
+    ],
+)
+def test_the_last_line_is_the_result_with_the_exit_status(page, status, last):
     """What is left on the screen after long output."""
-    assert written(diff(nudged("a"), same("b")), "table").rstrip().endswith("\n1 of 2 parameters changed")
+    sink = io.StringIO()
+    sink.text = sink.write
+    report = Report("a.pt", lambda: PROBLEM, lambda: Table((), ()), lambda: page)
+    table.write(report, sink, RenderOptions(terminal=True, exit_status=status))
+    assert sink.getvalue().splitlines()[-1] == last
 
 
 def test_a_remark_stands_in_empty_columns():
@@ -41,7 +66,7 @@ def test_a_cell_wider_than_the_terminal_is_broken(width):
 def test_a_row_without_cells_leaves_no_blank_line():
     """A rename too long for its column is one line."""
     text = written(diff(nudged("a"), renamed("x" * 40, "y" * 30)), "table")
-    assert f"{'x' * 40} → {'y' * 30}\n\n1 of" in text
+    assert text.endswith(f"{'x' * 40} → {'y' * 30}\n")
 
 
 def test_two_long_names_have_a_line_each():

@@ -9,6 +9,7 @@ Without a GPU `live/fake_gpu.py` and `live/fake_gpu_values.py` fake one. Importi
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -168,10 +169,21 @@ def _lower_severity(finding: Finding) -> Finding:
     )
 
 
+def _describe_wrong_target(target: str) -> str:
+    """Return why a target is not a model class, and what to type instead."""
+    from statecli.core.wrong_targets import describe_python_file, suggest_for_missing
+
+    if target.endswith(".py") and os.path.isfile(target):
+        return describe_python_file(target)
+    if os.path.exists(target):
+        return "is a checkpoint; verify needs a model class, such as net.py:Net or package.module:Class"
+    return f"is not a model class{suggest_for_missing(target) or '; write file.py:Class or package.module:Class'}"
+
+
 def _build_model_under_test(request: Request, python_inputs: Any) -> ModelUnderTest:
     spec = load.find_class_spec(request.target)
     if spec is None:
-        raise UsageError(f"{request.target}: names no model class; write file.py:Class or package.module:Class")
+        raise UsageError(f"{request.target}: {_describe_wrong_target(request.target)}")
     built = load.build_model(spec, init_device=request.init_device, values=False)
     # These import torch, which `target.model` misses in a line.
     from statecli.commands.verify import first_forward, inputs, model_under_test

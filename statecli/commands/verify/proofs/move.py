@@ -30,7 +30,7 @@ from statecli.commands.verify import judging, recreated_by_forward, rules
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError, UsageError, option
-from statecli.core.finding import Finding
+from statecli.core.finding import Finding, Severity
 from statecli.core.move_rules import LEFT_BEHIND, STALE_VIEW, UNTIED_BY_MOVE
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
@@ -259,6 +259,7 @@ class _Proof:
         severity = decide_tensor_severity(row) if rule == LEFT_BEHIND else None
         help = None
         if row.fqn in self._subject.created_by_forward:
+            severity = Severity.ERROR  # the next forward on the device reads what the first one left on the CPU
             help = recreated_by_forward.HELP.format("device")
         elif not row.fix:
             help = judging.suggest_in_own_method(self._subject, self._instance, row.fqn, _MOVE_METHODS, mend)

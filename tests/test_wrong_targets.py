@@ -1,0 +1,86 @@
+"""First wrong turns: each is one line with what to type instead, and that line works."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+SOURCE = """
+import torch
+from torch import nn
+raise_at_import = 1 / 0
+class Base(nn.Module):
+    def __init__(self, size, *, depth, name="a"):
+        super().__init__()
+class Tiny(Base):
+    def __init__(self):
+        super().__init__(1, depth=1)
+class Other:
+    pass
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a file of classes, which cannot be imported, and a checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(SOURCE)
+    torch.save({"w": torch.ones(2)}, "weights.pt")
+    return tmp_path
+
+
+CLASSES = "net.py:Base(size=..., depth=...), net.py:Tiny"
+#: Words -> the end of the line on standard error.
+MISTAKES = {
+    ("inspect", "net.py"): f"is a Python file, not a checkpoint; name a class in it: {CLASSES}",
+    ("verify", "net.py"): f"is a Python file, not a checkpoint; name a class in it: {CLASSES}",
+    ("inspect", "net"): f"name a class of the file net.py: {CLASSES}",
+    ("verify", "net"): f"name a class of the file net.py: {CLASSES}",
+    ("inspect", "torch"): "torch is a Python package: name a class or function in it, such as torch:CLASS",
+    ("inspect", "torch.nn.Linear(2, 3)"): "name a class or function after a colon: torch.nn:Linear(2, 3)",
+    ("inspect", "weigths.pt"): "no such file or directory; did you mean weights.pt?",
+    ("diff", "weights.pt", "weigths.pt"): "no such file or directory; did you mean weights.pt?",
+    ("verify", "weights.pt"): "is a checkpoint; verify needs a model class, such as net.py:Net or package.module:Class",
+    ("inspec", "weights.pt"): "did you mean 'inspect'?",
+    ("rules", "NaN"): "did you mean nan?",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
+def test_a_mistake_is_one_line_with_what_to_type(here, statecli, words):
+    """The file is read by its syntax: importing it would fail."""
+    result = statecli(*words)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.count("\n") == 1
+    assert result.err.rstrip().endswith(MISTAKES[words])
+
+
+def test_the_advice_works(here, statecli):
+    """What the line for a dotted name says to type is listed."""
+    advice = re.search(r"colon: (.+)", statecli("inspect", "torch.nn.Linear(2, 3)").err)[1]
+    assert statecli("inspect", advice).code == 0
+
+
+def test_a_constructor_that_needs_an_object_gets_no_advice_that_cannot_work(here, statecli):
+    """A number or text can be written on the command line, a configuration cannot."""
+    (here / "needs.py").write_text(
+        "from torch import nn\nclass A(nn.Module):\n    def __init__(self, config):\n        super().__init__()\n"
+        "class B(nn.Module):\n    def __init__(self, size):\n        super().__init__()\n"
+    )
+    assert "write a function without arguments that builds the model" in statecli("inspect", "needs.py:A").err
+    assert "write 'needs.py:B(size=...)'" in statecli("inspect", "needs.py:B").err
+
+
+@pytest.mark.parametrize("words", [("version",), ("-V",), ("--version",)], ids=" ".join)
+def test_the_version_has_three_spellings(statecli, words):
+    """As other commands have them."""
+    result = statecli(*words)
+    assert (result.code, result.out) == (0, statecli("--version").out)
+
+
+def test_help_is_a_command(statecli):
+    """`help`, and `help diff`, print what --help prints."""
+    assert statecli("help").out == statecli("--help").out
+    assert statecli("help", "diff").out == statecli("diff", "--help").out
