@@ -308,11 +308,13 @@ class Report(msgspec.Struct, frozen=True):
         """Return all problems, for outputs that track problems; with `quiet` those with a failing finding."""
         if self.problems is None:
             return tuple(map(build_problem, self.describe_failing_findings() if quiet else self.describe_findings()))
-        failing = None if self.failing is None or not quiet else set(map(id, self.failing))
+        if self.failing is None or not quiet:
+            return self.problems()
+        failing = {(finding.rule, finding.target, finding.section, finding.fqn) for finding in self.failing}
         return tuple(
             problem
             for problem in self.problems()
-            if failing is None or any(id(finding) in failing for finding in problem.findings)
+            if any((part.rule, part.target, part.section, part.fqn) in failing for part in problem.findings)
         )
 
     def has_failed(self) -> bool:

@@ -92,7 +92,7 @@ def _split_element(fqn: str) -> tuple[str, str]:
 
 
 def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> Problem:
-    first = next((row for row in rows if row.fix), rows[0])
+    fixes = list(dict.fromkeys(row.fix for row in rows if row.fix))[:MAX_NAMES]
     origin = next((row.origin for row in rows if row.origin), None)
     inside = [row for row in rows if row.within]
     rule = MODULE if inside else PARAMETER if any(row.requires_grad for row in rows) else TENSOR
@@ -103,7 +103,7 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
         findings[0].target,
         tuple(findings),
         tuple(_list_effects(findings, rows)),
-        first.fix or next((help for finding in findings if (help := _split_help(finding)[1])), None),
+        "\n".join(fixes) or next((help for finding in findings if (help := _split_help(finding)[1])), None),
         origin or UNSET,
         _read_source(origin),
     )

@@ -9,12 +9,11 @@ import pytest
 from statecli.commands.diff.result import Field
 from statecli.core.state import Kind
 from statecli.render import RenderOptions, table
-from statecli.report import Page, Report, Table, build_problem
+from statecli.report import Column, Page, Report, Table, build_problem
 
 from ..audits import failed_target, finding, target
 from ..audits import render_audit as audited
 from ..changes import added, diff, nudged, recast, renamed, same, tensor, written
-
 
 PROBLEM = build_problem(finding())
 
@@ -27,10 +26,10 @@ def test_the_verdict_is_below_the_title():
 @pytest.mark.parametrize(
     ("page", "status", "last"),
     [
-        (Page("", (), (), (), verdict="1 of 2 changed"), 1, "1 of 2 changed: exit status 1"),
-        (Page("", (), (), (), verdict="1 of 2 changed"), 0, "clean: exit status 0"),
-        (Page("", (), (), (), problems=(PROBLEM,), verdict="1 problem"), 1, "1 error: exit status 1"),
-        (Page("", (), (), (), problems=(PROBLEM,), verdict="1 problem"), 2, "1 error: exit status 2"),
+        (Page("", (Column("name"),), (), (), verdict="1 of 2 changed"), 1, "1 of 2 changed: exit status 1"),
+        (Page("", (Column("name"),), (), (), verdict="1 of 2 changed"), 0, "clean: exit status 0"),
+        (Page("", (Column("name"),), (), (), problems=(PROBLEM,), verdict="1 problem"), 1, "1 error: exit status 1"),
+        (Page("", (Column("name"),), (), (), problems=(PROBLEM,), verdict="1 problem"), 2, "1 error: exit status 2"),
     ],
 )
 def test_the_last_line_is_the_result_with_the_exit_status(page, status, last):

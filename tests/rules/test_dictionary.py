@@ -82,7 +82,8 @@ def test_a_severity_is_decided_in_one_function():
     decided = {path for path, tree in trees("decide_severity") for _ in calls(tree, "decide_severity")}
     assert decided == {"core/rule.py"}
     for path, tree in trees("severity"):
-        for call in calls(tree, "replace"):
+        # The configuration's `severity` maps rules to severities.
+        for call in calls(tree, "replace") if path != "commands/audit/config.py" else ():
             assert "severity" not in {keyword.arg for keyword in call.keywords}, f"{path}:{call.lineno}"
         for node in ast.walk(tree):
             if isinstance(node, ast.BoolOp) and path != "core/rule.py":
