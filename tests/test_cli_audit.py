@@ -138,9 +138,8 @@ def test_one_target_is_grouped_by_rule():
     found = [finding("inf", WARNING, fqn="a"), *(finding(fqn=name, help="go back") for name in "bc")]
     assert shown(target("a.pt", *found)).splitlines() == [
         "a.pt",
-        "torch-zip, 2 tensors, 64 B",
-        "",
         "1 audited: 1 error, 1 warning; 2 rules ran",
+        "torch-zip, 2 tensors, 64 B",
         "",
         "error[nan]: b, c: is nan",
         "  fix  go back",
@@ -158,7 +157,7 @@ def test_several_targets_are_a_group_each():
         "c.pt  1 note",
         "  note[inf]: fc.weight: is inf",
     ]
-    assert text.splitlines()[-1] == "3 audited: 1 error, 1 note in 2 targets; 2 rules ran"
+    assert text.splitlines()[1] == "3 audited: 1 error, 1 note in 2 targets; 2 rules ran"
 
 
 def test_targets_of_which_the_same_is_said_are_one_group():
