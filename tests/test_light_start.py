@@ -68,5 +68,5 @@ def test_help_and_version_import_nothing_heavy():
 
 def test_the_check_can_fail():
     """A class needs torch, and the same check sees it."""
-    code, modules = imported("inspect", "sample_models/net.py:Net", "-f", "json", heavy=("torch",))
+    code, modules = imported("inspect", "sample_models/net_fixed.py:Net", "-f", "json", heavy=("torch",))
     assert (code, modules) == (0, ["torch"])

@@ -266,10 +266,10 @@ def hostile(here):
 
 
 HOSTILE_RUNS = {
-    "inspect": ("inspect", "odd.py:Odd", "--to", "meta"),
+    "inspect": ("inspect", "odd.py:Odd", "--to", "meta", "--fail-on", "warning"),
     "model": ("inspect", "before.pt", "--model", "net.py:Net"),
     "diff": ("diff", "before.pt", "after.pt"),
-    "verify": ("verify", "odd.py:Odd", "--check", "move", "--device", "meta"),
+    "verify": ("verify", "odd.py:Odd", "--check", "move", "--device", "meta", "--fail-on", "warning"),
     "audit": ("audit", "before.pt", "odd.py:Odd"),
 }
 
