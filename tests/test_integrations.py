@@ -433,7 +433,7 @@ def test_pre_commit_holds_the_shards_of_a_commit_as_their_model(repository, what
     save_file({"b": torch.zeros(2)}, f"run/{shards[1]}", metadata={"format": "pt"})
     stopped = hooked(repository, args=["--lock", "statecli.lock.json", "--"])
     assert stopped.returncode == 1
-    assert "b: its values are not those that were locked" in stopped.stdout
+    assert "b: values differ from the lock" in stopped.stdout
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")

@@ -99,7 +99,7 @@ def missing_entry(subject: Subject) -> Iterator[Issue]:
     yield from _report_load_findings(subject, MISSING_ENTRY)
     yield from _report_load_notes(subject, OddityKind.NOT_SAVED_BY_CLASS, OddityKind.CONVERTED_ON_LOAD)
     for change in _select_changes(subject, status=Status.REMOVED):
-        yield _build_issue(subject, change, f"missing: {_describe_reference(subject, change)} has it")
+        yield _build_issue(subject, change, f"missing; {_describe_reference(subject, change)} has this tensor")
 
 
 @judges(UNEXPECTED_ENTRY, needs_class_or_reference)
@@ -108,7 +108,7 @@ def unexpected_entry(subject: Subject) -> Iterator[Issue]:
     yield from _report_load_findings(subject, UNEXPECTED_ENTRY)
     yield from _report_load_notes(subject, OddityKind.NOT_READ_BY_CLASS)
     for change in _select_changes(subject, status=Status.ADDED):
-        yield _build_issue(subject, change, f"unexpected: {_reference_name(subject.reference_diff)} has no such tensor")
+        yield _build_issue(subject, change, f"unexpected; {_reference_name(subject.reference_diff)} does not have it")
 
 
 def _format_shape(row: TensorInfo | None) -> str:
@@ -121,26 +121,29 @@ def shape_mismatch(subject: Subject) -> Iterator[Issue]:
     yield from _report_load_findings(subject, SHAPE_MISMATCH)
     for change in _select_changes(subject, Field.SHAPE):
         here, there = _format_shape(change.after), _format_shape(change.before)
-        yield _build_issue(subject, change, f"is {here}, and {there} in {_reference_name(subject.reference_diff)}")
+        yield _build_issue(
+            subject, change, f"shape {here} differs from {there} in {_reference_name(subject.reference_diff)}"
+        )
 
 
 @rule(Severity.WARNING, needs_class_or_reference)
 def dtype_mismatch(subject: Subject) -> Iterator[Issue]:
-    """A tensor has another dtype than the class registers, or than in the checkpoint it is held to.
+    """A tensor's dtype differs from the model class or the reference checkpoint.
 
-    Why: `load_state_dict` casts it without a word: values are rounded, or take twice the memory. Where most of a model
-    is of one floating-point type and its class registers another, that is told once, as a note: so every checkpoint in
-    half precision loads into a class that is built in float32.
+    Why: `load_state_dict` casts the tensor silently: values are rounded, or take twice the memory. If most
+    floating-point tensors of a model have one dtype and the class registers another, a single note reports it. So every
+    half-precision checkpoint loads into a class that is built in float32.
 
-    Example: one layer saved in float64 where the class and all other layers are float32.
+    Example: one layer saved in float64, although the class and all other layers are float32.
 
     Fix: cast the whole model before saving: `model.to(torch.bfloat16)`.
     """
     yield from _report_casts(subject)
     for change in _select_changes(subject, Field.DTYPE):
         if change.before and change.after:
-            what = f"is {change.after.dtype}, and {change.before.dtype} in {_reference_name(subject.reference_diff)}"
-            yield _build_issue(subject, change, what, f"cast it to {change.before.dtype} before saving")
+            reference = _reference_name(subject.reference_diff)
+            what = f"dtype {change.after.dtype} differs from {change.before.dtype} in {reference}"
+            yield _build_issue(subject, change, what, f"cast the tensor to {change.before.dtype} before saving")
 
 
 def _pair_loaded_tensors(subject: Subject) -> Iterator[tuple[TensorInfo, TensorInfo]]:
@@ -154,43 +157,46 @@ def _report_casts(subject: Subject) -> Iterator[Issue]:
     casts: dict[tuple[str, str], list[TensorInfo]] = {}
     for here, there in _pair_loaded_tensors(subject):
         casts.setdefault((here.dtype, there.dtype), []).append(here)
-    registers = f"{subject.load_diff.after.target if subject.load_diff else ''} registers"
+    model = subject.load_diff.after.target if subject.load_diff else ""
     for (saved, expected), rows in casts.items():
         if saved == expected:
             continue
         count = sum(len(others) for (_, dtype), others in casts.items() if dtype == expected)
         if len(rows) * 2 > count and is_floating(saved) and is_floating(expected):
             share = "all" if len(rows) == count else f"{len(rows):,} of"
-            what = f"{share} {count:,} tensors are" if count > 1 else f"{subject.name_of(rows[0])}: is"
-            message = f"{what} {saved}, where {registers} {expected}: a load casts without a word"
+            what = f"{share} {count:,} tensors are" if count > 1 else f"{subject.name_of(rows[0])}: checkpoint has"
+            message = f"{what} {saved}, {model} expects {expected}; load_state_dict casts silently"
             yield Issue(message, None, rows[0].section, severity=Severity.NOTE)
             continue
         for row in rows:
-            message = f"{subject.name_of(row)}: is {saved}, and {registers} {expected}: a load casts it without a word"
-            yield Issue(message, row.fqn, row.section, f"cast it to {expected} before saving")
+            what = f"checkpoint has {saved}, {model} expects {expected}"
+            message = f"{subject.name_of(row)}: {what}; load_state_dict casts silently"
+            yield Issue(message, row.fqn, row.section, f"cast the tensor to {expected} before saving")
 
 
 @rule(Severity.WARNING, needs_class_or_reference)
 def broken_tie(subject: Subject) -> Iterator[Issue]:
-    """Tensors that share their memory in what it is held to are separate ones here; of a checkpoint, or the other way.
+    """Weights that are tied in the model class or the reference checkpoint are separate in this checkpoint.
 
-    Why: tied weights that were parted learn apart from then on, and take twice the memory. Into a class that ties them
-    `load_state_dict` copies one after the other and keeps the last: where their bytes differ that is an error, where
-    they are the same a note. Which of the two it is only `--values` tells; without it, a note says so.
+    Why: tied weights that were separated learn apart, and they take twice the memory. If the class ties them,
+    `load_state_dict` copies each in turn and keeps the last one. Different bytes are an error and equal bytes are a
+    note. Only `--values` compares the bytes; without it the finding is a note. The rule also reports weights that are
+    tied here and separate in the reference checkpoint.
 
     Example: `lm_head.weight` saved as a copy of `embed.weight`.
 
-    Fix: tie them again after loading (`model.tie_weights()`), and save from there.
+    Fix: tie the weights again after loading (`model.tie_weights()`), and save the model again.
     """
     yield from _report_untied_tensors(subject)
     for change in _select_changes(subject, Field.TYING):
         if change.before and change.after:
             here, there = _describe_tie(change.after), _describe_tie(change.before)
-            yield _build_issue(subject, change, f"{here}, and {there} in {_reference_name(subject.reference_diff)}")
+            reference = _reference_name(subject.reference_diff)
+            yield _build_issue(subject, change, f"{here}; in {reference} the tensor {there}")
 
 
 def _describe_tie(row: TensorInfo) -> str:
-    return f"shares its memory with {', '.join(row.tied_to[:3])}" if row.tied_to else "shares its memory with nothing"
+    return f"shares memory with {', '.join(row.tied_to[:3])}" if row.tied_to else "does not share memory"
 
 
 def _report_untied_tensors(subject: Subject) -> Iterator[Issue]:
@@ -212,19 +218,19 @@ def _view_key(row: TensorInfo) -> object:
 def _build_untied_issue(subject: Subject, rows: list[TensorInfo]) -> Issue:
     first, *others = rows
     model = subject.load_diff.after.target if subject.load_diff else ""
-    ties = f"{model} ties it to {quoting.names([other.fqn for other in others])}"
+    ties = f"{model} ties this tensor to {quoting.names([other.fqn for other in others])}"
     severity, values = _UNREAD if subject.values is None else _SAME[_have_same_values(subject, rows)]
-    message = f"{subject.name_of(first)}: {ties}, and here they are {len(rows)} tensors{values}"
-    return Issue(message, first.fqn, first.section, "tie them before saving", severity)
+    message = f"{subject.name_of(first)}: {ties}, but the checkpoint has {len(rows)} separate tensors{values}"
+    return Issue(message, first.fqn, first.section, "tie the weights before saving", severity)
 
 
 #: Severity and text for tied weights that are saved separately, by whether their bytes are equal.
 _SAME: dict[bool | None, tuple[Severity, str]] = {
-    None: (Severity.WARNING, ": whether they differ cannot be told; a load keeps the last"),
-    True: (Severity.NOTE, " of the same bytes"),
-    False: (Severity.ERROR, " of other bytes: a load keeps the last without a word"),
+    None: (Severity.WARNING, " whose values cannot be compared; load_state_dict keeps the last one"),
+    True: (Severity.NOTE, " with equal bytes"),
+    False: (Severity.ERROR, " with different bytes; load_state_dict silently keeps the last one"),
 }
-_UNREAD = (Severity.NOTE, ": whether they differ cannot be told without --values; a load keeps the last")
+_UNREAD = (Severity.NOTE, " (add --values to compare them); load_state_dict keeps the last one")
 
 
 def _have_same_values(subject: Subject, rows: list[TensorInfo]) -> bool | None:

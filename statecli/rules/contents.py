@@ -28,22 +28,22 @@ _ELSEWHERE = ("ds_version", "param_shapes", "ds_config")
 def empty_checkpoint(subject: Subject) -> Iterator[Issue]:
     """A checkpoint holds no tensor, or the state_dict in it is empty.
 
-    Why: a loader with `strict=False`, and every loader of adapters, loads it without a message and leaves the model as
-    it was. Usually the filter that chose the keys matched nothing, or the process that saved had no weights
-    (FSDP, ZeRO-3). A pickle that holds settings alone, a TorchScript or torch.export program without weights are notes.
-    The rule passes over a scheduler's or a sampler's state, which has no tensors.
+    Why: a loader with `strict=False`, and every loader of adapters, loads the checkpoint silently and leaves the model
+    unchanged. Usually the filter that chose the keys matched nothing, or the process that saved had no weights (FSDP,
+    ZeRO-3). A pickle with only settings is a note, and so is a TorchScript or torch.export program without weights. The
+    rule skips the state of a scheduler or a sampler, which has no tensors.
 
     Example: `adapter_model.safetensors` of 16 bytes, after `get_peft_model_state_dict` on a rank without parameters.
 
     Fix: save again on the rank that has the weights, and check the number of tensors with `statecli inspect`.
     """
     state, path = subject.full_state, split_section(subject.target)[0]
-    help = "save it again from a process that holds the weights"
+    help = "save the checkpoint again from a process that holds the weights"
     if state.tensors:
         for key in _find_empty_models(state) if not _has_model_tensors(state) else ():
-            yield Issue(f"{key}: is empty, so that the checkpoint holds no model", help=help, about=key)
+            yield Issue(f"{key}: empty state_dict, so the checkpoint holds no model", help=help, about=key)
     elif not checkpoint_folder.COMPANIONS.match(files.get_name(path)):
-        yield Issue("holds no tensor", help=help, severity=_choose_severity(state))
+        yield Issue("checkpoint holds no tensor", help=help, severity=_choose_severity(state))
 
 
 def _choose_severity(state: ModelState) -> Severity | None:
@@ -68,15 +68,15 @@ def _find_empty_models(state: ModelState) -> list[str]:
 
 @rule(Severity.WARNING, needs_file)
 def empty_tensor(subject: Subject) -> Iterator[Issue]:
-    """Weights have no element: their shape has a 0.
+    """A weight has no elements: its shape contains a 0.
 
-    Why: their names are in the file and their values are not. DeepSpeed's ZeRO-3 and FSDP free the weights that a
-    process does not need; a state_dict of that moment has shape [0] for them. A file of ZeRO-3 that says so itself is
-    a note: the weights are in the partitions next to it.
-    Every parameter without an element is reported, except placeholders of sound models: names whose last part begins
-    with `bias` or contains `dummy` or `device`, an observer's `min_val` and `max_val`, and e3nn's `weight` next to an
-    `output_mask`. If more than half of a section's parameters have no element, the placeholders are reported too.
-    Buffers are reported only if no tensor of the checkpoint has an element.
+    Why: the file has the names of these weights but not their values. DeepSpeed's ZeRO-3 and FSDP free the weights that
+    a process does not need; a state_dict taken at that moment has shape [0] for them. A ZeRO-3 file that records this
+    is a note, because the weights are in the partitions next to it.
+    Every parameter without elements is reported, except placeholders of sound models. Placeholders are names whose last
+    part begins with `bias` or contains `dummy` or `device`, an observer's `min_val` and `max_val`, and e3nn's `weight`
+    next to an `output_mask`. If more than half of a section's parameters have no elements, the placeholders are
+    reported too. Buffers are reported only if no tensor of the checkpoint has elements.
 
     Example: `base_model.model.q_proj.lora_A.weight` of shape [0] in an adapter that was saved on one rank of ZeRO-3.
 
@@ -111,15 +111,15 @@ def _is_placeholder(tensor: TensorInfo, present: set[tuple[str, str]]) -> bool:
 
 
 def _lacks_values(subject: Subject) -> str | None:
-    return None if subject.values is None else "the values were read, and with them the indices"
+    return None if subject.values is None else "the values were read, which checks the indices too"
 
 
 @rule(Severity.WARNING, needs_file, _lacks_values)
 def unchecked_indices(subject: Subject) -> Iterator[Issue]:
     """The indices of a sparse tensor were not checked, because no values were read.
 
-    Why: `torch.load` does not check them either, and operators on the tensor read and write wherever they point.
-    `sparse-indices` checks them together with the values.
+    Why: `torch.load` does not check the indices either, and operators on the tensor read and write wherever the indices
+    point. The rule `sparse-indices` checks them together with the values.
 
     Example: an adjacency matrix in a checkpoint of 10,000 tensors, whose values are not read by default.
 
@@ -128,7 +128,7 @@ def unchecked_indices(subject: Subject) -> Iterator[Issue]:
     for tensor in subject.state.tensors:
         if tensor.layout.startswith("sparse"):
             message = f"{subject.name_of(tensor)}: the indices of the sparse tensor were not checked"
-            yield Issue(message, tensor.fqn, tensor.section, "read them with --values")
+            yield Issue(message, tensor.fqn, tensor.section, "add --values to check the indices")
 
 
 RULES = (empty_checkpoint, empty_tensor, unchecked_indices)

@@ -15,17 +15,17 @@ from statecli.rules.subject import Subject
 def needs_policy(subject: Subject) -> str | None:
     """Return why neither `policy.frozen` nor `policy.trainable` applies; None if one of them does."""
     if not (subject.policy.frozen or subject.policy.trainable):
-        return "no policy.frozen and no policy.trainable is configured"
-    return None if _select_model_tensors(subject) else "no tensor of a model is in it"
+        return "neither policy.frozen nor policy.trainable is configured"
+    return None if _select_model_tensors(subject) else "the target has no model tensors"
 
 
 def needs_optimizer_with_names(subject: Subject) -> str | None:
     """Return why it is unknown which parameters the optimizer trains; None if its names are known."""
     if not any(row.kind is Kind.OPTIMIZER for row in subject.full_state.tensors) and not subject.full_state.optimizers:
-        return "there is no optimizer's state in it"
+        return "the target has no optimizer state"
     is_named = any(_list_parameter_names(optimizer) for optimizer in subject.full_state.optimizers)
     is_named = is_named or any(row.evidence is Evidence.OPTIMIZER for row in _select_model_tensors(subject))
-    return None if is_named else "which parameters the optimizer trains cannot be told: it saved no names"
+    return None if is_named else "the optimizer state does not name the parameters that it trains"
 
 
 def _select_model_tensors(subject: Subject) -> list[TensorInfo]:
@@ -48,14 +48,15 @@ def _match_tensors(subject: Subject, globs: Sequence[str]) -> list[TensorInfo]:
 
 @rule(Severity.ERROR, needs_policy)
 def trainable_mismatch(subject: Subject) -> Iterator[Issue]:
-    """A tensor that the policy says is frozen requires grad, or one that it says is trained does not.
+    """A tensor's `requires_grad` contradicts `policy.frozen` or `policy.trainable`.
 
-    Why: a backbone that should be frozen drifts, or an adapter that should learn does not, and the loss shows neither.
+    Why: a backbone that should be frozen drifts, or an adapter that should learn does not. The loss shows neither.
 
-    Example: `policy.frozen = ["encoder.*"]`, and one layer of the encoder was unfrozen by a later line.
+    Example: `policy.frozen = ["encoder.*"]`, and a later line made one layer of the encoder trainable again.
 
-    Fix: `requires_grad_(False)` on what is frozen, after everything that builds or replaces modules. A state_dict
-    does not say, which is a warning: audit the class. With `--lock` the values of what is frozen are held instead.
+    Fix: call `requires_grad_(False)` on the frozen part, after all code that builds or replaces modules. A state_dict
+    does not record requires_grad, which is a warning: audit the model class. With `--lock`, the rule `lock-mismatch`
+    checks the values of frozen tensors instead.
     """
     inconclusive = _report_inconclusive(subject)
     if inconclusive is not None:
@@ -68,11 +69,11 @@ def trainable_mismatch(subject: Subject) -> Iterator[Issue]:
             rows = _match_tensors(subject, (glob,))
             if not rows:
                 count = len(_select_model_tensors(subject))
-                yield Issue(f"policy.{key} {glob!r} matches none of the {count} tensors of the model")
+                yield Issue(f"policy.{key} {glob!r} matches none of the {count} model tensors")
             for row in rows:
                 if row.requires_grad is (not expected) and row.kind is not Kind.BUFFER:
-                    what = "requires grad" if row.requires_grad else "does not require grad"
-                    message = f"{subject.name_of(row)}: {what}, and policy.{key} {glob!r} says otherwise"
+                    what = f"requires_grad is {row.requires_grad}, but policy.{key} {glob!r} requires {expected}"
+                    message = f"{subject.name_of(row)}: {what}"
                     yield Issue(message, row.fqn, row.section, f"requires_grad_({expected})", origin=row.origin)
 
 
@@ -84,8 +85,8 @@ def _report_inconclusive(subject: Subject) -> Issue | None:
     if not keys:
         return None
     return Issue(
-        f"{' and '.join(keys)}: cannot tell: a state_dict records no requires_grad",
-        help="audit the class, or a module saved whole",
+        f"{' and '.join(keys)}: inconclusive, because a state_dict does not record requires_grad",
+        help="audit the model class, or a module that was saved whole",
         severity=Severity.WARNING,
         about="requires_grad",
     )
@@ -99,12 +100,12 @@ def _is_unknown(row: TensorInfo) -> bool:
 def optimizer_orphan(subject: Subject) -> Iterator[Issue]:
     """The optimizer has state for a parameter that the model in the same checkpoint does not have.
 
-    Why: resuming from it fails, or gives the momentum of one parameter to another: `load_state_dict` of an optimizer
+    Why: a resumed training fails, or gives the momentum of one parameter to another: `load_state_dict` of an optimizer
     matches parameters by their order.
 
-    Example: a head was replaced and the optimizer's old state kept.
+    Example: a head was replaced, and the old state of the optimizer was kept.
 
-    Fix: build the optimizer anew after the model changed, and save both together.
+    Fix: build the optimizer again after the model changes, and save both together.
     """
     model_names = {row.fqn for row in subject.full_state.tensors if row.kind in MODEL_KINDS}
     if not model_names:
@@ -115,7 +116,7 @@ def optimizer_orphan(subject: Subject) -> Iterator[Issue]:
                 fqn == name or fqn.endswith(f".{name}") or name.endswith(f".{fqn}")
                 for fqn in _find_similar_names(name, model_names)
             ):
-                message = f"{optimizer.section}: trains {name}, which the model in this checkpoint does not have"
+                message = f"{optimizer.section}: has state for {name}, which the model in this checkpoint does not have"
                 yield Issue(message, name, optimizer.section, "save the optimizer that was built from this model")
 
 
@@ -132,9 +133,10 @@ def _find_similar_names(name: str, names: set[str]) -> Iterator[str]:
 
 @rule(Severity.WARNING, needs_optimizer_with_names)
 def untracked_parameter(subject: Subject) -> Iterator[Issue]:
-    """A parameter requires grad, and no optimizer in the same checkpoint trains it.
+    """A parameter requires grad, but no optimizer in the same checkpoint trains it.
 
-    Why: it gets gradients and never changes: it was registered after the optimizer was built, or replaced.
+    Why: the parameter gets gradients and never changes, because it was registered or replaced after the optimizer was
+    built.
 
     Example: `model.head = nn.Linear(768, 10)` after `torch.optim.AdamW(model.parameters())`.
 
@@ -145,8 +147,8 @@ def untracked_parameter(subject: Subject) -> Iterator[Issue]:
         if row.kind is not Kind.PARAMETER or not row.requires_grad or row.evidence is Evidence.OPTIMIZER:
             continue
         if trained and not any(_is_same_name(row.fqn, name) for name in _find_similar_names(row.fqn, trained)):
-            message = f"{subject.name_of(row)}: requires grad, and no optimizer in this checkpoint trains it"
-            yield Issue(message, row.fqn, row.section, "give it to the optimizer, or freeze it")
+            message = f"{subject.name_of(row)}: requires grad, but no optimizer in this checkpoint trains it"
+            yield Issue(message, row.fqn, row.section, "add the parameter to the optimizer, or freeze it")
 
 
 RULES = (trainable_mismatch, optimizer_orphan, untracked_parameter)

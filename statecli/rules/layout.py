@@ -13,6 +13,7 @@ from statecli.core.finding import Severity
 from statecli.core.format_traits import Legacy
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ByteRange, Oddity, Place, TensorData, TensorInfo
+from statecli.core.units import plural
 from statecli.formats.dcp import ARCHIVE
 from statecli.rules.rule import Issue, rule
 from statecli.rules.subject import Subject, needs_digest_as_name, needs_values
@@ -23,7 +24,7 @@ _UNUSED = (OddityKind.PREFIXED, OddityKind.GAP, OddityKind.UNUSED_STORAGES, Oddi
 
 
 def _needs_file(subject: Subject) -> str | None:
-    return "a class is no file" if subject.state.traits.is_class else None
+    return "a class is not a file" if subject.state.traits.is_class else None
 
 
 def _report_oddities(subject: Subject, help: str, *kinds: OddityKind) -> Iterator[Issue]:
@@ -37,31 +38,32 @@ def _build_issue(odd: Oddity, help: str) -> Issue:
 
 @rule(Severity.WARNING, _needs_file)
 def trailing_bytes(subject: Subject) -> Iterator[Issue]:
-    """Something stands behind the end of the file's content.
+    """The file has data after the end of its content.
 
-    Why: readers that look from the front and readers that look from the back see two different files, which is how
-    something is smuggled past a scanner; else it is what is left of a longer file, or a download that went on.
+    Why: a reader that starts at the front and a reader that starts at the back see two different files. Attackers hide
+    data from a scanner in this way. Otherwise the data is the rest of a longer file, or of a download that did not
+    stop.
 
-    Example: a second archive or a script appended to `model.pt`, a zip comment, bytes behind the pickle in data.pkl.
+    Example: a second archive or a script appended to `model.pt`, a zip comment, bytes after the pickle in data.pkl.
 
-    Fix: load and save it again with torch.save, and find out who appended what.
+    Fix: load the file and save it again with torch.save, and find out who appended the data.
     """
-    help = "save it again with torch.save, and look at what was appended"
+    help = "save the file again with torch.save, and inspect the appended data"
     yield from _report_oddities(subject, help, OddityKind.SUFFIXED, OddityKind.ZIP_COMMENT, OddityKind.PICKLE_TRAILING)
 
 
 @rule(Severity.WARNING, _needs_file)
 def unused_bytes(subject: Subject) -> Iterator[Issue]:
-    """The file holds bytes that loading it never looks at.
+    """The file holds bytes that no loader reads.
 
-    Why: they take room, travel with every copy, and are for anyone to read: weights that were taken out of the pickle
-    and not out of the archive, or another file that rides along.
+    Why: these bytes take space, travel with every copy, and everyone can read them. They are weights that were removed
+    from the pickle but not from the archive, or another file that was hidden.
 
     Example: the record `data/7` that no tensor of data.pkl refers to; a megabyte between two records.
 
-    Fix: load and save it again with torch.save, which writes what is used and nothing else.
+    Fix: load the file and save it again with torch.save, which writes only the bytes that are used.
     """
-    help = "save it again with torch.save, which writes only what is used"
+    help = "save the file again with torch.save, which writes only the bytes that are used"
     yield from _report_oddities(subject, help, *_UNUSED)
     if not subject.state.traits.distinguishes_case:  # torch reads the last of such records
         yield from _report_oddities(subject, help, OddityKind.CASE_ONLY_NAMES)
@@ -72,21 +74,21 @@ def _needs_mapped_format(subject: Subject) -> str | None:
     if traits.never_mapped:
         return traits.never_mapped
     if Legacy.TAR in traits.legacy:
-        return "a tar archive of before torch 0.1.10 is read, never mapped: see legacy-format"
+        return "a tar archive from before torch 0.1.10 is never memory-mapped: see legacy-format"
     legacy = Legacy.STREAM in traits.legacy
-    return "a stream of before torch 1.6 is read, never mapped: see legacy-format" if legacy else None
+    return "a stream from before torch 1.6 is never memory-mapped: see legacy-format" if legacy else None
 
 
 @rule(Severity.WARNING, _needs_file, _needs_mapped_format)
 def misaligned(subject: Subject) -> Iterator[Issue]:
-    """Tensors begin at no multiple of their element size.
+    """A tensor does not begin at a multiple of its element size.
 
-    Why: a mapped file (`mmap=True`, safetensors) hands out its own bytes as tensors. Where these are not aligned, each
-    load copies them, or faults on a processor that insists, and reading from a GPU's side is slow.
+    Why: a memory-mapped file (`mmap=True`, safetensors) uses its own bytes as tensors. Misaligned tensors are copied at
+    each load, or fault on a processor that requires alignment, and a GPU reads them slowly.
 
     Example: a safetensors header that was not padded to a multiple of 8, so that every float32 begins at an odd byte.
 
-    Fix: load and save it again; torch.save aligns to 64 bytes, safetensors' writers pad the header.
+    Fix: load the file and save it again; torch.save aligns to 64 bytes, and safetensors pads the header.
     """
     first: dict[str, tuple[TensorInfo, TensorData]] = {}
     counts: dict[str, int] = {}
@@ -99,10 +101,11 @@ def misaligned(subject: Subject) -> Iterator[Issue]:
                 counts[where.path] = counts.get(where.path, 0) + 1
     for path, (tensor, data) in first.items():
         others = counts[path] - 1
-        more = f", and so {'do' if others > 1 else 'does'} {others:,} more" if others else ""
+        more = f"; {plural(others, 'more tensor')} {'are' if others > 1 else 'is'} misaligned too" if others else ""
         where, name = data.storage, subject.name_of(tensor)
-        message = f"{name}: {data.dtype} begins at byte {where.offset:,}, no multiple of {_alignment(data.dtype)}{more}"
-        yield Issue(message, tensor.fqn, tensor.section, "load it and save it again", place=where.place)
+        begins = f"{data.dtype} begins at byte {where.offset:,}, not at a multiple of {_alignment(data.dtype)}"
+        message = f"{name}: {begins}{more}"
+        yield Issue(message, tensor.fqn, tensor.section, "load the file and save it again", place=where.place)
 
 
 def _alignment(dtype: str) -> int:
@@ -114,7 +117,7 @@ def _alignment(dtype: str) -> int:
 def _needs_checksums(subject: Subject) -> str | None:
     has_checksums = any(_has_checksum(where) for tensor in subject.state.tensors for where in tensor.ranges)
     has_checksums = has_checksums or any(odd.kind is OddityKind.CHECKSUM_MISMATCH for odd in subject.state.oddities)
-    return None if has_checksums else "no checksum of a tensor is recorded in it"
+    return None if has_checksums else "the file records no tensor checksums"
 
 
 def _has_checksum(where: ByteRange) -> bool:
@@ -124,12 +127,12 @@ def _has_checksum(where: ByteRange) -> bool:
 
 @rule(Severity.ERROR, _needs_file, _needs_checksums, needs_values)
 def checksum_mismatch(subject: Subject) -> Iterator[Issue]:
-    """The bytes of a record are not those that were written.
+    """The bytes of a record differ from the bytes that were written.
 
-    Why: torch checks no checksum: a file that was damaged on a disk or in a transfer, or changed by hand, loads without
-    a word and with other weights. That of data.pkl is checked in every audit, those of the tensors with `--values`.
-    What such bytes are worth is judged by no other rule: where one about values is asked for, the target also counts
-    as failed.
+    Why: torch does not verify checksums. A file that was damaged on a disk or in a transfer, or changed by hand, loads
+    silently with other weights. Every audit verifies the checksum of data.pkl; `--values` also verifies the checksums
+    of the tensors. No other rule checks such bytes: if you select a rule about values, the target also counts as
+    failed.
 
     Example: one bit of `data/3` has flipped since it was saved.
 
@@ -144,22 +147,23 @@ def checksum_mismatch(subject: Subject) -> Iterator[Issue]:
                 broken.setdefault(error, []).append(tensor)
     for error, tensors in broken.items():
         first, others = tensors[0], [subject.name_of(tensor) for tensor in tensors[1:]]
-        also = f"; it is of {quoting.names(others)} too" if others else ""
+        also = f"; {quoting.names(others)} uses the same bytes" if len(others) == 1 else ""
+        also = f"; {quoting.names(others)} use the same bytes" if len(others) > 1 else also
         wrong = str(error).partition(": checksum wrong: ")[2].partition(";")[0]
         file = subject.member(error.place)
-        saved = f"were saved in {quoting.name(file)}" if file else "were saved"
-        message = f"{subject.name_of(first)}: its bytes are not those that {saved}: checksum {wrong}{also}"
+        where = f" in {quoting.name(file)}" if file else ""
+        message = f"{subject.name_of(first)}: its bytes{where} do not match the saved checksum: {wrong}{also}"
         yield Issue(message, first.fqn, first.section, "copy or download the file again", place=error.place)
 
 
 @rule(Severity.ERROR, _needs_file)
 def missing_shard(subject: Subject) -> Iterator[Issue]:
-    """A checkpoint in several files, and one of them is not there.
+    """A file of a checkpoint in several files is missing.
 
-    Why: nothing can be loaded, or a loader that asks for one tensor at a time finds out hours later. Such a target
-    also counts as failed, since not all of its tensors can be audited.
+    Why: the checkpoint cannot be loaded, or a loader that reads one tensor at a time fails hours later. Such a target
+    also counts as failed, because not all of its tensors can be audited.
 
-    Example: the index names `model-00002-of-00002.safetensors`, and the upload stopped after the first.
+    Example: the index names `model-00002-of-00002.safetensors`, and the upload stopped after the first file.
 
     Fix: copy or download the missing file, or save the checkpoint again.
     """
@@ -171,52 +175,56 @@ def missing_shard(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.ERROR, _needs_file)
 def index_mismatch(subject: Subject) -> Iterator[Issue]:
-    """The index of a sharded checkpoint says something else than its shards.
+    """The index of a sharded checkpoint contradicts its shards.
 
-    Why: a loader opens the shard that the index names and finds no such tensor. What the index does not name is loaded
-    by some (transformers 5) and not by others: there its layer keeps random weights. A wrong total misleads what places
-    layers by it. A file that looks like one more shard, beside an index that does not name it, is told as a note.
+    Why: a loader opens the shard that the index names and does not find the tensor. Some loaders (transformers 5) load
+    a tensor that the index does not name; with other loaders its layer keeps random weights. A wrong total misleads
+    code that assigns layers to devices by size. A file that looks like a shard but is not in the index is a note.
 
-    Example: after merging adapters into one shard the index was not written again.
+    Example: adapters were merged into one shard, and the index was not written again.
 
-    Fix: write the index again, by `save_pretrained` or from the shards' own headers.
+    Fix: write the index again, with `save_pretrained` or from the headers of the shards.
     """
-    help = "write the index again: save_pretrained does"
+    help = "write the index again with save_pretrained"
     for odd in subject.state.oddities:
         if odd.kind is OddityKind.NOT_IN_INDEX:
             yield _build_issue(odd, help)
         elif odd.kind is OddityKind.INDEX_TOTAL:
             yield Issue(odd.message, help=help, severity=Severity.WARNING)
         elif odd.kind is OddityKind.UNNAMED_SHARDS:
-            yield Issue(odd.message, help="audit the folder, and each of them is a target", severity=Severity.NOTE)
+            yield Issue(odd.message, help="audit the folder, which makes each file a target", severity=Severity.NOTE)
+
+
+_SAVE_AGAIN = "save the file again with a newer torch"
 
 
 @rule(Severity.NOTE, _needs_file)
 def legacy_format(subject: Subject) -> Iterator[Issue]:
-    """The file is a stream of pickles as torch wrote it before version 1.6, or a tar archive of before 0.1.10.
+    """The file is a stream of pickles from before torch 1.6, or a tar archive from before torch 0.1.10.
 
-    Why: it has no directory and no checksums. It cannot be mapped, a single tensor cannot be read without walking over
-    all before it, and damage to its weights goes unnoticed. torch loads a tar archive with weights_only=False only.
+    Why: the format has no central directory and no checksums. The file cannot be memory-mapped, a reader must pass all
+    earlier tensors to reach a later one, and damage to the weights goes unnoticed. torch loads a tar archive only with
+    weights_only=False.
 
     Example: `torch.save(..., _use_new_zipfile_serialization=False)`, or a checkpoint of 2019.
 
     Fix: `torch.save(torch.load(path), path)` with any newer torch, or safetensors.
     """
     if Legacy.STREAM in subject.state.traits.legacy:
-        yield Issue("is in the format of before torch 1.6, without directory and checksums", help="save it again")
+        yield Issue("legacy format from before torch 1.6, without central directory and checksums", help=_SAVE_AGAIN)
     if Legacy.TAR in subject.state.traits.legacy:
-        message = "is a tar archive of before torch 0.1.10, which torch.load reads with weights_only=False only"
-        yield Issue(message, help="load it with weights_only=False if this audit is clean, and save it again")
+        message = "tar archive from before torch 0.1.10; torch.load reads it only with weights_only=False"
+        yield Issue(message, help="load the file with weights_only=False if this audit is clean, and save it again")
 
 
 @rule(Severity.ERROR, needs_digest_as_name)
 def digest_mismatch(subject: Subject) -> Iterator[Issue]:
-    """The bytes of a file are not those that its name promises: the name is a digest, and the digest is another.
+    """The name of a file is a digest, and the bytes of the file have another digest.
 
-    Why: the Hub's cache keeps each file as `blobs/DIGEST` and never hashes the file again. A damaged disk, an
-    interrupted copy or somebody who changed the blob is loaded as if it came from the Hub. A name of 64 digits is a
-    SHA-256, a name of 40 digits the SHA-1 that git gives to a file; ollama writes `sha256-DIGEST`.
-    Files on disk are hashed up to 256 MB in one run, with `--values` all of them; the verdict counts the others.
+    Why: the Hub's cache keeps each file as `blobs/DIGEST` and never hashes the file again. A blob that a damaged disk,
+    an interrupted copy or another person changed is loaded like an original. A name of 64 digits is a SHA-256, a name
+    of 40 digits is the SHA-1 that git gives to a file; ollama writes `sha256-DIGEST`. One run hashes up to 256 MB of
+    files on disk, with `--values` all of them; the verdict counts the others.
 
     Example: `~/.cache/huggingface/hub/models--x/blobs/4f1d…`, whose SHA-256 is `9c0a…`.
 
@@ -226,9 +234,8 @@ def digest_mismatch(subject: Subject) -> Iterator[Issue]:
         if checked.digest not in (None, checked.file.expected):
             path = checked.file.path
             expected, digest = (quoting.name(text[:12]) for text in (checked.file.expected, str(checked.digest)))
-            message = (
-                f"{quoting.name(files.get_name(path))}: its name promises digest {expected}…, its bytes have {digest}…"
-            )
+            digests = f"its name has digest {expected}…, its bytes have digest {digest}…"
+            message = f"{quoting.name(files.get_name(path))}: {digests}"
             help = "delete the blob and download it again"
             yield Issue(message, help=help, place=Place(path, 0, checked.file.size), about=files.get_name(path))
 

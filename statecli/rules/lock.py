@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from statecli.commands.diff.settings import describe_setting_change
 from statecli.commands.lock.companion_files import CompanionChanges, FileChange
@@ -16,18 +16,20 @@ from statecli.core.units import format_fqn, join_names
 from statecli.rules.rule import Issue, judges, rule
 from statecli.rules.subject import Subject, needs_lock, needs_locked_companions
 
+_RESTORE_FILE = "restore the file, or run `statecli lock` again if the change is intended"
+
 
 @rule(Severity.ERROR, needs_lock)
 def lock_mismatch(subject: Subject) -> Iterator[Issue]:
-    """A tensor is not what the lock file says: it moved, changed its dtype, shape, kind or requires_grad, came or went.
+    """A tensor is new, missing, or differs from the lock file (values, dtype, shape, kind or requires_grad).
 
-    Why: a lock is a promise that these are the weights that were reviewed. A checkpoint that was trained further,
-    converted with a loss, taken from another run or tampered with loads as well as the right one.
+    Why: a lock records the weights that were reviewed. A checkpoint that was trained further, converted with a loss,
+    taken from another run or tampered with loads without an error.
 
-    Example: `encoder.weight` was fine-tuned by one step although it is frozen: its digest is another.
+    Example: `encoder.weight` is frozen, but one step of fine-tuning changed it: its digest differs.
 
-    Fix: restore the checkpoint that was locked; if the change was meant, run `statecli lock` again and have the lock
-    file's lines reviewed.
+    Fix: restore the locked checkpoint. If the change is intended, run `statecli lock` again and have the changed lines
+    of the lock file reviewed.
     """
     for pair in subject.lock or ():
         shown = pair.tensor or pair.locked
@@ -35,11 +37,13 @@ def lock_mismatch(subject: Subject) -> Iterator[Issue]:
         if shown is None or agrees or pair.differ == OTHER_SECTION:
             continue
         name = shown.fqn if len(subject.state.sections) < 2 else f"{shown.section}.{shown.fqn}"
-        help = "restore it; if it was meant to change, lock again"
+        help = _RESTORE_FILE
         yield Issue(f"{name}: {_describe_pair(pair)}", shown.fqn, shown.section, help, content=_compute_content(pair))
-    beside = {pair.tensor.section: None for pair in subject.lock or () if pair.tensor and pair.differ == OTHER_SECTION}
-    if beside:
-        message = f"{join_names(tuple(beside))}: of no model and not in the lock, which has no such section"
+    not_locked = {
+        pair.tensor.section: None for pair in subject.lock or () if pair.tensor and pair.differ == OTHER_SECTION
+    }
+    if not_locked:
+        message = f"{join_names(tuple(not_locked))}: not compared: not in the lock and not part of a model"
         yield Issue(message, severity=Severity.NOTE)
 
 
@@ -47,16 +51,16 @@ def lock_mismatch(subject: Subject) -> Iterator[Issue]:
 def settings_mismatch(subject: Subject) -> Iterator[Issue]:
     """A setting, or a file next to the weights that changes the model, differs from the lock.
 
-    Why: the same weights compute something else with another `rms_norm_eps`, tokenizer or `modeling_*.py`. A lock that
-    holds the tensors alone passes such a change.
+    Why: the same weights give other results with another `rms_norm_eps`, tokenizer or `modeling_*.py`. A lock of the
+    tensors alone does not detect such a change.
 
     Example: `rms_norm_eps` in `config.json` was 1e-06 when the folder was locked, and is 0.1 now.
 
-    Fix: restore the file that was locked; if the change is intended, run `statecli lock` again and have the lock file's
-    lines reviewed. `--weights-only` compares tensors only.
+    Fix: restore the locked file. If the change is intended, run `statecli lock` again and have the changed lines of the
+    lock file reviewed. `--weights-only` compares tensors only.
     """
     changes = subject.companions or CompanionChanges()
-    help = "restore it, or run `statecli lock` again if the change is intended"
+    help = _RESTORE_FILE
     for setting in changes.settings:
         yield Issue(
             f"setting differs from the lock: {describe_setting_change(setting)}",
@@ -74,14 +78,14 @@ def values_not_locked(subject: Subject) -> Iterator[Issue]:
     free = [subject.name_of(tensor) for line, tensor in pairs if line.digest is None and (tensor.data or tensor.parts)]
     if free:
         message = f"the values of {len(free):,} of {len(pairs):,} tensors are not locked: {join_names(free)}"
-        yield Issue(message, help="lock the checkpoint again")
+        yield Issue(message, help="run `statecli lock` on the checkpoint again")
 
 
 def _describe_file(change: FileChange) -> str:
     if change.locked is None:
-        return "is not in the lock"
+        return "not in the lock"
     if change.found is None:
-        return "is in the lock and is missing"
+        return "in the lock but missing"
     return f"content differs from the lock (digest {change.found[:12]}…, expected {change.locked[:12]}…)"
 
 
@@ -91,7 +95,7 @@ def _compute_content(pair: LockMatch) -> str | None:
     None without values, and "" for values without a digest: nothing accepts them, because any values would pass.
     """
     if pair.digest:
-        return _sha256(f"{_describe_pair(pair)}; {pair.digest}")
+        return _sha256(f"{_describe_pair(pair, _HASHED_TEXTS)}; {pair.digest}")
     return "" if pair.tensor is not None and (pair.tensor.data or pair.tensor.parts) else None
 
 
@@ -99,28 +103,55 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _describe_pair(pair: LockMatch) -> str:
+#: Texts of messages, by what differs: `{}` is the tensor's, `{locked}` the lock's.
+_TEXTS = {
+    "added": "not in the lock",
+    "removed": "missing, locked as {locked}",
+    "unreadable": "values cannot be read: {}",
+    "values": "values differ from the lock (digest {}…, expected {locked}…)",
+    "shape": "shape is {}, locked as {locked}",
+    "kind": "kind is {}, locked as {locked}",
+    "unfrozen": "requires grad, locked as frozen",
+    "frozen": "frozen, locked as requiring grad",
+    "dtype": "dtype is {}, locked as {locked}",
+}
+#: Texts that `content` is a digest of. They never change, because a baseline would no longer accept its findings.
+_HASHED_TEXTS = {
+    "added": "is not in the lock",
+    "removed": "is missing, locked as {locked}",
+    "unreadable": "its values cannot be read: {}",
+    "values": "its values are not those that were locked (digest {}…, not {locked}…)",
+    "shape": "has shape {}, locked with {locked}",
+    "kind": "is of kind {}, locked as {locked}",
+    "unfrozen": "requires grad, locked as frozen",
+    "frozen": "is frozen, locked as requiring grad",
+    "dtype": "is {}, locked as {locked}",
+}
+
+
+def _describe_pair(pair: LockMatch, texts: Mapping[str, str] = _TEXTS) -> str:
     tensor, line = pair.tensor, pair.locked
     if line is None:
-        return "is not in the lock"
+        return texts["added"]
     if tensor is None:
-        return f"is missing, locked as {line.dtype} {_format_shape(line)}"
-    return "; ".join(_describe_field(field, tensor, line, pair.digest) for field in pair.differ)
+        return texts["removed"].format(locked=f"{line.dtype} {_format_shape(line)}")
+    return "; ".join(_describe_field(field, tensor, line, pair.digest, texts) for field in pair.differ)
 
 
-def _describe_field(field: str, tensor: TensorInfo, line: LockedTensor, digest: str | None) -> str:
+def _describe_field(
+    field: str, tensor: TensorInfo, line: LockedTensor, digest: str | None, texts: Mapping[str, str]
+) -> str:
     if field == "values" and digest is None:
-        return f"its values cannot be read: {tensor.damage or 'they are not in the file'}"
+        return texts["unreadable"].format(tensor.damage or "they are not in the file")
     if field == "values":
-        actual, expected = (str(text)[:12] for text in (digest, line.digest))
-        return f"its values are not those that were locked (digest {actual}…, not {expected}…)"
+        return texts[field].format(str(digest)[:12], locked=str(line.digest)[:12])
     if field == "shape":
-        return f"has shape {_format_shape(tensor)}, locked with {_format_shape(line)}"
+        return texts[field].format(_format_shape(tensor), locked=_format_shape(line))
     if field == "kind":
-        return f"is of kind {tensor.kind.value}, locked as {line.kind.value if line.kind else None}"
+        return texts[field].format(tensor.kind.value, locked=line.kind.value if line.kind else None)
     if field == "requires_grad":
-        return "requires grad, locked as frozen" if tensor.requires_grad else "is frozen, locked as requiring grad"
-    return f"is {tensor.dtype}, locked as {line.dtype}"
+        return texts["unfrozen" if tensor.requires_grad else "frozen"]
+    return texts["dtype"].format(tensor.dtype, locked=line.dtype)
 
 
 def _format_shape(tensor: TensorInfo | LockedTensor) -> str:

@@ -23,14 +23,14 @@ _OUTER = WRAPPER_PREFIXES[:-1]
 
 @rule(Severity.WARNING)
 def case_collision(subject: Subject) -> Iterator[Issue]:
-    """Two tensors' names differ in upper and lower case alone, or in how Unicode writes the same letters.
+    """The names of two tensors differ only in upper and lower case, or in how Unicode encodes the same letters.
 
-    Why: files on macOS and Windows, and tools that fold case or normalize text, take the one for the other: one of the
-    two is lost without a word when the checkpoint is unpacked or converted.
+    Why: macOS, Windows and tools that fold case or normalize text treat the two names as equal. One of the two tensors
+    is lost silently when the checkpoint is unpacked or converted.
 
-    Example: `head.Weight` beside `head.weight`.
+    Example: `head.Weight` next to `head.weight`.
 
-    Fix: rename one of them where it is registered, and save again.
+    Fix: rename one of the tensors where it is registered, and save again.
     """
     first_names: dict[tuple[str, str], str] = {}
     for tensor in subject.state.tensors:
@@ -40,7 +40,7 @@ def case_collision(subject: Subject) -> Iterator[Issue]:
             yield Issue(section + _describe_collision(tensor.fqn, other), tensor.fqn, tensor.section, _RENAME)
 
 
-_RENAME = "rename one of the two"
+_RENAME = "rename one of the two tensors"
 
 
 def _fold_case(name: str) -> str:
@@ -55,12 +55,12 @@ def _normalize(name: str) -> str:
 def _describe_collision(name: str, other: str) -> str:
     """Return a message about two names; names that look the same are shown by their code points."""
     if _normalize(name) == _normalize(other):
-        return f"{ascii(name)[1:-1]}: is {ascii(other)[1:-1]} written with other code points"
-    return f"{escape(name)}: differs from {escape(other)} in case alone"
+        return f"{ascii(name)[1:-1]}: same letters as {ascii(other)[1:-1]}, written with other code points"
+    return f"{escape(name)}: differs from {escape(other)} only in upper and lower case"
 
 
 def _needs_checkpoint(subject: Subject) -> str | None:
-    return "a class's names are what they are" if subject.state.traits.is_class else None
+    return "a class defines its own names" if subject.state.traits.is_class else None
 
 
 @judges(WRAPPER_PREFIX, _needs_checkpoint)
@@ -86,7 +86,7 @@ def _report_stripped_prefixes(subject: Subject, reported: Collection[str]) -> It
     for note in subject.reference_diff.notes if subject.reference_diff else ():
         if note.kind is OddityKind.WRAPPER_PREFIX and not any(f"{prefix!r}" in note.message for prefix in reported):
             own = note.message.endswith(f" of {subject.target}")
-            message = f"{note.message}, to hold the one to the other: a strict load does not"
+            message = f"{note.message} for the comparison; a strict load does not strip it"
             yield Issue(message, severity=Severity.WARNING if own else Severity.NOTE)
 
 
@@ -104,7 +104,7 @@ def _find_wrapper(fqn: str) -> str | None:
 def _build_wrapper_issue(subject: Subject, added: str, marked: list[TensorInfo], count: int) -> Issue:
     first, section = marked[0], marked[0].section
     share = f"all {count:,} names" if len(marked) == count else f"{len(marked):,} of {count:,} names"
-    message = f"{subject.name_of(first)}: {share} of {section} have {added!r} in them, which a wrapper added"
+    message = f"{subject.name_of(first)}: {share} of {section} contain {added!r}, which a wrapper added"
     bare = f"removeprefix({added!r})" if first.fqn.startswith(added) else f"replace({added!r}, '')"
     help = f"load {{k.{bare}: v for k, v in state.items()}}, or save the module inside the wrapper"
     return Issue(message, None, section, help)
@@ -112,23 +112,25 @@ def _build_wrapper_issue(subject: Subject, added: str, marked: list[TensorInfo],
 
 @rule(Severity.WARNING)
 def control_characters(subject: Subject) -> Iterator[Issue]:
-    """A name has characters in it that cannot be seen: control, bidirectional, zero-width, half of a pair.
+    """A name contains invisible characters: control, bidirectional or zero-width characters, or a lone surrogate.
 
-    Why: such a name shows as another one, or as none: it colours or overwrites a terminal's lines, adds lines to a log,
-    turns text around, or equals a well-known name for every reader but a computer.
+    Why: such a name displays as another name, or as nothing. It can colour or overwrite terminal lines, add lines to a
+    log or reverse text. To a reader it can look equal to a well-known name.
 
-    Example: `fc.weight` with a zero-width space in it beside `fc.weight`; a name with a line break.
+    Example: `fc.weight` with a zero-width space in it next to `fc.weight`; a name with a line break.
 
-    Fix: rename it, and ask where the file comes from.
+    Fix: rename the tensor, and ask where the file comes from.
     """
     for section in subject.state.sections:
         if escape(section) != section:
-            message = f"section {quoting.quote(section)} has characters in its name that cannot be seen"
-            yield Issue(message, None, section, "rename it")
+            message = f"section {quoting.quote(section)}: its name contains invisible characters"
+            yield Issue(message, None, section, "rename the section")
     for tensor in subject.state.tensors:
         if escape(tensor.fqn) != tensor.fqn:
-            message = f"{escape(subject.name_of(tensor))}: its name has characters that cannot be seen, here escaped"
-            yield Issue(message, tensor.fqn, tensor.section, "rename it")
+            message = (
+                f"{escape(subject.name_of(tensor))}: its name contains invisible characters, shown here as escapes"
+            )
+            yield Issue(message, tensor.fqn, tensor.section, "rename the tensor")
 
 
 RULES = (wrapper_prefix, control_characters, case_collision)

@@ -18,6 +18,8 @@ from statecli.rules.subject import Subject, needs_file, needs_pickles
 from statecli.storage import checkpoint_folder, files
 
 _NAME_BYTES = 1
+#: What to do about a file that runs code or exhausts the machine.
+_DO_NOT_LOAD = "do not load the file; ask who published it"
 #: Most issues of one rule in one file; a last issue counts the rest.
 _MAX_ISSUES_PER_FILE = 100
 
@@ -51,7 +53,7 @@ def _treat_as_python(mention: Mention) -> Mention:
     """Return a class of TorchScript as harmful if no TorchScript is in the archive: Python would import it."""
     if mention.misuse or mention.module.partition(".")[0] != "__torch__":
         return mention
-    why = "is TorchScript's, and no TorchScript is here: Python imports a file of that name where it runs"
+    why = "is a TorchScript class, but the file has no TorchScript: Python imports a module of that name"
     return structs.replace(mention, misuse=why)
 
 
@@ -95,8 +97,8 @@ def _build_name_issue(subject: Subject, pickle: ScannedPickle, mention: Mention,
 
 def _explain_unknown_name(pickle: ScannedPickle) -> tuple[str, str]:
     if pickle.doer:
-        return "is of a library that neither torch, torchvision nor torchaudio has", "look at that library"
-    return "is neither torch's own nor plain data", "save plain data in its place"
+        return "belongs to a library outside torch, torchvision and torchaudio", "review that library"
+    return "is not on the allow-list of torch and plain-data types", "save plain data instead"
 
 
 def _limit_per_file(issues: Iterable[Issue]) -> Iterator[Issue]:
@@ -121,21 +123,23 @@ def _hash_contents(contents: Iterable[str]) -> str:
 
 @rule(Severity.ERROR, needs_file, needs_pickles)
 def unsafe_global(subject: Subject) -> Iterator[Issue]:
-    """A pickle of the file imports what an attack is made of.
+    """A pickle of the file imports a name that attacks use.
 
-    Why: unpickling imports and calls whatever the file names, before anything of the file can be checked: the one who
-    wrote it has the machine of everyone who loads it. Clean is what torch's restricted unpickler admits and what builds
-    plain data; of the rest, this is what is known for harm: Python's own functions, those of torch and numpy that
-    build no data, packages that run code. A clean name is harm too where it is used as no pickler uses it: changed for
-    the whole process, called by way of another, given what makes it call or overwrite something.
-    Code of TorchScript and programs of torch.export are searched as well, for what touches files or Python.
+    Why: unpickling imports and calls every name in the file before anything in the file can be checked. So the author
+    of the file controls the machine of everyone who loads it. Allowed are the names that torch's restricted unpickler
+    accepts, and names that build plain data. Of the other names, this rule reports those with a known harm: Python's
+    own functions, functions of torch and numpy that do not build data, and packages that run code. It also reports an
+    allowed name that is used as no pickler uses it: changed for the whole process, called through another name, or
+    given arguments that make it call or overwrite something. The rule also searches TorchScript code and torch.export
+    programs for calls that reach files or Python.
 
-    Example: `os.system`, called with a line of shell from `data.pkl`, behind the tensors of an ordinary state_dict.
+    Example: `data.pkl` calls `os.system` with a shell command, after the tensors of an ordinary state_dict.
 
-    Fix: do not load it, and ask whoever published it. If it is yours, save the state_dict, without what needs the name.
+    Fix: do not load the file, and ask who published it. If the file is yours, save the state_dict without the object
+    that needs the name.
     """
     yield from _limit_per_file(
-        _build_name_issue(subject, pickle, mention, harm, "do not load it; ask who published it")
+        _build_name_issue(subject, pickle, mention, harm, _DO_NOT_LOAD)
         for pickle, mention, harm in _find_all_foreign_names(subject)
         if harm
     )
@@ -143,14 +147,14 @@ def unsafe_global(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.WARNING, needs_file, needs_pickles)
 def unknown_global(subject: Subject) -> Iterator[Issue]:
-    """A pickle of the file imports a name that is neither torch's own nor plain data.
+    """A pickle of the file imports a name that is not on the allow-list of torch and plain-data types.
 
-    Why: loading it needs that package at the right version and runs its code; torch.load refuses it unless
-    weights_only=False allows everything. Nothing is known against the name, and nothing for it.
+    Why: loading the file needs that package at the right version and runs its code. torch.load refuses the name unless
+    weights_only=False allows everything. statecli does not know whether the name is safe.
 
-    Example: `my_project.config.TrainConfig`, an object kept beside the weights.
+    Example: `my_project.config.TrainConfig`, an object that is stored next to the weights.
 
-    Fix: save plain dicts, numbers and text beside the tensors; or accept it with a reason.
+    Fix: save plain dicts, numbers and text next to the tensors; or accept the finding with a reason.
     """
     yield from _limit_per_file(
         _build_name_issue(subject, pickle, mention, *_explain_unknown_name(pickle))
@@ -161,32 +165,34 @@ def unknown_global(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.WARNING, needs_file, needs_pickles)
 def whole_module_pickle(subject: Subject) -> Iterator[Issue]:
-    """A module is pickled whole, as an object, where its state_dict would do.
+    """A whole module is pickled as an object, although its state_dict would be enough.
 
-    Why: torch.load needs weights_only=False for it, which lets the file run anything, and the class under the same
-    name at the same place: when the code moves or changes, the weights cannot be loaded.
+    Why: torch.load needs weights_only=False for the file, which lets the file run any code. It also needs the class
+    under the same name in the same place: when the code moves or changes, the weights cannot be loaded.
 
     Example: `torch.save(model, "net.pt")`.
 
-    Fix: save `model.state_dict()`, and build the class where it is loaded.
+    Fix: save `model.state_dict()`, and build the class before loading.
     """
     classes = dict.fromkeys(name for pickle in subject.pickles for name in pickle.modules)
     if classes:
         place = next(pickle.place for pickle in subject.pickles if pickle.modules)
-        message = f"a module is pickled whole: loading it needs weights_only=False and {quoting.names(list(classes))}"
-        yield Issue(message, help="save model.state_dict() instead", place=place, content=", ".join(classes))
+        message = f"whole module pickled; loading needs weights_only=False and {quoting.names(list(classes))}"
+        yield Issue(
+            message, help="save model.state_dict() instead of the module", place=place, content=", ".join(classes)
+        )
 
 
 @rule(Severity.WARNING, needs_file, needs_pickles)
 def nested_pickle(subject: Subject) -> Iterator[Issue]:
-    """A pickle lies where no reader of tensors looks: in a string of another pickle, or in a record of its own.
+    """A pickle is hidden where no reader of tensors looks: in a string of another pickle, or in its own record.
 
-    Why: it runs when whatever knows of it unpickles it, and scanners that stop at `data.pkl` never see it. It was read
-    like the others, and the names it imports are judged by the other rules.
+    Why: the pickle runs when a program that knows it unpickles it, and scanners that stop at `data.pkl` never see it.
+    statecli reads it like the others, and the other rules check the names that it imports.
 
-    Example: `extra/hook.pkl` beside `data.pkl` in the archive; bytes in a state_dict that begin with `\\x80\\x04`.
+    Example: `extra/hook.pkl` next to `data.pkl` in the archive; bytes in a state_dict that begin with `\\x80\\x04`.
 
-    Fix: find out what reads it; keep plain data in its place, or accept it with a reason.
+    Fix: find out which program reads the pickle; replace it with plain data, or accept the finding with a reason.
     """
     yield from _limit_per_file(
         _build_nested_issue(subject, pickle)
@@ -197,24 +203,24 @@ def nested_pickle(subject: Subject) -> Iterator[Issue]:
 
 def _build_nested_issue(subject: Subject, pickle: ScannedPickle) -> Issue:
     clean = not _find_foreign_names(pickle)
-    content = "it names nothing but plain data" if clean else "it names more than plain data"
-    message = f"a pickle inside: {_describe_place(subject, pickle)}; {content}"
-    help = "find out what reads it"
+    content = "imports only plain data" if clean else "imports more than plain data"
+    message = f"nested pickle: {_describe_place(subject, pickle)}; {content}"
+    help = "find out which program reads this pickle"
     severity = Severity.NOTE if clean else None
     return Issue(message, None, None, help, severity, None, pickle.place, pickle.where, pickle.digest)
 
 
 @rule(Severity.ERROR, needs_file, needs_pickles)
 def unscanned_pickle(subject: Subject) -> Iterator[Issue]:
-    """A pickle, or an archive of them, could not be read to its end.
+    """A pickle, or an archive of pickles, could not be read to its end.
 
-    Why: what loading it would run is known up to there and no further. Pickles are made to break off, to inflate
-    without end or to lie about where they are, so that scanners give up and say nothing. Frames that no pickler writes
-    have two unpicklers read different opcodes from the same bytes.
+    Why: statecli knows what loading runs only up to that point. Attackers write pickles that break off, inflate without
+    end or give a wrong position, so that scanners give up and report nothing. With frames that no pickler writes, two
+    unpicklers read different opcodes from the same bytes.
 
-    Example: a `data.pkl` of 200 KB that inflates to 200 MB; one that calls a function and then ends in the middle.
+    Example: a `data.pkl` of 200 KB that inflates to 200 MB; a pickle that calls a function and then ends in the middle.
 
-    Fix: do not load it. If it is yours, the file is damaged: fetch it again, or save it again.
+    Fix: do not load the file. If the file is yours, it is damaged: download it again, or save it again.
     """
     yield from _limit_per_file(
         _build_unread_issue(subject, pickle, pickle.unread) for pickle in subject.pickles if pickle.unread
@@ -225,14 +231,14 @@ def unscanned_pickle(subject: Subject) -> Iterator[Issue]:
 def allocation_bomb(subject: Subject) -> Iterator[Issue]:
     """Loading the file takes far more memory or time than its size explains.
 
-    Why: a few bytes of a pickle can ask for any amount of memory, and a dictionary key can take for ever to hash. The
+    Why: a few bytes of a pickle can request any amount of memory, and a dictionary key can take forever to hash. The
     process that loads the file is killed or hangs, also with `weights_only=True`, and cannot be interrupted. No pickler
-    writes this: it writes the data that it holds.
+    writes such a file: a pickler writes the data itself.
 
     Example: `bytearray(2**36)` or `list(range(2**40))` next to the tensors; a tuple that holds itself twice, 64 levels
     deep, as a key of a dict; a memo entry with the number 2**28; compressed records that inflate 1,000 times.
 
-    Fix: do not load the file. If it is yours, save the data itself instead of a call that computes it.
+    Fix: do not load the file. If the file is yours, save the data itself instead of a call that computes it.
     """
     yield from _limit_per_file(
         _build_bomb_issue(subject, pickle, bomb) for pickle in subject.pickles for bomb in pickle.bombs
@@ -249,20 +255,20 @@ def _build_bomb_issue(subject: Subject, pickle: ScannedPickle, bomb: Bomb) -> Is
         else _describe_place(subject, pickle)
     )
     message = f"loading it {quoting.name(bomb.text)} ({where})" if where else f"loading it {quoting.name(bomb.text)}"
-    return Issue(message, help="do not load it; ask who published it", place=place, about=bomb.text)
+    return Issue(message, help=_DO_NOT_LOAD, place=place, about=bomb.text)
 
 
 def _build_unread_issue(subject: Subject, pickle: ScannedPickle, unread: str) -> Issue:
     unread = unread.removeprefix(pickle.where).lstrip(": ")
     message = f"{_describe_place(subject, pickle)}: not read to its end: {unread}"
-    help = "do not load it; copy or save it again"
+    help = "do not load the file; copy or save it again"
     return Issue(message, help=help, place=pickle.place, about=pickle.where, content=pickle.digest)
 
 
 #: Protocols from here on have opcodes that torch's unpickler does not know (FRAME, torch 2.13).
 _REFUSED_PROTOCOL = 4
 #: What to do about opcodes that it does not know in a pickle of an earlier protocol.
-_SAVE_AGAIN = "save it again with torch.save, which writes opcodes that torch.load knows"
+_SAVE_AGAIN = "save the file again with torch.save, which writes opcodes that torch.load knows"
 #: What to save in place of an object, by the beginning of its class's name.
 _REPLACEMENTS = (
     (("argparse.Namespace", "types.SimpleNamespace"), "vars(namespace) for a namespace"),
@@ -289,17 +295,17 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
     """`torch.load(path)` refuses the file, because a pickle in the file imports a name that is not on torch's list.
 
     Why: since torch 2.6, `torch.load` sets `weights_only=True` and refuses every name outside its list. Everyone who
-    loads the file must pass `weights_only=False`, which lets the file run any code, or call `add_safe_globals` for
-    each name. The list is that of torch 2.13. torch.load refuses a pickle of protocol 4 or later for its opcodes, and
-    any other pickle with opcodes that torch.save does not write, or with a call of a class such as torch.FloatStorage.
-    A training library opens its own files with a list of its own: the states of DeepSpeed and Megatron, and a
-    `training_args.bin` or `rng_state.pth` that is audited by itself, are a note. In the audit of a training folder
-    the rule passes over these two.
+    loads the file must pass `weights_only=False`, which lets the file run any code, or call `add_safe_globals` for each
+    name. statecli has the list of torch 2.13. torch.load also refuses opcodes that torch.save does not write (such as
+    those of pickle protocol 4), and a call of a class such as torch.FloatStorage.
+    Training libraries open their own files with their own list. So the states of DeepSpeed and Megatron are a note, and
+    so is a `training_args.bin` or `rng_state.pth` that is audited by itself. In the audit of a training folder the rule
+    skips these two files.
 
     Example: `torch.save({"model": model.state_dict(), "args": args}, path)`, where `args` is an `argparse.Namespace`.
 
-    Fix: save tensors, dicts, lists, numbers and text alone: `vars(args)`, `str(path)`, `value.item()`,
-    `dict(mapping)`. A module: its `state_dict()`.
+    Fix: save only tensors, dicts, lists, numbers and text: `vars(args)`, `str(path)`, `value.item()`, `dict(mapping)`.
+    For a module, save its `state_dict()`.
     """
     reported: set[tuple[str, str]] = set()
     for pickle in subject.pickles:
@@ -316,21 +322,21 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
         ]
         if pickle.protocol >= _REFUSED_PROTOCOL:
             names = []
-            why, help = f"is a pickle of protocol {pickle.protocol}", "save it without pickle_protocol"
+            why, help = f"is a pickle of protocol {pickle.protocol}", "save the file without pickle_protocol"
         elif pickle.refused_opcode is not None:
             names = []
             why, help = f"has the opcode {_opcode_name(pickle.refused_opcode)}", _SAVE_AGAIN
         elif names:
             why, help = f"imports {', '.join(map(quoting.name, names))}", _suggest_replacements(names, pickle)
         elif storages:
-            why, help = f"calls {quoting.name(storages[0])}", "save a tensor for a storage"
+            why, help = f"calls {quoting.name(storages[0])}", "save a tensor instead of a storage"
         else:
             continue
         # A legacy file is five pickles, all of one protocol.
         if (pickle.place.path, why) in reported:
             continue
         reported.add((pickle.place.path, why))
-        message = f"torch.load refuses it by default: {_describe_place(subject, pickle)} {why}"
+        message = f"torch.load refuses the file by default: {_describe_place(subject, pickle)} {why}"
         severity = Severity.NOTE if is_companion or subject.state.traits.has_own_loader else None
         yield Issue(message, help=help, severity=severity, place=pickle.place, about=", ".join(names))
 
@@ -344,7 +350,7 @@ def _opcode_name(code: int) -> str:
 def _suggest_replacements(names: list[str], pickle: ScannedPickle) -> str:
     """Return what to do about each refused name: what to save in place of its object, or not to load the file."""
     if any(_find_harm(mention) for mention in pickle.names if not _is_clean(mention)):
-        return "do not load it with weights_only=False; ask who published it"
+        return "do not load the file with weights_only=False; ask who published it"
     imports = dict.fromkeys(map(safe_globals.find_admitting_module, names))
     if None not in imports:
         return f"import {' and '.join(filter(None, imports))} before torch.load"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from statecli.core import quoting
 from statecli.core.finding import Severity
 from statecli.core.state import Kind, TensorInfo
+from statecli.core.units import plural
 from statecli.rules.rule import Issue, rule
 from statecli.rules.subject import Subject
 
@@ -18,7 +19,7 @@ MODEL = (Kind.PARAMETER, Kind.BUFFER)
 
 def _needs_recorded_devices(subject: Subject) -> str | None:
     has_devices = any(tensor.device is not None for tensor in subject.state.tensors)
-    return None if has_devices else "its format records no device"
+    return None if has_devices else "the file format does not record devices"
 
 
 def _group_by_device(tensors: Iterator[TensorInfo]) -> dict[str, list[TensorInfo]]:
@@ -46,10 +47,10 @@ def _describe_device(subject: Subject, device: str, tensors: list[TensorInfo]) -
 def accelerator_device(subject: Subject) -> Iterator[Issue]:
     """Tensors are recorded on a device that not every machine has.
 
-    Why: `torch.load` puts a tensor back where it was: on a machine without that device it raises, unless
-    `map_location` is given. The first GPU is told as a note; a later one (`cuda:3`) is a warning, since few machines
-    have it and what loads there fills the wrong GPU; what policy `device` does not name is an error. `cuda` without a
-    number is the first one unless the program that loads it has chosen another.
+    Why: `torch.load` restores each tensor to its recorded device. On a machine without that device it raises, unless
+    `map_location` is given. The first GPU is a note. A later GPU (`cuda:3`) is a warning: few machines have it, and
+    loading fills the wrong GPU. A device that policy `device` does not name is an error. `cuda` without a number is the
+    first GPU, unless the loading program has chosen another.
 
     Example: a checkpoint that rank 3 of a training run saved names `cuda:3` for each of its tensors.
 
@@ -61,26 +62,28 @@ def accelerator_device(subject: Subject) -> Iterator[Issue]:
         names = {device, kind, device if index else f"{device}:0"}
         if names.intersection(allowed) or (not allowed and kind in ANYWHERE):
             continue
-        on_device = _describe_device(subject, device, tensors)
+        names_shown = quoting.names([subject.name_of(tensor) for tensor in tensors])
+        on_device = f"{plural(len(tensors), 'tensor')} on {device} ({names_shown})"
         if allowed:
-            severity, why = Severity.ERROR, f"the policy says {' or '.join(allowed)}"
+            severity, why = Severity.ERROR, f"policy.device allows only {' or '.join(allowed)}"
         else:
             severity = Severity.WARNING if index not in ("", "0") else Severity.NOTE
-            why = "torch.load fails where there is none, unless map_location is given"
-        help = 'save it from the CPU, or load it with map_location="cpu"'
+            why = "torch.load fails on a machine without this device, unless map_location is given"
+        help = 'save the tensors on cpu, or load the file with map_location="cpu"'
         yield Issue(f"{on_device}: {why}", None, help=help, severity=severity)
 
 
 @rule(Severity.WARNING, _needs_recorded_devices)
 def mixed_devices(subject: Subject) -> Iterator[Issue]:
-    """The parameters and buffers of one model lie on several devices.
+    """The parameters and buffers of one model are on several devices.
 
-    Why: the first operator that meets both raises an error. It is what a tensor leaves behind that was created in a
-    forward or kept out of `register_buffer` while the model moved; a model split over GPUs on purpose is also told.
+    Why: the first operator that combines tensors of two devices raises an error. A common cause is a tensor that
+    forward created, or that was not registered when the model moved. A model that is split over GPUs on purpose is also
+    reported.
 
     Example: all weights are on `cuda:0`, and `mask` is on the CPU.
 
-    Fix: register what stayed behind, or move the model before saving: `model.cpu()`.
+    Fix: register the tensor that did not move, or move the model before saving: `model.cpu()`.
     """
     for section in subject.state.sections:
         tensors = (tensor for tensor in subject.state.tensors if tensor.section == section and tensor.kind in MODEL)
@@ -101,14 +104,12 @@ def _merge_equal_devices(by_device: Mapping[str, list[TensorInfo]]) -> dict[str,
     return merged
 
 
-_HELP = "register what stayed behind, or move the model to one device before saving"
+_HELP = "register the tensors that did not move, or move the model to one device before saving"
 
 
 def _describe_devices(subject: Subject, by_device: Mapping[str, list[TensorInfo]], rarest: str) -> str:
     rest = ", ".join(f"{len(tensors):,} on {device}" for device, tensors in by_device.items() if device != rarest)
-    return (
-        f"its tensors lie on {len(by_device)} devices: {rest}, {_describe_device(subject, rarest, by_device[rarest])}"
-    )
+    return f"tensors are on {len(by_device)} devices: {rest}, {_describe_device(subject, rarest, by_device[rarest])}"
 
 
 RULES = (accelerator_device, mixed_devices)

@@ -11,13 +11,13 @@ from statecli.core.state import Scalar
 from statecli.rules.rule import Issue, rule
 from statecli.rules.subject import Subject, needs_file
 
-_SAVE = "save it with the checkpoint, beside the tensors or in __metadata__"
-_GLOB = "correct the glob; it is of full names, as statecli inspect shows them"
+_SAVE = "save the key with the checkpoint, next to the tensors or in __metadata__"
+_GLOB = "correct the glob: it must match full names, as `statecli inspect` shows them"
 
 
 def needs_required_metadata(subject: Subject) -> str | None:
     """Return why no metadata is required; None if `policy.require-metadata` is configured."""
-    return None if subject.policy.require_metadata else "no policy.require-metadata is configured"
+    return None if subject.policy.require_metadata else "policy.require-metadata is not configured"
 
 
 def needs_metadata(subject: Subject) -> str | None:
@@ -37,14 +37,14 @@ def needs_must_not_change(subject: Subject) -> str | None:
 
 def _needs_policy_and_reference(subject: Subject, configured: bool, key: str) -> str | None:
     if not configured:
-        return f"no {key} is configured"
+        return f"{key} is not configured"
     if subject.reference_diff is not None:
         return None
     if subject.not_compared_because is not None:
         return subject.not_compared_because
     if subject.state.traits.is_class:
         return "a class has the values of its constructor: audit a checkpoint"
-    return f"{key} holds against a checkpoint: configure policy.reference, or give --against"
+    return f"{key} needs a reference checkpoint: configure policy.reference, or give --against"
 
 
 def _select_changes(subject: Subject, glob: str) -> list[Change]:
@@ -61,7 +61,8 @@ def _select_changes(subject: Subject, glob: str) -> list[Change]:
 def missing_metadata(subject: Subject) -> Iterator[Issue]:
     """A key that the policy requires is not in the checkpoint's metadata, or has no value.
 
-    Why: without the epoch, the commit or the licence that a registry asks for, nobody can say later what this is.
+    Why: without the epoch, the commit or the licence that a registry requires, nobody can identify the checkpoint
+    later.
 
     Example: `policy.require-metadata = ["license"]`, and `__metadata__` has no `license`.
 
@@ -70,9 +71,10 @@ def missing_metadata(subject: Subject) -> Iterator[Issue]:
     for key in subject.policy.require_metadata:
         values = _select_settings(key, subject.full_state.metadata.values)
         if not values:
-            yield Issue(f"{key}: the policy requires it, and the checkpoint's metadata does not have it", help=_SAVE)
+            message = f"{key}: required by policy.require-metadata, but missing from the checkpoint's metadata"
+            yield Issue(message, help=_SAVE)
         elif all(value is None or (isinstance(value, str) and not value.strip()) for value in values.values()):
-            message = f"{key}: the policy requires it, and {next(iter(values))} has no value in the metadata"
+            message = f"{key}: required by policy.require-metadata, but {next(iter(values))} has no value"
             yield Issue(message, help=_SAVE)
 
 
@@ -85,57 +87,60 @@ def _select_settings(key: str, metadata: Mapping[str, Scalar]) -> dict[str, Scal
 
 @rule(Severity.ERROR, needs_must_change)
 def unchanged_tensor(subject: Subject) -> Iterator[Issue]:
-    """What the policy says must change is what it was in the reference.
+    """Tensors that must change according to the policy are equal to the reference.
 
-    Why: a layer that should have been trained and was not: frozen by mistake, left out of the optimizer, not saved.
+    Why: a layer that should have been trained was not: it was frozen by mistake, left out of the optimizer, or not
+    saved.
 
     Example: `policy.must-change = ["head.*"]` after fine-tuning a head.
 
-    Fix: find out with `statecli verify --check step` whether it gets a gradient and an update.
+    Fix: run `statecli verify --check step` to see whether the layer gets a gradient and an update.
     """
     for glob in subject.policy.must_change:
         changes = _select_changes(subject, glob)
         if not changes:
-            yield Issue(f"policy.must-change {glob!r} matches nothing here or in the reference", help=_GLOB)
+            yield Issue(f"policy.must-change {glob!r} matches no tensor of the target or the reference", help=_GLOB)
         if changes and not any(_differs(change) for change in changes):
             named = changes[0].fqn if len(changes) == 1 else None
             unknown = next((f"; {change.fqn}: {change.not_compared}" for change in changes if change.not_compared), "")
             unchanged = _describe_unchanged(len(changes), is_certain=not unknown)
             message = f"policy.must-change {glob!r}: {unchanged}{unknown}"
-            yield Issue(message, named, help="see whether it is trained: statecli verify --check step")
+            yield Issue(
+                message, named, help="run `statecli verify --check step` to see whether the tensors are trained"
+            )
 
 
 def _describe_unchanged(count: int, *, is_certain: bool) -> str:
     if count == 1:
-        return "its only tensor has not changed" if is_certain else "its only tensor is not known to have changed"
-    return f"none of its {count} tensors {'has' if is_certain else 'is known to have'} changed"
+        return f"the only matching tensor {'did not change' if is_certain else 'is not known to have changed'}"
+    return f"none of {count} tensors {'changed' if is_certain else 'is known to have changed'}"
 
 
 @rule(Severity.ERROR, needs_must_not_change)
 def changed_tensor(subject: Subject) -> Iterator[Issue]:
-    """What the policy says must not change is not what it was in the reference.
+    """Tensors that must not change according to the policy differ from the reference.
 
-    Why: a backbone that was to be frozen has drifted, or was saved from another run.
+    Why: a backbone that should be frozen has drifted, or was saved from another run.
 
     Example: `policy.must-not-change = ["encoder.*"]` after training a head on it.
 
-    Fix: `requires_grad_(False)` and `eval()` for it; BatchNorm changes its statistics in training mode without either.
+    Fix: call `requires_grad_(False)` and `eval()` on the frozen part. In training mode, BatchNorm updates its
+    statistics even if its parameters are frozen.
     """
     for glob in subject.policy.must_not_change:
         changes = _select_changes(subject, glob)
         if not changes:
-            yield Issue(f"policy.must-not-change {glob!r} matches nothing here or in the reference", help=_GLOB)
+            yield Issue(f"policy.must-not-change {glob!r} matches no tensor of the target or the reference", help=_GLOB)
         for change in changes:
             if change.not_compared is not None:
-                message = (
-                    f"{change.fqn}: cannot tell whether it changed ({change.not_compared}), and policy.must-not-change"
-                )
-                yield Issue(
-                    f"{message} {glob!r}", change.fqn, change.section, "compare it by hand, or leave it out of the glob"
-                )
+                message = f"{change.fqn}: inconclusive for policy.must-not-change {glob!r}: {change.not_compared}"
+                help = "compare the tensor by hand, or exclude it from the glob"
+                yield Issue(message, change.fqn, change.section, help)
             elif change.status is not Status.IDENTICAL:
-                message = f"{change.fqn}: {_describe_change(change)}, and policy.must-not-change {glob!r}"
-                yield Issue(message, change.fqn, change.section, "freeze it with requires_grad_(False) and eval()")
+                message = f"{change.fqn}: {_describe_change(change)}, which policy.must-not-change {glob!r} forbids"
+                yield Issue(
+                    message, change.fqn, change.section, "freeze the tensor with requires_grad_(False) and eval()"
+                )
 
 
 def _differs(change: Change) -> bool:

@@ -24,7 +24,7 @@ def _select_unregistered(subject: Subject) -> Iterator[TensorInfo]:
     return (row for row in rows if row.kind is Kind.UNREGISTERED and row.evidence is Evidence.REGISTERED)
 
 
-_STORED = "nothing where the archive is run as it is; register it in the class for a state_dict to have it"
+_STORED = "no action if you run the archive as it is; to save it in a state_dict, register it in the class"
 
 
 def _is_archive(subject: Subject) -> bool:
@@ -36,11 +36,10 @@ def _build_issue(row: TensorInfo, what: str, severity: Severity | None = None, h
 
 
 def _describe_consequences(row: TensorInfo) -> str:
-    """Return what does not happen to a tensor: `not saved, stays behind when the model moves`."""
-    unsaved = "not saved" if row.data is None else "in no state_dict"  # a program's own archive has it all the same
-    parts = [unsaved] if row.saved is False else []
-    parts += ["stays behind when the model moves"] if row.moves is False else []
-    return ", ".join(parts) or "neither parameter nor buffer"
+    """Return what does not happen to a tensor: `not in state_dict(), not moved by .to()`; "" if all is done for it."""
+    parts = ["not in state_dict()"] if row.saved is False else []
+    parts += ["not moved by .to()"] if row.moves is False else []
+    return ", ".join(parts)
 
 
 def _is_trainable(row: TensorInfo) -> bool:
@@ -56,7 +55,8 @@ def unregistered_tensor(subject: Subject) -> Iterator[Issue]:
             is_harmless = stored or row.note == OF_A_METRIC
             severity = Severity.NOTE if is_harmless else decide_tensor_severity(row)
             help = _STORED if stored else None
-            yield _build_issue(row, f"is not registered: {_describe_consequences(row)}", severity, help)
+            what = _describe_consequences(row) or "not a parameter or buffer"
+            yield _build_issue(row, f"not registered: {what}", severity, help)
 
 
 @judges(registration_rules.UNREGISTERED_PARAMETER, needs_module)
@@ -65,9 +65,8 @@ def unregistered_parameter(subject: Subject) -> Iterator[Issue]:
     severity, help = (Severity.NOTE, _STORED) if _is_archive(subject) else (None, None)
     for row in _select_unregistered(subject):
         if row.within is None and _is_trainable(row):
-            yield _build_issue(
-                row, f"requires grad and is no parameter: never trained, {_describe_consequences(row)}", severity, help
-            )
+            what = ", ".join(filter(None, ("not trained", _describe_consequences(row))))
+            yield _build_issue(row, f"requires grad but is not a parameter: {what}", severity, help)
 
 
 @judges(registration_rules.UNREGISTERED_MODULE, needs_module)
@@ -81,47 +80,45 @@ def unregistered_module(subject: Subject) -> Iterator[Issue]:
         tensors_are = f"its {len(rows)} tensors ({quoting.names([row.fqn for row in rows])}) are"
         tensor_is = f"its only tensor ({rows[0].fqn}) is"
         message = (
-            f"{name}: is no registered module: {tensors_are if rows[1:] else tensor_is} never trained, saved or moved"
+            f"{name}: module is not registered: {tensors_are if rows[1:] else tensor_is} not trained, saved or moved"
         )
         yield Issue(message, rows[0].fqn, rows[0].section, rows[0].fix or _LIST, None, rows[0].origin)
 
 
-_LIST = "hold it in nn.ModuleList or nn.ModuleDict, or as an attribute of a module"
+_LIST = "keep the module in nn.ModuleList or nn.ModuleDict, or as an attribute of a module"
 
 
 @rule(Severity.NOTE, needs_module)
 def non_persistent_buffer(subject: Subject) -> Iterator[Issue]:
     """A buffer is registered with `persistent=False`.
 
-    Why: it is in no state_dict, which is often meant; `to_empty()` and a build on meta leave it without values, and no
-    checkpoint brings them back.
+    Why: the buffer is not in `state_dict()`, which is often intended. `to_empty()` and a build on meta leave the buffer
+    without values, and no checkpoint restores them.
 
     Example: `self.register_buffer("mask", mask, persistent=False)`.
 
-    Fix: nothing, where the constructor computes it again from settings; else register it as persistent.
+    Fix: no action if the constructor computes the value from settings; otherwise register the buffer as persistent.
     """
     for row in subject.module.tensors if subject.module else ():
         if row.kind is Kind.BUFFER and row.persistent is False:
-            yield _build_issue(
-                row, "is a non-persistent buffer: no state_dict holds it", help="see that it can be made again"
-            )
+            help = "check that the value is recomputed when the model is loaded"
+            yield _build_issue(row, "non-persistent buffer: not in state_dict()", help=help)
 
 
 @rule(Severity.WARNING, needs_module)
 def buffer_requires_grad(subject: Subject) -> Iterator[Issue]:
     """A buffer requires grad.
 
-    Why: it collects gradients that no optimizer applies, and keeps the graph behind them in memory.
+    Why: the buffer collects gradients that no optimizer applies, and keeps their autograd graph in memory.
 
     Example: `self.register_buffer("prior", torch.ones(3, requires_grad=True))`.
 
-    Fix: `nn.Parameter` to train it, `.detach()` where it is registered if not.
+    Fix: use `nn.Parameter` to train the tensor; otherwise register `tensor.detach()`.
     """
     for row in subject.module.tensors if subject.module else ():
         if row.kind is Kind.BUFFER and row.requires_grad:
-            yield _build_issue(
-                row, "is a buffer and requires grad: nothing trains it", help="nn.Parameter, or detach() it"
-            )
+            what = "buffer has requires_grad=True but is not in parameters(): no optimizer updates it"
+            yield _build_issue(row, what, help="use nn.Parameter to train the tensor, or detach() it")
 
 
 @judges(STALE_VIEW, needs_module)
@@ -130,7 +127,9 @@ def stale_view(subject: Subject) -> Iterator[Issue]:
     for odd in subject.module.oddities if subject.module else ():
         if odd.kind is OddityKind.STALE_VIEW:
             origin = None if odd.origin is UNSET else odd.origin
-            yield Issue(odd.message, odd.fqn, help="make it a property that computes it", origin=origin)
+            yield Issue(
+                odd.message, odd.fqn, help="replace the attribute with a property that computes the view", origin=origin
+            )
 
 
 @judges(NON_LEAF_ATTRIBUTE, needs_module)
@@ -141,9 +140,8 @@ def non_leaf_attribute(subject: Subject) -> Iterator[Issue]:
     recomputed = {odd.fqn for odd in subject.module.oddities if odd.kind is OddityKind.RECOMPUTED}
     for row in _select_unregistered(subject):
         if row.derived is not None and row.fqn not in recomputed:
-            yield _build_issue(
-                row, f"was computed once ({row.derived}), and follows nothing", help="compute it in forward"
-            )
+            what = f"computed once ({row.derived}); not updated when its parameters change or move"
+            yield _build_issue(row, what, help="compute the value in forward")
 
 
 RULES = (

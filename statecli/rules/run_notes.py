@@ -15,7 +15,7 @@ INTERNAL_ERROR = Rule(
     "audit",
     ("audit",),
     Severity.ERROR,
-    summary="A rule failed itself: what it would have found is not known.",
+    summary="A rule stopped with an internal error, so its findings are unknown.",
     why="the target was not checked by this rule, so the audit must not pass. No baseline accepts this finding.",
     example="a bug in statecli that a checkpoint of an unusual form triggers.",
     fix="report the message as an issue of statecli; until then, leave the rule out with `--ignore RULE`.",
@@ -23,14 +23,14 @@ INTERNAL_ERROR = Rule(
 NOT_JUDGED = _note(
     "not-judged",
     summary="An option or a key of the configuration has no effect, because the rules that need it do not run.",
-    why="you asked for a check that did not happen. The audit can pass although the checkpoint would fail it.",
+    why="you asked for a check that did not run. The audit can pass although the checkpoint would fail the check.",
     example="`policy.dtype` is configured, and `--select names` leaves out the rules that check dtypes.",
     fix="add the rules that the note names to `--select`, or remove the key from the configuration.",
 )
 POLICY_NOT_JUDGED = _note(
     "policy-not-judged",
     summary="A key of the policy was checked on no tensor of a target, because its rule did not run there.",
-    why="the project requires something that nobody has checked for this target.",
+    why="the project requires a check that did not run for this target.",
     example="`policy.must-not-change` is configured, and the target is a class, which has no trained values.",
     fix="follow the reason in the note, for example audit the checkpoint and not the class.",
 )
@@ -39,12 +39,12 @@ BASELINE_FIXED = _note(
     summary="An entry of the baseline accepts a finding that no longer exists.",
     why="an old entry would accept the same finding again if it comes back.",
     example="a NaN that the baseline accepts was removed from the checkpoint.",
-    fix="drop the entry, or write the baseline again with `--write-baseline FILE --reason TEXT`.",
+    fix="remove the entry, or write the baseline again with `--write-baseline FILE --reason TEXT`.",
 )
 IGNORED_NOTHING = _note(
     "ignored-nothing",
     summary="A glob of `per-target-ignore` matches no target and no file.",
-    why="the glob has a spelling mistake or names a file that was moved. What it should accept is reported.",
+    why="the glob has a spelling mistake or names a moved file. The findings that it should accept are reported.",
     example='`per-target-ignore."checkpoint/*"` where the folder is `checkpoints/`.',
     fix="correct the glob, relative to the folder of the configuration file, or delete the entry.",
 )

@@ -59,23 +59,25 @@ class Stack(msgspec.Struct, frozen=True):
 def sibling_gap(subject: Subject) -> Iterator[Issue]:
     """One layer of a stack differs from all of its siblings: in its tensors, a dtype, a shape, or the size of values.
 
-    Why: layers of a stack are built by the same code. A layer that is missing, lacks a tensor that all others have, or
-    has one of its own was changed by a filter or a merge; another dtype or shape in one layer, a weight of zeros, or
-    values a hundred times as large, are left by a conversion that forgot a layer or applied a scale twice. It loads
-    with `strict=False`, or is cast, without a message.
-    Judged are stacks of 8 layers or more, and all but the first and the last layer, which differ in many models; of 32
-    layers or more two may lack a tensor. A layer of another architecture (attention among state-space layers) lacks
-    some tensors and has others: no finding. The factors of a LoRA may be in one layer only.
-    Values, if they were read, count by the size that all but the three largest do not exceed, in tensors of 64 elements
-    or more, and by their size in tensors of one element; the factor is 100, and the deviation from the median three
-    times that of any sibling (as a logarithm). A scale of one element that is 0 or negative is a finding if its
-    siblings are positive and at most a factor of 10 apart.
-    Files of GGUF choose a type for each tensor on purpose. On 204 honest checkpoints of transformers and torch, with
-    random weights and after three steps of training, it has no finding (`benchmarks/honest_checkpoints.py`).
+    Why: the same code builds all layers of a stack. A filter or a merge leaves a layer that is missing, lacks a tensor
+    of all others, or has an extra tensor. A conversion that forgot a layer or applied a scale twice leaves another
+    dtype or shape, a weight of zeros, or values a hundred times as large. Such a checkpoint loads silently with
+    `strict=False`, or is cast.
+    The rule checks stacks of 8 layers or more, except the first and the last layer, which differ in many models. With
+    32 layers or more, two layers may lack a tensor. A layer of another architecture (attention among state-space
+    layers) lacks some tensors and has others; the rule does not report it. The factors of a LoRA may be in one layer
+    only.
+    If values were read, the size of a tensor is the size that all but its three largest values do not exceed. This
+    needs tensors of 64 elements or more, or of one element. A factor of 100 is reported if the deviation from the
+    median is three times that of any sibling (as a logarithm). A scale of one element that is 0 or negative is reported
+    if its siblings are positive and at most a factor of 10 apart.
+    GGUF files choose a dtype for each tensor on purpose and are skipped. On 204 honest checkpoints of transformers and
+    torch, with random weights and after three steps of training, the rule has no finding
+    (`benchmarks/honest_checkpoints.py`).
 
     Example: `model.layers.17.mlp.up_proj.weight` is float32, in the other 31 layers bfloat16.
 
-    Fix: convert or save that layer again; if it is intended, accept it with a reason.
+    Fix: convert or save that layer again; if the difference is intended, accept the finding with a reason.
     """
     if subject.state.traits.mixed_dtypes:
         return
@@ -146,10 +148,9 @@ def _report_odd_dtypes(subject: Subject, stack: Stack) -> Iterator[Issue]:
         dtypes = {index: subject.state.tensors[n].dtype for index, n in positions.items()}
         if (odd := _find_odd_layer(stack, dtypes)) is not None:
             tensor, usual = subject.state.tensors[positions[odd]], _most_common_value(dtypes)
-            message = (
-                f"{subject.name_of(tensor)}: is {tensor.dtype}, {usual} in the other {len(dtypes) - 1} layers ({rest})"
-            )
-            yield Issue(message, tensor.fqn, tensor.section, "convert it to the dtype of its siblings")
+            others = f"{usual} in the other {len(dtypes) - 1} layers ({rest})"
+            message = f"{subject.name_of(tensor)}: dtype is {tensor.dtype}, but {others}"
+            yield Issue(message, tensor.fqn, tensor.section, "convert the tensor to the dtype of its siblings")
 
 
 def _report_odd_shapes(subject: Subject, stack: Stack) -> Iterator[Issue]:
@@ -159,8 +160,8 @@ def _report_odd_shapes(subject: Subject, stack: Stack) -> Iterator[Issue]:
         if "." in rest and None not in shapes.values() and (odd := _find_odd_layer(stack, shapes)) is not None:
             tensor, usual = subject.state.tensors[positions[odd]], format_shape(_most_common_value(shapes))
             others = f"{usual} in the other {len(shapes) - 1} layers"
-            message = f"{subject.name_of(tensor)}: has shape {format_shape(tensor.shape)}, {others}"
-            yield Issue(message, tensor.fqn, tensor.section, "save it again with the shape of its siblings")
+            message = f"{subject.name_of(tensor)}: shape is {format_shape(tensor.shape)}, but {others}"
+            yield Issue(message, tensor.fqn, tensor.section, "save the tensor again with the shape of its siblings")
 
 
 def _most_common_value(values: Mapping[int, _T]) -> _T:
@@ -186,7 +187,7 @@ def _report_odd_scales(subject: Subject, values: Sequence[Facts], stack: Stack) 
         if largest >= SCALE_FACTOR and largest >= second**ISOLATION and odd in stack.inner:
             tensor = subject.state.tensors[positions[odd]]
             much = "larger" if nonzero[odd] > middle else "smaller"
-            message = f"{subject.name_of(tensor)}: its values are {largest:,.0f} times {much} than in the other layers"
+            message = f"{subject.name_of(tensor)}: values are {largest:,.0f} times {much} than in the other layers"
             yield Issue(message, tensor.fqn, tensor.section, "check whether a scale was applied twice or not at all")
 
 
@@ -214,8 +215,8 @@ def _report_lost_values(subject: Subject, values: Sequence[Facts], stack: Stack)
             )
             if low <= 0 or high > low * MAX_SCALE_RANGE or any(layer_facts.elements != 1 for layer_facts in others):
                 continue
-            message = f"is {facts[odd].high:.3g}, {low:.3g} to {high:.3g} {in_others}"
-        help = "check whether its values were lost, and save that layer again"
+            message = f"value is {facts[odd].high:.3g}, but {low:.3g} to {high:.3g} {in_others}"
+        help = "check whether the values were lost, and save the layer again"
         yield Issue(f"{subject.name_of(tensor)}: {message}", tensor.fqn, tensor.section, help)
 
 

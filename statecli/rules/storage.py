@@ -11,6 +11,7 @@ from statecli.core.dtypes import ELEMENT_BITS, is_floating, nbytes
 from statecli.core.finding import Severity
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Evidence, Kind, TensorData, TensorInfo
+from statecli.core.units import plural
 from statecli.rules.rule import Issue, rule
 from statecli.rules.storage_views import Storage, View, have_common_byte, split_disjoint_groups
 from statecli.rules.subject import Subject
@@ -29,7 +30,7 @@ MODEL = (Kind.PARAMETER, Kind.BUFFER, Kind.UNREGISTERED)
 
 def _needs_strides(subject: Subject) -> str | None:
     live = subject.state.traits.is_class
-    return "the strides of a live tensor are not read: audit a checkpoint" if live else None
+    return "the strides of a class's tensors are not recorded: audit a checkpoint" if live else None
 
 
 def _needs_all_tensors(subject: Subject) -> str | None:
@@ -55,14 +56,14 @@ def _select_storages(subject: Subject) -> Iterator[Storage]:
 
 @rule(Severity.WARNING, _needs_all_tensors)
 def oversized_storage(subject: Subject) -> Iterator[Issue]:
-    """A storage holds far more than the tensors that are views of it.
+    """A saved storage is much larger than the tensors that are views of it.
 
-    Why: torch saves a tensor's whole storage, so that a row of a big matrix takes the matrix's room on disk, in every
-    copy and in memory when it is loaded; and what was meant to be left out is in the file for everyone to read.
+    Why: torch saves the whole storage of a tensor. So a row of a large matrix takes the space of the matrix on disk, in
+    every copy and in memory. The data that you meant to leave out is in the file for everyone to read.
 
     Example: `state["w"] = big[:1024]` saves all of `big`: 4 MB for 4 KB.
 
-    Fix: save copies of what is a part of something: `state["w"] = state["w"].clone()`.
+    Fix: save a copy of a slice: `state["w"] = state["w"].clone()`.
     """
     for storage in _select_storages(subject):
         unused = storage.unused_bytes
@@ -72,22 +73,23 @@ def oversized_storage(subject: Subject) -> Iterator[Issue]:
         if all(user.saved is False for user, _ in storage.users):
             continue
         views = len(storage.views)
-        using = f"{storage.size - unused:,} are used" + (f" by {views:,} tensors" if views > 1 else "")
-        message = f"{subject.name_of(tensor)}: all {storage.size:,} bytes of its storage are saved, of which {using}"
-        yield Issue(message, tensor.fqn, tensor.section, "save a copy: .clone()", place=storage.place)
+        by = f" by {views:,} tensors" if views > 1 else ""
+        saved = f"all {storage.size:,} bytes of its storage are saved, but only {storage.size - unused:,} are used{by}"
+        message = f"{subject.name_of(tensor)}: {saved}"
+        yield Issue(message, tensor.fqn, tensor.section, "save a copy with .clone()", place=storage.place)
 
 
 @rule(Severity.NOTE)
 def tied_tensors(subject: Subject) -> Iterator[Issue]:
-    """Several names are one tensor: they share one storage entirely.
+    """Several names are one tensor (tied weights): they share one storage entirely.
 
-    Why: a change to the one is a change to all of them, after loading too. safetensors keeps one of the names and
-    needs the class to tie the others again; a tool that copies tensor by tensor unties them and doubles their bytes.
-    What an optimizer, a scheduler or a callback holds of a model, or twice of its own, is not told.
+    Why: a change to one name changes all of them, also after loading. safetensors keeps one of the names and needs the
+    class to tie the others again. A tool that copies tensor by tensor unties the weights and doubles their bytes.
+    Tensors that an optimizer, a scheduler or a callback shares with a model, or within itself, are not reported.
 
     Example: `lm_head.weight` and `embed.weight` of a language model with tied embeddings.
 
-    Fix: nothing, where it is meant; `.clone()` one of them where not.
+    Fix: no action if the weights are tied on purpose; otherwise `.clone()` one of them.
     """
     for storage in _select_storages(subject):
         for view, tensors in storage.views.items():
@@ -96,22 +98,22 @@ def tied_tensors(subject: Subject) -> Iterator[Issue]:
             if len(called) > 1 and view.byte_count:
                 first = own[0]
                 message = f"{called[0]}: shares all of its {first.nbytes:,} bytes with {quoting.names(called[1:])}"
-                help = "nothing to do where it is meant; else save a copy: .clone()"
+                help = "intentional for tied weights; otherwise save a copy with .clone()"
                 yield Issue(message, first.fqn, first.section, help, place=storage.place)
 
 
 @rule(Severity.WARNING, _needs_strides)
 def shared_slices(subject: Subject) -> Iterator[Issue]:
-    """Different views of one storage reach into one another's bytes.
+    """Different views of one storage share some of their bytes.
 
-    Why: writing to the one changes the other, which nothing in their names says. safetensors refuses to save them, and
-    what copies tensor by tensor makes two tensors of them. Slices that lie apart, or in one another's gaps as the
-    columns of a matrix do, do no such harm and are not flagged. Where too many lie in gaps for that to be told, a note
-    says so.
+    Why: a write to one view changes the other, and their names do not show it. safetensors refuses to save such views,
+    and a tool that copies tensor by tensor separates them. Slices without a common byte do no such harm and are not
+    reported, even if they are interleaved like the columns of a matrix. If too many slices are interleaved to check all
+    of them, a note reports it.
 
-    Example: `w` beside `w_t = w.t()`, or `table[:10]` beside `table[5:]`.
+    Example: `w` next to `w_t = w.t()`, or `table[:10]` next to `table[5:]`.
 
-    Fix: save copies (`.clone()`), or the whole and take the slices after loading.
+    Fix: save copies (`.clone()`), or save the whole tensor and slice it after loading.
     """
     work = [MAX_TRIES]
     for storage in _select_storages(subject):
@@ -121,12 +123,13 @@ def shared_slices(subject: Subject) -> Iterator[Issue]:
         if clashes:
             first, second = clashes[0]
             others = len(clashes) - 1
-            more = f"; so {'do' if others > 1 else 'does'} {others:,} more" if others else ""
+            more = f"; {plural(others, 'more view')} {'overlap' if others > 1 else 'overlaps'}" if others else ""
             message = (
-                f"{subject.name_of(views[second])}: bytes {second.start:,} to {second.end:,} of a storage of which "
-                f"{subject.name_of(views[first])} has {first.start:,} to {first.end:,}{more}"
+                f"{subject.name_of(views[second])}: bytes {second.start:,} to {second.end:,} of its storage overlap "
+                f"{subject.name_of(views[first])}, which has bytes {first.start:,} to {first.end:,}{more}"
             )
-            yield Issue(message, views[second].fqn, views[second].section, "save a copy: .clone()", place=storage.place)
+            help = "save a copy with .clone()"
+            yield Issue(message, views[second].fqn, views[second].section, help, place=storage.place)
         if len(clashes) < len(pairs):
             yield _report_inconclusive(subject, storage, len(views))
 
@@ -153,9 +156,9 @@ def _find_clashes(views: list[View], work: list[int]) -> Iterator[tuple[View | N
 
 def _report_inconclusive(subject: Subject, storage: Storage, count: int) -> Issue:
     first = storage.users[0][0]
-    why = "too many lie in one another's gaps"
-    message = f"{subject.name_of(first)}: whether the {count:,} views of its storage share bytes cannot be told: {why}"
-    return Issue(message, first.fqn, first.section, "save copies: .clone()", Severity.NOTE, place=storage.place)
+    why = "too many views are interleaved"
+    message = f"{subject.name_of(first)}: inconclusive whether the {count:,} views of its storage share bytes: {why}"
+    return Issue(message, first.fqn, first.section, "save copies with .clone()", Severity.NOTE, place=storage.place)
 
 
 def _needs_uniform_dtypes(subject: Subject) -> str | None:
@@ -164,15 +167,16 @@ def _needs_uniform_dtypes(subject: Subject) -> str | None:
 
 @rule(Severity.NOTE, _needs_uniform_dtypes)
 def mixed_dtypes(subject: Subject) -> Iterator[Issue]:
-    """The parameters of one model have several floating-point types.
+    """The parameters of one model have several floating-point dtypes.
 
-    Why: an operator that gets two types raises an error or computes in the wider one, and `load_state_dict` casts to
-    what the model has without a word. What mixed precision keeps is not told: norms and biases in float32 beside
-    matrices of 16 bits or fewer.
+    Why: an operator that gets two dtypes raises an error or computes in the wider dtype, and `load_state_dict` silently
+    casts to the dtype of the model. Usual mixed precision is not reported: norms and biases in float32 next to matrices
+    of 16 bits or fewer.
 
     Example: one adapter saved in float32 among weights of float16.
 
-    Fix: nothing, where it is meant; else `model.to(dtype)` before saving, and policy `dtype` to hold it there.
+    Fix: no action if this is intended; otherwise call `model.to(dtype)` before saving, and set policy `dtype` to
+    enforce it.
     """
     of_class, copies = _pair_with_class(subject), _find_optimizer_copies(subject)
     for section in subject.state.sections:
@@ -187,8 +191,8 @@ def mixed_dtypes(subject: Subject) -> Iterator[Issue]:
             first = next(row for row in rows if row.dtype == rare)
             sure = all(of_class.get((section, row.fqn), row).evidence is not Evidence.ASSUMED for row in rows)
             what = "parameters" if sure else "tensors"
-            message = f"{section}: its {what} have several dtypes: {shown}; {first.fqn} is {rare}"
-            help = "nothing to do where it is meant; else model.to(dtype) before saving"
+            message = f"{section}: {what} have several dtypes: {shown}; {first.fqn} is {rare}"
+            help = "no action if this is intended; otherwise call model.to(dtype) before saving"
             yield Issue(message, None, section, help)
 
 
@@ -224,48 +228,50 @@ def _find_optimizer_copies(subject: Subject) -> set[TensorData | None]:
 
 
 def _needs_dtype_policy(subject: Subject) -> str | None:
-    return None if subject.policy.dtype else "no policy says which dtypes are meant: set policy.dtype"
+    return None if subject.policy.dtype else "no allowed dtypes are configured: set policy.dtype"
 
 
 @rule(Severity.ERROR, _needs_dtype_policy)
 def unexpected_dtype(subject: Subject) -> Iterator[Issue]:
-    """A floating-point tensor of a model has another type than the policy allows.
+    """A floating-point tensor of a model has a dtype that the policy does not allow.
 
-    Why: a float32 tensor in a release of bfloat16 takes twice the room and time, and a float16 one may have lost
-    values that are gone for good. Optimizer state keeps its own precision and is not held to it.
+    Why: a float32 tensor in a bfloat16 release takes twice the space and time, and a float16 tensor may have lost
+    values permanently. Optimizer state keeps its own precision and is not checked.
 
     Example: policy `dtype = ["bfloat16"]`, and `norm.weight` is float32.
 
-    Fix: cast it before saving, or name its type in the policy.
+    Fix: cast the tensor before saving, or add its dtype to the policy.
     """
     allowed = {name.removeprefix("torch.") for name in subject.policy.dtype}
     copies = _find_optimizer_copies(subject)
     for tensor in (row for row in subject.state.tensors if row.data not in copies):
         if tensor.kind in MODEL and is_floating(tensor.dtype) and tensor.dtype not in allowed:
-            message = f"{subject.name_of(tensor)}: is {tensor.dtype}, the policy says {' or '.join(sorted(allowed))}"
+            allows = f"policy.dtype allows only {' or '.join(sorted(allowed))}"
+            message = f"{subject.name_of(tensor)}: dtype is {tensor.dtype}, {allows}"
             yield Issue(
                 message,
                 tensor.fqn,
                 tensor.section,
-                "cast it before saving, or allow its dtype",
+                "cast the tensor before saving, or allow its dtype in the policy",
                 place=tensor.data.storage.place if tensor.data else None,
             )
 
 
 def _needs_size_policy(subject: Subject) -> str | None:
-    return None if subject.policy.max_bytes is not None else "no policy says how big it may be: set policy.max-bytes"
+    return None if subject.policy.max_bytes is not None else "no size limit is configured: set policy.max-bytes"
 
 
 @rule(Severity.ERROR, _needs_size_policy)
 def too_large(subject: Subject) -> Iterator[Issue]:
     """The tensors take more bytes than the policy allows.
 
-    Why: what a registry, a device or a repository cannot hold is found out late, and an optimizer's state or a second
-    copy of the weights that was saved by mistake shows first in the size. Storages count whole, shared ones once.
+    Why: a registry, a device or a repository rejects a checkpoint that is too large, but late. An optimizer state or a
+    second copy of the weights that was saved by mistake shows first in the size. Storages count whole, and shared
+    storages count once.
 
     Example: policy `max-bytes = 500000000`, and a checkpoint with its optimizer takes three times that.
 
-    Fix: save less of it, in a narrower type, or raise `max-bytes`.
+    Fix: save fewer tensors, use a narrower dtype, or raise `max-bytes`.
     """
     limit = subject.policy.max_bytes or 0
     state = subject.full_state
@@ -275,9 +281,9 @@ def too_large(subject: Subject) -> Iterator[Issue]:
         sizes = Counter[str]()
         for tensor in state.tensors:
             sizes[tensor.section] += tensor.nbytes
-        most = f", most of it in {sizes.most_common(1)[0][0]}" if len(sizes) > 1 else ""
-        message = f"its tensors take {total:,} bytes{most}; the policy allows {limit:,}"
-        yield Issue(message, help="save less of it or in a narrower dtype, or raise policy.max-bytes")
+        most = f", most of them in {sizes.most_common(1)[0][0]}" if len(sizes) > 1 else ""
+        message = f"tensors take {total:,} bytes{most}; policy.max-bytes allows {limit:,}"
+        yield Issue(message, help="save fewer tensors, use a narrower dtype, or raise policy.max-bytes")
 
 
 RULES = (oversized_storage, tied_tensors, shared_slices, mixed_dtypes, unexpected_dtype, too_large)

@@ -97,7 +97,7 @@ NO_VALUES = "no values were read: give --values"
 
 def needs_module(subject: Subject) -> str | None:
     """Return why it is unknown what is registered; None if there is a module."""
-    return None if subject.module is not None else "only a class knows: give --model file.py:Class"
+    return None if subject.module is not None else "needs a model class: give --model file.py:Class"
 
 
 def needs_class_or_reference(subject: Subject) -> str | None:
@@ -106,13 +106,14 @@ def needs_class_or_reference(subject: Subject) -> str | None:
     return (
         None
         if is_given
-        else subject.not_compared_because or "nothing to hold it to: give --model file.py:Class or --against CHECKPOINT"
+        else subject.not_compared_because
+        or "needs a class or a reference: give --model file.py:Class or --against CHECKPOINT"
     )
 
 
 def needs_file(subject: Subject) -> str | None:
     """Return a reason if the target is not a checkpoint."""
-    return "a class is in no checkpoint" if subject.state.traits.is_class else None
+    return "a class is not a checkpoint" if subject.state.traits.is_class else None
 
 
 def needs_pickles(subject: Subject) -> str | None:
@@ -132,7 +133,7 @@ def needs_values(subject: Subject) -> str | None:
 
 def needs_lock(subject: Subject) -> str | None:
     """Return why the target is compared with no lock; None if it is."""
-    return None if subject.lock is not None else subject.not_locked_because or "nothing is locked: give --lock FILE"
+    return None if subject.lock is not None else subject.not_locked_because or "needs a lock file: give --lock FILE"
 
 
 def needs_locked_companions(subject: Subject) -> str | None:
@@ -143,6 +144,6 @@ def needs_locked_companions(subject: Subject) -> str | None:
 def needs_digest_as_name(subject: Subject) -> str | None:
     """Return why no file can be compared with the digest in its name; None if at least one can."""
     if not subject.digest_files:
-        return "no file of it is named by its digest: audit a snapshot or a blob of the Hub's cache"
+        return "the target has no file that is named by its digest: audit a snapshot or a blob of the Hub's cache"
     reasons = [file.unread_because for file in subject.digest_files]
     return None if None in reasons else reasons[0]

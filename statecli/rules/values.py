@@ -76,14 +76,14 @@ def _describe_all(facts: Facts, what: str) -> str:
 def nan(subject: Subject) -> Iterator[Issue]:
     """A tensor has values that are not a number.
 
-    Why: NaN spreads: one in a weight makes every output that it touches NaN, and one in an optimizer's state makes the
-    weight NaN at the next step. A checkpoint with NaN in it is of a training that has diverged. In what is neither a
-    model's nor an optimizer's, such as a best metric that is not known yet, it is a note.
+    Why: NaN spreads. A NaN in a weight makes every output that uses the weight NaN; a NaN in an optimizer's state makes
+    the weight NaN at the next step. A checkpoint with NaN comes from a training that has diverged. Outside of model and
+    optimizer the finding is a note, for example a best metric that is not known yet.
 
     Example: `fc.weight` of a run in float16 whose loss scale was too high: 12 of 4,096 values are NaN.
 
-    Fix: go back to the last checkpoint without them; look for a division by zero, a loss that overflowed, a batch with
-    NaN in it. Clip gradients, or train in bfloat16.
+    Fix: go back to the last checkpoint without NaN. Look for a division by zero, a loss that overflowed, or a batch
+    with NaN. Clip gradients, or train in bfloat16.
     """
     for tensor, facts in _list_facts(subject):
         if facts.nan:
@@ -91,21 +91,21 @@ def nan(subject: Subject) -> Iterator[Issue]:
             yield _build_issue(subject, tensor, _describe_count(facts.nan, facts, "NaN"), _HELP[severity], severity)
 
 
-_HELP = {Severity.NOTE: "nothing, where it is meant", None: "go back to a checkpoint without them"}
+_HELP = {Severity.NOTE: "no action if this is intended", None: "go back to a checkpoint without these values"}
 
 
 @rule(Severity.ERROR, needs_values)
 def inf(subject: Subject) -> Iterator[Issue]:
     """A tensor has infinite values.
 
-    Why: infinity times zero and infinity less infinity are NaN, so that outputs become NaN as well. In a weight or an
-    optimizer's state it is an overflow. A buffer may mean it: a mask of zeros and -inf, or a smallest value so far that
-    begins at infinity, are notes; any other infinity in a buffer a warning. In what is neither a model's nor
-    an optimizer's it is a note too, and one number there, such as a best score that begins at infinity, is not told.
+    Why: infinity times zero and infinity minus infinity are NaN, so outputs become NaN as well. In a weight or an
+    optimizer's state, infinity is an overflow. In a buffer it may be intended: a mask of zeros and -inf, or a minimum
+    that starts at infinity, is a note; any other infinity in a buffer is a warning. Outside of model and optimizer the
+    finding is a note. A single number there, such as a best score that starts at infinity, is not reported.
 
     Example: `fc.weight` cast to float16 with a value of 70,000: 1 of 4,096 values is infinite.
 
-    Fix: go back to a checkpoint without them, or cast to a type with the range of float32, as bfloat16 is.
+    Fix: go back to a checkpoint without these values, or cast to a dtype with the range of float32, such as bfloat16.
     """
     for tensor, facts in _list_facts(subject):
         is_score = tensor.kind is Kind.OTHER and facts.elements == 1
@@ -144,45 +144,44 @@ def _choose_infinity_severity(tensor: TensorInfo, facts: Facts) -> Severity:
 
 @rule(Severity.NOTE, needs_values)
 def all_zero(subject: Subject) -> Iterator[Issue]:
-    """Weights of two dimensions or more are zero throughout.
+    """A weight of two dimensions or more is zero throughout.
 
-    Why: it may be meant, as of a residual branch that begins at zero, and they may be weights that were never written:
-    a sharded save that gathered nothing, a file with holes. Biases, norms, counters, buffers and what is smaller than
-    1 kB are zero in many a good checkpoint and are not told, nor are weights that are known to begin so: B of a LoRA,
-    tables of positions. Where all weights are zero it is a warning.
+    Why: zeros may be intended, as in a residual branch that starts at zero. They may also be weights that were never
+    written: a sharded save that gathered nothing, or a file with holes. Biases, norms, counters, buffers and tensors
+    smaller than 1 kB are zero in many sound checkpoints and are not reported. Weights that are known to start at zero
+    are not reported either: B of a LoRA, tables of positions. If all weights are zero, the finding is a warning.
 
     Example: `layers.3.mlp.weight` of a checkpoint whose third shard was gathered on the wrong rank.
 
-    Fix: where it is not meant, save again, and compare with `statecli diff`.
+    Fix: if this is not intended, save again, and compare with `statecli diff`.
     """
     weights = [(tensor, facts) for tensor, facts in _list_facts(subject) if _is_weight(tensor) and not facts.reason]
     zero = [(tensor, facts) for tensor, facts in weights if facts.zeros == facts.elements]
     is_all = len(zero) == len(weights) > 1
     reported = [(tensor, _describe_all(facts, "zero")) for tensor, facts in zero if is_all or tensor.nbytes >= SMALL]
-    help = "see that the weights were loaded, and gathered, before they were saved"
+    help = "check that the weights were loaded and gathered before saving"
     yield from _report_by_section(subject, reported, "all zero", help, Severity.WARNING if is_all else None)
 
 
 @rule(Severity.NOTE, needs_values)
 def constant(subject: Subject) -> Iterator[Issue]:
-    """All values of a weight of two dimensions or more are one and the same, and not zero.
+    """All values of a weight of two dimensions or more are equal and not zero.
 
-    Why: rows that are equal compute the same and learn the same. A weight begins so where an initialization was left
-    out or a placeholder was saved. Norms, biases and counters, of one dimension, are constant in many a good one, and
-    so are scales of channels, with one dimension that is not 1, and what is smaller than 1 kB.
+    Why: equal rows compute the same and learn the same. Such a weight was never initialized, or is a placeholder. Not
+    reported are weights that are often constant in sound checkpoints: norms, biases and counters (one dimension),
+    scales of channels (only one dimension larger than 1), and tensors smaller than 1 kB.
 
     Example: `head.weight`, made with `torch.full` for a test, in a checkpoint that goes to production.
 
-    Fix: initialize the weight at random; where it is meant (a mask of ones), nothing.
+    Fix: initialize the weight at random; no action if the value is intended (a mask of ones).
     """
     reported = []
     for tensor, facts in _list_facts(subject):
         is_one = facts.only is not None and facts.low == facts.high
         if is_one and facts.low and tensor.nbytes >= SMALL and _is_weight(tensor):
             reported.append((tensor, _describe_all(facts, f"{facts.low:.6g}")))
-    yield from _report_by_section(
-        subject, reported, "of one value each", "where that is not meant, initialize and train it"
-    )
+    help = "initialize and train the weight, unless the value is intended"
+    yield from _report_by_section(subject, reported, "constant", help)
 
 
 def _is_weight(tensor: TensorInfo) -> bool:
@@ -208,17 +207,17 @@ def _report_by_section(
 
 @rule(Severity.WARNING, needs_values)
 def denormal(subject: Subject) -> Iterator[Issue]:
-    """One in a hundred values or more, and 4,096 at least, are denormal: their type holds them with fewer digits.
+    """At least 1 % of a tensor's values, and at least 4,096 of them, are denormal (below its dtype's normal numbers).
 
-    Why: processors take a hundred times longer for a denormal operand: with one in a hundred a matrix product takes ten
-    times as long on a CPU and more, and nothing is gained, for the values are as good as zero. They come from weight
-    decay on weights that no gradient reaches. What is in no product is a note: an optimizer's moments, which decay
-    wherever no gradient comes, and biases. Fewer than 4,096 cost less than 0.15 ms a row and are not told, nor are
-    float16 and the smaller types, which are widened before they are computed with.
+    Why: a processor takes a hundred times longer for a denormal operand. With 1 % of them a matrix product takes ten
+    times as long on a CPU or more, and these values are as good as zero. They come from weight decay on weights that
+    get no gradient. Tensors that are not multiplied are a note: biases, and an optimizer's moments, which decay without
+    a gradient. Fewer than 4,096 values cost less than 0.15 ms a row and are not reported. float16 and smaller dtypes
+    are not reported either, because they are widened before a computation.
 
     Example: `embed.weight`, of which 30 % have decayed to 1e-40.
 
-    Fix: set what is below the smallest normal number to zero, or call `torch.set_flush_denormal(True)`.
+    Fix: set values below the smallest normal number to zero, or call `torch.set_flush_denormal(True)`.
     """
     for tensor, facts in _list_facts(subject):
         widened = tensor.dtype.startswith(("float16", "float8", "float4"))
@@ -226,22 +225,23 @@ def denormal(subject: Subject) -> Iterator[Issue]:
             is_factor = tensor.kind in (Kind.PARAMETER, Kind.BUFFER) and len(tensor.shape or ()) > 1
             text = _describe_count(facts.denormal, facts, "denormal")
             severity = None if is_factor else Severity.NOTE
-            yield _build_issue(subject, tensor, text, "set them to zero, or torch.set_flush_denormal(True)", severity)
+            yield _build_issue(
+                subject, tensor, text, "set them to zero, or call torch.set_flush_denormal(True)", severity
+            )
 
 
 def _needs_known_dtype(subject: Subject) -> str | None:
     dtypes = [dtype for dtype in subject.policy.dtype if dtype in OVERFLOW]
-    return None if dtypes else "no dtype to hold it to: set policy.dtype in the configuration"
+    return None if dtypes else "no floating-point dtype is configured: set policy.dtype"
 
 
 @rule(Severity.ERROR, needs_values, _needs_known_dtype)
 def overflows_dtype(subject: Subject) -> Iterator[Issue]:
-    """A value becomes infinite, NaN or another one in the dtype that the policy wants.
+    """A value becomes infinite, NaN or another value in the dtype that the policy requires.
 
-    Why: `model.to(torch.float16)` says nothing when a value of 70,000 becomes infinite, and the first forward with it
-    gives NaN. The size from which on that happens is half a step above the dtype's largest number: 65,520 for
-    float16. float8 without infinity has NaN instead, or the largest number. An optimizer's state is not cast with the
-    model and is left out.
+    Why: `model.to(torch.float16)` silently turns a value of 70,000 into infinity, and the first forward with it gives
+    NaN. The limit is half a step above the dtype's largest number: 65,520 for float16. A float8 dtype without infinity
+    gives NaN instead, or the largest number. An optimizer's state is not cast with the model and is not checked.
 
     Example: `policy.dtype = ["float16"]` and a weight with a value of -81,250.
 
@@ -254,8 +254,8 @@ def overflows_dtype(subject: Subject) -> Iterator[Issue]:
             continue
         furthest = max(facts.low, facts.high, key=abs)
         if all(overflows(furthest, dtype) for dtype in wanted):
-            text = f"its value {furthest:.6g} is beyond {' and '.join(wanted)}"
-            yield _build_issue(subject, tensor, text, "cast to a dtype with the range of float32, as bfloat16 is")
+            text = f"value {furthest:.6g} overflows {' and '.join(wanted)}"
+            yield _build_issue(subject, tensor, text, "cast to a dtype with the range of float32, such as bfloat16")
 
 
 def overflows(value: float, dtype: str) -> bool:
@@ -268,13 +268,14 @@ def overflows(value: float, dtype: str) -> bool:
 def duplicate_values(subject: Subject) -> Iterator[Issue]:
     """Tensors that are not tied have the same bytes, shape and dtype.
 
-    Why: they are saved twice and, when they were tied in the model, are trained apart from now on. It may be meant:
-    copies of a layer begin equal. Constants, buffers, what is smaller than 1 kB and what is computed alike for each
-    layer (`A_log` of Mamba) are not told, nor are tensors of two sections, such as a model and its average.
+    Why: each copy is saved separately, and weights that were tied in the model are trained apart from now on. Copies
+    may be intended: copies of a layer start equal. Constants, buffers, tensors smaller than 1 kB and values that are
+    computed alike for each layer (`A_log` of Mamba) are not reported. Tensors of two sections, such as a model and its
+    average, are not compared.
 
     Example: `lm_head.weight` and `embed.weight`, tied in the model, cloned before they were saved.
 
-    Fix: tie them in the model, or save the one and tie when loading.
+    Fix: tie the tensors in the model, or save one of them and tie the other when loading.
     """
     groups: dict[object, list[TensorInfo]] = {}
     for tensor, facts in _list_facts(subject):
@@ -293,33 +294,37 @@ def _build_duplicates_issue(subject: Subject, section: str, groups: list[list[Te
     """Return one issue per section: the names of its only group, or a count and the first names."""
     first, *others = groups[0]
     size = sum(group[0].nbytes * (len(group) - 1) for group in groups)
-    again, help = f"{format_size(size)} more than once", "tie them, or keep one of them"
+    again, help = f"{format_size(size)} saved more than once", "tie the tensors, or keep one of them"
     if len(groups) == 1:
         called = join_names(tuple(map(subject.name_of, others)))
         text = f"has the same values as {called}: {again}"
         return _build_issue(subject, first, text, help)
-    pairs = tuple(f"{subject.name_of(group[1])} those of {subject.name_of(group[0])}" for group in groups)
-    text = f"{sum(map(len, groups)) - len(groups):,} tensors have the values of others, {again}: {join_names(pairs)}"
+    pairs = tuple(f"{subject.name_of(group[1])} duplicates {subject.name_of(group[0])}" for group in groups)
+    text = (
+        f"{sum(map(len, groups)) - len(groups):,} tensors duplicate the values of others, {again}: {join_names(pairs)}"
+    )
     return Issue(f"{section}: {text}", None, section, help)
 
 
 @rule(Severity.WARNING, needs_values)
 def unread_values(subject: Subject) -> Iterator[Issue]:
-    """The values of a tensor are nothing that can be judged, so that no rule has.
+    """No rule could check the values of a tensor.
 
-    Why: a rule that has not looked has not passed. A type that holds no numbers, a quantized tensor without its scale,
-    or windows that overlap without end are warnings; a tensor on meta, which has no values by intention, and text are
-    notes. Without `--values` all of them are notes, and the verdict counts them. Bytes that could not be read at all
-    are no finding: whatever is selected or accepted, the target has failed.
+    Why: a rule that did not run has not passed. A dtype that holds no numbers, a quantized tensor without its scale, or
+    windows that overlap without end are warnings. Text is a note, and so is a tensor on meta, which has no values on
+    purpose. Without `--values` all of these are notes, and the verdict counts them. Unreadable bytes are not a finding:
+    the target fails, whatever is selected or accepted.
 
     Example: `codes` of dtype bits8.
 
-    Fix: look at the tensor with the tool that wrote it, or leave it out with `-x`.
+    Fix: inspect the tensor with the tool that wrote it, or exclude it with `-x`.
     """
     for tensor, facts in zip(subject.state.tensors, subject.values or (), strict=True):
         if facts.reason is not None and not facts.damaged:
             severity = _choose_unread_severity(tensor) if subject.values_requested else Severity.NOTE
-            yield _build_issue(subject, tensor, f"not read: {facts.reason}", "leave it out with -x", severity)
+            yield _build_issue(
+                subject, tensor, f"values not read: {facts.reason}", "exclude the tensor with -x", severity
+            )
 
 
 def _choose_unread_severity(tensor: TensorInfo) -> Severity:

@@ -26,14 +26,14 @@ _STEPS = re.compile(r"(?:^|\.)(?:global_step|global_steps|step|steps|epoch|itera
 
 @rule(Severity.WARNING, needs_values)
 def untrained_adapter(subject: Subject) -> Iterator[Issue]:
-    """An adapter is zero throughout, so that the model with it computes what its base model computes.
+    """An adapter is zero throughout, so the model with it computes the same as its base model.
 
     Why: LoRA multiplies two factors, and `lora_B` starts at zero. If all of them are zero after training, no optimizer
     step reached the adapter: its parameters were not in the optimizer, or the run saved another copy of them.
-    It is a warning if the checkpoint says that it was trained: an optimizer's state in the file or folder, or a step
-    or epoch above 0 in its settings or in `trainer_state.json`. Without such a sign it is a note: the adapter may
-    have been saved before training. If only some of the factors are zero it is a note after training, since not every
-    layer needs to get a gradient, and no finding before.
+    The finding is a warning if the checkpoint has a sign of training. Signs are an optimizer's state in the file or
+    folder, or a step or epoch above 0 in its settings or in `trainer_state.json`. Without such a sign it is a note: the
+    adapter may have been saved before training. If only some of the factors are zero after training, it is a note,
+    because not every layer needs to get a gradient. Before training, this is not reported.
 
     Example: `adapter_model.safetensors` next to a `trainer_state.json` with `global_step` 500, each `lora_B` zero.
 
@@ -54,12 +54,16 @@ def _report_untrained(subject: Subject, factors: Sequence[tuple[TensorInfo, Fact
     called = join_names(tuple(map(subject.name_of, zero)))
     is_all = len(zero) == len(factors)
     of = (
-        f"all {plural(len(zero), 'factor')} that start at zero are"
+        f"all {plural(len(zero), 'factor')} that start at zero are still"
         if is_all
-        else (f"{len(zero):,} of {len(factors):,} factors that start at zero are")
+        else (f"{len(zero):,} of {len(factors):,} factors that start at zero are still")
     )
     message = f"{of} zero{f' after training ({sign})' if sign else ''}: {called}"
-    help = "check that the optimizer has the adapter's parameters" if sign else "no action if it was not trained yet"
+    help = (
+        "check that the optimizer has the adapter's parameters"
+        if sign
+        else "no action if the adapter was not trained yet"
+    )
     severity = None if sign and is_all else Severity.NOTE
     yield Issue(message, zero[0].fqn if len(zero) == 1 else None, zero[0].section, help, severity)
 
@@ -70,7 +74,7 @@ def _find_sign_of_training(state: ModelState) -> str | None:
         if _STEPS.search(key) and isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
             return f"{key} {value:g}"
     has_optimizer = any(tensor.kind is Kind.OPTIMIZER for tensor in state.tensors)
-    return "it holds an optimizer's state" if has_optimizer else None
+    return "the checkpoint has optimizer state" if has_optimizer else None
 
 
 #: Elements from which on a tensor can have an outlier.
@@ -87,13 +91,14 @@ _MASK = re.compile(r"mask", re.IGNORECASE)
 def outlier(subject: Subject) -> Iterator[Issue]:
     """A weight has a single value, or very few, a thousand times as large as all others.
 
-    Why: training does not make such a value. A flipped bit of an exponent, a failing memory or disk, or an edit by hand
-    does, and one value of 50,000 among values of size 1 decides every output that it touches.
-    The measure is robust: the largest size is divided by the fourth largest of a sample (one element in 61; of small
-    tensors every element) of each block of 512 kB, the largest of all blocks. Judged are floating-point parameters of
-    64 elements or more; masks, buffers and optimizer states are not. A region of many damaged values is no outlier.
-    On 204 honest checkpoints of transformers and torch, with random weights and after three steps of training, it has
-    no finding (`benchmarks/honest_checkpoints.py`).
+    Why: training does not produce such a value. Its cause is a flipped bit of an exponent, a failing memory or disk, or
+    an edit by hand. One value of 50,000 among values of size 1 decides every output that uses it.
+    The measure is robust. It divides the largest size by the fourth largest of a sample of each block of 512 kB, and
+    takes the largest such number of all blocks. The sample is one element in 61, for small tensors every element. The
+    rule checks floating-point parameters of 64 elements or more, but not masks, buffers and optimizer states. A region
+    of many damaged values is not an outlier.
+    On 204 honest checkpoints of transformers and torch, with random weights and after three steps of training, the rule
+    has no finding (`benchmarks/honest_checkpoints.py`).
 
     Example: `fc.weight`, drawn from N(0, 1), with one value of 50,000.
 
@@ -105,9 +110,9 @@ def outlier(subject: Subject) -> Iterator[Issue]:
             continue
         largest = max(facts.low or 0.0, facts.high or 0.0, key=abs)
         if abs(largest) >= OUTLIER_FACTOR * facts.typical:
-            message = f"{subject.name_of(tensor)}: has the value {largest:.6g}; nearly all others are of size"
-            message += f" {facts.typical:.3g} at most"
-            yield Issue(message, tensor.fqn, tensor.section, "compare it with another copy, and restore it")
+            others = f"nearly all other values are at most {facts.typical:.3g} in size"
+            message = f"{subject.name_of(tensor)}: value {largest:.6g} is an outlier; {others}"
+            yield Issue(message, tensor.fqn, tensor.section, "compare the tensor with another copy, and restore it")
 
 
 RULES = (untrained_adapter, outlier)

@@ -110,7 +110,7 @@ def test_shards_are_held_as_the_model_that_is_locked(statecli):
     save_file({"y": torch.zeros(2)}, shards[1])
     code, [(target, message)] = audit(statecli, *shards)
     assert (code, target) == (1, "ck/m")
-    assert message.startswith("y: its values are not those that were locked")
+    assert message.startswith("y: values differ from the lock")
 
 
 def test_a_locked_shard_of_a_model_that_was_met_is_not_gone(statecli):

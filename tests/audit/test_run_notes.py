@@ -34,7 +34,9 @@ def told(*targets, **options):
 def test_a_rule_that_the_policy_asks_for_and_that_did_not_run_is_told():
     """With the key, the targets and the reason; where it ran there is nothing to tell."""
     (one,) = told("a.pt", "b.safetensors", policy=Policy(device=("cpu",)))
-    assert one == "policy.device: accelerator-device did not run on b.safetensors: its format records no device"
+    assert (
+        one == "policy.device: accelerator-device did not run on b.safetensors: the file format does not record devices"
+    )
 
 
 def test_many_targets_are_one_line():

@@ -129,7 +129,7 @@ def test_a_nudge_of_the_optimizer_is_named(statecli):
         "ck",
         "state[3]['exp_avg']",
     )
-    assert found["message"].startswith("optimizer.state[3]['exp_avg']: its values")
+    assert found["message"].startswith("optimizer.state[3]['exp_avg']: values differ")
 
 
 def test_what_was_locked_and_is_empty_now_is_missing(statecli):

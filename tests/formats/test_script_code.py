@@ -179,7 +179,7 @@ def test_an_operator_of_an_internal_namespace_is_unsafe(operator):
 def test_an_unknown_operator_is_a_warning(archive):
     """Nothing is known against it."""
     (message,) = told(archive("t = ops.mylib.run(1)"), "unknown-global")
-    assert "loading it calls torch.ops.mylib.run, which is of a library that neither torch, torchvision" in message
+    assert "loading it calls torch.ops.mylib.run, which belongs to a library outside torch, torchvision" in message
 
 
 def test_names_of_attributes_and_parameters_are_no_other_names():

@@ -127,9 +127,9 @@ def test_a_new_and_a_missing_file_are_named(folder, tmp_path):
     (folder / "config.json").unlink()
     (folder / "hook.py").write_text("import os\n")
     assert mismatches(held(folder, locked, tmp_path / "lock.json"))[-3:] == [
-        "config.json: is in the lock and is missing",
-        "hook.py: is not in the lock",
-        "tokenizer.json: is in the lock and is missing",
+        "config.json: in the lock but missing",
+        "hook.py: not in the lock",
+        "tokenizer.json: in the lock but missing",
     ]
 
 
@@ -202,7 +202,7 @@ def test_a_new_file_that_may_change_the_model_is_named(folder, tmp_path, name):
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"x")
-    assert mismatches(held(folder, locked, tmp_path / "lock.json")) == [f"{name}: is not in the lock"]
+    assert mismatches(held(folder, locked, tmp_path / "lock.json")) == [f"{name}: not in the lock"]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_name_of_weights_hides_no_code_next_to_it(folder, tmp_path, decoy):
     (inner / "generate.py").write_text("x")
     decoy(inner)
     said = mismatches(held(folder, locked, tmp_path / "lock.json"))
-    assert "custom_generate/generate.py: is not in the lock" in said
+    assert "custom_generate/generate.py: not in the lock" in said
 
 
 @pytest.mark.parametrize("name", ["linked", "__pycache__"])
@@ -236,7 +236,7 @@ def test_a_model_where_no_walk_looks_hides_no_code(folder, tmp_path, name):
     (inner / "own.py").write_text("x")
     if name == "linked":
         (folder / name).symlink_to(inner)
-    assert mismatches(held(folder, locked, tmp_path / "lock.json")) == [f"{name}/own.py: is not in the lock"]
+    assert mismatches(held(folder, locked, tmp_path / "lock.json")) == [f"{name}/own.py: not in the lock"]
 
 
 @pytest.mark.parametrize(
@@ -328,10 +328,10 @@ def test_a_lock_of_a_pipeline_holds_the_files_that_are_in_no_component(pipeline,
     assert changed.startswith(f"{name}: content differs from the lock")
     (pipeline / name).unlink()
     (missing,) = mismatches(held(pipeline, locked, tmp_path / "lock.json"))
-    assert missing == f"{name}: is in the lock and is missing"
+    assert missing == f"{name}: in the lock but missing"
     (pipeline / f"{name}.py").write_text("x")
     found = mismatches(held(pipeline, locked, tmp_path / "lock.json"))
-    assert found == [missing, f"{name}.py: is not in the lock"]
+    assert found == [missing, f"{name}.py: not in the lock"]
 
 
 def test_a_pipeline_that_cannot_be_compared_fails_and_loses_no_other_target(pipeline, tmp_path, monkeypatch):
@@ -364,7 +364,7 @@ def test_a_second_pipeline_is_not_in_the_lock_of_the_first(pipeline, tmp_path):
     locked = lock(pipeline, folder=str(tmp_path))
     shutil.copytree(pipeline, tmp_path / "other")
     found = mismatches(held(tmp_path, locked, tmp_path / "lock.json"))
-    assert len([message for message in found if message.endswith("is not in the lock")]) >= 3
+    assert len([message for message in found if message.endswith(": not in the lock")]) >= 3
 
 
 def test_a_pickle_that_is_no_checkpoint_is_locked_as_a_file(folder, tmp_path):

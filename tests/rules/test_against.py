@@ -116,7 +116,7 @@ def test_dtype_mismatch_finds_what_a_load_into_the_class_casts(said, pt):
         (
             "warning",
             "bias_hh_l0",
-            f"bias_hh_l0: is float64, and {FOUR} registers float32: a load casts it without a word",
+            f"bias_hh_l0: checkpoint has float64, {FOUR} expects float32; load_state_dict casts silently",
         )
     ]
 
@@ -124,7 +124,7 @@ def test_dtype_mismatch_finds_what_a_load_into_the_class_casts(said, pt):
 def test_dtype_mismatch_notes_once_that_a_whole_model_is_cast(said, pt):
     """A checkpoint in half precision for a class in float32 is ordinary; so is one that keeps a norm in float32."""
     half = {name: one.half() for name, one in four().items()}
-    said_once = f"4 tensors are float16, where {FOUR} registers float32: a load casts without a word"
+    said_once = f"4 tensors are float16, {FOUR} expects float32; load_state_dict casts silently"
     assert said("dtype-mismatch", pt(**half), model=FOUR) == [("note", None, f"all {said_once}")]
     mixed = pt("m", **(half | {"bias_hh_l0": torch.zeros(8)}))
     assert said("dtype-mismatch", mixed, model=FOUR) == [("note", None, "3 of " + said_once)]
@@ -148,12 +148,12 @@ def test_broken_tie_finds_what_the_class_ties_and_the_checkpoint_has_apart(said,
     ((severity, fqn, message),) = said("broken-tie", path, model=tied)
     assert (severity, fqn) == ("note", "embed")
     assert message == (
-        f"embed: {tied} ties it to head, and here they are 2 tensors: "
-        "whether they differ cannot be told without --values; a load keeps the last"
+        f"embed: {tied} ties this tensor to head, but the checkpoint has 2 separate tensors "
+        "(add --values to compare them); load_state_dict keeps the last one"
     )
     ((severity, _, message),) = said("broken-tie", path, model=tied, values=True)
     assert severity == "error"
-    assert "2 tensors of other bytes: a load keeps the last without a word" in message
+    assert "2 separate tensors with different bytes; load_state_dict silently keeps the last one" in message
 
 
 def test_broken_tie_notes_copies_of_the_same_values(said, pt, tied):
@@ -161,7 +161,7 @@ def test_broken_tie_notes_copies_of_the_same_values(said, pt, tied):
     path = pt(embed=torch.ones(2, 2), head=torch.ones(2, 2))
     ((severity, _, message),) = said("broken-tie", path, model=tied, values=True)
     assert severity == "note"
-    assert message.endswith("here they are 2 tensors of the same bytes")
+    assert message.endswith("the checkpoint has 2 separate tensors with equal bytes")
 
 
 def test_broken_tie_warns_where_the_values_were_read_and_are_no_numbers_to_compare(said, pt, tied):
@@ -169,7 +169,7 @@ def test_broken_tie_warns_where_the_values_were_read_and_are_no_numbers_to_compa
     path = pt(embed=torch.ones(2, 2), head=torch.ones(4, 1))
     ((severity, _, message),) = said("broken-tie", path, model=tied, values=True)
     assert severity == "warning"
-    assert message.endswith("2 tensors: whether they differ cannot be told; a load keeps the last")
+    assert message.endswith("2 separate tensors whose values cannot be compared; load_state_dict keeps the last one")
 
 
 def test_broken_tie_finds_tied_names_of_two_dtypes_whose_bytes_cannot_be_the_same(said, pt, tied):
@@ -388,7 +388,7 @@ def test_the_only_model_in_a_folder_without_index_is_the_reference(pt, tmp_path)
     target = pt(**without("bias"))
     (result,) = audit(Request((str(target),), select=("missing-entry",), against=str(step))).targets
     (found,) = result.findings
-    assert found.message == f"bias: missing: {step / 'weights.pt'} has it"
+    assert found.message == f"bias: missing; {step / 'weights.pt'} has this tensor"
     (step / "more.pt").write_bytes((step / "weights.pt").read_bytes()[:-9])
     assert "name one of them" in failed(target, against=str(step))
     (step / "more.pt").unlink()

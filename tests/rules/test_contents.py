@@ -36,7 +36,7 @@ def adapter(folder, tensors):
 def test_empty_checkpoint_finds_an_adapter_without_tensors(found, tmp_path):
     """The folder is an error, whatever its configuration promises."""
     (finding,) = found("empty-checkpoint", adapter(tmp_path / "adapter", {}))
-    assert (finding.message, finding.severity) == ("holds no tensor", Severity.ERROR)
+    assert (finding.message, finding.severity) == ("checkpoint holds no tensor", Severity.ERROR)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,10 @@ def test_trainable_mismatch_finds_that_it_cannot_be_told(found, tmp_path):
     torch.save(small().state_dict(), tmp_path / "s.pt")
     policy = Policy(frozen=("0.*", "1.weight"), trainable=("1.bias",))
     (finding,) = found("trainable-mismatch", tmp_path / "s.pt", policy=policy)
-    assert finding.message == "policy.frozen and policy.trainable: cannot tell: a state_dict records no requires_grad"
+    assert (
+        finding.message
+        == "policy.frozen and policy.trainable: inconclusive, because a state_dict does not record requires_grad"
+    )
     assert finding.severity is Severity.WARNING
 
 
@@ -75,7 +78,7 @@ def test_trainable_mismatch_spares_what_a_lock_holds(tmp_path):
     frozen, trained = Policy(frozen=("0.*",)), Policy(trainable=("1.*",))
     assert not audit(Request((str(tmp_path / "s.pt"),), policy=frozen, lock=lock)).findings
     (finding,) = audit(Request((str(tmp_path / "s.pt"),), policy=trained, lock=lock)).findings
-    assert finding.message.startswith("policy.trainable: cannot tell")
+    assert finding.message.startswith("policy.trainable: inconclusive")
 
 
 def test_trainable_mismatch_is_skipped_where_there_is_no_model(tmp_path):
@@ -87,7 +90,7 @@ def test_trainable_mismatch_is_skipped_where_there_is_no_model(tmp_path):
     torch.save(optimizer.state_dict(), tmp_path / "o.pt")
     request = Request((str(tmp_path / "o.pt"),), select=("trainable-mismatch",), policy=Policy(frozen=("0.*",)))
     (one,) = audit(request).skipped_rules
-    assert one.reason == "no tensor of a model is in it"
+    assert one.reason == "the target has no model tensors"
 
 
 def test_optimizer_orphan_finds_state_of_a_parameter_that_is_gone(found, train):
@@ -134,10 +137,10 @@ def test_an_optimizer_that_nothing_is_known_of_is_one_all_the_same(train, monkey
     assert not_run(path) == {UNTOLD}
 
 
-UNTOLD = "which parameters the optimizer trains cannot be told: it saved no names"
+UNTOLD = "the optimizer state does not name the parameters that it trains"
 
 
 def test_where_there_is_no_optimizer_that_is_why(tmp_path):
     """Nothing is said of names then."""
     torch.save(small().state_dict(), tmp_path / "m.pt")
-    assert not_run(tmp_path / "m.pt") == {"there is no optimizer's state in it"}
+    assert not_run(tmp_path / "m.pt") == {"the target has no optimizer state"}

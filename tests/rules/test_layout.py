@@ -196,7 +196,7 @@ def test_misaligned_finds_tensors_behind_an_unpadded_header(found, tmp_path):
     path = safetensors(tmp_path / "a.safetensors", [("a", "F32", 8), ("b", "F32", 8)], padding=1)
     (finding,) = found("misaligned", path)
     assert finding.message.startswith("a: float32 begins at byte ")
-    assert finding.message.endswith(", no multiple of 4, and so does 1 more")
+    assert finding.message.endswith(", not at a multiple of 4; 1 more tensor is misaligned too")
     assert finding.place.offset % 4
 
 
@@ -245,8 +245,8 @@ def test_checksum_mismatch_finds_a_flipped_bit_of_a_storage(found, saved):
     flipped(path, big.numpy().tobytes())
     torch.load(path)
     (finding,) = found("checksum-mismatch", path, values=True)
-    assert finding.message.startswith("a: its bytes are not those that were saved: checksum recorded 0x")
-    assert finding.message.endswith("; it is of b too")
+    assert finding.message.startswith("a: its bytes do not match the saved checksum: recorded 0x")
+    assert finding.message.endswith("; b uses the same bytes")
     assert at(finding.place)[4:] == big.numpy().tobytes()[4:]
 
 
@@ -259,9 +259,7 @@ def test_checksum_mismatch_looks_into_the_archives_of_a_distributed_checkpoint(f
     (file,) = folder.glob("*.distcp")
     flipped(file, values.numpy().tobytes())
     (finding,) = found("checksum-mismatch", folder, values=True)
-    assert finding.message.startswith(
-        f"w: its bytes are not those that were saved in {file.name}: checksum recorded 0x"
-    )
+    assert finding.message.startswith(f"w: its bytes in {file.name} do not match the saved checksum: recorded 0x")
     assert at(finding.place)[4:] == values.numpy().tobytes()[4:]
 
 
@@ -274,11 +272,9 @@ def test_checksum_mismatch_names_each_file_that_has_a_damaged_piece(found, tmp_p
     flipped(files[0], values[5:20].numpy().tobytes())
     flipped(files[1], values[30:].numpy().tobytes())
     findings = found("checksum-mismatch", folder, values=True)
-    said = [
-        f"optimizer.fp32.w: its bytes are not those that were saved in {file.relative_to(folder)}" for file in files
-    ]
-    assert [finding.message.partition(": checksum")[0] for finding in findings] == said
-    assert [finding.message.endswith("; it is of optimizer.fp32.b too") for finding in findings] == [False, True]
+    said = [f"optimizer.fp32.w: its bytes in {file.relative_to(folder)}" for file in files]
+    assert [finding.message.partition(" do not match the saved checksum: ")[0] for finding in findings] == said
+    assert [finding.message.endswith("; optimizer.fp32.b uses the same bytes") for finding in findings] == [False, True]
     assert [finding.place.path for finding in findings] == list(map(str, files))
 
 
@@ -290,7 +286,7 @@ def test_checksum_mismatch_finds_a_flipped_bit_of_a_shard(found, tmp_path):
     index.write_text(json.dumps({"weight_map": {"w": "pytorch_model-00001-of-00001.bin"}}))
     flipped(tmp_path / "pytorch_model-00001-of-00001.bin", values.numpy().tobytes())
     (finding,) = found("checksum-mismatch", index, values=True)
-    assert "were saved in pytorch_model-00001-of-00001.bin: checksum" in finding.message
+    assert "its bytes in pytorch_model-00001-of-00001.bin do not match the saved checksum: " in finding.message
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
@@ -309,7 +305,7 @@ def test_checksum_mismatch_is_of_unpacked_bytes(found, tmp_path, packed):
     (target,) = audit(Request((str(path),), select=("checksum-mismatch",), values=True)).targets
     (finding,) = target.findings
     assert (target.status, target.ran, finding.rule) == (Status.FAILED, (finding.rule,), "checksum-mismatch")
-    assert finding.message.startswith("w: its bytes are not those that were saved: checksum ")
+    assert finding.message.startswith("w: its bytes do not match the saved checksum: ")
     assert finding.place.offset + finding.place.length <= path.stat().st_size
 
 
@@ -349,7 +345,7 @@ def test_checksum_mismatch_spares_whole_bytes_and_what_records_none(found, saved
     assert not found("checksum-mismatch", saved({"a": torch.ones(3), "e": torch.ones(0)}), values=True)
     path = written(build(changed("data/0", crc=0)))
     (target,) = audit(Request((str(path),), select=("checksum-mismatch",), values=True)).targets
-    assert (target.ran, target.skipped[0].reason) == ((), "no checksum of a tensor is recorded in it")
+    assert (target.ran, target.skipped[0].reason) == ((), "the file records no tensor checksums")
 
 
 def test_checksums_of_tensors_are_not_said_to_be_right_unread(saved):

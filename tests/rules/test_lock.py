@@ -45,16 +45,19 @@ def test_lock_mismatch_finds_one_nudged_weight_and_names_it_alone(held, state):
     nudged.view(torch.int32)[3, 2] ^= 1
     (finding,) = held({"a.weight": nudged})
     assert (finding.fqn, finding.section) == ("a.weight", "model")
-    assert "its values are not those that were locked" in finding.message
+    assert "values differ from the lock" in finding.message
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda one: one.double(), "is float64, locked as float32"),
-        (lambda one: one.t().contiguous(), "has shape [3, 4], locked with [4, 3]"),
-        (lambda one: one.reshape(2, 6).half(), "is float16, locked as float32; has shape [2, 6], locked with [4, 3]"),
-        (lambda one: None, "is missing, locked as float32 [4, 3]"),
+        (lambda one: one.double(), "dtype is float64, locked as float32"),
+        (lambda one: one.t().contiguous(), "shape is [3, 4], locked as [4, 3]"),
+        (
+            lambda one: one.reshape(2, 6).half(),
+            "dtype is float16, locked as float32; shape is [2, 6], locked as [4, 3]",
+        ),
+        (lambda one: None, "missing, locked as float32 [4, 3]"),
     ],
 )
 def test_lock_mismatch_finds_what_changed_of_a_tensor(held, state, change, says):
@@ -66,7 +69,7 @@ def test_lock_mismatch_finds_what_changed_of_a_tensor(held, state, change, says)
 def test_lock_mismatch_finds_a_tensor_that_nobody_locked(held):
     """What came in may be what does the harm."""
     (finding,) = held({"adapter.weight": torch.ones(1)})
-    assert finding.message == "adapter.weight: is not in the lock"
+    assert finding.message == "adapter.weight: not in the lock"
 
 
 def test_lock_mismatch_spares_the_same_weights_in_another_container(found, tmp_path, state):
@@ -92,8 +95,8 @@ def test_lock_mismatch_finds_kind_and_requires_grad_where_both_sides_know(found,
     )
     findings = found("lock-mismatch", f"{path}:Two", lock=locked(f"{path}:One"))
     assert {finding.message for finding in findings} == {
-        "w: is of kind buffer, locked as parameter; is frozen, locked as requiring grad",
-        "v: is frozen, locked as requiring grad",
+        "w: kind is buffer, locked as parameter; frozen, locked as requiring grad",
+        "v: frozen, locked as requiring grad",
     }
     assert not found("lock-mismatch", f"{path}:One", lock=locked(f"{path}:One"))
 

@@ -23,7 +23,9 @@ def test_case_collision_finds_one_text_in_other_code_points(found, tmp_path, one
     """Alike on every screen, so that both are shown by their code points."""
     torch.save({one: torch.zeros(2), other: torch.ones(2)}, tmp_path / "a.pt")
     (finding,) = found("case-collision", tmp_path / "a.pt")
-    assert finding.message == f"{ascii(other)[1:-1]}: is {ascii(one)[1:-1]} written with other code points"
+    assert (
+        finding.message == f"{ascii(other)[1:-1]}: same letters as {ascii(one)[1:-1]}, written with other code points"
+    )
 
 
 def test_case_collision_spares_what_no_file_system_folds(found, tmp_path):
@@ -53,7 +55,7 @@ def test_wrapper_prefix_finds_the_state_dict_of_a_wrapper(found, tmp_path, prefi
     state = WRAPPED[prefix](net).state_dict()
     torch.save(state, tmp_path / "a.pt")
     (finding,) = found("wrapper-prefix", tmp_path / "a.pt")
-    assert finding.message == f"{prefix}0.weight: all 4 names of model have {prefix!r} in them, which a wrapper added"
+    assert finding.message == f"{prefix}0.weight: all 4 names of model contain {prefix!r}, which a wrapper added"
     assert f"removeprefix({prefix!r})" in finding.help
     assert [name.removeprefix(prefix) for name in state] == list(net.state_dict())
 
@@ -68,7 +70,7 @@ def test_wrapper_prefix_finds_the_name_of_each_wrapper(found, tmp_path, name, in
         state = {key.replace("1.", f"1.{name}."): value for key, value in net.state_dict().items()}
     torch.save(state, tmp_path / "a.pt")
     (finding,) = found("wrapper-prefix", tmp_path / "a.pt")
-    assert f"have '{name}.' in them, which a wrapper added" in finding.message
+    assert f"contain '{name}.', which a wrapper added" in finding.message
 
 
 def test_wrapper_prefix_finds_what_lightning_hands_to_deepspeed(found, tmp_path):
@@ -76,7 +78,7 @@ def test_wrapper_prefix_finds_what_lightning_hands_to_deepspeed(found, tmp_path)
     state = {f"_forward_module.model.{key}": one for key, one in torch.nn.Linear(2, 2).state_dict().items()}
     torch.save({"module": state, "global_steps": 3}, tmp_path / "mp_rank_00_model_states.pt")
     (finding,) = found("wrapper-prefix", tmp_path / "mp_rank_00_model_states.pt")
-    assert "all 2 names of module have '_forward_module.' in them" in finding.message
+    assert "all 2 names of module contain '_forward_module.'" in finding.message
 
 
 def test_wrapper_prefix_finds_a_part_that_was_compiled(found, tmp_path):
@@ -84,7 +86,7 @@ def test_wrapper_prefix_finds_a_part_that_was_compiled(found, tmp_path):
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.compile(torch.nn.Linear(2, 2)))
     torch.save({"model": net.state_dict(), "ema": {"0.weight": torch.zeros(2)}}, tmp_path / "a.pt")
     (finding,) = found("wrapper-prefix", tmp_path / "a.pt")
-    assert "2 of 4 names of model have '_orig_mod.' in them" in finding.message
+    assert "2 of 4 names of model contain '_orig_mod.'" in finding.message
     assert "replace('_orig_mod.', '')" in finding.help
 
 

@@ -280,7 +280,9 @@ def test_unknown_global_finds_a_class_of_somebody(found, tmp_path):
     """Called or only named."""
     pickle = state_dict(w=tensor(), x=called(named("my.config", "Config")), y=b"cmy.config\nOther\n")
     first, second = found("unknown-global", write(tmp_path / "a.pt", pickle))
-    assert first.message.startswith("loading it calls my.config.Config, which is neither torch's own nor plain data")
+    assert first.message.startswith(
+        "loading it calls my.config.Config, which is not on the allow-list of torch and plain-data types"
+    )
     assert second.message.startswith("loading it imports my.config.Other")
     assert first.severity is Severity.WARNING
 
@@ -438,7 +440,9 @@ def test_a_class_of_torchscript_is_one_where_torchscript_is(tmp_path):
     path, constants = tmp_path / "a.pt", Member("archive/constants.pkl", pickled(b")"))
     assert not judged(write(path, state_dict(w=tensor(), x=net), constants), "unsafe-global").findings
     (finding,) = judged(write(path, state_dict(w=tensor(), x=net)), "unsafe-global").findings
-    assert finding.message.startswith("loading it calls __torch__.evil.Net, which is TorchScript's, and no TorchScript")
+    assert finding.message.startswith(
+        "loading it calls __torch__.evil.Net, which is a TorchScript class, but the file has no TorchScript"
+    )
     hidden = Member("archive/extra/hook.pkl", pickled(net))
     (finding,) = judged(write(path, state_dict(w=tensor()), constants, hidden), "unsafe-global").findings
     assert finding.about == "__torch__.evil.Net"

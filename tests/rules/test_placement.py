@@ -38,7 +38,7 @@ def test_torch_fails_to_load_what_is_named(saved):
 def test_accelerator_device_finds_a_gpu_that_few_machines_have(found, saved):
     """One finding a device, with the count and the first names."""
     (finding,) = found("accelerator-device", saved(STATE, {A: "cuda:3", B: "cuda:3"}))
-    assert finding.message.startswith("2 on cuda:3 (a, b): torch.load fails where there is none")
+    assert finding.message.startswith("2 tensors on cuda:3 (a, b): torch.load fails on a machine without this device")
     assert finding.severity.value == "warning"
     assert "map_location" in finding.help
 
@@ -46,9 +46,9 @@ def test_accelerator_device_finds_a_gpu_that_few_machines_have(found, saved):
 def test_accelerator_device_finds_the_first_gpu_as_a_note(found, saved):
     """Every checkpoint that was trained on one names it."""
     findings = found("accelerator-device", saved(STATE, {A: "cuda:0", B: "mps", C: "cuda:0"}))
-    assert [(finding.message[:11], finding.severity.value) for finding in findings] == [
-        ("2 on cuda:0", "note"),
-        ("1 on mps (b", "note"),
+    assert [(finding.message[:19], finding.severity.value) for finding in findings] == [
+        ("2 tensors on cuda:0", "note"),
+        ("1 tensor on mps (b)", "note"),
     ]
 
 
@@ -56,20 +56,20 @@ def test_accelerator_device_finds_what_the_policy_does_not_name(found, saved):
     """An error, the CPU too: `cuda` stands for each of them, `cuda:0` for one."""
     path = saved(STATE, {A: "cuda:0", B: "cuda:1"})
     (finding,) = found("accelerator-device", path, policy=Policy(device=("cuda",)))
-    assert (finding.message, finding.severity.value) == ("1 on cpu (c): the policy says cuda", "error")
+    assert (finding.message, finding.severity.value) == ("1 tensor on cpu (c): policy.device allows only cuda", "error")
     (finding,) = found("accelerator-device", path, policy=Policy(device=("cuda:0", "cpu")))
-    assert finding.message == "1 on cuda:1 (b): the policy says cuda:0 or cpu"
+    assert finding.message == "1 tensor on cuda:1 (b): policy.device allows only cuda:0 or cpu"
 
 
 def test_accelerator_device_finds_the_first_gpu_once_under_both_its_names(found, saved):
     """torch loads `cuda` on the current device, which is the first; by that name alone it is told as it is written."""
     (finding,) = found("accelerator-device", saved(STATE, {A: "cuda:0", B: "cuda", C: "cuda:0"}))
-    assert finding.message.startswith("3 on cuda:0 (a, c, b): ")
+    assert finding.message.startswith("3 tensors on cuda:0 (a, c, b): ")
     assert finding.severity.value == "note"
     (finding,) = found("accelerator-device", saved(STATE, {A: "cuda", B: "cuda"}))
-    assert finding.message.startswith("2 on cuda (a, b): ")
+    assert finding.message.startswith("2 tensors on cuda (a, b): ")
     findings = found("accelerator-device", saved(STATE, {A: "cuda", B: "cuda:3"}))
-    assert [one.message[:11] for one in findings] == ["1 on cuda (", "1 on cuda:3"]
+    assert [one.message.partition(" (")[0] for one in findings] == ["1 tensor on cuda", "1 tensor on cuda:3"]
 
 
 def test_accelerator_device_spares_the_first_gpu_by_either_name_where_the_policy_names_it(found, saved):
@@ -88,7 +88,7 @@ def test_accelerator_device_spares_the_cpu_and_meta(found, saved):
 def test_mixed_devices_finds_what_stayed_behind(found, saved):
     """The rarer device's tensor is named."""
     (finding,) = found("mixed-devices", saved(STATE, {A: "cuda:0", C: "cuda:0"}))
-    assert finding.message == "model: its tensors lie on 2 devices: 2 on cuda:0, 1 on cpu (b)"
+    assert finding.message == "model: tensors are on 2 devices: 2 on cuda:0, 1 on cpu (b)"
     assert finding.fqn == "b"
 
 
@@ -101,7 +101,7 @@ def test_mixed_devices_spares_meta_and_another_name_of_the_first_gpu(found, save
 def test_mixed_devices_finds_two_gpus(found, saved):
     """Whatever the first is called."""
     (finding,) = found("mixed-devices", saved(STATE, {A: "cuda", B: "cuda:1", C: "cuda:0"}))
-    assert finding.message == "model: its tensors lie on 2 devices: 2 on cuda:0, 1 on cuda:1 (b)"
+    assert finding.message == "model: tensors are on 2 devices: 2 on cuda:0, 1 on cuda:1 (b)"
 
 
 def test_mixed_devices_spares_an_optimizer_and_other_sections(found, saved):
@@ -117,4 +117,4 @@ def test_a_format_that_names_no_device_is_not_judged(tmp_path, rule):
     """Nothing is known of it, and that is said."""
     save_file(STATE, tmp_path / "a.safetensors")
     (target,) = audit(Request((str(tmp_path / "a.safetensors"),), select=(rule,))).targets
-    assert (target.ran, target.skipped[0].reason) == ((), "its format records no device")
+    assert (target.ran, target.skipped[0].reason) == ((), "the file format does not record devices")

@@ -38,7 +38,7 @@ def test_unregistered_tensor_finds_a_plain_attribute_with_its_line(found):
     """The lesson: `self.table = torch.randn(5, 5)`."""
     (finding,) = found("unregistered-tensor", f"{SAMPLES / 'net.py'}:Net")
     assert (finding.fqn, finding.severity) == ("table", Severity.ERROR)  # its value is random
-    assert "not saved" in finding.message
+    assert "not in state_dict()" in finding.message
     assert "register_buffer" in finding.help
     assert "self.table" in (SAMPLES / "net.py").read_text().splitlines()[finding.origin.line - 1]
 
@@ -116,11 +116,11 @@ def test_unregistered_module_names_its_tensors(found, net):
     """In a sentence, whether it has one or several."""
     lines = "self.pair = [nn.Linear(2, 2)]", "self.one = [nn.Linear(2, 2, bias=False)]"
     several, one = found("unregistered-module", net(*lines))
-    ends = "never trained, saved or moved"
+    ends = "not trained, saved or moved"
     assert several.message == (
-        f"pair[0]: is no registered module: its 2 tensors (pair[0].weight, pair[0].bias) are {ends}"
+        f"pair[0]: module is not registered: its 2 tensors (pair[0].weight, pair[0].bias) are {ends}"
     )
-    assert one.message == f"one[0]: is no registered module: its only tensor (one[0].weight) is {ends}"
+    assert one.message == f"one[0]: module is not registered: its only tensor (one[0].weight) is {ends}"
 
 
 def test_unregistered_module_spares_module_lists_and_modules_without_tensors(found, net):

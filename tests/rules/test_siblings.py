@@ -33,7 +33,7 @@ def test_sibling_gap_finds_a_dtype_of_one_layer(gaps):
     """It names the tensor and both dtypes."""
     state = stack() | {"layers.5.linear1.weight": torch.randn(16, 8).half()}
     (message,) = gaps(state)
-    assert message.startswith("layers.5.linear1.weight: is float16, float32 in the other 11 layers")
+    assert message.startswith("layers.5.linear1.weight: dtype is float16, but float32 in the other 11 layers")
 
 
 def test_a_tensor_that_one_layer_lacks_is_found(gaps):
@@ -54,7 +54,7 @@ def test_values_of_another_scale_are_found(gaps):
     state = stack()
     state["layers.5.linear1.weight"] *= 1000
     (message,) = gaps(state)
-    assert message.startswith("layers.5.linear1.weight: its values are")
+    assert message.startswith("layers.5.linear1.weight: values are")
     assert message.endswith("times larger than in the other layers")
 
 
@@ -121,7 +121,7 @@ def test_a_gap_is_found_where_the_first_layer_has_a_tensor_of_its_own(gaps):
 def test_another_shape_in_one_layer_is_found(gaps):
     """It names both shapes."""
     (message,) = gaps(small() | {"layers.17.mlp.weight": torch.randn(32, 64) / 50})
-    assert message == "layers.17.mlp.weight: has shape [32,64], [64,64] in the other 31 layers"
+    assert message == "layers.17.mlp.weight: shape is [32,64], but [64,64] in the other 31 layers"
 
 
 def test_a_weight_of_zeros_in_one_layer_is_found(gaps):
@@ -134,13 +134,13 @@ def test_a_weight_of_zeros_in_one_layer_is_found(gaps):
 def test_a_scale_that_is_not_positive_in_one_layer_is_found(gaps, value, end):
     """Its siblings are positive and of one size."""
     (message,) = gaps(small() | {"layers.17.mlp.scale": torch.tensor([value])})
-    assert message == f"layers.17.mlp.scale: is {end}, 0.01 to 0.014 in the other 31 layers"
+    assert message == f"layers.17.mlp.scale: value is {end}, but 0.01 to 0.014 in the other 31 layers"
 
 
 def test_a_scale_that_is_a_thousand_times_as_large_is_found(gaps):
     """A tensor of one element has a size."""
     (message,) = gaps(small() | {"layers.17.mlp.scale": torch.tensor([20.0])})
-    assert message == "layers.17.mlp.scale: its values are 1,667 times larger than in the other layers"
+    assert message == "layers.17.mlp.scale: values are 1,667 times larger than in the other layers"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_oversized_storage_finds_a_view_that_saves_all_it_is_a_part_of(found, sa
     """4 KB of 4 MB: both figures, and where the storage is."""
     path = saved({"w": torch.zeros(1 << 20)[:1024]}, _use_new_zipfile_serialization=not legacy)
     (finding,) = found("oversized-storage", path)
-    assert finding.message == "w: all 4,194,304 bytes of its storage are saved, of which 4,096 are used"
+    assert finding.message == "w: all 4,194,304 bytes of its storage are saved, but only 4,096 are used"
     assert (finding.fqn, finding.place.length, finding.severity.value) == ("w", 4 << 20, "warning")
     assert path.stat().st_size >= finding.place.offset + finding.place.length > 4 << 20
 
@@ -52,7 +52,7 @@ def test_oversized_storage_finds_a_view_that_saves_all_it_is_a_part_of(found, sa
 def test_oversized_storage_finds_a_column_though_it_reaches_from_end_to_end(found, saved):
     """Its extent is the whole matrix, its elements a thousandth of it."""
     (finding,) = found("oversized-storage", saved({"w": torch.zeros(1000, 1000)[:, :1]}))
-    assert "of which 4,000 are used" in finding.message
+    assert "but only 4,000 are used" in finding.message
 
 
 def test_oversized_storage_adds_up_what_several_tensors_use(found, saved):
@@ -60,7 +60,7 @@ def test_oversized_storage_adds_up_what_several_tensors_use(found, saved):
     big = torch.zeros(1 << 16)
     state = {"a": big[:2000], "b": big[1000:3000], "c": big[3000:3001].expand(50_000)}
     (finding,) = found("oversized-storage", saved(state))
-    assert "262,144 bytes of its storage are saved, of which 12,004 are used by 3 tensors" in finding.message
+    assert "262,144 bytes of its storage are saved, but only 12,004 are used by 3 tensors" in finding.message
 
 
 def test_oversized_storage_spares_tensors_that_share_a_storage_out(found, saved):
@@ -152,7 +152,7 @@ def test_shared_slices_finds_views_that_overlap(found, saved):
     """The later one is named, with both extents in bytes."""
     big = torch.zeros(100)
     (finding,) = found("shared-slices", saved({"a": big[:60], "b": big[40:]}))
-    assert finding.message == "b: bytes 160 to 400 of a storage of which a has 0 to 240"
+    assert finding.message == "b: bytes 160 to 400 of its storage overlap a, which has bytes 0 to 240"
 
 
 def test_shared_slices_finds_a_transposed_view(found, saved):
@@ -226,8 +226,8 @@ def test_shared_slices_finds_one_among_very_many_columns(found, saved):
     state = {str(n): column for n, column in enumerate(big.unbind(1))}
     (finding,) = found("shared-slices", saved(state | {"wide": big[:, 500:502]}))
     assert finding.severity is Severity.WARNING
-    assert finding.message.startswith("500: bytes 2,000 to 3,998,004 of a storage of which wide has ")
-    assert "so does 1 more" in finding.message
+    assert finding.message.startswith("500: bytes 2,000 to 3,998,004 of its storage overlap wide, which has bytes ")
+    assert "1 more view overlaps" in finding.message
 
 
 def test_shared_slices_says_where_it_cannot_tell(found, saved, monkeypatch):
@@ -239,7 +239,7 @@ def test_shared_slices_says_where_it_cannot_tell(found, saved, monkeypatch):
     note, clash = found("shared-slices", path)
     assert (note.fqn, note.severity) == ("0", Severity.NOTE)
     assert note.message == (
-        "0: whether the 5 views of its storage share bytes cannot be told: too many lie in one another's gaps"
+        "0: inconclusive whether the 5 views of its storage share bytes: too many views are interleaved"
     )
     assert (clash.fqn, clash.severity) == ("y", Severity.WARNING)
 
@@ -317,14 +317,14 @@ def test_mixed_dtypes_finds_parameters_of_two_types(found, saved):
     """A note with the counts, and the first of the rarer type."""
     state = {"a.weight": torch.zeros(2).bfloat16(), "b.weight": torch.zeros(2).bfloat16(), "n.weight": torch.zeros(2)}
     (finding,) = found("mixed-dtypes", saved(state))
-    expected = "model: its tensors have several dtypes: 2 bfloat16, 1 float32; n.weight is float32"
+    expected = "model: tensors have several dtypes: 2 bfloat16, 1 float32; n.weight is float32"
     assert (finding.message, finding.severity.value) == (expected, "note")
 
 
 def test_mixed_dtypes_calls_parameters_what_is_known_to_be(found, saved):
     """A name alone does not tell a parameter from a buffer; its type in the pickle does."""
     state = {"a": torch.nn.Parameter(torch.zeros(2)), "b": torch.nn.Parameter(torch.zeros(2).half())}
-    assert found("mixed-dtypes", saved(state))[0].message.startswith("model: its parameters have several dtypes")
+    assert found("mixed-dtypes", saved(state))[0].message.startswith("model: parameters have several dtypes")
 
 
 def test_mixed_dtypes_spares_vectors_of_float32_among_matrices_of_16_bits(found, saved):
@@ -393,8 +393,8 @@ def test_unexpected_dtype_finds_what_the_policy_does_not_name(found, saved):
     """One error a tensor."""
     path = saved({"a": torch.zeros(2), "b": torch.zeros(2).bfloat16(), "c": torch.zeros(2).half()})
     assert [finding.message for finding in found("unexpected-dtype", path, policy=BF16)] == [
-        "a: is float32, the policy says bfloat16",
-        "c: is float16, the policy says bfloat16",
+        "a: dtype is float32, policy.dtype allows only bfloat16",
+        "c: dtype is float16, policy.dtype allows only bfloat16",
     ]
 
 

@@ -107,7 +107,7 @@ def test_nan_and_inf_are_a_note_in_what_is_no_models(told, weight, rule, values)
     (finding,) = told(rule, {"state_dict": {"w": weight}, "best_metric": bad})
     assert (finding.fqn, finding.severity) == ("best_metric", Severity.NOTE)
     assert finding.message.startswith("best_metric: ")
-    assert finding.help == "nothing, where it is meant"
+    assert finding.help == "no action if this is intended"
 
 
 @pytest.mark.parametrize("rule", ["nan", "inf"])
@@ -255,7 +255,7 @@ def test_constant_finds_a_placeholder(told, weight):
 def test_constant_finds_several_in_one_finding(told, weight):
     """How many, and the first by name."""
     (finding,) = told("constant", {"w": weight, **{name: torch.ones(16, 16) for name in "abc"}})
-    assert (finding.fqn, finding.message) == (None, "model: 3 tensors are of one value each: a, b and 1 more")
+    assert (finding.fqn, finding.message) == (None, "model: 3 tensors are constant: a, b and 1 more")
 
 
 def test_constant_spares_norms_and_zeros_and_one_value_that_is_not(told):
@@ -360,7 +360,7 @@ def test_overflows_dtype_finds_what_half_precision_cannot_hold(told, weight):
     """The value that is furthest out is named, with the dtype."""
     weight[0, 0], weight[0, 1] = -81_250.0, 70_000.0
     (finding,) = told("overflows-dtype", {"w": weight}, policy=Policy(dtype=("float16",)))
-    assert finding.message == "w: its value -81250 is beyond float16"
+    assert finding.message == "w: value -81250 overflows float16"
     assert finding.severity is Severity.ERROR
 
 
@@ -403,15 +403,16 @@ def test_duplicate_values_finds_a_clone(told, weight, dtype):
 def test_duplicate_values_finds_three_in_one_finding(told, weight):
     """A group is one finding."""
     (finding,) = told("duplicate-values", {name: weight.clone() for name in "abc"})
-    assert "b, c: 3.2 kB more than once" in finding.message
+    assert "b, c: 3.2 kB saved more than once" in finding.message
 
 
 def test_duplicate_values_finds_several_groups_in_one_finding(told, weight):
     """What more there is in bytes, and the first groups by name."""
     state = {name: weight + n for n, names in enumerate(["abc", "de", "fg"]) for name in names}
     (finding,) = told("duplicate-values", state)
-    said = "4 tensors have the values of others, 6.4 kB more than once: b those of a, e those of d and 1 more"
-    assert (finding.fqn, finding.message) == (None, f"model: {said}")
+    groups = "b duplicates a, e duplicates d and 1 more"
+    said = f"model: 4 tensors duplicate the values of others, 6.4 kB saved more than once: {groups}"
+    assert (finding.fqn, finding.message) == (None, said)
 
 
 def test_duplicate_values_finds_a_copy_that_lies_in_another_order(told, weight):

@@ -140,7 +140,7 @@ def test_a_harmful_file_is_not_recommended_for_weights_only_false(tmp_path):
 
     torch.save({"w": torch.ones(1), "x": Runs(), "y": subprocess.Popen}, tmp_path / "a.pt")
     (finding,) = refusals(tmp_path / "a.pt")
-    assert finding.help.startswith("do not load it")
+    assert finding.help.startswith("do not load the file")
 
 
 def test_a_file_of_a_training_library_by_itself_is_a_note(tmp_path):
