@@ -10,8 +10,8 @@ LEFT_BEHIND = Rule(
     "move",
     ("inspect", "verify"),
     Severity.ERROR,
-    summary="A tensor stays where it is when its model moves.",
-    why="""`model.to("cuda")` moves only registered parameters and buffers. The tensor stays on the CPU, and the first
+    summary="A tensor is left on its device when its model moves.",
+    why="""`model.to("cuda")` moves only registered parameters and buffers. The tensor is left on the CPU, and the first
 forward on the GPU raises "Expected all tensors to be on the same device".""",
     example='`self.table = torch.randn(5, 5)` in `__init__`, then `model.to("cuda")`.',
     fix="""register the tensor: `self.register_buffer("table", torch.randn(5, 5))`. If the class has its own `_apply`,
@@ -22,7 +22,7 @@ UNTIED_BY_MOVE = Rule(
     "move",
     ("inspect", "verify"),
     Severity.WARNING,
-    summary="Two tensors that share their memory no longer do after the model moves.",
+    summary="Tied tensors no longer share memory after the model moves.",
     why="""after `.to(device)` the two tied tensors are separate copies. An update of one no longer changes the other,
 and the model uses more memory.""",
     example='`self.register_buffer("a", t)` and `self.register_buffer("b", t)`: a move gives each its own memory.',
@@ -34,11 +34,11 @@ STALE_VIEW = Rule(
     "registration",
     ("inspect", "verify", "audit"),
     Severity.WARNING,
-    summary="A further name of a registered tensor still points at the old memory after a move.",
-    why="""a move gives a buffer new memory under its registered name alone. A view or second name of it keeps the old
-values on the old device, and the two part without a word.""",
-    example='`self.cos = self.table[0]` beside `self.register_buffer("table", table)`.',
-    fix="make it a property that takes the view when it is asked for, or register it too.",
+    summary="A second name or view of a registered tensor still points to the old memory after a move.",
+    why="""a move gives a buffer new memory only under its registered name. A view or second name of the buffer keeps
+the old values on the old device, and later updates silently reach only one of the two.""",
+    example='`self.cos = self.table[0]` next to `self.register_buffer("table", table)`.',
+    fix="replace the attribute with a property that computes the view at each access, or register it too.",
 )
 
 RULES = (LEFT_BEHIND, UNTIED_BY_MOVE, STALE_VIEW)

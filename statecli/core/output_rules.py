@@ -10,8 +10,8 @@ NOT_CHECKED = Rule(
     "outputs",
     ("audit",),
     Severity.NOTE,
-    summary="Files or tensors that no rule has looked at.",
-    why="the exit status says nothing about them: an audit without findings can have skipped the broken tensor.",
+    summary="Files or tensors that no rule has checked.",
+    why="the exit status says nothing about them: an audit without findings may have skipped the broken tensor.",
     example="the values of 12 tensors were not read, because the file is larger than the default limit.",
     fix="add the option that the note names, such as `--values`, or audit the file by its own name.",
 )
@@ -21,7 +21,7 @@ CONFIGURATION = Rule(
     ("audit",),
     Severity.NOTE,
     summary="The configuration disables rules, or accepts findings that would fail the audit without it.",
-    why="a change of the configuration can hide a finding. Whoever reads the result has to know which rules ran.",
+    why="a change of the configuration can hide a finding. A reader of the result must know which rules ran.",
     example='`ignore = ["unsafe-global"]` in `statecli.toml`.',
     fix="review the file that the note names; run `statecli audit --no-config` to see all findings.",
 )
@@ -31,7 +31,7 @@ MORE = Rule(
     ("diff",),
     Severity.NOTE,
     summary="There are more findings than the output shows.",
-    why="`-n` limits what people see, not what is compared. The exit status counts every finding.",
+    why="`-n` limits the output, not the comparison. The exit status counts every finding.",
     example="`statecli diff a.pt b.pt -n 10` where 200 tensors differ.",
     fix="give a larger number to `-n`, or leave the option out.",
 )
@@ -40,10 +40,10 @@ CANNOT_READ = Rule(
     "outputs",
     ("inspect", "diff", "verify", "audit"),
     Severity.ERROR,
-    summary="A file or a tensor could not be read, so nothing was checked in it.",
+    summary="A file or a tensor could not be read, so it was not checked.",
     why="`-f gitlab` has no other place for an error. Without this issue, an unreadable file would look clean.",
     example="a checkpoint whose download was interrupted.",
-    fix="correct what the message names, for example copy the file again, and run the command again.",
+    fix="correct the problem that the message names, for example copy the file again. Then run the command again.",
 )
 
 RULES = (NOT_CHECKED, CONFIGURATION, MORE, CANNOT_READ)

@@ -16,14 +16,14 @@ def _rule(name: str, summary: str, why: str, example: str, fix: str) -> Rule:
 
 ADDED = _rule(
     "added",
-    summary="A tensor is new.",
+    summary="A tensor is only in the second checkpoint.",
     why="a class that does not define the tensor refuses the checkpoint in a strict load.",
     example="a fine-tuned checkpoint has `lora_A` and `lora_B` for each layer; its base model has neither.",
     fix="check that the tensor belongs to the model; use `--only GLOB` if new tensors are expected there.",
 )
 REMOVED = _rule(
     "removed",
-    summary="A tensor is gone.",
+    summary="A tensor is only in the first checkpoint.",
     why="""a strict load of the second checkpoint fails. With `strict=False` the tensor keeps the values that the
 constructor gave it.""",
     example="`head.bias` is in the first checkpoint and not in the second.",
@@ -31,8 +31,8 @@ constructor gave it.""",
 )
 CHANGED = _rule(
     "changed",
-    summary="A tensor is not what it was: its values, dtype, shape, kind or device.",
-    why="the model computes something else, or needs another amount of memory. The finding lists what differs.",
+    summary="A tensor differs: its values, dtype, shape, kind or device.",
+    why="the model computes other results, or needs another amount of memory. The finding lists the differences.",
     example="`encoder.weight` was float32 and is float16 after a conversion.",
     fix="""check that the change is intended. Use `--ignore FIELD` for a field that may differ, `--atol` and `--rtol`
 for rounding, and `--only GLOB` for tensors that may change.""",
@@ -46,37 +46,37 @@ RENAMED = _rule(
 )
 METADATA = _rule(
     "metadata",
-    summary="A setting beside the tensors differs.",
+    summary="A setting that is stored next to the tensors differs.",
     why="the same weights can give another result with another setting, such as a learning rate or the model's config.",
     example="`epoch` is 3 in the first checkpoint and 4 in the second.",
-    fix="check that the change is intended; name what may change, `--only 'head.*' --only epoch`.",
+    fix="check that the change is intended; list the settings that may change: `--only 'head.*' --only epoch`.",
 )
 OUTSIDE_ONLY = _rule(
     "outside-only",
-    summary="Something changed that was not to change.",
+    summary="A tensor or setting changed that `--only` does not allow to change.",
     why="the training or conversion changed more than the part that `--only` allows.",
-    example="`--only 'head.*'` and `encoder.bias` differs.",
+    example="`--only 'head.*'` is given, and `encoder.bias` differs.",
     fix="""freeze the other parts with `requires_grad_(False)` and `eval()`, or add a glob to `--only` for the change
 that is intended.""",
 )
 FROZEN_CHANGED = _rule(
     "frozen-changed",
-    summary="What is frozen has changed.",
+    summary="A tensor that `--frozen` names has changed.",
     why="a part of the model that `--frozen` names was trained, or was saved from another run.",
-    example="`--frozen 'backbone.*'` and the running mean of a BatchNorm in the backbone differs.",
+    example="`--frozen 'backbone.*'` is given, and the running mean of a BatchNorm in the backbone differs.",
     fix="call `requires_grad_(False)` and `eval()` on the frozen part. BatchNorm updates its statistics in train mode.",
 )
 UNCHANGED = _rule(
     "unchanged",
-    summary="What was to change did not.",
-    why="the layer that was to be trained was not: it is frozen, not in the optimizer, or not saved.",
-    example="`--changed 'head.*'` and all tensors of the head are identical.",
+    summary="No tensor that a glob of `--changed` matches has changed.",
+    why="the layer that should be trained was not: it is frozen, not in the optimizer, or not saved.",
+    example="`--changed 'head.*'` is given, and all tensors of the head are identical.",
     fix="run `statecli verify --check step` on the class: it reports parameters without a gradient or an update.",
 )
 LOAD_REFUSED = _rule(
     "load-refused",
     summary="The class refuses to load the checkpoint.",
-    why="`load_state_dict` raises for a reason other than names and shapes, and no weight is safely loaded.",
+    why="`load_state_dict` raises for a reason other than names and shapes, so no weight is loaded reliably.",
     example="a hook of the class raises because the checkpoint has an old version number.",
     fix="read the error in the message; convert the checkpoint, or load it with the version of the code that wrote it.",
 )

@@ -10,9 +10,9 @@ CANNOT_TELL = Rule(
     "move",
     ("inspect",),
     Severity.WARNING,
-    summary="Whether a tensor follows a move cannot be told.",
-    why="""the tensor was not found again after the move, or it could not be measured. If it stays on its device, the
-first forward on the other device raises.""",
+    summary="Inconclusive: the tensor may or may not move with its model.",
+    why="""the tensor was not found again after the move, or it could not be measured. If the tensor is left on its
+device, the first forward on the other device raises.""",
     example="a class whose own `_apply` deletes a cached tensor.",
     fix="""run `statecli verify --check forward`, which calls forward on a fake GPU and reports tensors on the wrong
 device.""",
@@ -22,10 +22,10 @@ BYTES_DIFFER = Rule(
     "move",
     ("inspect",),
     Severity.ERROR,
-    summary="The bytes that arrived on the device are not those of the file.",
+    summary="The bytes on the device differ from the bytes of the file.",
     why="the model would compute with weights that the file does not have. The device or its driver is faulty.",
-    example="a GPU with broken memory returns other bytes than were copied to it.",
-    fix="run the command again. If the finding stays, test the device and its driver; do not use its results.",
+    example="a GPU with broken memory returns other bytes than the bytes that were copied to it.",
+    fix="run the command again. If the finding remains, test the device and its driver, and do not use its results.",
 )
 
 RULES = (CANNOT_TELL, BYTES_DIFFER)

@@ -254,15 +254,14 @@ def _report_left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:
 def _report_tensor(tensor: TensorInfo, state: ModelState, to: str) -> Finding:
     followed = tensor.after.followed if tensor.after else None
     if followed is None:
-        message = (
-            f"{tensor.fqn}: cannot tell whether it follows to {to}: {tensor.note or 'it was not found after the move'}"
-        )
+        why = tensor.note or "not found after the move"
+        message = f"{tensor.fqn}: inconclusive whether the tensor moves to {to}: {why}"
         return rules.CANNOT_TELL.finding(message, target=state.target, fqn=tensor.fqn, section=tensor.section)
     if not state.traits.is_class:
-        message = f"{tensor.fqn}: the bytes that arrived on {to} are not those of the file"
+        message = f"{tensor.fqn}: the bytes on {to} differ from the bytes of the file"
         return rules.BYTES_DIFFER.finding(message, target=state.target, fqn=tensor.fqn, section=tensor.section)
     where = tensor.after.device if tensor.after else tensor.device
-    message = f"{tensor.fqn}: stays on {where} when the model moves to {to}"
+    message = f"{tensor.fqn}: left on {where} when the model moves to {to}"
     severity = decide_tensor_severity(tensor)
     return move_rules.LEFT_BEHIND.finding(
         message, target=state.target, fqn=tensor.fqn, section=tensor.section, help=tensor.fix, severity=severity

@@ -32,12 +32,12 @@ VALUES_NOT_LOCKED = Rule(
     "lock",
     ("lock", "audit"),
     Severity.WARNING,
-    summary="The lock has no digest of tensors whose values are here: any values pass it.",
-    why="""a lock without values holds names, dtypes and shapes alone. It looks like one that holds the weights, and a
-checkpoint with other weights passes it.""",
-    example="the lock was made of the class (`statecli lock net.py:Net`), whose values are those of its constructor, "
-    "or\nsomebody took the digests out of it.",
-    fix="run `statecli lock` on the checkpoint; where shapes are all that is to be held, ignore this rule.",
+    summary="The lock has no digest of the values of some tensors, so any values pass.",
+    why="""a lock without value digests covers only names, dtypes and shapes. A checkpoint with other weights passes
+such a lock.""",
+    example="the lock was made of a class (`statecli lock net.py:Net`), whose initial weights are random; "
+    "or somebody\nremoved the digests from the file.",
+    fix="run `statecli lock` on the checkpoint; ignore this rule if the lock should cover only shapes.",
 )
 
 RULES = (NOTHING_TO_LOCK, CALLBACKS_NOT_LOCKED, VALUES_NOT_LOCKED)

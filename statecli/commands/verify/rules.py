@@ -18,7 +18,7 @@ LOST_BY_MOVE = _rule(
     "lost-by-move",
     "move",
     summary="The class's own `.to` does not return the model.",
-    why="`model = model.to(device)` is what everyone writes. After it, `model` is None or something else.",
+    why="most code calls `model = model.to(device)`. After this line, `model` is None or another object.",
     example="a method `def to(self, device): self.net.to(device)` without a return statement.",
     fix="end the method with `return self`.",
 )
@@ -27,7 +27,7 @@ CHANGED_BY_MOVE = _rule(
     "move",
     summary="A tensor has other values after it was moved and moved back.",
     why="a move must not change values. The model gives other results after each move to a GPU or back.",
-    example="an `_apply` of the class's own that also rounds the weights to float16.",
+    example="the class overrides `_apply` and also rounds the weights to float16 in it.",
     fix="change only the device in the class's own `_apply` or `to`: call `super()` and return what it returns.",
 )
 
@@ -46,7 +46,7 @@ IMAGINARY_LOST = _rule(
     "imaginary-lost",
     "cast",
     summary="A cast drops the imaginary part of a complex tensor.",
-    why="the values cannot be restored: a cast back gives zeros as imaginary part. Forward computes something else.",
+    why="the values cannot be restored: a cast back gives zeros as imaginary part. Forward gives other results.",
     example='`self.register_buffer("freqs", torch.polar(r, angle))`, then `model.to(torch.bfloat16)`.',
     fix="""store real and imaginary part as a last dimension with `torch.view_as_real`, and call `torch.view_as_complex`
 in forward.""",
@@ -54,18 +54,18 @@ in forward.""",
 INTEGER_CAST = _rule(
     "integer-cast",
     "cast",
-    summary="A cast makes an integer tensor a floating-point one.",
+    summary="A cast converts an integer tensor to floating point.",
     why="a float cannot be an index, so forward raises. In half precision, integers above 2,048 are also rounded.",
-    example="an `_apply` of the class's own that casts every tensor, including `position_ids`.",
+    example="the class overrides `_apply` and casts every tensor in it, including `position_ids`.",
     fix="cast only tensors for which `tensor.is_floating_point()` is true.",
 )
 INTEGER_CHANGED = _rule(
     "integer-changed",
     "cast",
     summary="A cast changes the values of an integer tensor.",
-    why="the tensor holds other indices or counts than before, although its dtype is the same. No error says so.",
+    why="the tensor silently holds other indices or counts than before, although its dtype is the same.",
     example="an `_apply` that casts `position_ids` to float16 and back: 2,049 becomes 2,048.",
-    fix="leave integer tensors as they are in the class's own `half`, `to` or `_apply`.",
+    fix="leave integer tensors unchanged in the class's own `half`, `to` or `_apply`.",
 )
 
 # --- save -----------------------------------------------------------------------------------------------------------
@@ -73,17 +73,17 @@ INTEGER_CHANGED = _rule(
 LOST_BY_SAVING = _rule(
     "lost-by-saving",
     "save",
-    summary="What is saved does not restore a tensor.",
-    why="the tensor is not in `state_dict()`. A loaded model has other values than the one that was saved, silently.",
+    summary="A tensor is not restored from the saved state_dict.",
+    why="the tensor is not in `state_dict()`. A loaded model silently has other values.",
     example="`self.noise = torch.randn(16)` in `__init__`: each new instance draws other values.",
-    fix="register the tensor as a parameter or a persistent buffer; let an own `state_dict` keep every entry.",
+    fix="register the tensor as a parameter or a persistent buffer; let the class's `state_dict` keep it.",
 )
 CHANGED_BY_SAVING = _rule(
     "changed-by-saving",
     "save",
     summary="A tensor has other values after it was saved and loaded.",
     why="`state_dict()` holds other values than the model, so the checkpoint is not the model that was evaluated.",
-    example="a `state_dict` of the class's own that rounds the weights to float16.",
+    example="the class overrides `state_dict` and rounds the weights to float16 in it.",
     fix="return the entries of `super().state_dict()` unchanged, or convert a copy outside the class.",
 )
 NOT_RESTORED = _rule(
@@ -91,23 +91,23 @@ NOT_RESTORED = _rule(
     "save",
     summary="A saved entry is not restored when the model is loaded.",
     why="`load_state_dict` succeeds, and the tensor keeps other values. Training continues from a wrong state.",
-    example="a `_load_from_state_dict` of the class's own that removes the entry before it calls `super()`.",
+    example="the class overrides `_load_from_state_dict` and removes the entry before it calls `super()`.",
     fix="pass every saved entry to `super()`, and register the tensor in the constructor, not in forward.",
 )
 NOT_LOADABLE = _rule(
     "not-loadable",
     "save",
-    summary="The model does not load what was saved of it.",
+    summary="The model cannot load its own saved state_dict.",
     why="no checkpoint of this class loads strictly. People then write `strict=False`, which hides real errors.",
     example="forward registers a buffer, so a used model saves an entry that a new model does not have.",
-    fix="register every tensor in the constructor with its final shape, and let no hook of `state_dict` rename them.",
+    fix="register every tensor in the constructor with its final shape, and let no hook rename entries.",
 )
 NOT_PLAIN_DATA = _rule(
     "not-plain-data",
     "save",
-    summary="A saved entry is no plain data: only unpickling code loads it.",
+    summary="A saved entry is not plain data: only unrestricted unpickling loads it.",
     why="""`torch.load` refuses the file by default (`weights_only=True`). With `weights_only=False`, loading can run
-code of whoever wrote the file.""",
+code that the author of the file chose.""",
     example="`get_extra_state` returns an object of a class of the project.",
     fix="return plain data from `get_extra_state`: tensors, numbers, text, and lists and dicts of these.",
     severity=Severity.WARNING,
@@ -123,7 +123,7 @@ CHANGED_BY_SAFETENSORS = _rule(
 NOT_IN_SAFETENSORS = _rule(
     "not-in-safetensors",
     "save",
-    summary="safetensors has no place for an entry of the state_dict.",
+    summary="safetensors cannot store an entry of the state_dict.",
     why="`safetensors.torch.save_file` raises, or the entry is missing in the file that you publish.",
     example="a sparse tensor, a tensor that is not contiguous, or an extra state with an object in it.",
     fix="save the entry as a contiguous, dense tensor, or in a second file next to the tensors.",
@@ -132,7 +132,7 @@ NOT_IN_SAFETENSORS = _rule(
 SHARED_IN_SAFETENSORS = _rule(
     "shared-in-safetensors",
     "save",
-    summary="safetensors refuses entries that share their memory.",
+    summary="safetensors refuses entries that share memory.",
     why="`safetensors.torch.save_file(model.state_dict(), path)` raises for tied weights, and writes no file.",
     example="`self.lm_head.weight = self.embed.weight`.",
     fix="call `safetensors.torch.save_model` and `load_model`: they keep one of the names and tie the weights again.",
@@ -147,7 +147,7 @@ NOT_COPYABLE = _rule(
     summary="The model cannot be copied or pickled.",
     why="`copy.deepcopy(model)` raises. EMA, swapped weights and many trainers copy the model.",
     example="`self.lock = threading.Lock()` in `__init__`.",
-    fix="leave the attribute out in a `__getstate__` of the class, and create it again in `__setstate__`.",
+    fix="drop the attribute in the class's `__getstate__`, and create it again in `__setstate__`.",
 )
 #: An error where the copy was tried, a warning where an audit predicts it.
 NON_LEAF_ATTRIBUTE = Rule(
@@ -156,17 +156,17 @@ NON_LEAF_ATTRIBUTE = Rule(
     ("verify", "audit"),
     Severity.WARNING,
     summary="An attribute is the result of an operation on tensors that require grad.",
-    why="""it was computed once, when the model was built: it does not follow what its parameters learn or where they
-move, a second backward through it raises, and `copy.deepcopy` of the model does too.""",
+    why="""the value was computed once, when the model was built. It is not updated when its parameters learn or move.
+A second backward through the attribute raises, and so does `copy.deepcopy` of the model.""",
     example="`self.kernel = self.weight.softmax(0)` in `__init__`.",
-    fix="compute it in `forward`, or register `.detach()` of it as a buffer where a constant is meant.",
+    fix="compute the value in `forward`; for a constant, register `value.detach()` as a buffer.",
 )
 SHARED_WITH_COPY = _rule(
     "shared-with-copy",
     "copy",
-    summary="A copy of the model shares a tensor with it.",
+    summary="A copy of the model shares a tensor with the original.",
     why="training the model also changes its copy. An EMA or a teacher that is a copy is then no longer separate.",
-    example="a `__deepcopy__` of the class's own that copies the attribute dict but not the tensors.",
+    example="the class overrides `__deepcopy__` and copies the attribute dict but not the tensors.",
     fix="copy every tensor in the class's own `__deepcopy__` or `__setstate__`, or remove the method.",
 )
 LOST_BY_COPY = _rule(
@@ -188,9 +188,9 @@ CHANGED_BY_COPY = _rule(
 UNTIED_BY_COPY = _rule(
     "untied-by-copy",
     "copy",
-    summary="Two tensors that share their memory no longer do in a copy of the model.",
+    summary="Tied tensors no longer share memory in a copy of the model.",
     why="in the copy the tied tensors are separate. They learn apart, and the copy uses more memory than the model.",
-    example="a `__deepcopy__` of the class's own that clones each parameter by itself.",
+    example="the class overrides `__deepcopy__` and clones each parameter separately.",
     fix="pass `memo` on to each `copy.deepcopy` in the class's own method, or tie the weights again at its end.",
 )
 
@@ -202,7 +202,7 @@ NO_GRADIENT = _rule(
     summary="A trainable parameter gets no gradient.",
     why="the optimizer never changes it. DistributedDataParallel also raises for a parameter without a gradient.",
     example="`y = self.fc(x.detach())` cuts off every layer before it; a layer that forward does not call.",
-    fix="use the parameter in forward; look for `.detach()`, `.data` and `torch.no_grad()`; else freeze or delete it.",
+    fix="use the parameter in forward; look for `.detach()`, `.data` and `torch.no_grad()`; or freeze or delete it.",
 )
 ZERO_GRADIENT = _rule(
     "zero-gradient",
@@ -225,8 +225,8 @@ line.""",
 NOT_IN_OPTIMIZER = _rule(
     "not-in-optimizer",
     "step",
-    summary="No optimizer that is given the model's parameters trains the tensor.",
-    why="the tensor requires grad, but `model.parameters()` does not give it. The loss falls, the tensor stays.",
+    summary="The tensor requires grad but is not in `model.parameters()`, so no optimizer trains it.",
+    why="an optimizer gets only `model.parameters()`. The loss falls, but the tensor does not change.",
     example="`self.scale = torch.ones(3, requires_grad=True)`.",
     fix="register the tensor as `nn.Parameter` to train it; otherwise call `requires_grad_(False)` on it.",
 )
@@ -241,7 +241,7 @@ OVERWRITTEN_BY_FORWARD = _rule(
 NOT_UPDATED = _rule(
     "not-updated",
     "step",
-    summary="A step of the optimizer leaves a trainable parameter as it was.",
+    summary="A step of the optimizer does not change a trainable parameter.",
     why="the parameter has a gradient and still does not learn.",
     example="a hook on `optimizer.step` that writes the old values back.",
     fix="look for a hook of the module or the optimizer that undoes the update.",
@@ -250,7 +250,7 @@ FROZEN_UPDATED = _rule(
     "frozen-updated",
     "step",
     summary="A step of the optimizer changes a frozen tensor.",
-    why="freezing the layer has no effect: what a checkpoint promises to be unchanged is trained.",
+    why="freezing the layer has no effect: the optimizer trains a tensor that should stay unchanged.",
     example="`self.old = nn.Parameter(self.fc.weight.data, requires_grad=False)`: both names share one memory.",
     fix="clone the frozen tensor, or freeze both with `requires_grad_(False)`.",
 )
@@ -260,9 +260,9 @@ FROZEN_UPDATED = _rule(
 DEVICE_MISMATCH = _rule(
     "device-mismatch",
     "forward",
-    summary="forward meets tensors of several devices.",
-    why="""on a GPU this operator raises "Expected all tensors to be on the same device". Tests on the CPU do not find
-it.""",
+    summary="forward combines tensors of several devices.",
+    why="""on a GPU this operator raises "Expected all tensors to be on the same device". Tests on the CPU do not
+find the error.""",
     example="`x + torch.arange(8)` in forward: `torch.arange` creates its tensor on the CPU.",
     fix="create the tensor with `device=x.device`, or register it as a buffer that moves with the model.",
 )
