@@ -85,7 +85,7 @@ def test_what_stays_behind_ends_1(statecli):
     result = statecli("inspect", NET, "--to", "meta")
     assert result.code == 1
     assert "unregistered-tensor" in result.out
-    assert "stays on cpu when the model moves to meta" in result.out
+    assert "left on cpu when the model moves to meta" in result.out
 
 
 def test_the_fixed_twin_ends_0(statecli):

@@ -64,7 +64,7 @@ def test_a_failure_has_the_table_of_the_command():
     look = render.RenderOptions(terminal=True, width=100)
     render.write(verify.build_verify_report(found, View()), render.Output.TABLE, sink, look)
     assert table == sink.getvalue().rstrip()
-    assert "stays on cpu when the model moves to meta" in table
+    assert "left on cpu when the model moves to meta" in table
 
 
 def test_a_failure_is_laid_out_for_a_terminal():
@@ -166,7 +166,7 @@ def test_the_fixture_passes_and_fails(tmp_path):
     found = run_pytest(tmp_path, USING)
     assert "1 failed, 1 passed" in found.stdout
     assert "Left: move failed for 1 of 3 tensors" in found.stdout
-    assert "stays on cpu when the model moves to meta" in found.stdout
+    assert "left on cpu when the model moves to meta" in found.stdout
     assert 'assert_state_follows(Left(), device="meta", checks=["move"])' in found.stdout
     assert "statecli/testing.py" not in found.stdout
 

@@ -103,7 +103,7 @@ def test_a_parameter_that_a_class_keeps_fails():
     (finding,) = casted(body).findings
     assert (finding.rule, finding.message) == (
         "keeps-dtype",
-        "v: is float32 after .half(), though it follows .to(torch.float64)",
+        "v: is float32 after .half(), but changes with .to(torch.float64)",
     )
 
 
@@ -186,8 +186,8 @@ def test_an_own_to_does_not_excuse_what_half_leaves_behind():
     check = casted(body + follows)
     (finding,) = check.findings
     assert (finding.rule, finding.fqn) == ("keeps-dtype", "t")
-    assert finding.message == "t: is float32 after .half(), though it follows .to(torch.float64)"
-    assert finding.help.startswith("register it, or cast it in an _apply")
+    assert finding.message == "t: is float32 after .half(), but changes with .to(torch.float64)"
+    assert finding.help.startswith("register the tensor, or cast it in the class's own _apply")
     assert finding.help.endswith("assigned at net.py:6")
     excused = cell(casted(body + keeps + "    return self\n"), "casts", "t")
     assert (excused.verdict, excused.reason) == (
@@ -231,7 +231,7 @@ def test_a_view_that_a_cast_leaves_in_the_old_memory_fails(view):
         "w (assigned at net.py:8) is another name of a.weight, "
         "and after a move it still points at the old storage: it is float32 after .to(torch.float64)"
     )
-    assert finding.help.startswith("make it a property")
+    assert finding.help.startswith("replace the attribute with a property")
     assert (cell(check, "casts", "w").after, cell(check, "casts", "a.weight").verdict) == ("float32", Verdict.PASSED)
     model = nn.Linear(3, 3)
     kept = eval(view.replace("self.a", "model"), {"model": model})  # noqa: S307 - one of the texts above
@@ -251,11 +251,11 @@ def test_the_class_that_keeps_a_parameter_back_is_named():
     body = "self.w = nn.Parameter(torch.ones(3))\n---\ndef half(self):\n    return self.to(torch.float16)\n"
     assert casted(body).findings == ()
     body += "def _apply(self, fn, recurse=True):\n    return self\n"
-    assert casted(body).findings[0].help == "net.py:9: let Net._apply call super() and cast this one too"
+    assert casted(body).findings[0].help == "net.py:9: let Net._apply call super() and cast this tensor too"
 
 
 def test_integers_that_a_class_casts_are_its_methods_fault():
     """Its own `_apply` begins there."""
     body = 'self.register_buffer("i", torch.arange(3))\n---\ndef _apply(self, fn, recurse=True):\n'
     body += "    self.i = self.i.float()\n    return super()._apply(fn)"
-    assert casted(body).findings[0].help == "net.py:7: let Net._apply leave integers what they are"
+    assert casted(body).findings[0].help == "net.py:7: let Net._apply keep integers unchanged"

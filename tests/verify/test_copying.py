@@ -76,7 +76,7 @@ def test_a_deepcopy_of_the_class(what, rule):
     """What it shares, changes or forgets fails; the other parameter is copied right."""
     check = copied(OWN_COPY.format(f"other.v.data.copy_(self.v.data); {what}"))
     assert rules(check) == rule
-    assert all("__deepcopy__ make a copy of its own" in finding.help for finding in check.findings)
+    assert all("__deepcopy__ copy the tensor" in finding.help for finding in check.findings)
 
 
 def test_a_tie_that_a_copy_parts():
@@ -116,9 +116,9 @@ def test_what_a_class_leaves_out_of_its_copies_is_not_judged():
 REFUSED = {
     "parametrized": (
         "nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))",
-        "torch.save takes no parametrized module",
+        "torch.save cannot save parametrized modules",
     ),
-    "script": ("torch.jit.script(nn.Linear(2, 2))", "torch.save takes no ScriptModule in another module"),
+    "script": ("torch.jit.script(nn.Linear(2, 2))", "torch.save cannot save a nested ScriptModule"),
 }
 
 
@@ -128,7 +128,7 @@ def test_a_copy_that_torch_refuses_is_not_told_as_proved(part, why):
     check = copied(f"self.l = {part}")
     with pytest.raises(RuntimeError):
         torch.save(load_object(parse_spec("net.py:Net"))(), io.BytesIO())
-    assert check.how == f"copy.deepcopy of the module; it is not pickled: {why}, only its state_dict()"
+    assert check.how == f"copy.deepcopy of the module; not pickled: {why}, only a state_dict()"
     assert set(verdicts(check, "pickled").values()) == {"skipped"}
     assert set(verdicts(check, "copied").values()) == {"passed"}
 
@@ -199,7 +199,7 @@ def test_what_forward_leaves_behind_with_its_graph_breaks_deepcopy(init, forward
     with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user"):
         copy.deepcopy(model)
     assert rules(check) == {"kept": "non-leaf-attribute"}
-    what = f"kept is computed by {operation} and no leaf of the graph"
+    what = f"kept: computed by {operation}, not a leaf of the graph"
     assert check.findings[0].message == f"{what}, so after a forward copy.deepcopy of the model raises"
     check = copied(HOLDER.format(init=init, forward=f"{forward}; self.kept = self.kept.detach()"), "2x3")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())

@@ -112,7 +112,7 @@ def test_a_tensor_made_in_forward_is_told_by_its_line(name):
     """There is no name, only the line."""
     check = forward.prove(live(lambda: Once(ILLEGAL[name]), (1,)), FAKE)
     assert check.verdict is Verdict.FAILED
-    assert all("made in forward at" in one.message for one in check.findings)
+    assert all("created in forward at" in one.message for one in check.findings)
 
 
 @ANY_GPU
@@ -120,8 +120,8 @@ def test_a_tensor_made_in_forward_is_told_by_its_line(name):
 def test_an_argument_that_has_to_be_on_the_cpu(name, device):
     """Lengths and places to split at: torch reads them on the CPU, and copies none there itself."""
     (finding,) = forward.prove(live(lambda: Once(WANT_CPU[name]), (1,)), device).findings
-    assert "' has to be on the cpu, and is on cuda:0 at " in finding.message
-    assert finding.help == "copy it there first, with .cpu()"
+    assert "' must be on the cpu, but is on cuda:0 at " in finding.message
+    assert finding.help == "copy the argument with .cpu() first"
 
 
 class Plain(nn.Module):
@@ -161,7 +161,7 @@ def test_what_is_computed_from_a_tensor_is_traced_to_it(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("a view", "table: on cpu"), ("derived", "table: what is computed from it is on")]
+    ("name", "words"), [("a view", "table: on cpu"), ("derived", "table: a result computed from this tensor is on")]
 )
 def test_a_view_is_the_tensor_and_a_result_is_not(name, words):
     """The message says which of the two was met."""
@@ -191,7 +191,7 @@ def test_a_parameter_that_cannot_be_swapped_is_not_blamed():
 def test_a_tensor_that_stayed_is_not_cleared_by_a_forward_that_passes():
     """Copied at each call, with the line, or not read at all: both are said."""
     copied = forward.prove(live(lambda: Plain(USES["copied"][0]), (3,)), FAKE).columns[0].cells["table"]
-    assert "forward copies it at each call at" in copied.reason
+    assert "forward copies the tensor at each call at" in copied.reason
     unread = forward.prove(live(lambda: Plain(USES["not read"][0]), (3,)), FAKE).columns[0].cells["table"]
     assert (unread.verdict, unread.after) == (Verdict.SKIPPED, "cpu")
 
@@ -207,10 +207,16 @@ def swallowed(table, x, weight):
 @pytest.mark.parametrize(
     ("use", "words"),
     [
-        (lambda table, x, weight: x * table.sum(), "forward mixes it only where CUDA takes it from there: mul at "),
-        (lambda table, x, weight: weight[table.long() * 0], "only where CUDA takes it from there: index at "),
-        (swallowed, "forward catches the error that this is in add at "),
-        (lambda table, x, weight: x * float(table.sum()), "and forward mixes it with nothing elsewhere"),
+        (
+            lambda table, x, weight: x * table.sum(),
+            "harmless in forward, because CUDA operators accept it from there: mul at ",
+        ),
+        (lambda table, x, weight: weight[table.long() * 0], "because CUDA operators accept it from there: index at "),
+        (swallowed, "forward catches the device error of add at "),
+        (
+            lambda table, x, weight: x * float(table.sum()),
+            "forward does not combine the tensor with tensors on other devices",
+        ),
     ],
     ids=["a number", "indices", "caught", "by itself"],
 )
@@ -238,7 +244,7 @@ def test_a_variable_of_the_file_is_named(use, name):
     (finding,) = forward.prove(live(lambda: Plain(use), (3,)), FAKE).findings
     assert finding.message.partition(" of ")[0] == name
     assert "test_forward.py: on cpu while " in finding.message
-    assert finding.help == f"make it a buffer of the model, or read {name}.to(x.device)"
+    assert finding.help == f"register the tensor as a buffer, or read {name}.to(x.device)"
 
 
 def test_a_variable_of_an_imported_file_is_named():
@@ -250,10 +256,10 @@ def test_a_variable_of_an_imported_file_is_named():
 
 OUT_OF_SIGHT = deque([torch.ones(3)])
 ADVICE = {
-    "made": (lambda table, x, weight: x + torch.ones(3), "a tensor made in forward at ", How.MADE),
+    "made": (lambda table, x, weight: x + torch.ones(3), "a tensor created in forward at ", How.MADE),
     "drawn": (
         lambda table, x, weight: x + torch.rand(3, generator=torch.Generator()),
-        "a tensor made in forward at ",
+        "a tensor created in forward at ",
         How.DRAWN,
     ),
     "brought": (
@@ -268,7 +274,7 @@ ADVICE = {
     ),
     "unknown": (
         lambda table, x, weight: x + OUT_OF_SIGHT[0],
-        "a tensor, of which it is not known where it was made, is on cpu",
+        "a tensor of unknown origin is on cpu",
         How.COMPUTED,
     ),
 }
@@ -415,7 +421,7 @@ def test_meta_proves_nothing():
 def test_the_cpu_runs():
     """Nothing moves: that is said."""
     check = forward.prove(sample("net:Net", (2, 3)), "cpu")
-    assert (check.verdict, "says nothing of devices" in check.reason) == (Verdict.PASSED, True)
+    assert (check.verdict, "proves nothing about devices" in check.reason) == (Verdict.PASSED, True)
 
 
 def test_a_device_that_is_not_here():
@@ -548,7 +554,7 @@ def test_a_train_mode_that_cannot_be_called():
     """BatchNorm wants more than one value: eval mode is the whole proof, and `how` says so."""
     check = forward.prove(live(lambda: nn.BatchNorm1d(3), (1, 3)), FAKE)
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
-    assert check.how.endswith(", in eval mode (in train mode it raises on the cpu too)")
+    assert check.how.endswith(", in eval mode (train mode raises on the cpu too)")
 
 
 def test_values_kept_in_a_tensor_on_the_cpu():
@@ -672,7 +678,7 @@ def test_what_cannot_be_told_of_a_gpu_is_inconclusive():
         pytest.skip("there is a CUDA device")
     asks = forward.prove(live(lambda: Branches(lambda m, x: x + 1 if torch.cuda.is_available() else x), (3,)), FAKE)
     assert (asks.verdict, asks.findings) == (Verdict.INCONCLUSIVE, ())
-    assert "asks torch.cuda.is_available(), which is not so here, at" in asks.reason
+    assert "calls torch.cuda.is_available(), which is False here, at" in asks.reason
     assert {cell.verdict for cell in asks.columns[0].cells.values()} == {Verdict.INCONCLUSIVE}
     old = Branches(lambda m, x: x + torch.cuda.FloatTensor(3).zero_() if x.is_cuda else x)
     check = forward.prove(live(lambda: old, (3,)), FAKE)

@@ -44,9 +44,9 @@ def test_a_function_whose_backward_gives_none_is_named(between):
     parts = "self.w = nn.Parameter(torch.ones(8))", f"return self.used(x) + self.Times.apply(x, self.w{between})"
     check = step(*parts, TIMES.format("None"))
     assert [one.message for one in check.findings] == [
-        "w gets no gradient: the output depends on it, and Times.backward gives none for it"
+        "w: gets no gradient: the output depends on it, but Times.backward returns none for it"
     ]
-    assert check.findings[0].help.startswith("return it from Times.backward, or freeze it")
+    assert check.findings[0].help.startswith("return a gradient from Times.backward, or freeze the parameter")
     (_, (times, _)) = output().grad_fn.next_functions
     assert times.name() == "TimesBackward"
     assert times.next_functions[1][0] is not None
@@ -58,7 +58,7 @@ def test_a_hook_that_takes_the_gradient_away():
     hook = "self.used.bias.register_post_accumulate_grad_hook(lambda one: setattr(one, 'grad', None))"
     check = step(hook, "return self.used(x)")
     assert [one.message for one in check.findings] == [
-        "used.bias gets no gradient: the output depends on it, and after backward its grad is None"
+        "used.bias: gets no gradient: the output depends on it, but grad is None after backward"
     ]
     assert check.findings[0].help.startswith("look for a hook")
     net = load_object(spec.parse_spec("net.py:Net"))()
@@ -74,11 +74,11 @@ def test_a_reentrant_checkpoint_whose_inputs_need_no_gradient(rest):
     check = step("self.head = nn.Linear(8, 8)", forward)
     with pytest.warns(UserWarning, match="None of the inputs have requires_grad=True. Gradients will be None"):
         output()
-    why = "it is used in a reentrant checkpoint, and none of that checkpoint's inputs requires grad"
+    why = "used in a reentrant checkpoint without an input that requires grad"
     found = {one.fqn: one for one in check.findings if "used" in one.fqn}
     assert set(found) == {"used.weight", "used.bias"}
-    assert [one.message for one in found.values()] == [f"{fqn} gets no gradient: {why}" for fqn in found]
-    assert found["used.weight"].help.startswith("checkpoint(..., use_reentrant=False), or give it an input that")
+    assert [one.message for one in found.values()] == [f"{fqn}: gets no gradient: {why}" for fqn in found]
+    assert found["used.weight"].help.startswith("use checkpoint(..., use_reentrant=False), or pass an input that")
     for mended in (forward.replace("=True", "=False"), forward.replace(" x, use", " x.requires_grad_(), use")):
         assert "used.weight" not in rules(step("self.head = nn.Linear(8, 8)", mended))
 
@@ -87,9 +87,9 @@ def test_what_a_reentrant_checkpoint_gives_and_nobody_uses():
     """Its input requires grad, so the checkpoint is not why."""
     forward = "y = self.used(x)\ncheckpoint(self.lost, y, use_reentrant=True)\nreturn y"
     check = step("self.lost = nn.Linear(8, 8)", forward)
-    why = "forward uses it, and nothing of that reaches the output"
+    why = "used in forward, but cut off from the output"
     assert [one.message for one in check.findings] == [
-        f"lost.{what} gets no gradient: {why}" for what in ("weight", "bias")
+        f"lost.{what}: gets no gradient: {why}" for what in ("weight", "bias")
     ]
 
 
@@ -98,7 +98,7 @@ def test_an_expert_that_is_chosen_by_a_value():
     init = "self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])"
     check = step(init, "return self.used(x) + self.experts[int(x.mean() > 9)](x)")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = "no input chose it, and experts.0.bias was chosen: give more inputs"
+    told = "no input selects the parameter, but experts.0.bias is selected: give more inputs"
     assert cell(check, "gradient", "experts.2.bias").reason == told
     fixed = step(init, "return self.used(x) + self.experts[0](x)")
     assert set(rules(fixed).values()) == {"no-gradient"}
@@ -109,5 +109,5 @@ def test_what_a_further_round_uses_is_not_called_unused():
     forward = "self.calls += 1\nreturn (self.late if self.calls == 4 else self.used)(x)"
     check = step("self.late, self.calls = nn.Linear(8, 8), 0", forward)
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = "none in 3 rounds, and one in a further: forward does not always use it"
+    told = "none in 3 rounds, but one in a further round: forward does not always use it"
     assert cell(check, "gradient", "late.bias").reason == told

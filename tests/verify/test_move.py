@@ -60,7 +60,7 @@ def test_the_devices_are_told():
     assert (cell(check, "moves", "param").before, cell(check, "moves", "param").after) == ("cpu", "meta")
     assert (cell(check, "moves", "table").before, cell(check, "moves", "table").after) == ("cpu", "cpu")
     (finding,) = check.findings
-    assert finding.message == "table: stays on cpu when the model moves to meta"
+    assert finding.message == "table: left on cpu when the model moves to meta"
     assert 'net.py:19: self.register_buffer("table", torch.randn(size, size))' in finding.help
 
 
@@ -257,7 +257,7 @@ def test_a_stale_view_has_its_line(device):
 def test_on_its_own_device_it_is_told_what_was_measured():
     """Nothing has been moved from the cpu to the cpu."""
     (finding,) = sample(Name.MOVE, "net:Net", device="cpu").findings
-    what = "memory was given anew to what is registered and not to it: a move elsewhere leaves it behind"
+    what = "kept its old memory when the model moved, so a move to another device leaves it on its device"
     assert finding.message == f"table: {what}"
 
 
@@ -267,7 +267,7 @@ APPLY = "self.a = nn.Linear(3, 3)\n---\ndef _apply(self, fn, recurse=True):\n   
 @pytest.mark.parametrize(
     ("does", "rule", "mend"),
     [
-        ("super()._apply(fn); self.a.weight.data = self.a.weight.data * 2", "changed-by-move", "change nothing but"),
+        ("super()._apply(fn); self.a.weight.data = self.a.weight.data * 2", "changed-by-move", "change only"),
         ("pass", "left-behind", "call super() and move"),
         ("super()._apply(fn)", None, ""),
     ],
@@ -391,12 +391,12 @@ def test_a_move_that_gives_no_model(returns, device, tmp_path, monkeypatch):
     check = of_source(Name.MOVE, body + "    return self\n" * returns, device=device)
     assert set(verdicts(check, "moves").values()) == {"passed"}
     assert rules(check) == ({} if returns else {None: "lost-by-move"})
-    assert returns or check.findings[0].help == "net.py:7: end it with: return self"
+    assert returns or check.findings[0].help == "net.py:7: end the method with: return self"
 
 
 def test_a_pretended_move_is_a_call_that_exists():
     """`cuda:0 (fake)` is no device that can be asked for."""
-    assert sample(Name.MOVE, "net:Net", device="fake-cuda").how == '.to("cuda") on a pretended GPU'
+    assert sample(Name.MOVE, "net:Net", device="fake-cuda").how == '.to("cuda") on a fake CUDA device'
 
 
 #: Classes whose own methods move: wrong ones, each with the rule of its buffer t and what is said, and sound ones.
@@ -439,7 +439,7 @@ def test_a_class_that_moves_itself_is_moved_there_and_back(name, device):
 
 def test_what_torch_moves_is_not_moved_twice():
     """An ordinary class costs no trip on the CPU and no way back; nor does one of torch's with an _apply of its own."""
-    assert moved("self.r = nn.LSTM(2, 2)", device="fake-cuda").how == '.to("cuda") on a pretended GPU'
+    assert moved("self.r = nn.LSTM(2, 2)", device="fake-cuda").how == '.to("cuda") on a fake CUDA device'
     assert moved("self.r = nn.LSTM(2, 2)").how == '.to("meta")'
 
 
@@ -455,5 +455,5 @@ def test_another_model_is_not_moved_back():
     """It may be the live one, and what came back from a pretended GPU has no values."""
     body = "self.w = nn.Parameter(torch.rand(3))\n---\ndef to(self, *a):\n    import copy\n"
     body += "    return nn.Module.to(copy.deepcopy(self), *a)"
-    assert moved(body, device="fake-cuda").how == '.to("cuda") on a pretended GPU, values compared on the cpu'
-    assert "the way back cannot be tried: its .to gives another model" in moved(body).how
+    assert moved(body, device="fake-cuda").how == '.to("cuda") on a fake CUDA device, values compared on the cpu'
+    assert "the way back cannot be tried: the class's own .to returns another model" in moved(body).how

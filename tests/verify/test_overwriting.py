@@ -48,7 +48,7 @@ def test_what_forward_overwrites_keeps_no_update(write, start):
     check = step(write, start)
     assert not survives()
     assert rules(check) == {"w": "overwritten-by-forward"}
-    assert check.findings[0].message == "w is overwritten by forward, so that each update is lost"
+    assert check.findings[0].message == "w: overwritten by forward, so each update is lost"
     assert step("pass", start).verdict is Verdict.PASSED
 
 
@@ -89,5 +89,7 @@ def test_a_forward_that_cannot_be_called_again_does_not_tell():
     check = step("self.w.fill_(1.0)\n        if self.calls > 1: raise ValueError('one call only')")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     told = cell(check, "updated", "w").reason
-    assert told.startswith("forward writes to it, and whether an update outlives that is not told: calling it in train")
+    assert told.startswith(
+        "forward writes to the parameter; inconclusive whether an update is kept: calling it in train"
+    )
     assert "raised ValueError: one call only" in told

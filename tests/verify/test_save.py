@@ -53,7 +53,7 @@ def test_three_columns():
     check = sample(Name.SAVE, "positions:Positions")
     assert verdicts(check, "saved") == {"embed.weight": "passed", "positions": "skipped"}
     assert verdicts(check, "restored") == verdicts(check, "safetensors") == {"embed.weight": "passed"}
-    assert cell(check, "saved", "positions").reason == "not saved; the constructor rebuilds it identically"
+    assert cell(check, "saved", "positions").reason == "not saved; the constructor creates an equal tensor"
 
 
 # --- what the constructor makes again --------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_a_rebuilt_table_is_told_from_a_random_one(value, rule):
 def test_the_fix_of_a_lost_buffer():
     """It is registered already: only the flag has to change."""
     (finding,) = saved('self.register_buffer("t", torch.rand(3), persistent=False)').findings
-    assert finding.help == "register it with persistent=True; assigned at net.py:6"
+    assert finding.help == "register the buffer with persistent=True; assigned at net.py:6"
 
 
 def test_what_requires_grad_is_lost_even_if_it_is_rebuilt():
@@ -175,7 +175,7 @@ def test_extra_state_runs_as_it_is():
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert cell(check, "restored", "w").verdict is Verdict.PASSED
     plain = cell(check, "safetensors", "w")
-    why = "_extra_state is of type dict, and safetensors takes nothing but tensors"
+    why = "_extra_state: type is dict, but safetensors stores only tensors"
     assert (plain.verdict, plain.reason) == (Verdict.SKIPPED, why)
 
 
@@ -250,7 +250,7 @@ def test_what_is_not_contiguous_is_mended_where_it_is_saved():
     (finding,) = check.findings
     assert finding.rule == "not-in-safetensors"
     assert finding.help == (
-        "give save_file a copy of each: {name: one.contiguous() for name, one in model.state_dict().items()}"
+        "pass copies to save_file: {name: tensor.contiguous() for name, tensor in model.state_dict().items()}"
     )
     model = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))
     with pytest.raises(ValueError, match="contiguous"):
@@ -261,11 +261,11 @@ def test_what_is_not_contiguous_is_mended_where_it_is_saved():
 LOADS = {
     "_load_from_state_dict(self, state, prefix, *args)": (
         "state['t'] = state['t'].half().float(); super()._load_from_state_dict(state, prefix, *args)",
-        "brings back other values",
+        "restores other values",
     ),
     "load_state_dict(self, state, strict=True, assign=False)": (
         "return super().load_state_dict({**state, 't': self.t}, strict)",
-        "does not bring it back",
+        "does not restore it",
     ),
 }
 
@@ -276,9 +276,9 @@ def test_what_loading_makes_of_it_is_told_with_the_method(method):
     does, what = LOADS[method]
     check = saved(f'self.register_buffer("t", torch.rand(3))\n---\ndef {method}:\n    {does}')
     assert rules(check) == {"t": "not-restored"}
-    assert check.findings[0].message == f"t: saved, and load_state_dict() {what}"
+    assert check.findings[0].message == f"t: saved, but load_state_dict() {what}"
     name = method.partition("(")[0]
-    assert check.findings[0].help == f"net.py:7: let Net.{name} hand super() what was saved"
+    assert check.findings[0].help == f"net.py:7: let Net.{name} pass the saved entry to super()"
 
 
 def test_a_method_that_saves_something_else_is_named():
@@ -286,7 +286,7 @@ def test_a_method_that_saves_something_else_is_named():
     body = 'self.register_buffer("t", torch.rand(3))\n---\ndef state_dict(self, *args, **kwargs):\n    return {}'
     for made, rule in (("{}", "lost-by-saving"), ("{'t': self.t.half()}", "changed-by-saving")):
         (finding,) = [one for one in saved(body.replace("{}", made)).findings if one.fqn == "t"]
-        assert (finding.rule, finding.help) == (rule, "net.py:7: let Net.state_dict keep what torch's puts there")
+        assert (finding.rule, finding.help) == (rule, "net.py:7: let Net.state_dict keep all entries of super()")
 
 
 def test_a_buffer_that_forward_fills_is_to_be_registered_with_its_shape():
@@ -294,7 +294,7 @@ def test_a_buffer_that_forward_fills_is_to_be_registered_with_its_shape():
     body = 'self.a = nn.Linear(3, 3); self.register_buffer("q", {})\n---\ndef forward(self, x):\n'
     body += "    if self.q is None: self.q = torch.ones(3)\n    return self.a(x) * self.q"
     helps = {one.rule: one.help for one in saved(body.format("None"), "2x3").findings}
-    what = "only forward makes it: register it in the constructor, with the shape that it will have"
+    what = "only forward creates this tensor: register it in the constructor with its final shape"
     assert helps == {"not-loadable": f"net.py:8: {what}", "not-restored": f"{what}; assigned at net.py:8"}
     assert saved(body.format("torch.ones(3)"), "2x3").findings == ()
 

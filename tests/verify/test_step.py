@@ -119,9 +119,9 @@ def test_a_layer_that_is_cut_off_is_told_from_one_that_is_not_used():
     """Both get no gradient, and the message says why."""
     unused = step(str(SAMPLES / "unused.py:Net"), "4x8").findings[0]
     detached = step(str(SAMPLES / "detached.py:Net"), "4x8").findings[0]
-    assert unused.message == "skip.weight gets no gradient: forward does not use it"
-    thrown_away = "forward uses it, and nothing of that reaches the output"
-    assert detached.message == f"encoder.weight gets no gradient: {thrown_away}"
+    assert unused.message == "skip.weight: gets no gradient: not used in forward"
+    thrown_away = "used in forward, but cut off from the output"
+    assert detached.message == f"encoder.weight: gets no gradient: {thrown_away}"
     assert "unused.py:18" in unused.help
     assert "detached.py:18" in detached.help
 
@@ -170,7 +170,7 @@ def test_an_embedding_that_these_inputs_do_not_reach_is_not_called_unused(tmp_pa
     check = step(f"{tmp_path}/x.py:make")
     assert check.verdict is Verdict.INCONCLUSIVE
     assert check.findings == ()
-    assert check.reason.startswith("mask_emb: forward does not use it with the inputs that were found")
+    assert check.reason.startswith("mask_emb: forward does not use the parameter with the inputs that statecli chose")
 
 
 TORCH = {
@@ -201,7 +201,7 @@ def test_a_metric_has_nothing_to_train():
     check = step("torchmetrics:MeanMetric", "4")
     assert (check.verdict, check.reason) == (
         Verdict.SKIPPED,
-        "nothing in it requires grad, so there is nothing to train",
+        "no tensor of the model requires grad",
     )
 
 
@@ -263,8 +263,8 @@ def test_a_gradient_that_is_zero_everywhere(train):
     """Multiplied by zero: there is a gradient, and it never moves anything."""
     check = train(linear("self.off = nn.Linear(8, 8)", "return self.used(x) + 0 * self.off(x)"))
     assert rules(check) == {"off.weight": "zero-gradient", "off.bias": "zero-gradient"}
-    assert check.findings[0].help.startswith("look for a factor of zero behind it, ")  # no cause was measured
-    assert reason(check, "updated", "off.weight") == "no gradient to update it by"
+    assert check.findings[0].help.startswith("look for a factor of zero, ")  # no cause was measured
+    assert reason(check, "updated", "off.weight") == "no gradient, so no update"
 
 
 def test_a_gradient_with_nan_behind_finite_outputs(train):
@@ -287,7 +287,7 @@ def test_a_gradient_that_is_zero_because_the_output_is_not_finite(train):
     source = f"class Net(nn.Module):\n    def __init__(self): {body}\n    def forward(self, x): return {{}} + self.b\n"
     check = train(source.format("torch.log(-self.used(x).abs())"))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    assert reason(check, "gradient", "b").startswith("its gradient is zero, and something in the output is NaN")
+    assert reason(check, "gradient", "b").startswith("the gradient is zero, but NaN and infinite values of the output")
     b = torch.zeros(8, requires_grad=True)
     (torch.full((4, 8), torch.nan) + b).sum().backward()
     assert b.grad.tolist() == [4.0] * 8
@@ -325,7 +325,7 @@ def test_no_floating_output(train):
 def test_nothing_in_the_output_requires_grad(train):
     """Forward under no_grad trains nothing, and that is said of each parameter."""
     check = train(linear(forward="with torch.no_grad():\n    return self.used(x)"))
-    assert check.findings[0].message == "used.weight gets no gradient: nothing that forward gives requires grad"
+    assert check.findings[0].message == "used.weight: gets no gradient: the output of forward does not require grad"
     assert set(rules(check)) == {"used.weight", "used.bias"}
 
 
@@ -377,7 +377,7 @@ def test_a_frozen_parameter_that_forward_changes(train):
     )
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert cells(check, "forward updates") == {"slow": "passed"}
-    assert reason(check, "forward updates", "slow") == "frozen, and forward changes it"
+    assert reason(check, "forward updates", "slow") == "frozen, but forward changes it"
 
 
 def test_a_frozen_parameter_that_forward_and_the_optimizer_change(train):
@@ -397,7 +397,7 @@ def test_a_frozen_parameter_that_shares_memory_with_a_trained_one(train):
     check = train(linear("self.old = nn.Parameter(self.used.weight.data, requires_grad=False)"))
     assert rules(check) == {"old": "frozen-updated"}
     assert check.findings[0].message == (
-        "old is frozen, and the optimizer's step changes it: it shares its memory with used.weight"
+        "old: frozen, but the optimizer's step changes it: it shares memory with used.weight"
     )
 
 
@@ -410,7 +410,7 @@ def test_a_parameter_that_forward_replaces(train):
         )
     )
     assert rules(check) == {"scale": "not-in-optimizer"}
-    assert "is replaced by forward" in check.findings[0].message
+    assert "replaced by forward" in check.findings[0].message
 
 
 def test_a_parameter_that_forward_makes(train):
@@ -511,7 +511,7 @@ def test_inputs_without_elements_prove_nothing():
     """A batch of none gives zero gradients whatever the model does."""
     check = step(str(SAMPLES / "batchnorm.py:Block"), "0x8")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    assert check.reason == "its inputs have no elements (float32 0×8), and no gradient comes of nothing"
+    assert check.reason == "the inputs have no elements (float32 0×8), so no gradient is computed"
 
 
 # --- whether it was updated -----------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_what_training_alone_drops_each_time_cannot_be_told(drop, got):
     check = dropping("self.training", drop)
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     told = cell(check, "gradient", "branch.weight").reason
-    assert told.startswith(f"{got} in each of 12 rounds, and not in eval mode: dropout or drop path")
+    assert told.startswith(f"{got} in each of 12 rounds, but not in eval mode: dropout or drop path")
 
 
 DROPOUT = "return self.head(nn.functional.dropout(self.used(x), {}, self.training))"
@@ -116,8 +116,8 @@ def test_what_is_zero_in_eval_mode_too_is_no_dropout():
     """Random numbers are drawn, and they are not why."""
     check = dropping("True")
     assert rules(check) == {"branch.weight": "zero-gradient", "branch.bias": "zero-gradient"}
-    told = "gets a gradient that is zero everywhere, in each of 3 rounds and in eval mode, where nothing is dropped"
-    assert check.findings[0].message == f"branch.weight {told}"
+    told = "gradient is all zeros in each of 3 rounds and in eval mode, without dropout"
+    assert check.findings[0].message == f"branch.weight: {told}"
 
 
 def test_what_draws_no_random_numbers_drops_nothing_by_chance():
@@ -133,7 +133,7 @@ def test_an_eval_mode_that_cannot_be_called_does_not_tell(draw):
     check = dropping("self.training", draw=f"{draw}\nif not self.training: raise ValueError('labels')")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     told = cell(check, "gradient", "branch.weight").reason
-    assert "eval mode does not tell whether by chance: calling it in eval mode raised ValueError: labels" in told
+    assert "eval mode does not show whether by chance: calling it in eval mode raised ValueError: labels" in told
 
 
 def test_the_modes_are_as_before_after_a_call_in_eval_mode():
@@ -204,7 +204,7 @@ def test_a_longer_chain_cannot_be_told():
     """After eight rounds each has still given another gate its first gradient."""
     check = step(GATES.format(12), THROUGH.format(""))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = "zero in each of 8 rounds, and the last still gave another its first gradient"
+    told = "zero in each of 8 rounds, but the last round still gave another parameter its first gradient"
     assert cell(check, "gradient", "gates.0").reason == told
 
 
@@ -232,7 +232,7 @@ def test_an_expert_without_rows_was_not_chosen(when):
     """Its gradient is zero where it is called and None where it is not, and both say the same."""
     check = step(EXPERTS, CHOSEN.strip().format(when, ""))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = "no input chose it, and experts.0.bias was chosen: give more inputs"
+    told = "no input selects the parameter, but experts.0.bias is selected: give more inputs"
     assert cell(check, "gradient", "experts.2.bias").reason == told
     assert verdicts(check, "gradient")["experts.1.bias"] == "passed"
 
@@ -247,7 +247,7 @@ def test_an_expert_that_had_rows_in_some_rounds_only():
     """A zero there may be that of the few rows that it had (a ReLU that is off)."""
     forward = "self.calls += 1\nreturn self.used(x) + self.few(x[:self.calls - 1]).sum() * 0"
     check = step("self.few, self.calls = nn.Linear(8, 8), 0", forward)
-    told = "no input chose it in 1 of 3 rounds, and its gradient is zero in the others: give more inputs"
+    told = "no input selects the parameter in 1 of 3 rounds, and the gradient is zero in the others: give more inputs"
     assert cell(check, "gradient", "few.bias").reason == told
 
 
@@ -286,7 +286,7 @@ def test_a_shift_that_batch_statistics_cancel(draw):
     shift = cell(check, "gradient", "shift")
     assert shift.verdict is Verdict.SKIPPED
     assert shift.reason.startswith("zero in each of 3 rounds, and ")
-    assert shift.reason.endswith("with the batch norms in eval mode: batch statistics cancel what it adds")
+    assert shift.reason.endswith("with the batch norms in eval mode: batch statistics cancel the parameter")
     net = load_object(spec.parse_spec("net.py:Net"))()
     for train in (True, False):
         (gradient,) = torch.autograd.grad(net.train(train)(torch.ones(2, 8))[:, 0].sum(), net.shift)
@@ -304,7 +304,5 @@ def test_batch_norms_that_cannot_be_called_in_eval_mode_do_not_tell():
     check = normed(f"{raises}return self.out(self.norm(x + self.shift))")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     told = cell(check, "gradient", "shift").reason
-    assert told.startswith(
-        "its gradient is zero, and whether batch statistics cancel it is not told: calling it in train"
-    )
+    assert told.startswith("the gradient is zero; inconclusive whether batch statistics cancel it: calling it in train")
     assert "raised ValueError: no statistics yet" in told

@@ -133,11 +133,11 @@ def find_recomputed(state: ModelState) -> frozenset[str]:
     return frozenset(oddity.fqn for oddity in state.oddities if oddity.kind is OddityKind.RECOMPUTED and oddity.fqn)
 
 
-RECOMPUTED_REASON = "torch recomputes it from what is registered before each forward"
+RECOMPUTED_REASON = "torch recomputes the tensor from registered tensors before each forward"
 
 
 _LRU_CACHE = type(functools.lru_cache(len))
-MEMO_REASON = "remembered by a function (functools.lru_cache), and not the model's: forward tells whether it does harm"
+MEMO_REASON = "cached by a function (functools.lru_cache), not by the model: the forward check shows any harm"
 
 
 def has_own_apply(module: nn.Module, fqn: str) -> bool:
@@ -263,7 +263,7 @@ def check_empty_model(subject: ModelUnderTest, name: Name) -> Check | None:
     if subject.state.tensors:
         return None
     packed = any(oddity.kind is OddityKind.PACKED_PARAMS for oddity in subject.state.oddities)
-    why = " that can be seen: its weights are packed in C++" if packed else ""
+    why = " that statecli can see: its weights are packed in C++" if packed else ""
     return Check(name, Verdict.SKIPPED, reason=f"the model holds no tensor{why}")
 
 

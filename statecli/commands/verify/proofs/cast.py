@@ -81,7 +81,7 @@ class _TensorCasts:
             followed_casts = [called for called in self.dtypes if called not in self.wrong and called != self.declined]
             return (
                 rule,
-                f"{what}, though it follows {followed_casts[0]}"
+                f"{what}, but changes with {followed_casts[0]}"
                 if followed_casts and rule == rules.KEEPS_DTYPE
                 else what,
             )
@@ -175,18 +175,18 @@ class _Proof:
         steps = self._steps.get(row.fqn)
         if steps is None:
             return judging.build_inconclusive_cell(
-                "; ".join(self._reasons) or "it is not there in a second instance of the model"
+                "; ".join(self._reasons) or "a second instance of the model does not have this tensor"
             )
         before = _format_dtype(steps.before)
         if not steps.dtypes:
             return (
-                judging.build_inconclusive_cell("it could not be cast", before=before)
+                judging.build_inconclusive_cell("the tensor could not be cast", before=before)
                 if not self._casts_done
-                else judging.skip_cell("gone after the cast: the model clears it", before=before)
+                else judging.skip_cell("removed by the model during the cast", before=before)
             )
         fault = steps.fault()
         if fault is None:
-            why = f"the class's own {steps.declined} keeps its dtype" if steps.declined else None
+            why = f"the class's own {steps.declined} keeps the dtype" if steps.declined else None
             return Cell(Verdict.PASSED, before, steps.after(), why)
         rule, what = fault
         excused_cell = self._excuse(row, steps) if rule == rules.KEEPS_DTYPE else None
@@ -225,7 +225,7 @@ class _Proof:
         if again.reason is None or row.fqn in again.read:
             return None
         return judging.build_inconclusive_cell(
-            f"whether forward makes it anew cannot be told: {again.reason}", **measured
+            f"inconclusive whether forward creates the tensor again: {again.reason}", **measured
         )
 
     def _describe_harmless(self, row: TensorInfo) -> str | None:
@@ -280,15 +280,14 @@ class _Proof:
 
 
 _AS_REAL = (
-    "keep real and imaginary part as a last dimension (torch.view_as_real), "
-    "and make it complex in forward (torch.view_as_complex)"
+    "store real and imaginary part as a last dimension (torch.view_as_real), and call torch.view_as_complex in forward"
 )
-_IN_APPLY = "register it, or cast it in an _apply of the class's own, which .to(), .half() and .bfloat16() all call"
+_IN_APPLY = "register the tensor, or cast it in the class's own _apply, which .to(), .half() and .bfloat16() call"
 #: What to do with the method of the class's own that breaks a rule.
 _OWN_METHOD_HELP = {
-    rules.KEEPS_DTYPE.name: "let {} call super() and cast this one too",
-    rules.INTEGER_CAST.name: "let {} leave integers what they are",
-    rules.INTEGER_CHANGED.name: "let {} leave integers what they are",
+    rules.KEEPS_DTYPE.name: "let {} call super() and cast this tensor too",
+    rules.INTEGER_CAST.name: "let {} keep integers unchanged",
+    rules.INTEGER_CHANGED.name: "let {} keep integers unchanged",
 }
 
 
@@ -301,11 +300,11 @@ def _find_fault(steps: _TensorCasts, tensor: torch.Tensor, dtype: torch.dtype, c
     if before.is_complex:
         if tensor.dtype.is_complex:
             return None
-        return rules.IMAGINARY_LOST, f"is {_format_dtype(tensor.dtype)} after {called}, its imaginary part gone"
+        return rules.IMAGINARY_LOST, f"is {_format_dtype(tensor.dtype)} after {called}, without its imaginary part"
     if tensor.dtype != before:
-        return rules.INTEGER_CAST, f"{_format_dtype(before)} is {_format_dtype(tensor.dtype)} after {called}"
+        return rules.INTEGER_CAST, f"{_format_dtype(before)} becomes {_format_dtype(tensor.dtype)} after {called}"
     if steps.values is not None and tensor_bits.is_same(steps.values, tensor) is False:
-        return rules.INTEGER_CHANGED, f"its {_format_dtype(before)} values change with {called}"
+        return rules.INTEGER_CHANGED, f"{_format_dtype(before)} values change with {called}"
     return None
 
 

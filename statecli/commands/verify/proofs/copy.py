@@ -35,18 +35,16 @@ def prove(subject: ModelUnderTest) -> Check:
     return judging.check_empty_model(subject, Name.COPY) or _Proof(subject).check()
 
 
-_NON_LEAF_HELP = "compute it in forward, or store it with .detach()"
-_RECOMPUTED_HELP = (
-    "use torch.nn.utils.parametrizations, or make it plain (remove_weight_norm, prune.remove) before copying"
-)
+_NON_LEAF_HELP = "compute the tensor in forward, or store it with .detach()"
+_RECOMPUTED_HELP = "use torch.nn.utils.parametrizations, or call remove_weight_norm or prune.remove before copying"
 _FLAT_WEIGHTS_HELP = (
-    "copy it before its first forward, or make it plain (parametrize.remove_parametrizations) before copying"
+    "copy the model before its first forward, or call parametrize.remove_parametrizations before copying"
 )
-_OBSTACLE_HELP = "leave it out in a __getstate__ of the class's own, and make it anew in __setstate__"
+_OBSTACLE_HELP = "drop the attribute in the class's own __getstate__, and create it again in __setstate__"
 #: What torch.save raises of modules that it leaves out of pickles on purpose, and what that means.
 _BY_DESIGN = {
-    "Serialization of parametrized modules is only": "torch.save takes no parametrized module, only its state_dict()",
-    "Tried to serialize object __torch__": "torch.save takes no ScriptModule in another module, only its state_dict()",
+    "Serialization of parametrized modules is only": "torch.save cannot save parametrized modules, only a state_dict()",
+    "Tried to serialize object __torch__": "torch.save cannot save a nested ScriptModule, only a state_dict()",
 }
 
 
@@ -112,7 +110,7 @@ class _Proof:
             if any(map(judging.is_lazy_tensor, self._tensors.values())):
                 self._reasons.append(raised)  # a buffer without a shape yet has no deep copy
             else:
-                self._fail(rules.NOT_COPYABLE, None, f"copy.deepcopy of the model does not work: {raised}")
+                self._fail(rules.NOT_COPYABLE, None, f"copy.deepcopy of the model fails: {raised}")
         why = next((finding.message for finding in self._findings.values()), raised)
         for row in self._get_rows():
             self._columns["copied"].setdefault(row.fqn, judging.build_inconclusive_cell(why))
@@ -127,7 +125,7 @@ class _Proof:
         }
         for name, tensor in uncopyable.items():
             operation = get_grad_fn_name(tensor)
-            is_what = f"computed by {operation} and no leaf of the graph" if operation else _describe_form(tensor)
+            is_what = f"computed by {operation}, not a leaf of the graph" if operation else _describe_form(tensor)
             when = "after a forward " if name in self._non_leaves_of_forward else ""
             what = f"{is_what}, so {when}copy.deepcopy of the model raises"
             if name in rows:
@@ -135,7 +133,7 @@ class _Proof:
             help = _FLAT_WEIGHTS_HELP if name in self._flat_weights else _NON_LEAF_HELP
             help = _RECOMPUTED_HELP if name in self._recomputed else help
             rule = rules.NON_LEAF_ATTRIBUTE if operation else rules.NOT_COPYABLE
-            self._fail(rule, name, f"{name} is {what}", help if operation else None)
+            self._fail(rule, name, f"{name}: {what}", help if operation else None)
         return bool(uncopyable)
 
     def _fail_obstacles(self, module: nn.Module) -> bool:
@@ -152,7 +150,7 @@ class _Proof:
         if raised is None:
             self._columns["pickled"] = self._compare(pickled, "a pickled copy")
         elif why := _describe_unpicklable(module, raised):
-            self._how = f"copy.deepcopy of the module; it is not pickled: {why}"
+            self._how = f"copy.deepcopy of the module; not pickled: {why}"
             self._columns["pickled"] = {row.fqn: judging.skip_cell(why) for row in self._get_rows()}
         else:
             self._columns["pickled"] = {row.fqn: judging.build_inconclusive_cell(raised) for row in self._get_rows()}
@@ -175,21 +173,21 @@ class _Proof:
     def _build_cell(self, row: TensorInfo, copied_tensors: dict[str, torch.Tensor], what: str) -> Cell:
         original, other = self._tensors.get(row.fqn), copied_tensors.get(row.fqn)
         if original is None:
-            return judging.build_inconclusive_cell("it is not there in a second instance of the model")
+            return judging.build_inconclusive_cell("a second instance of the model does not have this tensor")
         if row.fqn in self._class_attributes:
             return judging.skip_cell("class attribute: one tensor for all instances")
         if other is None:
             return self._judge_absent(row, what)
         if _share_storage(original, other):
-            message = f"{what} shares its memory with the original: to change the one is to change the other"
+            message = f"{what} shares memory with the original: a change to one changes the other"
             return self._build_failed_cell(rules.SHARED_WITH_COPY, row, message)
         if judging.is_lazy_tensor(original):
-            return judging.skip_cell("uninitialized: it has no values before a first forward")
+            return judging.skip_cell("uninitialized: no values before the first forward")
         same = tensor_bits.is_same(original, other)
         if same is None and original.device.type == "meta":
             return Cell(Verdict.PASSED)
         if same is None:
-            return judging.build_inconclusive_cell("its values cannot be compared")
+            return judging.build_inconclusive_cell("the values cannot be compared")
         return (
             Cell(Verdict.PASSED)
             if same
@@ -198,12 +196,12 @@ class _Proof:
 
     def _judge_absent(self, row: TensorInfo, what: str) -> Cell:
         if row.persistent is not None or row.kind.value == "parameter":
-            return self._build_failed_cell(rules.LOST_BY_COPY, row, f"{what} is without it")
-        return judging.skip_cell(f"the class leaves it out: {what} is without it")
+            return self._build_failed_cell(rules.LOST_BY_COPY, row, f"{what} lacks this tensor")
+        return judging.skip_cell(f"the class leaves the tensor out: {what} lacks it")
 
     def _build_failed_cell(self, rule: Rule, row: TensorInfo, message: str) -> Cell:
         help = judging.suggest_in_own_method(
-            self._subject, self._module, row.fqn, _COPY_METHODS, "let {} make a copy of its own"
+            self._subject, self._module, row.fqn, _COPY_METHODS, "let {} copy the tensor"
         )
         self._fail(rule, row.fqn, f"{row.fqn}: {message}", help)
         return Cell(Verdict.FAILED, reason=message)
@@ -226,7 +224,7 @@ class _Proof:
                     continue
                 points_back = name not in cells and _share_storage(self._tensors[name], copied_tensors[name])
                 rule = rules.SHARED_WITH_COPY if points_back else rules.UNTIED_BY_COPY
-                message = "still points at the original's memory" if points_back else f"no longer tied to {first}"
+                message = "still points to the original's memory" if points_back else f"no longer tied to {first}"
                 if name in cells:
                     cells[name] = Cell(Verdict.FAILED, reason=f"{message} in {what}")
                 self._fail(rule, name, f"{name}: {message} in {what}")
@@ -282,7 +280,7 @@ def _describe_unpicklable(module: nn.Module, raised: str) -> str | None:
     if meaning_:
         return meaning_
     if any("<locals>" in type(submodule).__qualname__ for submodule in module.modules()):
-        return "a class of the model is local to a function: Python pickles none such"
+        return "a class of the model is local to a function, which Python cannot pickle"
     return None
 
 

@@ -47,12 +47,12 @@ _SAME_DEVICE = re.compile(r"\b(on|at) the same device\b")
 _ON_CPU = re.compile(r"(\w+)'? (?:to|must|argument should) be (?:on|a 1D) cpu\b", re.IGNORECASE)
 #: What a plain call raises because it is on the CPU, or half on a GPU: it says nothing of the moved model.
 _CPU_ERROR = re.compile(rf"\bCUDA\b|NVIDIA|\bGPU\b|not implemented for '|from the 'CPU' backend|{_SAME_DEVICE.pattern}")
-_CUDA_CHECK_REASON = "the model asks torch.cuda.is_available(), which is not so here,"
+_CUDA_CHECK_REASON = "the model calls torch.cuda.is_available(), which is False here,"
 _ADVICE = {
-    How.MADE: "make it where it is needed, device=x.device, or copy it there: .to(x.device)",
-    How.DRAWN: "copy what is drawn: .to(x.device); device=x.device asks for a generator that is there too",
-    How.BROUGHT: "copy it to where the model is, next(self.parameters()).device, not to a device that was remembered",
-    How.COMPUTED: "copy it to where it is needed: .to(x.device)",
+    How.MADE: "create the tensor with device=x.device, or copy it with .to(x.device)",
+    How.DRAWN: "copy the drawn values with .to(x.device); device=x.device needs a generator on that device too",
+    How.BROUGHT: "copy the tensor to next(self.parameters()).device, not to a stored device",
+    How.COMPUTED: "copy the tensor with .to(x.device)",
 }
 
 
@@ -105,7 +105,7 @@ def prove(subject: ModelUnderTest, device: str) -> Check:
         return _prove_on_fake_gpu(subject)
     requested_device = move.parse_device(device)
     if requested_device.type == "meta":
-        why = "a forward on meta says nothing of devices, most operators take any there; --device fake-cuda does"
+        why = "forward on meta proves nothing about devices, because most operators accept any; use --device fake-cuda"
         return Check(Name.FORWARD, Verdict.SKIPPED, reason=why)
     if requested_device.type == "cpu":
         return _prove_on_cpu(subject)
@@ -117,7 +117,7 @@ def prove(subject: ModelUnderTest, device: str) -> Check:
 
 def _prove_on_cpu(subject: ModelUnderTest) -> Check:
     subject.call(subject.build_used(values=True))
-    why = "nothing was moved, so it says nothing of devices" if not subject.created_by_forward else None
+    why = "nothing was moved, so this proves nothing about devices" if not subject.created_by_forward else None
     return Check(Name.FORWARD, Verdict.PASSED, "called on the cpu in eval mode", why)
 
 
@@ -126,7 +126,7 @@ def _prove_on_fake_gpu(subject: ModelUnderTest) -> Check:
         _Trial(
             fake_gpu.DEVICE,
             fake_gpu.DISPLAY_NAME,
-            "called on a pretended GPU, without data",
+            "called on a fake CUDA device, without data",
             fake_gpu.use_fake_gpu,
             values=False,
         )
@@ -134,7 +134,7 @@ def _prove_on_fake_gpu(subject: ModelUnderTest) -> Check:
     if not any(row.device == "meta" for row in subject.state.tensors):
         if subject.forward_error and not _CPU_ERROR.search(subject.forward_error):
             raise ModelError(subject.forward_error)
-        how = "called on a pretended GPU, with data on the cpu"
+        how = "called on a fake CUDA device, with data on the cpu"
         trials.append(
             _Trial(fake_gpu.DEVICE, fake_gpu.DISPLAY_NAME, how, fake_gpu_values.use_fake_gpu_with_values, values=True)
         )
@@ -296,7 +296,7 @@ def _describe_runs(last: list[_Run]) -> str:
     """Describe the calls and their modes."""
     how = last[0].trial.how
     if len(last) == 1:
-        return f"{how}, in eval mode (in train mode it raises on the cpu too)"
+        return f"{how}, in eval mode (train mode raises on the cpu too)"
     if how == last[1].trial.how:
         return f"{how}, in eval and train mode"
     return f"{how}, in eval mode; {last[1].trial.how}, in train mode"
@@ -314,18 +314,18 @@ def _build_cell(subject: ModelUnderTest, row: TensorInfo, run: _Run, blamed: dic
         return _build_failed_cell(run, row.fqn, blamed[row.fqn])
     device = run.devices.get(row.fqn)
     if not run.has_proved:
-        why = "the call did not come to its end" if run.raised is not None else _CUDA_CHECK_REASON
+        why = "the call did not finish" if run.raised is not None else _CUDA_CHECK_REASON
         return judging.build_inconclusive_cell(why, after=device)
     if device is None or device == run.trial.device_name:
         return Cell(Verdict.PASSED, after=device)
     if row.fqn in run.watch.copied_by_forward:
         place = _format_place(subject, run.watch.copied_by_forward[row.fqn])
-        return Cell(Verdict.PASSED, after=device, reason=f"stays on {device}; forward copies it at each call{place}")
-    if row.fqn in run.watch.read_elsewhere:
         return Cell(
-            Verdict.PASSED, after=device, reason=f"stays on {device}{_describe_harmless(subject, row.fqn, run)}"
+            Verdict.PASSED, after=device, reason=f"left on {device}; forward copies the tensor at each call{place}"
         )
-    return judging.skip_cell(f"stays on {device}, and this forward does not read it", after=device)
+    if row.fqn in run.watch.read_elsewhere:
+        return Cell(Verdict.PASSED, after=device, reason=f"left on {device}{_describe_harmless(subject, row.fqn, run)}")
+    return judging.skip_cell(f"left on {device}; this forward does not read the tensor", after=device)
 
 
 def _build_failed_cell(run: _Run, fqn: str, finding: Finding) -> Cell:
@@ -337,11 +337,12 @@ def _describe_harmless(subject: ModelUnderTest, fqn: str, run: _Run) -> str:
     caught_mismatch = next((mismatch for mismatch in run.watch.raised if mismatch.source.fqn == fqn), None)
     if caught_mismatch is not None:
         place_text = _format_place(subject, caught_mismatch.place)
-        return f"; forward catches the error that this is in {caught_mismatch.operator}{place_text}"
+        return f"; forward catches the device error of {caught_mismatch.operator}{place_text}"
     if fqn in run.watch.taken_from_elsewhere:
         operator, place = run.watch.taken_from_elsewhere[fqn]
-        return f", and forward mixes it only where CUDA takes it from there: {operator}{_format_place(subject, place)}"
-    return ", and forward mixes it with nothing elsewhere"
+        place_text = _format_place(subject, place)
+        return f"; harmless in forward, because CUDA operators accept it from there: {operator}{place_text}"
+    return "; forward does not combine the tensor with tensors on other devices"
 
 
 def _build_mismatch_finding(subject: ModelUnderTest, mismatch: Mismatch, trial: _Trial) -> Finding:
@@ -351,17 +352,17 @@ def _build_mismatch_finding(subject: ModelUnderTest, mismatch: Mismatch, trial: 
         return _build_mixed_finding(subject, mismatch, device, where)
     if mismatch.fault is Fault.GENERATOR:
         message = f"a torch.Generator on {mismatch.device} draws values for {device}, in {mismatch.operator}{where}"
-        help = "make one there: torch.Generator(x.device)"
+        help = "create the generator on that device: torch.Generator(x.device)"
     elif mismatch.fault is Fault.NOT_ON_CPU:
-        message = f"the argument {mismatch.other!r} has to be on the cpu, and is on {device}{where}"
-        help = "copy it there first, with .cpu()"
+        message = f"the argument {mismatch.other!r} must be on the cpu, but is on {device}{where}"
+        help = "copy the argument with .cpu() first"
     elif mismatch.fault is Fault.NUMPY:
         message, help = (
             f"a tensor on {device} is read as a numpy array{where}",
-            "copy it to the cpu first: x.cpu().numpy()",
+            "copy the tensor to the cpu first: x.cpu().numpy()",
         )
     else:
-        message, help = f"tensors on several devices meet{where}", "move what is made or kept on the cpu: .to(x.device)"
+        message, help = f"tensors on several devices are combined{where}", "move tensors on the cpu with .to(x.device)"
     return judging.build_finding(subject, DEVICE_MISMATCH, message, mismatch.source.fqn, help=help)
 
 
@@ -376,23 +377,23 @@ def _build_mixed_finding(subject: ModelUnderTest, mismatch: Mismatch, device: st
 
 def _describe_source(subject: ModelUnderTest, source: Source, device: str) -> tuple[str, str | None]:
     """Return the description of a tensor left on `device`, and the fix; None for the fix of the tensor's row."""
-    is_on = f"{'what is computed from it is ' if source.derived else ''}on {device}"
+    is_on = f"{'a result computed from this tensor is ' if source.derived else ''}on {device}"
     if source.fqn is not None:
         return f"{source.fqn}: {is_on}", recreated_by_forward.HELP.format(
             "device"
         ) if source.fqn in subject.created_by_forward else None
     if source.file_variable is not None:
         name, filename = source.file_variable
-        help = f"make it a buffer of the model, or read {name}.to(x.device)"
+        help = f"register the tensor as a buffer, or read {name}.to(x.device)"
         return f"{name} of {tensor_sources.format_file(filename, subject.target)}: {is_on}", help
     place, help = _format_place(subject, source.place), _ADVICE[source.how]
     if source.place is None:
-        return f"a tensor, of which it is not known where it was made, is on {device}", _ADVICE[How.COMPUTED]
+        return f"a tensor of unknown origin is on {device}", _ADVICE[How.COMPUTED]
     if source.how is How.BROUGHT:
-        return f"a tensor that forward copies to {device}{place} is there", help
+        return f"a tensor that forward copies to {device}{place} is on {device}", help
     if source.how is How.COMPUTED:
         return f"a tensor that forward computes{place} is on {device}", help
-    return f"a tensor made in forward{place} is on {device}", help
+    return f"a tensor created in forward{place} is on {device}", help
 
 
 def _format_place(subject: ModelUnderTest, place: Place | None) -> str:

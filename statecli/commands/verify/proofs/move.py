@@ -58,7 +58,7 @@ def prove(subject: ModelUnderTest, device: str) -> Check:
 
 
 def prove_on_fake_gpu(subject: ModelUnderTest) -> Check:
-    """Proof `move` of a pretended GPU: column `moves`, the rules of a real move. Needs no values."""
+    """Proof `move` of a fake CUDA device: column `moves`, the rules of a real move. Needs no values."""
     moved = move_to_fake_gpu(subject)
     if moved.has_own_move:
         compare_on_cpu(subject, moved)
@@ -75,7 +75,7 @@ def move_to_fake_gpu(subject: ModelUnderTest) -> MoveResult:
 
 
 def _move_once_to_fake_gpu(subject: ModelUnderTest, context: fake_gpu.FakeGpuContext, *, values: bool) -> MoveResult:
-    moved = MoveResult(call='.to("cuda") on a pretended GPU')
+    moved = MoveResult(call='.to("cuda") on a fake CUDA device')
     try:
         module = subject.build_used(values=values)
         moved.before = {name: str(tensor.device) for name, tensor in judging.map_tensors(module).items()}
@@ -88,7 +88,7 @@ def _move_once_to_fake_gpu(subject: ModelUnderTest, context: fake_gpu.FakeGpuCon
                 for name, tensor in judging.map_tensors(moved_module).items()
             }
             if moved_module is not module:
-                moved.why_no_way_back = "its .to gives another model"  # which may be the user's own
+                moved.why_no_way_back = "the class's own .to returns another model"  # which may be the user's own
             elif moved.has_own_move:
                 _move_back(subject, module, moved)
     except ModelError as error:
@@ -131,9 +131,9 @@ def parse_device(text: str) -> torch.device:
 _RULES = {OddityKind.UNTIED_BY_MOVE: UNTIED_BY_MOVE, OddityKind.STALE_VIEW: STALE_VIEW}
 #: What to do about a name that is no longer what it was a name of.
 HELP = {
-    UNTIED_BY_MOVE.name: "register it once and read it under the other name through a property, "
-    "or tie them again in an _apply of the class's own",
-    STALE_VIEW.name: "make it a property that computes it from the registered tensor",
+    UNTIED_BY_MOVE.name: "register the tensor once and read the other name through a property, "
+    "or tie the two again in the class's own _apply",
+    STALE_VIEW.name: "replace the attribute with a property that computes it from the registered tensor",
 }
 
 
@@ -165,13 +165,13 @@ class MoveResult:
 
 def _build_lost_finding(subject: ModelUnderTest, owner: type[nn.Module], returned: object) -> Finding:
     what = "None" if returned is None else f"a {type(returned).__name__}"
-    message = f"{owner.__name__}.to gives {what}: model = model.to(...) loses the model"
+    message = f"{owner.__name__}.to returns {what}: model = model.to(...) loses the model"
     return judging.build_finding(
         subject,
         rules.LOST_BY_MOVE,
         message,
         None,
-        help=judging.place_at_method(subject, owner.to, "end it with: return self"),
+        help=judging.place_at_method(subject, owner.to, "end the method with: return self"),
     )
 
 
@@ -197,7 +197,7 @@ class _Proof:
         self._fail_broken_ties(cells)
         how = self._moved.call
         if set(self._moved.before.values()) == {self._device_name}:
-            how = f"everything is on {self._device_name} already: memory given anew by _apply, and {how}"
+            how = f"everything is on {self._device_name} already: _apply assigned new memory, and {how}"
         return judging.build_check(Name.MOVE, how, {"moves": cells}, self._findings, self._list_reasons())
 
     def _list_reasons(self) -> list[str]:
@@ -208,14 +208,14 @@ class _Proof:
     def _build_cell(self, row: TensorInfo) -> Cell:
         before, after = self._moved.before.get(row.fqn), self._moved.after.get(row.fqn)
         if before is None:
-            return judging.build_inconclusive_cell("it is not there in a second instance of the model")
+            return judging.build_inconclusive_cell("a second instance of the model does not have this tensor")
         if not self._moved.after or before == self._device_name:
             return self._judge_by_stand_in(row, before)
         if after is None:
-            return judging.skip_cell("gone after the move: the model clears it", before=before)
+            return judging.skip_cell("removed by the model during the move", before=before)
         if after != self._device_name:
             return self._judge_left_behind(
-                row, before, after, f"stays on {after} when the model moves to {self._device_name}"
+                row, before, after, f"left on {after} when the model moves to {self._device_name}"
             )
         return self._judge_changed(row, before, after)
 
@@ -225,9 +225,11 @@ class _Proof:
             note = next(
                 (oddity.message for oddity in self._stand_in.oddities if oddity.kind is OddityKind.NOT_MEASURED), None
             )
-            return judging.build_inconclusive_cell(note or "cannot tell whether it follows", before=before)
+            return judging.build_inconclusive_cell(
+                note or "inconclusive whether the tensor follows a move", before=before
+            )
         if not follows:
-            what = "memory was given anew to what is registered and not to it: a move elsewhere leaves it behind"
+            what = "kept its old memory when the model moved, so a move to another device leaves it on its device"
             return self._judge_left_behind(row, before, before, what)
         return self._judge_changed(row, before, f"{before}, new memory")
 
@@ -235,11 +237,11 @@ class _Proof:
         what = self._moved.changed.get(row.fqn)
         if what is None and row.fqn in self._moved.stuck:
             there = self._moved.stuck[row.fqn]
-            return self._judge_left_behind(row, before, there, f"stays on {there} when the model moves back to the cpu")
+            return self._judge_left_behind(row, before, there, f"left on {there} when the model moves back to the cpu")
         if what is None:
             return Cell(Verdict.PASSED, before, after)
         message = f"{what} when the model moves there and back"
-        return self._fail(rules.CHANGED_BY_MOVE, row, message, before, after, "let {} change nothing but the device")
+        return self._fail(rules.CHANGED_BY_MOVE, row, message, before, after, "let {} change only the device")
 
     def _judge_left_behind(self, row: TensorInfo, before: str, after: str, what: str) -> Cell:
         harmless = self._describe_harmless(row)
@@ -250,9 +252,9 @@ class _Proof:
         )
         if why_inconclusive and row.fqn not in self._find_recreated_on_device().read:
             return judging.build_inconclusive_cell(
-                f"whether forward makes it anew cannot be told: {why_inconclusive}", before=before, after=after
+                f"inconclusive whether forward creates the tensor again: {why_inconclusive}", before=before, after=after
             )
-        return self._fail(LEFT_BEHIND, row, what, before, after, "let {} call super() and move this one too")
+        return self._fail(LEFT_BEHIND, row, what, before, after, "let {} call super() and move this tensor too")
 
     def _fail(self, rule: Rule, row: TensorInfo, what: str, before: str, after: str, mend: str) -> Cell:
         """Fail a tensor. `mend`: the fix in the class's own `_apply` or `to`, if there is no better help."""
@@ -322,7 +324,7 @@ def _move_model(subject: ModelUnderTest, device: torch.device) -> MoveResult:
     tensors = judging.map_tensors(module)
     moved.before = _list_devices(tensors)
     if set(moved.before.values()) == {"meta"} and device.type != "meta":
-        moved.reasons.append(f"it was built on meta and holds no values to move to {device}; build it on the cpu")
+        moved.reasons.append(f"the model was built on meta and has no values to move to {device}; build it on the cpu")
         return moved
     moved.has_own_move = has_own_move(module)
     if device.type == "meta":
@@ -394,7 +396,7 @@ def _try_way_back_on_fake_gpu(subject: ModelUnderTest, moved: MoveResult) -> Non
     there = move_to_fake_gpu(subject)
     moved.stuck = there.stuck
     why = next(iter(there.reasons), there.why_no_way_back)
-    moved.call += f"; the way back cannot be tried: {why}" if why else ", to a pretended GPU and back"
+    moved.call += f"; the way back cannot be tried: {why}" if why else ", to a fake CUDA device and back"
 
 
 def _describe_difference(before: torch.Tensor, after: torch.Tensor) -> str:

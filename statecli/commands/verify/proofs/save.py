@@ -40,7 +40,7 @@ def prove(subject: ModelUnderTest) -> Check:
     if empty:
         return empty
     if all(row.device == "meta" for row in subject.state.tensors):
-        return Check(Name.SAVE, Verdict.SKIPPED, HOW, "it was built on meta and holds no values to save")
+        return Check(Name.SAVE, Verdict.SKIPPED, HOW, "the model was built on meta and has no values to save")
     return _Proof(subject).check()
 
 
@@ -97,9 +97,9 @@ class _Proof:
             loaded, refused = save_roundtrip.copy_state_dict(state)
         # A lazy module before its first forward holds what torch itself refuses: nothing is judged of it.
         if refused is not None and "Uninitialized" not in refused:
-            what = f": it holds a {refused}" if refused else ""
+            what = f", which contains a {refused}" if refused else ""
             message = f"torch.load(weights_only=True) refuses the model's own state_dict{what}"
-            help = "keep plain data in get_extra_state: tensors, numbers, text, lists and dicts of these"
+            help = "return plain data from get_extra_state: tensors, numbers, text, lists and dicts of these"
             self.fail(rules.NOT_PLAIN_DATA, message, None, help)
         return loaded
 
@@ -139,10 +139,12 @@ class _Proof:
         """Fill the cells of a saved tensor; return False for a tensor that was not saved."""
         name, expected = row.fqn, self._expected.get(row.fqn)
         if expected is None:
-            self._saved[name] = judging.build_inconclusive_cell("it is not there in a second instance of the model")
+            self._saved[name] = judging.build_inconclusive_cell(
+                "a second instance of the model does not have this tensor"
+            )
             return True
         if judging.is_lazy_tensor(expected):
-            self._saved[name] = judging.skip_cell("uninitialized: it has no values before a first forward")
+            self._saved[name] = judging.skip_cell("uninitialized: no values before the first forward")
             return True
         restored_tensor = restored.get(name)
         same = False if restored_tensor is None else tensor_bits.is_same(expected, restored_tensor)
@@ -165,18 +167,18 @@ class _Proof:
         if self._unloadable:
             self._restored[name] = judging.build_inconclusive_cell(self._unloadable)
         elif same is not False:
-            why = "its values cannot be compared" if same is None else "it could not be given a value of its own"
+            why = "the values cannot be compared" if same is None else "the tensor could not be given a distinct value"
             self._restored[name] = judging.build_inconclusive_cell(why)
         elif tensor_bits.is_same(expected, entry) is False:
-            cast = f"it as {entry.dtype}, which changes its values".replace("torch.", "")
-            other = "something else under its name" if entry.dtype == expected.dtype else cast
+            cast = f"the tensor cast to {entry.dtype}, with other values".replace("torch.", "")
+            other = "other values under this name" if entry.dtype == expected.dtype else cast
             message = f"{name}: state_dict() holds {other}"
             help = self._suggest_in_own_method(name, _SAVE_METHODS, _KEEP_HELP)
             self._saved[name] = self._build_failed_cell(rules.CHANGED_BY_SAVING, row, message, help)
         else:
-            what = "brings back other values" if self._is_set_by_load(name, there) else "does not bring it back"
-            message = f"{name}: saved, and load_state_dict() {what}"
-            help = self._suggest_in_own_method(name, _LOAD_METHODS, "let {} hand super() what was saved")
+            what = "restores other values" if self._is_set_by_load(name, there) else "does not restore it"
+            message = f"{name}: saved, but load_state_dict() {what}"
+            help = self._suggest_in_own_method(name, _LOAD_METHODS, "let {} pass the saved entry to super()")
             if name in self._subject.created_by_forward and not help:
                 help = _IN_CONSTRUCTOR
             self._restored[name] = self._build_failed_cell(rules.NOT_RESTORED, row, message, help)
@@ -222,28 +224,30 @@ class _Proof:
         if row.fqn in self._recomputed:
             return judging.skip_cell(f"not saved; {judging.RECOMPUTED_REASON}")
         if row.fqn in self._subject.created_by_forward:
-            return judging.skip_cell("not saved; it appears with the first forward, which makes it again")
+            return judging.skip_cell("not saved; the first forward creates the tensor again")
         if row.kind is Kind.PARAMETER or row.persistent:
-            message = f"{row.fqn}: registered, and state_dict() leaves it out"
+            message = f"{row.fqn}: registered, but not in state_dict()"
             help = self._suggest_in_own_method(row.fqn, _SAVE_METHODS, _KEEP_HELP) or _OWN_STATE_DICT
             return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help)
         if row.requires_grad and row.kind is Kind.UNREGISTERED and "derived from" not in (row.note or ""):
-            message = f"{row.fqn}: not saved, though it requires grad: what it learns is lost"
+            message = f"{row.fqn}: requires grad but is not in state_dict(): training results are lost"
             return self._build_failed_cell(rules.LOST_BY_SAVING, row, message)
         if self._subject.rebuilds:
             return None
         if row.persistent is False:
-            return judging.skip_cell("not saved, as persistent=False says")
-        why = "there is one instance only, so what the constructor makes of it cannot be told"
+            return judging.skip_cell("not saved, because of persistent=False")
+        why = "with a single instance, the value that the constructor gives is unknown"
         return judging.build_inconclusive_cell(f"not saved; {why}")
 
     def _judge_by_rebuilding(self, row: TensorInfo, rebuild: Rebuild) -> Cell:
         if rebuild in (Rebuild.IDENTICAL, Rebuild.SHARED):
-            return judging.skip_cell("not saved; the constructor rebuilds it identically")
+            return judging.skip_cell("not saved; the constructor creates an equal tensor")
         if rebuild in (Rebuild.ABSENT, Rebuild.UNKNOWN):
-            return judging.build_inconclusive_cell("not saved; two instances of it cannot be compared")
-        message = f"{row.fqn}: not saved, and the constructor makes it anew at random: a loaded model has other values"
-        help = "register it with persistent=True" if row.persistent is False else None
+            return judging.build_inconclusive_cell("not saved; two instances of the tensor cannot be compared")
+        message = (
+            f"{row.fqn}: not in state_dict(), and the constructor draws it at random: a loaded model has other values"
+        )
+        help = "register the buffer with persistent=True" if row.persistent is False else None
         return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help)
 
     # --- failures ------------------------------------------------------------------------------------------------
@@ -257,11 +261,11 @@ class _Proof:
         self._findings.append(judging.build_finding(self._subject, rule, message, fqn, help=help))
 
 
-_OWN_STATE_DICT = "let the class's own state_dict, or its hook, keep what torch's puts there"
-_IN_CONSTRUCTOR = "only forward makes it: register it in the constructor, with the shape that it will have"
+_OWN_STATE_DICT = "let the class's own state_dict, or its hook, keep all entries of super().state_dict()"
+_IN_CONSTRUCTOR = "only forward creates this tensor: register it in the constructor with its final shape"
 #: Methods that decide what is saved and what is loaded, where a class has its own.
 _SAVE_METHODS = ("state_dict", "_save_to_state_dict")
-_KEEP_HELP = "let {} keep what torch's puts there"
+_KEEP_HELP = "let {} keep all entries of super()"
 _LOAD_METHODS = ("load_state_dict", "_load_from_state_dict")
 
 
@@ -303,8 +307,8 @@ class _Safetensors:
         if same:
             return self._build_same_cell()
         if same is None:
-            return judging.build_inconclusive_cell("its values cannot be compared")
-        message = "comes back from safetensors with other values"
+            return judging.build_inconclusive_cell("the values cannot be compared")
+        message = "has other values after a safetensors round trip"
         self._proof.fail(rules.CHANGED_BY_SAFETENSORS, f"{name}: {message}", name)
         return Cell(Verdict.FAILED, reason=message)
 
@@ -349,11 +353,11 @@ class _Safetensors:
         for name, value in self._entries.items():
             if isinstance(value, torch.Tensor):
                 continue
-            what = f"of type {type(value).__name__}, and safetensors takes nothing but tensors"
+            what = f"type is {type(value).__name__}, but safetensors stores only tensors"
             if all(isinstance(leaf, _PLAIN_DATA) for leaf in tree_iter(value)):
-                self._refused[name], self._why_incomplete = what, f"{name} is {what}"
+                self._refused[name], self._why_incomplete = what, f"{name}: {what}"
             else:
-                self._refuse(rules.NOT_IN_SAFETENSORS, name, what, "save it beside the tensors, or as a tensor")
+                self._refuse(rules.NOT_IN_SAFETENSORS, name, what, "save the entry in a second file, or as a tensor")
 
     def _refuse_shared(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:
         tensors = self._list_accepted()
@@ -361,8 +365,8 @@ class _Safetensors:
             if _is_accepted(through, {name: tensors[name] for name in names}):
                 continue
             for name in names[1:]:
-                what = f"shares its memory with {names[0]}, and safetensors' save_file refuses to write both"
-                help = "safetensors.torch.save_model and load_model keep one of the names and tie them again"
+                what = f"shares memory with {names[0]}; safetensors.torch.save_file refuses to write both"
+                help = "use safetensors.torch.save_model and load_model, which keep one name and tie the weights again"
                 self._refuse(rules.SHARED_IN_SAFETENSORS, name, what, help)
 
     def _refuse_odd(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -376,7 +380,9 @@ class _Safetensors:
                 continue
             what = f"{_describe_unusual(tensor)}, which safetensors does not write"
             if tensor.layout is not torch.strided or tensor.is_contiguous():
-                self._refuse(rules.NOT_IN_SAFETENSORS, name, what, "save it in a form that safetensors has")
+                self._refuse(
+                    rules.NOT_IN_SAFETENSORS, name, what, "save the entry as a dense tensor with a dtype of safetensors"
+                )
                 continue
             self._refused[name] = what  # nothing to mend at the line of the tensor, which may be one of torch's own
             target = self._proof._subject.target
@@ -386,7 +392,7 @@ class _Safetensors:
 
 #: What is surely no tensor, and holds none.
 _PLAIN_DATA = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-_CONTIGUOUS = "give save_file a copy of each: {name: one.contiguous() for name, one in model.state_dict().items()}"
+_CONTIGUOUS = "pass copies to save_file: {name: tensor.contiguous() for name, tensor in model.state_dict().items()}"
 
 
 def _find_altered(

@@ -25,10 +25,10 @@ from statecli.core.state import Kind, TensorInfo
 _DIGITS = re.compile(r"\d+")
 #: Says so in a message; in the column of gradients it goes without saying.
 _NO_GRADIENT = "gets no gradient: "
-_OTHER_INPUTS_HELP = "give inputs that the model is made for"
+_OTHER_INPUTS_HELP = "give inputs that suit the model"
 #: A teacher that follows its student does so on purpose.
-_CHANGED_BY_FORWARD = "frozen, and forward changes it"
-_FREEZE_HELP = "freeze it with requires_grad_(False)"
+_CHANGED_BY_FORWARD = "frozen, but forward changes it"
+_FREEZE_HELP = "freeze the parameter with requires_grad_(False)"
 
 
 def find_optimizer_class(name: str | type) -> type[torch.optim.Optimizer]:
@@ -82,7 +82,7 @@ class _StepVerdicts:
 
     def fail(self, rule: Rule, fqn: str, why: str, help: str, severity: Severity | None = None) -> Cell:
         """A failed cell and its finding."""
-        message = f"{fqn} {why}"
+        message = f"{fqn}: {why}"
         self.findings.append(judging.build_finding(self.run.subject, rule, message, fqn, help=help, severity=severity))
         return Cell(Verdict.FAILED, reason=why.removeprefix(_NO_GRADIENT))
 
@@ -98,9 +98,9 @@ def prove(subject: ModelUnderTest, optimizer: str | type = "sgd") -> Check:
     if subject.inputs is None:
         return Check(Name.STEP, Verdict.SKIPPED, reason=subject.why_no_inputs)
     if any(row.device == "meta" for row in subject.state.tensors):
-        return Check(Name.STEP, Verdict.SKIPPED, reason="it was built on meta and holds no values to train")
+        return Check(Name.STEP, Verdict.SKIPPED, reason="the model was built on meta and has no values to train")
     if _is_empty_batch(subject.inputs):
-        why = f"its inputs have no elements ({subject.inputs.text}), and no gradient comes of nothing"
+        why = f"the inputs have no elements ({subject.inputs.text}), so no gradient is computed"
         return Check(Name.STEP, Verdict.INCONCLUSIVE, reason=why)
     run, why_not = training_rounds.train_fresh_instance(subject, optimizer_type)
     if why_not:
@@ -148,7 +148,7 @@ def _judge_training(run: Training) -> Check:
     check = judging.build_check(Name.STEP, _describe_training(run), columns, verdicts.findings, [])
     if run.seen or check.verdict is Verdict.FAILED:
         return check
-    return replace(check, verdict=Verdict.SKIPPED, reason="nothing in it requires grad, so there is nothing to train")
+    return replace(check, verdict=Verdict.SKIPPED, reason="no tensor of the model requires grad")
 
 
 # --- gradient -----------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def _judge_gradient(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cel
     if seen.peak is not None:
         return Cell(Verdict.PASSED, after=f"{seen.peak:.3g}")
     if not seen.trained:
-        return judging.skip_cell("it gets no gradient")
+        return judging.skip_cell("gets no gradient")
     if any(peak is not None for peak in seen.peaks):
         return _judge_zero(verdicts, name, seen)
     if verdicts.run.is_up_to_chance(name):
@@ -170,9 +170,7 @@ def _judge_gradient(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cel
         return judging.build_inconclusive_cell(_describe_not_chosen(sibling))
     inputs, paths = verdicts.run.subject.inputs, verdicts.gradient_paths
     if paths and name not in paths.used and inputs and not inputs.chosen_by_user:
-        reason = (
-            "forward does not use it with the inputs that were found: say with --input or --inputs how it is called"
-        )
+        reason = "forward does not use the parameter with the inputs that statecli chose; give --input or --inputs"
         return judging.build_inconclusive_cell(reason)
     return _judge_no_gradient(verdicts, name)
 
@@ -181,32 +179,33 @@ def _judge_not_finite(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> C
     what = "NaN" if any(peak is not None and math.isnan(peak) for peak in seen.peaks) else "infinite"
     if not verdicts.run.finite:
         return judging.build_inconclusive_cell(
-            f"its gradient is {what}, and so is something in the output: {_OTHER_INPUTS_HELP}"
+            f"the gradient is {what}, and the output is not finite either: {_OTHER_INPUTS_HELP}"
         )
-    why = f"gets a gradient with {what} elements in round {seen.first_bad_round}, though every output is finite"
+    why = f"gradient has {what} elements in round {seen.first_bad_round}, although all outputs are finite"
     help = (
-        "look for sqrt, norm or a division at zero, and for torch.where around them; torch.autograd.set_detect_anomaly"
+        "look for sqrt, norm or division at zero, also inside torch.where; torch.autograd.set_detect_anomaly"
+        " shows the line"
     )
     return verdicts.fail(rules.NON_FINITE_GRADIENT, name, why, help)
 
 
 def _describe_not_chosen(sibling: str | None, when: str = "") -> str:
-    return f"no input chose it{when}{f', and {sibling} was chosen' if sibling else ''}: give more inputs"
+    return f"no input selects the parameter{when}{f', but {sibling} is selected' if sibling else ''}: give more inputs"
 
 
 def _judge_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
     run = verdicts.run
     if cancelled := run.get_cancelled_gradient(name):
-        what = f"{cancelled:.3g} with the batch norms in eval mode: batch statistics cancel what it adds"
+        what = f"{cancelled:.3g} with the batch norms in eval mode: batch statistics cancel the parameter"
         return judging.skip_cell(f"zero in each of {_format_rounds(run)}, and {what}")
     if run.is_up_to_chance(name):
         return _judge_by_chance(run, name)
     if reason := _explain_zero(verdicts, name, seen):
         return judging.build_inconclusive_cell(reason)
-    why = f"gets a gradient that is zero everywhere, in each of {_format_rounds(run)}"
+    why = f"gradient is all zeros in each of {_format_rounds(run)}"
     if run.in_eval is not None:
-        why += " and in eval mode, where nothing is dropped"
-    help = "look for a factor of zero behind it, for what cancels out, and for a hook that changes its gradient"
+        why += " and in eval mode, without dropout"
+    help = "look for a factor of zero, for terms that cancel out, and for a hook that changes the gradient"
     return verdicts.fail(rules.ZERO_GRADIENT, name, why, help)
 
 
@@ -214,15 +213,17 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> str |
     """Return why a gradient of zero in each round may not be a fault of the model, if so."""
     run = verdicts.run
     if not run.finite:
-        what = "something in the output is NaN or infinite, which counts for nothing in the loss"
-        return f"its gradient is zero, and {what}: {_OTHER_INPUTS_HELP}"
+        what = "NaN and infinite values of the output do not count in the loss"
+        return f"the gradient is zero, but {what}: {_OTHER_INPUTS_HELP}"
     if seen.idle:
-        when = f" in {seen.idle} of {_format_rounds(run)}, and its gradient is zero in the others"
+        when = f" in {seen.idle} of {_format_rounds(run)}, and the gradient is zero in the others"
         return _describe_not_chosen(_find_sibling(verdicts, name), when if seen.idle < run.rounds else "")
     if run.still_growing:
-        return f"zero in each of {_format_rounds(run)}, and the last still gave another its first gradient"
+        return (
+            f"zero in each of {_format_rounds(run)}, but the last round still gave another parameter its first gradient"
+        )
     if run.in_running and run.in_running.why_not:
-        return f"its gradient is zero, and whether batch statistics cancel it is not told: {run.in_running.why_not}"
+        return f"the gradient is zero; inconclusive whether batch statistics cancel it: {run.in_running.why_not}"
     return None
 
 
@@ -230,20 +231,20 @@ def _judge_by_chance(run: Training, name: str) -> Cell:
     """Judge a leaf without gradient in a forward with random numbers, unless eval mode shows a fault."""
     gradients = f"{'zero' if 0 in run.seen[name].peaks else 'none'} in each of {_format_rounds(run)}"
     if run.in_eval and run.in_eval.peaks.get(name):
-        help = "lower its rate, or give a larger input"
+        help = "lower the drop rate, or give a larger input"
         return judging.build_inconclusive_cell(
-            f"{gradients}, and not in eval mode: dropout or drop path may drop it each time; {help}"
+            f"{gradients}, but not in eval mode: dropout or drop path may drop the parameter each time; {help}"
         )
-    why = (run.in_eval and run.in_eval.why_not) or "it gets none there"
+    why = (run.in_eval and run.in_eval.why_not) or "no gradient in eval mode either"
     return judging.build_inconclusive_cell(
-        f"{gradients} with random numbers, and eval mode does not tell whether by chance: {why}"
+        f"{gradients} with random numbers; eval mode does not show whether by chance: {why}"
     )
 
 
 def _judge_no_gradient(verdicts: _StepVerdicts, name: str) -> Cell:
     paths = verdicts.gradient_paths
     if paths and name in paths.late_names:
-        reason = f"none in {_format_rounds(verdicts.run)}, and one in a further: forward does not always use it"
+        reason = f"none in {_format_rounds(verdicts.run)}, but one in a further round: forward does not always use it"
         return judging.build_inconclusive_cell(reason)
     why, help = _find_cause(paths, name, cut_off=verdicts.run.is_cut_off)
     return verdicts.fail(rules.NO_GRADIENT, name, _NO_GRADIENT + why, help)
@@ -253,32 +254,35 @@ def _find_cause(paths: gradient_graph.GradientPaths | None, name: str, *, cut_of
     """Return why there is no gradient, and the fix."""
     if paths and name in paths.reentrant:
         return (
-            "it is used in a reentrant checkpoint, and none of that checkpoint's inputs requires grad",
-            "checkpoint(..., use_reentrant=False), or give it an input that requires grad",
+            "used in a reentrant checkpoint without an input that requires grad",
+            "use checkpoint(..., use_reentrant=False), or pass an input that requires grad",
         )
     if cut_off:
         return (
-            "nothing that forward gives requires grad",
-            "forward runs under torch.no_grad() or detaches what it gives",
+            "the output of forward does not require grad",
+            "look for torch.no_grad() or detach() in forward",
         )
     if paths is None:
-        return "forward does not use it, or nothing of it reaches the output", f"use it in forward, or {_FREEZE_HELP}"
+        return "not used in forward, or cut off from the output", f"use it in forward, or {_FREEZE_HELP}"
     if name in paths.reached:
         return _describe_blocking_node(paths.reached[name])
     if name in paths.used:
         return (
-            "forward uses it, and nothing of that reaches the output",
-            "its result is thrown away, or look for detach(), .data, torch.no_grad() or an integer step behind it; "
-            "if meant, requires_grad_(False)",
+            "used in forward, but cut off from the output",
+            "look for an unused result, detach(), .data, torch.no_grad() or an integer operation; "
+            "if this is intended, call requires_grad_(False)",
         )
-    return "forward does not use it", f"use it in forward, delete it, or {_FREEZE_HELP}"
+    return "not used in forward", f"use it in forward, delete it, or {_FREEZE_HELP}"
 
 
 def _describe_blocking_node(giver: str | None) -> tuple[str, str]:
     """Describe the node that blocks the gradient of a leaf in the graph of the output."""
     if giver is None:
-        return "the output depends on it, and after backward its grad is None", "look for a hook that takes it away"
-    return f"the output depends on it, and {giver} gives none for it", f"return it from {giver}, or {_FREEZE_HELP}"
+        return "the output depends on it, but grad is None after backward", "look for a hook that removes the gradient"
+    return (
+        f"the output depends on it, but {giver} returns none for it",
+        f"return a gradient from {giver}, or {_FREEZE_HELP}",
+    )
 
 
 def _find_chosen_sibling(verdicts: _StepVerdicts, name: str) -> str | None:
@@ -304,45 +308,45 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell
     if not seen.trained:
         return _judge_left_out(verdicts, name, seen)
     if seen.peak is None:
-        return judging.skip_cell("no gradient to update it by")
+        return judging.skip_cell("no gradient, so no update")
     if name in verdicts.overwritten.names:
         why, help = (
-            "is overwritten by forward, so that each update is lost",
-            "make it a buffer, or leave it to training",
+            "overwritten by forward, so each update is lost",
+            "register it as a buffer, or do not write to it in forward",
         )
         return verdicts.fail(rules.OVERWRITTEN_BY_FORWARD, name, why, help)
     if name in verdicts.run.written and verdicts.overwritten.why_not:
         why_not = verdicts.overwritten.why_not
         return judging.build_inconclusive_cell(
-            f"forward writes to it, and whether an update outlives that is not told: {why_not}"
+            f"forward writes to the parameter; inconclusive whether an update is kept: {why_not}"
         )
     if seen.updated:
         return Cell(Verdict.PASSED, after="changed")
     if seen.updated is None:
-        return judging.build_inconclusive_cell("its values cannot be compared")
+        return judging.build_inconclusive_cell("the values cannot be compared")
     if seen.lost_peak is not None:
         dtype = str(seen.tensor.dtype).removeprefix("torch.")
         update = training_rounds.MIN_LEARNING_RATE
         reason = f"an update of {update} is lost in the rounding of {dtype} at {seen.lost_peak:.3g}"
         return judging.build_inconclusive_cell(reason)
-    why = f"has a gradient, and {verdicts.run.made_by.__name__} does not change it"
-    return verdicts.fail(rules.NOT_UPDATED, name, why, "look for a hook that undoes its update")
+    why = f"has a gradient, but {verdicts.run.made_by.__name__} does not change it"
+    return verdicts.fail(rules.NOT_UPDATED, name, why, "look for a hook that undoes the update")
 
 
 def _judge_left_out(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
     """Judge a leaf that requires grad and is not in `model.parameters()`; harmless as long as it gets no gradient."""
     if name in verdicts.run.replaced:
-        why = "is replaced by forward, and the optimizer trains the tensor that it was before"
+        why = "replaced by forward, so the optimizer trains the old tensor"
         return verdicts.fail(
-            rules.NOT_IN_OPTIMIZER, name, why, "change its values in place, or give the new one another name"
+            rules.NOT_IN_OPTIMIZER, name, why, "change the values in place, or give the new tensor another name"
         )
     if seen.peak is None and verdicts.tensors.get(name) is not seen.tensor:
-        return judging.skip_cell("forward puts another tensor in its place, and does not read it")
+        return judging.skip_cell("forward replaces the tensor without reading it")
     row = verdicts.run.subject.rows_by_fqn()[name]
     why = {
-        Kind.BUFFER: "requires grad and is a buffer: no optimizer trains it",
-        Kind.UNREGISTERED: "requires grad and is not registered: no optimizer trains it",
-    }.get(row.kind, "is left out by the model's own parameters(): no optimizer trains it")
+        Kind.BUFFER: "buffer with requires_grad=True: no optimizer trains it",
+        Kind.UNREGISTERED: "requires grad but is not registered: no optimizer trains it",
+    }.get(row.kind, "left out of the model's own parameters(): no optimizer trains it")
     severity = Severity.WARNING if seen.peak is None else None
     return verdicts.fail(rules.NOT_IN_OPTIMIZER, name, why, row.fix or _suggest_registration(row), severity)
 
@@ -350,8 +354,8 @@ def _judge_left_out(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cel
 def _suggest_registration(row: TensorInfo) -> str:
     if row.kind is Kind.BUFFER:
         attribute = row.fqn.rpartition(".")[2]
-        return f"self.{attribute} = nn.Parameter(...) to train it; detach() it where it is registered if not"
-    return "register it as nn.Parameter to train it; requires_grad_(False) if not"
+        return f"self.{attribute} = nn.Parameter(...) to train it; otherwise register tensor.detach()"
+    return "register it as nn.Parameter to train it; otherwise call requires_grad_(False)"
 
 
 def _judge_frozen(verdicts: _StepVerdicts, name: str) -> Cell:
@@ -361,9 +365,9 @@ def _judge_frozen(verdicts: _StepVerdicts, name: str) -> Cell:
     if "step" not in causes:
         return judging.skip_cell(_CHANGED_BY_FORWARD)
     tied = verdicts.run.subject.rows_by_fqn()[name].tied_to
-    shares = f": it shares its memory with {tied[0]}" if tied else ""
-    why = f"is frozen, and the optimizer's step changes it{shares}"
-    return verdicts.fail(rules.FROZEN_UPDATED, name, why, "clone() it, or freeze both")
+    shares = f": it shares memory with {tied[0]}" if tied else ""
+    why = f"frozen, but the optimizer's step changes it{shares}"
+    return verdicts.fail(rules.FROZEN_UPDATED, name, why, "clone() the tensor, or freeze both")
 
 
 # --- changed by forward -------------------------------------------------------------------------------------
