@@ -41,7 +41,10 @@ CHECKPOINT_SUFFIXES = (
     ".mar",
     ".npz",
     ".msgpack",
+    ".nemo",
 )
+#: Suffixes of compressed files: joblib and `pickle.load(gzip.open(...))` load `model.pkl.gz` as it is.
+_COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".lzma", ".z", ".zst")
 #: Prefixes of `.bin` files that trainers write: weights and the files next to them.
 WEIGHT_BIN_PREFIXES = (
     "pytorch_model",
@@ -348,7 +351,9 @@ def skip_subfolder(path: str) -> TargetResult | None:
 
 def _expand_file(path: str) -> Iterator[str | TargetResult]:
     """Yield the file, or a skipped target if neither its name nor its content is a checkpoint's."""
-    is_named = files.get_name(path).lower().endswith(CHECKPOINT_SUFFIXES)
+    name = files.get_name(path).lower()
+    stem, dot, suffix = name.rpartition(".")
+    is_named = (stem if dot + suffix in _COMPRESSION_SUFFIXES else name).endswith(CHECKPOINT_SUFFIXES)
     if is_named and not _is_ambiguous_bin(path):
         yield path
         return

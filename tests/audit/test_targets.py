@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import io
 import itertools
 import json
 import os
 import pickle
 import pickletools
 import re
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -87,6 +90,21 @@ def test_a_glob_that_matches_nothing_has_failed(tmp_path):
     paths, (one,) = found(tmp_path / "*.pt")
     assert (paths, one.status) == ([], Status.FAILED)
     assert "matches no file" in one.reason
+
+
+@pytest.mark.parametrize(
+    "name", ["scaler.pkl.gz", "w.joblib.z", "w.pt.bz2", "w.ckpt.xz", "w.safetensors.zst", "w.nemo"]
+)
+def test_a_packed_checkpoint_is_not_passed_over(tmp_path, name):
+    """joblib and pickle load a compressed file as it is, NeMo its tar archive: what was not read has not passed."""
+    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("model_weights.ckpt"))
+    content = packed.getvalue() if name.endswith(".nemo") else gzip.compress(b"cos\nsystem\n(S'true'\ntR.")
+    (tmp_path / name).write_bytes(content)
+    found = audit(Request((str(tmp_path),)))
+    assert {one.target.rpartition("/")[2]: one.status for one in found.targets}[name] is Status.FAILED
 
 
 def test_hidden_folders_and_links_to_folders_are_skipped_with_their_reason(tmp_path):
