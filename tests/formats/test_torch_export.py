@@ -296,7 +296,7 @@ def test_a_tensor_that_is_no_buffer_is_found(program, tmp_path):
     done = run("audit", path, "-f", "json", "--select", "unregistered-tensor")
     (found,) = json.loads(done.stdout)["findings"]
     assert (found["fqn"], found["severity"]) == ("block.table", "note")
-    assert found["help"].startswith("nothing where the archive is run as it is")
+    assert found["help"].startswith("no action if you run the archive as it is")
     assert done.returncode == 0
 
 
@@ -983,7 +983,7 @@ def test_code_in_the_name_of_an_input_is_found(forged, tmp_path):
         ("torch.ops.aten.from_file.default", "unsafe-global", "its graph calls torch.ops.aten.from_file, which maps"),
         ("torch.ops.image.write_file.default", "unsafe-global", "which reads or writes a file"),
         ("torch.os.system", "unsafe-global", "its graph calls torch.os.system, which is no operator of torch"),
-        ("torch.ops.mylib.run.default", "unknown-global", "its graph calls torch.ops.mylib.run, which is of a library"),
+        ("torch.ops.mylib.run.default", "unknown-global", "its graph calls torch.ops.mylib.run, which belongs to"),
         ("#mine:run", "unsafe-global", "is no operator of torch"),
         ("_operator.call", "unsafe-global", "is no operator of torch"),
         ("math.factorial", "unsafe-global", "is no operator of torch"),

@@ -1447,14 +1447,17 @@ LOADED = {
 
 @pytest.mark.parametrize("name", LOADED)
 def test_what_is_flagged_does_harm_where_it_is_loaded(name, tmp_path, forked_python):
-    """The libraries that are installed still do what the attack wants of them."""
+    """The libraries that are installed still do what the attack wants of them.
+
+    What memory without a value holds is chance, so that reading it does harm in one of several runs.
+    """
     if "method" in name or "overwritten" in name:
         pytest.importorskip("transformers")
     if LOADED[name] == CALLS_THE_PLUGIN:
         pytest.importorskip("accelerate")
     (tmp_path / "model.bin").write_bytes(ALL[name])
-    done = forked_python(LOADED[name], cwd=tmp_path)
-    assert (tmp_path / "PWNED").exists() or done.returncode < 0
+    runs = (forked_python(LOADED[name], cwd=tmp_path) for _ in range(20 if "without one" in name else 1))
+    assert any((tmp_path / "PWNED").exists() or done.returncode < 0 for done in runs)
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name.startswith("gadget: ")])
