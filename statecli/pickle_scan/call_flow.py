@@ -19,6 +19,7 @@ from statecli.core import quoting
 from statecli.pickle_scan import (
     array_dtypes,
     compiled_modules,
+    dates,
     deferred_calls,
     exceptions,
     kept_functions,
@@ -283,6 +284,8 @@ class Flow:
             self.note_misuse(call.cls, "is called with arguments, where pickle makes an empty object")
         if exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name):
             self.note_misuse(call.cls, "is given a position outside its text, at which its message reads memory")
+        if not dates.has_valid_value(name, call, self._get_root_name):
+            self.note_misuse(call.cls, "is given bytes that are not a date or a time, which its methods do not check")
         if name == array_dtypes.STRING_DTYPE and not array_dtypes.is_string_dtype(call):
             self.note_misuse(call.cls, "is given other values than numpy writes for a type of texts")
         if name == "numpy.dtype" and not array_dtypes.is_named_by_code(call):

@@ -375,7 +375,7 @@ def test_an_attribute_that_is_no_buffer_is_found(net, tmp_path):
     done = run("audit", tmp_path / "x.pt", "-f", "json", "--select", "unregistered-tensor")
     found = json.loads(done.stdout)["findings"]
     assert "blocks.0.table" in {one["fqn"] for one in found}
-    assert "in no state_dict" in found[0]["message"]
+    assert "not in state_dict()" in found[0]["message"]
     assert {(one["severity"], one["help"].partition(" where")[0]) for one in found} == {("note", "nothing")}
     assert done.returncode == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _codecs
 import copy
+import datetime
 import io
 import operator
 import pickle
@@ -211,9 +212,34 @@ def test_the_position_of_a_unicode_error_is_in_its_text(parts, is_sound, protoco
 
 
 @pytest.mark.parametrize(
+    ("value", "is_sound"),
+    [
+        (datetime.date(2026, 11, 26), True),
+        (datetime.date.max, True),
+        (datetime.datetime(2026, 11, 26, 5, 30, 1, 999_999, fold=1), True),
+        (datetime.datetime(2026, 11, 26, tzinfo=datetime.timezone.utc), True),
+        (datetime.time(23, 59, 59, 1, fold=1), True),
+        (Reduced(datetime.date, (2026, 11, 26)), True),
+        (Reduced(datetime.date, (b"\0\0\1\0",)), False),
+        (Reduced(datetime.date, (b"\x07\xea\2\x1e",)), False),
+        (Reduced(datetime.date, (Reduced(bytes, (b"\0\0\1\0",)),)), False),
+        (Reduced(datetime.datetime, (b"\0\0\1\0" + b"\0" * 6,)), False),
+        (Reduced(datetime.datetime, (b"\x07\xea\1\1\x18" + b"\0" * 5,)), False),
+        (Reduced(datetime.time, (b"\x18" + b"\0" * 5,)), False),
+    ],
+)
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_the_bytes_of_a_date_are_a_date(value, is_sound, protocol, found, tmp_path):
+    """Of a pickled date Python checks the month alone, and its methods read beside their tables."""
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"w": 1, "when": value}, protocol))
+    assert (not found("unsafe-global", tmp_path / "a.pkl")) == is_sound
+
+
+@pytest.mark.parametrize(
     ("load", "use"),
     [
         (Reduced(UnicodeDecodeError, ("utf-8", b"x", -(2**40), -(2**40) + 1, "r")), "str(x)"),
+        (Reduced(datetime.date, (b"\0\0\1\0",)), "x.ctime()"),
         (Reduced(RANDOM_STATE, (), (Reduced(str, ("MT19937",)), TABLE, 2**30, 0, 0.0)), "x.rand()"),
         (Reduced(RANDOM_STATE, (), {"bit_generator": "MT19937", "state": RECORD}), "x.rand()"),
     ],

@@ -32,6 +32,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.selection import Selection, select
 from statecli.core.state import SAMPLE_INPUT_NOTE, Kind, ModelState
 from statecli.live.model_errors import describe_model_error
+from statecli.storage import files
 from statecli.targets import load
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def _describe_wrong_target(target: str) -> str:
 
     if target.endswith(".py") and os.path.isfile(target):
         return describe_python_file(target)
-    if os.path.exists(target):
+    if files.is_remote(target) or os.path.exists(target):
         return "is a checkpoint; verify needs a model class, such as net.py:Net or package.module:Class"
     return f"is not a model class{suggest_for_missing(target) or '; write file.py:Class or package.module:Class'}"
 
