@@ -498,7 +498,7 @@ def test_verify_of_a_spec_is_the_commands_own():
         (lambda: statecli.inspect("a.pt", inputs="2x3"), UsageError, "a.pt is a checkpoint"),
         (lambda: statecli.diff(nn.Linear(2, 2), "a.pt"), UsageError, "save it first"),
         (lambda: statecli.diff("a.pt", "b.pt", atol=-1), UsageError, "tolerance"),
-        (lambda: statecli.verify("a.pt"), UsageError, "names no model class"),
+        (lambda: statecli.verify("a.pt"), UsageError, "is not a model class"),
         (lambda: statecli.verify(nn.Linear(2, 2), checks=["moves"]), UsageError, "'moves' is none of move"),
         (lambda: statecli.verify(nn.Linear(2, 2), checks=5), UsageError, "checks: 5 is no text"),
         (lambda: statecli.verify(nn.Linear(2, 2), include=[nn]), UsageError, "include: <module"),

@@ -148,7 +148,7 @@ def test_code_that_raises_spoils_its_own_proof_alone(statecli, proofs):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["model.safetensors"], "names no model class"),
+        (["model.safetensors"], "is not a model class"),
         ([NET, "--device", "gpu"], "--device gpu: no such device; write meta, cpu, cuda, cuda:N or fake-cuda"),
         ([NET, "--device", "cuda:01"], "--device cuda:01: no such device; write meta"),
         ([NET, "--check", "moves"], "move"),

@@ -376,7 +376,7 @@ def test_an_attribute_that_is_no_buffer_is_found(net, tmp_path):
     found = json.loads(done.stdout)["findings"]
     assert "blocks.0.table" in {one["fqn"] for one in found}
     assert "not in state_dict()" in found[0]["message"]
-    assert {(one["severity"], one["help"].partition(" where")[0]) for one in found} == {("note", "nothing")}
+    assert {(one["severity"], one["help"].partition(" if")[0]) for one in found} == {("note", "no action")}
     assert done.returncode == 0
 
 
