@@ -299,7 +299,8 @@ def test_a_terminal_keeps_its_width_and_colours():
 
 def test_an_exit_handler_of_a_model_does_not_turn_1_into_0():
     """`inspect --to meta` fails for a tensor that stays behind."""
-    code, out, _ = inspected("--to", "meta", "-f", "json", constructor="atexit.register(os._exit, 0)")
+    options = ("--to", "meta", "--fail-on", "warning", "-f", "json")
+    code, out, _ = inspected(*options, constructor="atexit.register(os._exit, 0)")
     assert code == 1
     assert [row["fqn"] for row in json.loads(out)["tensors"]] == ["t"]
 

@@ -133,7 +133,7 @@ def test_a_table_that_stays_behind_and_is_copied_by_forward_mixes_no_devices():
     assert (moved.verdict, moved.after) == (Verdict.SKIPPED, "cpu")  # harmless, as forward ran
     (called,) = cells("VideoMAEModel", Name.FORWARD, "embeddings.position_embeddings")
     assert called.verdict is Verdict.PASSED
-    assert "forward copies it at each call" in called.reason
+    assert "forward copies the tensor at each call" in called.reason
 
 
 def test_a_weight_that_is_only_given_zeros():
@@ -264,7 +264,7 @@ def test_a_half_that_does_nothing_is_the_classs_own_choice():
     cast = next(one for one in metric("classification.BinaryAUROC(thresholds=5)").checks if one.check is Name.CAST)
     found = cell(cast, "casts", "thresholds")
     assert (found.verdict, found.after) == (Verdict.PASSED, "float64 → bfloat16")
-    assert "the class's own .half() keeps its dtype" in found.reason
+    assert "the class's own .half() keeps the dtype" in found.reason
 
 
 def test_a_graph_convolution_caches_its_edges(tmp_path, monkeypatch):
@@ -313,4 +313,4 @@ def test_a_leaf_that_forward_replaces_is_not_left_out_of_the_optimizer(tmp_path,
     forward = "def forward(self, x):\n    self.last = self.layer(x)\n    return self.last"
     found = of_source(Name.STEP, f"{init}\n---\n{forward}", "2x3")
     assert not found.findings
-    assert "forward puts another tensor in its place" in cell(found, "updated", "last").reason
+    assert "forward replaces the tensor without reading it" in cell(found, "updated", "last").reason
