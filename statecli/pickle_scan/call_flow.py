@@ -250,6 +250,17 @@ class Flow:
                 if type(part) is Obj:
                     self.note_misuse(part, "gives what a storage is looked up by")
 
+    def _check_written_values(self, call: Obj, name: str) -> None:
+        """Check arguments of which C code takes only what Python and numpy write for granted."""
+        if exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name):
+            self.note_misuse(call.cls, "is given a position outside its text, at which its message reads memory")
+        if not dates.has_valid_value(name, call, self._get_root_name):
+            self.note_misuse(call.cls, "is given bytes that are not a date or a time, which its methods do not check")
+        if name == array_dtypes.STRING_DTYPE and not array_dtypes.is_string_dtype(call):
+            self.note_misuse(call.cls, "is given other values than numpy writes for a type of texts")
+        if name == "numpy.dtype" and not array_dtypes.is_named_by_code(call):
+            self.note_misuse(call.cls, "is given a type in another way than by the code that numpy writes")
+
     def _check_call(self, call: Obj, depth: int = 0) -> None:
         """Check a call, and each call made by it at once with its arguments."""
         if depth > _MAX_INDIRECT_CALLS:
@@ -282,14 +293,7 @@ class Flow:
             self.note_misuse(call.cls, "makes a sparse tensor whose indices neither torch nor statecli can check")
         if name == _POLYNOMIAL and (call.how != "newobj" or call.args or call.kwargs):
             self.note_misuse(call.cls, "is called with arguments, where pickle makes an empty object")
-        if exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name):
-            self.note_misuse(call.cls, "is given a position outside its text, at which its message reads memory")
-        if not dates.has_valid_value(name, call, self._get_root_name):
-            self.note_misuse(call.cls, "is given bytes that are not a date or a time, which its methods do not check")
-        if name == array_dtypes.STRING_DTYPE and not array_dtypes.is_string_dtype(call):
-            self.note_misuse(call.cls, "is given other values than numpy writes for a type of texts")
-        if name == "numpy.dtype" and not array_dtypes.is_named_by_code(call):
-            self.note_misuse(call.cls, "is given a type in another way than by the code that numpy writes")
+        self._check_written_values(call, name)
         if _uses_unknown_codec(name, call):
             self.note_misuse(call.cls, "is given a codec that no pickler names; some take hours for a megabyte")
         if name in _CONVERTERS:
