@@ -128,7 +128,11 @@ def sleeping(tmp_path):
     script, pids = tmp_path / "long.py", tmp_path / "pids"
     script.write_text(SLEEPY)
     process = subprocess.Popen(
-        [sys.executable, str(script), str(pids)], start_new_session=True, stderr=subprocess.PIPE, text=True
+        # nohup and shells in the background have signals ignored, which a process inherits.
+        ["env", "--default-signal", sys.executable, str(script), str(pids)],
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and (not pids.exists() or len(pids.read_text().split()) < 2):
