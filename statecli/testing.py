@@ -79,7 +79,7 @@ def describe_failure(verification: Verification, requested: Iterable[Name], fail
     from statecli.report import View, verify
 
     inconclusive = verify.list_inconclusive(verification, tuple(requested))
-    failing = [finding for finding in verification.findings if finding.severity.rank >= fail_on.rank]
+    failing = [finding for finding in verification.findings if finding.severity.is_at_least(fail_on)]
     bad = bool(failing) or any(check.verdict is Verdict.INCONCLUSIVE for check in verification.checks)
     if not (bad or inconclusive):
         return ""

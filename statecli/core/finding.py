@@ -22,6 +22,10 @@ class Severity(str, Enum):
         """Return 0 for a note, 1 for a warning, 2 for an error."""
         return list(Severity).index(self)
 
+    def is_at_least(self, other: Severity) -> bool:
+        """Return True if this severity is `other` or a higher one."""
+        return self.rank >= other.rank
+
 
 class Finding(msgspec.Struct, frozen=True, gc=False):
     """One problem: the rule's name, one line, the target, the tensor and its section, and the fix.

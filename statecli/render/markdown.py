@@ -10,14 +10,14 @@ import html
 import math
 import re
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
 from statecli.core.escaping import escape, escape_line, escape_name, escape_sentence
 from statecli.core.units import format_origin
-from statecli.report import Column, Group, Page, Report
+from statecli.report import Column, Group, Page, Problem, Report
 
 if TYPE_CHECKING:
     from statecli.render import RenderOptions, Sink
@@ -65,9 +65,9 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
     row_count = 0 if options.quiet else sum(len(group.lines) for group in page.groups)
     # Failures and rows get half of the space each.
     below_budget = _CharacterBudget((limit - len(head)) / (2 if row_count else 1))
-    closing = _format_findings(page, below_budget, quiet=options.quiet) + (
-        "" if options.quiet else _format_fixes(page, below_budget) + _format_notes(report, below_budget)
-    )
+    closing = _format_problems(report.select_problems(page, quiet=options.quiet), below_budget, quiet=options.quiet)
+    if not options.quiet:
+        closing += _format_fixes(page, below_budget) + _format_notes(report, below_budget)
     row_budget = _CharacterBudget(limit - len(head) - len(closing))
     sink.text(head)
     # With a verdict in its first line, a report can be read without the tables.
@@ -97,9 +97,9 @@ def _format_outcomes(page: Page, budget: _CharacterBudget) -> str:
     )
 
 
-def _format_findings(page: Page, budget: _CharacterBudget, *, quiet: bool) -> str:
+def _format_problems(problems: Sequence[Problem], budget: _CharacterBudget, *, quiet: bool) -> str:
     lines = []
-    for problem in page.select_problems(quiet=quiet):
+    for problem in problems:
         place = f" ({format_origin(problem.origin)})" if problem.origin is not UNSET else ""
         lines.append(f"- {_format_code(f'{problem.severity.value}[{problem.rule}]: {problem.message}{place}')}\n")
         if quiet:

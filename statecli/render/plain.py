@@ -64,7 +64,7 @@ def _list_problems(report: Report, page: Page | None, *, quiet: bool) -> Iterato
         findings = report.describe_failing_findings() if quiet else report.describe_findings_without_row()
         yield from map(wrap_finding, limit_findings(findings, report.max_findings))
         return
-    for problem in (page or (report.page_without_rows or report.page)()).select_problems(quiet=quiet):
+    for problem in report.select_problems(page or (report.page_without_rows or report.page)(), quiet=quiet):
         if quiet or not all(finding.rule in report.rules_in_rows for finding in problem.findings):
             yield problem
 

@@ -299,7 +299,7 @@ class _PageWriter:
     def write_problems(self) -> None:
         is_quiet = self.options.quiet
         previous_is_block = True
-        for problem in self.page.select_problems(quiet=is_quiet):
+        for problem in self.report.select_problems(self.page, quiet=is_quiet):
             is_block = not is_quiet and bool(problem.source or problem.effects or problem.help)
             if not is_quiet and (is_block or previous_is_block):
                 self.write_line(("", ""))

@@ -172,14 +172,10 @@ class Page(msgspec.Struct, frozen=True):
     problems: tuple[Problem, ...] = ()
     #: The summary of the page in a line, below the title.
     verdict: str = ""
-    #: The problems that set exit status 1, for `-q`; None if these are `problems`.
+    #: The problems to show with `-q`; None: those of `problems` that set exit status 1.
     failing_problems: Callable[[], tuple[Problem, ...]] | None = None
     #: Proofs or targets with their results, a line each. `totals` has the same lines, for outputs that show those.
     outcomes: Group | None = None
-
-    def select_problems(self, *, quiet: bool) -> tuple[Problem, ...]:
-        """Return the problems to show next to the rows, or with `quiet` instead of the rows."""
-        return self.failing_problems() if quiet and self.failing_problems is not None else self.problems
 
 
 class Bars(msgspec.Struct, frozen=True):
@@ -270,8 +266,8 @@ class Report(msgspec.Struct, frozen=True):
     #: Names only (`--name-only`), instead of everything else: the tab-separated parts of each line.
     listing: Callable[[], Iterable[tuple[str, ...]]] | None = None
 
-    #: The findings that set exit status 1; None: all of them.
-    failing: tuple[Finding, ...] | None = None
+    #: Findings of this severity or a higher one set exit status 1.
+    fail_on: Severity = Severity.NOTE
     #: Whether every line is shown (`--all`), also in outputs of limited size.
     show_all: bool = False
     #: All findings, grouped into problems; None if each finding is a problem, and may be a row.
@@ -306,20 +302,20 @@ class Report(msgspec.Struct, frozen=True):
 
     def list_problems(self, *, quiet: bool = False) -> tuple[Problem, ...]:
         """Return all problems, for outputs that track problems; with `quiet` those with a failing finding."""
-        if self.problems is None:
-            return tuple(map(build_problem, self.describe_failing_findings() if quiet else self.describe_findings()))
-        if self.failing is None or not quiet:
-            return self.problems()
-        failing = {(finding.rule, finding.target, finding.section, finding.fqn) for finding in self.failing}
-        return tuple(
-            problem
-            for problem in self.problems()
-            if any((part.rule, part.target, part.section, part.fqn) in failing for part in problem.findings)
-        )
+        problems = self.problems() if self.problems is not None else map(build_problem, self.describe_findings())
+        return tuple(problem for problem in problems if not quiet or problem.severity.is_at_least(self.fail_on))
+
+    def select_problems(self, page: Page, *, quiet: bool) -> tuple[Problem, ...]:
+        """Return the problems to show next to the rows of the page, or with `quiet` instead of the rows."""
+        if not quiet:
+            return page.problems
+        if page.failing_problems is not None:
+            return page.failing_problems()
+        return tuple(problem for problem in page.problems if problem.severity.is_at_least(self.fail_on))
 
     def has_failed(self) -> bool:
         """Return whether the command exits with status 1."""
-        return bool(self.findings if self.failing is None else self.failing)
+        return any(finding.severity.is_at_least(self.fail_on) for finding in self.findings)
 
     def has_passed(self) -> bool:
         """Return whether the command exits with status 0: no failure, and everything could be checked."""
@@ -327,7 +323,7 @@ class Report(msgspec.Struct, frozen=True):
 
     def describe_failing_findings(self) -> tuple[Finding, ...]:
         """Return the findings that set exit status 1."""
-        return self.describe_findings() if self.failing is None else self.failing
+        return self.describe(finding for finding in self.findings if finding.severity.is_at_least(self.fail_on))
 
     def describe_weakening(self) -> str:
         """Describe a configuration that disables or weakens rules, else return "". Outputs show this with `-q` too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cache
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -66,25 +67,28 @@ def build_audit_report(
     `inconclusive` are reasons for exit status 2 without a failed target, `run_notes` are notes without a target.
     """
     notes = [note for target in audit.targets for note in target.notes] if view.verbose else []
+    group_problems = cache(lambda: _group_problems(audit, audit.findings))
     return Report(
         title=audit.targets[0].target if len(audit.targets) == 1 else plural(len(audit.targets), "target"),
         document=lambda: documents.build_audit_document(
-            audit, _group_problems(audit, audit.findings), _format_verdict(audit), run_notes
+            audit, group_problems(), _format_verdict(audit, group_problems()), run_notes
         ),
         table=lambda: _build_table([finding for t in audit.targets for finding in _sort_findings(t.findings)]),
         short_table=lambda: _build_table(
             replace(finding, help=format_fix_in_line(finding.help or "") or None)
-            for finding in _merge_problems(_group_problems(audit, audit.findings))
+            for finding in (problem.merge_findings() for problem in group_problems())
         ),
-        page=lambda: _build_page(audit, view, inconclusive),
+        page=lambda: _build_page(audit, group_problems(), view, inconclusive),
         findings=audit.findings,
         notes=tuple(notes),
         rules_in_rows=frozenset(finding.rule for finding in audit.findings),
-        failing=audit.failing,
+        fail_on=audit.fail_on,
         show_all=view.unfold,
-        problems=lambda: tuple(_group_problems(audit, audit.findings)),
+        problems=group_problems,
         has_several_targets=len(audit.targets) > 1,
-        rules=lambda: rule_texts.list_audit_rule_texts(audit.ran, _list_shown_findings(audit)),
+        rules=lambda: rule_texts.list_audit_rule_texts(
+            audit.ran, (*audit.findings, *_list_accepted(audit), *group_problems())
+        ),
         cases=lambda: (
             *_build_cases(audit),
             *(Case(_choose_target(audit), "audit", Outcome.ERROR, reason) for reason in inconclusive),
@@ -101,10 +105,8 @@ def _choose_target(audit: Audit) -> str:
     return max(audit.targets, key=lambda target: target.status is Status.AUDITED).target
 
 
-def _list_shown_findings(audit: Audit) -> list[Finding]:
-    """Return all findings, also accepted ones, and a finding for each problem."""
-    accepted = [entry.finding for target in audit.targets for entry in target.accepted]
-    return [*audit.findings, *accepted, *_merge_problems(_group_problems(audit, audit.findings))]
+def _list_accepted(audit: Audit) -> list[Finding]:
+    return [entry.finding for target in audit.targets for entry in target.accepted]
 
 
 def _list_troubles(audit: Audit) -> tuple[Trouble, ...]:
@@ -143,18 +145,10 @@ def _build_case(
     target: str, rule: str, problems: Sequence[Problem], accepted: Sequence[str], fail_on: Severity
 ) -> Case:
     """Return the case of a rule; problems milder than `fail_on` are part of its text."""
-    failing = [problem for problem in problems if problem.severity.rank >= fail_on.rank]
-    milder = [
-        test_cases.describe_finding(problem.merge_findings())
-        for problem in problems
-        if problem.severity.rank < fail_on.rank
-    ]
+    failing = [problem for problem in problems if problem.severity.is_at_least(fail_on)]
+    milder = [test_cases.describe_problem(p) for p in problems if not p.severity.is_at_least(fail_on)]
     case = test_cases.build_failed_case(target, rule, failing) if failing else Case(target, rule, Outcome.PASSED)
     return replace(case, text=(*case.text, *milder, *accepted))
-
-
-def _merge_problems(problems: Iterable[Problem]) -> list[Finding]:
-    return [problem.merge_findings() for problem in problems]
 
 
 def _build_table(findings: Iterable[Finding]) -> Table:
@@ -183,8 +177,8 @@ def _sort_findings(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: (-finding.severity.rank, first[finding.rule]))
 
 
-def _build_page(audit: Audit, view: View, inconclusive: Sequence[str]) -> Page:
-    verdict = _format_verdict(audit)
+def _build_page(audit: Audit, problems: tuple[Problem, ...], view: View, inconclusive: Sequence[str]) -> Page:
+    verdict = _format_verdict(audit, problems)
     not_run = [
         Line((rule,), reason, "bad")
         for rule, separator, reason in (text.partition(": ") for text in inconclusive)
@@ -204,7 +198,7 @@ def _build_page(audit: Audit, view: View, inconclusive: Sequence[str]) -> Page:
         columns=(report.Column("finding"),),
         groups=tuple(groups),
         totals=(*(f"{line.cells[0]}: {line.remark}" for line in outcomes), verdict),
-        problems=tuple(_group_problems(audit, audit.findings)) if is_single else (),
+        problems=problems if is_single else (),
         failing_problems=lambda: _list_failing_problems(audit),
         verdict=verdict,
         outcomes=Group(
@@ -222,21 +216,21 @@ def _format_subtitle(audit: Audit) -> str:
     return f"{formats or 'nothing audited'}, {plural(tensors, 'tensor')}, {format_size(size)}"
 
 
-def _group_problems(audit: Audit, findings: Collection[Finding]) -> list[Problem]:
+def _group_problems(audit: Audit, findings: Collection[Finding]) -> tuple[Problem, ...]:
     """Return the problems of these findings of the audit, target by target."""
     problems: list[Problem] = []
     selected = set(map(id, findings))
     for target in audit.targets:
         own = [finding for finding in _sort_findings(target.findings) if id(finding) in selected]
         problems += group_findings(own, target.unregistered)
-    return problems
+    return tuple(problems)
 
 
 def _list_failing_problems(audit: Audit) -> tuple[Problem, ...]:
     """Return the problems that set exit status 1, with their target in front if there are several targets."""
     problems = _group_problems(audit, audit.failing)
     if len(audit.targets) == 1:
-        return tuple(problems)
+        return problems
     return tuple(replace(problem, message=f"{problem.target}: {problem.message}") for problem in problems)
 
 
@@ -357,18 +351,14 @@ def _format_others(audit: Audit) -> list[str]:
     return [*parts, f"{accepted:,} accepted"] if accepted else parts
 
 
-def _format_verdict(audit: Audit) -> str:
+def _format_verdict(audit: Audit, problems: Collection[Problem]) -> str:
     """Summarize the run in a line.
 
     `3 audited: 1 error in 1 target; 1 failed; not checked: 2 files (text file); 31 rules ran, 12 skipped`. Findings of
     failed and skipped targets are counted too.
     """
     targets_with_findings = sum(bool(target.findings) for target in audit.targets)
-    counts_text = (
-        format_severities(_group_problems(audit, audit.findings))
-        if audit.ran or audit.findings
-        else "no rule judged it"
-    )
+    counts_text = format_severities(problems) if audit.ran or audit.findings else "no rule judged it"
     parts = [f"{audit.count(Status.AUDITED):,} audited: {counts_text}"]
     if not audit.count(Status.AUDITED):
         parts = [f"nothing audited: {counts_text}" if audit.findings else "nothing audited"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 
 from msgspec.structs import replace
@@ -61,42 +61,36 @@ def build_inspect_report(inspection: Inspection, view: View, fail_on: Severity =
     """Return the report of `inspect`. Findings of `fail_on` or a higher severity set exit status 1."""
     state = inspection.state
     findings = add_places(inspection.findings, state.tensors)
+    group_problems = cache(lambda: group_findings(findings, state.tensors))
     return Report(
         title=state.target,
         document=lambda: documents.build_inspect_document(
-            inspection, _group_problems(inspection), sizes.sum_by_kind(state.tensors), _format_verdict(inspection)
+            inspection, group_problems(), sizes.sum_by_kind(state.tensors), _format_verdict(inspection)
         ),
         table=lambda: _build_table(inspection),
         short_table=lambda: _build_table(inspection, details=False),
-        page=lambda: _build_page(inspection, view, fail_on),
-        page_without_rows=lambda: _build_page(inspection, view, fail_on, rows=False),
+        page=lambda: _build_page(inspection, group_problems(), view),
+        page_without_rows=lambda: _build_page(inspection, group_problems(), view, rows=False),
         findings=findings,
         outline=view.tree,
-        problems=lambda: _group_problems(inspection),
-        failing=tuple(finding for finding in findings if finding.severity.rank >= fail_on.rank),
+        problems=group_problems,
+        fail_on=fail_on,
         show_all=view.unfold,
         notes=fold.limit_notes([*_describe_target(state), *_list_unreported_oddities(inspection)], view.verbose),
-        rules=lambda: rule_texts.list_rule_texts([problem.merge_findings() for problem in _group_problems(inspection)]),
-        cases=lambda: _build_cases(inspection),
+        rules=lambda: rule_texts.list_rule_texts(group_problems()),
+        cases=lambda: _build_cases(inspection, group_problems()),
         troubles=tuple(Trouble(state.target, message) for _, message in inspection.broken),
     )
 
 
-def _build_cases(inspection: Inspection) -> tuple[Case, ...]:
+def _build_cases(inspection: Inspection, problems: Sequence[Problem]) -> tuple[Case, ...]:
     """Return a case for each rule with findings, and for each tensor that cannot be read."""
     target = inspection.state.target
     broken = tuple(Case(target, name, Outcome.ERROR, message) for name, message in inspection.broken)
-    return (
-        *broken,
-        *test_cases.build_cases(target, _group_problems(inspection), "inspect"),
-    )
+    return (*broken, *test_cases.build_cases(target, problems, "inspect"))
 
 
-def _group_problems(inspection: Inspection) -> tuple[Problem, ...]:
-    return group_findings(add_places(inspection.findings, inspection.state.tensors), inspection.state.tensors)
-
-
-def _build_page(inspection: Inspection, view: View, fail_on: Severity, *, rows: bool = True) -> Page:
+def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: View, *, rows: bool = True) -> Page:
     state = inspection.state
     summary = sizes.sum_by_kind(state.tensors)
     columns = _list_columns(inspection)
@@ -108,7 +102,6 @@ def _build_page(inspection: Inspection, view: View, fail_on: Severity, *, rows: 
             if view.tree
             else _build_groups(inspection, columns, view, fold_rows)
         )
-    problems = _group_problems(inspection)
     return Page(
         subtitle=_format_subtitle(state, summary)
         + (f", after a forward with {inspection.inputs}" if inspection.inputs else ""),
@@ -118,7 +111,6 @@ def _build_page(inspection: Inspection, view: View, fail_on: Severity, *, rows: 
         fixes=select_fixes(_list_fixes(state.tensors), problems),
         problems=problems,
         verdict=_format_page_verdict(problems, state.tensors),
-        failing_problems=lambda: tuple(problem for problem in problems if problem.severity.rank >= fail_on.rank),
     )
 
 

@@ -6,15 +6,15 @@ from collections.abc import Iterable
 
 from statecli.core.finding import Finding
 from statecli.core.rule import Rule
-from statecli.report import RuleText
+from statecli.report import Problem, RuleText
 
 
-def list_rule_texts(findings: Iterable[Finding]) -> tuple[RuleText, ...]:
-    """Return the rule of each finding once, with the severity of its first finding and without the explanation."""
+def list_rule_texts(findings: Iterable[Finding | Problem]) -> tuple[RuleText, ...]:
+    """Return the rule of each finding or problem once, with the severity of the first and without the explanation."""
     # Imported here, because `inspect` without findings starts sooner without the rules of an audit.
     from statecli.rules import DICTIONARY
 
-    first: dict[str, Finding] = {}
+    first: dict[str, Finding | Problem] = {}
     for finding in findings:
         first.setdefault(finding.rule, finding)
     return tuple(RuleText(name, finding.severity, DICTIONARY[name].summary) for name, finding in first.items())
@@ -25,7 +25,7 @@ def describe_rule(rule: Rule) -> RuleText:
     return RuleText(rule.name, rule.severity, rule.summary, rule.explanation, rule.group, rule.commands)
 
 
-def list_audit_rule_texts(ran: Iterable[str], findings: Iterable[Finding]) -> tuple[RuleText, ...]:
+def list_audit_rule_texts(ran: Iterable[str], findings: Iterable[Finding | Problem]) -> tuple[RuleText, ...]:
     """Return the rules of an audit: the rules that ran, and the rules of other findings."""
     from statecli.rules import RULES
 

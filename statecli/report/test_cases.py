@@ -32,9 +32,14 @@ def build_failed_case(suite: str, name: str, problems: Sequence[Problem]) -> Cas
 
 def _list_lines(problems: Iterable[Problem]) -> Iterator[str]:
     for problem in problems:
-        yield describe_finding(problem.merge_findings())
+        yield describe_problem(problem)
         if len(problem.findings) > 1:
             yield from (f"  {finding.rule}: {finding.message}" for finding in problem.findings)
+
+
+def describe_problem(problem: Problem) -> str:
+    """Format a problem as a line, as `describe_finding` formats a finding."""
+    return describe_finding(problem.merge_findings())
 
 
 def describe_finding(finding: Finding) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import msgspec
 
@@ -75,23 +76,22 @@ def build_verify_report(
     Findings of `fail_on` or a higher severity set exit status 1.
     """
     findings = add_places(verification.findings, verification.state.tensors)
+    group_problems = cache(lambda: group_findings(findings, verification.state.tensors))
     reported = {(finding.rule, finding.fqn) for finding in verification.findings}
     notes = [note for note in verification.notes if (note.name, note.fqn) not in reported]
     return Report(
         title=verification.state.target,
         document=lambda: documents.build_verify_document(
-            verification, _group_problems(verification), _format_verdict(verification), _list_not_checked(verification)
+            verification, group_problems(), _format_verdict(verification), _list_not_checked(verification)
         ),
         table=lambda: _build_table(verification, view.verbose),
-        page=lambda: _build_page(verification, view, fail_on),
+        page=lambda: _build_page(verification, group_problems(), view),
         findings=findings,
-        failing=tuple(finding for finding in findings if finding.severity.rank >= fail_on.rank),
+        fail_on=fail_on,
         notes=fold.limit_notes(notes, view.verbose),
         show_all=view.unfold,
-        problems=lambda: _group_problems(verification),
-        rules=lambda: rule_texts.list_rule_texts(
-            [problem.merge_findings() for problem in _group_problems(verification)]
-        ),
+        problems=group_problems,
+        rules=lambda: rule_texts.list_rule_texts(group_problems()),
         cases=lambda: tuple(
             _build_case(check, verification.state, requested, fail_on) for check in verification.checks
         ),
@@ -117,11 +117,10 @@ def _build_case(check: Check, state: ModelState, requested: Sequence[Name], fail
     target, name, outcome = state.target, check.check.value, _OUTCOMES[check.verdict]
     if outcome is Outcome.FAILED and check.findings:
         problems = group_findings(add_places(check.findings, state.tensors), state.tensors)
-        failing = [problem for problem in problems if problem.severity.rank >= fail_on.rank]
+        failing = [problem for problem in problems if problem.severity.is_at_least(fail_on)]
         if failing:
             return test_cases.build_failed_case(target, name, failing)
-        milder = (test_cases.describe_finding(problem.merge_findings()) for problem in problems)
-        return Case(target, name, Outcome.PASSED, text=tuple(milder))
+        return Case(target, name, Outcome.PASSED, text=tuple(map(test_cases.describe_problem, problems)))
     if outcome is Outcome.PASSED:
         return Case(target, name, outcome, text=(check.how,) if check.how else ())
     is_missing = outcome is Outcome.SKIPPED and check.check in requested
@@ -230,11 +229,7 @@ def _list_cell_reasons(fqn: str, shown: Sequence[ProofColumn]) -> list[ColumnRea
 # For people: grouped by kind, then the proofs.
 
 
-def _group_problems(verification: Verification) -> tuple[Problem, ...]:
-    return group_findings(add_places(verification.findings, verification.state.tensors), verification.state.tensors)
-
-
-def _build_page(verification: Verification, view: View, fail_on: Severity) -> Page:
+def _build_page(verification: Verification, problems: tuple[Problem, ...], view: View) -> Page:
     shown = _list_columns(verification)
     columns = (
         report.Column("name"),
@@ -245,14 +240,13 @@ def _build_page(verification: Verification, view: View, fail_on: Severity) -> Pa
     )
     fqns = frozenset(row.fqn for row in verification.state.tensors)
     proofs = tuple(_build_proof_line(check, fqns) for check in verification.checks)
-    verdict, problems = _format_verdict(verification), _group_problems(verification)
+    verdict = _format_verdict(verification)
     return Page(
         subtitle=_format_subtitle(verification),
         columns=columns,
         groups=_build_groups(verification, shown, view),
         totals=(*(f"{line.cells[0]}: {line.remark}" for line in proofs), verdict),
         problems=problems,
-        failing_problems=lambda: tuple(problem for problem in problems if problem.severity.rank >= fail_on.rank),
         verdict=verdict,
         outcomes=Group("proofs", _format_verdict_counts(verification.checks), proofs),
     )

@@ -32,7 +32,7 @@ class Audit(msgspec.Struct, frozen=True):
     @property
     def failing(self) -> tuple[Finding, ...]:
         """The findings that set exit status 1."""
-        return tuple(finding for finding in self.findings if finding.severity.rank >= self.fail_on.rank)
+        return tuple(finding for finding in self.findings if finding.severity.is_at_least(self.fail_on))
 
     def count(self, status: Status) -> int:
         """Return the number of targets with this status."""
