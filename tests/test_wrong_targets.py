@@ -81,6 +81,9 @@ def test_the_version_has_three_spellings(statecli, words):
 
 
 def test_help_is_a_command(statecli):
-    """`help`, and `help diff`, print what --help prints."""
-    assert statecli("help").out == statecli("--help").out
-    assert statecli("help", "diff").out == statecli("diff", "--help").out
+    """`help`, and `help diff`, print what --help prints; a command that does not exist is a mistake."""
+    for words in ((), ("diff",), ("git", "setup")):
+        result = statecli("help", *words)
+        assert (result.code, result.out, result.err) == (0, statecli(*words, "--help").out, "")
+    wrong = statecli("help", "dif")
+    assert (wrong.code, wrong.err) == (2, "statecli: No such command 'dif'; did you mean 'diff'?\n")

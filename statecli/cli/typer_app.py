@@ -40,7 +40,8 @@ def _root(
 
 def _show_help(context: typer.Context, command: Annotated[list[str] | None, typer.Argument()] = None) -> None:
     """Show the help of statecli, or of the command, as `git help diff` does."""
-    raise SystemExit(build_app()([*(command or ()), "--help"], prog_name=context.find_root().info_name))
+    root = context.find_root()
+    root.command.main([*(command or ()), "--help"], prog_name=root.info_name, standalone_mode=False)
 
 
 def build_app() -> typer.Typer:
