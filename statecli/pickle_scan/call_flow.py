@@ -254,7 +254,7 @@ class Flow:
         """Check arguments of which C code takes only what Python and numpy write for granted."""
         if exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name):
             self.note_misuse(call.cls, "is given a position outside its text, at which its message reads memory")
-        if not dates.has_valid_value(name, call, self._get_root_name):
+        if not dates.has_valid_value(name, call):
             self.note_misuse(call.cls, "is given bytes that are not a date or a time, which its methods do not check")
         if name == array_dtypes.STRING_DTYPE and not array_dtypes.is_string_dtype(call):
             self.note_misuse(call.cls, "is given other values than numpy writes for a type of texts")

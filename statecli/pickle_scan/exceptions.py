@@ -9,6 +9,7 @@ import builtins
 from collections.abc import Callable
 from functools import lru_cache
 
+from statecli.pickles.graph import read_raw_bytes
 from statecli.pickles.nodes import Obj, Value
 
 _UNICODE_ERRORS: dict[str, type[bytes] | type[str]] = {
@@ -47,12 +48,7 @@ def _find_class(name: str) -> type[BaseException] | None:
 
 def _measure_text(text: Value, kind: type[bytes] | type[str], root_name: Callable[[Value], str | None]) -> int | None:
     """Return the length of a text or of bytes, as picklers write them; None for anything else."""
-    if type(text) is kind:
-        return len(text)
-    if kind is bytes and type(text) is Obj:
-        match root_name(text), text.args:
-            case "_codecs.encode", (str(characters), "latin1"):
-                return len(characters)
-            case "builtins.bytes", ():
-                return 0
-    return None
+    if kind is bytes and type(text) is Obj and root_name(text) == "builtins.bytes" and not text.args:
+        return 0  # as protocol 2 writes empty bytes
+    value = read_raw_bytes(text) if kind is bytes else text
+    return len(value) if type(value) is kind else None

@@ -139,6 +139,20 @@ def get_name(node: Any) -> str:
     return node.qualified if type(node) is Global else ""
 
 
+def read_raw_bytes(node: Any) -> bytes | None:
+    """Return the bytes of a node; protocol 2 writes bytes as text, a character each. None for other nodes."""
+    if type(node) is bytes:
+        return node
+    if type(node) is Obj and get_name(node.cls) == "_codecs.encode" and len(node.args) == 2:
+        text, encoding = node.args
+        if type(text) is str and encoding == "latin1":
+            try:
+                return text.encode("latin1")
+            except UnicodeEncodeError:
+                return None
+    return None
+
+
 def iter_children(node: Any) -> Iterator[tuple[str, Any]]:
     """Yield the nodes below a container or an object, each with its Python subscript (`['k']`, `[0]`, `.a`)."""
     items = as_mapping(node)

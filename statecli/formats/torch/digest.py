@@ -12,8 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from statecli.formats.torch.reading import Reading
-from statecli.formats.torch.tensors import read_raw_bytes
-from statecli.pickles.graph import LEAF_TYPES, as_mapping, as_sequence, get_attributes, get_name, iter_loose_arguments
+from statecli.pickles.graph import (
+    LEAF_TYPES,
+    as_mapping,
+    as_sequence,
+    get_attributes,
+    get_name,
+    iter_loose_arguments,
+    read_raw_bytes,
+)
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf
 from statecli.pickles.numpy_types import read_number_type
 

@@ -26,8 +26,7 @@ from statecli.formats.torch.digest import (
 )
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.sections import MAX_SECTION_DEPTH
-from statecli.formats.torch.tensors import read_raw_bytes
-from statecli.pickles.graph import as_mapping, as_sequence, is_module, is_optimizer
+from statecli.pickles.graph import as_mapping, as_sequence, is_module, is_optimizer, read_raw_bytes
 from statecli.pickles.nodes import Global, Key, Obj
 
 #: Characters of a settings container's path.

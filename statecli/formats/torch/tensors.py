@@ -26,6 +26,7 @@ from statecli.pickles.graph import (
     get_name,
     get_state_attributes,
     get_text_items,
+    read_raw_bytes,
 )
 from statecli.pickles.nodes import Global, Obj, Persistent
 from statecli.pickles.numpy_types import read_number_type
@@ -579,20 +580,6 @@ def _decode_numpy(node: Obj) -> Tensor | None:
     size = elements * (ELEMENT_BITS.get(dtype, 0) // 8) if raw is None else len(raw)
     data = None if raw is None else _build_inline(raw, dtype, shape, elements, state)
     return Tensor(dtype, shape, elements, size, "cpu", False, layout="numpy", note="numpy array", data=data)
-
-
-def read_raw_bytes(node: Any) -> bytes | None:
-    """Return the bytes of a node; protocol 2 writes bytes as text, a character each. None for other nodes."""
-    if type(node) is bytes:
-        return node
-    if type(node) is Obj and get_name(node.cls) == "_codecs.encode" and len(node.args) == 2:
-        text, encoding = node.args
-        if type(text) is str and encoding == "latin1":
-            try:
-                return text.encode("latin1")
-            except UnicodeEncodeError:
-                return None
-    return None
 
 
 def _build_inline(
