@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from statecli.commands.verify.result import Verification
-from statecli.core.errors import UsageError, option
+from statecli.core.errors import option
 from statecli.core.finding import Finding
 from statecli.core.state import ModelState
 from statecli.report.problems import group_findings
@@ -18,20 +18,10 @@ def expand_rules(names: Sequence[str]) -> frozenset[str]:
     if not names:
         return frozenset()
     # Both are imported here, because most commands ignore no rule.
-    from statecli.commands.audit.config import suggest_names
+    from statecli.commands.audit import config
     from statecli.rules import DICTIONARY
 
-    rules: set[str] = set()
-    for name in names:
-        matching = {rule.name for rule in DICTIONARY.values() if name in (rule.name, rule.group)}
-        if not matching:
-            known = [*DICTIONARY, *dict.fromkeys(rule.group for rule in DICTIONARY.values())]
-            where = option("--ignore", name)
-            raise UsageError(
-                f"{where}: there is no rule {name!r}{suggest_names(name, known)}; run statecli rules for the list"
-            )
-        rules |= matching
-    return frozenset(rules)
+    return frozenset(config.expand_rules(names, option("--ignore"), DICTIONARY.values()))
 
 
 def drop_ignored(findings: Iterable[Finding], state: ModelState, names: Sequence[str]) -> tuple[Finding, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import UnreadableError, UsageError, option
 from statecli.core.finding import Severity
+from statecli.core.rule import Rule
 from statecli.rules import RULES
 from statecli.rules.policy_config import Policy
 from statecli.storage import files
@@ -286,16 +287,16 @@ def _check_rules(names: Iterable[str], path: str) -> None:
         expand_rules((name,), path)
 
 
-def expand_rules(names: Sequence[str], where: str) -> tuple[str, ...]:
-    """Return the rules for these names: a rule, or each rule of a group.
+def expand_rules(names: Sequence[str], where: str, known: Collection[Rule] = RULES) -> tuple[str, ...]:
+    """Return the rules for these names, of the `known` ones: a rule, or each rule of a group.
 
     Raises UsageError for any other name, with similar names.
     """
     rules: dict[str, None] = {}
     for name in names:
-        matching = [rule.name for rule in RULES if name in (rule.name, rule.group)]
+        matching = [rule.name for rule in known if name in (rule.name, rule.group)]
         if not matching:
-            known_names = [*(rule.name for rule in RULES), *(rule.group for rule in RULES)]
+            known_names = [*(rule.name for rule in known), *(rule.group for rule in known)]
             raise UsageError(
                 f"{where}: there is no rule {name!r}{suggest_names(name, known_names)}; statecli rules lists them"
             )
