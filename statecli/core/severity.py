@@ -6,6 +6,11 @@ from statecli.core.finding import Severity
 from statecli.core.state import Kind, TensorInfo
 
 
+def is_trainable(tensor: TensorInfo) -> bool:
+    """Return True if the tensor requires grad by itself, not because an operation computed it."""
+    return bool(tensor.requires_grad) and tensor.derived is None
+
+
 def decide_tensor_severity(tensor: TensorInfo) -> Severity:
     """Return the severity of the fact that a tensor is not registered, or stays where it is when the model moves.
 
@@ -14,7 +19,7 @@ def decide_tensor_severity(tensor: TensorInfo) -> Severity:
     draws at random; and if a registered tensor stays. Otherwise a warning: an unregistered tensor stays, and whether
     forward copies it is not known.
     """
-    if tensor.within is not None or (tensor.requires_grad and tensor.derived is None):
+    if tensor.within is not None or is_trainable(tensor):
         return Severity.ERROR
     if not tensor.shape or not tensor.elements or tensor.moves is True:
         return Severity.NOTE

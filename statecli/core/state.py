@@ -346,6 +346,11 @@ class ModelState(msgspec.Struct, frozen=True):
     traits: FormatTraits = FormatTraits()
 
     @property
+    def recomputed(self) -> frozenset[str]:
+        """Names of tensors recomputed by torch before each forward: old weight_norm, spectral_norm, pruning."""
+        return frozenset(oddity.fqn for oddity in self.oddities if oddity.kind is OddityKind.RECOMPUTED and oddity.fqn)
+
+    @property
     def whole_modules(self) -> tuple[str, ...]:
         """Sections that are modules pickled whole, which hold more than their state_dict."""
         return tuple(

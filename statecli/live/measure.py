@@ -54,6 +54,14 @@ def iter_tensors(result: WalkResult) -> Iterator[tuple[str, torch.Tensor]]:
         yield unregistered.fqn, unregistered.tensor
 
 
+def map_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Map every name of every tensor of `module` to the tensor, registered ones first."""
+    tensors_by_name: dict[str, torch.Tensor] = {}
+    for name, tensor in iter_tensors(walk(module)):
+        tensors_by_name.setdefault(name, tensor)
+    return tensors_by_name
+
+
 def check_no_freed_storage(module: nn.Module, target: str) -> None:
     """Raise ModelError for a tensor whose storage was freed, because reading its values kills the process."""
     with torch._C.DisableTorchFunctionSubclass():

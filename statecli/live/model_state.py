@@ -235,9 +235,7 @@ def move(
     module = built.module if trial.reason is None and trial.keeps_objects else built.build_again()
     with built.user_code(f"moving it to {device}"):
         module = measure.get_moved_model(module, module.to(device_))
-    tensors_after: dict[str, torch.Tensor] = {}
-    for name, tensor in measure.iter_tensors(walk(module)):
-        tensors_after.setdefault(name, tensor)
+    tensors_after = measure.map_tensors(module)
     for row in table.rows:
         row.after = _build_after(None if row.fqn in table.copy_differences else tensors_after.get(row.fqn), device_)
         if row.after.followed is not None:

@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 from statecli.live import measure, tensor_bits
 from statecli.live.skip_random_init import LARGE_PARAMETER_ELEMENTS
 from statecli.live.tensors import storage
-from statecli.live.walk import walk
 
 
 class Rebuild(Enum):
@@ -49,11 +48,7 @@ def _build_tensors(
 ) -> dict[str, torch.Tensor]:
     with skip_fills:
         module = build(seed)
-    tensors: dict[str, torch.Tensor] = {}
-    for name, tensor in measure.iter_tensors(walk(module)):
-        if name in names:
-            tensors.setdefault(name, tensor)
-    return tensors
+    return {name: tensor for name, tensor in measure.map_tensors(module).items() if name in names}
 
 
 def _compare(first: torch.Tensor | None, second: torch.Tensor | None) -> Rebuild:

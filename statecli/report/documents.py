@@ -16,7 +16,7 @@ from statecli.commands.audit.result import Audit
 from statecli.commands.diff.result import Broken, Change, Diff, Field, ScalarChange, Status
 from statecli.commands.inspect.run import Inspection
 from statecli.commands.lock.lock_file import Lock
-from statecli.commands.verify.result import Check, Name, Verdict, Verification
+from statecli.commands.verify.result import WORST_FIRST, Check, Name, Verdict, Verification
 from statecli.core.errors import UsageError
 from statecli.core.finding import Finding, Severity
 from statecli.core.scope import Configuration, NotChecked
@@ -522,10 +522,6 @@ def count_verdicts(verification: Verification) -> VerifySummary:
     )
 
 
-#: Worst first: what is said of a tensor, or of several, as a whole.
-_WORST = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
-
-
 def find_worst_verdicts(verification: Verification) -> dict[str, Verdict]:
     """Return the worst verdict of each tensor in any column or finding; SKIPPED without a verdict."""
     verdicts_by_fqn: dict[str, set[Verdict]] = {tensor.fqn: {Verdict.SKIPPED} for tensor in verification.state.tensors}
@@ -536,9 +532,7 @@ def find_worst_verdicts(verification: Verification) -> dict[str, Verdict]:
     for finding in verification.findings:
         if finding.fqn is not None:
             verdicts_by_fqn.setdefault(finding.fqn, set()).add(Verdict.FAILED)
-    return {
-        fqn: next(verdict for verdict in _WORST if verdict in verdicts) for fqn, verdicts in verdicts_by_fqn.items()
-    }
+    return {fqn: min(verdicts, key=WORST_FIRST.index) for fqn, verdicts in verdicts_by_fqn.items()}
 
 
 def _count_by_verdict(verdicts: Iterable[Verdict]) -> dict[str, int]:

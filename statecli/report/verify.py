@@ -9,7 +9,7 @@ from functools import cache
 import msgspec
 
 from statecli import report
-from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, Verification
+from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Column, Name, Verdict, Verification
 from statecli.core import sizes
 from statecli.core.finding import Severity
 from statecli.core.oddity_kind import OddityKind
@@ -370,12 +370,9 @@ def _join_names(checks: Iterable[Check]) -> str:
 
 
 #: Worst first.
-_ORDER = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
-
-
 def _format_verdict_counts(checks: Sequence[Check]) -> str:
     counts = Counter(check.verdict for check in checks)
-    return ", ".join(f"{counts[verdict]:,} {verdict.value}" for verdict in _ORDER if counts[verdict])
+    return ", ".join(f"{counts[verdict]:,} {verdict.value}" for verdict in WORST_FIRST if counts[verdict])
 
 
 def _format_verdict(verification: Verification) -> str:
@@ -384,7 +381,7 @@ def _format_verdict(verification: Verification) -> str:
     failed = documents.count_verdicts(verification).tensors[Verdict.FAILED.value]
     counts = {Verdict.FAILED: f" for {failed:,} of {plural(tensors, 'tensor')}" if failed else ""}
     parts = []
-    for verdict in _ORDER:
+    for verdict in WORST_FIRST:
         checks = [check for check in verification.checks if check.verdict is verdict]
         if checks:
             parts.append(f"{_join_names(checks)} {verdict.value}{counts.get(verdict, '')}")

@@ -11,7 +11,7 @@ from statecli.core import quoting, registration_rules
 from statecli.core.finding import Severity
 from statecli.core.move_rules import STALE_VIEW
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.severity import decide_tensor_severity
+from statecli.core.severity import decide_tensor_severity, is_trainable
 from statecli.core.state import Evidence, Kind, TensorInfo
 from statecli.formats.torch.whole_module import OF_A_METRIC
 from statecli.rules.rule import Issue, judges, rule
@@ -42,16 +42,12 @@ def _describe_consequences(row: TensorInfo) -> str:
     return ", ".join(parts)
 
 
-def _is_trainable(row: TensorInfo) -> bool:
-    return bool(row.requires_grad) and row.derived is None
-
-
 @judges(registration_rules.UNREGISTERED_TENSOR, needs_module)
 def unregistered_tensor(subject: Subject) -> Iterator[Issue]:
     """Yield the unregistered tensors that neither require grad nor belong to an unregistered module."""
     stored = _is_archive(subject)
     for row in _select_unregistered(subject):
-        if row.within is None and row.derived is None and not _is_trainable(row):
+        if row.within is None and row.derived is None and not is_trainable(row):
             is_harmless = stored or row.note == OF_A_METRIC
             severity = Severity.NOTE if is_harmless else decide_tensor_severity(row)
             help = _STORED if stored else None
@@ -64,7 +60,7 @@ def unregistered_parameter(subject: Subject) -> Iterator[Issue]:
     """Yield the unregistered tensors that require grad."""
     severity, help = (Severity.NOTE, _STORED) if _is_archive(subject) else (None, None)
     for row in _select_unregistered(subject):
-        if row.within is None and _is_trainable(row):
+        if row.within is None and is_trainable(row):
             what = ", ".join(filter(None, ("not trained", _describe_consequences(row))))
             yield _build_issue(row, f"requires grad but is not a parameter: {what}", severity, help)
 
@@ -137,7 +133,7 @@ def non_leaf_attribute(subject: Subject) -> Iterator[Issue]:
     """Yield the unregistered tensors that an operation computed."""
     if subject.module is None or not subject.module.traits.is_class:
         return  # what a file is known to derive, hooks of torch compute before each forward
-    recomputed = {odd.fqn for odd in subject.module.oddities if odd.kind is OddityKind.RECOMPUTED}
+    recomputed = subject.module.recomputed
     for row in _select_unregistered(subject):
         if row.derived is not None and row.fqn not in recomputed:
             what = f"computed once ({row.derived}); not updated when its parameters change or move"

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrizations, prune  # noqa: E402
 
 from statecli.commands.verify import copy_model, judging  # noqa: E402
 from statecli.core.errors import ModelError  # noqa: E402
+from statecli.live import measure  # noqa: E402
 from statecli.live.tensors import find_leaves  # noqa: E402
 
 
@@ -76,7 +77,7 @@ def test_a_copy_is_the_same_and_apart(name, values):
     """Names, shapes, dtypes, strides, leaves, ties and these few values are the original's; the memory is not."""
     module = CASES[name]()
     copied = copy_model.copy_live_model(module, values=values)
-    before, after = judging.map_tensors(module), judging.map_tensors(copied)
+    before, after = measure.map_tensors(module), measure.map_tensors(copied)
     assert list(before) == list(after)
     for one, other in ((before[key], after[key]) for key in before):
         assert facts(one) == facts(other)

@@ -15,7 +15,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.selection import Selection, glob_names, select
-from statecli.core.severity import decide_tensor_severity
+from statecli.core.severity import decide_tensor_severity, is_trainable
 from statecli.core.state import Kind, ModelState, Stats, TensorInfo
 from statecli.live.spec import ModelSpec
 from statecli.storage.file_version import refuse_files_that_change
@@ -213,7 +213,7 @@ def _select_findings(
 
 def _report_unregistered(state: ModelState) -> Iterator[Finding]:
     """Yield a finding for each unregistered tensor of a class that may do harm."""
-    recomputed = {odd.fqn for odd in state.oddities if odd.kind is OddityKind.RECOMPUTED}
+    recomputed = state.recomputed
     for tensor in state.tensors:
         severity = decide_tensor_severity(tensor)
         is_meant = tensor.is_input or tensor.fqn in recomputed
@@ -222,7 +222,7 @@ def _report_unregistered(state: ModelState) -> Iterator[Finding]:
         rule, what = registration_rules.UNREGISTERED_TENSOR, "is not registered"
         if tensor.within is not None:
             rule, what = registration_rules.UNREGISTERED_MODULE, f"belongs to {tensor.within}, which is not registered"
-        elif tensor.requires_grad and tensor.derived is None:
+        elif is_trainable(tensor):
             rule, what = registration_rules.UNREGISTERED_PARAMETER, "requires grad and is not a registered parameter"
         message = f"{tensor.fqn}: {what}"
         yield rule.finding(
@@ -236,7 +236,7 @@ def _report_unregistered(state: ModelState) -> Iterator[Finding]:
 
 
 def _report_left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:
-    recomputed = {odd.fqn for odd in state.oddities if odd.kind is OddityKind.RECOMPUTED}
+    recomputed = state.recomputed
     left_behind = [
         _report_tensor(tensor, state, to)
         for tensor in state.tensors

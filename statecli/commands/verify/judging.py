@@ -15,7 +15,7 @@ from torch import nn
 
 from statecli import live
 from statecli.commands.verify.model_under_test import ModelUnderTest
-from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, skip_harmless_cells
+from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Column, Name, Verdict, skip_harmless_cells
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
 from statecli.core.oddity_kind import OddityKind
@@ -28,17 +28,6 @@ from statecli.live.spec import ModelSpec
 from statecli.live.tensors import is_lazy, storage
 from statecli.live.walk import walk
 from statecli.targets.location import is_installed
-
-#: Worst first.
-_WORST_FIRST = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
-
-
-def map_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Map every name of every tensor of `module` to the tensor, registered ones first."""
-    tensors_by_name: dict[str, torch.Tensor] = {}
-    for name, tensor in measure.iter_tensors(walk(module)):
-        tensors_by_name.setdefault(name, tensor)
-    return tensors_by_name
 
 
 def copy_values(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -126,11 +115,6 @@ def measure_stand_in_move(subject: ModelUnderTest) -> ModelState:
         subject=subject,
     )
     return live.read(called_model, subject.target)
-
-
-def find_recomputed(state: ModelState) -> frozenset[str]:
-    """Return the names of tensors recomputed by torch before each forward: old weight_norm, spectral_norm, pruning."""
-    return frozenset(oddity.fqn for oddity in state.oddities if oddity.kind is OddityKind.RECOMPUTED and oddity.fqn)
 
 
 RECOMPUTED_REASON = "torch recomputes the tensor from registered tensors before each forward"
@@ -244,7 +228,7 @@ def build_check(
     verdicts = {cell.verdict for cells in columns.values() for cell in cells.values()}
     verdicts |= {Verdict.FAILED} if all_findings else set()
     verdicts |= {Verdict.INCONCLUSIVE} if why else set()
-    verdict = next((candidate for candidate in _WORST_FIRST if candidate in verdicts), Verdict.SKIPPED)
+    verdict = next((candidate for candidate in WORST_FIRST if candidate in verdicts), Verdict.SKIPPED)
     all_columns = tuple(Column(column, dict(cells)) for column, cells in columns.items())
     reason = why or _summarize_cells(verdict, columns.values())
     return skip_harmless_cells(Check(name, verdict, how, reason, all_columns, all_findings))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from statecli import live
 from statecli.core.errors import ModelError
-from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ModelState, TensorInfo
 from statecli.live.built_model import BuiltModel
 from statecli.live.origin import Origins
@@ -168,7 +167,7 @@ def _prepare_copies(module: nn.Module, target: str, wrapped: BuiltModel) -> Mode
     else:
         state = live.read(built, target)
     # What torch recomputes before each forward finds its parameters again.
-    recomputed = {oddity.fqn for oddity in state.oddities if oddity.kind is OddityKind.RECOMPUTED}
+    recomputed = state.recomputed
     cut = tuple(name for name in copy_model.find_non_leaves(contents) if name not in recomputed)
     return ModelUnderTest(
         target,

@@ -39,7 +39,7 @@ def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
         module = subject.build_used(values=True)
     except ModelError:
         return frozenset()
-    tensors = judging.map_tensors(module)
+    tensors = measure.map_tensors(module)
     created = {name: tensors[name] for name in subject.created_by_forward if name in tensors}
     values_before = {name: (tensor, judging.copy_values(tensor)) for name, tensor in created.items()}
     put_back = tensor_bits.build_restore(
@@ -52,7 +52,7 @@ def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
         return frozenset()  # it reads what was overwritten
     finally:
         put_back()
-    after = judging.map_tensors(module)
+    after = measure.map_tensors(module)
     return frozenset(
         name
         for name, (tensor, values) in values_before.items()
@@ -156,7 +156,7 @@ def _find_recreated(subject: ModelUnderTest, conversion: _Conversion, read: set[
     with judging.keep_class_attributes(module), conversion.context(), torch.no_grad():
         with subject.user_code("moving it"):
             module = measure.get_moved_model(module, module.to(conversion.destination))
-        before = judging.map_tensors(module)
+        before = measure.map_tensors(module)
         left_behind = {
             name: before[name]
             for name in subject.created_by_forward
@@ -165,7 +165,7 @@ def _find_recreated(subject: ModelUnderTest, conversion: _Conversion, read: set[
         with subject.user_code(f"calling it {conversion.description}"), _ReadRecorder(left_behind, read):
             args, kwargs = tree_map(conversion.convert, subject.inputs.make(seed=0))  # type: ignore[union-attr]
             module.eval()(*args, **kwargs)
-        after = judging.map_tensors(module)
+        after = measure.map_tensors(module)
     known_ids = {id(tensor) for tensor in before.values()}
     new = {
         name: tensor for name, tensor in after.items() if id(tensor) not in known_ids and conversion.has_arrived(tensor)
@@ -202,9 +202,9 @@ def _get_pattern_and_shape(name: str, tensor: torch.Tensor) -> tuple[str, tuple[
 def _find_growing_containers(subject: ModelUnderTest) -> frozenset[str]:
     """Return the containers with a new entry after each forward."""
     module = subject.build_used()
-    before = judging.map_tensors(module)
+    before = measure.map_tensors(module)
     subject.call(module)
-    return frozenset(_get_pattern(name) for name in judging.map_tensors(module) if name not in before)
+    return frozenset(_get_pattern(name) for name in measure.map_tensors(module) if name not in before)
 
 
 class _ReadRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

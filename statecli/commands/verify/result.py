@@ -67,7 +67,8 @@ class Check(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
 
 
-_WORST_FIRST = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED)
+#: The order in which one verdict stands for several.
+WORST_FIRST = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
 
 
 def skip_harmless_cells(check: Check) -> Check:
@@ -81,8 +82,8 @@ def skip_harmless_cells(check: Check) -> Check:
         for column in check.columns
     )
     verdicts = {cell.verdict for column in columns for cell in column.cells.values()}
-    verdicts |= {Verdict.FAILED} if harmful else set()
-    verdict = next((candidate for candidate in _WORST_FIRST if candidate in verdicts), Verdict.PASSED)
+    verdicts |= {Verdict.FAILED} if harmful else {Verdict.PASSED}
+    verdict = next(candidate for candidate in WORST_FIRST if candidate in verdicts)
     return structs.replace(check, verdict=verdict, columns=columns)
 
 

@@ -26,7 +26,7 @@ from statecli.commands.verify import inputs as inputs_of
 from statecli.commands.verify import judging
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
-from statecli.live import tensor_bits
+from statecli.live import measure, tensor_bits
 from statecli.live.tensors import storage
 from statecli.live.walk import walk
 
@@ -153,7 +153,7 @@ class Training:
     def map_tensors(self) -> dict[str, torch.Tensor]:
         """Map the FQN of each row with a shape to its tensor."""
         rows = self.subject.rows_by_fqn()
-        tensors = judging.map_tensors(self.module).items()
+        tensors = measure.map_tensors(self.module).items()
         return {name: tensor for name, tensor in tensors if name in rows and not judging.is_lazy_tensor(tensor)}
 
 
@@ -167,7 +167,7 @@ def train_fresh_instance(subject: ModelUnderTest, made_by: type[torch.optim.Opti
         run = Training(subject, subject.build_fresh(values=True), made_by)
         with subject.user_code("setting it to train mode"):
             run.module.train()
-        if any(map(judging.is_lazy_tensor, judging.map_tensors(run.module).values())):
+        if any(map(judging.is_lazy_tensor, measure.map_tensors(run.module).values())):
             subject.call(run.module)
         _start_training(run)
         why_not = None

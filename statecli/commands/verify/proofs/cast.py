@@ -100,7 +100,7 @@ class _Proof:
         self._cast_model = nn.Module()
         self._tensors: dict[str, torch.Tensor] = {}
         self._stand_in = judging.measure_stand_in_move(subject)
-        self._recomputed = judging.find_recomputed(self._stand_in)
+        self._recomputed = self._stand_in.recomputed
         self._memos = judging.find_memos(subject)
 
     def check(self) -> Check:
@@ -133,7 +133,7 @@ class _Proof:
             self._reasons.append(raised)
             return None
         self._cast_model = measure.get_moved_model(start, returned)
-        self._tensors = judging.map_tensors(self._cast_model)
+        self._tensors = measure.map_tensors(self._cast_model)
         faults = self._find_faults(cast, before)
         if faults and module is not None:
             return self._cast(None, cast)  # what it is now may be left over from the way before
@@ -142,7 +142,7 @@ class _Proof:
 
     def _build_fresh(self) -> nn.Module:
         start = self._subject.build_used()
-        self._tensors = judging.map_tensors(start)
+        self._tensors = measure.map_tensors(start)
         for name, tensor in self._tensors.items():
             self._steps.setdefault(name, _TensorCasts(tensor.dtype)).values = _copy_integers(tensor)
         return start

@@ -25,7 +25,7 @@ from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
 from statecli.core.rule import Rule
 from statecli.core.state import TensorInfo
-from statecli.live import tensor_bits
+from statecli.live import measure, tensor_bits
 from statecli.live.tensors import get_grad_fn_name, storage
 from statecli.live.walk import walk
 
@@ -57,7 +57,7 @@ class _Proof:
         self._tensors: dict[str, torch.Tensor] = {}
         self._module = nn.Module()
         self._non_leaves_of_forward: frozenset[str] = frozenset()
-        self._recomputed = judging.find_recomputed(subject.state)
+        self._recomputed = subject.state.recomputed
         self._how = "copy.deepcopy, torch.save and torch.load of the module"
 
     def check(self) -> Check:
@@ -65,7 +65,7 @@ class _Proof:
             module = self._build_instance()
         except ModelError as error:
             return judging.build_check(Name.COPY, "", {}, (), [judging.get_reason(self._subject, error)])
-        self._tensors = judging.map_tensors(module)
+        self._tensors = measure.map_tensors(module)
         self._module, self._class_attributes = module, _find_class_attributes(module)
         self._flat_weights = _find_flat_weights(module)
         if module is not self._subject.original:
@@ -165,7 +165,7 @@ class _Proof:
         if not isinstance(module, nn.Module):
             self._reasons.append(f"{what} of the model is a {type(module).__name__}, not a module")
             return {}
-        copied_tensors = judging.map_tensors(module)
+        copied_tensors = measure.map_tensors(module)
         cells = {row.fqn: self._build_cell(row, copied_tensors, what) for row in self._get_rows()}
         self._fail_broken_ties(copied_tensors, cells, what)
         return cells
@@ -235,7 +235,7 @@ _COPY_METHODS = ("__deepcopy__", "__getstate__", "__setstate__", "__reduce_ex__"
 
 
 def _find_non_leaves(module: nn.Module) -> frozenset[str]:
-    return frozenset(name for name, tensor in judging.map_tensors(module).items() if not tensor.is_leaf)
+    return frozenset(name for name, tensor in measure.map_tensors(module).items() if not tensor.is_leaf)
 
 
 def _is_copyable(tensor: torch.Tensor) -> bool:
@@ -250,7 +250,7 @@ def _is_copyable(tensor: torch.Tensor) -> bool:
 def _find_obstacles(subject: ModelUnderTest, module: nn.Module) -> dict[str, str]:
     """Return errors of copying plain attributes of submodules alone, by name; tensors and modules are skipped."""
     memo: dict[int, Any] = {
-        id(module_): module_ for module_ in (*module.modules(), *judging.map_tensors(module).values())
+        id(module_): module_ for module_ in (*module.modules(), *measure.map_tensors(module).values())
     }
     raised: dict[str, str] = {}
     for prefix, module_ in module.named_modules():

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_map
 from statecli.commands.verify import judging, recreated_by_forward
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proofs import move
-from statecli.commands.verify.result import Cell, Check, Name, Verdict
+from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Name, Verdict
 from statecli.commands.verify.rules import DEVICE_MISMATCH
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding
@@ -236,7 +236,7 @@ def _locate_error(error: BaseException | None) -> Place | None:
 
 def _record_devices(run: _Run, module: nn.Module, record: fake_gpu.MoveRecord) -> None:
     tensors = {
-        name: tensor for name, tensor in judging.map_tensors(module).items() if not judging.is_lazy_tensor(tensor)
+        name: tensor for name, tensor in measure.map_tensors(module).items() if not judging.is_lazy_tensor(tensor)
     }
     excused = [name for name, tensor in tensors.items() if tensor in record]
     run.watch.add_names(tensors.items())
@@ -285,11 +285,8 @@ def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run]) 
     return judging.build_check(Name.FORWARD, _describe_runs(last), {"forward": cells}, findings, reasons)
 
 
-_ORDER = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
-
-
 def _find_worst(cells: list[Cell]) -> Cell:
-    return min(cells, key=lambda cell: _ORDER.index(cell.verdict))
+    return min(cells, key=lambda cell: WORST_FIRST.index(cell.verdict))
 
 
 def _describe_runs(last: list[_Run]) -> str:

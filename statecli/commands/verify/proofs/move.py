@@ -78,14 +78,14 @@ def _move_once_to_fake_gpu(subject: ModelUnderTest, context: fake_gpu.FakeGpuCon
     moved = MoveResult(call='.to("cuda") on a fake CUDA device')
     try:
         module = subject.build_used(values=values)
-        moved.before = {name: str(tensor.device) for name, tensor in judging.map_tensors(module).items()}
+        moved.before = {name: str(tensor.device) for name, tensor in measure.map_tensors(module).items()}
         moved.has_own_move = has_own_move(module)
         with context(DeviceWatch(fake_gpu.DEVICE)) as record:
             with subject.user_code(f"moving it to {fake_gpu.DISPLAY_NAME}"):
                 moved_module = moved.record_returned(subject, module, module.to(fake_gpu.DEVICE))
             moved.after = {
                 name: fake_gpu.describe_device_after_move(tensor, record)
-                for name, tensor in judging.map_tensors(moved_module).items()
+                for name, tensor in measure.map_tensors(moved_module).items()
             }
             if moved_module is not module:
                 moved.why_no_way_back = "the class's own .to returns another model"  # which may be the user's own
@@ -99,7 +99,7 @@ def _move_once_to_fake_gpu(subject: ModelUnderTest, context: fake_gpu.FakeGpuCon
 def _move_back(subject: ModelUnderTest, module: nn.Module, moved: MoveResult) -> None:
     with subject.user_code("moving it back"):
         module = measure.get_moved_model(module, module.to("cpu"))
-    back = {name: fake_gpu.describe_device(tensor) for name, tensor in judging.map_tensors(module).items()}
+    back = {name: fake_gpu.describe_device(tensor) for name, tensor in measure.map_tensors(module).items()}
     moved.stuck = find_stuck(moved.after, back, fake_gpu.DISPLAY_NAME)
     moved.call += " and back"
 
@@ -185,7 +185,7 @@ class _Proof:
         self._subject, self._device_name = subject, device_name
         self._stand_in: ModelState = judging.measure_stand_in_move(subject)
         self._follows_device = {row.fqn: row.moves for row in self._stand_in.tensors}
-        self._recomputed = judging.find_recomputed(self._stand_in)
+        self._recomputed = self._stand_in.recomputed
         self._memos = judging.find_memos(subject)
         self._moved = moved
         self._recreated_each_time: frozenset[str] | None = None
@@ -321,7 +321,7 @@ def _move_model(subject: ModelUnderTest, device: torch.device) -> MoveResult:
     except ModelError as error:
         moved.reasons.append(judging.get_reason(subject, error))
         return moved
-    tensors = judging.map_tensors(module)
+    tensors = measure.map_tensors(module)
     moved.before = _list_devices(tensors)
     if set(moved.before.values()) == {"meta"} and device.type != "meta":
         moved.reasons.append(f"the model was built on meta and has no values to move to {device}; build it on the cpu")
@@ -343,7 +343,7 @@ def _move_there(
         moved.reasons.append(raised)
         return None
     there = moved.record_returned(subject, module, returned)
-    moved.after = _list_devices(judging.map_tensors(there))
+    moved.after = _list_devices(measure.map_tensors(there))
     return there
 
 
@@ -365,7 +365,7 @@ def _move_there_and_back(
     if raised:
         moved.reasons.append(raised)
         return
-    after = judging.map_tensors(measure.get_moved_model(there, returned))
+    after = measure.map_tensors(measure.get_moved_model(there, returned))
     moved.stuck = find_stuck(moved.after, _list_devices(after), str(device))
     for name, tensor in before.items():
         if name in after and tensor is not None and tensor_bits.is_same(tensor, after[name]) is False:

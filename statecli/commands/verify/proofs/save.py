@@ -27,7 +27,7 @@ from statecli.core.errors import ModelError
 from statecli.core.finding import Finding
 from statecli.core.rule import Rule
 from statecli.core.state import Kind, TensorInfo
-from statecli.live import tensor_bits
+from statecli.live import measure, tensor_bits
 from statecli.live.rebuild import Rebuild, compare_builds
 from statecli.live.tensors import storage
 
@@ -52,7 +52,7 @@ class _Proof:
         self._saved: dict[str, Cell] = {}
         self._restored: dict[str, Cell] = {}
         self._plain: dict[str, Cell] = {}
-        self._recomputed = judging.find_recomputed(judging.measure_stand_in_move(subject))
+        self._recomputed = judging.measure_stand_in_move(subject).recomputed
         #: What B should hold by name, and the names of which that proves nothing since B held it before the load.
         self._expected: dict[str, torch.Tensor] = {}
         self._unproved: set[str] = set()
@@ -74,12 +74,12 @@ class _Proof:
         source, target = self._subject.build_used(), self._subject.build_fresh()
         self._target = target
         with _restore_shared(source, target) as put_back:
-            blank = judging.map_tensors(target)
+            blank = measure.map_tensors(target)
             loaded = self._write(source, blank)
             put_back()
             self._unproved = self._find_unproved(blank)
             strictly = self._load(target, loaded)
-            restored = judging.map_tensors(target)
+            restored = measure.map_tensors(target)
             lost = [row for row in self._subject.state.tensors if not self._judge_restored(row, restored, loaded)]
             put_back()  # loading B wrote to what the next instances hold as well
             self._judge_not_saved(lost)
@@ -87,7 +87,7 @@ class _Proof:
 
     def _write(self, source: nn.Module, blank: Mapping[str, torch.Tensor]) -> Any:
         """Overwrite A, and return its state_dict after `torch.save` and `torch.load`. `blank`: the tensors of B."""
-        tensors = judging.map_tensors(source)
+        tensors = measure.map_tensors(source)
         shared = judging.list_storage_keys(tensors.values()) & judging.list_storage_keys(blank.values())
         self._overwritten = tensor_bits.perturb(tensors.values())
         self._expected = {name: _copy_if_shared(tensor, shared) for name, tensor in tensors.items()}
@@ -188,12 +188,12 @@ class _Proof:
         if self._again is None:
             self._again = {}
             other = self._subject.build_fresh()
-            ours = judging.list_storage_keys(judging.map_tensors(self._target).values())
+            ours = judging.list_storage_keys(measure.map_tensors(self._target).values())
             tensor_bits.perturb(
-                (tensor for tensor in judging.map_tensors(other).values() if storage(tensor)[0] not in ours), phase=100
+                (tensor for tensor in measure.map_tensors(other).values() if storage(tensor)[0] not in ours), phase=100
             )
             loads = judging.run_user_code(self._subject, "", lambda: other.load_state_dict(self._loaded, strict=True))
-            self._again = judging.map_tensors(other) if loads[1] is None else {}
+            self._again = measure.map_tensors(other) if loads[1] is None else {}
         return there is not None and name in self._again and tensor_bits.is_same(there, self._again[name]) is True
 
     def _suggest_in_own_method(self, fqn: str, methods: tuple[str, ...], mend: str) -> str | None:
@@ -293,7 +293,7 @@ class _Safetensors:
             self._proof._reasons.append(raised)
             columns.update((name, judging.build_inconclusive_cell(raised)) for name in names)
             return
-        tensors = judging.map_tensors(self._target)
+        tensors = measure.map_tensors(self._target)
         for name in names:
             columns[name] = self._build_cell(name, tensors)
 
@@ -331,7 +331,7 @@ class _Safetensors:
         if raised or not back:
             return raised
         self._altered = back
-        tensors = judging.map_tensors(self._target)
+        tensors = measure.map_tensors(self._target)
         tensor_bits.perturb((tensors[name] for name in taken if name in tensors), phase=100)
         whole = {**self._entries, **back}
         doing = "load_state_dict() of what safetensors brought back"
@@ -468,8 +468,8 @@ def _restore_shared(first: nn.Module, second: nn.Module) -> Iterator[Callable[[]
 
     Yields a function to restore the memory meanwhile.
     """
-    second_keys = judging.list_storage_keys(judging.map_tensors(second).values())
-    shared = [tensor for tensor in judging.map_tensors(first).values() if storage(tensor)[0] in second_keys]
+    second_keys = judging.list_storage_keys(measure.map_tensors(second).values())
+    shared = [tensor for tensor in measure.map_tensors(first).values() if storage(tensor)[0] in second_keys]
     restore = tensor_bits.build_restore(shared)
     try:
         yield restore
