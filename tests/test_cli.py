@@ -538,6 +538,7 @@ def test_two_tensors_of_one_line_have_a_fix_each(statecli, tmp_path):
     assert out.count("warning[unregistered-tensor]") == 1
     assert 'self.register_buffer("a", ' in out
     assert 'self.register_buffer("b", ' in out
+    assert out.count("register_buffer") == 2
 
 
 def test_findings_of_a_class_name_their_section(statecli):

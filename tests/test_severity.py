@@ -94,6 +94,23 @@ def test_forward_that_runs_makes_a_warning_a_note(write, statecli):
     assert severities(result) == {"error"}
 
 
+def test_a_harmless_tensor_is_not_counted_as_failed(write, statecli):
+    """The verdict, the proofs and the groups agree."""
+    target = write("self.t = torch.tensor(2.0)")
+    result = statecli("verify", target, "--check", "move", "-f", "json")
+    assert result.json["summary"]["tensors"]["failed"] == 0
+    assert result.json["verdict"] == "move passed"
+
+
+def test_a_fix_in_a_row_is_one_line(write, statecli):
+    """Two targets are two groups of rows, in which a line break would be an escape."""
+    target = write("self.t, self.u = torch.randn(4), torch.randn(4)")
+    for output in ("table", "plain", "junit", "gitlab"):
+        text = statecli("audit", target, target.replace("Net", "Net()"), "-f", output).out
+        assert "\\n" not in text, output
+        assert "# at the end of __init__" in text, output
+
+
 def test_guessed_inputs_that_do_not_run_prove_nothing(statecli, tmp_path, monkeypatch):
     """Nobody asked for the proofs that need a forward: they are skipped with the reason, and the exit status is 0."""
     monkeypatch.chdir(tmp_path)

@@ -125,6 +125,15 @@ def draw_bar(relative: float | None) -> str:
 
 
 def format_fix_in_line(fix: str) -> str:
-    """Format lines to paste as one line if all lines after the first are comments, else with `\\n` between them."""
-    first, *rest = fix.splitlines() or [""]
-    return "  ".join([first, *rest]) if all(line.startswith("#") for line in rest) else fix
+    """Format lines to paste as one line: the statements, each block in its own, then all comments."""
+    statements: list[str] = []
+    comments: list[str] = []
+    for line in fix.splitlines():
+        if line.startswith("#"):
+            comments.append(line.removeprefix("#").strip(" :"))
+        elif line.startswith(" ") and statements:
+            statements[-1] += f" {line.strip()}"
+        else:
+            statements.append(line)
+    comment = f"# {'; '.join(dict.fromkeys(comments))}" if comments else ""
+    return "  ".join(filter(None, ("; ".join(statements), comment)))

@@ -262,7 +262,11 @@ def _group_by_target(targets: Sequence[TargetResult], view: View) -> Iterator[Gr
 def _build_line(problem: Problem) -> Line:
     place = f" [{format_origin(problem.origin)}]" if problem.origin is not UNSET else ""
     text = f"{problem.severity.value}[{problem.rule}]: {problem.message}{place}"
-    return Line((text,), "; ".join([*problem.effects, problem.help or ""]).strip("; "), _MOODS[problem.severity])
+    return Line(
+        (text,),
+        "; ".join([*problem.effects, format_fix_in_line(problem.help or "")]).strip("; "),
+        _MOODS[problem.severity],
+    )
 
 
 def _limit_lines(lines: Sequence[Line], view: View) -> tuple[Line, ...]:

@@ -530,7 +530,7 @@ def find_worst_verdicts(verification: Verification) -> dict[str, Verdict]:
             for fqn, cell in column.cells.items():
                 verdicts_by_fqn.setdefault(fqn, set()).add(cell.verdict)
     for finding in verification.findings:
-        if finding.fqn is not None:
+        if finding.fqn is not None and finding.severity is not Severity.NOTE:
             verdicts_by_fqn.setdefault(finding.fqn, set()).add(Verdict.FAILED)
     return {fqn: min(verdicts, key=WORST_FIRST.index) for fqn, verdicts in verdicts_by_fqn.items()}
 

@@ -63,8 +63,8 @@ def wrap_finding(finding: Finding) -> Problem:
 
 def select_fixes(fixes: Iterable[Fix], problems: Iterable[Problem]) -> tuple[Fix, ...]:
     """Return the fixes that no problem shows."""
-    shown = {problem.help for problem in problems}
-    return tuple(fix for fix in fixes if fix.text not in shown)
+    shown = [problem.help for problem in problems if problem.help]
+    return tuple(fix for fix in fixes if not any(fix.text in help for help in shown))
 
 
 def format_severities(problems: Iterable[Problem]) -> str:
