@@ -114,6 +114,8 @@ def inspect(
     include: "Iterable[str] | None" = (),
     exclude: "Iterable[str] | None" = (),
     kind: "Iterable[Kind | str] | None" = (),
+    dtype: "Iterable[str] | None" = (),
+    shape: "Iterable[str] | None" = (),
     init_device: str = "cpu",
     ignore: "Iterable[str] | None" = (),
     executor: "str | Executor | None" = None,
@@ -129,7 +131,8 @@ def inspect(
     groups that are not reported. `model`: a spec by whose registrations a checkpoint is grouped. `stats`: min, max,
     mean, std (n - 1), zeros, NaN and Inf of each tensor, in float64.
     `include`, `exclude`: globs on names (FQNs). `kind`: "parameter", "buffer", "unregistered",
-    "optimizer", "other". `init_device`: where a class is built. `inputs`: what forward is called with, as in `verify`:
+    "optimizer", "other". `dtype`: globs such as "float8*"; `shape`: shapes such as "768x3072" or "*x768".
+    `init_device`: where a class is built. `inputs`: what forward is called with, as in `verify`:
     what it adds, shapes and changes is listed too; None: it is not called. `executor`: who reads the values of a
     checkpoint for `stats`, as in `diff`.
 
@@ -164,6 +167,8 @@ def diff(
     include: "Iterable[str] | None" = (),
     exclude: "Iterable[str] | None" = (),
     kind: "Iterable[Kind | str] | None" = (),
+    dtype: "Iterable[str] | None" = (),
+    shape: "Iterable[str] | None" = (),
     device: str = "cpu",
     jobs: int = 0,
     executor: "str | Executor | None" = None,
@@ -176,9 +181,9 @@ def diff(
     exactly, to the bit (`bitwise`), or where |after - before| <= `atol` + `rtol` * |before|. `metadata_only` reads no
     values, `no_renames` looks for no tensor under another name. `only`, `frozen`, `changed`: globs of what alone may
     change, may not, and must; with one of them `findings` is what breaks them, else every difference. `include`,
-    `exclude`, `kind`, `init_device`: as in `inspect`. `device`: "cpu" or "cuda:0" computes. `jobs`: processes, 0 for
-    one a core. `executor`: who compares values instead: "threads:2", "processes:4", "dask:tcp://HOST:PORT", "mpi",
-    "ray", or an Executor of concurrent.futures, which stays open.
+    `exclude`, `kind`, `dtype`, `shape`, `init_device`: as in `inspect`. `device`: "cpu" or "cuda:0" computes.
+    `jobs`: number of processes, 0 for one a core. `executor` compares values instead: "threads:2", "processes:4",
+    "dask:tcp://HOST:PORT", "mpi", "ray", or an Executor of concurrent.futures, which stays open.
 
     In the result `changes` has each pair, `values.max_abs` and the like of Δ = after - before in float64, and `broken`
     the pairs that could not be compared.

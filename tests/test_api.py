@@ -27,6 +27,7 @@ from statecli.commands.inspect import run as inspection
 from statecli.commands.verify import run as proofs
 from statecli.commands.verify.result import Name, Verdict, Verification
 from statecli.core.errors import ModelError, NothingMatched, UnreadableError, UsageError
+from statecli.core.selection import Selection
 from statecli.core.state import Kind
 from statecli.testing import assert_state_follows
 
@@ -461,7 +462,9 @@ def test_inspect_of_a_file_is_the_commands_own(tmp_path):
     """The same data as the command has."""
     torch.save({"a.weight": torch.ones(2, 3)}, tmp_path / "a.pt")
     found = statecli.inspect(tmp_path / "a.pt", stats=True, kind="parameter")
-    assert found == inspection.inspect(inspection.Request(str(tmp_path / "a.pt"), stats=True, kind=((Kind.PARAMETER,))))
+    assert found == inspection.inspect(
+        inspection.Request(str(tmp_path / "a.pt"), stats=True, selection=Selection(kind=((Kind.PARAMETER,))))
+    )
     assert found.state.tensors[0].stats.mean == 1.0
 
 

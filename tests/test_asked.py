@@ -7,6 +7,7 @@ import pytest
 from statecli.commands.diff.result import Field
 from statecli.commands.diff.run import Request
 from statecli.core.errors import UsageError
+from statecli.core.selection import Selection
 from statecli.core.state import Kind
 from statecli.render import Output
 from statecli.report.diff import DiffView, NameList
@@ -44,9 +45,6 @@ def test_nothing_asked_is_the_default():
                 {"only": ("x",)},
                 {"frozen": ("x",)},
                 {"changed": ("x",)},
-                {"include": ("x",)},
-                {"exclude": ("x",)},
-                {"kind": (Kind.BUFFER,)},
                 {"init_device": "meta"},
                 {"jobs": 3},
             )
@@ -92,3 +90,18 @@ def test_a_contradiction_names_both():
     """The line says which two to choose from."""
     with pytest.raises(UsageError, match=r"--bitwise and --atol contradict"):
         diff.check(options(bitwise=True, atol=1.0), ExtraInputs())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"include": ("x",)},
+        {"exclude": ("x",)},
+        {"kind": (Kind.BUFFER,)},
+        {"dtype": ("float16",)},
+        {"shape": ("2x3",)},
+    ],
+)
+def test_each_filter_reaches_the_comparison(given):
+    """The five filters are one selection."""
+    assert diff.build_request(options(**given)) == Request("a.pt", "b.pt", selection=Selection(**given))

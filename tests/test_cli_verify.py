@@ -14,6 +14,8 @@ from statecli.commands.verify import run as proving
 from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
+from statecli.core.selection import Selection
+from statecli.core.state import Kind
 from statecli.render import Output
 
 from .forked_python import run_python
@@ -200,12 +202,9 @@ def test_options_reach_the_request(statecli, monkeypatch):
             ("2x3", "y=int64:2"),
             None,
             "meta",
-            ("a*",),
-            ("b*",),
-            seen[0].kind,
+            Selection(("a*",), ("b*",), (Kind.BUFFER,)),
         )
     ]
-    assert [kind.value for kind in seen[0].kind] == ["buffer"]
 
 
 def test_filters_leave_out_findings_too(statecli, proofs):

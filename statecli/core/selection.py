@@ -1,48 +1,81 @@
-"""Select tensors by name and kind: the options `--include`, `--exclude` and `--kind`."""
+"""Select tensors by name, kind, dtype and shape: `--include`, `--exclude`, `--kind`, `--dtype` and `--shape`."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 import msgspec
 from msgspec.structs import replace
 
-from statecli.core.errors import FilteredOut, option
+from statecli.core.errors import FilteredOut, UsageError, option
+from statecli.core.quoting import names
 from statecli.core.state import Kind, ModelState, TensorInfo
+
+#: Short spellings of dtypes that engineers type.
+_DTYPE_SPELLINGS = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+_SIZE = re.compile(r"\*|\d{1,19}")
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Options that select tensors.
+    """Options that select tensors. An empty tuple selects every tensor.
 
     Attributes:
-        include: Globs; one must match the tensor's name. () selects every name.
+        include: Globs; one must match the tensor's name.
         exclude: Globs; none may match.
-        kind: Kinds to select. () selects every kind.
+        kind: Kinds to select.
+        dtype: Globs on dtypes, such as `float8*`.
+        shape: Shapes such as `2x3`, `*x768` (any number of rows) and `[]` (a scalar).
     """
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     kind: tuple[Kind, ...] = ()
+    dtype: tuple[str, ...] = ()
+    shape: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.include or self.exclude or self.kind)
+        return bool(self.include or self.exclude or self.selects_by_tensor)
+
+    @property
+    def selects_by_tensor(self) -> bool:
+        """Return True if the selection needs more than a name, so that it cannot select a setting."""
+        return bool(self.kind or self.dtype or self.shape)
+
+    def check(self) -> None:
+        """Raise UsageError for a shape that is not written as sizes."""
+        for text in self.shape:
+            if not all(_SIZE.fullmatch(size) for size in _split_sizes(text)):
+                raise UsageError(f"{option('--shape', text)}: write sizes or * for any size, such as 768x3072 or *x768")
 
     def name_options(self) -> str:
         """Return the options as the user typed them, for the message of a UsageError."""
-        globs = [("-i", glob) for glob in self.include] + [("-x", glob) for glob in self.exclude]
-        options = [option(flag, glob, quoted=True) for flag, glob in globs]
+        given = [("-i", self.include), ("-x", self.exclude), ("--dtype", self.dtype), ("--shape", self.shape)]
+        options = [option(flag, text, quoted=True) for flag, texts in given for text in texts]
         return " ".join(options + [option("--kind", kind.value) for kind in self.kind])
 
     def selects_name(self, names: tuple[str, ...]) -> bool:
         """Return True if the globs select a tensor or setting with these names; one matching name is enough."""
         return (not self.include or matches_any(names, self.include)) and not matches_any(names, self.exclude)
 
+    def selects_kind(self, kind: Kind) -> bool:
+        """Return True if tensors of this kind are selected."""
+        return not self.kind or kind in self.kind
+
+    def selects_layout(self, tensor: TensorInfo) -> bool:
+        """Return True if the tensor's dtype and shape are selected."""
+        return (not self.dtype or any(_matches_dtype(tensor.dtype, glob) for glob in self.dtype)) and (
+            not self.shape or any(_matches_shape(tensor.shape, text) for text in self.shape)
+        )
+
     def selects(self, tensor: TensorInfo, *, by_section: bool) -> bool:
-        """Return True if the tensor's kind and name are selected. `by_section` as in `glob_names`."""
-        if self.kind and tensor.kind not in self.kind:
-            return False
-        return self.selects_name(glob_names(tensor.fqn, tensor.section, by_section=by_section))
+        """Return True if the tensor is selected. `by_section` as in `glob_names`."""
+        return (
+            self.selects_kind(tensor.kind)
+            and self.selects_layout(tensor)
+            and self.selects_name(glob_names(tensor.fqn, tensor.section, by_section=by_section))
+        )
 
 
 def select(state: ModelState, selection: Selection, target: str) -> ModelState:
@@ -55,7 +88,7 @@ def select(state: ModelState, selection: Selection, target: str) -> ModelState:
     by_section = len(state.sections) > 1
     tensors = tuple(tensor for tensor in state.tensors if selection.selects(tensor, by_section=by_section))
     if not tensors:
-        raise FilteredOut(f"{target}: {_describe_nothing_selected(selection, len(state.tensors))}")
+        raise FilteredOut(f"{target}: {_describe_nothing_selected(selection, state.tensors)}")
     sections = {tensor.section for tensor in tensors}
     return replace(state, tensors=tensors, sections=tuple(name for name in state.sections if name in sections))
 
@@ -78,7 +111,29 @@ def _matches(name: str, glob: str) -> bool:
     return fnmatchcase(name, glob) or ("[" in glob and fnmatchcase(name, glob.replace("[", "[[]")))
 
 
-def _describe_nothing_selected(selection: Selection, count: int) -> str:
+def _matches_dtype(dtype: str, glob: str) -> bool:
+    glob = glob.removeprefix("torch.").lower()
+    return fnmatchcase(dtype.lower(), _DTYPE_SPELLINGS.get(glob, glob))
+
+
+def _matches_shape(shape: tuple[int, ...] | None, text: str) -> bool:
+    sizes = _split_sizes(text)
+    if shape is None or len(shape) != len(sizes):
+        return False
+    return all(wanted in ("*", str(size)) for wanted, size in zip(sizes, shape, strict=True))
+
+
+def _split_sizes(text: str) -> list[str]:
+    """Split `2x3`, `2,3`, `[2, 3]` or `(2, 3)` into sizes; `[]` and `()` have none."""
+    text = "".join(text.split())
+    bare = text[1:-1].removesuffix(",") if text[:1] + text[-1:] in ("[]", "()") else text
+    return re.split("[x,]", bare) if bare or not text else []
+
+
+def _describe_nothing_selected(selection: Selection, tensors: Sequence[TensorInfo]) -> str:
+    nothing = f"none of its {len(tensors)} tensors matches {selection.name_options()}"
+    dtypes = {tensor.dtype for tensor in tensors}
+    if selection.dtype and not any(_matches_dtype(dtype, glob) for glob in selection.dtype for dtype in dtypes):
+        return f"{nothing}; its dtypes: {names(sorted(dtypes))}"
     wider = [f"*{glob.strip('*')}*" for glob in selection.include[:1] if glob != f"*{glob.strip('*')}*"]
-    hint = f"; a glob matches the whole name: try {wider[0]!r}" if wider else ""
-    return f"none of its {count} tensors matches {selection.name_options()}{hint}"
+    return f"{nothing}; a glob matches the whole name: try {wider[0]!r}" if wider else nothing

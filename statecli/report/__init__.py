@@ -352,6 +352,40 @@ class View(msgspec.Struct, frozen=True):
     verbose: bool = False
 
 
+class TensorOrder(str, Enum):
+    """Orders of the rows of `inspect`."""
+
+    NAME = "name"
+    SIZE = "size"
+
+
+class ChangeOrder(str, Enum):
+    """Orders of the rows of `diff`."""
+
+    NAME = "name"
+    SIZE = "size"
+    CHANGE = "change"
+
+
+class RowView(View, frozen=True):
+    """Options of a list of tensors.
+
+    Attributes:
+        sort: Order of the rows; None keeps the order of the file, unless `top` or `lines` hides rows.
+        top: Largest number of rows, which are then one group.
+        lines: Largest number of lines in each group.
+    """
+
+    sort: TensorOrder | ChangeOrder | None = None
+    top: int | None = None
+    lines: int | None = None
+
+    @property
+    def hides_rows(self) -> bool:
+        """Return True if only the most important rows are shown."""
+        return self.top is not None or self.lines is not None
+
+
 def limit_findings(findings: Sequence[Finding], limit: int | None) -> tuple[Finding, ...]:
     """Return the first findings and a count of the rest; at least one, because an exit status 1 needs a reason."""
     count = len(findings) if limit is None else max(1, limit)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from statecli.commands.diff.result import Change, Diff, Field, Status
 from statecli.core.state import Kind, TensorInfo
 from statecli.core.units import (
+    BAR_DECADES,
     draw_bar,
     format_count,
     format_flag,
@@ -193,9 +194,12 @@ def _describe_statistics(delta: Delta) -> list[str]:
     return parts + ([f"{plural(delta.left_out, 'position')} left out"] if delta.left_out else [])
 
 
+#: Column of `draw_bar`; its heading is the scale.
+BAR_COLUMN = Column(f"1e-{BAR_DECADES}..1 log")
+
 # Sums by module.
 
-COLUMNS = (Column("module"), Column("changed"), Column("combined rel. change", right=True), Column(""))
+COLUMNS = (Column("module"), Column("changed"), Column("combined rel. change", right=True), BAR_COLUMN)
 
 
 def build_module_groups(diff: Diff, unfold: bool) -> tuple[Group, ...]:

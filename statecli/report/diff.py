@@ -23,6 +23,7 @@ from statecli.report import (
     Bars,
     Case,
     Cell,
+    ChangeOrder,
     Column,
     Group,
     Line,
@@ -31,10 +32,10 @@ from statecli.report import (
     Problem,
     Report,
     Rows,
+    RowView,
     Spread,
     Table,
     Trouble,
-    View,
     change_text,
     documents,
     fold,
@@ -43,6 +44,7 @@ from statecli.report import (
     test_cases,
 )
 from statecli.report.change_text import (
+    BAR_COLUMN,
     DELTA_COLUMNS,
     STATUS_LETTERS,
     describe_change,
@@ -53,6 +55,7 @@ from statecli.report.change_text import (
     format_relative_change,
 )
 from statecli.report.problems import wrap_finding
+from statecli.report.row_order import arrange_changes, format_hidden_count, limit_by_group, limit_lines
 from statecli.targets.location import add_places
 
 #: The rules of findings that have a row each.
@@ -71,13 +74,9 @@ class NameList(str, Enum):
     STATUS = "status"
 
 
-class DiffView(View, frozen=True):
-    """The options of a diff for people: at most `lines` lines for each group, or names only.
+class DiffView(RowView, frozen=True):
+    """The options of a diff for people. `within` describes the tolerances of the comparison."""
 
-    `within` describes the tolerances of the comparison.
-    """
-
-    lines: int | None = None
     names: NameList | None = None
     within: str = ""
 
@@ -215,14 +214,14 @@ def _is_load(diff: Diff) -> bool:
 def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
     columns = change_text.COLUMNS if view.tree else _choose_columns(diff)
     groups = change_text.build_module_groups(diff, view.unfold) if view.tree else _build_groups(diff, view, columns)
-    if diff.scalars:
+    if diff.scalars and view.top is None:
         groups = (*groups, _build_settings_group(diff.scalars, columns, view))
     if diff.broken:
         groups = (*groups, _build_broken_group(diff, columns, view))
     return replace(
         _build_page_without_rows(diff, view, report),
         columns=columns,
-        groups=tuple(_limit_lines(group, view) for group in groups),
+        groups=tuple(limit_lines(group, view) for group in groups),
     )
 
 
@@ -247,14 +246,6 @@ def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page
 def select_different(diff: Diff) -> list[Change]:
     """Return the changes without identical tensors."""
     return [change for change in diff.changes if change.status is not Status.IDENTICAL]
-
-
-def _limit_lines(group: Group, view: DiffView) -> Group:
-    if view.lines is None or len(group.lines) <= view.lines:
-        return group
-    hidden = len(group.lines) - view.lines
-    more = Line((f"… and {hidden:,} more", *("" for _ in group.lines[0].cells[1:])), mood="dim")
-    return Group(group.heading, group.summary, (*group.lines[: view.lines], more))
 
 
 # Sums.
@@ -360,7 +351,7 @@ _MEASURE_COLUMNS = (
     Column("values", right=True),
     Column("max |Δ|", right=True),
     Column("rel. change", right=True),
-    Column(""),
+    BAR_COLUMN,
 )
 
 
@@ -370,7 +361,10 @@ def _choose_columns(diff: Diff) -> tuple[Column, ...]:
 
 
 def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tuple[Group, ...]:
-    rows = select_different(diff)
+    different = select_different(diff)
+    rows = arrange_changes(different, view)
+    if view.top is not None:
+        return _build_top_group(rows, len(different), columns, view, has_sections=_has_sections(diff))
     is_folded = len(rows) > fold.MAX_UNFOLDED_ROWS and not view.unfold and not view.verbose
     has_sections = _has_sections(diff)
     roles: dict[tuple[str, Kind], list[Change]] = {}
@@ -393,6 +387,18 @@ def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tu
         )
         for section, kind in ordered
     )
+
+
+def _build_top_group(
+    rows: Sequence[Change], count: int, columns: tuple[Column, ...], view: DiffView, *, has_sections: bool
+) -> tuple[Group, ...]:
+    """Return the most important differences as one group; () if there are none."""
+    named = [replace(row, fqn=format_name(row.fqn, row.section, has_sections)) for row in rows]
+    lines = _build_lines(named, columns is _MEASURE_COLUMNS, view, is_folded=False)
+    heading = "largest changes"
+    if view.sort is not None and view.sort is not ChangeOrder.CHANGE:
+        heading = "first changes by name" if view.sort is ChangeOrder.NAME else "largest changed tensors"
+    return (Group(heading, f"{len(rows):,} of {plural(count, 'difference')}", tuple(lines)),) if rows else ()
 
 
 def _summarize_group(rows: Sequence[Change], both: int) -> str:
@@ -476,8 +482,9 @@ _Measure = tuple[Column, Callable[[Change], Cell]]
 
 def _build_table(diff: Diff, view: DiffView, *, details: bool = True) -> Table:
     """Return the flat table; with `details` False, without the columns for programs."""
-    changes, has_sections = _limit_changes(select_different(diff), view.lines), _has_sections(diff)
-    scalars, broken = diff.scalars[: view.lines], diff.broken[: view.lines]
+    changes, has_sections = _list_shown_changes(diff, view), _has_sections(diff)
+    scalars = diff.scalars[: view.lines] if view.top is None else ()
+    broken = diff.broken[: view.lines]
     has_remarks = bool(diff.scalars or diff.broken) or any(map(_describe_remark, changes))
     measures = [
         *_list_table_columns(changes, has_sections, view.verbose),
@@ -564,28 +571,18 @@ def _get_side_field(name: str, when: str, change: Change) -> Cell:
     return format_yes_no(tensor.requires_grad) if name == "requires_grad" else value
 
 
-def _limit_changes(rows: list[Change], limit: int | None) -> list[Change]:
-    """Return at most `limit` changes of each section and kind."""
-    if limit is None:
-        return rows
-    counts: Counter[tuple[str, Kind]] = Counter()
-    selected = []
-    for change in rows:
-        role = (change.section, change.kind)
-        counts[role] += 1
-        if counts[role] <= limit:
-            selected.append(change)
-    return selected
+def _list_shown_changes(diff: Diff, view: DiffView) -> Sequence[Change]:
+    return limit_by_group(arrange_changes(select_different(diff), view), view)
 
 
 def _format_hidden_count(diff: Diff, view: DiffView) -> tuple[str, ...]:
-    """Return the line that counts the rows hidden by `-n`, for plain text; groups of a page have their own."""
-    if view.lines is None or view.tree:
+    """Return the line that counts the hidden rows, for plain text; groups of a page have their own."""
+    if view.tree:
         return ()
-    rows = select_different(diff)
-    hidden_others = sum(max(0, count - view.lines) for count in (len(diff.scalars), len(diff.broken)))
-    hidden = len(rows) - len(_limit_changes(rows, view.lines)) + hidden_others
-    return (f"… and {hidden:,} more (-n {view.lines})",) if hidden else ()
+    hidden = len(select_different(diff)) - len(_list_shown_changes(diff, view))
+    if view.lines is not None:
+        hidden += sum(max(0, count - view.lines) for count in (len(diff.scalars), len(diff.broken)))
+    return format_hidden_count(hidden, view)
 
 
 # Names only.

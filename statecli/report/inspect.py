@@ -44,9 +44,10 @@ from statecli.report import (
     Problem,
     Report,
     Rows,
+    RowView,
     Table,
+    TensorOrder,
     Trouble,
-    View,
     documents,
     fold,
     rule_texts,
@@ -54,10 +55,16 @@ from statecli.report import (
     tree,
 )
 from statecli.report.problems import group_findings, select_fixes
+from statecli.report.row_order import (
+    arrange_tensors,
+    format_hidden_count,
+    limit_by_group,
+    limit_lines,
+)
 from statecli.targets.location import add_places
 
 
-def build_inspect_report(inspection: Inspection, view: View, fail_on: Severity = Severity.ERROR) -> Report:
+def build_inspect_report(inspection: Inspection, view: RowView, fail_on: Severity = Severity.ERROR) -> Report:
     """Return the report of `inspect`. Findings of `fail_on` or a higher severity set exit status 1."""
     state = inspection.state
     findings = add_places(inspection.findings, state.tensors)
@@ -67,8 +74,8 @@ def build_inspect_report(inspection: Inspection, view: View, fail_on: Severity =
         document=lambda: documents.build_inspect_document(
             inspection, group_problems(), sizes.sum_by_kind(state.tensors), _format_verdict(inspection)
         ),
-        table=lambda: _build_table(inspection),
-        short_table=lambda: _build_table(inspection, details=False),
+        table=lambda: _build_table(inspection, view),
+        short_table=lambda: _build_table(inspection, view, details=False),
         page=lambda: _build_page(inspection, group_problems(), view),
         page_without_rows=lambda: _build_page(inspection, group_problems(), view, rows=False),
         findings=findings,
@@ -90,10 +97,10 @@ def _build_cases(inspection: Inspection, problems: Sequence[Problem]) -> tuple[C
     return (*broken, *test_cases.build_cases(target, problems, "inspect"))
 
 
-def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: View, *, rows: bool = True) -> Page:
+def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: RowView, *, rows: bool = True) -> Page:
     state = inspection.state
     summary = sizes.sum_by_kind(state.tensors)
-    columns = _list_columns(inspection)
+    columns = _list_columns(inspection, view)
     fold_rows = not view.unfold and len(state.tensors) > fold.MAX_UNFOLDED_ROWS
     groups: tuple[Group, ...] = ()
     if rows:
@@ -102,12 +109,16 @@ def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: Vie
             if view.tree
             else _build_groups(inspection, columns, view, fold_rows)
         )
+        groups = tuple(limit_lines(group, view) for group in groups)
     return Page(
         subtitle=_format_subtitle(state, summary)
         + (f", after a forward with {inspection.inputs}" if inspection.inputs else ""),
         columns=tree.COLUMNS if view.tree else columns,
         groups=groups,
-        totals=_format_totals(state, summary),
+        totals=(
+            *_format_totals(state, summary),
+            *(() if rows else format_hidden_count(_count_hidden(inspection, view), view)),
+        ),
         fixes=select_fixes(_list_fixes(state.tensors), problems),
         problems=problems,
         verdict=_format_page_verdict(problems, state.tensors),
@@ -169,12 +180,21 @@ _TABLE_COLUMNS: tuple[_Measure, ...] = (
 )
 
 
-def _build_table(inspection: Inspection, *, details: bool = True) -> Table:
+def _build_table(inspection: Inspection, view: RowView, *, details: bool = True) -> Table:
     """Return the flat table; with `details` False, without the columns for programs."""
     measures = [(column, cell) for column, cell in _list_table_columns(inspection) if details or not column.detail]
     cells = [cell for _, cell in measures]
-    rows = Rows(lambda tensor: tuple([cell(tensor) for cell in cells]), inspection.state.tensors)
+    rows = Rows(lambda tensor: tuple([cell(tensor) for cell in cells]), _list_shown_tensors(inspection, view))
     return Table(tuple(column for column, _ in measures), rows)
+
+
+def _list_shown_tensors(inspection: Inspection, view: RowView) -> Sequence[TensorInfo]:
+    return limit_by_group(arrange_tensors(inspection.state.tensors, view), view)
+
+
+def _count_hidden(inspection: Inspection, view: RowView) -> int:
+    """Return the number of tensors without a row in the flat table; a tree counts its own."""
+    return 0 if view.tree else len(inspection.state.tensors) - len(_list_shown_tensors(inspection, view))
 
 
 def _list_table_columns(inspection: Inspection) -> Iterator[_Measure]:
@@ -233,11 +253,13 @@ def _has_stats(inspection: Inspection) -> bool:
     return any(tensor.stats is not None for tensor in inspection.state.tensors)
 
 
-def _list_columns(inspection: Inspection) -> tuple[Column, ...]:
+def _list_columns(inspection: Inspection, view: RowView) -> tuple[Column, ...]:
     """Return the columns for people, without columns that have no value in any row."""
     tensors, moved = inspection.state.tensors, inspection.to is not None
     with_stats = _has_stats(inspection)
     columns = [Column("name"), Column("dtype", shared_format="all {}"), Column("shape")]
+    if view.top is not None:
+        columns.append(Column("kind", shared_format="all {}"))
     if not with_stats:
         columns.append(Column("size", right=True))
     if moved or any(tensor.device is not None for tensor in tensors):
@@ -250,11 +272,14 @@ def _list_columns(inspection: Inspection) -> tuple[Column, ...]:
 
 
 def _build_groups(
-    inspection: Inspection, columns: tuple[Column, ...], view: View, fold_rows: bool
+    inspection: Inspection, columns: tuple[Column, ...], view: RowView, fold_rows: bool
 ) -> tuple[Group, ...]:
     state = inspection.state
+    tensors = arrange_tensors(state.tensors, view)
+    if view.top is not None:
+        return (_build_top_group(tensors, inspection, columns, view),)
     sections: dict[str, dict[Kind, list[TensorInfo]]] = {}
-    for tensor in state.tensors:
+    for tensor in tensors:
         sections.setdefault(tensor.section, {}).setdefault(tensor.kind, []).append(tensor)
     return tuple(
         _build_group(section, kind, kinds[kind], inspection, columns, view, fold_rows)
@@ -270,7 +295,7 @@ def _build_group(
     rows: list[TensorInfo],
     inspection: Inspection,
     columns: tuple[Column, ...],
-    view: View,
+    view: RowView,
     fold_rows: bool,
 ) -> Group:
     state = inspection.state
@@ -301,6 +326,30 @@ def _build_group(
     return Group(heading, summary, tuple(fold.fold_lines(lines) if fold_rows else lines))
 
 
+def _build_top_group(
+    tensors: Sequence[TensorInfo], inspection: Inspection, columns: tuple[Column, ...], view: RowView
+) -> Group:
+    """Return the most important rows as one group, each with its section in the name."""
+    state = inspection.state
+    reported = {finding.fqn for finding in inspection.findings}
+    has_sections = len(state.sections) > 1
+    lines = [
+        _build_line(
+            replace(row, fqn=f"{row.section}.{row.fqn}") if has_sections and row.section else row,
+            columns,
+            _describe_status(row, state.traits.is_class),
+            view,
+            doubt=True,
+            is_reported=row.fqn in reported,
+        )
+        for row in tensors
+    ]
+    heading = "first tensors by name" if view.sort is TensorOrder.NAME else "largest tensors"
+    size, size_of_all = sizes.sum_bytes(tensors), sizes.sum_bytes(state.tensors)
+    share = f", {format_size(size)} of {format_size(size_of_all)}" if size_of_all else ""
+    return Group(heading, f"{len(tensors):,} of {plural(len(state.tensors), 'tensor')}{share}", tuple(lines))
+
+
 def _format_elements(count: int) -> str:
     return "1 element" if count == 1 else f"{format_count(count)} elements"
 
@@ -320,7 +369,7 @@ def _describe_evidence(rows: list[TensorInfo]) -> str:
 
 
 def _build_line(
-    tensor: TensorInfo, columns: tuple[Column, ...], status: str, view: View, *, doubt: bool, is_reported: bool
+    tensor: TensorInfo, columns: tuple[Column, ...], status: str, view: RowView, *, doubt: bool, is_reported: bool
 ) -> Line:
     """Return the line of a tensor. With `doubt`, an assumed parameter gets a question mark."""
     assumed = tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER
@@ -328,6 +377,7 @@ def _build_line(
         "name": format_fqn(tensor.fqn) + ("?" if doubt and assumed else ""),
         "dtype": tensor.dtype,
         "shape": format_shape(tensor.shape),
+        "kind": format_kind(tensor),
         "size": format_size(tensor.nbytes),
         "device": _format_device(tensor),
         "grad": {None: "-", True: "yes", False: "no"}[tensor.requires_grad],
@@ -375,7 +425,7 @@ def _describe_status(tensor: TensorInfo, live: bool) -> str:
     return ", ".join(parts)
 
 
-def _describe_remark(tensor: TensorInfo, status: str, view: View, *, is_reported: bool) -> str:
+def _describe_remark(tensor: TensorInfo, status: str, view: RowView, *, is_reported: bool) -> str:
     """Return the facts that no column has, most important first.
 
     A problem shows the source line of a reported tensor, and that its module is not registered.

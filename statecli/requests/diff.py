@@ -14,6 +14,7 @@ from statecli.render import Output
 from statecli.report.diff import DiffView, NameList, build_diff_report, list_broken
 from statecli.requests.options import CUDA, DiffOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
+from statecli.requests.row_options import check_rows, refuse_contradictions
 from statecli.targets import load
 from statecli.values.delta import CompareOptions
 from statecli.workers import executors
@@ -22,8 +23,6 @@ from statecli.workers import executors
 HISTOGRAMS = 6
 
 _DEVICE = re.compile(rf"cpu|{CUDA}")
-#: Outputs with every change, whatever the options of rows say.
-_COMPLETE_OUTPUTS = (Output.JSON, Output.JSONL, Output.CSV)
 
 
 def check(options: DiffOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
@@ -31,14 +30,13 @@ def check(options: DiffOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - e
     for flag, value in (("--atol", options.atol), ("--rtol", options.rtol)):
         if not (math.isfinite(value) and value >= 0):
             raise UsageError(f"{option(flag, value)}: a tolerance is a finite number, 0 or more")
-    for flag, count in (("--jobs", options.jobs), ("--lines", options.lines)):
-        if count is not None and count < 0:
-            raise UsageError(f"{option(flag, count)}: must be 0 or more")
+    if options.jobs < 0:
+        raise UsageError(f"{option('--jobs', options.jobs)}: must be 0 or more")
+    check_rows(options)
     if not _DEVICE.fullmatch(options.device):
         raise UsageError(f"{option('--device', options.device)}: cpu, cuda or cuda:N")
     executors.check_executor(options.executor, jobs=options.jobs, device=options.device)
-    for first, second in _find_contradictions(options):
-        raise UsageError(f"{first} and {second} contradict each other; leave one of them out")
+    refuse_contradictions(_find_contradictions(options))
     _check_classes(options)
 
 
@@ -57,7 +55,6 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
         (name_only, name_status),
         (names, output if options.output_format not in (None, Output.TABLE, Output.PLAIN) else ""),
         (names, _name_if(options.quiet, "--quiet") or rows),
-        (rows or _name_if(options.all, "--all"), output if options.output_format in _COMPLETE_OUTPUTS else ""),
     ]
     return [(first, second) for first, second in pairs if first and second]
 
@@ -133,9 +130,7 @@ def build_request(options: DiffOptions) -> Request:
         only=options.only,
         frozen=options.frozen,
         changed=options.changed,
-        include=options.include,
-        exclude=options.exclude,
-        kind=options.kind,
+        selection=options.selection,
         init_device=options.init_device,
         jobs=options.jobs,
         histograms=HISTOGRAMS if _has_page(options) else 0,
@@ -155,6 +150,8 @@ def build_view(options: DiffOptions) -> DiffView:
         unfold=options.all,
         tree=options.tree,
         verbose=options.verbose,
+        sort=options.sort,
+        top=options.top,
         lines=options.lines,
         names=NameList.ONLY if options.name_only else NameList.STATUS if options.name_status else None,
         within=f" with {' '.join(tolerances + ignored)}" if tolerances or ignored else "",

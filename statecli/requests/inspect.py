@@ -7,19 +7,19 @@ from msgspec.structs import replace
 from statecli.commands.inspect.run import Inspection, Request, inspect, inspect_live_model
 from statecli.core.errors import UsageError, option
 from statecli.core.progress import Progress
-from statecli.report import View
+from statecli.report import RowView
 from statecli.report.inspect import build_inspect_report
 from statecli.requests.ignored_rules import drop_ignored, expand_rules
 from statecli.requests.options import InspectOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
+from statecli.requests.row_options import check_rows, refuse_contradictions
 from statecli.targets.load import find_class_spec
 
 
 def check(options: InspectOptions, extra: ExtraInputs) -> None:
     """Raise UsageError for contradictory options, before anything is read."""
-    if options.input and options.inputs:
-        both = f"{option('--input')} and {option('--inputs')}"
-        raise UsageError(f"{both} contradict each other; leave one of them out")
+    refuse_contradictions([(option("--input") if options.input else "", option("--inputs") if options.inputs else "")])
+    check_rows(options)
     if options.cuda and options.to not in (None, "cuda"):
         raise UsageError(f"{option('--cuda')} and {option('--to', options.to)} contradict each other")
     expand_rules(options.ignore)
@@ -42,7 +42,14 @@ def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraI
         inspection = _inspect(request, progress, extra)
     caller.check_states(inspection.state)
     inspection = replace(inspection, findings=drop_ignored(inspection.findings, inspection.state, options.ignore))
-    view = View(unfold=options.all, tree=options.tree, verbose=options.verbose)
+    view = RowView(
+        unfold=options.all,
+        tree=options.tree,
+        verbose=options.verbose,
+        sort=options.sort,
+        top=options.top,
+        lines=options.lines,
+    )
     report = build_inspect_report(inspection, view, options.fail_on)
     return Outcome(inspection, report, failures=describe_failures(inspection.broken, "read"))
 
@@ -65,9 +72,7 @@ def build_request(options: InspectOptions) -> Request:
         to="cuda" if options.cuda else options.to,
         model=options.model,
         stats=options.stats,
-        include=options.include,
-        exclude=options.exclude,
-        kind=options.kind,
+        selection=options.selection,
         init_device=options.init_device,
         input=options.input,
         inputs=options.inputs,

@@ -55,9 +55,7 @@ def build_request(options: LockOptions) -> lock_run.Request:
         options.digest,
         options.jobs,
         options.init_device,
-        options.include,
-        options.exclude,
-        options.kind,
+        options.selection,
         os.path.dirname(path or "") or ".",
         options.weights_only,
     )

@@ -13,8 +13,10 @@ import msgspec
 from statecli.commands.diff.result import Field
 from statecli.commands.verify.result import Name
 from statecli.core.finding import Severity
+from statecli.core.selection import Selection
 from statecli.core.state import Kind
 from statecli.render import Output
+from statecli.report import ChangeOrder, TensorOrder
 from statecli.values.algorithm import Algorithm
 
 #: How a GPU is named, as a regular expression.
@@ -80,6 +82,21 @@ Exclude = Annotated[
 Kinds = Annotated[
     tuple[Kind, ...], Option(("--kind",), "Show only tensors of this kind (repeatable).", group=Group.TENSORS)
 ]
+Dtypes = Annotated[
+    tuple[str, ...],
+    Option(
+        ("--dtype",), "Show only tensors of this dtype, such as bf16 or float8* (repeatable).", "GLOB", Group.TENSORS
+    ),
+]
+Shapes = Annotated[
+    tuple[str, ...],
+    Option(
+        ("--shape",),
+        "Show only tensors of this shape, such as 768x3072 or *x768 (repeatable).",
+        "SHAPE",
+        Group.TENSORS,
+    ),
+]
 InitDevice = Annotated[
     str,
     Option(
@@ -102,7 +119,14 @@ NameStatus = Annotated[
         group=Group.ROWS,
     ),
 ]
-Lines = Annotated[int | None, Option(("--lines", "-n"), "Show at most N lines of each group.", "N", Group.ROWS)]
+Lines = Annotated[
+    int | None,
+    Option(("--lines", "-n"), "Show at most N lines of each group: the largest tensors or changes.", "N", Group.ROWS),
+]
+Top = Annotated[
+    int | None,
+    Option(("--top",), "Show only the N largest tensors (diff: the N largest changes), in one list.", "N", Group.ROWS),
+]
 Quiet = Annotated[
     bool,
     Option(
@@ -212,8 +236,28 @@ class SharedOptions(OutputOptions, frozen=True, kw_only=True):
     exclude: Exclude = ()
     kind: Kinds = ()
 
+    @property
+    def selection(self) -> Selection:
+        """The tensors to read."""
+        return Selection(self.include, self.exclude, self.kind)
 
-class InspectOptions(SharedOptions, frozen=True, kw_only=True):
+
+class ListOptions(SharedOptions, frozen=True, kw_only=True):
+    """Options of commands that show a row for each tensor."""
+
+    dtype: Dtypes = ()
+    shape: Shapes = ()
+    top: Top = None
+    lines: Lines = None
+    tree: Tree = False
+
+    @property
+    def selection(self) -> Selection:
+        """The tensors to show."""
+        return Selection(self.include, self.exclude, self.kind, self.dtype, self.shape)
+
+
+class InspectOptions(ListOptions, frozen=True, kw_only=True):
     """List the tensors of a checkpoint or model with kinds and devices."""
 
     target: Annotated[
@@ -255,10 +299,13 @@ class InspectOptions(SharedOptions, frozen=True, kw_only=True):
     ignore: IgnoredRules = ()
     executor: Executor = None
     shard: Shard = None
-    tree: Tree = False
+    sort: Annotated[
+        TensorOrder | None,
+        Option(("--sort",), "Sort tensors by name or, largest first, by size.", group=Group.ROWS),
+    ] = None
 
 
-class DiffOptions(SharedOptions, frozen=True, kw_only=True):
+class DiffOptions(ListOptions, frozen=True, kw_only=True):
     """Compare two checkpoints: names, dtypes, shapes, kinds and values. Exit with status 1 if they differ."""
 
     before: Annotated[str, Target("BEFORE", "A checkpoint, a folder with one, or a model class: file.py:Class.")]
@@ -291,10 +338,12 @@ class DiffOptions(SharedOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(("--changed",), "Fail if no tensor changed whose name matches GLOB (repeatable).", "GLOB"),
     ] = ()
-    tree: Tree = False
+    sort: Annotated[
+        ChangeOrder | None,
+        Option(("--sort",), "Sort tensors by name or, largest first, by size or change.", group=Group.ROWS),
+    ] = None
     name_only: NameOnly = False
     name_status: NameStatus = False
-    lines: Lines = None
     verbose: Annotated[
         bool,
         Option(
@@ -449,6 +498,11 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
     no_progress: NoProgress = False
     timeout: Timeout = None
     debug: Debug = False
+
+    @property
+    def selection(self) -> Selection:
+        """The tensors to lock."""
+        return Selection(self.include, self.exclude, self.kind)
 
 
 class MergeOptions(OutputOptions, frozen=True, kw_only=True):

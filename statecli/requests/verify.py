@@ -76,7 +76,5 @@ def build_request(options: VerifyOptions) -> Request:
         input=options.input,
         inputs=options.inputs,
         init_device=options.init_device,
-        include=options.include,
-        exclude=options.exclude,
-        kind=options.kind,
+        selection=options.selection,
     )

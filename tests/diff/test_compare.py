@@ -19,6 +19,7 @@ from statecli.commands.diff import run
 from statecli.commands.diff.result import Field, Status
 from statecli.commands.diff.run import Request, compare_targets
 from statecli.core.errors import NothingMatched, UnreadableError
+from statecli.core.selection import Selection
 from statecli.core.state import Kind
 from statecli.values.delta import CompareOptions
 from statecli.workers import pool
@@ -296,11 +297,11 @@ AFTER = {"fc.weight": torch.ones(4), "out.bias": torch.arange(3.0), "bn.running_
     ("options", "expected"),
     [
         ({}, {"fc.weight", "out.bias", "bn.running_mean"}),
-        ({"include": ("fc.*",)}, {"fc.weight", "out.bias"}),
-        ({"include": ("out.*",)}, {"out.bias"}),
-        ({"exclude": ("fc.*",)}, {"bn.running_mean"}),
-        ({"kind": (Kind.BUFFER,)}, {"bn.running_mean"}),
-        ({"kind": (Kind.PARAMETER,), "exclude": ("*.bias",)}, {"fc.weight"}),
+        ({"selection": Selection(include=("fc.*",))}, {"fc.weight", "out.bias"}),
+        ({"selection": Selection(include=("out.*",))}, {"out.bias"}),
+        ({"selection": Selection(exclude=("fc.*",))}, {"bn.running_mean"}),
+        ({"selection": Selection(kind=(Kind.BUFFER,))}, {"bn.running_mean"}),
+        ({"selection": Selection(kind=(Kind.PARAMETER,), exclude=("*.bias",))}, {"fc.weight"}),
     ],
 )
 def test_filters_are_of_pairs(options, expected, diff):
@@ -311,10 +312,17 @@ def test_filters_are_of_pairs(options, expected, diff):
 def test_a_filter_that_leaves_nothing(diff):
     """Nothing compared is an error that repeats what was asked."""
     with pytest.raises(NothingMatched, match=r"none of their 4 tensors matches -i 'x\*' --kind optimizer"):
-        diff(BEFORE, AFTER, include=("x*",), kind=(Kind.OPTIMIZER,))
+        diff(BEFORE, AFTER, selection=Selection(include=("x*",), kind=(Kind.OPTIMIZER,)))
 
 
-@pytest.mark.parametrize("filters", [{"include": ("fc.*",)}, {"kind": (Kind.PARAMETER,)}, {"exclude": ("ep*",)}])
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"selection": Selection(include=("fc.*",))},
+        {"selection": Selection(kind=(Kind.PARAMETER,))},
+        {"selection": Selection(exclude=("ep*",))},
+    ],
+)
 def test_settings_that_a_filter_hides(filters, diff):
     """Left out of the comparison, and said to be."""
     found = diff({**BEFORE, "epoch": 1, "run": "a"}, {**BEFORE, "epoch": 2, "run": "a"}, **filters)
@@ -325,13 +333,13 @@ def test_settings_that_a_filter_hides(filters, diff):
 def test_a_glob_of_settings_alone(diff):
     """`-i epoch` compares that; no tensor need match."""
     before, after = {**BEFORE, "epoch": 1, "run": "a"}, {**AFTER, "epoch": 2, "run": "a"}
-    found = diff(before, after, include=("epoch",))
+    found = diff(before, after, selection=Selection(include=("epoch",)))
     assert ([one.key for one in found.scalars], found.changes) == (["epoch"], ())
-    same = diff(before, after, include=("run",))
+    same = diff(before, after, selection=Selection(include=("run",)))
     assert nothing_else(same)
     assert "settings-alone" in notes(same)
     with pytest.raises(NothingMatched):
-        diff(before, after, include=("runs",))
+        diff(before, after, selection=Selection(include=("runs",)))
 
 
 def test_the_settings_that_exclude_leaves(statecli, save):

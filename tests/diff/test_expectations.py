@@ -8,6 +8,7 @@ import torch
 from statecli.commands.diff.result import Field
 from statecli.commands.diff.run import Request, compare_targets
 from statecli.core.errors import NothingMatched
+from statecli.core.selection import Selection
 from statecli.core.state import Kind
 
 from .conftest import rules
@@ -162,7 +163,13 @@ def test_a_glob_without_a_tensor(option, diff):
 
 @pytest.mark.parametrize("option", ["only", "frozen", "changed"])
 @pytest.mark.parametrize(
-    "filters", [{"kind": (Kind.PARAMETER,)}, {"include": ("head.*",)}, {"exclude": ("epoch",)}, {"exclude": ("e*",)}]
+    "filters",
+    [
+        {"selection": Selection(kind=(Kind.PARAMETER,))},
+        {"selection": Selection(include=("head.*",))},
+        {"selection": Selection(exclude=("epoch",))},
+        {"selection": Selection(exclude=("e*",))},
+    ],
 )
 def test_a_glob_of_a_setting_that_is_left_out(option, filters, diff):
     """A filter that hides a setting leaves nothing to be held: an error, as with tensors."""
@@ -196,14 +203,14 @@ def test_a_name_behind_its_section(glob, diff):
     assert rules(diff(TRAINED, STEPPED, frozen=(glob,))) == [("frozen-changed", moment)]
     assert rules(diff(TRAINED, STEPPED, only=(glob,))) == [("outside-only", "w")]
     assert not diff(TRAINED, STEPPED, changed=(glob,)).findings
-    assert [one.fqn for one in diff(TRAINED, STEPPED, include=(glob,)).changes] == [moment]
-    assert [one.fqn for one in diff(TRAINED, STEPPED, exclude=(glob,)).changes] == ["w"]
+    assert [one.fqn for one in diff(TRAINED, STEPPED, selection=Selection(include=(glob,))).changes] == [moment]
+    assert [one.fqn for one in diff(TRAINED, STEPPED, selection=Selection(exclude=(glob,))).changes] == ["w"]
 
 
 def test_the_only_section_is_in_no_name(diff):
     """`-x 'model.*'` leaves what a state_dict has outside its module `model`."""
     state = {"model.w": torch.ones(3), "lm_head.w": torch.ones(2)}
-    assert [one.fqn for one in diff(state, state, exclude=("model.*",)).changes] == ["lm_head.w"]
+    assert [one.fqn for one in diff(state, state, selection=Selection(exclude=("model.*",))).changes] == ["lm_head.w"]
 
 
 def test_without_values_names_shapes_and_dtypes_are_held(diff):

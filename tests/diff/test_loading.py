@@ -12,6 +12,7 @@ import torch
 from statecli.commands.diff.result import Field, Status
 from statecli.commands.diff.run import Request, compare_targets
 from statecli.core.errors import NothingMatched, UsageError
+from statecli.core.selection import Selection
 from statecli.core.state import Kind
 
 from .conftest import changed, notes, rules
@@ -96,7 +97,7 @@ def test_kinds_are_those_of_the_class(source, save):
     target = source('self.fc = nn.Linear(2, 2)\nself.register_buffer("scale", torch.ones(2))')
     path = save({**built(target).state_dict(), "scale": torch.ones(3)}, "net.pt")
     for sides in ((target, path), (path, target)):
-        found = compare_targets(Request(*sides, kind=(Kind.BUFFER,)))
+        found = compare_targets(Request(*sides, selection=Selection(kind=(Kind.BUFFER,))))
         assert [change.fqn for change in found.changes] == ["scale"]
         assert rules(found) == [("shape-mismatch", "scale")]
 
@@ -145,9 +146,13 @@ def test_a_filter_hides_findings_and_nothing_else(source, save):
     state = dict(built(target).state_dict())
     state["x.fc.weight"] = state.pop("fc.weight")
     path = save(state, "net.pt")
-    assert rules(compare_targets(Request(target, path, include=("x.*",)))) == [("unexpected-entry", "x.fc.weight")]
-    assert rules(compare_targets(Request(target, path, include=("fc.weight",)))) == [("missing-entry", "fc.weight")]
-    assert not compare_targets(Request(target, path, include=("norm.*",))).findings
+    assert rules(compare_targets(Request(target, path, selection=Selection(include=("x.*",))))) == [
+        ("unexpected-entry", "x.fc.weight")
+    ]
+    assert rules(compare_targets(Request(target, path, selection=Selection(include=("fc.weight",))))) == [
+        ("missing-entry", "fc.weight")
+    ]
+    assert not compare_targets(Request(target, path, selection=Selection(include=("norm.*",)))).findings
 
 
 def test_a_training_checkpoint(source, save):

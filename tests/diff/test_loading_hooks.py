@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from statecli.commands.diff.run import Request, compare_targets
+from statecli.core.selection import Selection
 
 from .conftest import notes, rules
 
@@ -57,9 +58,9 @@ def test_a_filter_is_for_extra_states_too(source, save):
     net.fc = nn.Linear(2, 2)
     path = save(entries(net, fc___extra_state=1), "net.pt")
     target = source("self.fc = nn.Linear(2, 2)")
-    assert not compare_targets(Request(target, path, exclude=("*_extra_state",))).findings
-    assert not compare_targets(Request(target, path, include=("fc.weight",))).findings
-    assert compare_targets(Request(target, path, include=("fc.*",))).findings
+    assert not compare_targets(Request(target, path, selection=Selection(exclude=("*_extra_state",)))).findings
+    assert not compare_targets(Request(target, path, selection=Selection(include=("fc.weight",)))).findings
+    assert compare_targets(Request(target, path, selection=Selection(include=("fc.*",)))).findings
 
 
 def test_an_optional_counter(source, save):

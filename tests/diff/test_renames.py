@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 from statecli.commands.diff import renames
 from statecli.commands.diff.result import Field, Status
 from statecli.commands.diff.run import Request, compare_targets
+from statecli.core.selection import Selection
 from statecli.core.state import TensorInfo
 
 from .conftest import changed, rules
@@ -161,7 +162,7 @@ def test_only_groups_that_are_asked_for_are_read(diff, monkeypatch):
         values, "compute_fingerprints", lambda rows, **more: read.extend(row.fqn for row in rows) or real(rows, **more)
     )
     before, after = {"x.w": ramp(4), "x.v": ramp(5), "k": ramp(2)}, {"y.w": ramp(4), "y.v": ramp(5), "k": ramp(2)}
-    assert renamed(diff(before, after, include=("x.w", "k"))) == {"y.w": "x.w"}
+    assert renamed(diff(before, after, selection=Selection(include=("x.w", "k")))) == {"y.w": "x.w"}
     assert read == ["x.w", "y.w"]
 
 

@@ -17,6 +17,7 @@ from statecli import formats
 from statecli.commands.diff import settings as scalars
 from statecli.commands.diff.result import ScalarChange, Status
 from statecli.commands.diff.run import Request, compare_targets
+from statecli.core.selection import Selection
 from statecli.core.state import Kind, ModelState, Settings
 
 from .conftest import notes
@@ -113,9 +114,9 @@ def test_a_section_has_its_own():
 def test_filters(diff):
     """The globs are of their paths too; --kind asks for tensors."""
     before, after = {**W, "epoch": 1, "lr": 0.1}, {**W, "epoch": 2, "lr": 0.2}
-    assert [one.key for one in diff(before, after, exclude=("epoch",)).scalars] == ["lr"]
-    assert not diff(before, after, include=("w",)).scalars
-    assert not diff(before, after, kind=(Kind.PARAMETER,)).scalars
+    assert [one.key for one in diff(before, after, selection=Selection(exclude=("epoch",))).scalars] == ["lr"]
+    assert not diff(before, after, selection=Selection(include=("w",))).scalars
+    assert not diff(before, after, selection=Selection(kind=(Kind.PARAMETER,))).scalars
 
 
 def test_in_words():
@@ -278,7 +279,7 @@ def test_more_than_are_told_and_one_of_them_differs(lines):
 def test_more_than_are_told_and_not_asked_for(diff):
     """Where the globs leave the rest out, a note says that it differs."""
     held = many(25_000)
-    found = diff({**W, "x": held}, {**W, "x": {**held, "k24999": 0}}, include=("w",))
+    found = diff({**W, "x": held}, {**W, "x": {**held, "k24999": 0}}, selection=Selection(include=("w",)))
     assert found.scalars == ()
     assert "settings-left-out" in notes(found)
 

@@ -7,6 +7,7 @@ import pytest
 from statecli.commands.verify import run
 from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict
 from statecli.core.finding import Finding, Severity
+from statecli.core.selection import Selection
 from statecli.core.state import ModelState, TensorInfo
 
 P, F, U, S = Verdict.PASSED, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.SKIPPED
@@ -65,5 +66,5 @@ def test_a_real_proof_is_filtered():
 
     target = f"{SAMPLES}/net.py:Net"
     assert proved(Name.MOVE, target).verdict is F
-    assert proved(Name.MOVE, target, exclude=("table",)).verdict is P
-    assert proved(Name.MOVE, target, include=("table",)).verdict is F
+    assert proved(Name.MOVE, target, selection=Selection(exclude=("table",))).verdict is P
+    assert proved(Name.MOVE, target, selection=Selection(include=("table",))).verdict is F

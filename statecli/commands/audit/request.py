@@ -11,7 +11,7 @@ from statecli.commands.audit.config import IgnoreEntry
 from statecli.commands.lock.lock_file import Lock
 from statecli.core.finding import Severity
 from statecli.core.scope import Configuration
-from statecli.core.state import Kind
+from statecli.core.selection import Selection
 from statecli.rules import RULES
 from statecli.rules.policy_config import Policy
 from statecli.rules.rule import AuditRule
@@ -38,9 +38,7 @@ class Request(msgspec.Struct, frozen=True):
     fail_on: Severity = Severity.WARNING
     policy: Policy = Policy()
     init_device: str = "cpu"
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    kind: tuple[Kind, ...] = ()
+    selection: Selection = Selection()
     values: bool | None = None
     jobs: int = 0
     lock: Lock | None = None
@@ -66,4 +64,4 @@ class Request(msgspec.Struct, frozen=True):
     @property
     def is_unfiltered(self) -> bool:
         """Return whether no filter hides a tensor."""
-        return not (self.include or self.exclude or self.kind)
+        return not self.selection

@@ -24,7 +24,7 @@ from statecli.core.float_mode import with_denormals
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.scope import NotChecked
-from statecli.core.selection import Selection, matches_any, select
+from statecli.core.selection import matches_any, select
 from statecli.core.state import Kind, ModelState, Oddity, ScannedPickle
 from statecli.file_scan.scan import scan_pickles
 from statecli.live import hf_auto
@@ -318,7 +318,7 @@ class _Run:
         """Apply the filters; a file without tensors is returned unchanged."""
         if not state.tensors:
             return state
-        return select(state, Selection(self.request.include, self.request.exclude, self.request.kind), text)
+        return select(state, self.request.selection, text)
 
     def _explain_not_compared(self, text: str, state: ModelState) -> str | None:
         """Return why the target is not compared with the reference; None for every target named by the user."""

@@ -53,9 +53,7 @@ class Request(msgspec.Struct, frozen=True):
     only: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    kind: tuple[Kind, ...] = ()
+    selection: Selection = Selection()
     init_device: str = "cpu"
     jobs: int = 0
     histograms: int = 0
@@ -176,7 +174,7 @@ class _Comparison:
         seen: Mapping[str, FileVersion | None],
     ) -> None:
         self.request, self.before, self.after, self.built, self.seen = request, before, after, built, seen
-        self.selection = Selection(request.include, request.exclude, request.kind)
+        self.selection = request.selection
         classes = load_check.is_class(before), load_check.is_class(after)
         self.any_class, self.loads = any(classes), classes[0] is not classes[1]
         self.model = before if classes[0] else after
@@ -296,12 +294,14 @@ class _Comparison:
         return matches
 
     def _is_wanted(self, match: Match) -> bool:
-        request = self.request
-        if not (request.include or request.exclude or request.kind):
+        if not self.selection:
             return True
-        if request.kind and self._kind(match) not in request.kind:
-            return False
-        return self._is_wanted_name(*(name for row in (match.before, match.after) if row for name in self._names(row)))
+        rows = [row for row in (match.before, match.after) if row]
+        return (
+            self.selection.selects_kind(self._kind(match))
+            and any(map(self.selection.selects_layout, rows))
+            and self._is_wanted_name(*(name for row in rows for name in self._names(row)))
+        )
 
     def _kind(self, match: Match) -> Kind:
         """Return the kind after, or before if it was removed.
@@ -459,7 +459,7 @@ class _Comparison:
         return selected, [name for name in names if self._is_wanted_setting(name)]
 
     def _is_wanted_setting(self, name: str) -> bool:
-        return not self.request.kind and self._is_wanted_name(name)
+        return not self.selection.selects_by_tensor and self._is_wanted_name(name)
 
     def _histograms(self, changes: Sequence[Change]) -> tuple[Histogram, ...]:
         if not self.request.histograms:
@@ -490,7 +490,7 @@ class _Comparison:
         result = load_check.check_load(
             all_matches, *states, self.model, self.built[self.model.target], self.request.ignore
         )
-        if len(changes) == len(all_matches) and not self.request.exclude:
+        if len(changes) == len(all_matches) and not self.selection.exclude:
             return result
         rows = {name for match in all_matches for name in match.names}
         left = {name for change in changes for name in (change.fqn, change.renamed_from)}

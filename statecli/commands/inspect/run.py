@@ -40,17 +40,10 @@ class Request(msgspec.Struct, frozen=True):
     to: str | None = None
     model: str | None = None
     stats: bool = False
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    kind: tuple[Kind, ...] = ()
+    selection: Selection = Selection()
     init_device: str = "cpu"
     input: tuple[str, ...] = ()
     inputs: str | None = None
-
-
-def get_selection(request: Request) -> Selection:
-    """Return the tensor filters of the request."""
-    return Selection(request.include, request.exclude, request.kind)
 
 
 class Inspection(msgspec.Struct, frozen=True):
@@ -123,7 +116,7 @@ def inspect_live_model(module: nn.Module, request: Request, python_inputs: Any =
         state = modules.read_without_move(
             model_under_test.wrap_live_model(module), request.target, why, stats_of=stats_of
         )
-        return Inspection(select(state, get_selection(request), request.target))
+        return Inspection(select(state, request.selection, request.target))
     return inspect_built_model(built, request, python_inputs)
 
 
@@ -144,7 +137,7 @@ def inspect_built_model(built: BuiltModel, request: Request, python_inputs: Any 
         state = modules.read(built, request.target, stats_of=measure)
     else:
         state = modules.move(built, request.target, request.to, stats_of=measure)
-    state = select(ran.mark_state(state) if ran else state, get_selection(request), request.target)
+    state = select(ran.mark_state(state) if ran else state, request.selection, request.target)
     findings = _report_left_behind(state, request.to) if request.to else tuple(_report_unregistered(state))
     return Inspection(state, findings, request.to, ran.text if ran else None)
 
@@ -174,7 +167,7 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
         model, renamed = load.read_class_state(text, init_device=request.init_device, names=names)
         state, findings = model_kinds.classify_by_model(state, model, renamed)
     full_state = state
-    state = select(state, get_selection(request), request.target)
+    state = select(state, request.selection, request.target)
     if state is not full_state:
         findings = list(_select_findings(findings, full_state, state, request))
     size = sum(tensor.nbytes for tensor in state.tensors)
@@ -196,18 +189,12 @@ def _select_findings(
     findings: Iterable[Finding], full_state: ModelState, state: ModelState, request: Request
 ) -> Iterator[Finding]:
     """Yield the findings about no tensor, about a selected tensor, or about a selected name that has no tensor."""
-    fqns, by_section, selection = (
-        {tensor.fqn for tensor in state.tensors},
-        len(full_state.sections) > 1,
-        get_selection(request),
-    )
+    selected, existing = ({tensor.fqn for tensor in tensors} for tensors in (state.tensors, full_state.tensors))
+    by_section = len(full_state.sections) > 1
     for finding in findings:
         fqn = finding.fqn
-        if (
-            fqn is None
-            or fqn in fqns
-            or selection.selects_name(glob_names(fqn, finding.section, by_section=by_section))
-        ):
+        names = glob_names(fqn, finding.section, by_section=by_section) if fqn is not None else ()
+        if fqn is None or fqn in selected or (fqn not in existing and request.selection.selects_name(names)):
             yield finding
 
 

@@ -61,9 +61,7 @@ class Request(msgspec.Struct, frozen=True):
     lock: Lock
     frozen_only: bool = False
     frozen: tuple[str, ...] = ()
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    kind: tuple[Kind, ...] = ()
+    selection: Selection = Selection()
     jobs: int = 0
     folder: str = "."
     by_name: bool = False
@@ -199,9 +197,11 @@ def _find_differing(line: LockedTensor, tensor: TensorInfo) -> Iterator[str]:
 def _is_wanted(pair: LockMatch, state: ModelState, request: Request) -> bool:
     row = pair.tensor or pair.locked
     assert row is not None  # noqa: S101 - one of the two is always there
-    kinds = (None, *request.kind) if pair.tensor is None else request.kind
+    selection = request.selection
+    # A lock file without the kind of a tensor selects it for every --kind.
+    is_kind = row.kind is None or selection.selects_kind(row.kind)
     names = glob_names(row.fqn, row.section, by_section=len(state.sections) > 1)
-    return (not request.kind or row.kind in kinds) and Selection(request.include, request.exclude).selects_name(names)
+    return is_kind and selection.selects_name(names)
 
 
 def _compare_values(

@@ -38,9 +38,7 @@ class Request(msgspec.Struct, frozen=True):
     digest: Algorithm = Algorithm.BLAKE3
     jobs: int = 0
     init_device: str = "cpu"
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    kind: tuple[Kind, ...] = ()
+    selection: Selection = Selection()
     folder: str = "."
     weights_only: bool = False
 
@@ -114,8 +112,7 @@ def _read_target(text: str, request: Request) -> LockInput:
     what = "nothing but what callbacks keep" if kept else "no tensor"
     unlocked = None if tensors else f"{text}: holds {what}, nothing to lock"
     try:
-        selection = Selection(request.include, request.exclude, request.kind)
-        state = state if unlocked else select(state, selection, text)
+        state = state if unlocked else select(state, request.selection, text)
     except FilteredOut as error:
         # A filter may leave nothing of a file in a folder, but not of a file that was named.
         if text in request.targets:

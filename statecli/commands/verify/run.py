@@ -30,7 +30,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.move_rules import LEFT_BEHIND
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.selection import Selection, select
-from statecli.core.state import SAMPLE_INPUT_NOTE, Kind, ModelState
+from statecli.core.state import SAMPLE_INPUT_NOTE, ModelState
 from statecli.live.model_errors import describe_model_error
 from statecli.storage import files
 from statecli.targets import load
@@ -61,9 +61,7 @@ class Request(msgspec.Struct, frozen=True):
     input: tuple[str, ...] = ()
     inputs: str | None = None
     init_device: str = "cpu"
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    kind: tuple[Kind, ...] = ()
+    selection: Selection = Selection()
 
 
 #: A proof of a model as asked for.
@@ -140,7 +138,7 @@ def verify_model(
     subject: ModelUnderTest, request: Request, on_check_done: Callable[[Check], None] = lambda _: None
 ) -> Verification:
     """Run the proofs on a model under test."""
-    state = select(subject.state, Selection(request.include, request.exclude, request.kind), request.target)
+    state = select(subject.state, request.selection, request.target)
     checks = []
     for name in request.checks or tuple(Name):
         checks.append(_restrict_to_selection(_run_proof(name, subject, request), state, subject.state))

@@ -1,0 +1,84 @@
+"""Order and number of the rows for people: `--sort`, `--top` and `-n`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from statecli.commands.diff.result import Change, Field
+from statecli.core.state import Kind, TensorInfo
+from statecli.report import ChangeOrder, Group, Line, RowView, TensorOrder, change_text
+
+_NUMBER = re.compile(r"(\d+)")
+_Row = TypeVar("_Row", TensorInfo, Change)
+
+
+def arrange_tensors(tensors: Sequence[TensorInfo], view: RowView) -> Sequence[TensorInfo]:
+    """Return the rows to show, in order: by default the largest first if some are hidden."""
+    order = view.sort or (TensorOrder.SIZE if view.hides_rows else None)
+    if order is not None:
+        tensors = sorted(tensors, key=_order_name if order == TensorOrder.NAME else lambda tensor: -tensor.nbytes)
+    return tensors[: view.top]
+
+
+def arrange_changes(changes: Sequence[Change], view: RowView) -> Sequence[Change]:
+    """Return the rows to show, in order: by default the largest change first if some are hidden."""
+    order = view.sort or (ChangeOrder.CHANGE if view.hides_rows else None)
+    keys: dict[str, Any] = {
+        ChangeOrder.NAME: _order_name,
+        ChangeOrder.SIZE: lambda change: -_count_bytes(change),
+        ChangeOrder.CHANGE: _order_change,
+    }
+    if order is not None:
+        changes = sorted(changes, key=keys[order.value])
+    return changes[: view.top]
+
+
+def limit_by_group(rows: Sequence[_Row], view: RowView) -> Sequence[_Row]:
+    """Return at most `view.lines` rows of each section and kind, in order."""
+    if view.lines is None or view.top is not None:
+        return rows
+    counts: Counter[tuple[str, Kind]] = Counter()
+    selected = []
+    for row in rows:
+        group = (row.section, row.kind)
+        counts[group] += 1
+        if counts[group] <= view.lines:
+            selected.append(row)
+    return selected
+
+
+def limit_lines(group: Group, view: RowView) -> Group:
+    """Return the group with at most `view.lines` lines, and a line that counts the rest."""
+    if view.lines is None or len(group.lines) <= view.lines:
+        return group
+    hidden = len(group.lines) - view.lines
+    more = Line((f"… and {hidden:,} more", *("" for _ in group.lines[0].cells[1:])), mood="dim")
+    return Group(group.heading, group.summary, (*group.lines[: view.lines], more))
+
+
+def format_hidden_count(hidden: int, view: RowView) -> tuple[str, ...]:
+    """Return the line that counts the hidden rows of a flat table; () if no row is hidden."""
+    flag = f"--top {view.top}" if view.top is not None else f"-n {view.lines}"
+    return (f"… and {hidden:,} more ({flag})",) if hidden else ()
+
+
+def _order_name(row: TensorInfo | Change) -> tuple[str, list[str | int]]:
+    """Return a sort key by which `layers.2` comes before `layers.10`."""
+    parts = _NUMBER.split(row.fqn)
+    return row.section, [int(part) if n % 2 else part for n, part in enumerate(parts)]
+
+
+def _order_change(change: Change) -> tuple[int, float, float, int]:
+    """Return a sort key: new NaN or Inf, then added, removed and reshaped tensors, then by the relative L2 change."""
+    has_measure = change.before is not None and change.after is not None and Field.SHAPE not in change.fields
+    rank = 0 if change_text.choose_mood(change) == "bad" and change.values is not None else 2 if has_measure else 1
+    delta = change.values
+    relative, largest = (delta.relative_l2 or 0.0, delta.max_abs or 0.0) if delta is not None else (0.0, 0.0)
+    return rank, -relative, -largest, -_count_bytes(change)
+
+
+def _count_bytes(change: Change) -> int:
+    return max(tensor.nbytes for tensor in (change.before, change.after) if tensor is not None)

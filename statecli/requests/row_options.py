@@ -1,0 +1,34 @@
+"""Check the options of `inspect` and `diff` that select, sort and limit rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from statecli.core.errors import UsageError, option
+from statecli.render import Output
+from statecli.requests.options import DiffOptions, InspectOptions
+
+#: Outputs with every tensor, whatever the options of rows say.
+COMPLETE_OUTPUTS = (Output.JSON, Output.JSONL, Output.CSV)
+
+
+def check_rows(options: InspectOptions | DiffOptions) -> None:
+    """Raise UsageError for a count below its least value, and for options of which the command would ignore one."""
+    options.selection.check()
+    for flag, count, least in (("--lines", options.lines, 0), ("--top", options.top, 1)):
+        if count is not None and count < least:
+            raise UsageError(f"{option(flag, count)}: must be {least} or more")
+    tree = option("--tree") if options.tree else ""
+    order = option("--sort", options.sort.value) if options.sort is not None else ""
+    top = option("--top", options.top) if options.top is not None else ""
+    lines = option("-n", options.lines) if options.lines is not None else ""
+    unfolded = option("--all") if options.all else ""
+    complete = option("-f", options.output_format.value) if options.output_format in COMPLETE_OUTPUTS else ""
+    refuse_contradictions([(top, lines), (tree, top or order), (tree or top or lines or order or unfolded, complete)])
+
+
+def refuse_contradictions(pairs: Iterable[tuple[str, str]]) -> None:
+    """Raise UsageError for the first pair of options that are both given; "" is an option that is not given."""
+    for first, second in pairs:
+        if first and second:
+            raise UsageError(f"{first} and {second} contradict each other; leave one of them out")

@@ -1,0 +1,184 @@
+"""Options of inspect and diff that select tensors by dtype and shape, sort rows and limit their number."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from statecli.core.errors import UsageError
+from statecli.core.selection import Selection, select
+from statecli.core.state import Kind, ModelState, TensorInfo
+
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
+BOTH = ("before.pt", "after.pt")
+
+
+def tensor(fqn, dtype, *shape):
+    elements = math.prod(shape)
+    return TensorInfo(fqn, dtype, shape, elements, elements * 4)
+
+
+TENSORS = (
+    tensor("scalar", "float32"),
+    tensor("bias", "bfloat16", 768),
+    tensor("wide", "float16", 3072, 768),
+    tensor("tall", "float8_e4m3fn", 768, 3072),
+)
+
+
+@pytest.mark.parametrize(
+    ("filters", "names"),
+    [
+        ({"dtype": ("fp16",)}, ["wide"]),
+        ({"dtype": ("bf16", "FP32")}, ["scalar", "bias"]),
+        ({"dtype": ("float8*",)}, ["tall"]),
+        ({"dtype": ("torch.float32",)}, ["scalar"]),
+        ({"shape": ("*x768",)}, ["wide"]),
+        ({"shape": ("768x3072",)}, ["tall"]),
+        ({"shape": ("[768, 3072]",)}, ["tall"]),
+        ({"shape": ("(768,)",)}, ["bias"]),
+        ({"shape": ("[]", "*")}, ["scalar", "bias"]),
+        ({"shape": ("*x*",), "dtype": ("float16",)}, ["wide"]),
+        ({"shape": ("*x*",), "exclude": ("w*",)}, ["tall"]),
+        ({"shape": ("*x*",), "kind": (Kind.PARAMETER,)}, ["wide", "tall"]),
+    ],
+)
+def test_dtype_and_shape_select_tensors(filters, names):
+    """A filter is a union of its values; several filters intersect."""
+    state = select(ModelState("a.pt", "torch-zip", TENSORS), Selection(**filters), "a.pt")
+    assert [row.fqn for row in state.tensors] == names
+
+
+@pytest.mark.parametrize("text", ["", "2x", "x", "2x-3", "?x3", "[2", "2x3]", "2 by 3", "1e3", "9" * 30])
+def test_a_shape_is_sizes_or_asterisks(text):
+    """A misspelt shape is an error, because no tensor would match it."""
+    with pytest.raises(UsageError, match="write sizes or"):
+        Selection(shape=(text,)).check()
+
+
+def test_an_absent_dtype_is_answered_with_those_of_the_file(statecli):
+    """The user sees what to type instead."""
+    torch.save({"w": torch.zeros(2), "n": torch.zeros(2, dtype=torch.int64)}, "a.pt")
+    result = statecli("inspect", "a.pt", "--dtype", "float17")
+    assert (result.code, result.err) == (
+        2,
+        "statecli: a.pt: none of its 2 tensors matches --dtype 'float17'; its dtypes: float32, int64\n",
+    )
+
+
+def test_findings_about_tensors_of_another_kind_are_left_out(statecli):
+    """With --model, a finding about an existing tensor that a filter hides is hidden too."""
+    torch.save({"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(2), "old": torch.zeros(2)}, "a.pt")
+    with open("net.py", "w", encoding="utf-8") as file:
+        file.write("import torch\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n")
+        file.write("        self.fc = torch.nn.Linear(2, 2)\n")
+    words = ("inspect", "a.pt", "--model", "net.py:Net", "-f", "json")
+    assert [finding["fqn"] for finding in statecli(*words).json["findings"]] == ["old"]
+    assert statecli(*words, "--kind", "parameter").json["findings"] == []
+
+
+# --- order and number of rows -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoints():
+    """before.pt and after.pt: l.10 changes most, l.2 gets a NaN, `big` changes least, `new` is added."""
+    torch.manual_seed(0)
+    before = {f"l.{n}.w": torch.randn(4, 4) for n in range(12)} | {"big": torch.randn(64, 64)}
+    after = {name: value.clone() for name, value in before.items()}
+    after["l.10.w"] += 1
+    after["l.3.w"] += 0.01
+    after["l.2.w"][0, 0] = math.nan
+    after["big"][0, 0] += 1e-3
+    after["new"] = torch.zeros(3)
+    torch.save(before, "before.pt")
+    torch.save(after, "after.pt")
+
+
+def names_of_table(result):
+    """Return the names in a table, without the letters of a diff."""
+    rows = [line.split() for line in result.out.splitlines() if line.startswith("  ") and line.strip()]
+    return [row[1] if row[0] in ("M", "A", "D", "R") else row[0] for row in rows if row[0] not in ("name", "↳")]
+
+
+def names_of_plain(result):
+    """Return the names in the plain rows of a diff with one section."""
+    table = result.out.partition("\n\n")[0]
+    return [line.split()[2] for line in table.splitlines()[1:]]
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        (("--top", "2"), ["l.2.w", "new"]),
+        (("--top", "3", "--sort", "size"), ["big", "l.2.w", "l.3.w"]),
+        (("--top", "3", "--sort", "name"), ["big", "l.2.w", "l.3.w"]),
+        (("-n", "4"), ["l.2.w", "new", "l.10.w", "l.3.w"]),
+        (("--sort", "change"), ["l.2.w", "new", "l.10.w", "l.3.w", "big"]),
+        (("--sort", "name"), ["big", "l.2.w", "l.3.w", "l.10.w", "new"]),
+    ],
+)
+def test_a_diff_shows_the_most_important_rows(statecli, checkpoints, options, first):
+    """A new NaN comes before an added tensor, an added one before a changed one; numbers in names count as numbers."""
+    for output in ("table", "plain"):
+        result = statecli("diff", *BOTH, *options, "-f", output)
+        assert result.code == 1
+        names = names_of_table(result) if output == "table" else names_of_plain(result)
+        assert [name for name in names if name in first][: len(first)] == first
+
+
+def test_hidden_rows_are_counted(statecli, checkpoints):
+    """Nobody takes the rows of --top for all rows."""
+    table = statecli("diff", *BOTH, "--top", "2", "-f", "table").out
+    assert "largest changes  2 of 5 differences" in table
+    assert "… and 3 more (--top 2)" in statecli("diff", *BOTH, "--top", "2", "-f", "plain").out
+    assert "… and 4 more" in statecli("diff", *BOTH, "-n", "1", "-f", "table").out
+    assert (
+        "largest tensors  1 of 13 tensors, 16.4 kB of 17.2 kB"
+        in statecli("inspect", "before.pt", "--top", "1", "-f", "table").out
+    )
+    assert "… and 12 more (--top 1)" in statecli("inspect", "before.pt", "--top", "1", "-f", "plain").out
+
+
+def test_the_largest_tensors_are_one_list(statecli):
+    """--top ignores sections and kinds, which stand in the rows."""
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "train.pt")
+    result = statecli("inspect", "train.pt", "--top", "3", "-f", "table")
+    assert names_of_table(result) == [
+        "model.weight",
+        "optimizer.state[0]['exp_avg']",
+        "optimizer.state[0]['exp_avg_sq']",
+    ]
+    assert names_of_table(statecli("inspect", "train.pt", "-n", "1", "-f", "table")) == [
+        "weight",
+        "…",
+        "state[0]['exp_avg']",
+        "…",
+    ]
+
+
+@pytest.mark.parametrize("command", [("inspect", "before.pt"), ("diff", *BOTH)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--top", "0"),
+        ("--lines", "-1"),
+        ("--top", "2", "-n", "1"),
+        ("--tree", "--top", "2"),
+        ("--tree", "--sort", "name"),
+        ("--sort", "name", "-f", "json"),
+        ("--top", "2", "-f", "csv"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(statecli, checkpoints, command, options):
+    """Outputs for programs have every row."""
+    result = statecli(*command, *options)
+    assert (result.code, result.out) == (2, "")
+    assert options[0] in result.err or "-n" in result.err
