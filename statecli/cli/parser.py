@@ -67,7 +67,7 @@ class _LineReader:
         for word in rest:
             if word == "--" and not only_targets:
                 only_targets = True
-            elif only_targets or not word.startswith("-"):
+            elif only_targets or not word.startswith("-") or word == "-" or word.startswith("-#"):
                 if not self._take_target(word):
                     return None
             elif not self._take_option(word, rest):

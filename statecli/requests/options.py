@@ -263,7 +263,9 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
     target: Annotated[
         str,
         Target(
-            "TARGET", "A checkpoint, a folder with one, or a model class: file.py:Class or package.module:Class(arg=1)."
+            "TARGET",
+            "A checkpoint, a folder with one, - for standard input, or a model class: file.py:Class or "
+            "package.module:Class(arg=1).",
         ),
     ]
     to: Annotated[

@@ -10,6 +10,7 @@ import msgspec
 
 from statecli.core.errors import UsageError, option
 from statecli.requests.options import Group, Option, Options, Target
+from statecli.storage.files import STANDARD_INPUT
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -75,6 +76,21 @@ def _build_parameter(field: msgspec.structs.FieldInfo, annotation: Any) -> Param
     assert isinstance(info, Option)  # noqa: S101 - each field is one or the other
     kind, argument = info.type or plain, info.argument or field.name
     return Parameter(field.name, argument, info.flags, kind, repeatable, default, info.metavar, info.help, info.group)
+
+
+def check_standard_input(options: Options) -> None:
+    """Raise UsageError for standard input as two targets, and for work in other processes that cannot read it."""
+    words: list[str] = []
+    for parameter in parameters_of(type(options)):
+        if parameter.is_target:
+            value = getattr(options, parameter.field)
+            words.extend(value if parameter.repeatable else [value])
+    count = sum(isinstance(word, str) and word.partition("#")[0] == STANDARD_INPUT for word in words)
+    if count > 1:
+        raise UsageError("-: standard input holds one checkpoint, and is given twice; save one of them to a file")
+    for name in ("executor", "shard") if count else ():
+        if getattr(options, name, None) is not None:
+            raise UsageError(f"{option(f'--{name}')}: standard input cannot be divided; save it to a file first")
 
 
 #: Globs and expressions on names of tensors, where an empty name is possible.

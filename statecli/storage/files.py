@@ -28,10 +28,16 @@ _Item = TypeVar("_Item")
 #: Text that is nearly a URL with a user and a password; no `pkg.mod:Net("a@b")`.
 _TYPO = re.compile(r"(?!-|[\w./\\-]+:[\w.]+\(.*\)$)[^\s:@]*:\S+@")
 _LOCAL = LocalStore()
+#: Name of standard input, as a target.
+STANDARD_INPUT = "-"
 
 
 def store_for(path: str) -> Store:
     """Return the store that holds the path."""
+    if path == STANDARD_INPUT:
+        from statecli.storage.standard_input import StandardInputStore  # few commands read standard input
+
+        return session.for_process(StandardInputStore)
     return _remote_store() if is_remote(path) else _LOCAL
 
 

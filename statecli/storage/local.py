@@ -115,7 +115,7 @@ class LocalStore:
     def version(self, path: str) -> FileVersion | None:
         """See `Store.version`: device, inode, size, and the times of the last write and of the last inode change."""
         try:
-            return _version(os.stat(path))
+            return version_of(os.stat(path))
         except OSError:
             return None  # reading the file raises the error
 
@@ -153,7 +153,7 @@ class LocalFile:
             raise
         opened_here = _opened.get()
         if opened_here is not None:
-            opened_here.setdefault(path, _version(status))
+            opened_here.setdefault(path, version_of(status))
 
     def read(self, offset: int, length: int) -> bytes:
         """See `File.read`. The kernel returns at most 2 GiB at once. Raises UnreadableError."""
@@ -215,7 +215,8 @@ class _ReadErrors:
             raise UnreadableError(f"cannot be read: {(error.strerror or 'unknown error').lower()}") from error
 
 
-def _version(status: os.stat_result) -> FileVersion:
+def version_of(status: os.stat_result) -> FileVersion:
+    """Return the version of a file with this status."""
     marker = f"{status.st_dev} {status.st_ino} {status.st_mtime_ns} {status.st_ctime_ns}"
     return FileVersion(status.st_size, marker)
 

@@ -389,7 +389,7 @@ def skip_folder(path: str, reason: str, short_reason: str) -> TargetResult:
 def _classify_unreadable(path: str, error: UnreadableError) -> TargetResult:
     """Return the target of an unreadable file: failed, or skipped if nothing can be loaded from the file."""
     with suppress(UnreadableError, OSError):
-        if not files.is_remote(path) and not os.path.isfile(path):
+        if not files.is_remote(path) and not files.is_file(path):
             return skip_file(path, "a broken link" if os.path.islink(path) else "a pipe, a socket or a device")
         if not files.get_size(path):
             return TargetResult(path, Status.SKIPPED, str(error))

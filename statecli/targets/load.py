@@ -58,7 +58,7 @@ def read_whole_checkpoint(text: str) -> ModelState:
     Another section may have evidence: the optimizer tells the model's parameters from buffers.
     """
     path, section = split_section(text)
-    if not files.is_remote(path) and not os.path.lexists(path):
+    if not files.is_remote(path) and not files.exists(path):
         from statecli.core.wrong_targets import suggest_for_missing
 
         raise UnreadableError(f"{path}: cannot be opened: no such file or directory{suggest_for_missing(path)}")

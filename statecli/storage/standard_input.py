@@ -1,0 +1,111 @@
+"""Standard input as the store of one file, `-`.
+
+Readers read a file at several positions, so that a pipe is copied to a temporary file without a name when it is first
+opened. A redirected file is read where it lies.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import IO
+
+from statecli.core.errors import UnreadableError
+from statecli.storage import session
+from statecli.storage.local import LocalFile, LocalStore, version_of
+from statecli.storage.store import FileVersion
+
+_FD = 0
+_COPIED_AT_ONCE = 1 << 20
+
+
+class StandardInputStore(LocalStore):
+    """Files by path, for the path `-` alone. There is no folder around it, and no file next to it."""
+
+    def split(self, path: str) -> tuple[str, str]:
+        return "", path
+
+    def parents(self, path: str) -> Iterator[str]:  # noqa: ARG002 - see the class
+        return iter(())
+
+    def make_absolute(self, path: str) -> str:
+        return path
+
+    def is_glob(self, text: str) -> bool:  # noqa: ARG002 - see the class
+        return False
+
+    def exists(self, path: str) -> bool:  # noqa: ARG002 - see the class
+        return True
+
+    def has_file(self, path: str) -> bool:  # noqa: ARG002 - see the class
+        return True
+
+    def is_folder(self, path: str) -> bool:  # noqa: ARG002 - see the class
+        return False
+
+    def is_file(self, path: str) -> bool:  # noqa: ARG002 - see the class
+        return True
+
+    def is_link(self, path: str) -> bool:  # noqa: ARG002 - see the class
+        return False
+
+    def resolve_links(self, path: str) -> str:
+        return path
+
+    def open(self, path: str) -> LocalFile:  # noqa: ARG002 - see the class
+        """See `Store.open`. Raises UnreadableError for a terminal, and for a pipe that cannot be copied."""
+        return StandardInput()
+
+    def size(self, path: str) -> int:
+        return self.open(path).size
+
+    def version(self, path: str) -> FileVersion | None:  # noqa: ARG002 - see the class
+        """See `Store.version`: of the copy, or of the redirected file."""
+        return version_of(os.fstat(session.for_process(_Spool).fd))
+
+
+class StandardInput(LocalFile):
+    """The whole of standard input, as an open file."""
+
+    def __init__(self) -> None:
+        spool = session.for_process(_Spool)
+        self._fd = os.dup(spool.fd)
+        self.size = os.fstat(self._fd).st_size
+
+
+class _Spool:
+    """A descriptor that can be read at any position: of the redirected file, or of a copy of the pipe."""
+
+    def __init__(self) -> None:
+        self._copy: IO[bytes] | None = None
+        self.fd = _FD
+        if not stat.S_ISREG(_require_open().st_mode):
+            self._copy = _copy_pipe()
+            self.fd = self._copy.fileno()
+
+
+def _require_open() -> os.stat_result:
+    # Another file may have the descriptor of a closed standard input; Python has noticed that at its start.
+    if sys.stdin is None or os.isatty(_FD):
+        what = "is closed" if sys.stdin is None else "is a terminal"
+        raise UnreadableError(f"standard input {what}: pipe a checkpoint into statecli")
+    return os.fstat(_FD)
+
+
+def _copy_pipe() -> IO[bytes]:
+    copy = tempfile.TemporaryFile(prefix="statecli-")  # noqa: SIM115 - open as long as the process
+    try:
+        while data := os.read(_FD, _COPIED_AT_ONCE):
+            copy.write(data)
+        copy.flush()
+    except OSError as error:
+        with suppress(OSError):  # closing writes what the buffer holds, and fails again
+            copy.close()
+        problem = (error.strerror or "unknown error").lower()
+        why = f"cannot copy standard input to {tempfile.gettempdir()}: {problem}; set TMPDIR to another folder"
+        raise UnreadableError(why) from error
+    return copy

@@ -1,0 +1,101 @@
+"""Standard input as a target: `-` is a checkpoint from a pipe or a redirected file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
+
+@pytest.fixture
+def checkpoint():
+    """a.pt with a model and an optimizer, and b.safetensors with the same model."""
+    weights = {"fc.weight": torch.arange(6.0).reshape(2, 3)}
+    torch.save({"model": weights, "optimizer": {"state": {0: {"exp_avg": torch.zeros(2, 3)}}}}, "a.pt")
+    save_file(weights, "b.safetensors")
+
+
+def run(*words, stdin=None, data=None, **options):
+    """Run statecli in a process of its own, because the descriptor is the process's."""
+    command = [sys.executable, "-m", "statecli", *words]
+    return subprocess.run(command, stdin=stdin, input=data, capture_output=True, timeout=60, check=False, **options)
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def test_a_pipe_and_a_redirected_file_are_read_as_the_file(checkpoint):
+    """Zip archives are read from their end, so that a pipe is copied."""
+    expected = run("inspect", "a.pt", "-f", "json").stdout.replace(b'"a.pt"', b'"-"')
+    assert run("inspect", "-", "-f", "json", data=read("a.pt")).stdout == expected
+    with open("a.pt", "rb") as file:
+        assert run("inspect", "-", "-f", "json", stdin=file).stdout == expected
+
+
+def test_a_section_a_side_and_an_audited_target(checkpoint):
+    """Each command that reads a checkpoint takes it from standard input."""
+    done = run("diff", "-#model", "b.safetensors", data=read("a.pt"))
+    assert (done.returncode, done.stdout.splitlines()[0][:9]) == (0, b"identical")
+    assert run("audit", "-", data=read("b.safetensors")).returncode == 0
+    assert b"fc.weight" in run("lock", "-", data=read("b.safetensors")).stdout
+
+
+def test_the_copy_is_removed(checkpoint, tmp_path):
+    """The temporary file has no name that a killed process would leave behind."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    done = run("inspect", "-", data=read("a.pt"), env={**os.environ, "TMPDIR": str(folder)})
+    assert done.returncode == 0
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "data", "message"),
+    [
+        (("inspect", "-"), b"", "-: is an empty file"),
+        (("inspect", "-"), b"import os\n", "-: is not a checkpoint (text file)"),
+        (
+            ("diff", "-", "-"),
+            b"",
+            "-: standard input holds one checkpoint, and is given twice; save one of them to a file",
+        ),
+        (("audit", "-", "--values", "--shard", "1/2"), b"", "--shard: standard input cannot be divided"),
+        (("verify", "-"), b"", "-: is not a model class"),
+    ],
+)
+def test_errors_name_standard_input(words, data, message):
+    done = run(*words, data=data)
+    assert done.returncode == 2
+    assert message in (done.stdout + done.stderr).decode()
+
+
+def test_a_closed_standard_input_does_not_block():
+    """The descriptor may then be that of another file, which nobody writes to."""
+    script = f"exec {sys.executable} -m statecli inspect - <&-"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr == b"statecli: -: standard input is closed: pipe a checkpoint into statecli\n"
+
+
+def test_a_full_disk_is_named(checkpoint):
+    """The copy needs room, and the message says where."""
+    done = run("inspect", "-", data=read("a.pt"), preexec_fn=_limit_files)
+    assert done.returncode == 2
+    assert b"cannot copy standard input to " in done.stderr
+    assert b"set TMPDIR to another folder" in done.stderr
+
+
+def _limit_files():
+    import resource
+    import signal
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
