@@ -232,7 +232,7 @@ def test_quiet_prints_findings_or_nothing(statecli, proofs):
     assert statecli("verify", NET, "-q").out == ""
     proofs(move=failed())
     assert statecli("verify", NET, "-q").out == (
-        "error[unregistered-tensor]: table: is a plain attribute, not a registered buffer or parameter"
+        "error[unregistered-tensor]: table: is a plain attribute, not registered"
         " (float32 [3,3]) [sample_models/net.py:19]\n"
     )
 

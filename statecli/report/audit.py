@@ -201,9 +201,7 @@ def _build_page(audit: Audit, problems: tuple[Problem, ...], view: View, inconcl
         problems=problems if is_single else (),
         failing_problems=lambda: _list_failing_problems(audit),
         verdict=verdict,
-        outcomes=Group(
-            "beside the findings", ", ".join(_format_others(audit)) or "rules that did not run", tuple(outcomes)
-        )
+        outcomes=Group("other results", ", ".join(_format_others(audit)) or "rules that did not run", tuple(outcomes))
         if outcomes
         else None,
     )

@@ -216,11 +216,44 @@ def _get_statistic(name: str, tensor: TensorInfo) -> Cell:
     return number
 
 
+#: Largest number of dtypes in the subtitle.
+MAX_SHOWN_DTYPES = 3
+
+
 def _format_subtitle(state: ModelState, summary: dict[str, Totals]) -> str:
+    """Return `torch-zip, 78 tensors, 8.79 kB, float32: 1.08 k parameters, all trainable; sections model, optimizer`."""
     tensors = sum(total.tensors for total in summary.values())
     size = sum(total.bytes for total in summary.values())
-    sections = f", sections {', '.join(s or '(top level)' for s in state.sections)}" if len(state.sections) > 1 else ""
-    return f"{state.format}, {plural(tensors, 'tensor')}, {format_size(size)}{sections}{_format_scalars(state)}"
+    parameters = summary[Kind.PARAMETER.value].elements
+    counts = f": {_format_parameters(parameters)}{_describe_trainable(state, parameters)}" if parameters else ""
+    sections = f"; sections {', '.join(s or '(top level)' for s in state.sections)}" if len(state.sections) > 1 else ""
+    dtypes = f", {_list_dtypes(state.tensors)}" if state.tensors else ""
+    size_text = f"{plural(tensors, 'tensor')}, {format_size(size)}"
+    return f"{state.format}, {size_text}{dtypes}{counts}{sections}{_format_scalars(state)}"
+
+
+def _format_parameters(count: int) -> str:
+    return "1 parameter" if count == 1 else f"{format_count(count)} parameters"
+
+
+def _describe_trainable(state: ModelState, parameters: int) -> str:
+    """Return how many elements of the parameters require grad; "" if the source does not record that."""
+    rows = [tensor for tensor in state.tensors if tensor.kind is Kind.PARAMETER]
+    if any(row.requires_grad is None for row in rows):
+        return ""
+    trainable = sizes.sum_by_kind([row for row in rows if row.requires_grad])[Kind.PARAMETER.value].elements
+    count = {parameters: "all", 0: "none"}.get(trainable, format_count(trainable))
+    return f", {count} trainable"
+
+
+def _list_dtypes(tensors: Sequence[TensorInfo]) -> str:
+    """Return the dtypes with most bytes, and the number of the others."""
+    counts: Counter[str] = Counter()
+    for tensor in tensors:
+        counts[tensor.dtype] += tensor.nbytes
+    dtypes = [dtype for dtype, _ in counts.most_common()]
+    more = f" and {len(dtypes) - MAX_SHOWN_DTYPES} more dtypes" if len(dtypes) > MAX_SHOWN_DTYPES else ""
+    return f"{' + '.join(dtypes[:MAX_SHOWN_DTYPES])}{more}"
 
 
 def _format_scalars(state: ModelState) -> str:

@@ -128,15 +128,13 @@ def _describe_modules(rows: Sequence[TensorInfo]) -> str:
 
 
 def _describe_tensors(rows: Sequence[TensorInfo]) -> str:
-    """Return `table: is a plain attribute, not a registered buffer or parameter (float32 [5,5])`."""
+    """Return `table: is a plain attribute, not registered (float32 [5,5])`."""
     names = list(dict.fromkeys(row.fqn for row in rows))
-    what = "parameter" if any(row.requires_grad for row in rows) else "buffer or parameter"
     shapes = list(dict.fromkeys(f"{row.dtype} {format_shape(row.shape)}" for row in rows))
     shape = f" ({shapes[0]})" if len(shapes) == 1 else ""
     if len(names) == 1:
-        return f"{names[0]}: is a plain attribute, not a registered {what}{shape}"
-    kinds = what.replace("buffer", "buffers") + "s"
-    return f"{_fold_names(names)}: {len(names):,} plain attributes are not registered as {kinds}{shape}"
+        return f"{names[0]}: is a plain attribute, not registered{shape}"
+    return f"{_fold_names(names)}: {len(names):,} plain attributes are not registered{shape}"
 
 
 def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> Iterator[str]:

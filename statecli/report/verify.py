@@ -341,7 +341,7 @@ def _build_proof_line(check: Check, fqns: frozenset[str]) -> Line:
     """Return the line of a proof: `✗ move`, with the method and the result."""
     parts = [check.how]
     if check.verdict is Verdict.FAILED:
-        parts.append(check.reason or _format_failed_count(check, fqns))
+        parts = [check.how, check.reason] if check.reason else [_format_failed_count(check, fqns), check.how]
     elif check.verdict is not Verdict.PASSED:
         parts.append(_describe_reason(check))
     elif check.reason:
@@ -356,9 +356,9 @@ def _format_failed_count(check: Check, fqns: frozenset[str]) -> str:
     failed = {finding.fqn for finding in check.findings} | set(_select_fqns(check.columns, (Verdict.FAILED,)))
     tested = set(_select_fqns(check.columns, (Verdict.FAILED, Verdict.PASSED, Verdict.INCONCLUSIVE)))
     count, names = len(failed & fqns), len(failed - fqns - {None})
-    parts = [f"{count:,} of {plural(max(len(tested & fqns), count), 'tensor')}"] if count else []
+    parts = [f"{count:,} of {max(len(tested & fqns), count):,}"] if count else []
     parts += [plural(names, "other attribute")] if names else []
-    return f"failed for {' and '.join(parts)}" if parts else "failed"
+    return f"{' and '.join(parts)} failed" if parts else "failed"
 
 
 def _select_fqns(columns: Iterable[Column], verdicts: Sequence[Verdict]) -> Iterable[str]:

@@ -61,7 +61,7 @@ def test_one_line_of_source_is_one_problem(source):
     assert module.effects == tensor.effects == ("stays on cpu", "is float32 after .half()")
     assert (module.help, module.origin.line) == (LIST, 7)
     assert (tensor.message, tensor.source) == (
-        "table: is a plain attribute, not a registered buffer or parameter (float32 [2,2])",
+        "table: is a plain attribute, not registered (float32 [2,2])",
         "self.table = table",
     )
     assert [len(problem.findings) for problem in (module, tensor)] == [8, 2]
@@ -85,10 +85,10 @@ def test_the_rules_of_audit_say_their_consequences():
     [
         ([row("heads['a'].weight", 3, "heads['a']", True)], "heads: 1 module is kept in a plain dict (1 parameter)"),
         ([row("helper.net.weight", 3, "helper.net")], "helper.net: 1 module is kept in an object that is not a module"),
-        ([row("scale", 3, None, True)], "scale: is a plain attribute, not a registered parameter (float32 [2,2])"),
+        ([row("scale", 3, None, True)], "scale: is a plain attribute, not registered (float32 [2,2])"),
         (
             [row("masks[0]", 3), row("masks[1]", 3)],
-            "masks[{0,1}]: 2 plain attributes are not registered as buffers or parameters (float32 [2,2])",
+            "masks[{0,1}]: 2 plain attributes are not registered (float32 [2,2])",
         ),
     ],
     ids=["a dict", "an object", "a parameter", "a list of tensors"],

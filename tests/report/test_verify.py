@@ -203,7 +203,7 @@ def test_every_proof_has_a_line():
         Check(Name.FORWARD, UNSURE, "on fake-cuda", "net.py:7: data-dependent"),
     )
     assert done(run(*checks, rows=BROKEN.state.tensors)) == [
-        ("✗ move", '.to("meta"): failed for 1 of 2 tensors'),
+        ("✗ move", '1 of 2 failed: .to("meta")'),
         ("✓ copy", "deepcopy, pickle"),
         ("– step", NO_INPUT),
         ("? forward", "on fake-cuda: net.py:7: data-dependent"),
@@ -214,10 +214,10 @@ def test_what_is_no_row_is_counted_apart():
     """A further name of a row fails beside it; the table has as many tensors as it has rows."""
     cells = {"a": Cell(FAILED), "b": passed(), "old": Cell(FAILED), "older": Cell(FAILED)}
     assert done(run(moved(**cells), rows=map(tensor, "ab"))) == [
-        ("✗ move", '.to("meta"): failed for 1 of 2 tensors and 2 other attributes')
+        ("✗ move", '1 of 2 and 2 other attributes failed: .to("meta")')
     ]
     assert done(run(moved(a=passed(), old=Cell(FAILED)), rows=[tensor("a")])) == [
-        ("✗ move", '.to("meta"): failed for 1 other attribute')
+        ("✗ move", '1 other attribute failed: .to("meta")')
     ]
 
 
@@ -244,7 +244,7 @@ def test_a_failure_of_no_tensor_counts_none():
     check = Check(Name.FORWARD, FAILED, "on cuda", findings=(finding(None),))
     found = run(check, rows=[tensor("w")])
     assert page(found).verdict == "forward failed"
-    assert done(found) == [("✗ forward", "on cuda: failed")]
+    assert done(found) == [("✗ forward", "failed: on cuda")]
 
 
 # Fixes and notes.
@@ -409,7 +409,7 @@ def test_columns_move_together_before_rows_are_broken():
 def test_quiet_prints_what_failed_alone():
     """A gate: nothing at all for a clean model."""
     assert written(run(moved(w=passed()), rows=[tensor("w")]), quiet=True) == ""
-    text = "error[unregistered-tensor]: table: is a plain attribute, not a registered buffer or parameter (float32 [3])"
+    text = "error[unregistered-tensor]: table: is a plain attribute, not registered (float32 [3])"
     assert written(BROKEN, quiet=True, width=140).split("  ")[0] == text
     assert written(BROKEN, "plain", quiet=True) == f"{text} [net.py:9]\n"
 

@@ -1,0 +1,70 @@
+"""What a terminal of 80 and of 100 columns shows, as whole files in tests/data/golden.
+
+`GOLDEN=write pytest tests/render/test_golden.py` writes the files again;
+look at each before you commit it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+GOLDEN = Path(__file__).parent.parent / "data" / "golden"
+COMMANDS = {
+    "inspect-class": ("inspect", "mynet.py:Net"),
+    "inspect-checkpoint": ("inspect", "epoch2.pt"),
+    "diff": ("diff", "epoch1.pt", "epoch2.pt"),
+    "verify": ("verify", "mynet.py:Net", "--input", "2x8"),
+    "audit-class": ("audit", "mynet.py:Net"),
+    "audit-checkpoint": ("audit", "epoch1.pt", "epoch2.pt"),
+}
+#: Most lines of the class with two mistakes, whose twelve blocks are one mistake.
+MAX_LINES_OF_CLASS = 45
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the model, and two epochs of a training: a layer grows, one value becomes NaN."""
+    folder = tmp_path_factory.mktemp("golden")
+    shutil.copy(GOLDEN / "mynet.py", folder)
+    before = {f"layers.{n}.{name}": _values(6, 6, n) for n in range(12) for name in ("weight", "scale")}
+    before |= {"embed.weight": _values(32, 6, 1), "norm.running_mean": torch.zeros(6)}
+    after = {name: tensor * 1.001 for name, tensor in before.items()}
+    after["embed.weight"] = torch.cat([before["embed.weight"], torch.zeros(4, 6)])
+    after["layers.3.weight"][0, 0] = float("nan")
+    after["layers.7.scale"] = before["layers.7.scale"]
+    torch.save({"model": before, "epoch": 1}, folder / "epoch1.pt")
+    moments = {n: {"step": torch.tensor(1.0), "exp_avg": tensor * 0.1} for n, tensor in enumerate(after.values())}
+    torch.save({"model": after, "optimizer": {"state": moments, "param_groups": []}, "epoch": 2}, folder / "epoch2.pt")
+    return folder
+
+
+def _values(rows, columns, n):
+    """Return values that differ in each place, and are the same with every version of torch."""
+    return (torch.arange(rows * columns, dtype=torch.float32).reshape(rows, columns) + n + 1) / 64
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_terminal_shows_this(statecli, folder, monkeypatch, name, width):
+    """A changed file of tests/data/golden is a change of what users see."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = statecli(*COMMANDS[name], "-f", "table").out
+    path = GOLDEN / f"{name}-{width}.txt"
+    if os.environ.get("GOLDEN") == "write":
+        path.write_text(text, "utf-8")
+    assert text == path.read_text("utf-8")
+    assert max(map(len, text.splitlines())) <= width
+
+
+@pytest.mark.parametrize("name", ["inspect-class", "verify", "audit-class"])
+def test_two_mistakes_are_two_errors(name):
+    """Twelve modules in a plain list are one error in every command, and fit a screen."""
+    lines = (GOLDEN / f"{name}-100.txt").read_text("utf-8").splitlines()
+    assert len(lines) <= MAX_LINES_OF_CLASS
+    assert any("2 errors" in line for line in lines[-2:])
