@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from types import ModuleType
 from typing import Protocol
 
 import msgspec
 
 from statecli.core.float_mode import with_denormals
+from statecli.core.output import Output as Output
 from statecli.render import csv, github, gitlab, html, json, jsonl, junit, markdown, plain, sarif, table
 from statecli.report import Report
-
-
-class Output(str, Enum):
-    """The values of `-f`."""
-
-    TABLE = "table"
-    PLAIN = "plain"
-    JSON = "json"
-    JSONL = "jsonl"
-    CSV = "csv"
-    MARKDOWN = "markdown"
-    HTML = "html"
-    SARIF = "sarif"
-    JUNIT = "junit"
-    GITHUB = "github"
-    GITLAB = "gitlab"
 
 
 class RenderOptions(msgspec.Struct, frozen=True):

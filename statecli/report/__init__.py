@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from statecli.core import output_rules
 from statecli.core.finding import Finding, Severity
+from statecli.core.output import ChangeOrder, TensorOrder
 from statecli.core.scope import Configuration, NotChecked
 from statecli.core.state import Oddity, Origin
 from statecli.core.units import describe_configuration, plural
@@ -350,21 +351,6 @@ class View(msgspec.Struct, frozen=True):
     unfold: bool = False
     tree: bool = False
     verbose: bool = False
-
-
-class TensorOrder(str, Enum):
-    """Orders of the rows of `inspect`."""
-
-    NAME = "name"
-    SIZE = "size"
-
-
-class ChangeOrder(str, Enum):
-    """Orders of the rows of `diff`."""
-
-    NAME = "name"
-    SIZE = "size"
-    CHANGE = "change"
 
 
 class RowView(View, frozen=True):

@@ -16,6 +16,7 @@ from statecli.commands.diff.result import Change, Diff, Field, ScalarChange, Sta
 from statecli.core import sizes
 from statecli.core.finding import Finding
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.output import ChangeOrder
 from statecli.core.scope import NotChecked, merge_not_checked
 from statecli.core.state import Kind, ModelState, TensorInfo
 from statecli.core.units import KIND_NOUNS, draw_bar, format_fqn, format_shape, format_size, format_yes_no, plural
@@ -23,7 +24,6 @@ from statecli.report import (
     Bars,
     Case,
     Cell,
-    ChangeOrder,
     Column,
     Group,
     Line,

@@ -13,6 +13,7 @@ from statecli.commands.inspect.run import Inspection
 from statecli.core import sizes
 from statecli.core.finding import Severity
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.output import TensorOrder
 from statecli.core.sizes import Totals
 from statecli.core.state import NOTES_OF_UNREGISTERED_MODULES, Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.core.units import (
@@ -46,7 +47,6 @@ from statecli.report import (
     Rows,
     RowView,
     Table,
-    TensorOrder,
     Trouble,
     documents,
     fold,

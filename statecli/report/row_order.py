@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from statecli.commands.diff.result import Change, Field
+from statecli.core.output import ChangeOrder, TensorOrder
 from statecli.core.state import Kind, TensorInfo
-from statecli.report import ChangeOrder, Group, Line, RowView, TensorOrder, change_text
+from statecli.report import Group, Line, RowView, change_text
 
 _NUMBER = re.compile(r"(\d+)")
 _Row = TypeVar("_Row", TensorInfo, Change)

@@ -13,10 +13,9 @@ import msgspec
 from statecli.commands.diff.result import Field
 from statecli.commands.verify.result import Name
 from statecli.core.finding import Severity
+from statecli.core.output import ChangeOrder, Output, TensorOrder
 from statecli.core.selection import Selection
 from statecli.core.state import Kind
-from statecli.render import Output
-from statecli.report import ChangeOrder, TensorOrder
 from statecli.values.algorithm import Algorithm
 
 #: How a GPU is named, as a regular expression.

@@ -1,0 +1,36 @@
+"""The output formats by name; `render` has a module for each."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Output(str, Enum):
+    """The values of `-f`."""
+
+    TABLE = "table"
+    PLAIN = "plain"
+    JSON = "json"
+    JSONL = "jsonl"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+    HTML = "html"
+    SARIF = "sarif"
+    JUNIT = "junit"
+    GITHUB = "github"
+    GITLAB = "gitlab"
+
+
+class TensorOrder(str, Enum):
+    """Orders of the rows of `inspect`."""
+
+    NAME = "name"
+    SIZE = "size"
+
+
+class ChangeOrder(str, Enum):
+    """Orders of the rows of `diff`."""
+
+    NAME = "name"
+    SIZE = "size"
+    CHANGE = "change"
