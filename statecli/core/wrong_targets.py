@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 from collections.abc import Iterator
+
+from statecli.core.python_names import list_model_classes
 
 #: Classes of a file that a message names.
 MAX_CLASSES = 5
@@ -44,35 +45,10 @@ def _join_specs(path: str) -> str:
 
 
 def _list_specs(path: str) -> Iterator[str]:
-    """Yield `net.py:Net(size=...)` for each module class of a file, by its syntax: nothing is imported."""
-    try:
-        with open(path, "rb") as file:
-            tree = ast.parse(file.read())
-    except (OSError, ValueError, SyntaxError):
-        return
-    modules: set[str] = set()
-    for node in tree.body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
-        if any(base in modules or base.endswith(("Module", "Model")) for base in bases):
-            modules.add(node.name)
-            required = _list_required_arguments(node)
-            call = f"({', '.join(f'{name}=...' for name in required)})" if required else ""
-            yield f"{path}:{node.name}{call}"
-
-
-def _list_required_arguments(node: ast.ClassDef) -> list[str]:
-    """Return the arguments without a default of the class's own `__init__`."""
-    for part in node.body:
-        if isinstance(part, ast.FunctionDef) and part.name == "__init__":
-            positional = [*part.args.posonlyargs, *part.args.args][1:]
-            required = positional[: len(positional) - len(part.args.defaults)] if part.args.defaults else positional
-            keywords = [
-                name for name, default in zip(part.args.kwonlyargs, part.args.kw_defaults, strict=True) if not default
-            ]
-            return [argument.arg for argument in (*required, *keywords)]
-    return []
+    """Yield `net.py:Net(size=...)` for each module class of a file."""
+    for name, required in list_model_classes(path):
+        call = f"({', '.join(f'{argument}=...' for argument in required)})" if required else ""
+        yield f"{path}:{name}{call}"
 
 
 def _is_module(name: str) -> bool:
