@@ -10,7 +10,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
 
-.PHONY: demo check test lint docs bench fuzz mutants clean
+.PHONY: demo check test lint docs man bench fuzz mutants clean
 
 demo: .venv/.demo
 	@echo '$$ statecli inspect sample_models/net.py:Net --to meta'
@@ -33,6 +33,10 @@ lint: .venv/.test
 
 docs: .venv/.test
 	$(BIN)/cog -P -r README.md docs/*.md
+
+# The manual pages of the wheel, to look at: man -l build/man/statecli.1
+man: .venv/.demo
+	$(BIN)/python -c 'from statecli.cli import man_page; man_page.write_man_pages("build/man")'
 
 bench: .venv/.test
 	$(BIN)/python benchmarks/run.py

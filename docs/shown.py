@@ -191,7 +191,7 @@ def options(name: str) -> None:
 
     print("| option | does |\n| --- | --- |")
     for option in parameters_of(COMMANDS[name]):
-        if not option.is_target:
+        if not option.is_target and not option.hidden:
             names = ", ".join(f"`{flag}`" for flag in option.flags)
             print(f"| {names} | {option.help.replace('|', chr(92) + '|')} |")
 

@@ -103,10 +103,15 @@ def _run() -> None:
 
     files.forget_command()
     # Before anything can print a URL, which may hold a password or a signature.
-    sys.argv[1:] = map(files.mask_urls, sys.argv[1:])
-    options = parser.parse(sys.argv[1:])
+    sys.argv[1:] = words = [*map(files.mask_urls, sys.argv[1:])]
+    options = parser.parse(words)
     if options is not None:
         commands.run_and_exit(options)
+    from statecli.cli.help_page import find_help_request
+
+    command = find_help_request(words) if parser.find_ambiguous_word(words) is None else None
+    if command is not None:
+        commands.run_body_and_exit(lambda: commands.show_help(command, words), debug=False)
     from statecli.cli.typer_app import run
 
     commands.run_body_and_exit(run, debug=False)

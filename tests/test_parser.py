@@ -52,7 +52,7 @@ def by_typer(words):
 def test_every_option_is_in_the_table(command):
     """Typer's command has the options and the targets of the table, and the table has every field."""
     rows = parameters_of(TABLE[command])
-    assert {flag for row in rows for flag in row.flags} == {name for one in OPTIONS[command] for name in one.opts}
+    assert {flag for row in rows for flag in row.spellings} == {name for one in OPTIONS[command] for name in one.opts}
     assert [row.field for row in rows] == [one.name for one in command_of(command).params if one.name != "help"]
     assert {row.field for row in rows} == set(TABLE[command].__struct_fields__)
 
@@ -78,10 +78,11 @@ def test_defaults_are_typers(command):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_targets_come_in_order(command):
     """The first word is before, the second after."""
-    quick = parser.parse([*command.split(), *TARGETS[command]])
+    words = TARGETS[command]
+    quick = parser.parse([*command.split(), *words])
     found = [getattr(quick, name) for name in TARGETS[command]]
     several = any(one.is_target and one.repeatable for one in parameters_of(TABLE[command]))
-    assert found == ([TARGETS[command]] if several else list(TARGETS[command]))
+    assert found == ([words] if several else list(words))
 
 
 VALUES = {

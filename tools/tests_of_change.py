@@ -22,7 +22,10 @@ TESTS = {
     "workers": ("tests/executors", "tests/shards"),
     "requests": ("tests/test_asked.py", "tests/test_options.py", "tests/test_api.py"),
     "api": ("tests/test_api.py", "tests/test_usage_errors.py", "tests/test_testing.py"),
-    "cli": ("tests/test_cli.py", "tests/test_outputs.py", "tests/test_git.py"),
+    "cli": (
+        *("tests/test_cli.py", "tests/test_outputs.py", "tests/test_git.py"),
+        "tests/test_help.py",
+    ),
 }
 
 

@@ -41,7 +41,7 @@ def call(function: Callable[..., _Result], arguments: dict[str, Any]) -> _Result
 def map_flags(arguments: Collection[str]) -> dict[str, str]:
     """Return the flags of the command line that have one of the arguments in Python, with that argument."""
     parameters = [parameter for options in COMMANDS.values() for parameter in parameters_of(options)]
-    return {flag: each.argument for each in parameters for flag in each.flags if each.argument in arguments}
+    return {flag: each.argument for each in parameters for flag in each.spellings if each.argument in arguments}
 
 
 def _skip_own_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -76,6 +76,18 @@ def execute(options: Options, extra: ExtraInputs | None = None) -> int:
         return _write_outcome(outcome, options, outputs)
 
 
+def show_help(command: str, words: Sequence[str]) -> int:
+    """Write the help of a command, of statecli for "", in the colours that the words ask for; return 0."""
+    from statecli.cli import help_page
+
+    console.reserve_stdout()
+    page = help_page.build_page(command)
+    console.write_help(
+        lambda width, color: help_page.format_help(page, width, color=color), help_page.find_color(words).value
+    )
+    return 0
+
+
 def _write_outcome(outcome: Outcome, options: Any, outputs: Sequence[OutputTarget]) -> int:
     """Write the outcome to the outputs; return the exit code."""
     quiet, last = getattr(options, "quiet", False), outputs[-1]

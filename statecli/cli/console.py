@@ -18,7 +18,7 @@ from statecli.core.errors import OutputError, UnreadableError, UsageError, optio
 from statecli.core.escaping import escape_line, truncate_middle
 from statecli.core.finding import Finding
 from statecli.core.progress import Progress
-from statecli.core.terminal_width import get_terminal_width
+from statecli.core.terminal_width import get_requested_width, get_terminal_width
 from statecli.render import RenderOptions
 from statecli.render.plain import format_problem
 from statecli.report import Report
@@ -216,6 +216,16 @@ def write_text(text: Callable[[int], str], path: str | None) -> None:
     """Write text laid out for the width of the output."""
     with _open_sink(path) as sink:
         sink.text(text(_get_width(sink)))
+
+
+def write_help(text: Callable[[int, bool], str], color: str) -> None:
+    """Write help to stdout: text for a width and with or without colours.
+
+    COLUMNS is preferred to the terminal, as man and git prefer it.
+    """
+    with _open_sink(None) as sink:
+        width = get_requested_width() or _get_width(sink)
+        sink.text(text(width, _use_color(color, sink.raw.isatty())))
 
 
 def _get_width(sink: Stream) -> int:

@@ -1,8 +1,9 @@
-"""Parse command lines: everyday ones without Typer, all others, mistakes and help with it.
+"""Parse command lines: everyday ones without Typer, all others and mistakes with it.
 
 Both parsers are derived from the table of options (`requests.options`). Typer 0.29 imports pydantic on every run:
 100 ms, twice the time to list a checkpoint. So `parse` reads lines of targets and fully spelled options, and leaves
-everything else (help, a mistake, `-qv`, an abbreviation) to Typer. Tests compare both parsers for every option.
+everything else (a mistake, `-qv`, an abbreviation) to Typer. Tests compare both parsers for every option. A line that
+asks for help is answered by `help_page`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from statecli.requests.options import COMMANDS, Options
 from statecli.requests.parameters import Parameter, parameters_of
@@ -48,7 +47,7 @@ def _split_command(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
 
 
 def _is_missing(parameter: Parameter, given: Mapping[str, Any]) -> bool:
-    return parameter.default is msgspec.NODEFAULT and parameter.field not in given
+    return parameter.is_required and parameter.field not in given
 
 
 class _LineReader:
@@ -56,7 +55,7 @@ class _LineReader:
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self._targets = iter([parameter for parameter in parameters if parameter.is_target])
-        self._by_flag = {flag: parameter for parameter in parameters for flag in parameter.flags}
+        self._by_flag = {flag: parameter for parameter in parameters for flag in parameter.spellings}
         self._target: Parameter | None = None
         self._given: dict[str, Any] = {}
 

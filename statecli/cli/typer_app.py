@@ -1,26 +1,23 @@
-"""The command line for Typer: help, completion and messages about mistakes, from the table of options."""
+"""The command line for Typer, from the table of options: what `parser` leaves, and messages about mistakes."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 from collections.abc import Callable
-from enum import Enum
 from typing import Annotated, Any
 
 import msgspec
 import typer
+import typer.core
 
-from statecli.cli import commands, parser
+from statecli.cli import commands, help_page, parser
 from statecli.core.errors import UsageError
 from statecli.core.exit_code import Verdict
+from statecli.core.terminal_width import get_requested_width, get_terminal_width
 from statecli.core.version import __version__
 from statecli.requests.options import COMMANDS
 from statecli.requests.parameters import Parameter, parameters_of
-
-_SUMMARY = "See, prove and audit the state of PyTorch models and checkpoints."
-#: Commands with subcommands.
-_GROUPS = {"git": "Checkpoints in git diff, git log -p and git difftool."}
 
 
 def _print_version(is_given: bool) -> None:
@@ -38,8 +35,25 @@ def _root(
     """Do nothing; Typer calls this before a command, after the callbacks of its options."""
 
 
-def _show_help(context: typer.Context, command: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Show the help of statecli, or of the command, as `git help diff` does."""
+def _format_help(context: Any) -> str:
+    """Return the help of the table, for the lines that `find_help_request` leaves: `-qh`, or no command."""
+    name = context.command_path.partition(" ")[2]
+    page = help_page.build_page("" if name in help_page.OTHER_COMMANDS else name)
+    return help_page.format_help(page, get_requested_width() or get_terminal_width(1)).rstrip()
+
+
+class _Command(typer.core.TyperCommand):
+    def get_help(self, ctx: Any) -> str:
+        return _format_help(ctx)
+
+
+class _Group(typer.core.TyperGroup):
+    def get_help(self, ctx: Any) -> str:
+        return _format_help(ctx)
+
+
+def _refuse_command(context: typer.Context, command: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Report the command of `help` that does not exist; the help of the others has been shown."""
     root = context.find_root()
     root.command.main([*(command or ()), "--help"], prog_name=root.info_name, standalone_mode=False)
 
@@ -48,23 +62,23 @@ def build_app() -> typer.Typer:
     """Return the application with every command of COMMANDS."""
     app = typer.Typer(
         name="statecli",
-        help=_SUMMARY,
+        cls=_Group,
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback(help=_SUMMARY)(_root)
+    app.callback()(_root)
     app.command("version", hidden=True)(lambda: _print_version(True))
-    app.command("help", hidden=True)(_show_help)
+    app.command("help", hidden=True)(_refuse_command)
     groups: dict[str, typer.Typer] = {}
     for name, options in COMMANDS.items():
         group, _, last = name.rpartition(" ")
         if group and group not in groups:
-            groups[group] = typer.Typer(name=group, help=_GROUPS[group], rich_markup_mode=None, no_args_is_help=True)
+            groups[group] = typer.Typer(name=group, cls=_Group, rich_markup_mode=None, no_args_is_help=True)
             app.add_typer(groups[group])
-        groups.get(group, app).command(last, help=options.__doc__)(_build_function(last, options))
+        groups.get(group, app).command(last, cls=_Command)(_build_function(last, options))
     return app
 
 
@@ -95,18 +109,8 @@ def _build_argument(parameter: Parameter) -> inspect.Parameter:
     if not required and default is None:
         kind = kind | None
     info = typer.Argument if parameter.is_target else typer.Option
-    extras = {"metavar": parameter.metavar or _format_choices(parameter), "help": parameter.help}
-    if not parameter.is_target:
-        extras["rich_help_panel"] = parameter.group.value
-    annotation = Annotated[kind, info(*parameter.flags, **extras)]
+    annotation = Annotated[kind, info(*parameter.spellings, metavar=parameter.metavar)]
     return inspect.Parameter(parameter.field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _format_choices(parameter: Parameter) -> str | None:
-    """Return `<a|b>` for a repeatable option with choices, for which Typer would write `<list[a|b]>`."""
-    if not parameter.repeatable or not issubclass(parameter.type, Enum):
-        return None
-    return f"<{'|'.join(str(choice.value) for choice in parameter.type)}>"
 
 
 #: Error of the parser for a wrong command line. Typer has no name for the class, which is click's or a copy.
@@ -144,10 +148,20 @@ def run() -> int:
 
 def _raise_usage_error(mistake: Any) -> int:
     command = mistake.ctx.command_path if mistake.ctx else "statecli"
-    if len(sys.argv) == 1 or " ".join(sys.argv[1:]) in _GROUPS:
+    if len(sys.argv) == 1 or " ".join(sys.argv[1:]) in help_page.GROUPS:
         typer.echo(mistake.format_message(), err=True)
         return 2
-    message = mistake.format_message().rstrip(".").replace("Value error, ", "")
+    if getattr(mistake, "possibilities", None):
+        mistake.possibilities = [flag for flag in mistake.possibilities if flag not in _list_unlisted_spellings()]
+    # Typer writes each choice of a missing argument on a line of its own.
+    message = mistake.format_message().replace("\n\t", " ").rstrip(".").replace("Value error, ", "")
     message, question, suggestion = message.partition(". Did you mean")
     hint = f"did you mean{suggestion}" if question else f"see {command} --help"
     raise UsageError(f"{message}; {hint}")
+
+
+def _list_unlisted_spellings() -> set[str]:
+    """Return the spellings that work and that nothing lists: older ones, and those of hidden options."""
+    parameters = [parameter for options in COMMANDS.values() for parameter in parameters_of(options)]
+    hidden = {flag for parameter in parameters if parameter.hidden for flag in parameter.flags}
+    return hidden.union(*(parameter.aliases for parameter in parameters))

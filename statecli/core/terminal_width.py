@@ -13,6 +13,11 @@ def get_terminal_width(descriptor: int) -> int:
     try:
         columns = os.get_terminal_size(descriptor).columns
     except OSError:  # `COLUMNS=120 statecli … -f table | less`
-        text = os.environ.get("COLUMNS", "")
-        columns = int(text) if text.isascii() and text.isdecimal() else 0
-    return columns or DEFAULT_WIDTH
+        columns = 0
+    return columns or get_requested_width() or DEFAULT_WIDTH
+
+
+def get_requested_width() -> int:
+    """Return the columns that COLUMNS asks for; 0 if it asks for none."""
+    text = os.environ.get("COLUMNS", "")
+    return int(text) if text.isascii() and text.isdecimal() else 0

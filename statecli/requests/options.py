@@ -39,6 +39,7 @@ class Group(str, enum.Enum):
     ROWS = "What is shown"
     OUTPUT = "Where it is written"
     PROCESS = "How it runs"
+    DISTRIBUTION = "Distribution"
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -47,10 +48,13 @@ class Option(msgspec.Struct, frozen=True):
     Attributes:
         flags: Spellings, the full spelling first.
         help: A phrase.
-        metavar: Placeholder of the value in the help; None for a flag, a number or a choice.
+        metavar: Placeholder of the value in the help; None for a flag, a number or a choice of few words.
         group: Heading in the help.
         type: Type of a value on the command line, if the field has a wider type for Python.
         argument: Name of the argument in Python, if not the name of the field.
+        suggestions: Values that completion offers, if others are possible too.
+        aliases: Older spellings, which still work and are not listed.
+        hidden: True for an option that is accepted and not listed.
     """
 
     flags: tuple[str, ...]
@@ -59,6 +63,9 @@ class Option(msgspec.Struct, frozen=True):
     group: Group = Group.TASK
     type: Any = None
     argument: str | None = None
+    suggestions: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    hidden: bool = False
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -79,7 +86,7 @@ Exclude = Annotated[
     Option(("--exclude", "-x"), "Leave out tensors whose name matches GLOB (repeatable).", "GLOB", Group.TENSORS),
 ]
 Kinds = Annotated[
-    tuple[Kind, ...], Option(("--kind",), "Show only tensors of this kind (repeatable).", group=Group.TENSORS)
+    tuple[Kind, ...], Option(("--kind",), "Show only tensors of this kind (repeatable).", "KIND", Group.TENSORS)
 ]
 Dtypes = Annotated[
     tuple[str, ...],
@@ -103,6 +110,7 @@ InitDevice = Annotated[
         "Build the model on DEVICE; use meta for models that do not fit in memory.",
         "DEVICE",
         Group.PROCESS,
+        suggestions=("cpu", "cuda", "meta"),
     ),
 ]
 All = Annotated[
@@ -143,7 +151,8 @@ OutputFormat = Annotated[
     Option(
         ("--output-format", "-f"),
         "Write the result in this format. By default a table on a terminal, plain rows in a pipe.",
-        group=Group.OUTPUT,
+        "FORMAT",
+        Group.OUTPUT,
     ),
 ]
 OutputFile = Annotated[
@@ -182,14 +191,18 @@ Executor = Annotated[
         ("--executor",),
         "Read tensor values with ENGINE: threads, processes:4, dask:tcp://HOST:PORT, mpi or ray.",
         "ENGINE",
-        Group.VALUES,
+        Group.DISTRIBUTION,
         type=str,
+        suggestions=("threads", "processes", "dask:", "mpi", "ray"),
     ),
 ]
 Shard = Annotated[
     str | None,
     Option(
-        ("--shard",), "Read only part I of N of the tensor values; statecli merge joins the parts.", "I/N", Group.VALUES
+        ("--shard",),
+        "Read only part I of N of the tensor values; statecli merge joins the parts.",
+        "I/N",
+        Group.DISTRIBUTION,
     ),
 ]
 Config = Annotated[
@@ -268,7 +281,13 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         ),
     ]
     to: Annotated[
-        str | None, Option(("--to",), "Move the tensors to DEVICE, and report what does not follow.", "DEVICE")
+        str | None,
+        Option(
+            ("--to",),
+            "Move the tensors to DEVICE, and report what does not follow.",
+            "DEVICE",
+            suggestions=("cuda", "cpu", "meta"),
+        ),
     ] = None
     cuda: Annotated[bool, Option(("--cuda",), "Same as --to cuda.")] = False
     model: Annotated[
@@ -277,6 +296,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
             ("--model",),
             "Take the kinds of a checkpoint's tensors from this model class. auto: the class named in config.json.",
             "SPEC",
+            suggestions=("auto",),
         ),
     ] = None
     stats: Annotated[
@@ -288,13 +308,17 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         Option(
             ("--input",),
             "Call forward once with a tensor of this shape before listing: 2x3, int64:2x16<30522 (repeatable).",
-            "SPEC",
+            "SHAPE",
             argument="inputs",
         ),
     ] = ()
     inputs: Annotated[
         str | None,
-        Option(("--inputs",), "Call forward once with the value that MAKE returns before listing.", "FILE.PY:MAKE"),
+        Option(
+            ("--inputs",),
+            "Call forward once with the value that MAKE returns before listing.",
+            "FILE.PY:MAKE",
+        ),
     ] = None
     fail_on: FailOn = Severity.ERROR
     ignore: IgnoredRules = ()
@@ -315,7 +339,9 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(("--map",), "Rename the tensors of BEFORE before comparing (repeatable).", "REGEX=REPLACEMENT"),
     ] = ()
-    ignore: Annotated[tuple[Field, ...], Option(("--ignore",), "Ignore differences in this field (repeatable).")] = ()
+    ignore: Annotated[
+        tuple[Field, ...], Option(("--ignore",), "Ignore differences in this field (repeatable).", "FIELD")
+    ] = ()
     bitwise: Annotated[
         bool, Option(("--bitwise",), "Compare bits: -0.0 differs from 0.0, and a NaN from a NaN with other bits.")
     ] = False
@@ -354,7 +380,14 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
         ),
     ] = False
     device: Annotated[
-        str, Option(("--device",), "Compare values on DEVICE: cpu, cuda or cuda:N.", "DEVICE", Group.VALUES)
+        str,
+        Option(
+            ("--device",),
+            "Compare values on DEVICE: cpu, cuda or cuda:N.",
+            "DEVICE",
+            Group.VALUES,
+            suggestions=("cpu", "cuda"),
+        ),
     ] = "cpu"
     jobs: Jobs = 0
     executor: Executor = None
@@ -366,7 +399,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
 
     target: Annotated[str, Target("MODEL", "A model class: file.py:Class or package.module:Class(arg=1).")]
     check: Annotated[
-        tuple[Name, ...], Option(("--check",), "Run only this proof (repeatable).", argument="checks")
+        tuple[Name, ...], Option(("--check",), "Run only this proof (repeatable).", "PROOF", argument="checks")
     ] = ()
     device: Annotated[
         str | None,
@@ -374,10 +407,17 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
             ("--device",),
             "Move the model to DEVICE: cuda, cuda:N, cpu, meta, or fake-cuda, which needs no GPU.",
             "DEVICE",
+            suggestions=("cuda", "fake-cuda", "cpu", "meta"),
         ),
     ] = None
     dtype: Annotated[
-        str | None, Option(("--dtype",), "Cast the model to DTYPE, such as float64 or bfloat16.", "DTYPE")
+        str | None,
+        Option(
+            ("--dtype",),
+            "Cast the model to DTYPE, such as float64 or bfloat16.",
+            "DTYPE",
+            suggestions=("float64", "float32", "float16", "bfloat16"),
+        ),
     ] = None
     optimizer: Annotated[
         Any,
@@ -386,6 +426,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
             "Train one step with this optimizer of torch.optim, such as sgd or adamw.",
             "NAME",
             type=str,
+            suggestions=("sgd", "adam", "adamw"),
         ),
     ] = None
     input: Annotated[
@@ -393,12 +434,17 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
         Option(
             ("--input",),
             "Call forward with a tensor of this shape: 2x3x224x224, int64:2x16<30522, name=2x3 (repeatable).",
-            "SPEC",
+            "SHAPE",
             argument="inputs",
         ),
     ] = ()
     inputs: Annotated[
-        str | None, Option(("--inputs",), "Call forward with the arguments that MAKE returns.", "FILE.PY:MAKE")
+        str | None,
+        Option(
+            ("--inputs",),
+            "Call forward with the arguments that MAKE returns.",
+            "FILE.PY:MAKE",
+        ),
     ] = None
     fail_on: FailOn = Severity.ERROR
     ignore: IgnoredRules = ()
@@ -417,6 +463,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
             ("--model",),
             "Check that each checkpoint fits this model class. auto: the class named in config.json.",
             "SPEC",
+            suggestions=("auto",),
         ),
     ] = None
     select: Annotated[
@@ -465,6 +512,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
         Option(
             ("--as-found",),
             "Audit each file as part of its folder: a shard stands for the whole model (for pre-commit).",
+            hidden=True,
         ),
     ] = False
     verbose: Annotated[
@@ -513,18 +561,27 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
     code: Annotated[
         tuple[str, ...],
         Option(
-            ("--code",), "Allow this model class, which the parts name, to be imported and built (repeatable).", "SPEC"
+            ("--code",),
+            "Allow this model class, which the parts name, to be imported and built (repeatable).",
+            "SPEC",
+            Group.DISTRIBUTION,
         ),
     ] = ()
     url: Annotated[
         tuple[str, ...],
-        Option(("--url",), "A URL of the parts as you typed it, with its password or signature (repeatable).", "URL"),
+        Option(
+            ("--url",),
+            "A URL of the parts as you typed it, with its password or signature (repeatable).",
+            "URL",
+            Group.DISTRIBUTION,
+        ),
     ] = ()
     copies: Annotated[
         bool,
         Option(
             ("--copies",),
             "Accept parts made from separate copies of the files; compare only sizes and samples of the copies.",
+            group=Group.DISTRIBUTION,
         ),
     ] = False
     jobs: Jobs = 0
@@ -566,21 +623,21 @@ class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GitSetupOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Set up git diff for checkpoints in this repository: writes .gitattributes and .git/config."""
+    """Set up git diff for checkpoints in this repository. Writes .gitattributes and .git/config."""
 
     everywhere: Annotated[bool, Option(("--global",), "Set up git for all your repositories.")] = False
     debug: Debug = False
 
 
 class GitTextconvOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Print a line for each tensor, for git diff. Always exits with status 0."""
+    """Print a line for each tensor, for git diff. An error in the file is a line too, with exit status 0."""
 
     path: Annotated[str, Target("FILE")]
     made_by: Annotated[str, Option(("--made-by",), "Version that git stores with cached lines.")] = ""
 
 
 class GitDifftoolOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Compare two versions of a file for git difftool. Always exits with status 0."""
+    """Compare two versions of a file for git difftool. An error in a file is a line too, with exit status 0."""
 
     before: Annotated[str, Target("LOCAL")]
     after: Annotated[str, Target("REMOTE")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from enum import Enum
 from functools import cache
 from typing import Any, get_args, get_origin
 
@@ -23,7 +24,7 @@ class Parameter(msgspec.Struct, frozen=True):
         type: Type of a value: bool, str, int, float or an Enum.
         repeatable: True if the command line may give several values; the field is then a tuple.
         default: Default; msgspec.NODEFAULT for a required target.
-        metavar, help, group: As in `Option`.
+        metavar, help, group, suggestions, aliases, hidden: As in `Option`.
     """
 
     field: str
@@ -35,6 +36,9 @@ class Parameter(msgspec.Struct, frozen=True):
     metavar: str | None
     help: str | None
     group: Group
+    suggestions: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    hidden: bool = False
 
     @property
     def is_target(self) -> bool:
@@ -45,6 +49,21 @@ class Parameter(msgspec.Struct, frozen=True):
     def is_flag(self) -> bool:
         """True for an option without a value."""
         return self.type is bool
+
+    @property
+    def is_required(self) -> bool:
+        """True for a target without a default."""
+        return self.default is msgspec.NODEFAULT
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Everything that the command line may call the option: flags and aliases."""
+        return (*self.flags, *self.aliases)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The only possible values; () if there are others."""
+        return tuple(choice.value for choice in self.type) if issubclass(self.type, Enum) else ()
 
     def convert(self, word: str) -> Any:
         """Return a word of the command line as a value. Raises ValueError for a word without a value of the type."""
@@ -74,8 +93,20 @@ def _build_parameter(field: msgspec.structs.FieldInfo, annotation: Any) -> Param
     if isinstance(info, Target):
         return Parameter(field.name, field.name, (), plain, repeatable, default, info.metavar, info.help, Group.TASK)
     assert isinstance(info, Option)  # noqa: S101 - each field is one or the other
-    kind, argument = info.type or plain, info.argument or field.name
-    return Parameter(field.name, argument, info.flags, kind, repeatable, default, info.metavar, info.help, info.group)
+    return Parameter(
+        field=field.name,
+        argument=info.argument or field.name,
+        flags=info.flags,
+        type=info.type or plain,
+        repeatable=repeatable,
+        default=default,
+        metavar=info.metavar,
+        help=info.help,
+        group=info.group,
+        suggestions=info.suggestions,
+        aliases=info.aliases,
+        hidden=info.hidden,
+    )
 
 
 def check_standard_input(options: Options) -> None:

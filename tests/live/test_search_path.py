@@ -55,6 +55,7 @@ COMMANDS = [
     ("lock", ".", "-o", "-"),
     ("diff", "model.safetensors", ".", "-f", "table", "--color", "always"),
     ("rules", "--help"),
+    ("help", "audit"),
     ("inspect", "https://127.0.0.1:1/x.pt"),
 ]
 

@@ -1,0 +1,202 @@
+"""What the help of a command has besides its options: examples and exit statuses, for each command of the table.
+
+A test runs every example (`tests/test_help.py`), so a line may name only files that its fixture writes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Example(NamedTuple):
+    """A command line, and what it is for."""
+
+    line: str
+    purpose: str
+
+
+class Manual(NamedTuple):
+    """Examples and exit statuses of a command; `list_statuses` adds status 130, the same for every command."""
+
+    examples: tuple[Example, ...]
+    statuses: dict[int, str]
+
+    def list_statuses(self) -> tuple[tuple[str, str], ...]:
+        """Return each exit status with its meaning."""
+        statuses = self.statuses | {130: "The command was interrupted (Ctrl-C)."}
+        return tuple((str(status), meaning) for status, meaning in sorted(statuses.items()))
+
+
+_WRONG_LINE = "or the command line is wrong."
+
+#: The manual of statecli itself.
+ROOT = Manual(
+    (
+        Example("statecli inspect model.safetensors", "List the tensors of a checkpoint."),
+        Example("statecli diff old.pt new.safetensors", "Compare two checkpoints."),
+        Example("statecli verify net.py:Net --device fake-cuda", "Test a model class; this needs no GPU."),
+        Example("statecli audit checkpoints/", "Check all checkpoints of a folder."),
+        Example("statecli help audit", "Show the options of a command, with examples."),
+    ),
+    {
+        0: "Success: no findings and no differences.",
+        1: "Findings, differences, or tensors that did not follow the model.",
+        2: "The command could not be completed: wrong usage, unreadable files, nothing matched, or a bug.",
+        141: "The reader of standard output ended first, as in statecli ... | head.",
+    },
+)
+
+#: The manual of each command of COMMANDS.
+MANUALS: dict[str, Manual] = {
+    "inspect": Manual(
+        (
+            Example("statecli inspect model.safetensors", "List the tensors of a checkpoint."),
+            Example(
+                "statecli inspect train.ckpt#optimizer --stats", "List one section, with statistics of its values."
+            ),
+            Example("statecli inspect net.py:Net --to meta", "Show which tensors of a model do not follow a move."),
+            Example(
+                "statecli inspect model.safetensors --model net.py:Net -f json",
+                "Take the kinds of the tensors from a model class, and write JSON.",
+            ),
+            Example("statecli inspect model.safetensors -i 'encoder.*' --tree", "Sum up the modules of the encoder."),
+        ),
+        {
+            0: "The target was listed, and no finding has the severity of --fail-on.",
+            1: "A finding has that severity or a higher one, such as a tensor that does not follow --to.",
+            2: f"The target could not be read or built, no tensor matched, {_WRONG_LINE}",
+        },
+    ),
+    "diff": Manual(
+        (
+            Example("statecli diff old.pt new.safetensors", "Compare two checkpoints of any formats."),
+            Example(
+                "statecli diff old.pt new.pt --rtol 1e-5 --name-status", "Allow small differences; print names only."
+            ),
+            Example("statecli diff base.pt finetuned.pt --only 'head.*'", "Fail if a tensor outside the head changed."),
+            Example("statecli diff old.pt renamed.pt --map '^=model.'", "Compare after adding a prefix to the names."),
+            Example("statecli diff model.safetensors net.py:Net", "Compare a checkpoint with a model class."),
+        ),
+        {
+            0: "No tensor differs, or all differences are allowed by the options.",
+            1: "Tensors differ, or an expectation (--only, --frozen, --changed) does not hold.",
+            2: f"A target or tensor could not be read or compared, no tensor matched, {_WRONG_LINE}",
+        },
+    ),
+    "verify": Manual(
+        (
+            Example("statecli verify net.py:Net --device fake-cuda", "Run all proofs without a GPU."),
+            Example(
+                "statecli verify 'net.py:Net(hidden=8)' --check move", "Give arguments to the class; run one proof."
+            ),
+            Example("statecli verify net.py:Net --input 2x3 --dtype bfloat16", "Call forward with a tensor of 2 x 3."),
+            Example(
+                "statecli verify net.py:Net --inputs net.py:make_batch --optimizer adamw",
+                "Train one step with the inputs that make_batch returns.",
+            ),
+        ),
+        {
+            0: "Every proof that ran has passed.",
+            1: "A proof failed: a tensor did not move, cast, save, copy or train as the model does.",
+            2: f"A proof is inconclusive, the model could not be built, {_WRONG_LINE}",
+        },
+    ),
+    "audit": Manual(
+        (
+            Example("statecli audit checkpoints/", "Check all checkpoints of a folder."),
+            Example(
+                "statecli audit model.safetensors --model net.py:Net", "Check that a checkpoint fits a model class."
+            ),
+            Example("statecli audit checkpoints/ --lock statecli.lock.json", "Check that no tensor has changed."),
+            Example("statecli audit checkpoints/ --select pickles --fail-on note", "Run one group of rules only."),
+            Example("statecli audit checkpoints/ -f sarif -o audit.sarif", "Write a report for code scanning."),
+        ),
+        {
+            0: "All targets were checked, and no finding has the severity of --fail-on.",
+            1: "A finding has that severity or a higher one.",
+            2: f"A target could not be read, nothing was audited, a requested rule did not run, {_WRONG_LINE}",
+        },
+    ),
+    "lock": Manual(
+        (
+            Example("statecli lock checkpoints/ -o statecli.lock.json", "Lock all checkpoints of a folder."),
+            Example("statecli lock model.safetensors --digest sha256", "Print a lock with SHA-256 digests."),
+            Example("statecli lock checkpoints/ --weights-only -o weights.lock.json", "Lock tensors only."),
+        ),
+        {
+            0: "The lock file was written.",
+            2: f"A target could not be read or the lock file could not be written, {_WRONG_LINE}",
+        },
+    ),
+    "merge": Manual(
+        (
+            Example("statecli merge 1.part 2.part", "Merge the parts that statecli diff --shard wrote."),
+            Example("statecli merge 1.part 2.part -f json -o diff.json", "Write the result as JSON."),
+            Example("statecli merge 1.part 2.part --copies", "Merge parts of jobs with their own copies of the files."),
+        ),
+        {
+            0: "As the command that wrote the parts, without --shard.",
+            1: "As the command that wrote the parts: findings or differences.",
+            2: f"A part is missing, unreadable or of other files, {_WRONG_LINE}",
+        },
+    ),
+    "git setup": Manual(
+        (
+            Example("statecli git setup", "Set up this repository."),
+            Example("git diff", "Show the tensors that changed since the last commit."),
+            Example("statecli git setup --global", "Set up git for all your repositories."),
+        ),
+        {
+            0: "git is set up.",
+            2: f"git is not installed, the current folder is not in a repository, {_WRONG_LINE}",
+        },
+    ),
+    "git textconv": Manual(
+        (
+            Example("statecli git textconv model.safetensors", "Print the lines that git diff compares."),
+            Example("statecli git textconv train.ckpt", "Print those of a training checkpoint."),
+            Example("statecli git textconv net.py", "For a file that is not a checkpoint, the line is the error."),
+        ),
+        {
+            0: "The lines were printed; also if a line is an error, because git stops at any other status.",
+            2: "The command line is wrong.",
+        },
+    ),
+    "git difftool": Manual(
+        (
+            Example("statecli git difftool old.pt new.pt", "Compare two versions of a file."),
+            Example(
+                "statecli git difftool old.pt new.pt weights/net.pt", "Show the file under its name in the repository."
+            ),
+            Example("statecli git difftool old.pt missing.pt", "If a version cannot be read, the line is the error."),
+        ),
+        {
+            0: "The lines were printed; also if a line is an error, because git would ask whether to continue.",
+            2: "The command line is wrong.",
+        },
+    ),
+    "rules": Manual(
+        (
+            Example("statecli rules", "List the rules of all commands."),
+            Example("statecli rules nan", "Explain one rule: why it matters, an example and the fix."),
+            Example("statecli rules -f markdown -o rules.md", "Write the rules as a Markdown table."),
+        ),
+        {0: "The rules were printed.", 2: f"There is no rule of this name, {_WRONG_LINE}"},
+    ),
+    "config": Manual(
+        (
+            Example("statecli config", "Print the configuration of the current folder."),
+            Example("statecli config --config ci.toml", "Print the configuration of a file."),
+            Example("statecli config -f json", "Print it as JSON, with the file of each key."),
+        ),
+        {0: "The configuration was printed.", 2: f"The configuration file is wrong or unreadable, {_WRONG_LINE}"},
+    ),
+    "schema": Manual(
+        (
+            Example("statecli schema inspect", "Print the schema of inspect -f json."),
+            Example("statecli schema audit > audit.schema.json", "Write a schema to a file."),
+            Example("statecli schema lock", "Print the schema of lock files."),
+        ),
+        {0: "The schema was printed.", 2: f"The command has no JSON output, {_WRONG_LINE}"},
+    ),
+}

@@ -1,0 +1,435 @@
+"""The help of each command: every option, examples that run, exit statuses, at any width; and the same for man."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli.cli import help_page, man_page, manuals
+from statecli.requests.options import COMMANDS, Group
+from statecli.requests.parameters import parameters_of
+
+from .test_light_start import imported
+
+PAGES = ("", *help_page.GROUPS, *COMMANDS)
+MANUALS = {"": manuals.ROOT, **manuals.MANUALS}
+EXAMPLES = [(command, example.line) for command, manual in MANUALS.items() for example in manual.examples]
+
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, hidden=4):
+        super().__init__()
+        self.encoder = nn.Linear(3, hidden)
+        self.head = nn.Linear(hidden, 2)
+
+    def forward(self, x):
+        return self.head(self.encoder(x))
+
+def make_batch():
+    return torch.ones(2, 3)
+"""
+
+
+def words_of(text):
+    """A text without its line breaks and indents."""
+    return " ".join(text.split())
+
+
+def help_of(command, width=80, **options):
+    return help_page.format_help(help_page.build_page(command), width, **options)
+
+
+# --- examples ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A folder with every file that an example names."""
+    folder = tmp_path_factory.mktemp("examples")
+    (folder / "net.py").write_text(NET)
+    (folder / "ci.toml").write_text('select = ["pickles"]\n')
+    torch.manual_seed(0)
+    state = {"encoder.weight": torch.randn(4, 3), "encoder.bias": torch.ones(4)}
+    state |= {"head.weight": torch.randn(2, 4), "head.bias": torch.ones(2)}
+    tuned = state | {"head.bias": torch.zeros(2)}
+    for name in ("old.pt", "base.pt"):
+        torch.save(state, folder / name)
+    for name in ("new.pt", "finetuned.pt"):
+        torch.save(tuned, folder / name)
+    torch.save({f"model.{name}": tensor for name, tensor in state.items()}, folder / "renamed.pt")
+    for name in ("new.safetensors", "model.safetensors"):
+        save_file(tuned, folder / name)
+    moments = {index: {"exp_avg": torch.ones_like(tensor)} for index, tensor in enumerate(state.values())}
+    groups = [{"params": [*moments]}]
+    torch.save({"model": state, "optimizer": {"state": moments, "param_groups": groups}}, folder / "train.ckpt")
+    (folder / "checkpoints").mkdir()
+    shutil.copy(folder / "old.pt", folder / "checkpoints" / "step-100.pt")
+    return folder
+
+
+@pytest.fixture
+def desk(written, tmp_path, monkeypatch, statecli):
+    """A copy of that folder as the current one, with a home of its own and what earlier commands write."""
+    desk = tmp_path / "desk"
+    shutil.copytree(written, desk)
+    monkeypatch.chdir(desk)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / ".gitconfig"))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    return desk
+
+
+#: What the examples of a command need besides files -> the lines that make it.
+BEFORE = {
+    "audit": ["lock checkpoints/ -o statecli.lock.json"],
+    "merge": [f"diff old.pt new.pt --shard {part}/2 -o {part}.part" for part in (1, 2)],
+}
+
+
+def test_every_command_has_three_to_five_examples_and_its_statuses():
+    """And nothing else has."""
+    assert set(manuals.MANUALS) == set(COMMANDS)
+    for command, manual in MANUALS.items():
+        assert 3 <= len(manual.examples) <= 5, command
+        statuses = [status for status, _ in manual.list_statuses()]
+        assert {"0", "2", "130"} <= set(statuses), command
+        assert statuses == sorted(statuses, key=int)
+        assert all(f"statecli {command}".rstrip() in line or line == "git diff" for line in lines_of(command))
+
+
+def lines_of(command):
+    return [line for name, line in EXAMPLES if name == command]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_wrong_line_is_status_2(statecli, command):
+    """Of each command, as its help says."""
+    assert statecli(*command.split(), "--no-such-option").code == 2
+
+
+@pytest.mark.parametrize(("command", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
+def test_an_example_runs(statecli, desk, command, line):
+    """With an exit status that the same help names as success or findings."""
+    if line.startswith("git ") or command == "git setup":
+        if shutil.which("git") is None:
+            pytest.skip("git is not installed")
+        subprocess.run(["git", "init", "--quiet"], check=True)
+    for before in BEFORE.get(command, ()):
+        assert statecli(*shlex.split(before)).code in (0, 1)
+    if line.startswith("git "):
+        assert subprocess.run(shlex.split(line), check=False).returncode == 0
+        return
+    typed = re.sub(r"^source <\((.*)\)$", r"\1", line)
+    words = shlex.split(re.split(r" [>|] ", typed)[0])
+    result = statecli(*words[1:])
+    assert str(result.code) in dict(MANUALS[command].list_statuses())
+    assert result.code in (0, 1), result
+    written = words[words.index("-o") + 1] if "-o" in words else None
+    assert (desk / written).stat().st_size if written else result.out
+
+
+# --- what the help says -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_the_help_has_every_listed_option_with_default_and_choices(command, width):
+    """The whole text of each, under its group; hidden options and old spellings are left out."""
+    text = help_of(command, width)
+    said = words_of(text)
+    for parameter in parameters_of(COMMANDS[command]):
+        shown = not parameter.hidden
+        assert all((f"{flag} " in text or f"{flag}," in text) == shown for flag in parameter.flags if len(flag) > 2)
+        assert all(f"{alias} " not in text for alias in parameter.aliases)
+        assert not shown or words_of(parameter.help or "") in said
+        if shown and not parameter.is_target:
+            assert f"\n{parameter.group.value}\n" in text
+            assert all(re.search(rf"\b{choice}\b", said) for choice in parameter.choices)
+    assert len(help_page.build_page(command).options) <= len(Group)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("inspect", "a higher one. [default: error]"),
+        ("diff", "treat values as equal if |after - before| <= ATOL + RTOL * |before|. [default: 0]"),
+        ("diff", "0 means one per core. [default: 0]"),
+        ("lock", "--digest blake3|sha256 Hash algorithm for tensor values. [default: blake3]"),
+        ("verify", "[default: cpu]"),
+        ("audit", "[default: warning]"),
+    ],
+)
+def test_defaults_are_shown(command, said):
+    """Also 0, which is not the same as none."""
+    assert said in words_of(help_of(command))
+
+
+@pytest.mark.parametrize("command", PAGES)
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_no_line_is_wider_than_asked(command, width):
+    """Except for a word, a usage or an example that nobody can break."""
+    page = help_page.build_page(command)
+    unbreakable = {example.line for example in page.examples}
+    for line in help_page.format_help(page, width).splitlines():
+        assert len(line) <= width or line.strip() in unbreakable or " " not in line.strip() or width == 40, line
+
+
+def test_a_wide_terminal_is_used():
+    """Of 200 columns, some line fills more than 120."""
+    assert max(map(len, help_of("inspect", 200).splitlines())) > 120
+    assert len(help_of("inspect", 200).splitlines()) < len(help_of("inspect", 80).splitlines())
+
+
+def test_the_list_of_commands_has_whole_descriptions():
+    """Each in one line of 80 columns; the first sentence about the command, and nothing is cut."""
+    lines = help_of("").splitlines()
+    for name, options in COMMANDS.items():
+        if " " not in name:
+            summary = help_page.summarize(options)
+            assert f"  {name:<7}  {summary}" in lines
+            assert words_of(options.__doc__).startswith(summary)
+            assert summary.endswith(".")
+    assert "..." not in help_of("").partition("OPTIONS")[0].replace("[ARGS]...", "")
+
+
+def test_the_end_of_a_help_is_examples_and_exit_status():
+    """In this order."""
+    for command in COMMANDS:
+        text = help_of(command)
+        examples, statuses = text.index("\nEXAMPLES\n"), text.index("\nEXIT STATUS\n")
+        assert text.index("--help") < examples < statuses
+        assert text.rstrip().splitlines()[-1].split()[0] in ("130",)
+
+
+def test_options_of_distribution_have_a_group():
+    """`--copies`, `--code` and `--url` are of merge."""
+    grouped = {
+        flag
+        for options in COMMANDS.values()
+        for option in parameters_of(options)
+        if option.group is Group.DISTRIBUTION
+        for flag in option.flags
+    }
+    assert grouped == {"--executor", "--shard", "--copies", "--code", "--url"}
+
+
+def test_a_hidden_option_still_works(statecli, desk):
+    """`--as-found` is of the hook for pre-commit."""
+    assert "--as-found" not in statecli("audit", "--help").out
+    assert statecli("audit", "--as-found", "checkpoints/step-100.pt").code == 0
+    assert statecli("audit", "--as-found", "checkpoints/step-100.pt", "-qv").code == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("audit a.pt --as-foun", "No such option: --as-foun (Possible options: --reason)"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_is_listed(statecli, line, said):
+    """In one line; no old spelling is proposed."""
+    result = statecli(*line.split())
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert result.err.startswith(f"statecli: {said}; see statecli {line.split()[0]} --help")
+
+
+# --- how it is asked for ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("--help", ""),
+        ("-h", ""),
+        ("help", ""),
+        ("help help", ""),
+        ("version --help", ""),
+        ("help diff", "diff"),
+        ("help git", "git"),
+        ("help git setup", "git setup"),
+        ("git setup -h", "git setup"),
+        ("git --help", "git"),
+        ("diff --help", "diff"),
+        ("diff a.pt --atol x --nope -h", "diff"),
+        ("diff a.pt b.pt -qh", "diff"),
+    ],
+)
+def test_each_way_to_ask_gives_the_same_page(statecli, line, command):
+    """On stdout, with status 0."""
+    result = statecli(*line.split())
+    assert (result.code, result.out, result.err) == (0, help_of(command), "")
+
+
+@pytest.mark.parametrize("line", ["nope --help", "help nope", "git nope --help"])
+def test_help_of_a_command_that_does_not_exist_is_a_mistake(statecli, line):
+    """In one line."""
+    result = statecli(*line.split())
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("statecli: No such command 'nope'")
+
+
+def test_after_two_dashes_it_is_a_target(statecli):
+    """As everywhere."""
+    assert "--help: cannot be opened" in statecli("inspect", "--", "--help").err
+
+
+def test_the_width_is_that_of_columns(statecli, monkeypatch):
+    """Where it is a number."""
+    for columns, width in (("100", 100), ("200", 200), ("wide", 80), ("0", 80), ("", 80)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert statecli("inspect", "--help").out == help_of("inspect", width)
+
+
+def test_the_width_is_that_of_the_terminal():
+    """And a terminal gets colours, which change no other character."""
+    import fcntl
+    import pty
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 111, 0, 0))
+    environment = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+    command = [sys.executable, "-m", "statecli", "schema", "--help"]
+    with subprocess.Popen(command, stdout=theirs, env=environment | {"TERM": "xterm"}) as process:
+        os.close(theirs)
+        pieces = []
+        try:
+            while piece := os.read(ours, 1 << 16):
+                pieces.append(piece)
+        except OSError:  # Linux: the other end is closed
+            pass
+    os.close(ours)
+    shown = b"".join(pieces).decode().replace("\r\n", "\n")
+    assert process.returncode == 0
+    assert shown == help_of("schema", 111, color=True)
+    assert re.sub(r"\x1b\[\d*m", "", shown) == help_of("schema", 111)
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "colored"),
+    [
+        (["--help"], {}, False),
+        (["--help"], {"FORCE_COLOR": "1"}, True),
+        (["--help"], {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        (["--color", "always", "--help"], {"NO_COLOR": "1"}, True),
+        (["--color=never", "--help"], {"FORCE_COLOR": "1"}, False),
+        (["--color=purple", "--help"], {}, False),
+    ],
+)
+def test_colours_are_as_in_results(statecli, monkeypatch, words, variables, colored):
+    """`--color`, NO_COLOR, FORCE_COLOR, then the terminal, which there is none of here."""
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert ("\x1b[1mUsage:" in statecli("inspect", *words).out) == colored
+
+
+def test_help_imports_neither_typer_nor_anything_heavy():
+    """The table is enough."""
+    heavy = ("typer", "click", "torch", "numpy", "rich")
+    assert imported("diff", "--help", heavy=heavy) == (0, [])
+
+
+# --- manual pages -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """The source of each manual page by its name."""
+    paths = man_page.write_man_pages(str(tmp_path_factory.mktemp("man")))
+    return {os.path.basename(path): Path(path).read_text("utf-8") for path in paths}
+
+
+def plain(source):
+    """The text of a source, as a reader of roff would have it."""
+    for escape, character in (
+        (r"\-", "-"),
+        (r"\(aq", "'"),
+        (r"\(dq", '"'),
+        (r"\(ha", "^"),
+        (r"\(ti", "~"),
+        (r"\(ga", "`"),
+    ):
+        source = source.replace(escape, character)
+    return words_of(re.sub(r"\\f[BIR]|\\&", "", source).replace(r"\e", "\\"))
+
+
+def test_there_is_a_page_for_each_command(sources):
+    """And for statecli, and for git."""
+    assert set(sources) == {"-".join(["statecli", *command.split()]) + ".1" for command in PAGES}
+
+
+@pytest.mark.parametrize("command", PAGES)
+def test_a_manual_page_has_all_that_the_help_has(sources, command):
+    """Each term with its text, each example and status, from the same table."""
+    page = help_page.build_page(command)
+    text = plain(sources["-".join(["statecli", *command.split()]) + ".1"])
+    for section in filter(None, (page.operands, *page.options)):
+        assert all(words_of(f"{term} {said}") in text for term, said in section.lines)
+    assert all(f"{example.line} {example.purpose}" in text for example in page.examples)
+    assert all(f"{status} {meaning}" in text for status, meaning in page.statuses)
+
+
+def test_no_text_is_read_as_markup(sources):
+    """Whatever a help has: only our own requests start a line, no line is longer than 80, no raw hyphen is left."""
+    ours = (".TH", ".nh", ".ad", ".SH", ".SS", ".TP", ".BR")
+    for source in sources.values():
+        for line in source.splitlines():
+            assert len(line) <= 80 or line.startswith(("\\fB", ".TH"))
+            assert not line.startswith(("'", " "))
+            assert not line.startswith(".") or line.split()[0] in ours
+            assert "-" not in re.sub(r"\\-", "", line) or line.startswith(".TH")
+
+
+@pytest.mark.parametrize("text", [".git", "'quoted'", r"^net\.=model.", '"a" `b` ~c', "a --b"])
+def test_any_text_survives_roff(text):
+    """At the start of a line, with each character that roff treats apart."""
+    page = help_page.build_page("rules")._replace(summary=text, statuses=(("0", text),))
+    source = man_page.format_man_page(page, "2026-01-01")
+    assert f".SH DESCRIPTION {text} .SH" in plain(source)
+    assert f"0 {text} .SH" in plain(source)
+
+
+@pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not installed")
+def test_mandoc_has_nothing_to_say(tmp_path):
+    """Not even about style."""
+    paths = man_page.write_man_pages(str(tmp_path))
+    lint = subprocess.run(["mandoc", "-T", "lint", *paths], capture_output=True, text=True, check=False)
+    assert (lint.returncode, lint.stdout) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
+def test_groff_warns_of_nothing(tmp_path):
+    """As `man --warnings` would."""
+    paths = man_page.write_man_pages(str(tmp_path))
+    lint = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-z", *paths], capture_output=True, text=True, check=False)
+    assert (lint.returncode, lint.stderr) == (0, "")
+
+
+def test_the_build_puts_the_pages_where_man_looks(tmp_path, sources):
+    """As data of the wheel, by the command of setuptools that installs data."""
+    build = [sys.executable, "setup.py", "--quiet", "install_data", "--install-dir", str(tmp_path)]
+    subprocess.run(build, cwd=Path(__file__).parent.parent, check=True, capture_output=True)
+    written = {path.name: path.read_text("utf-8") for path in (tmp_path / "share" / "man" / "man1").iterdir()}
+    assert written == sources
+
+
+def test_a_build_can_be_reproduced(tmp_path, monkeypatch):
+    """With the date of SOURCE_DATE_EPOCH."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    paths = man_page.write_man_pages(str(tmp_path))
+    assert Path(paths[0]).read_text("utf-8").startswith('.TH "STATECLI" 1 "1970-01-02"')
