@@ -34,9 +34,9 @@ def test_the_page_says_what_forward_was_called_with(statecli):
 
 
 def test_a_function_makes_the_inputs(statecli, tmp_path):
-    """`--inputs`, as in verify."""
+    """`--input-from`, as in verify."""
     (tmp_path / "data.py").write_text("import torch\ndef make():\n    return torch.ones(2, 4, 8)\n")
-    found = statecli("inspect", CACHED, "--inputs", f"{tmp_path}/data.py:make", "-f", "json")
+    found = statecli("inspect", CACHED, "--input-from", f"{tmp_path}/data.py:make", "-f", "json")
     assert found.rows()["mask"]["shape"] == [4, 4]
 
 
@@ -50,13 +50,13 @@ def test_what_stays_behind_on_a_move_ends_1(statecli):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([CACHED, "--input", "2x4x8", "--inputs", "a.py:b"], "--input and --inputs contradict each other"),
+        ([CACHED, "--input", "2x4x8", "--input-from", "a.py:b"], "--input and --input-from contradict each other"),
         ([CACHED, "--input", "2xx8"], "--input 2xx8: '2xx8' is no shape"),
         ([CACHED, "--input", "2x4x7"], "calling it raised RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
-        ([CACHED, "--inputs", "a.py"], "--inputs a.py: names no function"),
+        ([CACHED, "--input-from", "a.py"], "--input-from a.py: names no function"),
         ([CACHED, "--input", "a=2x4x8"], "calling it raised TypeError"),
         (["pyproject.toml", "--input", "2x3"], "--input 2x3: pyproject.toml is a checkpoint and has no forward"),
-        (["pyproject.toml", "--inputs", "a.py:b"], "--inputs a.py:b: pyproject.toml is a checkpoint"),
+        (["pyproject.toml", "--input-from", "a.py:b"], "--input-from a.py:b: pyproject.toml is a checkpoint"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(refused, words, said):
@@ -74,3 +74,16 @@ def test_a_cache_is_mended_where_forward_assigns_it(statecli):
     document = statecli("verify", CACHED, "--input", "2x4x8", "--check", "move", "--device", "meta", "-f", "json").json
     assert [one["help"] for one in document["findings"]] == [f"{advice}; assigned at sample_models/cached_mask.py:23"]
     assert [row["fqn"] for row in document["tensors"] if row.get("appeared")] == ["mask"]
+
+
+def test_the_old_spelling_still_works(statecli, tmp_path):
+    """`--inputs` is `--input-from`, for both parsers and in both commands; no help and no document lists it."""
+    (tmp_path / "data.py").write_text("import torch\ndef make():\n    return torch.ones(2, 4, 8)\n")
+    for command in ("inspect", "verify"):
+        new, old = (
+            statecli(command, CACHED, flag, f"{tmp_path}/data.py:make", "-f", "json")
+            for flag in ("--input-from", "--inputs")
+        )
+        assert (new.code, new.out) == (old.code, old.out)
+        assert statecli(command, CACHED, "--inputs=a.py", "-qv").err.startswith("statecli: --input-from a.py: ")
+        assert "--inputs" not in statecli(command, "--help").out

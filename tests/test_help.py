@@ -236,6 +236,7 @@ def test_a_hidden_option_still_works(statecli, desk):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
+        ("inspect a.pt --inputz x", "No such option: --inputz (Possible options: --input, --input-from)"),
         ("audit a.pt --as-foun", "No such option: --as-foun (Possible options: --reason)"),
     ],
 )

@@ -20,9 +20,9 @@ TEXTS = {
         "model lock against baseline write-baseline reason config init-device output report select ignore shard"
     ),
     "lock a.pt": "init-device output shard",
-    "inspect a.pt": "to model inputs input init-device output report shard",
+    "inspect a.pt": "to model input-from input init-device output report shard",
     "diff a.pt a.pt": "device init-device output report shard",
-    "verify net.py:Net": "device dtype optimizer inputs input init-device output report",
+    "verify net.py:Net": "device dtype optimizer input-from input init-device output report",
     "merge a.pt": "code url output report",
     "rules": "output",
     "config": "config output",

@@ -45,7 +45,7 @@ def test_an_option_becomes_the_argument(named, on_line, in_python):
 def test_arguments_that_python_calls_otherwise():
     """The table of options has their names."""
     arguments = map_flags(["inputs", "checks", "include", "exclude"])
-    flags = ("--input", "--inputs", "--check", "-i", "--include", "-x")
+    flags = ("--input", "--input-from", "--check", "-i", "--include", "-x")
     words = [option(flag, "x", quoted=True) for flag in flags]
     spelled = UsageError(" ".join(words)).for_python(arguments)
     assert spelled == "inputs='x' inputs='x' checks='x' include='x' include='x' exclude='x'"

@@ -91,7 +91,7 @@ MANUALS: dict[str, Manual] = {
             ),
             Example("statecli verify net.py:Net --input 2x3 --dtype bfloat16", "Call forward with a tensor of 2 x 3."),
             Example(
-                "statecli verify net.py:Net --inputs net.py:make_batch --optimizer adamw",
+                "statecli verify net.py:Net --input-from net.py:make_batch --optimizer adamw",
                 "Train one step with the inputs that make_batch returns.",
             ),
         ),

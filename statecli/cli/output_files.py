@@ -25,7 +25,7 @@ from statecli.targets.expand import CHECKPOINT_SUFFIXES
 
 #: Options that name files to read.
 INPUT_FIELDS = (
-    *("target", "before", "after", "targets", "parts", "model", "inputs", "lock", "against", "baseline", "config"),
+    *("target", "before", "after", "targets", "parts", "model", "input_from", "lock", "against", "baseline", "config"),
 )
 #: Value of `-o` for standard output.
 STDOUT = "-"

@@ -18,7 +18,8 @@ from statecli.targets.load import find_class_spec
 
 def check(options: InspectOptions, extra: ExtraInputs) -> None:
     """Raise UsageError for contradictory options, before anything is read."""
-    refuse_contradictions([(option("--input") if options.input else "", option("--inputs") if options.inputs else "")])
+    given = option("--input") if options.input else "", option("--input-from") if options.input_from else ""
+    refuse_contradictions([given])
     check_rows(options)
     if options.cuda and options.to not in (None, "cuda"):
         raise UsageError(f"{option('--cuda')} and {option('--to', options.to)} contradict each other")
@@ -75,5 +76,5 @@ def build_request(options: InspectOptions) -> Request:
         selection=options.selection,
         init_device=options.init_device,
         input=options.input,
-        inputs=options.inputs,
+        inputs=options.input_from,
     )

@@ -202,7 +202,7 @@ def _select_output_options(merge: MergeOptions, command: str, names: Collection[
 
 def _list_names(options: Options) -> list[str]:
     """Return the values of options for files, URLs and classes."""
-    names = ("target", "before", "after", "targets", "model", "inputs", "against", "lock", "baseline", "config")
+    names = ("target", "before", "after", "targets", "model", "input_from", "against", "lock", "baseline", "config")
     values = [getattr(options, name, None) for name in names]
     return [text for value in values for text in _to_sequence(value) if isinstance(text, str)]
 
@@ -215,7 +215,7 @@ def _check_code(options: Options, allowed: Sequence[str]) -> None:
 
         names.append(audit.load_config(options).config.policy.reference or "")
     specs = {text for text in names if text and load.find_class_spec(text) is not None}
-    specs |= {text for text in (getattr(options, name, None) for name in ("model", "inputs")) if text}
+    specs |= {text for text in (getattr(options, name, None) for name in ("model", "input_from")) if text}
     for text in sorted(specs.difference(allowed)):
         code = option("--code", text, quoted=True)
         raise UsageError(f"{text}: the parts name it, and its code would run: if it may, give {code}")

@@ -312,12 +312,14 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
             argument="inputs",
         ),
     ] = ()
-    inputs: Annotated[
+    input_from: Annotated[
         str | None,
         Option(
-            ("--inputs",),
+            ("--input-from",),
             "Call forward once with the value that MAKE returns before listing.",
             "FILE.PY:MAKE",
+            argument="inputs",
+            aliases=("--inputs",),
         ),
     ] = None
     fail_on: FailOn = Severity.ERROR
@@ -438,12 +440,14 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
             argument="inputs",
         ),
     ] = ()
-    inputs: Annotated[
+    input_from: Annotated[
         str | None,
         Option(
-            ("--inputs",),
+            ("--input-from",),
             "Call forward with the arguments that MAKE returns.",
             "FILE.PY:MAKE",
+            argument="inputs",
+            aliases=("--inputs",),
         ),
     ] = None
     fail_on: FailOn = Severity.ERROR

@@ -22,8 +22,8 @@ _PROOFS_OF = {"--device": {"move", "forward"}, "--dtype": {"cast"}, "--optimizer
 def check(options: VerifyOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
     """Raise UsageError for contradictory options and unknown rules, before the model is built."""
     expand_rules(options.ignore)
-    if options.input and options.inputs:
-        both = f"{option('--input')} and {option('--inputs')}"
+    if options.input and options.input_from:
+        both = f"{option('--input')} and {option('--input-from')}"
         raise UsageError(f"{both} contradict each other; leave one of them out")
     if options.device is not None and not _DEVICE.fullmatch(options.device):
         device = option("--device", options.device)
@@ -74,7 +74,7 @@ def build_request(options: VerifyOptions) -> Request:
         dtype=options.dtype,
         optimizer=options.optimizer,
         input=options.input,
-        inputs=options.inputs,
+        inputs=options.input_from,
         init_device=options.init_device,
         selection=options.selection,
     )

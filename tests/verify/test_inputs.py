@@ -151,7 +151,7 @@ def test_making_inputs_draws_nothing_from_the_process():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# --- --inputs -----------------------------------------------------------------------------------------------
+# --- --input-from -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_a_function_that_is_not_there(of_function, spec, kind, message):
 
 def test_both_ways_at_once():
     """Two answers to one question."""
-    with pytest.raises(UsageError, match="--input and --inputs both say"):
+    with pytest.raises(UsageError, match="--input and --input-from both say"):
         find_inputs(["2x3"], "mine.py:make", live(nn.Identity()))
 
 
@@ -326,7 +326,7 @@ def test_an_example_that_is_none_or_does_not_fit(example):
     """Lightning's default is None; three arguments are not forward's one."""
     assert find_inputs((), None, live(Carries(example))) == (
         None,
-        "no input given: --input 2x3 or --inputs file.py:make",
+        "no input given: --input 2x3 or --input-from file.py:make",
     )
 
 

@@ -453,7 +453,7 @@ def test_no_input():
     """Skipped, with what to write."""
     check = step(str(SAMPLES / "net.py:Net"))
     assert check.verdict is Verdict.SKIPPED
-    assert check.reason.startswith("no input given: --input 2x3 or --inputs file.py:make")
+    assert check.reason.startswith("no input given: --input 2x3 or --input-from file.py:make")
 
 
 def test_built_on_meta():

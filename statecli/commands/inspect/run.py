@@ -82,7 +82,7 @@ def inspect(request: Request, progress: Progress | None = None, python_inputs: A
         raise UsageError(f"{option('--init-device', request.init_device)}: {request.target} is no class to be built")
     if request.input or request.inputs is not None or python_inputs is not None:
         option_text = (
-            option("--input", request.input[0]) if request.input else option("--inputs", request.inputs or None)
+            option("--input", request.input[0]) if request.input else option("--input-from", request.inputs or None)
         )
         raise UsageError(f"{option_text}: {request.target} is a checkpoint and has no forward to be called")
     if not (request.stats or request.to):

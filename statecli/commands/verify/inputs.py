@@ -1,7 +1,7 @@
 """Inputs of forward: from the user, from the model, or derived from its configuration.
 
-In order: `--input` (texts such as `int64:2x16<30522`), `--inputs` (a function), attributes of the model (`dummy_inputs`
-of transformers, `example_input_array` of Lightning), and shapes in the configuration of transformers.
+In order: `--input` (texts such as `int64:2x16<30522`), `--input-from` (a function), attributes of the model
+(`dummy_inputs` of transformers, `example_input_array` of Lightning), and shapes in the configuration of transformers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Call = tuple[tuple[Any, ...], dict[str, Any]]
 
-NO_INPUT = "no input given: --input 2x3 or --inputs file.py:make"
+NO_INPUT = "no input given: --input 2x3 or --input-from file.py:make"
 
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 _COMPLEX = ("complex64", "complex128")
@@ -183,12 +183,12 @@ def _build_from_texts(texts: Sequence[str]) -> Inputs:
 
 
 def find_inputs(input: Sequence[str], inputs: str | None, built: BuiltModel) -> tuple[Inputs | None, str]:
-    """Return the inputs of `--input` or `--inputs`, else those of the model; or None and the reason.
+    """Return the inputs of `--input` or `--input-from`, else those of the model; or None and the reason.
 
-    Raises UsageError for invalid texts, ModelError if the function of `--inputs` raises or returns no inputs.
+    Raises UsageError for invalid texts, ModelError if the function of `--input-from` raises or returns no inputs.
     """
     if input and inputs is not None:
-        both = f"{option('--input')} and {option('--inputs')}"
+        both = f"{option('--input')} and {option('--input-from')}"
         raise UsageError(f"{both} both say what forward is called with; give one of them")
     if input:
         return _build_from_texts(input), ""
@@ -200,13 +200,15 @@ def find_inputs(input: Sequence[str], inputs: str | None, built: BuiltModel) -> 
 def _build_from_function(text: str, built: BuiltModel) -> Inputs:
     spec = specs.parse_spec(text)
     if spec is None:
-        raise UsageError(f"{option('--inputs', text)}: names no function; write file.py:make or package.module:make")
+        raise UsageError(
+            f"{option('--input-from', text)}: names no function; write file.py:make or package.module:make"
+        )
     function = _load_without_forgetting(spec)
     if not callable(function):
         raise UsageError(
-            f"{option('--inputs', text)}: it is {type(function).__name__}, not a function that makes inputs"
+            f"{option('--input-from', text)}: it is {type(function).__name__}, not a function that makes inputs"
         )
-    # The model's own guard with another name: what the function raises is told as that of --inputs.
+    # The model's own guard with another name: what the function raises is told as that of --input-from.
     model = dataclasses.replace(built, spec=spec)
 
     def make(seed: int = 0) -> Call:

@@ -55,7 +55,7 @@ class ModelUnderTest:
     user_code: Callable[[str], AbstractContextManager[None]]
     rebuilds: bool
     inputs: Inputs | None = None
-    why_no_inputs: str = "no input given: --input 2x3 or --inputs file.py:make"
+    why_no_inputs: str = "no input given: --input 2x3 or --input-from file.py:make"
     created_by_forward: frozenset[str] = frozenset()
     reassigned_by_forward: frozenset[str] = frozenset()
     non_leaves: tuple[str, ...] = ()

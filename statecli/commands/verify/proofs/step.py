@@ -170,7 +170,7 @@ def _judge_gradient(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cel
         return judging.build_inconclusive_cell(_describe_not_chosen(sibling))
     inputs, paths = verdicts.run.subject.inputs, verdicts.gradient_paths
     if paths and name not in paths.used and inputs and not inputs.chosen_by_user:
-        reason = "forward does not use the parameter with the inputs that statecli chose; give --input or --inputs"
+        reason = "forward does not use the parameter with the inputs that statecli chose; give --input or --input-from"
         return judging.build_inconclusive_cell(reason)
     return _judge_no_gradient(verdicts, name)
 
