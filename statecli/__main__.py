@@ -26,6 +26,11 @@ def command() -> None:
     Every crash is exit code 2, except a failed start of Python, before the first line here, which is 1.
     """
     search_path.drop_relative_entries()
+    if sys.argv[1:2] == ["__complete"]:
+        from statecli.cli import completion
+
+        completion.answer(sys.argv[2:])
+        return
     if hasattr(os, "fork") and (names_model_code(sys.argv[1:]) or _is_memory_limited()):
         raise SystemExit(_run_supervised())
     try:

@@ -199,7 +199,7 @@ def test_the_list_of_commands_has_whole_descriptions():
     for name, options in COMMANDS.items():
         if " " not in name:
             summary = help_page.summarize(options)
-            assert f"  {name:<7}  {summary}" in lines
+            assert f"  {name:<10}  {summary}" in lines
             assert words_of(options.__doc__).startswith(summary)
             assert summary.endswith(".")
     assert "..." not in help_of("").partition("OPTIONS")[0].replace("[ARGS]...", "")
@@ -238,6 +238,7 @@ def test_a_hidden_option_still_works(statecli, desk):
     [
         ("inspect a.pt --inputz x", "No such option: --inputz (Possible options: --input, --input-from)"),
         ("audit a.pt --as-foun", "No such option: --as-foun (Possible options: --reason)"),
+        ("completion", "Missing argument 'SHELL'. Choose from: bash, zsh, fish, powershell"),
     ],
 )
 def test_a_mistake_is_answered_with_what_is_listed(statecli, line, said):

@@ -24,7 +24,7 @@ TESTS = {
     "api": ("tests/test_api.py", "tests/test_usage_errors.py", "tests/test_testing.py"),
     "cli": (
         *("tests/test_cli.py", "tests/test_outputs.py", "tests/test_git.py"),
-        "tests/test_help.py",
+        *("tests/test_help.py", "tests/test_completion.py"),
     ),
 }
 

@@ -19,6 +19,7 @@ from statecli.core.progress import Progress
 from statecli.core.state import ModelState
 from statecli.render import Output
 from statecli.requests.options import (
+    CompletionOptions,
     DiffOptions,
     GitDifftoolOptions,
     GitSetupOptions,
@@ -67,6 +68,8 @@ def execute(options: Options, extra: ExtraInputs | None = None) -> int:
         return _convert_for_git(options)
     if isinstance(options, GitDifftoolOptions):
         return _show_in_difftool(options)
+    if isinstance(options, CompletionOptions):
+        return _print_completion_script(options)
     _limit_time(getattr(options, "timeout", None))
     with console.show_warnings_once():
         check_not_empty(options)
@@ -152,6 +155,13 @@ def _get_color(options: Any) -> str:
     """Return when to use colours: "auto", "always" or "never"."""
     color: str = options.color.value if hasattr(options, "color") else "auto"
     return color
+
+
+def _print_completion_script(options: CompletionOptions) -> int:
+    from statecli.cli import completion
+
+    console.open_stdout().text(completion.read_script(options.shell))
+    return 0
 
 
 def _set_up_git(options: GitSetupOptions) -> int:

@@ -199,4 +199,19 @@ MANUALS: dict[str, Manual] = {
         ),
         {0: "The schema was printed.", 2: f"The command has no JSON output, {_WRONG_LINE}"},
     ),
+    "completion": Manual(
+        (
+            Example("source <(statecli completion bash)", "Bash: add this line to ~/.bashrc."),
+            Example("source <(statecli completion zsh)", "Zsh: add this line to ~/.zshrc, after compinit."),
+            Example(
+                "statecli completion fish > ~/.config/fish/completions/statecli.fish",
+                "Fish: run this once.",
+            ),
+            Example(
+                "statecli completion powershell | Out-String | Invoke-Expression",
+                "PowerShell: add this line to the file $PROFILE.",
+            ),
+        ),
+        {0: "The script was printed.", 2: f"There is no script for this shell, {_WRONG_LINE}"},
+    ),
 }

@@ -30,6 +30,15 @@ class Color(str, enum.Enum):
     NEVER = "never"
 
 
+class Shell(str, enum.Enum):
+    """Shells with a completion script."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+    POWERSHELL = "powershell"
+
+
 class Group(str, enum.Enum):
     """Headings of options in the help, in their order there."""
 
@@ -626,6 +635,13 @@ class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
     debug: Debug = False
 
 
+class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Print a script that completes statecli in your shell."""
+
+    shell: Annotated[Shell, Target("SHELL", "bash, zsh, fish or powershell.")]
+    debug: Debug = False
+
+
 class GitSetupOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Set up git diff for checkpoints in this repository. Writes .gitattributes and .git/config."""
 
@@ -659,6 +675,7 @@ Options = (
     | RulesOptions
     | ConfigOptions
     | SchemaOptions
+    | CompletionOptions
     | GitSetupOptions
     | GitTextconvOptions
     | GitDifftoolOptions
@@ -678,4 +695,5 @@ COMMANDS: dict[str, type[Options]] = {
     "rules": RulesOptions,
     "config": ConfigOptions,
     "schema": SchemaOptions,
+    "completion": CompletionOptions,
 }

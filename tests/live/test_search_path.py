@@ -56,6 +56,8 @@ COMMANDS = [
     ("diff", "model.safetensors", ".", "-f", "table", "--color", "always"),
     ("rules", "--help"),
     ("help", "audit"),
+    ("__complete", "zsh", "=model.safetensors#", "inspect"),
+    ("__complete", "zsh", "=json.py:", "inspect"),
     ("inspect", "https://127.0.0.1:1/x.pt"),
 ]
 

@@ -1,0 +1,282 @@
+"""Complete command lines, for the scripts of `statecli completion SHELL`.
+
+A script calls `statecli __complete SHELL =CURRENT WORD...`: the word at the cursor, behind an equals sign because some
+shells drop empty words, and the words between the program and it. The answer is a line of the kind (`Kind`), a line of
+the number of characters before a file name (`--output=`: 9), and a line for each candidate: the word, a tab and its
+help. Commands, options and values are those of the table. Completion runs
+at every press of Tab, so it imports neither Typer nor torch, and runs nothing of a `.py` or a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from statecli.cli.help_page import GROUPS, HELP_OPTION, VERSION_OPTION, list_commands
+from statecli.core.output import Output
+from statecli.requests.options import COMMANDS, Shell
+from statecli.requests.parameters import Parameter, parameters_of
+
+#: Seconds after which a completion that reads a file gives up.
+MAX_SECONDS = 3.0
+#: Names of sections that need no quotes in any shell; others come from files and are not offered.
+_SAFE_NAME = re.compile(r"[\w.:+,@/-]+\Z")
+
+Candidates = Iterable[tuple[str, str]]
+
+
+class Kind(str, Enum):
+    """What a script does with the candidates: insert a word and a space, a word alone, or complete names of files."""
+
+    WORDS = "words"
+    STEMS = "stems"
+    FILES = "files"
+
+
+class Completion(NamedTuple):
+    """Candidates for the word at the cursor, each with its help."""
+
+    kind: Kind = Kind.WORDS
+    candidates: tuple[tuple[str, str], ...] = ()
+    file_start: int = 0
+
+
+def read_script(shell: Shell) -> str:
+    """Return the script that a shell evaluates."""
+    with open(os.path.join(os.path.dirname(__file__), f"completion.{shell.value}"), encoding="utf-8") as file:
+        return file.read()
+
+
+def answer(arguments: Sequence[str]) -> None:
+    """Print the answer to a script. Prints nothing if anything fails, because a prompt is no place for an error."""
+    with contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
+        shell, current, *words = arguments
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+        sys.stdout.write(_format_answer(shell, current.removeprefix("="), words))
+        sys.stdout.flush()
+
+
+def _format_answer(shell: str, current: str, words: Sequence[str]) -> str:
+    if shell == Shell.BASH.value:
+        return _format_bash_answer(current, words)
+    completion = complete([_unquote(word) for word in words], _unquote(current))
+    return _join_lines(completion, completion.candidates)
+
+
+def _format_bash_answer(fragment: str, words: Sequence[str]) -> str:
+    """Return the answer for Bash, which has split the words, and inserts text as it is after `fragment`."""
+    *words, current = _join_words([*words, fragment])
+    start = fragment if fragment.strip(":=") else ""
+    typed = _unquote(current)
+    completion = complete([_unquote(word) for word in words], typed)
+    if completion.kind is Kind.FILES and start != current:
+        # Bash itself would look for a file `1` for `epoch=1`.
+        completion = _list_files(typed, completion.file_start) or completion
+    return _join_lines(completion, ((f"{start}{word[len(typed) :]}", text) for word, text in completion.candidates))
+
+
+def _list_files(typed: str, start: int) -> Completion | None:
+    """Return the files with a `:` or `=` in the name, none of which needs quotes; None if there are none."""
+    folder, name = os.path.split(typed[start:])
+    if not name.strip(":="):
+        return None
+    with os.scandir(folder or os.curdir) as entries:
+        names = [entry.name + "/" * entry.is_dir() for entry in entries if entry.name.startswith(name)]
+    files = [f"{typed[: len(typed) - len(name)]}{each}" for each in names if _SAFE_NAME.match(each.replace("=", ""))]
+    is_stem = all(file.endswith("/") for file in files)
+    return Completion(Kind.STEMS if is_stem else Kind.WORDS, tuple((file, "") for file in files)) if files else None
+
+
+def _join_lines(completion: Completion, candidates: Iterable[tuple[str, str]]) -> str:
+    lines = (f"{word}\t{text}\n" for word, text in candidates)
+    return f"{completion.kind.value}\n{completion.file_start}\n" + "".join(lines)
+
+
+def _join_words(words: Sequence[str]) -> list[str]:
+    """Return the words that Bash has split at `:` and `=`: `net.py`, `:`, `Net` are one. A last empty word is new."""
+    joined: list[str] = []
+    is_open = False
+    for word in words:
+        is_break = bool(word) and not word.strip(":=")
+        if joined and (is_break or is_open) and word:
+            joined[-1] += word
+        else:
+            joined.append(word)
+        is_open = is_break
+    return joined
+
+
+def _unquote(word: str) -> str:
+    r"""Return a word of a shell, which may end within quotes, without quotes and backslashes."""
+    return re.sub(r"\\(.)|[\"']", lambda match: match[1] or "", word) if os.sep == "/" else word.strip("\"'")
+
+
+def complete(words: Sequence[str], current: str) -> Completion:
+    """Return the candidates for the word `current` after these words, which have no quotes."""
+    completion = _find_candidates(words, current)
+    matching = (candidate for candidate in completion.candidates if candidate[0].startswith(current))
+    return completion._replace(candidates=tuple(dict.fromkeys(matching)))
+
+
+def _find_candidates(words: Sequence[str], current: str) -> Completion:
+    if words[:1] == ["help"]:
+        return _complete_command(words[1:])
+    name = next((name for name in (" ".join(words[:2]), words[0] if words else "") if name in COMMANDS), None)
+    if name is not None:
+        return _complete_argument(name, words[name.count(" ") + 1 :], current)
+    if not words and current.startswith("-"):
+        return Completion(candidates=tuple((term.split(", ")[1], text) for term, text in (VERSION_OPTION, HELP_OPTION)))
+    return _complete_command(words)
+
+
+def _complete_command(words: Sequence[str]) -> Completion:
+    """Complete a command of statecli or of a group; nothing after any other word."""
+    group = " ".join(words)
+    return Completion(candidates=tuple(list_commands(group)) if group in ("", *GROUPS) else ())
+
+
+def _complete_argument(command: str, words: Sequence[str], current: str) -> Completion:
+    """Complete an option, the value of an option, or a target."""
+    parameters = parameters_of(COMMANDS[command])
+    by_flag = {flag: parameter for parameter in parameters for flag in parameter.spellings}
+    only_targets = "--" in words
+    previous = by_flag.get(words[-1]) if words and not only_targets else None
+    if previous is not None and not previous.is_flag:
+        return _complete_value(command, previous, current)
+    flag, equals, value = current.partition("=")
+    if equals and not only_targets and flag.startswith("--") and flag in by_flag:
+        completion = _complete_value(command, by_flag[flag], value)
+        return completion._replace(
+            candidates=tuple((f"{flag}={word}", text) for word, text in completion.candidates),
+            file_start=len(f"{flag}=") + completion.file_start,
+        )
+    if current.startswith("-") and not only_targets:
+        return Completion(candidates=tuple(_list_options(parameters, words)))
+    targets = [parameter for parameter in parameters if parameter.is_target]
+    count = len([*_drop_options(words, by_flag)])
+    target = targets[count] if count < len(targets) else targets[-1] if targets and targets[-1].repeatable else None
+    return _complete_value(command, target, current) if target else Completion()
+
+
+def _list_options(parameters: Iterable[Parameter], words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each option that may be given after these words, by its full spelling."""
+    for parameter in parameters:
+        is_given = not parameter.repeatable and any(spelling in words for spelling in parameter.spellings)
+        if not (parameter.is_target or parameter.hidden or is_given):
+            yield parameter.flags[0], parameter.help or ""
+    yield HELP_OPTION[0].split(", ")[1], HELP_OPTION[1]
+
+
+def _drop_options(words: Sequence[str], by_flag: dict[str, Parameter]) -> Iterator[str]:
+    """Yield the targets among the words."""
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            yield from rest
+        elif word in by_flag and not by_flag[word].is_flag:
+            next(rest, None)
+        elif not word.startswith("-"):
+            yield word
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def _complete_value(command: str, parameter: Parameter, current: str) -> Completion:
+    """Complete the value of an option, or a target."""
+    if parameter.choices:
+        return Completion(candidates=tuple((choice, "") for choice in parameter.choices))
+    if parameter.metavar == "RULE":
+        return Completion(candidates=tuple(_list_rules(command)))
+    list_values = _VALUES.get(parameter.metavar or "")
+    candidates = [(suggestion, "") for suggestion in parameter.suggestions]
+    candidates += list_values(current) if list_values else ()
+    matching = tuple(candidate for candidate in candidates if candidate[0].startswith(current))
+    if parameter.metavar in _FILES and not (current and matching):
+        return Completion(Kind.FILES)
+    if parameter.metavar == "FORMAT=FILE" and "=" in current:
+        return Completion(Kind.FILES, file_start=current.index("=") + 1)
+    is_stem = bool(matching) and all(word.endswith(("=", ":")) for word, _ in matching)
+    return Completion(Kind.STEMS if is_stem else Kind.WORDS, matching)
+
+
+def _list_rules(command: str) -> Iterator[tuple[str, str]]:
+    """Yield the rules of a command, and the groups of rules; for `rules` the rules of all commands."""
+    from statecli.rules import DICTIONARY, RULES
+
+    if command == "rules":
+        yield from ((rule.name, rule.summary) for rule in DICTIONARY.values())
+        return
+    known = [rule for rule in DICTIONARY.values() if command in rule.commands] if command != "audit" else RULES
+    yield from ((rule.name, rule.summary) for rule in known)
+    yield from ((rule.group, f"Every rule of the group {rule.group}.") for rule in known)
+
+
+def _list_report_formats(_: str) -> Candidates:
+    return ((f"{output.value}=", "") for output in Output)
+
+
+def _list_schema_commands(_: str) -> Candidates:
+    from statecli.report import documents
+
+    return ((name, "") for name in documents.DOCUMENTS)
+
+
+def _list_parts_of_target(current: str) -> Candidates:
+    """Return the classes of `net.py:`, and the sections of `train.ckpt#`; nothing for another word."""
+    path, hash_sign, _ = current.rpartition("#")
+    if hash_sign and os.path.exists(path):
+        return ((f"{path}#{name}", "") for name in _list_sections(path))
+    return _list_names_in_file(current, want_classes=True)
+
+
+def _list_functions(current: str) -> Candidates:
+    return _list_names_in_file(current, want_classes=False)
+
+
+def _list_names_in_file(current: str, *, want_classes: bool) -> Iterator[tuple[str, str]]:
+    """Yield `net.py:Net` for the start of such a word: the names that the file defines, which is not imported."""
+    from statecli.core import python_names
+
+    path = current.partition(":")[0]
+    file = path if path.endswith(".py") else f"{path.replace('.', os.sep)}.py"
+    if (":" in current or path.endswith(".py")) and os.path.isfile(file):
+        models = [name for name, _ in python_names.list_model_classes(file)] if want_classes else ()
+        names = models or (python_names.list_classes(file) if want_classes else python_names.list_factories(file))
+        yield from ((f"{path}:{name}", "") for name in names)
+
+
+def _list_sections(path: str) -> Iterator[str]:
+    """Yield the sections of a checkpoint, and those in which several lie; a name that needs quotes is left out."""
+    from statecli.targets import load
+
+    for section in load.read_whole_checkpoint(path).sections:
+        steps = section.split(".")
+        for length in range(1, len(steps) + 1):
+            name = ".".join(steps[:length])
+            if _SAFE_NAME.match(name):
+                yield name
+
+
+#: The word for a value in the help -> what completion offers for it.
+_VALUES: dict[str, Callable[[str], Candidates]] = {
+    "RULE": _list_rules,
+    "FORMAT=FILE": _list_report_formats,
+    "COMMAND": _list_schema_commands,
+    "FILE.PY:MAKE": _list_functions,
+    **dict.fromkeys(("TARGET", "BEFORE", "AFTER", "MODEL", "SPEC", "CHECKPOINT"), _list_parts_of_target),
+}
+#: Values that are names of files.
+_FILES = frozenset(
+    ("TARGET", "BEFORE", "AFTER", "MODEL", "SPEC", "CHECKPOINT", "FILE", "FILE.PY:MAKE", "PART", "LOCAL", "REMOTE")
+)

@@ -1,0 +1,413 @@
+"""Completion: commands, options and values of the table, names in files, in each shell; nothing is run or imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from statecli.cli import completion, help_page
+from statecli.cli.completion import Kind, complete
+from statecli.core.output import Output
+from statecli.requests.options import COMMANDS, Shell
+from statecli.requests.parameters import parameters_of
+from statecli.rules import DICTIONARY, RULES
+
+
+def offered(line):
+    """The words that are offered at the end of a command line."""
+    *words, current = line.split(" ")[1:]
+    return [word for word, _ in complete(words, current).candidates]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a checkpoint of several sections and a file of classes, which must not be imported."""
+    weights = {"weight": torch.ones(2)}
+    hostile = {"$(touch ran)": weights, "two words": weights, ";ls": weights, "'": weights, "\x1b[31m": weights}
+    torch.save({"model": weights, "ema": {"shadow": weights}} | hostile, tmp_path / "train.ckpt")
+    (tmp_path / "net.py").write_text(
+        "open('ran', 'w')\nfrom torch import nn\nfrom other import Base\n"
+        "class Net(nn.Module): ...\nclass Wide(Net): ...\nclass Derived(Base): ...\nclass Config: ...\n"
+        "def make(): ...\ndef _hidden(): ...\ndef needs(size): ...\ndef sized(size=2): ...\n"
+    )
+    (tmp_path / "derived.py").write_text("from other import Base\nclass Derived(Base): ...\nclass Config: ...\n")
+    (tmp_path / "broken.py").write_text("class Net(nn.Module:\n")
+    (tmp_path / "pkg").mkdir()
+    shutil.copy(tmp_path / "derived.py", tmp_path / "pkg" / "mod.py")
+    for name in ("epoch=1.ckpt", "my file.pt"):
+        shutil.copy(tmp_path / "train.ckpt", tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    assert not (tmp_path / "ran").exists()
+
+
+# --- from the table ---------------------------------------------------------------------------------------------------
+
+
+def test_every_command_is_offered():
+    """Of statecli, of git, and behind help."""
+    commands = list(dict.fromkeys(name.split(" ")[0] for name in COMMANDS))
+    assert offered("statecli ") == offered("statecli help ") == [*commands, "help", "version"]
+    assert offered("statecli git ") == offered("statecli help git ") == ["setup", "textconv", "difftool"]
+    assert offered("statecli co") == ["config", "completion"]
+    assert offered("statecli -") == ["--version", "--help"]
+    for line in ("statecli version ", "statecli nope ", "statecli git nope ", "statecli help diff "):
+        assert offered(line) == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_of_a_command_is_offered(command):
+    """With its help; hidden ones and old spellings are not."""
+    completed = complete(command.split(" "), "--")
+    listed = [parameter for parameter in parameters_of(COMMANDS[command]) if not parameter.hidden and parameter.flags]
+    assert completed.kind is Kind.WORDS
+    assert list(completed.candidates) == [
+        *((parameter.flags[0], parameter.help) for parameter in listed),
+        ("--help", help_page.HELP_OPTION[1]),
+    ]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_choice_of_an_option_is_offered(command):
+    """After the option by any spelling, and behind its equals sign."""
+    for parameter in parameters_of(COMMANDS[command]):
+        for flag in parameter.spellings if parameter.choices else ():
+            assert offered(f"statecli {command} {flag} ") == list(parameter.choices)
+            if flag.startswith("--"):
+                assert offered(f"statecli {command} {flag}=") == [f"{flag}={choice}" for choice in parameter.choices]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("statecli inspect -f ma", ["markdown"]),
+        ("statecli inspect --to ", ["cuda", "cpu", "meta"]),
+        ("statecli inspect --to=m", ["--to=meta"]),
+        ("statecli verify --device f", ["fake-cuda"]),
+        ("statecli verify --optimizer adam", ["adam", "adamw"]),
+        ("statecli diff --executor ", ["threads", "processes", "dask:", "mpi", "ray"]),
+        ("statecli diff --ignore d", ["dtype", "device"]),
+        ("statecli audit --quiet --qu", []),
+        ("statecli audit --select nan --sel", ["--select"]),
+        ("statecli audit --color never --col", []),
+        ("statecli inspect a.pt --atol ", []),
+        ("statecli diff --atol ", []),
+        ("statecli inspect -- --", []),
+        ("statecli schema ", ["inspect", "diff", "verify", "audit", "rules", "config", "lock"]),
+        ("statecli schema inspect ", []),
+        ("statecli completion ", ["bash", "zsh", "fish", "powershell"]),
+        ("statecli config ", []),
+        ("statecli rules nan", ["nan"]),
+        ("statecli audit --model a", ["auto"]),
+    ],
+)
+def test_values_are_offered(line, words):
+    """Those of the option at the cursor."""
+    assert offered(line) == words
+
+
+def test_rules_are_those_that_the_command_takes(statecli):
+    """`audit` selects its own, `inspect` and `verify` leave out those that they report, `rules` explains all."""
+    known = {rule.name for rule in RULES}
+    assert set(offered("statecli audit --select ")) == known | {rule.group for rule in RULES}
+    assert set(offered("statecli audit --ignore ")) == known | {rule.group for rule in RULES}
+    assert set(offered("statecli rules ")) == set(DICTIONARY)
+    for command in ("inspect", "verify"):
+        names = {rule.name for rule in DICTIONARY.values() if command in rule.commands}
+        assert names < set(offered(f"statecli {command} --ignore "))
+    for name in offered("statecli inspect --ignore non"):
+        assert "there is no rule" not in statecli("inspect", "nope.pt", "--ignore", name).err
+
+
+def test_what_is_offered_for_the_schema_has_one(statecli):
+    """Each."""
+    assert all(statecli("schema", name).code == 0 for name in offered("statecli schema "))
+
+
+def test_executors_that_are_offered_exist():
+    """Each form."""
+    from statecli.workers import executors
+
+    for name in offered("statecli diff --executor "):
+        executors.check_executor(f"{name}tcp://127.0.0.1:1" if name.endswith(":") else name, jobs=0)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "start"),
+    [
+        ("statecli inspect ", Kind.FILES, 0),
+        ("statecli inspect mod", Kind.FILES, 0),
+        ("statecli diff a.pt ", Kind.FILES, 0),
+        ("statecli diff a.pt b.pt ", Kind.WORDS, 0),
+        ("statecli diff --atol 1 a.pt ", Kind.FILES, 0),
+        ("statecli audit a.pt b.pt ", Kind.FILES, 0),
+        ("statecli inspect -- --", Kind.FILES, 0),
+        ("statecli inspect -o ", Kind.FILES, 0),
+        ("statecli inspect --output=", Kind.FILES, 9),
+        ("statecli inspect --report ", Kind.STEMS, 0),
+        ("statecli inspect --report json=", Kind.FILES, 5),
+        ("statecli inspect --report=json=a", Kind.FILES, 14),
+        ("statecli merge 1.part ", Kind.FILES, 0),
+        ("statecli verify --input-from ", Kind.FILES, 0),
+        ("statecli git textconv ", Kind.FILES, 0),
+        ("statecli diff --executor da", Kind.STEMS, 0),
+        ("statecli inspect s3://bucket/a", Kind.FILES, 0),
+    ],
+)
+def test_files_are_left_to_the_shell(line, kind, start):
+    """From the character on where the name of a file starts; what goes on after an equals sign gets no space."""
+    *words, current = line.split(" ")[1:]
+    completed = complete(words, current)
+    assert (completed.kind, completed.file_start) == (kind, start)
+
+
+def test_every_kind_of_value_is_offered_something_or_known_to_be_free():
+    """A new word for a value in the table is completed, or is listed here as text that only the user knows."""
+    parameters = [parameter for options in COMMANDS.values() for parameter in parameters_of(options)]
+    guessed = {
+        parameter.metavar
+        for parameter in parameters
+        if not (parameter.is_flag or parameter.choices or parameter.suggestions)
+    }
+    free = {None, "GLOB", "I/N", "N", "SECONDS", "SHAPE", "TEXT", "URL", "REGEX=REPLACEMENT", "[NAME]"}
+    assert guessed - free == {*completion._VALUES, *completion._FILES, "RULE"}
+
+
+def test_report_formats_are_offered():
+    """Each with its equals sign."""
+    assert offered("statecli audit --report ") == [f"{output.value}=" for output in Output]
+
+
+# --- from files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("statecli inspect net.py:", ["net.py:Net", "net.py:Wide"]),
+        ("statecli inspect net.py", ["net.py:Net", "net.py:Wide"]),
+        ("statecli inspect ./net.py:W", ["./net.py:Wide"]),
+        ("statecli diff a.pt net.py:N", ["net.py:Net"]),
+        ("statecli audit --model net.py:N", ["net.py:Net"]),
+        ("statecli audit --model=net.py:N", ["--model=net.py:Net"]),
+        ("statecli inspect derived.py:", ["derived.py:Derived"]),
+        ("statecli inspect pkg.mod:", ["pkg.mod:Derived"]),
+        ("statecli inspect broken.py:", []),
+        ("statecli inspect none.py:", []),
+        ("statecli verify --input-from net.py:", ["net.py:make", "net.py:sized"]),
+        ("statecli verify --inputs net.py:m", ["net.py:make"]),
+    ],
+)
+def test_names_in_a_python_file(here, line, words):
+    """Module classes by the syntax tree; if there are none, classes with a base; for inputs the functions."""
+    assert offered(line) == words
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("statecli inspect train.ckpt#", ["train.ckpt#model", "train.ckpt#ema", "train.ckpt#ema.shadow"]),
+        ("statecli diff a.pt train.ckpt#e", ["train.ckpt#ema", "train.ckpt#ema.shadow"]),
+        ("statecli inspect --model x.py:N train.ckpt#m", ["train.ckpt#model"]),
+        ("statecli inspect none.ckpt#", []),
+    ],
+)
+def test_sections_of_a_checkpoint(here, line, words):
+    """Names that a shell would read as more than a name are left out, because they come from the file."""
+    assert offered(line) == words
+
+
+# --- what the scripts get ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "current", "inserted"),
+    [
+        (["inspect"], "--tr", ["--tree"]),
+        (["inspect", "--to", "="], "me", ["meta"]),
+        (["inspect", "--to"], "=", ["cuda", "cpu", "meta"]),
+        (["inspect", "net.py"], ":", ["Net", "Wide"]),
+        (["inspect", "net.py", ":"], "W", ["Wide"]),
+        (["inspect"], "net.py:W", ["net.py:Wide"]),
+        (["inspect"], '"net.py:W', ['"net.py:Wide']),
+        (["inspect"], "my\\ file.pt#e", ["my\\ file.pt#ema", "my\\ file.pt#ema.shadow"]),
+        (["inspect", "epoch"], "=", ["1.ckpt"]),
+        (["inspect", "epoch", "="], "1", ["1.ckpt"]),
+        (["inspect", "--output", "=", "epoch", "="], "1", ["1.ckpt"]),
+        (["inspect", "--executor", "dask", ":"], "", []),
+    ],
+)
+def test_bash_gets_what_it_inserts(here, words, current, inserted):
+    """It has split the words at `:` and `=`, and replaces the last piece as it was typed."""
+    answer = completion._format_answer("bash", current, words)
+    assert [line.split("\t")[0] for line in answer.splitlines()[2:]] == inserted
+
+
+def test_the_other_shells_get_whole_words(here):
+    """Without quotes, which they add."""
+    for shell in ("zsh", "fish", "powershell"):
+        answer = completion._format_answer(shell, "--to=me", ["inspect"])
+        assert answer == "words\n5\n--to=meta\t\n"
+        answer = completion._format_answer(shell, "my\\ file.pt#model", ["inspect"])
+        assert answer == "words\n0\nmy file.pt#model\t\n"
+
+
+def test_a_script_is_printed_for_each_shell(statecli):
+    """Of the shells of the table; for another the possible ones are named."""
+    for shell in Shell:
+        result = statecli("completion", shell.value)
+        assert (result.code, result.err) == (0, "")
+        assert f"`statecli completion {shell.value}`" in result.out
+        assert f"__complete {shell.value} " in result.out
+    wrong = statecli("completion", "tcsh")
+    assert wrong.code == 2
+    assert "'bash', 'zsh', 'fish', 'powershell'" in wrong.err
+
+
+# --- in processes -----------------------------------------------------------------------------------------------------
+
+
+ASK = """
+import json, sys
+before = set(sys.modules)
+from statecli.__main__ import command
+command()
+print(json.dumps(sorted(set(sys.modules) - before)), file=sys.stderr)
+"""
+
+
+def modules_of(*arguments):
+    """What an answer is, and each module that it imports."""
+    asked = subprocess.run(
+        [sys.executable, "-c", ASK, "__complete", *arguments], capture_output=True, text=True, check=True
+    )
+    return asked.stdout, set(json.loads(asked.stderr))
+
+
+def test_completing_imports_the_table_and_no_more(here):
+    """Neither Typer nor a reader, a renderer or a rule: what is imported at each Tab is waited for."""
+    text, modules = modules_of("zsh", "=--t", "inspect")
+    assert "--tree\t" in text
+    heavy = {"typer", "click", "rich", "jinja2", "torch", "numpy", "pickle", "pydantic", "asyncio", "urllib3", "fsspec"}
+    assert not {module.split(".")[0] for module in modules} & heavy
+    rooms = {".".join(module.split(".")[:2]) for module in modules if module.startswith("statecli.")}
+    assert rooms.isdisjoint({"statecli.formats", "statecli.render", "statecli.report", "statecli.rules"})
+
+
+@pytest.mark.parametrize("arguments", [("=net.py:", "inspect"), ("=train.ckpt#", "inspect"), ("=", "rules")])
+def test_names_from_files_and_rules_need_no_torch(here, arguments):
+    """Nor numpy, nor Typer."""
+    text, modules = modules_of("zsh", *arguments)
+    assert len(text.splitlines()) > 3
+    assert not {module.split(".")[0] for module in modules} & {"typer", "torch", "numpy", "rich"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["zsh"], ["tcsh", "=", "inspect"], ["zsh", "=\udce4#", "inspect"], ["zsh", "=old.py:", "inspect"]],
+)
+def test_a_wrong_question_is_answered_without_a_word_on_stderr(here, arguments):
+    """A prompt is no place for an error, nor for what Python has to say of an invalid escape."""
+    (here / "old.py").write_text("class Net(nn.Module):\n    pattern = '\\d'\n")
+    asked = subprocess.run(
+        [sys.executable, "-m", "statecli", "__complete", *arguments], capture_output=True, check=False
+    )
+    assert (asked.returncode, asked.stderr) == (0, b"")
+
+
+@pytest.fixture
+def program(tmp_path_factory):
+    """A folder with the command `statecli`, as an installation has it."""
+    folder = tmp_path_factory.mktemp("bin")
+    path = folder / "statecli"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} -m statecli "$@"\n')
+    path.chmod(0o755)
+    return folder
+
+
+def run_shell(program, argv):
+    """What a shell prints that finds this statecli."""
+    environment = os.environ | {"PATH": f"{program}{os.pathsep}{os.environ['PATH']}", "HOME": str(program)}
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_completes(here, program):
+    """The function that the script defines, with the words as Bash splits them."""
+    script = """
+source <(statecli completion bash)
+complete -p statecli
+ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _statecli statecli; echo "${COMPREPLY[*]}"; }
+ask statecli insp
+ask statecli inspect --tr
+ask statecli inspect net.py : N
+ask statecli inspect 'train.ckpt#ema.'
+ask statecli inspect --to =
+ask statecli inspect 'my\\ file.pt#mo'
+ask statecli inspect my
+"""
+    assert run_shell(program, ["bash", "--norc", "-c", script]) == [
+        "complete -o default -F _statecli statecli",
+        *("inspect", "--tree", "Net", "train.ckpt#ema.shadow", "cuda cpu meta", "my\\ file.pt#model", ""),
+    ]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes(here, program):
+    """As it does at a prompt."""
+    lines = (
+        "statecli insp",
+        "statecli inspect net.py:N",
+        "statecli inspect --to=me",
+        "statecli inspect my",
+        "statecli inspect --output=my",
+        "statecli inspect --report json=my",
+        "statecli inspect train.ckpt#mo",
+    )
+    script = "source (statecli completion fish | psub)\n" + "".join(f"complete -C '{line}'\n" for line in lines)
+    found = [line.split("\t")[0] for line in run_shell(program, ["fish", "--no-config", "-c", script])]
+    assert found == [
+        *("inspect", "net.py:Net", "--to=meta", "my file.pt", "--output=my file.pt", "json=my file.pt"),
+        "train.ckpt#model",
+    ]
+
+
+ZSH = r"""
+zmodload zsh/zpty
+zpty shell zsh -f -i
+zpty -w shell 'PS1=; unsetopt zle_bracketed_paste; autoload -Uz compinit; compinit -u -D'
+zpty -w shell 'source <(statecli completion zsh); say() { print -r -- "<$BUFFER>" > $OUT; zle kill-whole-line }'
+zpty -w shell "zle -N say; bindkey '^[q' say; print ready > $OUT"
+until [[ -s $OUT ]]; do sleep 0.05; done
+for line in "$@"; do
+    rm $OUT
+    zpty -w -n shell "$line"$'\t'$'\x1bq'
+    until [[ -s $OUT ]]; do sleep 0.05; done
+    cat $OUT
+done
+zpty -d shell
+"""
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_completes(here, program, monkeypatch):
+    """At a prompt of its own."""
+    monkeypatch.setenv("OUT", str(program / "out"))
+    typed = {
+        "statecli insp": "statecli inspect ",
+        "statecli inspect net.py:N": "statecli inspect net.py:Net ",
+        "statecli inspect --to=me": "statecli inspect --to=meta ",
+        "statecli inspect my": "statecli inspect my\\ file.pt ",
+        "statecli inspect --output=my": "statecli inspect --output=my\\ file.pt ",
+        "statecli inspect train.ckpt#mo": "statecli inspect train.ckpt\\#model ",
+        "statecli inspect --report sar": "statecli inspect --report sarif=",
+    }
+    assert run_shell(program, ["zsh", "-f", "-c", ZSH, "zsh", *typed]) == [f"<{text}>" for text in typed.values()]
