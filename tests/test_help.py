@@ -69,7 +69,6 @@ def written(tmp_path_factory):
         torch.save(state, folder / name)
     for name in ("new.pt", "finetuned.pt"):
         torch.save(tuned, folder / name)
-    torch.save({f"model.{name}": tensor for name, tensor in state.items()}, folder / "renamed.pt")
     for name in ("new.safetensors", "model.safetensors"):
         save_file(tuned, folder / name)
     moments = {index: {"exp_avg": torch.ones_like(tensor)} for index, tensor in enumerate(state.values())}

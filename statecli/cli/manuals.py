@@ -59,7 +59,7 @@ MANUALS: dict[str, Manual] = {
                 "statecli inspect model.safetensors --model net.py:Net -f json",
                 "Take the kinds of the tensors from a model class, and write JSON.",
             ),
-            Example("statecli inspect model.safetensors -i 'encoder.*' --tree", "Sum up the modules of the encoder."),
+            Example("statecli inspect model.safetensors --top 10", "List the ten largest tensors."),
         ),
         {
             0: "The target was listed, and no finding has the severity of --fail-on.",
@@ -73,8 +73,8 @@ MANUALS: dict[str, Manual] = {
             Example(
                 "statecli diff old.pt new.pt --rtol 1e-5 --name-status", "Allow small differences; print names only."
             ),
+            Example("statecli diff old.pt new.pt --top 5", "Show the five tensors that changed most."),
             Example("statecli diff base.pt finetuned.pt --only 'head.*'", "Fail if a tensor outside the head changed."),
-            Example("statecli diff old.pt renamed.pt --map '^=model.'", "Compare after adding a prefix to the names."),
             Example("statecli diff model.safetensors net.py:Net", "Compare a checkpoint with a model class."),
         ),
         {
