@@ -388,6 +388,17 @@ class Bomb(msgspec.Struct, frozen=True, gc=False):
     position: int
 
 
+class Hazard(msgspec.Struct, frozen=True, gc=False):
+    """Plain data by which a loader does harm: where it stands, and what the loader does with it.
+
+    `is_error` is False for data that may be as it should be. `help` says what to do if the data is one's own.
+    """
+
+    text: str
+    is_error: bool = True
+    help: str | None = None
+
+
 class ScannedPickle(msgspec.Struct, frozen=True):
     """One pickle of a file, scanned for the code that loading it would run.
 
@@ -403,6 +414,7 @@ class ScannedPickle(msgspec.Struct, frozen=True):
         by_torch_load: `torch.load(path)` unpickles it.
         protocol: Pickle protocol that it declares, 0 if none.
         bombs: Calls that take more memory or time to load than the file's size explains.
+        hazards: Plain data by which loaders do harm.
         digest: SHA-256 of its bytes, of all bytes that could follow if it has no end; "" if there are too many.
         refused_opcode: An opcode that the unpickler of `torch.load(path)` does not know.
     """
@@ -418,5 +430,6 @@ class ScannedPickle(msgspec.Struct, frozen=True):
     by_torch_load: bool = False
     protocol: int = 0
     bombs: tuple[Bomb, ...] = ()
+    hazards: tuple[Hazard, ...] = ()
     digest: str = ""
     refused_opcode: int | None = None

@@ -371,8 +371,8 @@ class FileScan:
         read: list[str] = []
         scanner.flow.read_storage = lambda key: self._read_storage(piece, key, read)
         mentions, modules = tuple(scanner.iter_mentions()), tuple(dict.fromkeys(scanner.module_classes))
-        bombs = scanner.find_bombs(self.whole.size)
-        if piece.sure or (bombs and not unread) or not is_harmless(scanner, unread, copied=piece.copied):
+        bombs, hazards = scanner.find_bombs(self.whole.size), scanner.find_hazards()
+        if piece.sure or ((bombs or hazards) and not unread) or not is_harmless(scanner, unread, copied=piece.copied):
             if unread and scanner.has_frames:
                 mentions = self._read_frames(piece, at, scanner, mentions)
             unread = unread or scanner.unfollowed
@@ -381,7 +381,7 @@ class FileScan:
             pickle = ScannedPickle(
                 where, region.span, mentions, modules, piece.hidden, exact, why, protocol=protocol, bombs=bombs
             )
-            pickle = structs.replace(pickle, refused_opcode=scanner.refused_opcode)
+            pickle = structs.replace(pickle, refused_opcode=scanner.refused_opcode, hazards=hazards)
             bounds = region if scanner.end and not unread else piece.region.get_part(at, piece.region.size - at)
             self._add_pickle(structs.replace(pickle, digest=self._compute_digest([bounds])))
             if (

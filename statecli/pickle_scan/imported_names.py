@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from statecli.core.errors import MalformedError
-from statecli.core.state import Bomb, Mention
-from statecli.pickle_scan import known_names
+from statecli.core.state import Bomb, Hazard, Mention
+from statecli.pickle_scan import known_names, plain_data
 from statecli.pickle_scan.allocations import Allocations
 from statecli.pickle_scan.call_flow import Flow, get_plain_name, iter_indirect_calls, named_arguments
 from statecli.pickle_scan.compiled_modules import calls_of_modules, names_of
@@ -128,6 +128,15 @@ class Scanner(Machine):
         except OutOfSteps as error:
             self.unfollowed = self.unfollowed or error
         return tuple(bombs)
+
+    def find_hazards(self) -> tuple[Hazard, ...]:
+        """Return the plain data by which loaders do harm; a `.metadata` holds nothing that a loader uses so."""
+        hazards: list[Hazard] = []
+        try:
+            hazards.extend(plain_data.find_hazards(self.root, self.flow.steps) if self.budget == 1 else ())
+        except OutOfSteps as error:
+            self.unfollowed = self.unfollowed or error
+        return tuple(hazards)
 
     def put_memo(self, index: int, value: Value) -> None:
         """Do as the machine does, and note the highest entry."""

@@ -7,11 +7,12 @@ if each of its parts is what numpy's own `__reduce__` writes, of 1.16 to 2.4.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from statecli.pickle_scan import array_dtypes
-from statecli.pickles.nodes import Obj, Value
+from statecli.pickles.keys import wrap_key
+from statecli.pickles.nodes import Key, Obj, Value
 
 #: The plain name of the root of a value.
 RootName: TypeAlias = Callable[[Value], str | None]
@@ -27,6 +28,8 @@ _MAX_SEED_POOL = 1024
 _SEED = "SeedSequence"
 #: Numbers in the state of Python's generator: a table of 624, and the position in it.
 _PYTHON_NUMBERS = 625
+#: Values of a state as a tuple: a name, a table and a position. Positions that a message shows are shorter.
+_SHORTEST_OLD_STATE, _MAX_SHOWN = 3, 10**15
 
 
 def is_numpy_state(name: str, state: Value, root_name: RootName) -> bool:
@@ -52,6 +55,44 @@ def is_python_state(state: Value) -> bool:
             is_written = type(state) is tuple and type(state[0]) is int
             return is_written and len(numbers) == _PYTHON_NUMBERS and all(type(number) is int for number in numbers)
     return False
+
+
+def explain_unsafe_sequence(state: Sequence[Value]) -> str | None:
+    """Return why numpy's `set_state` of these values reads memory outside its table; None for any other sequence."""
+    if len(state) < _SHORTEST_OLD_STATE or _read_text(state[0]) != "MT19937":
+        return None
+    return _explain_unsafe_position(state[2], "pos")
+
+
+def explain_unsafe_dict(
+    state: Mapping[Value, Value], get_items: Callable[[Value], Mapping[Any, Any] | None]
+) -> str | None:
+    """Return why setting this dict as a state of a numpy generator does so; None if not."""
+    inner = state.get("state")
+    parts = get_items(inner) if type(inner) in (dict, Obj) else {}
+    if parts is None:
+        return "state of a numpy generator in an object that is not a dict; numpy looks its position up in the object"
+    positions = [(key, part[key]) for part in (state, parts) for key in _TABLE_LENGTHS if key in part]
+    return next(filter(None, (_explain_unsafe_position(position, key) for key, position in positions)), None)
+
+
+def _explain_unsafe_position(position: Value, key: str) -> str | None:
+    number, length = read_number(position), _TABLE_LENGTHS[key]
+    if number is not None and 0 <= number <= length:
+        return None
+    shown = f"{number:.10g}" if number is not None and abs(number) < _MAX_SHOWN else "not a short number"
+    return f"position of a numpy generator is {shown}, its table has {length} numbers; the next draw reads memory there"
+
+
+def read_number(value: Value) -> int | float | None:
+    """Return a number, also of numpy; None for other values."""
+    plain = wrap_key(value) if type(value) is Obj else value
+    number = plain.plain if type(plain) is Key else plain
+    return number if type(number) in (int, float, bool) else None
+
+
+def _read_text(value: Value) -> Value:
+    return wrap_key(value) if type(value) is Obj else value
 
 
 def _is_generator_dict(state: dict[Value, Value], root_name: RootName, is_inner: bool = False) -> bool:

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from statecli.core import quoting
 from statecli.core.finding import Severity
-from statecli.core.state import Bomb, Mention, Place, ScannedPickle
+from statecli.core.state import Bomb, Hazard, Mention, Place, ScannedPickle
 from statecli.pickle_scan import known_names
 from statecli.pickles import safe_globals
 from statecli.rules.rule import Issue, rule
@@ -245,6 +245,35 @@ def allocation_bomb(subject: Subject) -> Iterator[Issue]:
     )
 
 
+@rule(Severity.ERROR, needs_file, needs_pickles)
+def unsafe_data(subject: Subject) -> Iterator[Issue]:
+    """The file holds plain data by which an ordinary loader does harm, although loading the file runs no code.
+
+    Why: `torch.load(weights_only=True)` returns numbers and text as they are, and loaders trust them. numpy and torch
+    take a position in the table of a random generator unchecked, so that the next draw reads memory elsewhere. Python
+    formats a text in the state of its generator, of any length. Lightning downloads, unpickles and removes the paths in
+    the state of a ModelCheckpoint. `load_state_dict` obeys `assign_to_params_buffers` in the `_metadata` of the file:
+    the file's tensors replace the parameters, and an optimizer made before trains the old ones.
+    A path of a ModelCheckpoint in a store such as s3 is a note, and so is a key of `_metadata` that torch does not
+    write.
+
+    Example: `("MT19937", key, 2**30, 0, 0.0)` in `rng_state.pth`; a `best_model_path` of `http://host/best.ckpt`.
+
+    Fix: do not resume from the file, and ask who published it. If the file is yours, save it again without the value.
+    """
+    yield from _limit_per_file(
+        _build_hazard_issue(subject, pickle, hazard) for pickle in subject.pickles for hazard in pickle.hazards
+    )
+
+
+def _build_hazard_issue(subject: Subject, pickle: ScannedPickle, hazard: Hazard) -> Issue:
+    where = _describe_place(subject, pickle)
+    message = f"{hazard.text} ({where})" if where else hazard.text
+    help = hazard.help or ("do not resume from the file; ask who published it" if hazard.is_error else None)
+    severity = None if hazard.is_error else Severity.NOTE
+    return Issue(message, help=help, severity=severity, place=pickle.place, about=hazard.text, content=pickle.digest)
+
+
 def _build_bomb_issue(subject: Subject, pickle: ScannedPickle, bomb: Bomb) -> Issue:
     place = pickle.place
     if pickle.exact and bomb.position:
@@ -373,4 +402,5 @@ RULES = (
     nested_pickle,
     unscanned_pickle,
     allocation_bomb,
+    unsafe_data,
 )

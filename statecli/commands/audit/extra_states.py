@@ -22,10 +22,10 @@ def scan_extra_states(state: ModelState) -> Iterator[ScannedPickle]:
         if tensor.fqn.endswith(_SUFFIX) and tensor.data is not None and tensor.elements:
             storage = tensor.data.storage
             place = storage.place or Place(storage.path or state.target, 0, 0)
-            yield from scan_bytes(place, f"the tensor {quoting.name(tensor.fqn)}", _read_bytes(tensor))
+            yield from scan_bytes(place, f"the tensor {quoting.name(tensor.fqn)}", read_bytes(tensor))
 
 
-def _read_bytes(tensor: TensorInfo) -> bytes:
+def read_bytes(tensor: TensorInfo) -> bytes:
     """Return the elements in C order, as `tensor.numpy().tobytes()` does."""
     from statecli.values import read  # loads numpy
 

@@ -13,6 +13,7 @@ from statecli.commands.audit import lock_check, references, unreadable_values
 from statecli.commands.audit.baseline import accept_findings, build_baseline, encode_baseline
 from statecli.commands.audit.config import map_to_rules
 from statecli.commands.audit.extra_states import scan_extra_states
+from statecli.commands.audit.generator_states import check_generator_states
 from statecli.commands.audit.references import Side
 from statecli.commands.audit.request import Request
 from statecli.commands.audit.result import Audit
@@ -122,6 +123,7 @@ class _Run:
                     scanned = {pickle.digest for pickle in pickles} - {""}
                     extra = scan_extra_states(self.read_state)
                     pickles += tuple(pickle for pickle in extra if pickle.digest not in scanned)
+                    pickles += tuple(check_generator_states(self.read_state))
                 subject = lock_check.check_lock(self._read_values(subject), self.request, self.progress)
                 subject = dataclasses.replace(
                     subject,

@@ -1,0 +1,36 @@
+"""Check the tensors that are states of torch's CPU generator: torch does not check the sum of two numbers in them.
+
+`torch.set_rng_state` takes a table of 624 numbers, `next` and `left`. The next draws read the table from `next` on,
+`left - 1` of them, and torch only checks that each of both is at most 624. Source: LegacyGeneratorState in
+aten/src/ATen/CPUGeneratorImpl.cpp. A state of CUDA (16 bytes, a seed and an offset) has no table.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from statecli.commands.audit.extra_states import read_bytes
+from statecli.core import quoting
+from statecli.core.state import Hazard, ModelState, Place, ScannedPickle
+
+_STATE_BYTES = 5056
+#: Seed, `left`, `seeded`, `next`: torch takes the lower half of the last.
+_BEGINNING = struct.Struct("<QiiI")
+_TABLE_LENGTH = 624
+
+
+def check_generator_states(state: ModelState) -> Iterator[ScannedPickle]:
+    """Yield a hazard for each state that torch accepts and reads beyond. Raises UnreadableError."""
+    for tensor in state.tensors:
+        if tensor.dtype == "uint8" and tensor.elements == _STATE_BYTES and tensor.data is not None:
+            _, left, seeded, following = _BEGINNING.unpack_from(read_bytes(tensor))
+            is_accepted = seeded and 0 < left <= _TABLE_LENGTH and following <= _TABLE_LENGTH
+            if is_accepted and following + left > _TABLE_LENGTH + 1:
+                storage = tensor.data.storage
+                place = storage.place or Place(storage.path or state.target, 0, 0)
+                text = (
+                    f"{quoting.name(tensor.fqn)}: state of a torch generator has {left} numbers left after number "
+                    f"{following} of {_TABLE_LENGTH}; the next draws read memory after its table"
+                )
+                yield ScannedPickle(f"the tensor {quoting.name(tensor.fqn)}", place, hazards=(Hazard(text),))

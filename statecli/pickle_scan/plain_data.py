@@ -1,0 +1,273 @@
+"""Find plain data by which ordinary loaders do harm: `torch.load(weights_only=True)` returns it, and nothing checks it.
+
+The values are checked by what reads them: numpy takes any number for a position in its table, Python formats texts in a
+state of version 2, torch obeys a flag in `_metadata`, and Lightning opens and removes the paths of its callbacks.
+Sources: numpy/random/_mt19937.pyx and _philox.pyx, random.py, torch/nn/modules/module.py, and
+lightning/pytorch/callbacks/model_checkpoint.py of 2.6.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from statecli.core import quoting
+from statecli.core.state import Hazard
+from statecli.pickle_scan import known_names, random_states
+from statecli.pickle_scan.step_budget import Budget, Steps
+from statecli.pickles.graph import (
+    as_mapping,
+    as_sequence,
+    format_subscript,
+    get_attributes,
+    get_name,
+    read_raw_bytes,
+)
+from statecli.pickles.keys import wrap_key
+from statecli.pickles.nodes import Global, Key, Obj, SetOf, Value
+
+_CONTAINERS = frozenset([dict, list, tuple, Obj, SetOf])
+#: Calls that hold nothing but a tensor, and objects whose states `random_states` checks.
+_SKIPPED_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "numpy.random.", "random.Random")
+#: Keys below which libraries save the state of Python's generator: `python`, `random_state`, `rng_states`.
+_RANDOM_KEY = re.compile(r"python|rand|rng|seed|generator", re.IGNORECASE)
+#: Keys of a module's `_metadata` that torch writes.
+_VERSION, _SPECTRAL_NORM, _ASSIGN = "version", "spectral_norm", "assign_to_params_buffers"
+#: Keys of the state of Lightning's ModelCheckpoint whose texts are opened or removed, and of the checkpoints of
+#: Lightning before 1.2, which are moved there.
+_CHECKPOINT_PATHS = ("best_model_path", "last_model_path", "kth_best_model_path")
+_OLD_CHECKPOINT_PATH = "checkpoint_callback_best_model_path"
+_RANKED_PATHS = "best_k_models"
+#: Protocol of a path, as fsspec splits it off.
+_PROTOCOL = re.compile(r"([A-Za-z][\w+.-]*)(://|::)")
+#: Protocols of stores in which people keep checkpoints.
+_STORE_NAMES = "s3 s3a gs gcs az abfs abfss adl wasb wasbs hdfs webhdfs viewfs dbfs oss oci cos obs hf lakefs swift"
+_STORES = frozenset(_STORE_NAMES.split())
+_PARENT = re.compile(r"(?:\A|[/\\])\.\.(?:[/\\]|\Z)")
+
+
+def find_hazards(root: Value, steps: Steps) -> Iterator[Hazard]:
+    """Yield what is harmful in the data of a pickle, each container once. Raises OutOfSteps."""
+    walk = _Walk(steps)
+    yield from walk.check_python_state("", root)
+    for node in walk.iter_containers(root):
+        items = walk.get_items(node)
+        if items is not None:
+            yield from walk.check_mapping(node, items)
+        elif (elements := walk.get_elements(node)) is not None:
+            yield from walk.check_sequence(node, elements)
+        if type(node) is Obj and node.state is not None:
+            yield from walk.check_metadata(node)
+
+
+class _Walk:
+    """Walk of one pickle; `_links` has the parent and the key of each container, by its id."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._links: dict[int, tuple[Value, Value]] = {}
+        self._skipped_names: dict[int, bool] = {}
+        #: Whether a sequence holds other values than integers, and texts that Python would format, by its id.
+        self._kinds_of_numbers: dict[int, tuple[bool, bool]] = {}
+
+    def iter_containers(self, root: Value) -> Iterator[Value]:
+        """Yield each container and object that is reached from the root, except tensors."""
+        waiting = [root] if type(root) in _CONTAINERS else []
+        self._links[id(root)] = (None, None)
+        while waiting:
+            node = waiting.pop()
+            yield node
+            for key, child in _iter_children(node):
+                if type(child) in _CONTAINERS and id(child) not in self._links and not self._is_skipped(child):
+                    self._links[id(child)] = (node, key)
+                    waiting.append(child)
+
+    def _is_skipped(self, node: Value) -> bool:
+        if type(node) is not Obj or type(node.cls) is not Global:
+            return False
+        skipped = self._skipped_names.get(id(node.cls))
+        if skipped is None:
+            name = known_names.get_plain_name(node.cls.module, node.cls.name)
+            skipped = self._skipped_names[id(node.cls)] = name.startswith(_SKIPPED_PREFIXES)
+        return skipped
+
+    def get_items(self, node: Value) -> Mapping[Any, Any] | None:
+        """Return the items of a mapping. Those in the arguments of a call are copied, which counts as steps."""
+        items = as_mapping(node)
+        if items and type(node) is Obj and node.args:
+            self._steps.take(Budget.FLOW, len(items))
+        return items
+
+    def get_elements(self, node: Value) -> Sequence[Any] | None:
+        """Return the elements of a sequence, under the same rule."""
+        elements = as_sequence(node)
+        if elements and type(node) is Obj and node.args:
+            self._steps.take(Budget.FLOW, len(elements))
+        return elements
+
+    def describe_path(self, node: Value) -> str:
+        """Return the Python subscripts of a container, the last few if there are many."""
+        steps: list[str] = []
+        parent, key = self._links.get(id(node), (None, None))
+        while parent is not None and len(steps) < _SHOWN_SUBSCRIPTS:
+            steps.append(key[1:] if type(key) is str and key[:1] == "." else format_subscript(key) or "[…]")
+            parent, key = self._links.get(id(parent), (None, None))
+        return ("…" if parent is not None else "") + "".join(reversed(steps))
+
+    def check_mapping(self, node: Value, items: Mapping[Any, Any]) -> Iterator[Hazard]:
+        """Check a mapping as the state of a generator, and its items."""
+        if "bit_generator" in items:
+            reason = random_states.explain_unsafe_dict(items, self.get_items)
+            if reason:
+                yield Hazard(_join_path(self.describe_path(node), reason))
+        for key, value in items.items():
+            if type(value) in _CONTAINERS:
+                yield from self.check_python_state(key, value, node)
+        callbacks = items.get("callbacks")
+        states = self.get_items(callbacks) if type(callbacks) in (dict, Obj) else None
+        for state_key, state in (states or {}).items():
+            paths = self.get_items(state) if type(state) in (dict, Obj) else None
+            yield from self._check_paths(f"callbacks{format_subscript(state_key) or '[…]'}", paths or {})
+        if _OLD_CHECKPOINT_PATH in items:
+            yield from _check_path(f"[{_OLD_CHECKPOINT_PATH!r}]", items[_OLD_CHECKPOINT_PATH])
+
+    def _check_paths(self, path: str, state: Mapping[Any, Any]) -> Iterator[Hazard]:
+        for key in _CHECKPOINT_PATHS:
+            yield from _check_path(f"{path}[{key!r}]", state.get(key))
+        ranked = state.get(_RANKED_PATHS)
+        for key in (self.get_items(ranked) if type(ranked) in (dict, Obj) else None) or ():
+            yield from _check_path(f"a key of {path}[{_RANKED_PATHS!r}]", key)
+
+    def check_sequence(self, node: Value, elements: Sequence[Any]) -> Iterator[Hazard]:
+        """Check a sequence as the state of a numpy generator, and its elements."""
+        reason = random_states.explain_unsafe_sequence(elements)
+        if reason:
+            yield Hazard(_join_path(self.describe_path(node), reason))
+        for index, value in enumerate(elements):
+            if type(value) in _CONTAINERS:
+                yield from self.check_python_state(index, value, node)
+
+    def check_python_state(self, key: Value, state: Value, parent: Value = None) -> Iterator[Hazard]:
+        """Check a value as the state of Python's generator, of version 2: C checks one of version 3."""
+        if type(state) in (list, tuple) and len(state) != 3:
+            return
+        parts = self.get_elements(state)
+        if parts is None or len(parts) != 3 or random_states.read_number(parts[0]) != 2:
+            return
+        if id(parts[1]) not in self._kinds_of_numbers:
+            numbers = self.get_elements(parts[1]) or ()
+            others = [number for number in numbers if type(number) is not int]
+            self._kinds_of_numbers[id(parts[1])] = (bool(others), any(map(_is_template, others)))
+        has_others, has_templates = self._kinds_of_numbers[id(parts[1])]
+        if has_templates or (has_others and type(key) is str and _RANDOM_KEY.search(key)):
+            path = self.describe_path(parent) + format_subscript(key) if parent is not None else ""
+            yield Hazard(
+                _join_path(path, "state of Python's generator with other values than integers")
+                + "; random.setstate computes `value % 2**32`, which formats a text of any length"
+            )
+
+    def check_metadata(self, node: Obj) -> Iterator[Hazard]:
+        """Check the `_metadata` of a state_dict, which load_state_dict gives to each module."""
+        modules = self.get_items(get_attributes(node).get("_metadata"))
+        assigned, unknown = [], []
+        for name, local in (modules or {}).items():
+            values = self.get_items(local)
+            if not values or (len(values) == 1 and _VERSION in values):
+                continue
+            if _is_true(values.get(_ASSIGN, False)):
+                assigned.append(name)
+            unknown += [key for key in values if key not in (_VERSION, _SPECTRAL_NORM, _ASSIGN)]
+        if assigned:
+            yield Hazard(
+                f"_metadata[{_show_key(assigned[0])}][{_ASSIGN!r}] is set{_count_more(assigned)}; load_state_dict then "
+                "replaces parameters by the file's tensors, as with assign=True, and an optimizer keeps the old ones",
+                help=f"for local in state_dict._metadata.values(): local.pop({_ASSIGN!r}, None)",
+            )
+        if unknown:
+            yield Hazard(
+                f"_metadata holds {_show_key(unknown[0])}{_count_more(unknown)}, which torch does not write; "
+                "a module's own code may read it",
+                is_error=False,
+            )
+
+
+_SHOWN_SUBSCRIPTS = 4
+
+
+def _iter_children(node: Value) -> Iterable[tuple[Value, Value]]:
+    """Return the values in a container or an object, each with its key; an attribute's begins with a dot."""
+    if type(node) is dict:
+        return node.items()
+    if type(node) in (list, tuple):
+        return enumerate(node)
+    if type(node) is SetOf:
+        return enumerate(node.elems)
+    parts: list[tuple[Value, Value]] = [(".__args__", node.args), (".__kwargs__", node.kwargs), (".state", node.state)]
+    return [*parts, (".__func__", node.cls), *(node.items or {}).items(), *enumerate(node.elems or ())]
+
+
+def _check_path(where: str, value: Value) -> Iterator[Hazard]:
+    """Check a path that Lightning's ModelCheckpoint opens and removes.
+
+    Lightning removes a plain path only in the user's own folder, which it finds in the path's parents as they are
+    written. It writes no path with `..`, and none that begins with `file://`.
+    """
+    text = _read_path(value)
+    if type(text) is not str:
+        return
+    protocol = _PROTOCOL.match(text)
+    name = protocol[1].lower() if protocol else ""
+    if name in ("http", "https"):
+        why = 'Lightning downloads it for ckpt_path="best" and unpickles it with weights_only=False'
+    elif _PARENT.search(text):
+        why = "Lightning removes that folder after the next save, though the path leads out of its own"
+    elif name in _STORES and "::" not in text:
+        yield Hazard(f"{where} lies in a store ({name}); Lightning removes it after the next save", is_error=False)
+        return
+    elif protocol:
+        why = "Lightning removes any path with a protocol after the next save, folders with all files"
+    else:
+        return
+    yield Hazard(f"{where} is {_show_url(text, protocol)}; {why}")
+
+
+def _read_path(value: Value) -> Value:
+    """Return the text of a path, also of one of pathlib; the value itself if it is neither."""
+    if type(value) is not Obj:
+        return value
+    parts = value.args if get_name(value.cls).startswith("pathlib.") else ()
+    return "/".join(parts) if parts and all(type(part) is str for part in parts) else _read_text(value)
+
+
+def _read_text(value: Value) -> Value:
+    """Return the text that a call spells out; other values as they are, or as a key."""
+    return wrap_key(value) if type(value) is Obj else value
+
+
+def _show_url(text: str, protocol: re.Match[str] | None) -> str:
+    """Return a path for a message; of a URL its protocol, because the rest may hold a password."""
+    return f"a URL ({protocol[0]}…)" if protocol else quoting.quote(text)
+
+
+def _is_template(value: Value) -> bool:
+    """Return True for a text, or bytes, that `%` formats."""
+    text = _read_text(value)
+    return "%" in text if type(text) is str else b"%" in (read_raw_bytes(value) or b"")
+
+
+def _is_true(value: Value) -> bool:
+    """Return True for what Python takes for true; objects may be anything."""
+    return type(value) in (Obj, Key, Global) or bool(value.elems if type(value) is SetOf else value)
+
+
+def _join_path(path: str, reason: str) -> str:
+    return f"{path}: {reason}" if path else reason
+
+
+def _show_key(key: Value) -> str:
+    return quoting.quote(key) if type(key) is str else "a key"
+
+
+def _count_more(keys: list[Any]) -> str:
+    return f" and {len(keys) - 1} more" if len(keys) > 1 else ""

@@ -1,0 +1,283 @@
+"""Plain data that torch.load returns by default and by which a loader does harm; what the real loaders do with it."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+from collections import OrderedDict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from statecli.core.finding import Severity
+
+TABLE = list(range(624))
+#: A state of torch's generator: bytes of a seed, then `left`, `seeded` and `next`.
+LEFT_SEEDED_NEXT = struct.Struct("<iiQ")
+
+
+@pytest.fixture
+def messages(found, tmp_path):
+    """`messages(data)`: what unsafe-data says of an archive of torch.save with this data, which torch.load returns."""
+
+    def judge(data, *, severity=Severity.ERROR, weights_only=True):
+        path = tmp_path / "archive.pt"
+        torch.save(data, path)
+        torch.load(path, weights_only=weights_only)
+        findings = found("unsafe-data", path)
+        assert {finding.severity for finding in findings} <= {severity}
+        return [finding.message for finding in findings]
+
+    return judge
+
+
+# Positions in the tables of numpy's generators.
+
+NUMPY_STATES = {
+    "far": ("MT19937", TABLE, 2**30, 0, 0.0),
+    "negative": ("MT19937", TABLE, -5),
+    "just-outside": ["MT19937", TABLE, 625, 0, 0.0],
+    "float": ("MT19937", TABLE, 1e9, 0, 0.0),
+    "tensor": ("MT19937", TABLE, torch.tensor(2**20), 0, 0.0),
+    "dict": {"bit_generator": "MT19937", "state": {"key": TABLE, "pos": 10_000}},
+    "ordered-dict": OrderedDict(bit_generator="MT19937", state=OrderedDict(key=TABLE, pos=-1)),
+}
+
+
+@pytest.mark.parametrize("state", NUMPY_STATES.values(), ids=NUMPY_STATES)
+def test_unsafe_data_finds_positions_that_numpy_takes_unchecked(messages, state):
+    """numpy accepts the state, and would read memory outside its table with the next draw."""
+    (message,) = messages({"w": torch.ones(1), "numpy": state})
+    assert message.startswith("['numpy']: position of a numpy generator is ")
+    assert message.endswith("the next draw reads memory there (archive/data.pkl)")
+    np.random.RandomState(0).set_state(state)
+
+
+def test_unsafe_data_finds_positions_in_the_buffer_of_philox(messages):
+    """Philox looks a number up in its buffer for each position below 4, negative ones too."""
+    state = dict(np.random.Philox(1).state, buffer_pos=-3, buffer=[0] * 4, state={"counter": [0] * 4, "key": [0] * 2})
+    (message,) = messages({"rng": [state]})
+    assert message.startswith("['rng'][0]: position of a numpy generator is -3, its table has 4 numbers")
+    np.random.Philox(1).state = state
+
+
+def test_unsafe_data_finds_a_state_as_the_whole_file(messages):
+    """A state that is saved by itself stands below no key."""
+    assert messages(("MT19937", TABLE, -1, 0, 0.0))[0].startswith("position of a numpy generator is -1")
+    assert messages((2, ("%9d",) * 625, None))[0].startswith("state of Python's generator")
+
+
+def test_unsafe_data_spares_states_of_generators(messages):
+    """What the libraries themselves write, as it is and in lists; and values that look like it."""
+    version, numbers, following = random.getstate()
+    honest = {
+        "numpy": np.random.get_state(),
+        "legacy": np.random.get_state(legacy=False),
+        "bits": [kind(1).state for kind in (np.random.MT19937, np.random.PCG64, np.random.Philox, np.random.SFC64)],
+        "position": ("MT19937", TABLE, np.int64(624), 0, 0.0),
+        "python": (version, numbers, following),
+        "python_list": [version, list(numbers), following],
+        "random_state": (2, numbers, 0.5),
+        "layers": (2, ("relu", "tanh"), 0.1),
+        "words": ("MT19937", "is a generator"),
+        "torch": torch.get_rng_state(),
+        "cuda": [torch.zeros(16, dtype=torch.uint8)],
+    }
+    assert not messages(honest, weights_only=False)
+
+
+# States of Python's generator.
+
+PYTHON_STATES = {
+    "text": ("python", (2, ("%5d",) * 625, None)),
+    "one-text": ("mine", [2, ["%5d", *[1] * 624], None]),
+    "bytes": ("mine", (2.0, (b"%5d",) * 3, None)),
+    "lists": ("random_state", (2, ([1],) * 625, None)),
+}
+
+
+@pytest.mark.parametrize(("key", "state"), PYTHON_STATES.values(), ids=PYTHON_STATES)
+def test_unsafe_data_finds_texts_that_setstate_formats(messages, key, state):
+    """Version 2 computes `value % 2**32` before it looks at the length and the types of the values."""
+    (message,) = messages({key: state})
+    assert message.startswith(f"[{key!r}]: state of Python's generator with other values than integers")
+    with pytest.raises((TypeError, ValueError)):
+        random.Random(1).setstate(state)  # noqa: S311
+
+
+def test_python_checks_a_state_of_version_3_itself():
+    """So such a state is no finding: nothing is computed of other values than integers."""
+    for numbers in [("%5d",) * 625, (1,) * 624 + (700,), (1,) * 62]:
+        with pytest.raises((TypeError, ValueError)):
+            random.Random(1).setstate((3, numbers, None))  # noqa: S311
+
+
+# States of torch's generator.
+
+
+def generator_state(left, following, seeded=1):
+    """Return the state of a CPU generator with these numbers."""
+    state = bytearray(torch.Generator().get_state().numpy().tobytes())
+    LEFT_SEEDED_NEXT.pack_into(state, 8, left, seeded, following)
+    return torch.frombuffer(state, dtype=torch.uint8).clone()
+
+
+@pytest.mark.parametrize(
+    ("left", "following", "seeded"), [(624, 624, 1), (2, 624, 1), (624, 2, 256), (600, 2**32 + 600, 1)]
+)
+def test_unsafe_data_finds_states_that_torch_reads_beyond(messages, left, following, seeded):
+    """torch accepts the state: it checks `left` and `next` apart, and takes the lower half of `next`."""
+    state = generator_state(left, following, seeded)
+    torch.Generator().set_state(state)
+    (message,) = messages({"cpu": state.reshape(8, -1)})
+    assert message.startswith(f"cpu: state of a torch generator has {left} numbers left after number ")
+
+
+@pytest.mark.parametrize("draws", [0, 1, 2, 623, 624, 625])
+def test_unsafe_data_spares_a_generator_after_any_number_of_draws(messages, draws):
+    """The two numbers add up to 625 as soon as one is drawn."""
+    generator = torch.Generator().manual_seed(5)
+    torch.randint(0, 9, (draws,), generator=generator)
+    assert not messages({"torch": generator.get_state(), "mask": torch.ones(5056, dtype=torch.uint8)})
+
+
+def test_torch_refuses_the_states_that_are_spared():
+    """So a number outside of the table is no finding."""
+    for left, following, seeded in [(0, 5, 1), (-3, 5, 1), (625, 1, 1), (1, 625, 1), (624, 624, 0)]:
+        with pytest.raises(RuntimeError, match="Invalid mt19937 state"):
+            torch.Generator().set_state(generator_state(left, following, seeded))
+
+
+# Metadata of a state_dict.
+
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.utils.spectral_norm(torch.nn.Linear(2, 2)))
+
+
+@pytest.mark.parametrize("section", [None, "model"])
+def test_unsafe_data_finds_a_flag_that_replaces_parameters(messages, section):
+    """An optimizer made before the load trains parameters that the model no longer has."""
+    state = model().state_dict()
+    state._metadata["0"]["assign_to_params_buffers"] = 1
+    (message,) = messages(state if section is None else {section: state})
+    assert message.startswith("_metadata['0']['assign_to_params_buffers'] is set; load_state_dict then replaces")
+    loaded = model()
+    before = loaded[0].weight
+    loaded.load_state_dict(state)
+    assert loaded[0].weight is not before
+
+
+def test_unsafe_data_notes_metadata_that_torch_does_not_write(messages):
+    """A module's own code may read the key."""
+    state = model().state_dict()
+    state._metadata["1"]["codec"] = "mine"
+    (message,) = messages(state, severity=Severity.NOTE)
+    assert message.startswith("_metadata holds 'codec', which torch does not write")
+
+
+def test_unsafe_data_spares_metadata_of_torch(messages):
+    """Versions, those of spectral_norm too, and the flag as DeepSpeed in transformers leaves it."""
+    state = model().state_dict()
+    state._metadata["0"]["assign_to_params_buffers"] = False
+    assert not messages({"model": state, "_metadata": {"": {"assign_to_params_buffers": True}}})
+
+
+# Paths of Lightning's ModelCheckpoint.
+
+HARMFUL_PATHS = [
+    "http://host/best.ckpt",
+    "https://user:word@host/best.ckpt",
+    "local:///home/me",
+    "LOCAL:///home/me",
+    "memory://x",
+    "simplecache::http://host/x",
+    "s3::local:///home/me",
+    "file:///home/me",
+    "../src",
+    "checkpoints/../../src",
+]
+HARMLESS_PATHS = ["", "/runs/best.ckpt", "runs/epoch=1-a..b.ckpt", "C:\\runs\\best.ckpt", "/runs/a:b.ckpt"]
+
+
+def checkpoint(state):
+    return {"state_dict": {"w": torch.ones(1)}, "callbacks": {"ModelCheckpoint{'monitor': None}": state}}
+
+
+@pytest.mark.parametrize("path", HARMFUL_PATHS)
+@pytest.mark.parametrize("key", ["best_model_path", "last_model_path", "kth_best_model_path", "best_k_models"])
+def test_unsafe_data_finds_paths_that_lightning_opens_or_removes(messages, key, path):
+    """No text of a URL is shown, because it may hold a password."""
+    (message,) = messages(checkpoint({key: {path: torch.tensor(1.0)} if key == "best_k_models" else path}))
+    assert key in message
+    assert "Lightning downloads" in message if path.startswith("http") else "Lightning removes" in message
+    assert "word" not in message
+
+
+def test_unsafe_data_finds_the_path_of_old_lightning(messages):
+    """Lightning moves it to the state of the callback when it loads the file."""
+    (message,) = messages({"state_dict": {}, "checkpoint_callback_best_model_path": "http://host/x"})
+    assert message.startswith("['checkpoint_callback_best_model_path'] is a URL (http://…)")
+
+
+@pytest.mark.parametrize("path", HARMLESS_PATHS)
+def test_unsafe_data_spares_plain_paths(messages, path):
+    """Lightning removes them only in the folder that the user has named; URLs elsewhere are settings."""
+    data = checkpoint({"best_model_path": path, "dirpath": "/runs", "best_k_models": {path: torch.tensor(1.0)}})
+    assert not messages({**data, "hyper_parameters": {"best_model_path": "http://host/x", "data": "local::x"}})
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "abfs", "hdfs"])
+def test_unsafe_data_notes_paths_in_a_store(messages, scheme):
+    """People keep checkpoints there, and Lightning removes them there."""
+    (message,) = messages(checkpoint({"best_model_path": f"{scheme}://bucket/best.ckpt"}), severity=Severity.NOTE)
+    assert f"lies in a store ({scheme})" in message
+
+
+@pytest.mark.parametrize("path", [*HARMFUL_PATHS, *HARMLESS_PATHS[1:]])
+def test_lightning_removes_what_is_harmful_only(path, tmp_path, monkeypatch):
+    """Lightning's own answer for a callback that saves into the current folder, and was given the path by a file."""
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "checkpoints" if path.startswith("checkpoints") else tmp_path
+    saving = callbacks.ModelCheckpoint(dirpath=folder)
+    saving.load_state_dict({"best_model_path": path, "best_model_score": None, "dirpath": None})
+    trainer = SimpleNamespace(ckpt_path=None)
+    removes = saving._should_remove_checkpoint(trainer, saving.best_model_path, str(folder / "new.ckpt"))
+    within = path.startswith(("runs/", "C:"))  # on POSIX, files in the user's own folder
+    assert removes is (path in HARMFUL_PATHS or within)
+
+
+# The walk.
+
+
+def test_shared_and_cyclic_containers_end(messages):
+    """Each container is checked once, under the first path that leads to it; it may hold itself."""
+    state = ("MT19937", TABLE, -1)
+    cyclic = [state, state]
+    cyclic.append(cyclic)
+    assert len(messages({"a": cyclic, "b": cyclic}, weights_only=False)) == 1
+
+
+def test_plain_data_in_a_pickle_of_its_own(found, tmp_path):
+    """A bare pickle, and one in a string of another."""
+    import pickle
+
+    inner = pickle.dumps({"numpy": ("MT19937", TABLE, -1)}, 2)
+    (tmp_path / "a.pkl").write_bytes(inner)
+    (finding,) = found("unsafe-data", tmp_path / "a.pkl")
+    assert finding.message.startswith("['numpy']: position of a numpy generator is -1")
+    torch.save({"w": torch.ones(1), "extra": inner}, tmp_path / "b.pt")
+    (finding,) = found("unsafe-data", tmp_path / "b.pt")
+    assert "the string at byte" in finding.message
+
+
+def test_legacy_files_are_checked(found, tmp_path):
+    """The same data in the format of torch.save before 1.6."""
+    stream = io.BytesIO()
+    torch.save({"numpy": ("MT19937", TABLE, -1)}, stream, _use_new_zipfile_serialization=False)
+    (tmp_path / "a.pt").write_bytes(stream.getvalue())
+    assert len(found("unsafe-data", tmp_path / "a.pt")) == 1
