@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecli.core import quoting
@@ -103,31 +104,56 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 def has_pickles(source: Source) -> bool:
     """Return whether torch.load may unpickle a member of the archive: any called `storages` by tarfile.
 
-    The walk follows tarfile, not torch.save. True if tarfile may find other members than the walk.
+    True if tarfile may find other members than the walk.
     """
-    at, size_of_next = 0, None
+    try:
+        return any(
+            (found.header.name.rstrip("/") == "storages" and not found.header.isdir())
+            or _RENAMED.search(found.extended)
+            for found in iter_members(source.read_up_to)
+        )
+    except MalformedError:
+        return True
+
+
+class FoundMember(NamedTuple):
+    """A member of any tar archive: its header, what extended headers say of it, and the place of its data."""
+
+    header: TarInfo
+    extended: bytes
+    offset: int
+    size: int
+
+
+def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
+    """Yield the members that tarfile finds; `read` returns fewer bytes at the end, and is called in rising order.
+
+    The walk follows tarfile, not torch.save. Raises MalformedError where tarfile may find other members.
+    """
+    at, size_of_next, extended = 0, None, b""
     for _ in range(_MAX_WALKED):
-        header = parse_header(source.read(at, BLOCK)) if at + BLOCK <= source.size else None
+        header = parse_header(read(at, BLOCK))
         if header is None:
-            return False
+            return
         if header.size < 0 or header.type == b"S":
-            return True
+            raise MalformedError("has a member with holes, or of a negative size")
         if header.type in _EXTENDED:
-            data = source.read(at + BLOCK, min(header.size, _MAX_EXTENDED, max(source.size - at - BLOCK, 0)))
+            data = read(at + BLOCK, min(header.size, _MAX_EXTENDED))
             sizes = _SIZES.findall(data)
-            if header.size > _MAX_EXTENDED or _RENAMED.search(data) or len(sizes) > (header.type != b"g"):
-                return True
+            if header.size > _MAX_EXTENDED or len(sizes) > (header.type != b"g"):
+                raise MalformedError("has a long extended header, or sizes in one")
             if not all(map(_PLAIN_SIZE.fullmatch, sizes)):
-                return True
+                raise MalformedError("has a size in an extended header that is not a number")
             size_of_next = int(sizes[0]) if sizes else size_of_next
+            extended += data
             at = next_header(at, header.size)
             continue
-        if header.name.rstrip("/") == "storages" and not header.isdir():
-            return True
         size = header.size if size_of_next is None else size_of_next
-        at = next_header(at, size if header.isreg() or header.type not in _WITHOUT_DATA else 0)
-        size_of_next = None
-    return True
+        size = size if header.isreg() or header.type not in _WITHOUT_DATA else 0
+        yield FoundMember(header, extended, at + BLOCK, size)
+        at = next_header(at, size)
+        size_of_next, extended = None, b""
+    raise MalformedError(f"has more than {_MAX_WALKED} members")
 
 
 def read(path: str, section: str | None = None) -> ModelState:

@@ -89,6 +89,11 @@ class Source:
             raise _truncated(offset + len(data), length - len(data), self._file.measure())
         return data
 
+    def read_up_to(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from byte `offset`, fewer at the end of the file."""
+        left = max(self.size - offset, 0)
+        return self.read(offset, min(length, left)) if left else b""
+
 
 def read_small_file(path: str, longest: int) -> bytes:
     """Return the bytes of a regular file, which may be empty. Raises UnreadableError for more than `longest` bytes."""

@@ -22,6 +22,7 @@ from statecli.formats import FORMATS, torch_tar, unsupported
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.checkpoint_names import METADATA
 from statecli.storage.source import Source
+from statecli.targets import packed_files
 from statecli.targets.target_result import Status, TargetResult
 
 #: Suffixes of pickles, which may contain anything.
@@ -44,7 +45,7 @@ CHECKPOINT_SUFFIXES = (
     ".nemo",
 )
 #: Suffixes of compressed files: joblib and `pickle.load(gzip.open(...))` load `model.pkl.gz` as it is.
-_COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".lzma", ".z", ".zst")
+_COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".lzma", ".z", ".zst", ".lz4")
 #: Prefixes of `.bin` files that trainers write: weights and the files next to them.
 WEIGHT_BIN_PREFIXES = (
     "pytorch_model",
@@ -351,9 +352,7 @@ def skip_subfolder(path: str) -> TargetResult | None:
 
 def _expand_file(path: str) -> Iterator[str | TargetResult]:
     """Yield the file, or a skipped target if neither its name nor its content is a checkpoint's."""
-    name = files.get_name(path).lower()
-    stem, dot, suffix = name.rpartition(".")
-    is_named = (stem if dot + suffix in _COMPRESSION_SUFFIXES else name).endswith(CHECKPOINT_SUFFIXES)
+    is_named = _is_named(path)
     if is_named and not _is_ambiguous_bin(path):
         yield path
         return
@@ -369,6 +368,13 @@ def _expand_file(path: str) -> Iterator[str | TargetResult]:
         yield path
     else:
         yield skip_file(path, content)
+
+
+def _is_named(path: str) -> bool:
+    """Return whether the file name is that of a checkpoint, or of a compressed one; a `.bin` may be anything."""
+    name = files.get_name(path).lower()
+    stem, dot, suffix = name.rpartition(".")
+    return (stem if dot + suffix in _COMPRESSION_SUFFIXES else name).endswith(CHECKPOINT_SUFFIXES)
 
 
 def skip_file(path: str, content: str) -> TargetResult:
@@ -412,6 +418,8 @@ def _is_checkpoint(path: str, source: Source) -> bool:
     if any(format.sniff(path, source.head) for format in FORMATS):
         return True
     if not source.head.startswith(b"PK\3\4") and torch_tar.has_pickles(source):
+        return True
+    if packed_files.holds_checkpoint(path, source, _is_named):
         return True
     # Every command imports this module; only a walk over a folder needs the pickle reader.
     from statecli.pickle_scan.one_pickle import begins_as_pickle

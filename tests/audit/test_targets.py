@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import gzip
 import io
 import itertools
 import json
+import lzma
 import os
 import pickle
 import pickletools
 import re
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -28,6 +31,7 @@ from statecli.core.scope import NotChecked
 from statecli.pickle_scan.one_pickle import begins_as_pickle
 from statecli.storage import files
 from statecli.storage.source import Source
+from statecli.targets import packed_files
 from statecli.targets.expand import (
     ModelFolders,
     expand_targets,
@@ -105,6 +109,77 @@ def test_a_packed_checkpoint_is_not_passed_over(tmp_path, name):
     (tmp_path / name).write_bytes(content)
     found = audit(Request((str(tmp_path),)))
     assert {one.target.rpartition("/")[2]: one.status for one in found.targets}[name] is Status.FAILED
+
+
+def tarred(mode, *members, **options):
+    """A tar archive of a text and these members, (name, bytes)."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode=mode, **options) as archive:
+        for name, data in (("README.txt", b"read me\n" * 999), *members):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def status_beside_a_model(folder, name, content):
+    """The status of a file in a folder with a clean model."""
+    save_file({"w": torch.ones(2)}, folder / "model.safetensors")
+    (folder / name).write_bytes(content)
+    results = audit(Request((str(folder),))).targets
+    return next(result.status for result in results if result.target.endswith(name))
+
+
+PICKLE = b"\x80\2cos\nsystem\nX\4\0\0\0true\x85R."
+OLD_PICKLE = b"cos\nsystem\n(S'true'\ntR."
+#: A hard link has no data, whatever its header says: this one would hide the member after it.
+LINK = tarfile.TarInfo("link")
+LINK.type, LINK.size = tarfile.LNKTYPE, 4096
+LINKED = LINK.tobuf() + tarred("w", ("x.pkl", PICKLE))
+PACKED = {
+    "x.tar": tarred("w", ("a/weights.ckpt", b"")),
+    "link.tar": LINKED,
+    "x.tar.gz": tarred("w:gz", ("junk", bytes(3_000_000)), ("weights.ckpt", b"")),
+    "content.tbz2": tarred("w:bz2", ("data", PICKLE)),
+    "long.txz": tarred("w:xz", ("d/" * 90 + "x.pkl", b""), format=tarfile.PAX_FORMAT),
+    "packed.tar.gz": tarred("w:gz", ("x.pkl.xz", b"")),
+    "joblib.bin": zlib.compress(PICKLE),
+    "gz.dat": gzip.compress(OLD_PICKLE),
+    "bz2": bz2.compress(OLD_PICKLE),
+    "alone.lzma": lzma.compress(PICKLE, format=lzma.FORMAT_ALONE),
+    "two.gz": gzip.compress(b"") + bytes(600_000) + gzip.compress(PICKLE),
+    "two.bz2": bz2.compress(b"") + bz2.compress(PICKLE),
+    "model.tar.zst": b"\x28\xb5\x2f\xfd" + bytes(99),
+}
+NOT_PACKED = {
+    "data.tar": tarred("w", ("a.jpg", b"\xff\xd8\xff" + bytes(999))),
+    "data.tar.gz": tarred("w:gz", ("a.jpg", b"\xff\xd8\xff" + bytes(999)), ("b.json", b"{}")),
+    "data.tar.zst": b"\x28\xb5\x2f\xfd" + bytes(99),
+    "words.csv.gz": gzip.compress(b"id,name\n1,some\n"),
+    "idx.gz": gzip.compress(b"\0\0\x08\x03" + bytes(999)),
+    "broken.gz": b"\x1f\x8b\x08\0" + b"\xff" * 99,
+    "x.dat": b"\x78\x9c" + b"\xff" * 99,
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_archives_that_hold_a_checkpoint_fail(tmp_path, name):
+    """By the name or the beginning of any member, and of anything that is compressed."""
+    assert status_beside_a_model(tmp_path, name, PACKED[name]) is Status.FAILED
+
+
+@pytest.mark.parametrize("name", NOT_PACKED)
+def test_archives_of_other_files_are_skipped(tmp_path, name):
+    """They are counted as not checked."""
+    assert status_beside_a_model(tmp_path, name, NOT_PACKED[name]) is Status.SKIPPED
+
+
+@pytest.mark.parametrize(("name", "status"), [("model.tar.gz", Status.FAILED), ("data.tar.gz", Status.SKIPPED)])
+def test_the_name_decides_for_an_archive_that_is_not_looked_through(tmp_path, monkeypatch, name, status):
+    """Only the beginning of a large archive is unpacked."""
+    monkeypatch.setattr(packed_files, "MAX_UNPACKED_BYTES", 10**6)
+    content = tarred("w:gz", ("junk", bytes(2_000_000)), ("x.pkl", PICKLE))
+    assert status_beside_a_model(tmp_path, name, content) is status
 
 
 def test_hidden_folders_and_links_to_folders_are_skipped_with_their_reason(tmp_path):
