@@ -436,3 +436,50 @@ def test_two_whole_modules_are_compared_whole(diff):
     found = diff(whole(), other)
     assert [one.key for one in found.scalars] == ["_modules.1.p"]
     assert [one.fqn for one in found.changes if one.values] == ["0.plain"]
+
+
+# Versions of modules.
+
+
+def versioned(version):
+    """A state_dict of torch whose batch norm says that it is of this version."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.utils.spectral_norm(torch.nn.Linear(2, 2)))
+    torch.manual_seed(0)
+    state = collections.OrderedDict((name, torch.ones_like(value)) for name, value in model.state_dict().items())
+    state._metadata = {**model.state_dict()._metadata, "0": {"version": version}}
+    return state
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "key"),
+    [
+        (versioned(2), versioned(1), "_metadata.0.version"),
+        ({"net": versioned(2), "epoch": 1}, {"net": versioned(1), "epoch": 1}, "_metadata.0.version"),
+        ({"net": versioned(2)}, {"model": versioned(1)}, "_metadata.0.version"),
+    ],
+)
+def test_a_version_of_a_module_that_differs_is_a_change(tmp_path, before, after, key):
+    """torch converts what an older module saved, so the same tensors may load as others."""
+    torch.save(before, tmp_path / "a.pt")
+    torch.save(after, tmp_path / "b.pt")
+    diff = compare_targets(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")))
+    assert ScalarChange(key, Status.CHANGED, 2, 1) in diff.scalars
+
+
+def test_an_added_flag_in_the_metadata_is_a_change(tmp_path):
+    """load_state_dict obeys it."""
+    flagged = versioned(2)
+    flagged._metadata = {path: {**local, "assign_to_params_buffers": True} for path, local in flagged._metadata.items()}
+    torch.save(versioned(2), tmp_path / "a.pt")
+    torch.save(flagged, tmp_path / "b.pt")
+    diff = compare_targets(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")))
+    assert ScalarChange("_metadata.0.assign_to_params_buffers", Status.ADDED, None, True) in diff.scalars
+
+
+def test_versions_that_one_side_lacks_are_no_change(tmp_path):
+    """A plain dict of the same tensors, and safetensors, have no metadata of modules."""
+    torch.save(versioned(2), tmp_path / "a.pt")
+    torch.save(dict(versioned(2)), tmp_path / "b.pt")
+    save_file(dict(versioned(2)), tmp_path / "b.safetensors")
+    for other in ("b.pt", "b.safetensors"):
+        assert not compare_targets(Request(str(tmp_path / "a.pt"), str(tmp_path / other))).scalars

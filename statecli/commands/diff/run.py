@@ -12,6 +12,7 @@ import msgspec
 from statecli import formats, live
 from statecli.commands.diff import changed_fields, expectations, load_check, pairing, renames, suggest_map
 from statecli.commands.diff import settings as scalars
+from statecli.commands.diff.module_versions import compare_versions
 from statecli.commands.diff.pairing import Match, MatchedBy
 from statecli.commands.diff.result import Broken, Change, Diff, Field, Histogram, ScalarChange, Status
 from statecli.core import quoting
@@ -449,6 +450,9 @@ class _Comparison:
         selected_sections = load.split_section(self.request.before)[1], load.split_section(self.request.after)[1]
         paired = {} if any(selected_sections) else self.sections
         changes, names, notes = scalars.compare_settings(self.before, self.after, selected_sections, paired)
+        old, new = selected_sections
+        versions = list(compare_versions(self.before, self.after, {old: new} if old and new else self.sections))
+        changes, names = [*changes, *versions], [*names, *(change.key for change in versions)]
         left_out = [change.key for change in changes if not self._is_wanted_setting(change.key)]
         if left_out:
             differ = "setting differs" if len(left_out) == 1 else "settings differ"
