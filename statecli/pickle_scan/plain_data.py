@@ -1,9 +1,10 @@
 """Find plain data by which ordinary loaders do harm: `torch.load(weights_only=True)` returns it, and nothing checks it.
 
 The values are checked by what reads them: numpy takes any number for a position in its table, Python formats texts in a
-state of version 2, torch obeys a flag in `_metadata`, and Lightning opens and removes the paths of its callbacks.
-Sources: numpy/random/_mt19937.pyx and _philox.pyx, random.py, torch/nn/modules/module.py, and
-lightning/pytorch/callbacks/model_checkpoint.py of 2.6.
+state of version 2, torch obeys a flag in `_metadata` and computes powers of integers exactly, and Lightning opens and
+removes the paths of its callbacks.
+Sources: numpy/random/_mt19937.pyx and _philox.pyx, random.py, torch/nn/modules/module.py, torch/optim/adam.py, asgd.py
+and lr_scheduler.py, lightning/pytorch/callbacks/model_checkpoint.py of 2.6.
 """
 
 from __future__ import annotations
@@ -124,6 +125,10 @@ class _Walk:
         for key, value in items.items():
             if type(value) in _CONTAINERS:
                 yield from self.check_python_state(key, value, node)
+        if "params" in items:
+            yield from self._check_param_group(node, items)
+        if "milestones" in items:
+            yield from self._check_milestones(node, items)
         callbacks = items.get("callbacks")
         states = self.get_items(callbacks) if type(callbacks) in (dict, Obj) else None
         for state_key, state in (states or {}).items():
@@ -131,6 +136,25 @@ class _Walk:
             yield from self._check_paths(f"callbacks{format_subscript(state_key) or '[…]'}", paths or {})
         if _OLD_CHECKPOINT_PATH in items:
             yield from _check_path(f"[{_OLD_CHECKPOINT_PATH!r}]", items[_OLD_CHECKPOINT_PATH])
+
+    def _check_param_group(self, node: Value, group: Mapping[Any, Any]) -> Iterator[Hazard]:
+        """Check numbers that optimizers raise to a power: a beta by the number of steps, a sum by the alpha of ASGD."""
+        betas = self.get_elements(group.get("betas")) or ()
+        for name, value, limit in (("alpha", group.get("alpha"), _MAX_POWER), *(("betas", beta, 1) for beta in betas)):
+            number = random_states.read_number(value)
+            if type(number) is int and abs(number) > limit:
+                text = f"integer beyond {limit}; the next step of the optimizer may compute a power of it for hours"
+                yield Hazard(f"{self.describe_path(node)}[{name!r}]: {text}")
+
+    def _check_milestones(self, node: Value, scheduler: Mapping[Any, Any]) -> Iterator[Hazard]:
+        """Check the numbers of a MultiStepLR: a step at a milestone computes gamma to the power of its count."""
+        counts = self.get_items(scheduler["milestones"]) or {}
+        gamma = random_states.read_number(scheduler.get("gamma"))
+        if type(gamma) is int and any(
+            (random_states.read_number(count) or 0) > _MAX_POWER for count in counts.values()
+        ):
+            text = f"count beyond {_MAX_POWER} and an integer gamma; the scheduler computes its power for hours"
+            yield Hazard(f"{self.describe_path(node)}['milestones']: {text}")
 
     def _check_paths(self, path: str, state: Mapping[Any, Any]) -> Iterator[Hazard]:
         for key in _CHECKPOINT_PATHS:
@@ -193,6 +217,8 @@ class _Walk:
 
 
 _SHOWN_SUBSCRIPTS = 4
+#: Largest power of an integer: computed at once, and far beyond what trainings use.
+_MAX_POWER = 1000
 
 
 def _iter_children(node: Value) -> Iterable[tuple[Value, Value]]:

@@ -59,7 +59,7 @@ def is_python_state(state: Value) -> bool:
 
 def explain_unsafe_sequence(state: Sequence[Value]) -> str | None:
     """Return why numpy's `set_state` of these values reads memory outside its table; None for any other sequence."""
-    if len(state) < _SHORTEST_OLD_STATE or _read_text(state[0]) != "MT19937":
+    if len(state) < _SHORTEST_OLD_STATE or not _may_equal_old_name(state[0]):
         return None
     return _explain_unsafe_position(state[2], "pos")
 
@@ -91,8 +91,16 @@ def read_number(value: Value) -> int | float | None:
     return number if type(number) in (int, float, bool) else None
 
 
-def _read_text(value: Value) -> Value:
-    return wrap_key(value) if type(value) is Obj else value
+def _may_equal_old_name(value: Value) -> bool:
+    """Return True for the name of MT19937, and an array of one text: numpy compares its elements."""
+    if type(value) is not Obj:
+        return type(value) is str and value == _OLD_NAMES[0]
+    parts = value.state
+    if type(parts) is not tuple or len(parts) not in (4, 5) or type(parts[-4]) is not tuple:
+        return bool(wrap_key(value) == _OLD_NAMES[0])
+    code = parts[-3].args[0] if type(parts[-3]) is Obj and parts[-3].args else None
+    has_texts = type(code) is str and code.lstrip("<>=|")[:1] in ("U", "T", "O")
+    return has_texts and all(type(length) is int and length == 1 for length in parts[-4])
 
 
 def _is_generator_dict(state: dict[Value, Value], root_name: RootName, is_inner: bool = False) -> bool:

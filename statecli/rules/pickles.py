@@ -253,7 +253,8 @@ def unsafe_data(subject: Subject) -> Iterator[Issue]:
     take a position in the table of a random generator unchecked, so that the next draw reads memory elsewhere. Python
     formats a text in the state of its generator, of any length. Lightning downloads, unpickles and removes the paths in
     the state of a ModelCheckpoint. `load_state_dict` obeys `assign_to_params_buffers` in the `_metadata` of the file:
-    the file's tensors replace the parameters, and an optimizer made before trains the old ones.
+    the file's tensors replace the parameters, and an optimizer made before trains the old ones. Optimizers and
+    schedulers compute powers of integers exactly, which takes hours for large ones.
     A path of a ModelCheckpoint in a store such as s3 is a note, and so is a key of `_metadata` that torch does not
     write.
 

@@ -56,6 +56,25 @@ def test_unsafe_data_finds_positions_that_numpy_takes_unchecked(messages, state)
     np.random.RandomState(0).set_state(state)
 
 
+@pytest.mark.parametrize("name", [np.array("MT19937"), np.array(["MT19937"], "U9"), np.array(["MT19937"], object)])
+def test_unsafe_data_finds_states_whose_name_is_in_an_array(messages, name):
+    """Trainers let torch.load build arrays, and numpy compares the elements of one with the name."""
+    state = (name, TABLE, -1)
+    np.random.RandomState(0).set_state(state)
+    (message,) = messages({"numpy": state, "data": (np.array(["a", "b"]), TABLE, -1)}, weights_only=False)
+    assert message.startswith("['numpy']: position of a numpy generator is -1")
+
+
+def test_unsafe_data_finds_positions_in_a_record(messages):
+    """numpy looks the position up in anything that has keys."""
+    record = np.zeros((), [("key", "u4", 624), ("pos", "i8")])
+    record["pos"] = -1
+    state = {"bit_generator": "MT19937", "state": record}
+    np.random.RandomState(0).set_state(state)
+    (message,) = messages({"numpy": state}, weights_only=False)
+    assert message.startswith("['numpy']: state of a numpy generator in an object that is not a dict")
+
+
 def test_unsafe_data_finds_positions_in_the_buffer_of_philox(messages):
     """Philox looks a number up in its buffer for each position below 4, negative ones too."""
     state = dict(np.random.Philox(1).state, buffer_pos=-3, buffer=[0] * 4, state={"counter": [0] * 4, "key": [0] * 2})
@@ -249,6 +268,56 @@ def test_lightning_removes_what_is_harmful_only(path, tmp_path, monkeypatch):
     removes = saving._should_remove_checkpoint(trainer, saving.best_model_path, str(folder / "new.ckpt"))
     within = path.startswith(("runs/", "C:"))  # on POSIX, files in the user's own folder
     assert removes is (path in HARMFUL_PATHS or within)
+
+
+# Powers of integers.
+
+
+def trained(kind, **options):
+    """An optimizer after one step."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    optimizer = kind([weight], **options)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "change"),
+    [
+        (torch.optim.AdamW, {}, {"betas": (0.9, 7)}),
+        (torch.optim.NAdam, {}, {"betas": [7, 7]}),
+        (torch.optim.ASGD, {}, {"alpha": 10**9, "lambd": 1, "lr": 1}),
+    ],
+)
+def test_unsafe_data_finds_integers_that_an_optimizer_raises_to_a_power(messages, kind, options, change):
+    """load_state_dict takes the numbers; a step would compute 7**step exactly."""
+    optimizer = trained(kind, **options)
+    state = optimizer.state_dict()
+    state["param_groups"][0].update(change)
+    optimizer.load_state_dict(state)
+    found = messages({"optimizer": state})
+    assert found[0].startswith("['optimizer']['param_groups'][0]['")
+    assert "may compute a power of it for hours" in found[0]
+
+
+def test_unsafe_data_finds_milestones_that_a_scheduler_raises_to_a_power(messages):
+    """A step at the milestone would compute 7**(10**9)."""
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(trained(torch.optim.SGD), [5])
+    state = {**scheduler.state_dict(), "gamma": 7, "milestones": {5: 10**9}}
+    scheduler.load_state_dict(state)
+    (message,) = messages({"lr_schedulers": [state]})
+    assert message.startswith("['lr_schedulers'][0]['milestones']: count beyond 1000")
+
+
+def test_unsafe_data_spares_optimizers_and_schedulers(messages):
+    """Floats, 0 and 1 as betas (older releases of torch took both), and a milestone that is named twice."""
+    kinds = (torch.optim.Adam, torch.optim.ASGD, torch.optim.RMSprop, torch.optim.RAdam)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(trained(torch.optim.SGD), [5, 5, 9], gamma=2)
+    states = [trained(kind).state_dict() for kind in kinds]
+    states[0]["param_groups"][0]["betas"] = (0, 1)
+    data = {"optimizers": states, "scheduler": scheduler.state_dict(), "config": {"betas": (7, 7), "alpha": 2048}}
+    assert not messages(data, weights_only=False)
 
 
 # The walk.
