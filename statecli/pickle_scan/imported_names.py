@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from statecli.core.errors import MalformedError
@@ -40,6 +41,8 @@ _TWO_WORDS = re.compile(rb"(?<![\w.])([\w.]+)\r?\n(?=[A-Za-z_][\w.]*\r?\n)", re.
 _MODULE = re.compile(rb"[ci][A-Za-z_]")
 #: Characters of a name that calls spell; each call of a chain of them makes a longer one.
 _MAX_NAME_CHARACTERS = 1000
+#: Harmful values of one pickle that are kept; a rule shows fewer.
+_MAX_HAZARDS = 1000
 #: No pickle that calls anything is shorter.
 _MIN_PICKLE_BYTES = 6
 #: The last protocol in which pickle takes names for those of Python 2.
@@ -133,7 +136,8 @@ class Scanner(Machine):
         """Return the plain data by which loaders do harm; a `.metadata` holds nothing that a loader uses so."""
         hazards: list[Hazard] = []
         try:
-            hazards.extend(plain_data.find_hazards(self.root, self.flow.steps) if self.budget == 1 else ())
+            if self.budget == 1:
+                hazards.extend(islice(plain_data.find_hazards(self.root, self.flow.steps), _MAX_HAZARDS))
         except OutOfSteps as error:
             self.unfollowed = self.unfollowed or error
         return tuple(hazards)

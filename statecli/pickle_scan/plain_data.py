@@ -42,8 +42,10 @@ _OLD_CHECKPOINT_PATH = "checkpoint_callback_best_model_path"
 _RANKED_PATHS = "best_k_models"
 #: Protocol of a path, as fsspec splits it off.
 _PROTOCOL = re.compile(r"([A-Za-z][\w+.-]*)(://|::)")
-#: Protocols of stores in which people keep checkpoints.
-_STORE_NAMES = "s3 s3a gs gcs az abfs abfss adl wasb wasbs hdfs webhdfs viewfs dbfs oss oci cos obs hf lakefs swift"
+#: Protocols of stores in which people keep checkpoints, and of tests.
+_STORE_NAMES = (
+    "s3 s3a gs gcs az abfs abfss adl wasb wasbs hdfs webhdfs viewfs dbfs oss oci cos obs hf lakefs swift memory"
+)
 _STORES = frozenset(_STORE_NAMES.split())
 _PARENT = re.compile(r"(?:\A|[/\\])\.\.(?:[/\\]|\Z)")
 
@@ -112,7 +114,7 @@ class _Walk:
         steps: list[str] = []
         parent, key = self._links.get(id(node), (None, None))
         while parent is not None and len(steps) < _SHOWN_SUBSCRIPTS:
-            steps.append(key[1:] if type(key) is str and key[:1] == "." else format_subscript(key) or "[…]")
+            steps.append(f".{key[0]}" if type(key) is tuple else _format_subscript(key))
             parent, key = self._links.get(id(parent), (None, None))
         return ("…" if parent is not None else "") + "".join(reversed(steps))
 
@@ -133,7 +135,7 @@ class _Walk:
         states = self.get_items(callbacks) if type(callbacks) in (dict, Obj) else None
         for state_key, state in (states or {}).items():
             paths = self.get_items(state) if type(state) in (dict, Obj) else None
-            yield from self._check_paths(f"callbacks{format_subscript(state_key) or '[…]'}", paths or {})
+            yield from self._check_paths(f"callbacks{_format_subscript(state_key)}", paths or {})
         if _OLD_CHECKPOINT_PATH in items:
             yield from _check_path(f"[{_OLD_CHECKPOINT_PATH!r}]", items[_OLD_CHECKPOINT_PATH])
 
@@ -185,7 +187,7 @@ class _Walk:
             self._kinds_of_numbers[id(parts[1])] = (bool(others), any(map(_is_template, others)))
         has_others, has_templates = self._kinds_of_numbers[id(parts[1])]
         if has_templates or (has_others and type(key) is str and _RANDOM_KEY.search(key)):
-            path = self.describe_path(parent) + format_subscript(key) if parent is not None else ""
+            path = self.describe_path(parent) + _format_subscript(key) if parent is not None else ""
             yield Hazard(
                 _join_path(path, "state of Python's generator with other values than integers")
                 + "; random.setstate computes `value % 2**32`, which formats a text of any length"
@@ -216,21 +218,23 @@ class _Walk:
             )
 
 
-_SHOWN_SUBSCRIPTS = 4
+#: Subscripts that a message shows, and characters of each.
+_SHOWN_SUBSCRIPTS, _MAX_SUBSCRIPT = 4, 1000
 #: Largest power of an integer: computed at once, and far beyond what trainings use.
 _MAX_POWER = 1000
 
 
 def _iter_children(node: Value) -> Iterable[tuple[Value, Value]]:
-    """Return the values in a container or an object, each with its key; an attribute's begins with a dot."""
+    """Return the values in a container or an object, each with its key; an attribute's is a tuple of its name."""
     if type(node) is dict:
         return node.items()
     if type(node) in (list, tuple):
         return enumerate(node)
     if type(node) is SetOf:
         return enumerate(node.elems)
-    parts: list[tuple[Value, Value]] = [(".__args__", node.args), (".__kwargs__", node.kwargs), (".state", node.state)]
-    return [*parts, (".__func__", node.cls), *(node.items or {}).items(), *enumerate(node.elems or ())]
+    parts = {"__args__": node.args, "__kwargs__": node.kwargs, "__state__": node.state, "__func__": node.cls}
+    attributes = [((name,), value) for name, value in parts.items()]
+    return [*attributes, *(node.items or {}).items(), *enumerate(node.elems or ())]
 
 
 def _check_path(where: str, value: Value) -> Iterator[Hazard]:
@@ -273,7 +277,7 @@ def _read_text(value: Value) -> Value:
 
 def _show_url(text: str, protocol: re.Match[str] | None) -> str:
     """Return a path for a message; of a URL its protocol, because the rest may hold a password."""
-    return f"a URL ({protocol[0]}…)" if protocol else quoting.quote(text)
+    return f"a URL ({quoting.name(protocol[0])}…)" if protocol else quoting.quote(text)
 
 
 def _is_template(value: Value) -> bool:
@@ -285,6 +289,12 @@ def _is_template(value: Value) -> bool:
 def _is_true(value: Value) -> bool:
     """Return True for what Python takes for true; objects may be anything."""
     return type(value) in (Obj, Key, Global) or bool(value.elems if type(value) is SetOf else value)
+
+
+def _format_subscript(key: Value) -> str:
+    """Return a key as a Python subscript, truncated if it is long."""
+    text = f"[{quoting.quote(key)}]" if type(key) is str else format_subscript(key)
+    return text if text and len(text) <= _MAX_SUBSCRIPT else "[…]"
 
 
 def _join_path(path: str, reason: str) -> str:

@@ -212,7 +212,6 @@ HARMFUL_PATHS = [
     "https://user:word@host/best.ckpt",
     "local:///home/me",
     "LOCAL:///home/me",
-    "memory://x",
     "simplecache::http://host/x",
     "s3::local:///home/me",
     "file:///home/me",
@@ -249,7 +248,7 @@ def test_unsafe_data_spares_plain_paths(messages, path):
     assert not messages({**data, "hyper_parameters": {"best_model_path": "http://host/x", "data": "local::x"}})
 
 
-@pytest.mark.parametrize("scheme", ["s3", "gs", "abfs", "hdfs"])
+@pytest.mark.parametrize("scheme", ["s3", "gs", "abfs", "hdfs", "memory"])
 def test_unsafe_data_notes_paths_in_a_store(messages, scheme):
     """People keep checkpoints there, and Lightning removes them there."""
     (message,) = messages(checkpoint({"best_model_path": f"{scheme}://bucket/best.ckpt"}), severity=Severity.NOTE)
@@ -329,6 +328,25 @@ def test_shared_and_cyclic_containers_end(messages):
     cyclic = [state, state]
     cyclic.append(cyclic)
     assert len(messages({"a": cyclic, "b": cyclic}, weights_only=False)) == 1
+
+
+def test_messages_hold_no_control_characters_and_end(messages):
+    """Keys and paths are the file's: they are escaped, and truncated if they are long."""
+    state, long = ("MT19937", TABLE, -1), "k" * 400
+    data = {".\x1b[31m": [state], long: {long: state}, (long,): [state], "callbacks": {long: {"best_model_path": ""}}}
+    data["callbacks"][long]["last_model_path"] = f"{long}://\x1b"
+    found = messages(data)
+    assert len(found) == 2  # one state in three places, and a path
+    assert all(message.isprintable() and len(message) < 700 for message in found)
+    (message,) = messages({".\x1b[31m": [state]})
+    assert message.startswith("['.\\x1b[31m'][0]: position of a numpy generator")
+
+
+def test_states_in_attributes_and_arguments_are_found(messages):
+    """The path says where the value is."""
+    data = OrderedDict(a=1)
+    data.state = [("MT19937", TABLE, -1)]
+    assert messages({"x": data}, weights_only=False)[0].startswith("['x'].__state__['state'][0]: position")
 
 
 def test_plain_data_in_a_pickle_of_its_own(found, tmp_path):
