@@ -10,8 +10,8 @@ and lr_scheduler.py, lightning/pytorch/callbacks/model_checkpoint.py of 2.6.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, TypeVar
 
 from statecli.core import quoting
 from statecli.core.state import Hazard
@@ -21,7 +21,7 @@ from statecli.pickles.graph import (
     as_mapping,
     as_sequence,
     format_subscript,
-    get_attributes,
+    get_attribute,
     get_name,
     read_raw_bytes,
 )
@@ -64,6 +64,9 @@ def find_hazards(root: Value, steps: Steps) -> Iterator[Hazard]:
             yield from walk.check_metadata(node)
 
 
+_Sized = TypeVar("_Sized", bound=Sized)
+
+
 class _Walk:
     """Walk of one pickle; `_links` has the parent and the key of each container, by its id."""
 
@@ -98,16 +101,18 @@ class _Walk:
     def get_items(self, node: Value) -> Mapping[Any, Any] | None:
         """Return the items of a mapping. Those in the arguments of a call are copied, which counts as steps."""
         items = as_mapping(node)
-        if items and type(node) is Obj and node.args:
-            self._steps.take(Budget.FLOW, len(items))
-        return items
+        return self._count(items) if items and type(node) is Obj and node.args else items
 
     def get_elements(self, node: Value) -> Sequence[Any] | None:
         """Return the elements of a sequence, under the same rule."""
         elements = as_sequence(node)
-        if elements and type(node) is Obj and node.args:
-            self._steps.take(Budget.FLOW, len(elements))
-        return elements
+        return self._count(elements) if elements and type(node) is Obj and node.args else elements
+
+    def _count(self, values: _Sized | None) -> _Sized | None:
+        """Count the values of a container that many others can share, and so lead to again, as steps."""
+        if values:
+            self._steps.take(Budget.FLOW, len(values))
+        return values
 
     def describe_path(self, node: Value) -> str:
         """Return the Python subscripts of a container, the last few if there are many."""
@@ -132,16 +137,16 @@ class _Walk:
         if "milestones" in items:
             yield from self._check_milestones(node, items)
         callbacks = items.get("callbacks")
-        states = self.get_items(callbacks) if type(callbacks) in (dict, Obj) else None
+        states = self._count(self.get_items(callbacks))
         for state_key, state in (states or {}).items():
-            paths = self.get_items(state) if type(state) in (dict, Obj) else None
+            paths = self.get_items(state)
             yield from self._check_paths(f"callbacks{_format_subscript(state_key)}", paths or {})
         if _OLD_CHECKPOINT_PATH in items:
             yield from _check_path(f"[{_OLD_CHECKPOINT_PATH!r}]", items[_OLD_CHECKPOINT_PATH])
 
     def _check_param_group(self, node: Value, group: Mapping[Any, Any]) -> Iterator[Hazard]:
         """Check numbers that optimizers raise to a power: a beta by the number of steps, a sum by the alpha of ASGD."""
-        betas = self.get_elements(group.get("betas")) or ()
+        betas = self._count(self.get_elements(group.get("betas"))) or ()
         for name, value, limit in (("alpha", group.get("alpha"), _MAX_POWER), *(("betas", beta, 1) for beta in betas)):
             number = random_states.read_number(value)
             if type(number) is int and abs(number) > limit:
@@ -150,7 +155,7 @@ class _Walk:
 
     def _check_milestones(self, node: Value, scheduler: Mapping[Any, Any]) -> Iterator[Hazard]:
         """Check the numbers of a MultiStepLR: a step at a milestone computes gamma to the power of its count."""
-        counts = self.get_items(scheduler["milestones"]) or {}
+        counts = self._count(self.get_items(scheduler["milestones"])) or {}
         gamma = random_states.read_number(scheduler.get("gamma"))
         if type(gamma) is int and any(
             (random_states.read_number(count) or 0) > _MAX_POWER for count in counts.values()
@@ -162,7 +167,7 @@ class _Walk:
         for key in _CHECKPOINT_PATHS:
             yield from _check_path(f"{path}[{key!r}]", state.get(key))
         ranked = state.get(_RANKED_PATHS)
-        for key in (self.get_items(ranked) if type(ranked) in (dict, Obj) else None) or ():
+        for key in self._count(self.get_items(ranked)) or ():
             yield from _check_path(f"a key of {path}[{_RANKED_PATHS!r}]", key)
 
     def check_sequence(self, node: Value, elements: Sequence[Any]) -> Iterator[Hazard]:
@@ -176,7 +181,7 @@ class _Walk:
 
     def check_python_state(self, key: Value, state: Value, parent: Value = None) -> Iterator[Hazard]:
         """Check a value as the state of Python's generator, of version 2: C checks one of version 3."""
-        if type(state) in (list, tuple) and len(state) != 3:
+        if type(state) not in (list, tuple, Obj) or (type(state) is not Obj and len(state) != 3):
             return
         parts = self.get_elements(state)
         if parts is None or len(parts) != 3 or random_states.read_number(parts[0]) != 2:
@@ -195,7 +200,7 @@ class _Walk:
 
     def check_metadata(self, node: Obj) -> Iterator[Hazard]:
         """Check the `_metadata` of a state_dict, which load_state_dict gives to each module."""
-        modules = self.get_items(get_attributes(node).get("_metadata"))
+        modules = self._count(self.get_items(get_attribute(node, "_metadata")))
         assigned, unknown = [], []
         for name, local in (modules or {}).items():
             values = self.get_items(local)

@@ -226,10 +226,10 @@ def is_module(node: Any) -> bool:
     if type(node) is not Obj:
         return False
     node = strip_compile_wrapper(node)
-    return all(as_mapping(_get_attribute(node, name)) is not None for name in ("_parameters", "_modules"))
+    return all(as_mapping(get_attribute(node, name)) is not None for name in ("_parameters", "_modules"))
 
 
-def _get_attribute(node: Obj, name: str) -> Any:
+def get_attribute(node: Obj, name: str) -> Any:
     """Return one attribute without copying all attributes, because many objects can share one state."""
     if get_name(node.cls) == "torch.fx.graph_module.reduce_graph_module" and node.args:
         states: tuple[Any, ...] = (node.args[0],)

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from statecli.core.finding import Severity
+from statecli.file_scan.scan import scan_pickles
+from statecli.pickle_scan.step_budget import Budget
 
 TABLE = list(range(624))
 #: A state of torch's generator: bytes of a seed, then `left`, `seeded` and `next`.
@@ -328,6 +330,28 @@ def test_shared_and_cyclic_containers_end(messages):
     cyclic = [state, state]
     cyclic.append(cyclic)
     assert len(messages({"a": cyclic, "b": cyclic}, weights_only=False)) == 1
+
+
+MANY = 3000
+SHARED = dict.fromkeys(map(str, range(MANY)), 1)
+SHARING = {
+    "callbacks": lambda: {"callbacks": SHARED},
+    "best_k_models": lambda: {"callbacks": {"a": {"best_k_models": SHARED}}},
+    "betas": lambda: {"params": 1, "betas": list(SHARED)},
+    "milestones": lambda: {"milestones": SHARED},
+}
+
+
+@pytest.mark.parametrize("make", SHARING.values(), ids=SHARING)
+def test_a_container_that_many_share_costs_steps(tmp_path, monkeypatch, make):
+    """It is gone through for each of them, so that the work must end at the budget."""
+    one = make()
+    shared = next(iter(one.values())) if "params" not in one else one["betas"]
+    data = [{**one, "betas": shared} if "params" in one else dict(one) for _ in range(MANY)]
+    torch.save(data, tmp_path / "a.pt")
+    monkeypatch.setattr(Budget.FLOW, "limit", 100_000)
+    (pickle,) = scan_pickles(str(tmp_path / "a.pt"))
+    assert "values to follow" in pickle.unread
 
 
 def test_messages_hold_no_control_characters_and_end(messages):
