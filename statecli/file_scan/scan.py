@@ -514,7 +514,7 @@ class FileScan:
             self._report_compiled(folder_name, pieces)
         if modules:
             self._report_modules(modules)
-        self._scan_load_code([(region, name) for region, name in scripts if region.size <= MAX_CODE_BYTES])
+        self._scan_scripts(scripts)
 
     def _report_inflation(self, piece: _Piece, archive: Archive) -> None:
         """Report compressed records that inflate to far more than other data does."""
@@ -548,22 +548,26 @@ class FileScan:
     def _get_code_readers(self, depth: int) -> dict[Use, Callable[[Region, str], None]]:
         """Return the readers of code records; torch loads no program in an archive inside an archive."""
         readers: dict[Use, Callable[[Region, str], None]]
-        readers = {Use.SCRIPT: self._scan_code, Use.BYTECODE: self._scan_bytecode, Use.OLD_SCRIPT: self._scan_bytecode}
+        readers = {Use.BYTECODE: self._scan_bytecode, Use.OLD_SCRIPT: self._scan_bytecode}
         return readers if depth else {**readers, Use.PROGRAM: self._scan_program}
 
-    def _scan_code(self, region: Region, where: str) -> None:
-        """Scan a source text of TorchScript."""
-        if region.size > MAX_CODE_BYTES:
-            self._add_unread(_Piece(region, where, 0, hidden=False), f"code of more than {MAX_CODE_BYTES:,} bytes")
-            return
-        self.steps.take(Budget.BYTES, region.size)
-        self._add_calls(region, where, script_code.find_calls(region.read(0, region.size), self.steps))
-
-    def _scan_load_code(self, scripts: list[tuple[Region, str]]) -> None:
-        """Report the calls that torch.jit.load itself runs."""
-        codes, records = [code.read(0, code.size) for code, _ in scripts], [name for _, name in scripts]
+    def _scan_scripts(self, scripts: list[tuple[Region, str]]) -> None:
+        """Scan the source texts of a TorchScript archive."""
+        readable: list[tuple[Region, str, bytes]] = []
+        for region, where in scripts:
+            if region.size > MAX_CODE_BYTES:
+                self._add_unread(_Piece(region, where, 0, hidden=False), f"code of more than {MAX_CODE_BYTES:,} bytes")
+                continue
+            self.steps.take(Budget.BYTES, region.size)
+            readable.append((region, where, region.read(0, region.size)))
+        codes = [code for *_, code in readable]
+        defined = script_code.list_functions(codes)
+        for region, where, code in readable:
+            self._add_calls(region, where, script_code.find_calls(code, self.steps, defined))
+        # What torch.jit.load itself runs.
+        records = [where for _, where, _ in readable]
         for number, call in script_code.find_calls_on_load(codes, self.steps, records):
-            self._add_calls(*scripts[number], [call])
+            self._add_calls(*readable[number][:2], [call])
 
     def _scan_bytecode(self, region: Region, where: str) -> None:
         """Scan code of the lite interpreter; report records of torch 1.0, whose code may be in any record."""

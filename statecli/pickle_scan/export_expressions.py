@@ -22,7 +22,7 @@ from math import isinf, log2, prod
 from typing import Any, NamedTuple
 
 from statecli.core import quoting
-from statecli.pickle_scan import script_code
+from statecli.pickle_scan import program_operators
 from statecli.pickle_scan.step_budget import Budget, Steps
 
 #: What expressions are made of, by the names that sympy and torch have for them.
@@ -422,8 +422,8 @@ def _check_operator(text: str) -> ProgramCall | None:
         why = None if _ARITHMETIC.fullmatch(text) else "is no operator of torch"
         return ProgramCall(text, module or "torch", name, why, doer="its graph") if why else None
     operator = f"{match[1]}::{match[2]}"
-    why = script_code.describe_harm(operator)
-    if why or not script_code.is_shipped(operator):
+    why = program_operators.describe_harm(operator)
+    if why or not program_operators.is_listed(operator):
         return ProgramCall(text, f"torch.ops.{match[1]}", match[2], why, doer="its graph")
     return None
 

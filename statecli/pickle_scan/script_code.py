@@ -4,63 +4,23 @@
 the rest runs when the module is called. Its functions can do what torch's operators do, and a few of these read and
 write files. The text is searched, not parsed: each way to such an operator begins with `torch` or `ops`, and to a class
 of C++ with `__torch__`; where one of these is given another name that is told, for torch's printer never does it.
-(Methods of values are aten operators whose first argument is called `self`. `_METHOD` is the harmful one.)
+Methods of values are aten operators whose first argument is called `self`; other methods have a `def` in the archive.
 Sources: torch/csrc/jit of torch 2.13 (serialization/import_source.cpp, frontend/lexer.h, frontend/sugared_value.cpp).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from statecli.pickle_scan import packed_weights
+from statecli.pickle_scan import packed_weights, program_operators
 from statecli.pickle_scan.step_budget import Budget, Steps
 
-#: Namespaces of operators of torch, torchvision and torchaudio that saved programs call.
-_SHIPPED_NAMESPACES = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        aten prim prims quantized _quantized quantized_decomposed quantization sparse mkl mkldnn mkldnn_prepacked onednn
-        onnx xnnpack prepacked metal metal_prepacked vulkan vulkan_prepacked vulkan_quantized _nnapi c10d
-        _c10d_functional _c10d_functional_autograd profiler rngprims export _dtensor fsdp higher_order streams cuda mtia
-        rnn torchvision image video_reader torchaudio onnx_symbolic c10d_functional flex_lib
-        """,
-    )
-)
-#: Namespaces of operators that torch's compilers, runtimes and tests call, and that no saved program needs: some of
-#: them take offsets or lengths that they do not check.
-_INTERNAL_NAMESPACES = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        inductor inductor_prims _inductor_test symm_mem static_runtime tensorexpr debugprims debug_mode_ops _native
-        _test
-        """,
-    )
-)
-_INTERNAL_HARM = "is internal to torch, and may read and write memory outside of tensors"
 #: Namespaces of classes written in C++ that archives of torch's own keep their packed weights in.
 _PACKED_NAMESPACES = frozenset(["quantized", "rnn", "sparse", "mkldnn", "xnnpack", "vulkan", "metal", "_nnapi"])
 _CPP_CLASS_PATH = ("__torch__", "torch", "classes")
-#: Operators that do more than compute.
-_OPERATOR_HARMS = {
-    "aten::from_file": "maps a file into memory, and can make it and write to it",
-    "aten::save": "writes a file",
-    "prim::PythonOp": "calls Python",
-    "prim::IgnoredPythonOp": "calls Python",
-    "debugprims::load_tensor": "reads a file",
-    "aten::_reshape_alias": "makes a view whose strides torch does not check against the memory",
-}
-#: torch checks indices only where a program asks for it.
-_UNSAFE_SPARSE = re.compile(
-    r"aten::_sparse_\w+_tensor_(?:unsafe|with_dims_and_tensors)|aten::sparse_(?:coo|compressed|cs[rc]|bs[rc])_tensor"
-)
-_FILE_OPERATOR = re.compile(
-    r"(?:image|video_reader|torchvision|torchaudio)::\w*(?:file|load|save|video|sox_io|stream)\w*"
-)
 _RENAMED_HARM = "is given another name there, so that what is called by it cannot be told"
 #: Comments are white space, but for those of types, which are tokens.
 _SPACE = r"(?:\s|\\\n|\#(?! type:)[^\n]*\n)*"
@@ -69,7 +29,7 @@ _MENTION = re.compile(
     r"""(?P<quote>\"\"\"|\'\'\'|["\'])"""
     r"|(?P<comment>\#(?! type:)[^\n]*)"
     rf"|(?<![\w.])(?P<path>(?:torch|ops|__torch__)\b(?:{_SPACE}\.{_SPACE}\w+)*)(?P<after>{_SPACE}(?::|=(?!=)))?"
-    r"|(?<!\w)(?P<method>_reshape_alias)\b",
+    rf"|\.{_SPACE}(?P<method>[A-Za-z_]\w*)(?P<called>{_SPACE}\()?",
     re.ASCII,
 )
 #: What is looked for behind the quotes that a string begins with: an escape, its end, the end of its line.
@@ -79,12 +39,13 @@ _STRING_STOPS = {
     '"""': re.compile(r'\\.|"""', re.DOTALL),
     "'''": re.compile(r"\\.|'''", re.DOTALL),
 }
-#: The operator of `_HARM` that values have as a method: code can call it by its name, or by getattr and strings that
-#: stand next to each other.
-_HARMFUL_METHOD = "_reshape_alias"
+#: Characters of strings that stand next to each other: getattr takes the name of a method from them.
 _MAX_JOINED_CHARACTERS = 200
 _ESCAPE = re.compile(r"\\(?:([0-7]{3})|x([0-9a-fA-F]{2})|\n)")
 _ONLY_SPACE = re.compile(_SPACE)
+#: Methods of the classes in C++ that keep packed weights, and of every class.
+_METHODS_OF_CLASSES = frozenset(["unpack", "__getstate__", "__setstate__", "__init__", "__new__"])
+_DEFINED = re.compile(rb"\bdef\s+([A-Za-z_]\w*)")
 _WORD = re.compile(r"\w+", re.ASCII)
 _COMMENT = re.compile(r"\#[^\n]*")
 _DEF = re.compile(r"^[^\S\n]*def (\w+)", re.MULTILINE | re.ASCII)
@@ -167,14 +128,23 @@ class Call(NamedTuple):
     on_load: bool
 
 
-def find_calls(code: bytes, steps: Steps) -> Iterator[Call]:
-    """Yield each call once that the code makes, or may make, besides computing. Raises OutOfSteps."""
+def list_functions(codes: Iterable[bytes]) -> frozenset[str]:
+    """Return the names of all functions of an archive's code."""
+    return frozenset(match[1].decode() for code in codes for match in _DEFINED.finditer(code))
+
+
+def find_calls(code: bytes, steps: Steps, defined: Collection[str] | None = None) -> Iterator[Call]:
+    """Yield each call once that the code makes, or may make, besides computing. Raises OutOfSteps.
+
+    `defined` has the names of all functions of the archive; None for those of this text.
+    """
+    defined = list_functions([code]) if defined is None else defined
     text = code.decode("latin-1")  # its names are ASCII, and so each character is a byte
     seen: set[tuple[str, str]] = set()
     functions = _DEF.finditer(text)
     function, following = "", next(functions, None)
     line, counted = 1, 0
-    for module, name, at, why in _iter_mentions(text, steps):
+    for module, name, at, why in _iter_mentions(text, steps, defined):
         if (module, name) not in seen:
             seen.add((module, name))
             while following and following.end() <= at:
@@ -334,34 +304,18 @@ def _is_harmless_call(path: list[str], name: str, text: str, *, is_method: bool)
 
 
 def find_bytecode_calls(data: bytes, steps: Steps) -> Iterator[Call]:
-    """Yield the operators with known harm that bytecode names; the calling function is unknown. Raises OutOfSteps."""
+    """Yield the operators off the list that bytecode names; the calling function is unknown. Raises OutOfSteps."""
     seen: set[str] = set()
     for match in _BYTECODE_OPERATOR.finditer(data):
         steps.take(Budget.TEXT)
         operator = match[3][: (match[1] or match[2])[0]].decode()
-        why = describe_harm(operator)
-        if why and operator not in seen:
+        why = program_operators.describe_harm(operator)
+        if (why or not program_operators.is_listed(operator)) and operator not in seen:
             seen.add(operator)
             yield Call(*_split_operator(operator), match.start(3), 0, why, on_load=False)
 
 
-def describe_harm(operator: str) -> str | None:
-    """Return the known harm of an operator, given its qualified name; None if unknown."""
-    if operator in _OPERATOR_HARMS:
-        return _OPERATOR_HARMS[operator]
-    if operator.partition("::")[0] in _INTERNAL_NAMESPACES:
-        return _INTERNAL_HARM
-    if _UNSAFE_SPARSE.fullmatch(operator):
-        return "makes a sparse tensor whose indices torch does not check"
-    return "reads or writes a file" if _FILE_OPERATOR.fullmatch(operator) else None
-
-
-def is_shipped(operator: str) -> bool:
-    """Return True if torch, torchvision or torchaudio has this namespace for saved programs."""
-    return operator.partition("::")[0] in _SHIPPED_NAMESPACES
-
-
-def _iter_mentions(text: str, steps: Steps) -> Iterator[tuple[str, str, int, str | None]]:
+def _iter_mentions(text: str, steps: Steps, defined: Collection[str]) -> Iterator[tuple[str, str, int, str | None]]:
     strings, at = _Strings(text, steps), 0
     joined, end_of_string = "", -1
     while match := _MENTION.search(text, at):
@@ -371,16 +325,24 @@ def _iter_mentions(text: str, steps: Steps) -> Iterator[tuple[str, str, int, str
             follows = end_of_string >= 0 and _ONLY_SPACE.fullmatch(text, end_of_string, match.start())
             part = text[match.end() : at].removesuffix(match["quote"])
             joined, end_of_string = (joined + part if follows and len(joined) < _MAX_JOINED_CHARACTERS else part), at
-        if match["method"] or (
-            match["quote"] and _ESCAPE.sub(_unescape, joined[:_MAX_JOINED_CHARACTERS]) == _HARMFUL_METHOD
-        ):
-            yield "torch", _HARMFUL_METHOD, match.start(), _OPERATOR_HARMS[f"aten::{_HARMFUL_METHOD}"]
+        method = match["method"] or (_unescape_text(joined) if match["quote"] else "")
+        if method in program_operators.HARMFUL_METHODS or (match["called"] and _is_foreign_method(method, defined)):
+            yield "torch", method, match.start(), program_operators.describe_harm(f"aten::{method}")
         names = _WORD.findall(_COMMENT.sub("", match["path"])) if match["path"] else []
         # A parameter, an attribute or an argument may have any name.
         if len(names) > 1 or (names and not match["after"]):
             mention = _resolve_path(names)
             if mention:
                 yield (*mention[:2], match.start(), mention[2])
+
+
+def _is_foreign_method(name: str, defined: Collection[str]) -> bool:
+    """Return whether a method that is called is neither of the archive nor of values, nor of torch's own classes."""
+    return not (name in defined or name in _METHODS_OF_CLASSES or program_operators.is_listed(f"aten::{name}"))
+
+
+def _unescape_text(text: str) -> str:
+    return _ESCAPE.sub(_unescape, text[:_MAX_JOINED_CHARACTERS])
 
 
 def _unescape(escape: re.Match[str]) -> str:
@@ -425,8 +387,8 @@ def _resolve_path(names: list[str]) -> tuple[str, str, str | None] | None:
     if not rest:
         return ".".join(names), "*", _RENAMED_HARM
     operator = f"{space}::{rest[0]}"
-    why = describe_harm(operator)
-    return (*_split_operator(operator), why) if why or not is_shipped(operator) else None
+    why = program_operators.describe_harm(operator)
+    return (*_split_operator(operator), why) if why or not program_operators.is_listed(operator) else None
 
 
 def _split_operator(operator: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from msgspec import structs
 from statecli.core import quoting
 from statecli.core.finding import Severity
 from statecli.core.state import Bomb, Hazard, Mention, Place, ScannedPickle
-from statecli.pickle_scan import known_names
+from statecli.pickle_scan import known_names, program_operators
 from statecli.pickles import safe_globals
 from statecli.rules.rule import Issue, rule
 from statecli.rules.subject import Subject, needs_file, needs_pickles
@@ -95,10 +95,18 @@ def _build_name_issue(subject: Subject, pickle: ScannedPickle, mention: Mention,
     )
 
 
-def _explain_unknown_name(pickle: ScannedPickle) -> tuple[str, str]:
+def _explain_unknown_name(pickle: ScannedPickle, mention: Mention) -> tuple[str, str]:
+    if pickle.doer and program_operators.is_shipped(_name_operator(mention)):
+        return "is not on the list of operators that torch writes into programs", "export the program again without it"
     if pickle.doer:
         return "belongs to a library outside torch, torchvision and torchaudio", "review that library"
     return "is not on the allow-list of torch and plain-data types", "save plain data instead"
+
+
+def _name_operator(mention: Mention) -> str:
+    """Return the operator's qualified name: `torch.ops.quantized` and `add` are `quantized::add`."""
+    namespace = "aten" if mention.module == "torch" else mention.module.removeprefix("torch.ops.")
+    return f"{namespace}::{mention.name}"
 
 
 def _limit_per_file(issues: Iterable[Issue]) -> Iterator[Issue]:
@@ -157,7 +165,7 @@ def unknown_global(subject: Subject) -> Iterator[Issue]:
     Fix: save plain dicts, numbers and text next to the tensors; or accept the finding with a reason.
     """
     yield from _limit_per_file(
-        _build_name_issue(subject, pickle, mention, *_explain_unknown_name(pickle))
+        _build_name_issue(subject, pickle, mention, *_explain_unknown_name(pickle, mention))
         for pickle, mention, harm in _find_all_foreign_names(subject)
         if not harm and mention.qualified not in pickle.modules
     )

@@ -12,8 +12,9 @@ from torch import nn
 
 from statecli.commands.audit.run import Request, audit
 from statecli.file_scan.scan import scan_pickles
-from statecli.pickle_scan import script_code
+from statecli.pickle_scan import operator_names, program_operators, script_code
 from statecli.pickle_scan.step_budget import Steps
+from statecli.rules.pickles import RULES
 
 FILE = '"HARM", True, 4, dtype=0'
 #: What makes HARM, a file of four letters, when it is compiled and run: `t` is filled behind it.
@@ -95,8 +96,14 @@ def changed(code: str, statements: str, behind: str) -> str:
     return f"{head}  def __setstate__({body}".replace("NoneType:\n", f"NoneType:\n    {statements}\n", 1) + behind
 
 
-def told(path: Path, rule: str) -> list[str]:
-    return [one.message for one in audit(Request((str(path),), select=(rule,))).findings]
+def told(path: Path, *rules: str) -> list[str]:
+    result = audit(Request((str(path),), select=rules))
+    assert set(rules) <= set(result.targets[0].ran)
+    return [one.message for one in result.findings]
+
+
+#: Every rule about pickles and code.
+PICKLES = tuple(rule.name for rule in RULES)
 
 
 @pytest.mark.parametrize("name", WRITES)
@@ -117,7 +124,7 @@ def test_code_that_only_computes_is_clean(name, archive):
     """Words in texts and comments, and in longer names; torch compiles all of it."""
     path = archive(SPARES[name])
     torch.jit.load(str(path))
-    assert told(path, "pickles") == []
+    assert told(path, *PICKLES) == []
 
 
 def test_what_runs_on_load_is_told_from_what_runs_when_called(archive):
@@ -173,7 +180,7 @@ def test_an_operator_that_does_not_check_memory_is_unsafe(name, archive, forked_
 @pytest.mark.parametrize("operator", ["symm_mem::memset32_", "static_runtime::create_owned_ref", "inductor::new"])
 def test_an_operator_of_an_internal_namespace_is_unsafe(operator):
     """Bytecode and graphs of torch.export name an operator like this; code is covered by the test above."""
-    assert script_code.describe_harm(operator)
+    assert program_operators.describe_harm(operator)
 
 
 def test_an_unknown_operator_is_a_warning(archive):
@@ -201,6 +208,81 @@ def test_code_is_read_wherever_torch_reads_it(name, tmp_path):
         (found,) = [one for one in scan_pickles(str(tmp_path / "a.pt")) if one.doer]
         assert found.where == f"a/{name}, line 1"
         assert found.names[0].name == "from_file"
+
+
+UNCHECKED = {
+    "indices": "torch.max_pool2d_with_indices_backward(x, x, [2, 2], [2, 2], [0, 0], [1, 1], False, x)",
+    "rows": "torch._convert_indices_from_coo_to_csr(x, 2)",
+    "a method": "(x)._convert_indices_from_coo_to_csr(2)",
+    "a name of a method": 'getattr(x, "_convert_indices" "_from_coo_to_csr")(2)',
+    "segments": 'torch.segment_reduce(x, "sum", lengths=x, unsafe=True)',
+    "an optimizer": "torch._fused_sgd_([x], [x], [x], weight_decay=0., momentum=0., lr=0.)",
+    "offsets": "ops.quantized.embedding_bag_byte_rowwise_offsets(x, x, x)",
+}
+UNLISTED = {
+    "labels": "torch.ctc_loss(x, x, x, x)",
+    "a newer operator": "torch.operator_of_a_newer_torch(x)",
+    "a method of a newer torch": "(x).operator_of_a_newer_torch()",
+    "indices of a sparse tensor": "(x).indices()",
+    "a sparse tensor's own indices": "torch._indices(x)",
+    "offsets of a nested tensor": "torch._nested_tensor_storage_offsets(x)",
+    "primitives": "ops.prim.FusionGroup(x)",
+    "a library's": "ops.mkldnn.data_ptr(x)",
+}
+
+
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_an_operator_that_trusts_its_arguments_is_unsafe(name):
+    """Called, not loaded; by any spelling."""
+    (call,) = script_code.find_calls(f"    t = {UNCHECKED[name]}\n".encode(), Steps())
+    assert "torch does not check" in call.why
+    assert not call.on_load
+
+
+@pytest.mark.parametrize("name", UNLISTED)
+def test_an_operator_off_the_list_is_unknown(name):
+    """An allow-list: what nobody has looked at is not clean."""
+    (call,) = script_code.find_calls(f"    t = {UNLISTED[name]}\n".encode(), Steps())
+    assert call.why is None
+
+
+def test_methods_of_the_archive_are_not_operators(archive):
+    """Their `def` may be in another text; an operator's own name stays one."""
+    other = b"class A(Module):\n  def scale(self: A, x: Tensor) -> Tensor:\n    return x\n"
+    code = b"    t = (self).scale(x, )\n"
+    assert [call.name for call in script_code.find_calls(code, Steps())] == ["scale"]
+    assert list(script_code.find_calls(code, Steps(), script_code.list_functions([code, other]))) == []
+    hidden = b"def _cummax_helper(x: Tensor) -> Tensor:\n  return (x)._cummax_helper(x, x, 0)\n"
+    assert [call.name for call in script_code.find_calls(hidden, Steps())] == ["_cummax_helper"]
+
+
+def test_the_message_tells_an_operator_of_torch_from_a_library(archive):
+    """The remedy differs."""
+    path = archive("pass", "def f(x: Tensor) -> Tensor:\n  return torch.ctc_loss(x, x, x, x)\n")
+    (message,) = told(path, "unknown-global")
+    assert "its code calls torch.ctc_loss, which is not on the list of operators that torch writes" in message
+
+
+def test_listed_operators_are_those_of_torch(forked_python):
+    """Each listed operator is of the installed torch or was of an older one; none has a known harm."""
+    code = "import torch; print(*{one.name for one in torch._C._jit_get_all_schemas()})"
+    operators = set(forked_python(code).stdout.split())
+    older = {
+        "chain_matmul",
+        "eig",
+        "fft",
+        "gels",
+        "ger",
+        "ifft",
+        "irfft",
+        "lstsq",
+        "matrix_rank",
+        "rfft",
+        "solve",
+        "symeig",
+    }
+    assert {name for name in operator_names.ATEN if f"aten::{name}" not in operators} <= older
+    assert [name for name in operator_names.ATEN if program_operators.describe_harm(f"aten::{name}")] == []
 
 
 def test_bytecode_is_searched_for_what_is_known(tmp_path):
@@ -233,10 +315,12 @@ def test_every_operator_of_torch_is_of_a_namespace_that_is_known(forked_python):
     code = "import torch; print(*{one.name for one in torch._C._jit_get_all_schemas()})"
     operators = forked_python(code).stdout.split()
     assert len(operators) > 1000
-    assert [one for one in operators if not (script_code.is_shipped(one) or script_code.describe_harm(one))] == []
+    assert [
+        one for one in operators if not (program_operators.is_shipped(one) or program_operators.describe_harm(one))
+    ] == []
     touching = [one for one in operators if one.endswith(("_file", "::save", "PythonOp", "load_tensor"))]
     assert len(touching) > 3
-    assert [one for one in touching if not script_code.describe_harm(one)] == []
+    assert [one for one in touching if not program_operators.describe_harm(one)] == []
 
 
 def test_an_archive_whose_version_lies_with_its_data_is_audited(records, tmp_path):
@@ -290,9 +374,11 @@ def test_a_loop_that_loading_runs_is_found(loop, archive):
     assert any("whose end or result cannot be told" in one for one in told(archive(loop), "unsafe-global"))
 
 
-def test_what_runs_when_called_alone_is_not_judged(archive):
-    """A function that no `__setstate__` mentions."""
-    assert told(archive("pass", POOLS), "unsafe-global") == []
+def test_what_runs_when_called_is_judged_by_its_operators_alone(archive):
+    """A function that no `__setstate__` mentions: its loops and calls are no finding, and its operator is one."""
+    (message,) = told(archive("pass", POOLS), "unsafe-global")
+    assert message.startswith("its code calls torch.max_pool2d_with_indices_backward, which reads or writes memory")
+    assert told(archive("pass", POOLS.replace("max_pool2d_with_indices_backward(", "relu(")), *PICKLES) == []
 
 
 @pytest.mark.parametrize("kind", ["Linear", "Conv1d", "Conv2d", "ConvTranspose2d", "EmbeddingBag"])
@@ -301,7 +387,7 @@ def test_quantized_modules_of_torch_are_clean(kind, tmp_path):
     make = getattr(torch.ao.nn.quantized, kind)
     module = make(10, 8) if kind in ("Linear", "EmbeddingBag") else make(3, 4, 3)
     torch.jit.save(torch.jit.script(module), tmp_path / "x.pt")
-    assert told(tmp_path / "x.pt", "pickles") == []
+    assert told(tmp_path / "x.pt", *PICKLES) == []
 
 
 def convolutional(folder: Path, *, frozen: bool, groups: int = 1) -> Path:
@@ -393,5 +479,5 @@ def test_a_long_line_of_divisors_is_read_once():
 @pytest.mark.parametrize("kind", ["coo", "csr", "csc", "bsr", "bsc", "compressed"])
 def test_operators_that_make_sparse_tensors_are_unsafe(kind):
     """torch checks no index unless a program asks for it."""
-    assert "indices torch does not check" in script_code.describe_harm(f"aten::sparse_{kind}_tensor")
-    assert script_code.describe_harm("aten::sparse_mask") is None
+    assert "indices torch does not check" in program_operators.describe_harm(f"aten::sparse_{kind}_tensor")
+    assert program_operators.describe_harm("aten::sparse_mask") is None

@@ -1,0 +1,126 @@
+"""Judge an operator that TorchScript or an exported program calls: listed, known harm, or unknown.
+
+Only the operators on the lists (`operator_names`) are clean. The harm is known of operators that touch files or Python,
+that read memory by indices, lengths or sizes which torch does not check, and of whole internal namespaces. All other
+operators of torch are unknown, and so are those of other libraries.
+"""
+
+from __future__ import annotations
+
+import re
+
+from statecli.pickle_scan import operator_names
+
+#: Namespaces of torch, torchvision and torchaudio whose operators saved programs call, whatever their names.
+_OPEN_NAMESPACES = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        prims quantization quantized_decomposed sparse mkldnn_prepacked onednn onnx xnnpack prepacked metal
+        metal_prepacked vulkan vulkan_prepacked vulkan_quantized _nnapi c10d _c10d_functional
+        _c10d_functional_autograd profiler rngprims export _dtensor fsdp higher_order streams cuda mtia rnn
+        torchvision image video_reader torchaudio onnx_symbolic c10d_functional flex_lib
+        """,
+    )
+)
+_LISTS = {
+    "aten": operator_names.ATEN,
+    "prim": operator_names.PRIM,
+    "quantized": operator_names.QUANTIZED,
+    "_quantized": operator_names.QUANTIZED,
+}
+_SHIPPED_NAMESPACES = _OPEN_NAMESPACES | _LISTS.keys() | {"mkl", "mkldnn"}
+#: Namespaces of operators that torch's compilers, runtimes and tests call, and that no saved program needs: some of
+#: them take offsets or lengths that they do not check.
+_INTERNAL_NAMESPACES = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        inductor inductor_prims _inductor_test symm_mem static_runtime tensorexpr debugprims debug_mode_ops
+        _native _test
+        """,
+    )
+)
+_INTERNAL_HARM = "is internal to torch, and may read and write memory outside of tensors"
+_UNCHECKED_HARM = "reads or writes memory by sizes or indices that torch does not check"
+#: Operators that do more than compute.
+_HARMS = {
+    "aten::from_file": "maps a file into memory, and can make it and write to it",
+    "aten::save": "writes a file",
+    "prim::PythonOp": "calls Python",
+    "prim::IgnoredPythonOp": "calls Python",
+    "debugprims::load_tensor": "reads a file",
+    "aten::_reshape_alias": "makes a view whose strides torch does not check against the memory",
+}
+#: Operators that crashed the process for arguments which a program can make, and that torch writes into no program.
+_UNCHECKED = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        _add_batch_dim _autocast_to_full_precision _autocast_to_reduced_precision _batch_norm_no_update
+        _batch_norm_with_update _batch_norm_with_update_functional _chunk_cat _compute_linear_combination
+        _convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo _cummax_helper _cummin_helper
+        _dyn_quant_matmul_4bit _fused_adagrad _fused_adagrad_ _fused_adam _fused_adam_ _fused_adamw
+        _fused_adamw_ _fused_moving_avg_obs_fq_helper _fused_moving_avg_obs_fq_helper_functional _fused_sgd
+        _fused_sgd_ _neg_view_copy _new_zeros_with_same_feature_meta _nnpack_spatial_convolution
+        _remove_batch_dim _reshape_alias_copy _sobol_engine_draw _sobol_engine_ff_
+        _sobol_engine_initialize_state_ _sobol_engine_scramble_ _transform_bias_rescale_qkv _unsafe_masked_index
+        _unsafe_masked_index_put_accumulate _weight_norm_interface batch_norm_update_stats mkldnn_rnn_layer
+        native_batch_norm quantized_lstm_cell segment_reduce _cholesky_solve_helper
+        """,
+    )
+)
+#: Gradients are computed from indices and sizes of the forward pass, which torch trusts.
+_GRADIENT = re.compile(r"\w+::\w*_backward(?:_\w+)?")
+_EMBEDDING_ROWS = re.compile(r"quantized::embedding_bag_\w*rowwise_offsets")
+#: torch checks indices only where a program asks for it.
+_UNSAFE_SPARSE = re.compile(
+    r"aten::_sparse_\w+_tensor_(?:unsafe|with_dims_and_tensors)|aten::sparse_(?:coo|compressed|cs[rc]|bs[rc])_tensor"
+)
+_FILE_OPERATOR = re.compile(
+    r"(?:image|video_reader|torchvision|torchaudio)::\w*(?:file|load|save|video|sox_io|stream)\w*"
+)
+#: Harmful operators of `aten` whose first argument is called `self`: code can call them as methods of values.
+HARMFUL_METHODS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        _reshape_alias _add_batch_dim _autocast_to_full_precision _autocast_to_reduced_precision
+        _convert_indices_from_coo_to_csr _cummax_helper _cummin_helper _fused_adagrad _fused_adagrad_
+        _fused_adam _fused_adam_ _fused_adamw _fused_adamw_ _fused_moving_avg_obs_fq_helper
+        _fused_moving_avg_obs_fq_helper_functional _fused_sgd _fused_sgd_ _neg_view_copy
+        _new_zeros_with_same_feature_meta _remove_batch_dim _reshape_alias_copy _sobol_engine_ff_
+        _sobol_engine_initialize_state_ _sobol_engine_scramble_ _unsafe_masked_index
+        _unsafe_masked_index_put_accumulate _cholesky_solve_helper _backward _gather_sparse_backward
+        _sparse_mm_reduce_impl_backward conv_tbc_backward cudnn_grid_sampler_backward linear_backward
+        matrix_exp_backward mkldnn_linear_backward mps_convolution_backward mps_convolution_transpose_backward
+        """,
+    )
+)
+
+
+def describe_harm(operator: str) -> str | None:
+    """Return the known harm of an operator, given its qualified name; None if unknown."""
+    namespace, _, name = operator.partition("::")
+    if operator in _HARMS:
+        return _HARMS[operator]
+    if namespace in _INTERNAL_NAMESPACES:
+        return _INTERNAL_HARM
+    if _UNSAFE_SPARSE.fullmatch(operator):
+        return "makes a sparse tensor whose indices torch does not check"
+    if (namespace == "aten" and name in _UNCHECKED) or _EMBEDDING_ROWS.fullmatch(operator):
+        return _UNCHECKED_HARM
+    if _GRADIENT.fullmatch(operator) and not is_listed(operator):
+        return _UNCHECKED_HARM
+    return "reads or writes a file" if _FILE_OPERATOR.fullmatch(operator) else None
+
+
+def is_listed(operator: str) -> bool:
+    """Return True if torch writes the operator into programs."""
+    namespace, _, name = operator.partition("::")
+    return name in _LISTS[namespace] if namespace in _LISTS else namespace in _OPEN_NAMESPACES
+
+
+def is_shipped(operator: str) -> bool:
+    """Return True if torch, torchvision or torchaudio has this namespace."""
+    return operator.partition("::")[0] in _SHIPPED_NAMESPACES
