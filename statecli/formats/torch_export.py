@@ -346,6 +346,9 @@ class _Reader:
         """Append the rows of a program in the order of its signature, then the names outside the signature."""
         self._check_schema(model, program)
         roles = dict(_collect_roles(program))
+        for fqn, meta in _collect_stated_metas(program):
+            if fqn in contents and (difference := _describe_difference(contents[fqn].tensor, meta)):
+                contents[fqn].tensor = mark_damaged(fqn, MalformedError(f"{fqn}: {difference}"))
         missing = {fqn: mark_damaged(fqn, MalformedError(_MISSING)) for fqn in roles if fqn not in contents}
         payloads = {**{fqn: _Payload(tensor, False) for fqn, tensor in missing.items()}, **contents}
         for fqn in (*roles, *(fqn for fqn in contents if fqn not in roles)):
@@ -498,6 +501,36 @@ def _collect_roles(program: Mapping[str, Any]) -> Iterator[tuple[str, _Role]]:
             if type(enum_value) is dict and type(enum_value.get(key)) is str:
                 persistent = enum_value.get("persistent") if kind is Kind.BUFFER else None
                 yield enum_value[key], _Role(kind, persistent if type(persistent) is bool else None)
+
+
+def _collect_stated_metas(program: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Collect what the graph states of each tensor of the signature: kernels trust the graph."""
+    graph = program["graph_module"].get("graph")
+    values = graph.get("tensor_values") if type(graph) is dict else None
+    for spec in _list_specs(program):
+        for what, (key, _) in _INPUTS.items():
+            enum_value = spec.get(what) if type(spec) is dict else None
+            if type(enum_value) is not dict or type(enum_value.get(key)) is not str:
+                continue
+            argument = enum_value.get("arg")
+            name = argument.get("name") if type(argument) is dict else None
+            meta = values.get(name) if type(values) is dict and type(name) is str else None
+            if type(meta) is dict:
+                yield enum_value[key], meta
+
+
+def _describe_difference(tensor: Tensor, meta: Mapping[str, Any]) -> str | None:
+    """Return how a tensor differs from what the graph states of it; None for a tensor that could not be read."""
+    if tensor.shape is None or tensor.dtype is None:
+        return None
+    sizes = meta.get("sizes")
+    stated = tuple(size.get("as_int") if type(size) is dict else None for size in sizes) if type(sizes) is list else ()
+    if tensor.shape != stated:
+        return f"its sizes are {list(tensor.shape)}, and the graph was made for {list(stated)}"
+    dtype = meta.get("dtype")
+    if type(dtype) is int and DTYPES.get(dtype) != tensor.dtype:
+        return f"its dtype is {tensor.dtype}, and the graph was made for {DTYPES.get(dtype, dtype)}"
+    return None
 
 
 def _list_specs(program: Mapping[str, Any]) -> Iterable[Any]:

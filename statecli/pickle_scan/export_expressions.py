@@ -22,7 +22,8 @@ from math import isinf, log2, prod
 from typing import Any, NamedTuple
 
 from statecli.core import quoting
-from statecli.pickle_scan import program_operators
+from statecli.pickle_scan import operator_names, program_operators
+from statecli.pickle_scan.export_arguments import find_misuses
 from statecli.pickle_scan.step_budget import Budget, Steps
 
 #: What expressions are made of, by the names that sympy and torch have for them.
@@ -298,6 +299,9 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall]:
             yield ProgramCall(text, "sympy", "sympify")
         elif costs := describe_cost(text):
             yield ProgramCall(text, "sympy", "sympify", costs)
+    for misuse in find_misuses(document, steps):
+        module, _, name = misuse.target.removesuffix(".default").rpartition(".")
+        yield ProgramCall(misuse.target, module, name, misuse.why, doer="its graph")
     bad: set[str] = set()
     for key, text in dict.fromkeys(_iter_texts(document, steps)):
         call = _CHECKS[key](text) if key in _CHECKS else None
@@ -422,6 +426,8 @@ def _check_operator(text: str) -> ProgramCall | None:
         why = None if _ARITHMETIC.fullmatch(text) else "is no operator of torch"
         return ProgramCall(text, module or "torch", name, why, doer="its graph") if why else None
     operator = f"{match[1]}::{match[2]}"
+    if match[1] == "aten" and match[2] in operator_names.ATEN_OF_EXPORT:
+        return None
     why = program_operators.describe_harm(operator)
     if why or not program_operators.is_listed(operator):
         return ProgramCall(text, f"torch.ops.{match[1]}", match[2], why, doer="its graph")

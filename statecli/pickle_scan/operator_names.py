@@ -27,61 +27,64 @@ ATEN = frozenset(
         _fake_quantize_learnable_per_channel_affine _fake_quantize_learnable_per_tensor_affine
         _fake_quantize_per_tensor_affine_cachemask_tensor_qparams _functional_assert_async
         _functional_assert_scalar _functional_sym_constrain_range _functional_sym_constrain_range_for_size
-        _fused_rms_norm _grouped_mm _int_mm _is_all_true _is_any_true _linalg_det _linalg_eigh _linalg_eigvals
-        _linalg_slogdet _linalg_solve_ex _linalg_svd _local_scalar_dense _log_softmax _log_softmax_backward_data
-        _logcumsumexp _make_per_tensor_quantized_tensor _masked_softmax _native_multi_head_attention
-        _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned _nested_tensor_from_tensor_list _nnz
-        _pack_padded_sequence _pad_circular _pad_enum _pad_packed_sequence _pdist_forward _prelu_kernel _print
-        _safe_softmax _sample_dirichlet _scaled_dot_product_attention_math _scaled_dot_product_cudnn_attention
-        _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention
-        _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_fused_attention_overrideable _scaled_mm
-        _shape_as_tensor _slow_conv2d_forward _softmax _softmax_backward_data _stack _standard_gamma _to_copy
-        _to_cpu _transformer_encoder_layer_fwd _trilinear _unique _unique2 _unpack_dual _unsafe_index
-        _unsafe_index_put _unsafe_view _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_lanczos2d_aa
-        _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d _weight_int4pack_mm
-        _weight_int4pack_mm_for_cpu _weight_int8pack_mm _weight_norm abs abs_ absolute absolute_ acos acos_
-        acosh acosh_ adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
-        adaptive_max_pool2d adaptive_max_pool3d add add_ addbmm addbmm_ addcdiv addcdiv_ addcmul addcmul_ addmm
-        addmm_ addmv addmv_ addr addr_ adjoint affine_grid_generator alias alias_copy all allclose alpha_dropout
-        alpha_dropout_ amax amin aminmax angle any append arange arccos arccos_ arccosh arccosh_ arcsin arcsin_
-        arcsinh arcsinh_ arctan arctan2 arctan2_ arctan_ arctanh arctanh_ argmax argmin argsort argwhere
-        as_strided as_strided_ as_strided_copy as_strided_scatter as_tensor asin asin_ asinh asinh_ atan atan2
-        atan2_ atan_ atanh atanh_ atleast_1d atleast_2d atleast_3d avg_pool1d avg_pool2d avg_pool3d backward
-        baddbmm baddbmm_ bartlett_window batch_norm bernoulli bernoulli_ bilinear bin binary_cross_entropy
-        binary_cross_entropy_with_logits bincount binomial bitwise_and bitwise_and_ bitwise_left_shift
-        bitwise_left_shift_ bitwise_not bitwise_not_ bitwise_or bitwise_or_ bitwise_right_shift
-        bitwise_right_shift_ bitwise_xor bitwise_xor_ blackman_window block_diag bmm broadcast_shapes
-        broadcast_tensors broadcast_to bucketize can_cast capitalize cartesian_prod cat cauchy cauchy_ cdist
-        ceil ceil_ celu celu_ center chain_matmul chalf channel_shuffle cholesky cholesky_inverse cholesky_solve
-        chr chunk clamp clamp_ clamp_max clamp_max_ clamp_min clamp_min_ clear clip clip_ clone coalesce col2im
-        column_stack combinations complex concat concatenate conj conj_physical conj_physical_ constant_pad_nd
-        contiguous conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution
-        copy copy_ copysign copysign_ corrcoef cos cos_ cosh cosh_ cosine_embedding_loss cosine_similarity count
-        count_nonzero cov cpu cross cross_entropy_loss cuda cummax cummin cumprod cumprod_ cumsum cumsum_
-        cumulative_trapezoid data deg2rad deg2rad_ degrees dense_dim dequantize det detach detach_ detach_copy
-        device diag diag_embed diagflat diagonal diagonal_copy diagonal_scatter dict diff digamma digamma_ dim
-        dist div div_ divide divide_ divmod dot dropout dropout_ dsplit dstack eig einsum element_size elu elu_
-        elu_backward embedding embedding_bag embedding_renorm embedding_renorm_ empty empty_like empty_permuted
-        empty_quantized empty_strided endswith eq eq_ equal erf erf_ erfc erfc_ erfinv erfinv_ exp exp2 exp2_
-        exp_ expand expand_as expand_copy expandtabs expm1 expm1_ exponential exponential_ extend eye fabs
-        factorial fake_quantize_per_channel_affine fake_quantize_per_channel_affine_cachemask
-        fake_quantize_per_tensor_affine fake_quantize_per_tensor_affine_cachemask feature_alpha_dropout
-        feature_alpha_dropout_ feature_dropout feature_dropout_ fft_fft fft_fft2 fft_fftfreq fft_fftn
-        fft_fftshift fft_hfft fft_hfft2 fft_hfftn fft_ifft fft_ifft2 fft_ifftn fft_ifftshift fft_ihfft
-        fft_ihfft2 fft_ihfftn fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftfreq fft_rfftn fill
-        fill_ fill_diagonal_ find fix fix_ flatten flatten_dense_tensors flip fliplr flipud float_power
-        float_power_ floor floor_ floor_divide floor_divide_ floordiv fmax fmin fmod fmod_ format frac frac_
-        fractional_max_pool2d fractional_max_pool3d frexp frobenius_norm full full_like
-        fused_moving_avg_obs_fake_quant gamma gather gcd gcd_ ge ge_ gels gelu gelu_ gelu_backward geometric
-        geometric_ geqrf ger get get_autocast_dtype get_device glu grad gradient greater greater_ greater_equal
-        greater_equal_ grid_sampler grid_sampler_2d grid_sampler_3d group_norm gru gru_cell gt gt_
-        hamming_window hann_window hardshrink hardsigmoid hardsigmoid_ hardswish hardswish_ hardswish_backward
-        hardtanh hardtanh_ hardtanh_backward has_torch_function hash hash_tensor heaviside heaviside_ hex
-        hinge_embedding_loss histc histogram histogramdd hsplit hspmm hstack huber_loss hypot hypot_ i0 i0_ ifft
-        igamma igamma_ igammac igammac_ im2col imag index index_add index_add_ index_copy index_copy_ index_fill
-        index_fill_ index_put index_put_ index_reduce index_reduce_ index_select initial_seed inner insert
-        instance_norm int_repr inverse irfft is_autocast_cpu_enabled is_autocast_enabled is_coalesced is_complex
-        is_conj is_contiguous is_distributed is_floating_point is_grad_enabled is_inference is_leaf is_neg
+        _fused_rms_norm _grouped_mm _histogramdd_bin_edges _histogramdd_from_bin_cts
+        _histogramdd_from_bin_tensors _int_mm _is_all_true _is_any_true _linalg_check_errors _linalg_det
+        _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd _local_scalar_dense
+        _log_softmax _log_softmax_backward_data _logcumsumexp _make_per_tensor_quantized_tensor _masked_softmax
+        _native_multi_head_attention _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned
+        _nested_tensor_from_tensor_list _nnz _pack_padded_sequence _pad_circular _pad_enum _pad_packed_sequence
+        _pdist_forward _prelu_kernel _print _safe_softmax _sample_dirichlet _scaled_dot_product_attention_math
+        _scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention
+        _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu
+        _scaled_dot_product_fused_attention_overrideable _scaled_mm _shape_as_tensor _slow_conv2d_forward
+        _softmax _softmax_backward_data _sparse_addmm _sparse_mm _stack _standard_gamma _to_copy _to_cpu
+        _to_dense _to_sparse _transformer_encoder_layer_fwd _trilinear _unique _unique2 _unpack_dual
+        _unsafe_index _unsafe_index_put _unsafe_view _upsample_bicubic2d_aa _upsample_bilinear2d_aa
+        _upsample_lanczos2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+        _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int8pack_mm _weight_norm abs abs_ absolute
+        absolute_ acos acos_ acosh acosh_ adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d add add_ addbmm addbmm_ addcdiv addcdiv_
+        addcmul addcmul_ addmm addmm_ addmv addmv_ addr addr_ adjoint affine_grid_generator alias alias_copy all
+        allclose alpha_dropout alpha_dropout_ amax amin aminmax angle any append arange arccos arccos_ arccosh
+        arccosh_ arcsin arcsin_ arcsinh arcsinh_ arctan arctan2 arctan2_ arctan_ arctanh arctanh_ argmax argmin
+        argsort argwhere as_strided as_strided_ as_strided_copy as_strided_scatter as_tensor asin asin_ asinh
+        asinh_ atan atan2 atan2_ atan_ atanh atanh_ atleast_1d atleast_2d atleast_3d avg_pool1d avg_pool2d
+        avg_pool3d backward baddbmm baddbmm_ bartlett_window batch_norm bernoulli bernoulli_ bilinear bin
+        binary_cross_entropy binary_cross_entropy_with_logits bincount binomial bitwise_and bitwise_and_
+        bitwise_left_shift bitwise_left_shift_ bitwise_not bitwise_not_ bitwise_or bitwise_or_
+        bitwise_right_shift bitwise_right_shift_ bitwise_xor bitwise_xor_ blackman_window block_diag bmm
+        broadcast_shapes broadcast_tensors broadcast_to bucketize can_cast capitalize cartesian_prod cat cauchy
+        cauchy_ cdist ceil ceil_ celu celu_ center chain_matmul chalf channel_shuffle cholesky cholesky_inverse
+        cholesky_solve chr chunk clamp clamp_ clamp_max clamp_max_ clamp_min clamp_min_ clear clip clip_ clone
+        coalesce col2im column_stack combinations complex concat concatenate conj conj_physical conj_physical_
+        constant_pad_nd contiguous conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d
+        conv_transpose3d convolution copy copy_ copysign copysign_ corrcoef cos cos_ cosh cosh_
+        cosine_embedding_loss cosine_similarity count count_nonzero cov cpu cross cross_entropy_loss cuda cummax
+        cummin cumprod cumprod_ cumsum cumsum_ cumulative_trapezoid data deg2rad deg2rad_ degrees dense_dim
+        dequantize det detach detach_ detach_copy device diag diag_embed diagflat diagonal diagonal_copy
+        diagonal_scatter dict diff digamma digamma_ dim dist div div_ divide divide_ divmod dot dropout dropout_
+        dsplit dstack eig einsum element_size elu elu_ elu_backward embedding embedding_bag embedding_renorm
+        embedding_renorm_ empty empty_like empty_permuted empty_quantized empty_strided endswith eq eq_ equal
+        erf erf_ erfc erfc_ erfinv erfinv_ exp exp2 exp2_ exp_ expand expand_as expand_copy expandtabs expm1
+        expm1_ exponential exponential_ extend eye fabs factorial fake_quantize_per_channel_affine
+        fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine
+        fake_quantize_per_tensor_affine_cachemask feature_alpha_dropout feature_alpha_dropout_ feature_dropout
+        feature_dropout_ fft_fft fft_fft2 fft_fftfreq fft_fftn fft_fftshift fft_hfft fft_hfft2 fft_hfftn
+        fft_ifft fft_ifft2 fft_ifftn fft_ifftshift fft_ihfft fft_ihfft2 fft_ihfftn fft_irfft fft_irfft2
+        fft_irfftn fft_rfft fft_rfft2 fft_rfftfreq fft_rfftn fill fill_ fill_diagonal_ find fix fix_ flatten
+        flatten_dense_tensors flip fliplr flipud float_power float_power_ floor floor_ floor_divide
+        floor_divide_ floordiv fmax fmin fmod fmod_ format frac frac_ fractional_max_pool2d
+        fractional_max_pool3d frexp frobenius_norm full full_like fused_moving_avg_obs_fake_quant gamma gather
+        gcd gcd_ ge ge_ gels gelu gelu_ gelu_backward geometric geometric_ geqrf ger get get_autocast_dtype
+        get_device glu grad gradient greater greater_ greater_equal greater_equal_ grid_sampler grid_sampler_2d
+        grid_sampler_3d group_norm gru gru_cell gt gt_ hamming_window hann_window hardshrink hardsigmoid
+        hardsigmoid_ hardswish hardswish_ hardswish_backward hardtanh hardtanh_ hardtanh_backward
+        has_torch_function hash hash_tensor heaviside heaviside_ hex hinge_embedding_loss histc histogram
+        histogramdd hsplit hspmm hstack huber_loss hypot hypot_ i0 i0_ ifft igamma igamma_ igammac igammac_
+        im2col imag index index_add index_add_ index_copy index_copy_ index_fill index_fill_ index_put
+        index_put_ index_reduce index_reduce_ index_select initial_seed inner insert instance_norm int_repr
+        inverse irfft is_autocast_cpu_enabled is_autocast_enabled is_coalesced is_complex is_conj is_contiguous
+        is_distributed is_floating_point is_grad_enabled is_inference is_leaf is_neg
         is_non_overlapping_and_dense is_nonzero is_pinned is_same_size is_scripting is_set_to is_signed
         is_vulkan_available isalnum isalpha isclose isdecimal isdigit isfinite isidentifier isin isinf islower
         isnan isneginf isnumeric isposinf isprintable isreal isspace istft istitle isupper item items join
@@ -165,8 +168,7 @@ ATEN_OF_EXPORT = frozenset(
         r"\w+",
         """
         _embedding_bag _embedding_bag_forward_only _fft_c2c _fft_c2r _fft_r2c _native_batch_norm_legit
-        _native_batch_norm_legit_functional _native_batch_norm_legit_no_training _weight_norm_interface
-        native_group_norm
+        _native_batch_norm_legit_functional _native_batch_norm_legit_no_training native_group_norm
         """,
     )
 )

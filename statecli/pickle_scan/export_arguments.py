@@ -1,0 +1,234 @@
+"""Check the arguments of operators in a program of torch.export that torch's kernels trust.
+
+The sizes are those that the graph states for its values (`tensor_values`). For weights the reader of the format checks
+that they are the sizes of the tensors in the file; for other values the graph is believed.
+Sources: torch/_export/serde/schema.py, aten/src/ATen/native (RNN.cpp, Normalization.cpp, WeightNorm.cpp,
+EmbeddingBag.cpp, SpectralOps.cpp) of torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from statecli.pickle_scan.export_numbers import find_huge_numbers
+from statecli.pickle_scan.step_budget import Budget, Steps
+
+_Sizes = tuple[int | None, ...]
+#: Gates of a recurrent cell: rows of its weights for each row of its hidden state.
+_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+_MAX_NUMBER = 2**31
+_FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "new_ones", "new_full", "new_empty")
+
+
+class Misuse(NamedTuple):
+    """An operator, and why its arguments are not those that torch writes."""
+
+    target: str
+    why: str
+
+
+class _Node(NamedTuple):
+    """A call of an operator: its arguments by name, and what the graph states of its values."""
+
+    arguments: Mapping[str, Any]
+    results: list[str | None]
+    sizes: Mapping[str, _Sizes]
+    user_inputs: frozenset[str]
+
+    def get_name(self, argument: str) -> str | None:
+        return _get_tensor_name(self.arguments.get(argument))
+
+    def get_sizes(self, argument: str) -> _Sizes | None:
+        return self.sizes.get(self.get_name(argument) or "")
+
+    def list_sizes(self, argument: str) -> list[_Sizes | None]:
+        value = self.arguments.get(argument)
+        tensors = value.get("as_tensors") if type(value) is dict else None
+        names = [child.get("name") for child in tensors if type(child) is dict] if type(tensors) is list else []
+        return [self.sizes.get(name) if type(name) is str else None for name in names]
+
+    def get_number(self, argument: str) -> int | None:
+        value = self.arguments.get(argument)
+        number = value.get("as_int") if type(value) is dict else None
+        return number if type(number) is int else None
+
+    def is_true(self, argument: str) -> bool:
+        value = self.arguments.get(argument)
+        return type(value) is dict and value.get("as_bool") is True
+
+
+def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
+    """Yield the calls of the program whose arguments torch does not check. Raises OutOfSteps."""
+    inputs = frozenset(_list_user_inputs(document))
+    for number, graph in enumerate(_iter_graphs(document, steps)):
+        yield from (Misuse(*found) for found in find_huge_numbers(graph, number > 0, steps))
+        stated = graph.get("tensor_values")
+        sizes = {name: _read_sizes(meta) for name, meta in stated.items()} if type(stated) is dict else {}
+        for node in graph["nodes"]:
+            steps.take(Budget.TEXT)
+            target = node.get("target") if type(node) is dict else None
+            name = target.removeprefix("torch.ops.aten.").partition(".")[0] if type(target) is str else ""
+            if type(target) is str and target.startswith("torch.ops.aten.") and name in _CHECKS:
+                outputs = node.get("outputs")
+                results = [_get_tensor_name(output) for output in outputs] if type(outputs) is list else []
+                why = _CHECKS[name](_Node(_read_arguments(node.get("inputs")), results, sizes, inputs))
+                if why:
+                    yield Misuse(target, why)
+
+
+def _iter_graphs(document: Any, steps: Steps) -> Iterator[dict[str, Any]]:
+    """Yield each graph of the program, and those of its branches and loops."""
+    stack = [document]
+    while stack:
+        node = stack.pop()
+        steps.take(Budget.TEXT)
+        if type(node) is dict:
+            if type(node.get("nodes")) is list:
+                yield node
+            stack.extend(node.values())
+        elif type(node) is list:
+            stack.extend(node)
+
+
+def _list_user_inputs(document: Any) -> Iterator[str]:
+    node = document
+    for key in ("graph_module", "signature", "input_specs"):
+        node = node.get(key) if type(node) is dict else None
+    for spec in node if type(node) is list else ():
+        given = spec.get("user_input") if type(spec) is dict else None
+        name = _get_tensor_name(given.get("arg")) if type(given) is dict else None
+        if name:
+            yield name
+
+
+def _get_tensor_name(value: Any) -> str | None:
+    tensor = value.get("as_tensor") if type(value) is dict else None
+    name = tensor.get("name") if type(tensor) is dict else None
+    return name if type(name) is str else None
+
+
+def _read_sizes(meta: Any) -> _Sizes:
+    """Return the sizes of a value; None for a size that is a symbol."""
+    sizes = meta.get("sizes") if type(meta) is dict else None
+    numbers = [size.get("as_int") if type(size) is dict else None for size in sizes] if type(sizes) is list else []
+    return tuple(number if type(number) is int else None for number in numbers)
+
+
+def _read_arguments(inputs: Any) -> dict[str, Any]:
+    arguments = {}
+    for given in inputs if type(inputs) is list else ():
+        if type(given) is dict and type(given.get("name")) is str:
+            arguments[given["name"]] = given.get("arg")
+    return arguments
+
+
+def _is_size(size: int | None, expected: int | None) -> bool:
+    return size is None or expected is None or size == expected
+
+
+def _check_recurrent(gates: int) -> Callable[[_Node], str | None]:
+    def check(node: _Node) -> str | None:
+        weights, width = node.list_sizes("params"), node.get_sizes("input")
+        states = node.list_sizes("hx") or [node.get_sizes("hx")]
+        if not weights or None in weights or not width or None in states or not all(states):
+            return "has weights whose sizes the graph does not state"
+        hidden, projected = states[-1][-1], states[0][-1]  # type: ignore[index]  # no size is None
+        count = (4 if node.is_true("has_biases") else 2) + (len(states) == 2 and hidden != projected)
+        directions = 2 if node.is_true("bidirectional") else 1
+        layers = [weights[at : at + count] for at in range(0, len(weights), count)]
+        if len(layers) != directions * (node.get_number("num_layers") or 0):
+            return f"has {len(weights)} weights for another number of layers"
+        for number, layer in enumerate(layers):
+            columns = width[-1] if number < directions else _multiply(projected, directions)
+            expected = [(_multiply(hidden, gates), columns), (_multiply(hidden, gates), projected)]
+            expected += [(_multiply(hidden, gates),)] * 2 if node.is_true("has_biases") else []  # type: ignore[list-item]
+            expected += [(projected, hidden)] if len(layer) > len(expected) else []
+            if not all(_have_sizes(sizes, wanted) for sizes, wanted in zip(layer, expected, strict=True)):
+                return f"has weights of other sizes than its hidden size of {hidden} needs"
+        return None
+
+    return check
+
+
+def _multiply(size: int | None, factor: int) -> int | None:
+    return None if size is None else size * factor
+
+
+def _have_sizes(sizes: _Sizes | None, expected: _Sizes) -> bool:
+    return (
+        sizes is not None
+        and len(sizes) == len(expected)
+        and all(_is_size(size, wanted) for size, wanted in zip(sizes, expected, strict=True))
+    )
+
+
+def _check_batch_norm(node: _Node) -> str | None:
+    features = node.get_sizes("input")
+    if not features or len(features) < 2:
+        return "normalizes a tensor whose sizes the graph does not state"
+    for argument in ("weight", "bias", "running_mean", "running_var"):
+        if node.get_name(argument) and not _have_sizes(node.get_sizes(argument), (features[1],)):
+            return f"has a {argument} of another size than the {features[1]} channels of its input"
+    return None
+
+
+def _check_weight_norm(node: _Node) -> str | None:
+    direction, length = node.get_sizes("v"), node.get_sizes("g")
+    dim = node.get_number("dim") or 0
+    if direction and length and dim in (0, len(direction) - 1) and 0 not in direction:
+        expected = tuple(size if at == dim else 1 for at, size in enumerate(direction))
+        if _have_sizes(length, expected):
+            return None
+    return "has a norm of another size than its weight needs"
+
+
+def _check_embedding_bag(node: _Node) -> str | None:
+    if node.get_name("offsets") not in node.user_inputs:
+        return "takes offsets that are not an input of the program, and that torch does not check"
+    return None
+
+
+def _check_factory(node: _Node) -> str | None:
+    """Check that the graph states the sizes of a new tensor as its code makes it."""
+    value = node.arguments.get("size")
+    made = value.get("as_ints", value.get("as_sym_ints")) if type(value) is dict else None
+    stated = node.sizes.get(node.results[0] or "") if node.results else None
+    if type(made) is not list or stated is None:
+        return None
+    sizes = tuple(size.get("as_int") if type(size) is dict else size for size in made)
+    if _have_sizes(stated, sizes):
+        return None
+    return "makes a tensor of other sizes than the graph states"
+
+
+def _check_fourier(node: _Node) -> str | None:
+    sizes, value = node.get_sizes("self"), node.arguments.get("dim")
+    dims = value.get("as_ints") if type(value) is dict else None
+    if type(dims) is list and sizes and all(type(dim) is int and 0 <= dim < len(sizes) for dim in dims):
+        return None
+    return "transforms dimensions that its input does not have"
+
+
+def _check_group_norm(node: _Node) -> str | None:
+    numbers = [node.get_number(name) for name in ("N", "C", "HxW", "group")]
+    if all(number is None or 0 <= number < _MAX_NUMBER for number in numbers) and numbers[-1]:
+        return None
+    return "divides channels by a number of groups that torch does not check"
+
+
+#: Operators of `aten` -> why their arguments are not what torch writes; None if they are.
+_CHECKS: dict[str, Callable[[_Node], str | None]] = {
+    **{name: _check_recurrent(gates) for name, gates in _GATES.items()},
+    "_native_batch_norm_legit": _check_batch_norm,
+    "_native_batch_norm_legit_functional": _check_batch_norm,
+    "_native_batch_norm_legit_no_training": _check_batch_norm,
+    "_weight_norm": _check_weight_norm,
+    "_embedding_bag": _check_embedding_bag,
+    "_embedding_bag_forward_only": _check_embedding_bag,
+    "_fft_c2c": _check_fourier,
+    "_fft_r2c": _check_fourier,
+    "_fft_c2r": _check_fourier,
+    "native_group_norm": _check_group_norm,
+    **dict.fromkeys(_FACTORIES, _check_factory),
+}

@@ -1,0 +1,95 @@
+"""Bound the numbers that a program of torch.export computes in Python: `_operator.pow(7, 10**10)` does not end.
+
+Sizes of inputs and what the graph computes of them are Python's integers, without a limit. Each is bounded by its bits,
+through chains of nodes. Source: torch/_export/serde/serialize.py of torch 2.13 (`_SYM_OPS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import log2
+from typing import Any
+
+from statecli.pickle_scan.step_budget import Budget, Steps
+
+#: Bits of the largest number that a node may compute, and of all numbers together.
+_MAX_BITS, _MAX_TOTAL_BITS = 2**22, 2**28
+#: Bits of a size, of a number that a tensor holds, and of a float that is rounded.
+_SIZE_BITS, _ITEM_BITS, _FLOAT_BITS = 20.0, 63.0, 1024.0
+_ARITHMETIC = ("_operator.", "math.", "builtins.", "torch.sym_", "torch._sym_", "torch.utils._sympy.functions.")
+#: The last part of the name, in lower case, of what raises to a power or shifts.
+_POWERS, _SHIFTS = frozenset(["pow", "powbynatural"]), frozenset(["lshift"])
+#: What gives no number larger than its arguments.
+_BOUNDED = frozenset(
+    ["getitem", "floordiv", "mod", "rshift", "and_", "or_", "xor", "neg", "pos", "abs", "sym_max", "sym_min", "gcd"]
+)
+_TESTS = frozenset(["not_", "gt", "ge", "lt", "le", "eq", "ne", "sym_not"])
+
+
+def find_huge_numbers(graph: dict[str, Any], is_nested: bool, steps: Steps) -> Iterator[tuple[str, str]]:
+    """Yield (target, why) of the first node of a graph that computes too large a number. Raises OutOfSteps."""
+    bits: dict[str, float] = {}
+    total = 0.0
+    for node in graph["nodes"]:
+        steps.take(Budget.TEXT)
+        target = node.get("target") if type(node) is dict else None
+        if type(target) is not str:
+            continue
+        if target.startswith(_ARITHMETIC):
+            result = _bound_result(target.rpartition(".")[2].lower(), _read_operands(node, bits, is_nested))
+            total += max(0.0, result - _FLOAT_BITS)
+            if result > _MAX_BITS or total > _MAX_TOTAL_BITS:
+                yield target, f"computes numbers of more than {_MAX_BITS:,} bits"
+                return
+        else:
+            result = _SIZE_BITS if target.startswith("torch.ops.aten.sym_") else _ITEM_BITS
+        bits.update((name, result) for name in _list_outputs(node))
+
+
+def _bound_result(operation: str, operands: list[float]) -> float:
+    """Return the bits of a result, at most."""
+    first, *others = operands or [1.0]
+    if operation in _POWERS:
+        return first * 2.0 ** min(sum(others), 64)
+    if operation in _SHIFTS or operation == "round":  # `round(5, -10**10)` computes 10**10**10
+        return first + 4 * 2.0 ** min(sum(others), 64) if others else max(first, _FLOAT_BITS)
+    if operation in _TESTS:
+        return 1.0
+    if operation in _BOUNDED:
+        return max(operands, default=1.0)
+    if operation in ("add", "sub"):
+        return max(operands, default=1.0) + 1
+    return max(sum(operands), _FLOAT_BITS if operation != "mul" else 0.0)
+
+
+def _read_operands(node: dict[str, Any], bits: dict[str, float], is_nested: bool) -> list[float]:
+    operands: list[float] = []
+    inputs = node.get("inputs")
+    for given in inputs if type(inputs) is list else ():
+        argument = given.get("arg") if type(given) is dict else None
+        for value in argument.values() if type(argument) is dict else ():
+            operands.extend(_measure(child, bits, is_nested) for child in (value if type(value) is list else [value]))
+    return operands
+
+
+def _measure(value: Any, bits: dict[str, float], is_nested: bool) -> float:
+    """Return the bits of an argument: a number, or the name of a value."""
+    if type(value) is dict:
+        name = value.get("as_name", value.get("name"))
+        if type(name) is str:
+            return bits.get(name, _ITEM_BITS if is_nested else _SIZE_BITS)
+        value = next((number for number in value.values() if type(number) in (int, float)), 0)
+    if type(value) is int:
+        return log2(abs(value) + 1)
+    if type(value) is not float:
+        return 1.0
+    return log2(abs(value) + 2) if abs(value) < 2.0**_ITEM_BITS else _FLOAT_BITS
+
+
+def _list_outputs(node: dict[str, Any]) -> Iterator[str]:
+    outputs = node.get("outputs")
+    for output in outputs if type(outputs) is list else ():
+        for value in output.values() if type(output) is dict else ():
+            name = value.get("as_name", value.get("name")) if type(value) is dict else None
+            if type(name) is str:
+                yield name

@@ -1,0 +1,274 @@
+"""Programs of torch.export whose kernels read outside of their tensors, or whose numbers take for ever to compute."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from statecli.commands.audit.run import Request, audit
+from statecli.rules.pickles import RULES
+
+pytest.importorskip("torch.export.pt2_archive._package", reason="needs torch 2.8: archives of torch.export")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+
+PICKLES = tuple(rule.name for rule in RULES)
+
+
+def export(path: Path, module: nn.Module, *inputs: torch.Tensor, decomposed: bool = False, **options: Any) -> Path:
+    program = torch.export.export(module.eval(), inputs, **options)
+    torch.export.save(program.run_decompositions() if decomposed else program, path)
+    return path
+
+
+def change(path: Path, edit: Callable[[dict[str, Any]], None]) -> Path:
+    """Edit the graph of an archive."""
+    with zipfile.ZipFile(path) as archive:
+        records = {name: archive.read(name) for name in archive.namelist()}
+    name = next(name for name in records if name.endswith("models/model.json"))
+    document = json.loads(records[name])
+    edit(document["graph_module"]["graph"])
+    records[name] = json.dumps(document).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for record, data in records.items():
+            archive.writestr(record, data)
+    return path
+
+
+def messages(path: Path) -> list[str]:
+    result = audit(Request((str(path),), select=PICKLES))
+    assert set(result.targets[0].ran) == set(PICKLES)
+    return [finding.message for finding in result.findings]
+
+
+def node(graph: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(node for node in graph["nodes"] if f".{name}." in f"{node['target']}.")
+
+
+def sizes(*numbers: int) -> list[dict[str, int]]:
+    return [{"as_int": number} for number in numbers]
+
+
+class Fourier(nn.Module):
+    def forward(self, x):
+        return torch.fft.irfft(torch.fft.rfft(x)) + torch.fft.fft2(x).real
+
+
+class Bag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bag = nn.EmbeddingBag(9, 4)
+
+    def forward(self, x, offsets):
+        return self.bag(x, offsets)
+
+
+NORMED = nn.utils.parametrizations.weight_norm(nn.Linear(8, 4))
+IMAGE, SEQUENCE, ROWS = torch.rand(2, 8, 4, 4), torch.rand(5, 2, 8), torch.rand(4, 8)
+HONEST = {
+    "lstm": (nn.LSTM(8, 6, 2, bidirectional=True), SEQUENCE),
+    "lstm with a projection": (nn.LSTM(8, 6, 2, proj_size=3, batch_first=True), SEQUENCE),
+    "lstm without biases": (nn.LSTM(8, 6, bias=False), SEQUENCE),
+    "gru": (nn.GRU(8, 6, 2, bidirectional=True), SEQUENCE),
+    "rnn": (nn.RNN(8, 6, nonlinearity="relu"), SEQUENCE),
+    "batch norm": (nn.BatchNorm2d(8), IMAGE),
+    "batch norm without weights": (nn.BatchNorm2d(8, affine=False, track_running_stats=False), IMAGE),
+    "group norm": (nn.GroupNorm(2, 8), IMAGE),
+    "weight norm": (NORMED, ROWS),
+    "weight norm of columns": (nn.utils.parametrizations.weight_norm(nn.Linear(8, 4), dim=1), ROWS),
+    "embedding bag": (Bag(), torch.tensor([1, 2, 3]), torch.tensor([0, 1])),
+    "fourier": (Fourier(), ROWS),
+    "attention": (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), SEQUENCE),
+}
+
+
+@pytest.mark.parametrize("decomposed", [False, True], ids=["exported", "decomposed"])
+@pytest.mark.parametrize("name", HONEST)
+def test_modules_of_torch_are_clean(name, decomposed, tmp_path):
+    """As exported, and as `run_decompositions` makes core operators of it."""
+    module, *inputs = HONEST[name]
+    path = export(tmp_path / "x.pt2", module, *inputs, decomposed=decomposed)
+    result = audit(Request((str(path),)))
+    assert [finding.message for finding in result.findings if finding.rule != "empty-checkpoint"] == []
+    assert result.targets[0].reason is None
+
+
+def _shorten(field: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def edit(graph: dict[str, Any]) -> None:
+        graph["tensor_values"]["p_weight_hh_l0"][field] = value
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "what"),
+    [
+        (_shorten("sizes", sizes(1, 6)), "its sizes are [24, 6], and the graph was made for [1, 6]"),
+        (_shorten("sizes", [{"as_expr": {"expr_str": "s0"}}, {"as_int": 6}]), "the graph was made for [None, 6]"),
+        (_shorten("dtype", 8), "its dtype is float32, and the graph was made for float64"),
+    ],
+    ids=["sizes", "symbol", "dtype"],
+)
+def test_a_weight_that_contradicts_its_graph_is_not_read(edit, what, tmp_path):
+    """torch gives the weight to the kernel, whatever the graph says of it."""
+    path = change(export(tmp_path / "x.pt2", nn.LSTM(8, 6), SEQUENCE), edit)
+    (target,) = audit(Request((str(path),))).targets
+    assert what in str(target.reason)
+
+
+def test_short_weights_of_an_lstm_crash_and_are_found(tmp_path, forked_python):
+    """The graph is unchanged."""
+    program = torch.export.export(nn.LSTM(64, 4096), (torch.ones(3, 1, 64),))
+    for name, weight in list(program.state_dict.items()):
+        program.state_dict[name] = nn.Parameter(weight[:1].detach().clone())
+    torch.export.save(program, tmp_path / "x.pt2")
+    (target,) = audit(Request((str(tmp_path / "x.pt2"),))).targets
+    assert "its sizes are [1, …], and the graph was made for [16384, …]" in str(target.reason)
+    code = f"import torch; torch.export.load({str(tmp_path / 'x.pt2')!r}).module()(torch.ones(3, 1, 64))"
+    assert forked_python(code).returncode < 0
+
+
+def _widen_state(graph: dict[str, Any]) -> None:
+    for number, name in enumerate(("zeros", "zeros_1")):
+        graph["tensor_values"][name]["sizes"] = sizes(1, 2, 4096)
+        [zeros for zeros in graph["nodes"] if "zeros" in zeros["target"]][number]["inputs"][0]["arg"] = {
+            "as_ints": [1, 2, 4096]
+        }
+
+
+def _lie_about_the_state(graph: dict[str, Any]) -> None:
+    node(graph, "zeros")["inputs"][0]["arg"] = {"as_ints": [1, 2, 4096]}
+
+
+def _lie_with_symbols(graph: dict[str, Any]) -> None:
+    node(graph, "zeros")["inputs"][0]["arg"] = {"as_sym_ints": sizes(1, 2, 4096)}
+
+
+def _give(argument: str, value: dict[str, Any], operator: str) -> Callable[[dict[str, Any]], None]:
+    def edit(graph: dict[str, Any]) -> None:
+        inputs = node(graph, operator)["inputs"]
+        next(given for given in inputs if given["name"] == argument)["arg"] = value
+
+    return edit
+
+
+def _state_sizes(argument: str, value: list[Any], operator: str) -> Callable[[dict[str, Any]], None]:
+    def edit(graph: dict[str, Any]) -> None:
+        inputs = node(graph, operator)["inputs"]
+        name = next(given for given in inputs if given["name"] == argument)["arg"]["as_tensor"]["name"]
+        graph["tensor_values"][name]["sizes"] = value
+
+    return edit
+
+
+ATTACKS = {
+    "a wider state": ("lstm", _widen_state, "of other sizes than its hidden size of 4096 needs"),
+    "a state that lies": ("lstm without biases", _lie_about_the_state, "of other sizes than the graph states"),
+    "a state that lies with symbols": ("lstm without biases", _lie_with_symbols, "other sizes than the graph states"),
+    "fewer layers": ("lstm", _give("num_layers", {"as_int": 5}, "lstm"), "for another number of layers"),
+    "no weights": ("gru", _give("params", {"as_tensors": []}, "gru"), "whose sizes the graph does not state"),
+    "variances": (
+        "batch norm",
+        _state_sizes("running_var", sizes(1), "_native_batch_norm_legit_no_training"),
+        "has a running_var of another size than the 8 channels",
+    ),
+    "a norm": ("weight norm", _state_sizes("g", sizes(1, 1), "_weight_norm"), "a norm of another size"),
+    "offsets": (
+        "embedding bag",
+        _give("offsets", {"as_tensor": {"name": "p_bag_weight"}}, "_embedding_bag"),
+        "offsets that are not an input",
+    ),
+    "dimensions": (
+        "fourier",
+        _give("dim", {"as_ints": [2**20]}, "_fft_r2c"),
+        "dimensions that its input does not have",
+    ),
+    "groups": ("group norm", _give("group", {"as_int": 0}, "native_group_norm"), "a number of groups"),
+}
+
+
+#: Whose operators `run_decompositions` replaces.
+UNCHANGED = ("lstm", "lstm without biases", "gru", "weight norm")
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_arguments_that_torch_does_not_check_are_unsafe(name, tmp_path):
+    """The kernels read by these sizes."""
+    honest, edit, why = ATTACKS[name]
+    module, *inputs = HONEST[honest]
+    path = export(tmp_path / "x.pt2", module, *inputs, decomposed=honest not in UNCHANGED)
+    assert any(why in message for message in messages(change(path, edit)))
+
+
+class Repeat(nn.Module):
+    def forward(self, x):
+        return x.new_zeros(x.shape[0] * 3 + 1)
+
+
+def _operate(*steps: tuple[str, Any, Any]) -> Callable[[dict[str, Any]], None]:
+    """Put these steps in front of the graph; a text is the name of a step's result."""
+
+    def edit(graph: dict[str, Any]) -> None:
+        first = graph["nodes"][0]
+        made = []
+        for number, (target, *operands) in enumerate(steps):
+            given = [
+                {
+                    "name": "",
+                    "arg": {"as_sym_int": {"as_name": value}} if type(value) is str else {"as_int": value},
+                    "kind": 1,
+                }
+                for value in operands
+            ]
+            made.append(
+                {**first, "target": target, "inputs": given, "outputs": [{"as_sym_int": {"as_name": f"y{number}"}}]}
+            )
+        graph["nodes"][1:1] = made
+
+    return edit
+
+
+SIZE = "sym_size_int_1"
+ENDLESS = {
+    "a power": [("_operator.pow", 7, 10**10)],
+    "a shift": [("_operator.lshift", 1, 10**11)],
+    "a chain": [("_operator.pow", 7, 50), ("_operator.pow", "y0", "y0")],
+    "a chain of products": [("_operator.mul", SIZE, SIZE), *(("_operator.mul", f"y{n}", f"y{n}") for n in range(40))],
+    "many large ones": [("_operator.pow", 7, 10**6)] * 200,
+    "a power of sizes": [("_operator.mul", SIZE, 10**9), ("_operator.pow", 7, "y0")],
+    "digits": [("builtins.round", 5, -(10**10))],
+    "a class of sympy": [("torch.utils._sympy.functions.PowByNatural", 7, 10**10)],
+    "a sum": [("_operator.pow", 2, 20), ("_operator.add", "y0", "y0"), ("_operator.pow", "y1", "y1")],
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_numbers_that_grow_for_ever_are_unsafe(name, tmp_path):
+    """Python computes them when the program is called."""
+    shapes = ({0: torch.export.Dim("n", min=2, max=1000)},)
+    path = export(tmp_path / "x.pt2", Repeat(), torch.ones(4, 2), dynamic_shapes=shapes)
+    assert messages(path) == []
+    (message,) = messages(change(path, _operate(*ENDLESS[name])))
+    assert "computes numbers of more than 4,194,304 bits" in message
+
+
+def test_numbers_of_ordinary_sizes_are_clean(tmp_path):
+    """Powers and shifts of sizes, and a thousand products of two of them."""
+    shapes = ({0: torch.export.Dim("n", min=2, max=1000)},)
+    path = export(tmp_path / "x.pt2", Repeat(), torch.ones(4, 2), dynamic_shapes=shapes)
+    steps = [("_operator.pow", SIZE, 2), ("_operator.pow", 2, SIZE), ("_operator.lshift", 1, 40)]
+    assert messages(change(path, _operate(*steps, *[("_operator.mul", SIZE, SIZE)] * 1000))) == []
+
+
+def test_a_float_that_begins_like_a_frame_is_a_float(tmp_path):
+    """A small weight has the first byte of FRAME in one of 256 programs."""
+    module = nn.Linear(3, 3, bias=False)
+    with torch.no_grad():
+        module.weight.view(-1)[:1] = torch.tensor([0x3C0F9195], dtype=torch.int32).view(torch.float32)
+    assert messages(export(tmp_path / "x.pt2", module, torch.rand(2, 3))) == []
