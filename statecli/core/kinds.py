@@ -250,6 +250,27 @@ def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[T
     return trained | {second for first in trained for second in ties.get(first, ())}
 
 
+def can_train(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> bool:
+    """Return True if the moments of the optimizer have the shapes of some of the rows, in the order of the rows.
+
+    Names must fit too if the optimizer has no ids, but `load_state_dict` of an optimizer matches by order alone.
+    """
+    claimed = [
+        (name, shape) for group in optimizer.groups for name, shape in zip(group.params, group.shapes, strict=True)
+    ]
+    by_name = {_strip_wrappers(tensors[row].fqn): tensors[row].shape for row in rows}
+    named = ((shape, by_name.get(_strip_wrappers(name))) for name, shape in claimed if isinstance(name, str))
+    if any(shape not in (None, other) for shape, other in named):
+        return False
+    rows, _ = _split_tied_rows(rows, tensors)
+    row_shapes = [tensors[row].shape for row in rows]
+    if not _has_shapes([shape for _, shape in claimed if shape is not None], row_shapes):
+        return False
+    if not any(tensors[row].device for row in rows):  # safetensors sorts entries
+        return True
+    return all(_find_subsequence(group.shapes, row_shapes) is not None for group in optimizer.groups)
+
+
 def _match_shape_counts(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
     """Return the rows that the optimizer trains if the order of the entries means nothing, as in safetensors.
 

@@ -281,12 +281,14 @@ class OptimizerGroup(msgspec.Struct, frozen=True):
     """One param_group as saved by its optimizer: parameter ids (or names) in order.
 
     `names` is None unless the optimizer was built from `named_parameters()`. `shapes` holds, for each id, the shape of
-    a moment with the parameter's shape (`exp_avg`), None without such a moment.
+    a moment with the parameter's shape (`exp_avg`), None without such a moment. `fused`: the group's setting of that
+    name, by which `step()` gives all states to one kernel.
     """
 
     params: tuple[int | str, ...]
     names: tuple[str, ...] | None
     shapes: tuple[tuple[int, ...] | None, ...]
+    fused: bool = False
 
 
 class OptimizerFacts(msgspec.Struct, frozen=True):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from math import prod
 
 from statecli.core.finding import Severity
-from statecli.core.kinds import MODEL_KINDS
+from statecli.core.kinds import MODEL_KINDS, can_train
 from statecli.core.selection import glob_names, matches_any
 from statecli.core.state import Evidence, Kind, OptimizerFacts, TensorInfo
 from statecli.rules.rule import Issue, rule
@@ -151,4 +153,93 @@ def untracked_parameter(subject: Subject) -> Iterator[Issue]:
             yield Issue(message, row.fqn, row.section, "add the parameter to the optimizer, or freeze it")
 
 
-RULES = (trainable_mismatch, optimizer_orphan, untracked_parameter)
+#: States that torch's fused kernels read and write for each element of the parameter.
+_FUSED_STATES = frozenset(["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum"])
+_STATE = re.compile(r"(?P<owner>.+)(?:\['(?P<key>\w+)'\]|\.(?P<word>\w+))", re.DOTALL)
+
+
+def needs_fused_optimizer(subject: Subject) -> str | None:
+    """Return why no optimizer of the target runs fused kernels; None if one does."""
+    fused = any(group.fused for optimizer in subject.full_state.optimizers for group in optimizer.groups)
+    return None if fused else "the target has no optimizer with fused=True"
+
+
+@rule(Severity.ERROR, needs_fused_optimizer)
+def fused_state_mismatch(subject: Subject) -> Iterator[Issue]:
+    """A state of an optimizer with `fused=True` is not as large as its parameter, or shares elements with itself.
+
+    Why: `load_state_dict` takes the states and `fused=True` from the checkpoint and checks no shape. The fused kernel
+    of `step()` then reads and writes as many elements as the parameter has: memory behind the state is overwritten.
+    If fewer parameters are trained than the model has, the optimizer may belong to another model: a warning. If the
+    checkpoint does not have the model, nothing can be compared: a note.
+
+    Example: `exp_avg` of shape [1] for a weight of shape [4096, 4096], with `fused=True` in the parameter group.
+
+    Fix: do not resume from the checkpoint. If it is yours, save the optimizer again next to the model that it trains.
+    """
+    for optimizer in subject.full_state.optimizers:
+        if any(group.fused for group in optimizer.groups):
+            yield from _check_states(subject, optimizer)
+            yield from _check_model(subject, optimizer)
+
+
+def _check_states(subject: Subject, optimizer: OptimizerFacts) -> Iterator[Issue]:
+    """Compare the states of each parameter with each other, and their elements with their bytes."""
+    first: dict[str, TensorInfo] = {}
+    for row in subject.full_state.tensors:
+        match = _STATE.fullmatch(row.fqn) if row.kind is Kind.OPTIMIZER and row.section == optimizer.section else None
+        if match is None or (match["key"] or match["word"]) not in _FUSED_STATES or row.shape is None:
+            continue
+        other = first.setdefault(match["owner"], row)
+        if other.shape != row.shape:
+            why = f"has shape {list(row.shape)}, and {subject.name_of(other)} has {list(other.shape or ())}"
+        elif not _fills_its_bytes(row):
+            why = f"has strides {list(row.data.strides or ()) if row.data else []} for shape {list(row.shape)}"
+        else:
+            continue
+        message = f"{subject.name_of(row)}: {why}; step() writes outside of a state with fused=True"
+        yield Issue(message, row.fqn, row.section, "do not resume from the checkpoint")
+
+
+def _fills_its_bytes(row: TensorInfo) -> bool:
+    """Return whether the elements lie next to each other in some order, so that a kernel may walk over them."""
+    if row.data is None or row.data.strides is None or row.shape is None or 0 in row.shape:
+        return True
+    span = 1 + sum((size - 1) * stride for size, stride in zip(row.shape, row.data.strides, strict=True))
+    return span == prod(row.shape) and all(
+        stride for size, stride in zip(row.shape, row.data.strides, strict=True) if size > 1
+    )
+
+
+def _check_model(subject: Subject, optimizer: OptimizerFacts) -> Iterator[Issue]:
+    """Compare the shapes of the states with the parameters of the models in the same checkpoint."""
+    tensors = subject.full_state.tensors
+    sections: dict[str, list[int]] = {}
+    for number, row in enumerate(tensors):
+        if row.kind is Kind.PARAMETER:
+            sections.setdefault(row.section, []).append(number)
+    models = [*sections.values()]
+    if len(models) > 1:
+        models.append([number for rows in models for number in rows])
+    count = sum(len(group.params) for group in optimizer.groups)
+    models = [rows for rows in models if len(rows) >= count]
+    if not models:
+        message = (
+            f"{optimizer.section}: the sizes of its states are not checked, because its model is not in the checkpoint"
+        )
+        help = "audit the folder or the file that holds the model too"
+        yield Issue(message, section=optimizer.section, help=help, severity=Severity.NOTE)
+    if not models or any(can_train(optimizer, rows, tensors) for rows in models):
+        return
+    severity = None if any(len(rows) == count for rows in models) else Severity.WARNING
+    shapes = [shape for group in optimizer.groups for shape in group.shapes if shape is not None]
+    present = {tensors[number].shape for rows in models for number in rows}
+    odd = next((f", such as {list(shape)}" for shape in shapes if shape not in present), "")
+    message = (
+        f"{optimizer.section}: its states do not have the shapes of the model's parameters in their order{odd}; "
+        f"step() writes outside of a state with fused=True"
+    )
+    yield Issue(message, section=optimizer.section, help="do not resume from the checkpoint", severity=severity)
+
+
+RULES = (fused_state_mismatch, trainable_mismatch, optimizer_orphan, untracked_parameter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from statecli.commands.audit.run import Request, audit
@@ -144,3 +145,152 @@ def test_where_there_is_no_optimizer_that_is_why(tmp_path):
     """Nothing is said of names then."""
     torch.save(small().state_dict(), tmp_path / "m.pt")
     assert not_run(tmp_path / "m.pt") == {"the target has no optimizer state"}
+
+
+def fused(cls=torch.optim.AdamW, frozen=0, **settings):
+    """A small model and the state of its optimizer, trained by one step of the fused kernel."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(2, 2))
+    for parameter in list(module.parameters())[:frozen]:
+        parameter.requires_grad_(False)
+    optimizer = cls([one for one in module.parameters() if one.requires_grad], fused=True, **settings)
+    module(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    return {"model": module.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+def mismatches(path):
+    result = audit(Request((str(path),), select=("fused-state-mismatch",)))
+    assert result.targets[0].ran == ("fused-state-mismatch",)
+    return [(finding.severity, finding.message) for finding in result.findings]
+
+
+def in_folder(checkpoint, path):
+    """A training folder, whose safetensors file has the weights sorted."""
+    path.mkdir()
+    save_file(checkpoint["model"], path / "model.safetensors")
+    torch.save(checkpoint["optimizer"], path / "optimizer.pt")
+    (path / "trainer_state.json").write_text('{"global_step": 1}')
+    return path
+
+
+OPTIMIZERS = {
+    "AdamW": (torch.optim.AdamW, {}),
+    "amsgrad": (torch.optim.Adam, {"amsgrad": True}),
+    "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "SGD without momentum": (torch.optim.SGD, {"lr": 0.1}),
+    "Adagrad": (torch.optim.Adagrad, {}),
+}
+
+
+@pytest.mark.parametrize("frozen", [0, 2])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_states_of_fused_optimizers_fit_their_models(name, frozen, tmp_path):
+    """In one file, in a training folder with sorted weights, and alone, where nothing can be compared."""
+    cls, settings = OPTIMIZERS[name]
+    checkpoint = fused(cls, frozen, **settings)
+    torch.save(checkpoint, tmp_path / "t.pt")
+    assert mismatches(tmp_path / "t.pt") == []
+    assert mismatches(in_folder(checkpoint, tmp_path / "checkpoint-1")) == []
+    torch.save(checkpoint["optimizer"], tmp_path / "optimizer.pt")
+    ((severity, message),) = mismatches(tmp_path / "optimizer.pt")
+    assert severity is Severity.NOTE
+    assert "its model is not in the checkpoint" in message
+
+
+def _short(state):
+    for states in state.values():
+        states.update(exp_avg=torch.zeros(1), exp_avg_sq=torch.zeros(1))
+
+
+def _expanded(state):
+    state[0].update(exp_avg=torch.zeros(1).expand(4, 4), exp_avg_sq=torch.zeros(1).expand(4, 4))
+
+
+def _strided(state):
+    state[0]["exp_avg"] = torch.zeros(16, 4)[::4]
+
+
+def _permuted(state):
+    state[0], state[1] = state[1], state[0]
+
+
+STATES = {
+    "short": (_short, "such as [1]; step() writes outside of a state"),
+    "one is short": (lambda state: state[0].update(exp_avg_sq=torch.zeros(1)), "has shape [1], and optimizer.state[0]"),
+    "expanded": (_expanded, "has strides [0, 0] for shape [4, 4]"),
+    "strided": (_strided, "has strides [16, 1] for shape [4, 4]"),
+    "permuted": (_permuted, "do not have the shapes of the model's parameters in their order"),
+    "maximum": (lambda state: state[2].update(max_exp_avg_sq=torch.zeros(1)), "has shape [1]"),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_that_a_fused_kernel_overruns_is_an_error(name, tmp_path):
+    """Loading takes the states as they are."""
+    checkpoint = fused()
+    edit, why = STATES[name]
+    edit(checkpoint["optimizer"]["state"])
+    torch.save(checkpoint, tmp_path / "t.pt")
+    assert any(severity is Severity.ERROR and why in message for severity, message in mismatches(tmp_path / "t.pt"))
+
+
+def test_short_states_in_a_training_folder_are_an_error(tmp_path):
+    """Also if the optimizer trains only a part of the model, which is a warning, and with `fused` of another type."""
+    for frozen, severity in ((0, Severity.ERROR), (2, Severity.WARNING)):
+        checkpoint = fused(frozen=frozen)
+        _short(checkpoint["optimizer"]["state"])
+        checkpoint["optimizer"]["param_groups"][0]["fused"] = 1
+        assert [found for found, _ in mismatches(in_folder(checkpoint, tmp_path / f"checkpoint-{frozen}"))] == [
+            severity
+        ]
+
+
+def test_text_instead_of_ids_does_not_hide_the_order(tmp_path):
+    """torch matches parameters by their order, whatever the optimizer calls them."""
+    checkpoint = fused()
+    state, group = checkpoint["optimizer"]["state"], checkpoint["optimizer"]["param_groups"][0]
+    names = ["1.weight", "0.bias", "0.weight", "1.bias", "2.weight", "2.bias"]
+    shapes = {name: torch.zeros_like(tensor) for name, tensor in checkpoint["model"].items()}
+    checkpoint["optimizer"]["state"] = {
+        name: {**state[number], "exp_avg": shapes[name], "exp_avg_sq": shapes[name]}
+        for number, name in enumerate(names)
+    }
+    group["params"] = names
+    torch.save(checkpoint, tmp_path / "t.pt")
+    assert [severity for severity, _ in mismatches(tmp_path / "t.pt")] == [Severity.ERROR]
+
+
+def test_states_of_an_optimizer_that_is_not_fused_may_have_any_shape(tmp_path):
+    """Its kernels check shapes, and optimizers such as NovoGrad keep one number for each tensor."""
+    checkpoint = fused()
+    checkpoint["optimizer"]["param_groups"][0]["fused"] = None
+    _short(checkpoint["optimizer"]["state"])
+    torch.save(checkpoint, tmp_path / "t.pt")
+    (target,) = audit(Request((str(tmp_path / "t.pt"),), select=("fused-state-mismatch",))).targets
+    assert (target.findings, [rule.reason for rule in target.skipped]) == (
+        (),
+        ["the target has no optimizer with fused=True"],
+    )
+
+
+def test_short_states_of_a_fused_optimizer_crash(tmp_path, forked_python):
+    """As a training loop resumes: default torch.load, then load_state_dict and steps."""
+    module = nn.Linear(512, 512, bias=False)
+    optimizer = torch.optim.Adam(module.parameters(), fused=True)
+    module(torch.ones(1, 512)).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    _short(state["state"])
+    torch.save({"model": module.state_dict(), "optimizer": state}, tmp_path / "t.pt")
+    code = f"""
+import torch
+module = torch.nn.Linear(512, 512, bias=False)
+optimizer = torch.optim.Adam(module.parameters())
+optimizer.load_state_dict(torch.load({str(tmp_path / "t.pt")!r})["optimizer"])
+for _ in range(20):
+    module(torch.ones(1, 512)).sum().backward()
+    optimizer.step()
+    lost = [torch.zeros(100) for _ in range(50)]
+"""
+    assert forked_python(code).returncode < 0
+    assert [severity for severity, _ in mismatches(tmp_path / "t.pt")] == [Severity.ERROR]

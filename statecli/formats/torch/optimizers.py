@@ -8,7 +8,14 @@ from typing import Any
 from statecli.core.state import OptimizerFacts, OptimizerGroup
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.sections import Section
-from statecli.pickles.graph import FLAT_KEY_PREFIXES, as_mapping, as_sequence, get_attributes, is_flat_optimizer
+from statecli.pickles.graph import (
+    FLAT_KEY_PREFIXES,
+    LEAF_TYPES,
+    as_mapping,
+    as_sequence,
+    get_attributes,
+    is_flat_optimizer,
+)
 
 #: Optimizer state of the same shape as its parameter, by the names torch.optim and apex give it.
 MOMENTS = ("exp_avg", "momentum_buffer", "exp_avg_sq", "square_avg", "grad_avg", "acc_delta", "sum", "prev", "ax", "mu")
@@ -33,7 +40,8 @@ def collect_optimizer_facts(section: Section, reading: Reading) -> OptimizerFact
         ids = tuple(number for number in as_sequence(group.get("params")) or () if type(number) in (int, str))
         names = tuple(name for name in as_sequence(group.get("param_names")) or () if type(name) is str)
         shapes = tuple(_find_moment_shape(as_mapping(state.get(number)), reading) for number in ids)
-        groups.append(OptimizerGroup(ids, names if names and len(names) == len(ids) else None, shapes))
+        names_of_all = names if names and len(names) == len(ids) else None
+        groups.append(OptimizerGroup(ids, names_of_all, shapes, _is_true(group.get("fused"))))
     return OptimizerFacts(section.path, tuple(groups))
 
 
@@ -45,6 +53,11 @@ def _find_moment_shape(state: Mapping[Any, Any] | None, reading: Reading) -> tup
     return None
 
 
+def _is_true(value: Any) -> bool:
+    """Return whether Python takes the value for true; an object may be."""
+    return value not in (None, False, 0, "") if type(value) in LEAF_TYPES else True
+
+
 def _collect_flat_facts(section: Section, reading: Reading) -> OptimizerFacts:
     """The names that stand in the keys: "state.fc.weight.exp_avg"."""
     items = as_mapping(section.node) or {}
@@ -54,4 +67,5 @@ def _collect_flat_facts(section: Section, reading: Reading) -> OptimizerFacts:
         if name and key.startswith(FLAT_KEY_PREFIXES[0]):
             shape = _find_moment_shape({what: value}, reading)
             shapes[name] = shapes.get(name) or shape
-    return OptimizerFacts(section.path, (OptimizerGroup(tuple(shapes), None, tuple(shapes.values())),))
+    fused = any(type(key) is str and key.endswith(".fused") and _is_true(value) for key, value in items.items())
+    return OptimizerFacts(section.path, (OptimizerGroup(tuple(shapes), None, tuple(shapes.values()), fused),))
