@@ -61,6 +61,11 @@ MAX_CODE = 64 * 2**20
 #: Where classes live that C++ defines, which have no text: quantized layers keep their packed weights in one.
 _IN_CPP = "__torch__.torch.classes."
 _CLASS = re.compile(r"class (\w+)(?:\((\w+)\))?:")
+#: Settings that torch compiles into the class, of modules whose kernels trust them.
+_SETTING = re.compile(
+    r"  (?:(hidden_size|input_size|proj_size|num_heads|head_dim) : Final\[int\] = (-?\d{1,18})"
+    r'|(mode) : Final\[str\] = "(\w+)")$'
+)
 _LINE = re.compile(r"  __(parameters|buffers)__ = \[(.*)\]$")
 #: What makes two classes of one name differ, counted through the process that wrote them.
 _MANGLED = re.compile(r"\.___torch_mangle_\d+")
@@ -152,12 +157,14 @@ def _measure_code(archive: Archive) -> dict[str, Scalar]:
 class _Class(NamedTuple):
     """Facts in a class's text: whether the class is a module, and its registered names.
 
-    `buffers` is None in archives of torch before 1.6, where every tensor except a parameter is a buffer.
+    `buffers` is None in archives of torch before 1.6, where every tensor except a parameter is a buffer. `settings` are
+    those that `_SETTING` finds.
     """
 
     is_module: bool
     parameters: frozenset[str]
     buffers: frozenset[str] | None
+    settings: Mapping[str, Scalar] = {}
 
 
 class _Modules:
@@ -206,6 +213,7 @@ class _Modules:
                 groups["_buffers"][name] = value
             else:
                 plain[name] = _strip_tag(value)
+        plain.update(script_class.settings)
         converted.state = {**plain, **groups}
 
     def _is_module(self, node: Any) -> bool:
@@ -282,6 +290,9 @@ def _parse_classes(text: str) -> Iterator[tuple[str, _Class]]:
             if name:
                 yield name, script_class
             name, script_class = match[1], _NOTHING._replace(is_module=match[2] == "Module")
+        elif match := _SETTING.match(line):
+            setting = {match[1]: int(match[2])} if match[1] else {match[3]: match[4]}
+            script_class = script_class._replace(settings={**script_class.settings, **setting})
         elif match := _LINE.match(line):
             names = frozenset(_QUOTED.findall(match[2]))
             script_class = (

@@ -18,6 +18,7 @@ from statecli.rules import (
     gradients,
     layout,
     lock,
+    module_sizes,
     names,
     pickles,
     placement,
@@ -36,6 +37,7 @@ from statecli.rules.rule import AuditRule
 RULES: tuple[AuditRule, ...] = (
     *registration.RULES,
     *against.RULES,
+    *module_sizes.RULES,
     *gradients.RULES,
     *policy.RULES,
     *values.RULES,

@@ -1,0 +1,135 @@
+"""Rule about whole modules: the sizes of weights against each other and against the settings of their module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from statecli.core.finding import Severity
+from statecli.core.state import Scalar, TensorInfo
+from statecli.rules.rule import Issue, rule
+from statecli.rules.subject import Subject
+
+_Sizes = tuple[int, ...]
+_RECURRENT = re.compile(
+    r"(?P<module>(?:.*\.)?)(?P<what>weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)_l(?P<layer>\d+)(?P<way>_reverse|)"
+)
+#: The list by which forward passes the weights on: the weights themselves, unless a file says otherwise.
+_FLAT_WEIGHT = re.compile(r"(?P<module>(?:.*\.)?)_flat_weights\[(?P<at>\d{1,6})\]")
+#: Rows of the weights of a recurrent cell for each element of its hidden state, by the module's `mode`.
+_GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
+_ATTENTION_HEADS = re.compile(r"(?:.*\.)?(?:num_heads|head_dim)")
+_HELP = "do not call the module; ask who published it"
+
+
+def needs_module(subject: Subject) -> str | None:
+    """Return why the target holds no module that can be called; None if it does."""
+    state = subject.full_state
+    is_module = state.traits.is_program or any(section.is_module for section in state.state_dicts)
+    return None if is_module else "the target holds no whole module: load_state_dict checks the shapes of its weights"
+
+
+@rule(Severity.ERROR, needs_module)
+def module_size_mismatch(subject: Subject) -> Iterator[Issue]:
+    """A weight of a whole module has another size than the module's other weights and settings need.
+
+    Why: a constructor gives weights their sizes, and a whole module is loaded without it. The kernels of LSTM, GRU and
+    weight_norm trust the sizes: calling the module reads outside of the weight, or crashes. A module with 0 heads
+    divides by zero.
+
+    Example: an LSTM with `hidden_size` 4096 whose `weight_ih_l0` has 1 row.
+
+    Fix: do not call the module. If it is yours, save its state_dict, and build the class before loading.
+    """
+    state = subject.full_state
+    sections = {section.section for section in state.state_dicts if section.is_module} or set(state.sections)
+    rows = [row for row in state.tensors if row.section in sections and row.shape is not None]
+    yield from _check_recurrent(subject, rows)
+    yield from _check_flat_weights(subject, rows)
+    yield from _check_weight_norm(subject, rows)
+    for path, value in state.metadata.values.items():
+        if _ATTENTION_HEADS.fullmatch(path) and type(value) is int and value < 1:
+            yield Issue(f"{path} is {value}: the module divides by it when it is called", help=_HELP, about=path)
+
+
+def _check_recurrent(subject: Subject, rows: list[TensorInfo]) -> Iterator[Issue]:
+    modules: dict[tuple[str, str], dict[tuple[str, int, str], TensorInfo]] = {}
+    for row in rows:
+        if match := _RECURRENT.fullmatch(row.fqn):
+            key = match["what"], min(int(match["layer"][:9]), 2**20), match["way"]
+            modules.setdefault((row.section, match["module"]), {})[key] = row
+    for (_, module), weights in modules.items():
+        settings = _find_settings(subject.full_state.metadata.values, module)
+        for row, expected in _find_expected_sizes(weights, settings):
+            if row.shape != expected:
+                message = (
+                    f"{subject.name_of(row)}: has shape {list(row.shape or ())}, and its module needs {list(expected)}"
+                )
+                yield Issue(message, row.fqn, row.section, _HELP)
+
+
+def _check_flat_weights(subject: Subject, rows: list[TensorInfo]) -> Iterator[Issue]:
+    """Check each list of weights against the weights of the same module, in their order."""
+    shapes: dict[tuple[str, str], list[_Sizes | None]] = {}
+    for row in rows:
+        if match := _RECURRENT.fullmatch(row.fqn):
+            shapes.setdefault((row.section, match["module"]), []).append(row.shape)
+    for row in rows:
+        if match := _FLAT_WEIGHT.fullmatch(row.fqn):
+            expected = shapes.get((row.section, match["module"]), [])[int(match["at"]) :][:1]
+            if row.shape not in expected:
+                needed = f"needs {list(expected[0] or ())}" if expected else "has no such weight"
+                message = f"{subject.name_of(row)}: has shape {list(row.shape or ())}, and its module {needed}"
+                yield Issue(message, row.fqn, row.section, _HELP)
+
+
+def _find_settings(values: Mapping[str, Scalar], module: str) -> dict[str, Scalar]:
+    """Return the sizes and the mode that a module of this name keeps."""
+    prefix = "".join(f"_modules.{part}." for part in module.split(".")[:-1])
+    names = ("hidden_size", "input_size", "proj_size", "mode")
+    return {name: values[prefix + name] for name in names if prefix + name in values}
+
+
+def _find_expected_sizes(
+    weights: Mapping[tuple[str, int, str], TensorInfo], settings: Mapping[str, Scalar]
+) -> Iterator[tuple[TensorInfo, _Sizes]]:
+    """Yield each weight of a recurrent module with the shape that it needs."""
+    first = {what: row.shape or () for (what, layer, way), row in weights.items() if (layer, way) == (0, "")}
+    inputs, hiddens, projection = first.get("weight_ih", ()), first.get("weight_hh", ()), first.get("weight_hr", ())
+    if len(inputs) != 2 or len(hiddens) != 2:
+        return
+    hidden = _get_int(settings, "hidden_size", (projection or hiddens)[-1])
+    output = _get_int(settings, "proj_size", projection[0] if projection else 0) or hidden
+    gates = next((gates for gates in _GATES.values() if gates * hidden == inputs[0]), _GATES["LSTM"])
+    gates = _GATES.get(str(settings.get("mode")), gates)
+    rows, directions = gates * hidden, 1 + any(way for _, _, way in weights)
+    for (what, layer, _), row in weights.items():
+        columns = output * directions if layer else _get_int(settings, "input_size", inputs[1])
+        shapes = {"weight_ih": (rows, columns), "weight_hh": (rows, output), "weight_hr": (output, hidden)}
+        yield row, shapes.get(what, (rows,))
+
+
+def _get_int(settings: Mapping[str, Scalar], name: str, default: int) -> int:
+    value = settings.get(name)
+    return value if type(value) is int else default
+
+
+def _check_weight_norm(subject: Subject, rows: list[TensorInfo]) -> Iterator[Issue]:
+    """Check the norms of weights that `weight_norm` splits in two: 1 in each dimension but one."""
+    by_name = {(row.section, row.fqn): row for row in rows}
+    for (section, name), row in by_name.items():
+        stem, _, last = name.rpartition(".")
+        other = "original0" if last == "original1" else f"{last[:-2]}_g" if last.endswith("_v") else ""
+        norm = by_name.get((section, f"{stem}.{other}" if stem else other))
+        shape = row.shape or ()
+        if not other or norm is None or norm.shape is None or len(norm.shape) != len(shape) or len(shape) < 2:
+            continue
+        short = [1] * len(shape) == list(norm.shape) and 1 not in shape
+        wrong = any(size not in (1, full) for size, full in zip(norm.shape, shape, strict=True))
+        if short or (wrong and last != "original1"):
+            sizes = f"has shape {list(norm.shape)}, which is the norm of no weight of {list(shape)}"
+            message = f"{subject.name_of(norm)}: {sizes}"
+            yield Issue(message, norm.fqn, norm.section, _HELP)
+
+
+RULES = (module_size_mismatch,)

@@ -1,0 +1,151 @@
+"""Weights of whole modules whose sizes torch's kernels trust."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from statecli.commands.audit.run import Request, audit
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+RULE = "module-size-mismatch"
+
+
+class Encoder(nn.Module):
+    def __init__(self, cell: nn.Module):
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cell(x)[0]
+
+
+def normalized(dim: int | None) -> tuple[nn.Module, nn.Module]:
+    """A layer whose weight is split in two, by the old function and by the new one."""
+    return (
+        nn.utils.weight_norm(nn.Linear(4, 8), dim=dim),
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 8), dim=dim),
+    )
+
+
+def pickled(module: nn.Module, path: Path) -> Path:
+    torch.save(module, path)
+    return path
+
+
+def scripted(module: nn.Module, path: Path) -> Path:
+    torch.jit.save(torch.jit.script(module), path)
+    return path
+
+
+def traced(module: nn.Module, path: Path) -> Path:
+    torch.jit.save(torch.jit.trace(module.eval(), torch.ones(3, 1, 4)), path)
+    return path
+
+
+def messages(path: Path) -> list[str]:
+    result = audit(Request((str(path),), select=(RULE,)))
+    assert result.targets[0].ran == (RULE,)
+    return [finding.message for finding in result.findings]
+
+
+def shorten(module: nn.Module, name: str, *sizes: int) -> nn.Module:
+    module._parameters[name] = nn.Parameter(torch.zeros(*sizes))
+    module._flat_weights = [module._parameters[name] for name in module._flat_weights_names]
+    return module
+
+
+CELLS = {
+    "LSTM": lambda: nn.LSTM(4, 6),
+    "two layers": lambda: nn.LSTM(4, 6, 2, bidirectional=True),
+    "projection": lambda: nn.LSTM(4, 6, 2, proj_size=3, bidirectional=True),
+    "no biases": lambda: nn.GRU(4, 6, bias=False),
+    "GRU": lambda: nn.GRU(4, 6, 3),
+    "RNN": lambda: nn.RNN(4, 1, 2, bidirectional=True),
+}
+
+
+@pytest.mark.parametrize("save", [pickled, scripted, traced])
+@pytest.mark.parametrize("name", CELLS)
+def test_modules_as_they_are_built_are_clean(name, save, tmp_path):
+    """Each cell by each writer; in a checkpoint of a state_dict the rule has nothing to judge."""
+    module = Encoder(CELLS[name]())
+    assert messages(save(module, tmp_path / "x.pt")) == []
+    torch.save(module.state_dict(), tmp_path / "s.pt")
+    assert audit(Request((str(tmp_path / "s.pt"),), select=(RULE,))).targets[0].ran == ()
+
+
+SHORT = {
+    "inputs": (lambda: shorten(nn.LSTM(4, 6), "weight_ih_l0", 1, 4), "weight_ih_l0: has shape [1, 4]"),
+    "columns": (lambda: shorten(nn.LSTM(4, 6), "weight_ih_l0", 24, 1), "weight_ih_l0: has shape [24, 1]"),
+    "states": (lambda: shorten(nn.GRU(4, 6), "weight_hh_l0", 1, 6), "weight_hh_l0: has shape [1, 6]"),
+    "biases": (lambda: shorten(nn.LSTM(4, 6, 2), "bias_hh_l1", 1), "bias_hh_l1: has shape [1]"),
+    "second layer": (lambda: shorten(nn.LSTM(4, 6, 2), "weight_ih_l1", 24, 1), "its module needs [24, 6]"),
+    "reverse": (
+        lambda: shorten(nn.LSTM(4, 6, bidirectional=True), "weight_hh_l0_reverse", 1, 6),
+        "_reverse: has shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("save", [pickled, scripted])
+@pytest.mark.parametrize("name", SHORT)
+def test_a_short_weight_is_an_error(name, save, tmp_path):
+    """The constructor made it, and the file has another."""
+    build, what = SHORT[name]
+    (message,) = messages(save(Encoder(build()), tmp_path / "x.pt"))
+    assert f"cell.{what}" in message or what in message
+
+
+def test_another_list_of_weights_than_the_module_has_is_an_error(tmp_path):
+    """forward passes on the list, and no parameter."""
+    module = nn.LSTM(4, 6, bias=False)
+    module._flat_weights = [torch.zeros(1, 4), torch.zeros(24, 6), torch.zeros(1)]
+    first, last = messages(pickled(Encoder(module), tmp_path / "x.pt"))
+    assert first == "cell._flat_weights[0]: has shape [1, 4], and its module needs [24, 4]"
+    assert last == "cell._flat_weights[2]: has shape [1], and its module has no such weight"
+
+
+def test_all_weights_short_in_the_same_way_contradict_the_hidden_size(tmp_path, forked_python):
+    """Also where TorchScript compiles the hidden size into the class; the kernel reads by that of the states."""
+    small = nn.LSTM(4, 6)
+    small.hidden_size = 4096
+    for save in (pickled, scripted):
+        assert "its module needs [16384, 4]" in messages(save(Encoder(small), tmp_path / "x.pt"))[0]
+    code = f"import torch\nwith torch.no_grad(): torch.jit.load({str(tmp_path / 'x.pt')!r})(torch.ones(3, 1, 4))"
+    assert forked_python(code).returncode < 0
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1, None])
+def test_weight_norm_is_clean(dim, tmp_path):
+    """Of rows, of columns, and of the whole weight; a module with a parametrization cannot be pickled."""
+    old, new = normalized(dim)
+    assert messages(pickled(old, tmp_path / "x.pt")) == messages(traced(old, tmp_path / "y.pt")) == []
+    assert messages(traced(new, tmp_path / "z.pt")) == []
+
+
+def test_a_short_norm_is_an_error(tmp_path):
+    """The kernel reads one for each row."""
+    old, new = normalized(0)
+    old.weight_g = nn.Parameter(torch.ones(1, 1))
+    (message,) = messages(pickled(old, tmp_path / "x.pt"))
+    assert message == "weight_g: has shape [1, 1], which is the norm of no weight of [8, 4]"
+    path = traced(new, tmp_path / "y.pt")
+    assert messages(path) == []
+    program = torch.jit.load(path)
+    program.parametrizations.weight.original0 = nn.Parameter(torch.ones(1, 1))
+    torch.jit.save(program, path)
+    assert "original0: has shape [1, 1], which is the norm of no weight" in messages(path)[0]
+
+
+def test_attention_without_heads_is_an_error(tmp_path):
+    """Calling it divides by zero."""
+    module = nn.TransformerEncoderLayer(8, 2, 16)
+    assert messages(pickled(module, tmp_path / "x.pt")) == []
+    module.self_attn.num_heads = 0
+    (message,) = messages(pickled(module, tmp_path / "x.pt"))
+    assert "_modules.self_attn.num_heads is 0: the module divides by it" in message
