@@ -29,9 +29,16 @@ _MENTION = re.compile(
     r"""(?P<quote>\"\"\"|\'\'\'|["\'])"""
     r"|(?P<comment>\#(?! type:)[^\n]*)"
     rf"|(?<![\w.])(?P<path>(?:torch|ops|__torch__)\b(?:{_SPACE}\.{_SPACE}\w+)*)(?P<after>{_SPACE}(?::|=(?!=)))?"
-    rf"|\.{_SPACE}(?P<method>[A-Za-z_]\w*)(?P<called>{_SPACE}\()?",
+    rf"|\.{_SPACE}(?P<method>[A-Za-z_]\w*)(?P<called>{_SPACE}\()?"
+    rf"|(?<![\w.])(?P<enumeration>memory_format|dtype|layout){_SPACE}={_SPACE}(?P<number>-?\d+)(?!\w)",
     re.ASCII,
 )
+#: Enumerations that code writes as numbers: up to where torch 2.13 has values, with room for later releases.
+_ENUMERATION_SIZES = {"memory_format": 4, "dtype": 64, "layout": 16}
+_ENUMERATION_HARM = "is given a number that stands for nothing, which torch does not check"
+#: `torch.to` takes a memory format without its name, as its last argument.
+_TO, _MAX_TO_CHARACTERS, _TO_ARGUMENTS = ["torch", "to"], 400, 5
+_ARGUMENT = re.compile(r"[(\[]|[)\]]|,")
 #: What is looked for behind the quotes that a string begins with: an escape, its end, the end of its line.
 _STRING_STOPS = {
     '"': re.compile(r'\\.|"|\n', re.DOTALL),
@@ -328,12 +335,30 @@ def _iter_mentions(text: str, steps: Steps, defined: Collection[str]) -> Iterato
         method = match["method"] or (_unescape_text(joined) if match["quote"] else "")
         if method in program_operators.HARMFUL_METHODS or (match["called"] and _is_foreign_method(method, defined)):
             yield "torch", method, match.start(), program_operators.describe_harm(f"aten::{method}")
+        if match["enumeration"] and not 0 <= int(match["number"][:9]) < _ENUMERATION_SIZES[match["enumeration"]]:
+            yield "TorchScript", match["enumeration"], match.start(), _ENUMERATION_HARM
         names = _WORD.findall(_COMMENT.sub("", match["path"])) if match["path"] else []
+        if names == _TO and _gives_odd_format(text, at):
+            yield "torch", "to", match.start(), _ENUMERATION_HARM
         # A parameter, an attribute or an argument may have any name.
         if len(names) > 1 or (names and not match["after"]):
             mention = _resolve_path(names)
             if mention:
                 yield (*mention[:2], match.start(), mention[2])
+
+
+def _gives_odd_format(text: str, at: int) -> bool:
+    """Return whether the call of `torch.to` that begins at `at` gives a number that is no memory format."""
+    depth, commas = 0, [at]
+    for match in _ARGUMENT.finditer(text, at, at + _MAX_TO_CHARACTERS):
+        depth += {"(": 1, "[": 1, ")": -1, "]": -1, ",": 0}[match[0]]
+        if match[0] == "," and depth == 1:
+            commas.append(match.end())
+        elif depth <= 0:
+            last = text[commas[-1] : match.start()].strip()
+            is_number = re.fullmatch(r"-?\d{1,18}", last) is not None
+            return len(commas) >= _TO_ARGUMENTS and is_number and not 0 <= int(last) < 4
+    return False
 
 
 def _is_foreign_method(name: str, defined: Collection[str]) -> bool:

@@ -239,6 +239,29 @@ def test_an_operator_that_trusts_its_arguments_is_unsafe(name):
     assert not call.on_load
 
 
+@pytest.mark.parametrize(
+    "call",
+    ["clone(x, memory_format=4)", "to(x, 6, False, True, 4)", "empty_like(x, memory_format = 4)", "sum(x, dtype=-1)"],
+)
+def test_a_number_that_stands_for_nothing_is_unsafe(call, records, tmp_path, forked_python):
+    """torch looks up what the number stands for; three of them crash."""
+    (found,) = script_code.find_calls(f"    t = torch.{call}\n".encode(), Steps())
+    assert found.why == "is given a number that stands for nothing, which torch does not check"
+    if "sum" not in call:
+        with zipfile.ZipFile(tmp_path / "a.pt", "w") as file:
+            for name, data in records.items():
+                file.writestr(name, data.replace(b"torch.mul(x, w)", f"torch.{call}".encode()))
+        code = f"import torch; torch.jit.load({str(tmp_path / 'a.pt')!r})(torch.rand(2, 3, 4, 4))"
+        assert forked_python(code).returncode < 0
+
+
+def test_formats_and_dtypes_of_torch_are_clean():
+    """As torch prints them."""
+    calls = ["clone(x, memory_format=3)", "to(x, 6, False, True, None)", "to(x, dtype=45, layout=0)", "to(x, 15, 1, 2)"]
+    code = "".join(f"    t = torch.{call}\n" for call in calls).encode()
+    assert list(script_code.find_calls(code, Steps())) == []
+
+
 @pytest.mark.parametrize("name", UNLISTED)
 def test_an_operator_off_the_list_is_unknown(name):
     """An allow-list: what nobody has looked at is not clean."""
