@@ -184,7 +184,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("frozen", [0, 2])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_states_of_fused_optimizers_fit_their_models(name, frozen, tmp_path):
+def test_fused_state_mismatch_spares_states_that_fit_the_model(name, frozen, tmp_path):
     """In one file, in a training folder with sorted weights, and alone, where nothing can be compared."""
     cls, settings = OPTIMIZERS[name]
     checkpoint = fused(cls, frozen, **settings)
@@ -225,7 +225,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_a_state_that_a_fused_kernel_overruns_is_an_error(name, tmp_path):
+def test_fused_state_mismatch_finds_a_state_that_a_kernel_overruns(name, tmp_path):
     """Loading takes the states as they are."""
     checkpoint = fused()
     edit, why = STATES[name]
