@@ -155,13 +155,26 @@ def untracked_parameter(subject: Subject) -> Iterator[Issue]:
 
 #: States that torch's fused kernels read and write for each element of the parameter.
 _FUSED_STATES = frozenset(["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum"])
+_STATE_KINDS = (Kind.OPTIMIZER, Kind.OTHER)
 _STATE = re.compile(r"(?P<owner>.+)(?:\['(?P<key>\w+)'\]|\.(?P<word>\w+))", re.DOTALL)
+
+
+#: The setting `fused` of an optimizer, wherever in the checkpoint it lies.
+_FUSED_SETTING = re.compile(r"(?P<optimizer>.+)\.param_groups\.\d+\.fused", re.DOTALL)
+
+
+def _list_nested_optimizers(subject: Subject) -> list[str]:
+    """Return the paths of fused optimizers that lie too deep in the checkpoint to be matched to a model."""
+    known = {optimizer.section for optimizer in subject.full_state.optimizers}
+    settings = subject.full_state.metadata.values.items()
+    paths = (match["optimizer"] for path, value in settings if value and (match := _FUSED_SETTING.fullmatch(path)))
+    return [path for path in dict.fromkeys(paths) if path not in known]
 
 
 def needs_fused_optimizer(subject: Subject) -> str | None:
     """Return why no optimizer of the target runs fused kernels; None if one does."""
     fused = any(group.fused for optimizer in subject.full_state.optimizers for group in optimizer.groups)
-    return None if fused else "the target has no optimizer with fused=True"
+    return None if fused or _list_nested_optimizers(subject) else "the target has no optimizer with fused=True"
 
 
 @rule(Severity.ERROR, needs_fused_optimizer)
@@ -179,15 +192,24 @@ def fused_state_mismatch(subject: Subject) -> Iterator[Issue]:
     """
     for optimizer in subject.full_state.optimizers:
         if any(group.fused for group in optimizer.groups):
-            yield from _check_states(subject, optimizer)
+            yield from _check_states(subject, optimizer.section)
             yield from _check_model(subject, optimizer)
+    for path in _list_nested_optimizers(subject):
+        yield from _check_states(subject, path.partition(".")[0])
+        yield _build_unchecked_issue(path)
 
 
-def _check_states(subject: Subject, optimizer: OptimizerFacts) -> Iterator[Issue]:
+def _build_unchecked_issue(optimizer: str) -> Issue:
+    message = f"{optimizer}: the sizes of its states are not checked, because its model is not next to it"
+    help = "save the optimizer and its model in one dict, or audit their folder"
+    return Issue(message, help=help, severity=Severity.NOTE, about=optimizer)
+
+
+def _check_states(subject: Subject, section: str) -> Iterator[Issue]:
     """Compare the states of each parameter with each other, and their elements with their bytes."""
     first: dict[str, TensorInfo] = {}
     for row in subject.full_state.tensors:
-        match = _STATE.fullmatch(row.fqn) if row.kind is Kind.OPTIMIZER and row.section == optimizer.section else None
+        match = _STATE.fullmatch(row.fqn) if row.kind in _STATE_KINDS and row.section == section else None
         if match is None or (match["key"] or match["word"]) not in _FUSED_STATES or row.shape is None:
             continue
         other = first.setdefault(match["owner"], row)
@@ -224,11 +246,7 @@ def _check_model(subject: Subject, optimizer: OptimizerFacts) -> Iterator[Issue]
     count = sum(len(group.params) for group in optimizer.groups)
     models = [rows for rows in models if len(rows) >= count]
     if not models:
-        message = (
-            f"{optimizer.section}: the sizes of its states are not checked, because its model is not in the checkpoint"
-        )
-        help = "audit the folder or the file that holds the model too"
-        yield Issue(message, section=optimizer.section, help=help, severity=Severity.NOTE)
+        yield _build_unchecked_issue(optimizer.section)
     if not models or any(can_train(optimizer, rows, tensors) for rows in models):
         return
     severity = None if any(len(rows) == count for rows in models) else Severity.WARNING

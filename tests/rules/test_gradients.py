@@ -194,7 +194,7 @@ def test_fused_state_mismatch_spares_states_that_fit_the_model(name, frozen, tmp
     torch.save(checkpoint["optimizer"], tmp_path / "optimizer.pt")
     ((severity, message),) = mismatches(tmp_path / "optimizer.pt")
     assert severity is Severity.NOTE
-    assert "its model is not in the checkpoint" in message
+    assert "its model is not next to it" in message
 
 
 def _short(state):
@@ -243,6 +243,16 @@ def test_short_states_in_a_training_folder_are_an_error(tmp_path):
         assert [found for found, _ in mismatches(in_folder(checkpoint, tmp_path / f"checkpoint-{frozen}"))] == [
             severity
         ]
+
+
+def test_an_optimizer_deep_in_the_checkpoint_is_a_note(tmp_path):
+    """Its states are compared with each other, and with no model."""
+    checkpoint = fused()
+    checkpoint["optimizer"]["state"][0]["exp_avg_sq"] = torch.zeros(1)
+    torch.save({"net": checkpoint["model"], "a": {"b": {"c": checkpoint["optimizer"]}}}, tmp_path / "t.pt")
+    (error, _), (note, message) = mismatches(tmp_path / "t.pt")
+    assert (error, note) == (Severity.ERROR, Severity.NOTE)
+    assert "a.b.c: the sizes of its states are not checked" in message
 
 
 def test_text_instead_of_ids_does_not_hide_the_order(tmp_path):
