@@ -569,7 +569,7 @@ def test_a_device_of_any_length_is_refused(statecli, tmp_path):
         ("diff a.pt", "Missing argument 'AFTER'; see statecli diff --help"),
         ("inspect a.pt --rtol 1", "No such option: --rtol"),
         ("diff a.pt b.pt --ignore colour", "'colour' is not one of 'dtype', 'shape'"),
-        ("show a.pt", "No such command 'show'; see statecli --help"),
+        ("show a.pt", "No such command 'show'; did you mean 'inspect'?"),
     ],
 )
 def test_a_mistake_on_the_line_is_told_in_one(statecli, line, said):

@@ -392,3 +392,15 @@ class Net(torch.nn.Module):
     assert done.returncode == 0, done.stderr
     said = sorted(one.rpartition("net.py:")[2] for one in done.stderr.splitlines())
     assert said == ["6: FutureWarning: old ways", "8: UserWarning: slow"]
+
+
+@pytest.mark.parametrize("given", ["2x8", "int64:2x8<90"])
+def test_a_wrong_input_of_an_embedding_is_answered_with_the_right_one(statecli, in_tmp_path, given):
+    """torch names neither the option nor the number of ids."""
+    Path("emb.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Sequential):\n"
+        "    def __init__(self):\n        super().__init__(nn.Embedding(50, 8))\n"
+    )
+    result = statecli("verify", "emb.py:Net", "--check", "forward", "--input", given)
+    assert result.code == 2
+    assert "; the embedding takes integers from 0 to 49: --input 'int64:2x8<50'" in result.err

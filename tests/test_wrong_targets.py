@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -87,3 +88,30 @@ def test_help_is_a_command(statecli):
         assert (result.code, result.out, result.err) == (0, statecli(*words, "--help").out, "")
     wrong = statecli("help", "dif")
     assert (wrong.code, wrong.err) == (2, "statecli: No such command 'dif'; did you mean 'diff'?\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (("scan", "a.pt"), "No such command 'scan'; did you mean 'audit'?"),
+        (("compare", "a.pt", "b.pt"), "No such command 'compare'; did you mean 'diff'?"),
+        (("inspect", "a.pt", "b.pt"), "inspect lists one checkpoint; to check several: statecli audit TARGET..."),
+        (
+            ("inspect", "a.lock"),
+            "is a lock file; to check a checkpoint against it: statecli audit CHECKPOINT --lock FILE",
+        ),
+    ],
+)
+def test_a_command_of_another_program_is_answered_with_ours(statecli, in_tmp_path, words, answer):
+    """Words that users of other programs type first."""
+    Path("a.lock").write_text('{"schema": "statecli.lock/1", "digest": "blake3", "targets": []}\n')
+    result = statecli(*words)
+    assert result.code == 2
+    assert answer in result.err
+
+
+def test_a_group_of_rules_is_listed(statecli):
+    """`--select pickles` takes a group, so that the list of rules does too."""
+    names = [rule["name"] for rule in statecli("rules", "pickles", "-f", "json").json["rules"]]
+    assert "unsafe-global" in names
+    assert "nan" not in names

@@ -157,7 +157,27 @@ def _raise_usage_error(mistake: Any) -> int:
     message = mistake.format_message().replace("\n\t", " ").rstrip(".").replace("Value error, ", "")
     message, question, suggestion = message.partition(". Did you mean")
     hint = f"did you mean{suggestion}" if question else f"see {command} --help"
-    raise UsageError(f"{message}; {hint}")
+    raise UsageError(f"{message}; {_suggest_command(message, command) or hint}")
+
+
+#: Commands of other programs -> the command that does this here.
+_SIMILAR_COMMANDS = {
+    **dict.fromkeys(("check", "scan", "validate", "lint"), "audit"),
+    **dict.fromkeys(("cmp", "compare"), "diff"),
+    **dict.fromkeys(("cat", "info", "list", "ls", "print", "show", "summary"), "inspect"),
+    **dict.fromkeys(("checksum", "digest", "hash"), "lock"),
+    "test": "verify",
+}
+
+
+def _suggest_command(message: str, command: str) -> str:
+    """Return the command to use for a mistaken command, or for too many targets; "" if there is no better one."""
+    word = message.removeprefix("No such command '").removesuffix("'")
+    if word in _SIMILAR_COMMANDS and word != message:
+        return f"did you mean '{_SIMILAR_COMMANDS[word]}'?"
+    if command == "statecli inspect" and message.startswith("Got unexpected extra argument"):
+        return "inspect lists one checkpoint; to check several: statecli audit TARGET..."
+    return ""
 
 
 def _list_unlisted_spellings() -> set[str]:

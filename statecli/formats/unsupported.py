@@ -67,6 +67,10 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
         return UnreadableError(describe_python_file(path))
     if description == _TEXT:
         return UnreadableError("is not a checkpoint (text file)")
+    if description == _JSON and b'"statecli.lock/' in head[:200]:
+        return UnreadableError(
+            "is a lock file; to check a checkpoint against it: statecli audit CHECKPOINT --lock FILE"
+        )
     advice = "; for a sharded checkpoint name a *.index.json or its folder" if description == _JSON else ""
     return UnreadableError(f"is {description}{advice}")
 

@@ -44,7 +44,19 @@ def _describe_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExcepti
         else f"{type(error).__name__}: {format_exception(error)}".rstrip(": ")
     )
     place = script_error.place if script_error else _locate_error(error)
-    return f"{spec.text}: {doing} raised {error_text}{_format_place(spec, place)}{hint}"
+    return f"{spec.text}: {doing} raised {error_text}{_format_place(spec, place)}{hint}{_suggest_ids(error)}"
+
+
+def _suggest_ids(error: BaseException) -> str:
+    """Return the input to type, if an nn.Embedding was called with other values than its ids; "" otherwise."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in reversed(frames):
+        rows = getattr(frame.f_locals.get("self"), "num_embeddings", None)
+        shape = getattr(frame.f_locals.get("input"), "shape", None)
+        if frame.f_code.co_name == "forward" and isinstance(rows, int) and shape is not None:
+            sizes = "x".join(map(str, shape))
+            return f"; the embedding takes integers from 0 to {rows - 1}: --input 'int64:{sizes}<{rows}'"
+    return ""
 
 
 def format_exception(error: BaseException) -> str:

@@ -304,14 +304,19 @@ _IF_SAVED = "# to save the value too, delete persistent=False and load older che
 
 def _add_loading(text: str, keys: str) -> str:
     """Add the line that loads checkpoints without the keys that the fix adds to the state_dict."""
-    return f"{text}\n# older checkpoints have no {keys}: load them with strict=False"
+    return f"{text}\n# older checkpoints have no {keys}: load them with strict=False, which keeps the initial values"
 
 
 def _suggest_for_complex(unregistered: UnregisteredTensor) -> str:
     """Return what to decide for a complex tensor: a cast of the model casts buffers, and drops imaginary parts."""
-    name = unregistered.steps[0].label.lstrip(".")
+    name, value = unregistered.steps[0].label.lstrip("."), unregistered.steps[0].value
+    moved = f"self.{name}.to(x.device)"
+    if issubclass(type(value), dict):
+        moved = f"{{key: part.to(x.device) for key, part in self.{name}.items()}}"
+    elif issubclass(type(value), (list, tuple)):
+        moved = f"[part.to(x.device) for part in self.{name}]"
     return (
-        f"# leave it unregistered and move it where forward reads it: {name} = self.{name}.to(x.device)\n"
+        f"# leave it unregistered and move it where forward reads it: {name} = {moved}\n"
         "# as a buffer, .half() or .to(torch.bfloat16) would drop its imaginary part"
     )
 

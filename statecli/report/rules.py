@@ -24,6 +24,11 @@ def list_rules() -> tuple[RuleText, ...]:
     return tuple(map(describe_rule, DICTIONARY.values()))
 
 
+def list_group(name: str) -> tuple[RuleText, ...]:
+    """Return the rules of the group of this name; () if no group has it."""
+    return tuple(rule for rule in list_rules() if rule.about == name)
+
+
 def explain_rule(name: str) -> RuleText:
     """Return the rule of this name. Raises UsageError, with the near names, if there is none."""
     if name not in DICTIONARY:

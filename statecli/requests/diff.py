@@ -14,7 +14,7 @@ from statecli.render import Output
 from statecli.report.diff import DiffView, NameList, build_diff_report, list_broken
 from statecli.requests.options import CUDA, DiffOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
-from statecli.requests.row_options import check_rows, refuse_contradictions
+from statecli.requests.row_options import COMPLETE_OUTPUTS, check_rows, refuse_contradictions
 from statecli.targets import load
 from statecli.values.delta import CompareOptions
 from statecli.workers import executors
@@ -49,12 +49,14 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
     without_values = _name_if(options.metadata_only, "--metadata-only")
     if not without_values and Field.VALUES in options.ignore:
         without_values = option("--ignore", "values")
+    is_complete = options.output_format in COMPLETE_OUTPUTS
     pairs = [
         (_name_if(options.bitwise, "--bitwise"), _name_tolerance(options)),
         (without_values, _name_value_option(options)),
         (name_only, name_status),
         (names, output if options.output_format not in (None, Output.TABLE, Output.PLAIN) else ""),
         (names, _name_if(options.quiet, "--quiet") or rows),
+        (_name_if(options.tree, "--tree") or _name_if(options.all, "--all"), output if is_complete else ""),
     ]
     return [(first, second) for first, second in pairs if first and second]
 

@@ -514,7 +514,11 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     baseline: Annotated[str | None, Option(("--baseline",), "Accept the findings listed in FILE.", "FILE")] = None
     write_baseline: Annotated[
         str | None,
-        Option(("--write-baseline",), "Write all current findings to FILE as accepted; needs --reason.", "FILE"),
+        Option(
+            ("--write-baseline",),
+            "Accept all findings of this run (narrow them with --select or -i): write them to FILE; needs --reason.",
+            "FILE",
+        ),
     ] = None
     reason: Annotated[str | None, Option(("--reason",), "Reason to record with --write-baseline.", "TEXT")] = None
     config: Config = None
@@ -540,7 +544,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
 
 
 class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Write the digest of each tensor to a lock file for audit --lock."""
+    """Print the digest of each tensor as a lock; -o FILE saves it."""
 
     targets: Targets
     digest: Annotated[Algorithm, Option(("--digest",), "Hash algorithm for tensor values.")] = Algorithm.BLAKE3
@@ -606,9 +610,9 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
 
 
 class RulesOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """List the rules of all commands, or explain one of them."""
+    """List the rules of all commands or of a group, or explain a rule."""
 
-    name: Annotated[str | None, Target("RULE", "Name of the rule to explain.")] = None
+    name: Annotated[str | None, Target("RULE", "A rule to explain, or a group such as pickles to list.")] = None
     output_format: OutputFormat = None
     output: OutputFile = None
     color: Colors = Color.AUTO

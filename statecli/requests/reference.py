@@ -11,12 +11,15 @@ from statecli.requests.outcome import Outcome
 
 
 def run_rules(options: RulesOptions) -> Outcome:
-    """List the rules, or explain a rule."""
+    """List the rules, or those of a group, or explain a rule."""
     from statecli.report import rules
 
-    texts = rules.list_rules() if options.name is None else (rules.explain_rule(options.name),)
-    former = None if options.name is None else rules.describe_former_name(options.name)
-    if options.name is not None and options.output_format in (None, Output.TABLE, Output.PLAIN):
+    if options.name is None or (group := rules.list_group(options.name)):
+        texts = rules.list_rules() if options.name is None else group
+        return Outcome(texts, rules.build_rules_report(texts))
+    texts = (rules.explain_rule(options.name),)
+    former = rules.describe_former_name(options.name)
+    if options.output_format in (None, Output.TABLE, Output.PLAIN):
         return Outcome(texts, text=lambda width: rules.format_explanation(texts[0], width), warning=former)
     return Outcome(texts, rules.build_rules_report(texts), warning=former)
 

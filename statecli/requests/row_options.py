@@ -22,9 +22,8 @@ def check_rows(options: InspectOptions | DiffOptions) -> None:
     order = option("--sort", options.sort.value) if options.sort is not None else ""
     top = option("--top", options.top) if options.top is not None else ""
     lines = option("-n", options.lines) if options.lines is not None else ""
-    unfolded = option("--all") if options.all else ""
     complete = option("-f", options.output_format.value) if options.output_format in COMPLETE_OUTPUTS else ""
-    refuse_contradictions([(top, lines), (tree, top or order), (tree or top or lines or order or unfolded, complete)])
+    refuse_contradictions([(top, lines), (tree, top or order), (top or lines or order, complete)])
 
 
 def refuse_contradictions(pairs: Iterable[tuple[str, str]]) -> None:

@@ -132,7 +132,7 @@ def test_a_random_buffer_is_saved_from_now_on(inspect):
     fixes = {row.fqn: row.fix for row in inspect(f"{HEADER}        {body}").tensors}
     assert fixes["random"].splitlines() == [
         'self.register_buffer("random", torch.rand(3))',
-        "# older checkpoints have no random: load them with strict=False",
+        "# older checkpoints have no random: load them with strict=False, which keeps the initial values",
     ]
     assert fixes["computed"] == 'self.register_buffer("computed", torch.arange(3), persistent=False)'
 
@@ -178,6 +178,21 @@ def test_a_complex_table_stays_unregistered(inspect):
         "# leave it unregistered and move it where forward reads it: freqs = self.freqs.to(x.device)",
         "# as a buffer, .half() or .to(torch.bfloat16) would drop its imaginary part",
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "moved"),
+    [
+        ("[{0}]", "[part.to(x.device) for part in self.freqs]"),
+        ("({0}, {0})", "[part.to(x.device) for part in self.freqs]"),
+        ("{{'a': {0}}}", "{key: part.to(x.device) for key, part in self.freqs.items()}"),
+    ],
+)
+def test_complex_tables_in_a_container_are_moved_one_by_one(inspect, value, moved):
+    """A list has no .to()."""
+    table = value.format("torch.polar(torch.ones(2), torch.ones(2))")
+    row = inspect(f"{HEADER}        self.freqs = {table}\n").tensors[0]
+    assert row.fix.splitlines()[0].endswith(f": freqs = {moved}")
 
 
 def test_the_line_of_a_setter_is_its_callers(inspect):

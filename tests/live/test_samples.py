@@ -58,7 +58,7 @@ def test_net():
     assert {name for name, t in found.items() if not t.after.followed} == {"table"}
     assert found["table"].fix == (
         'self.register_buffer("table", torch.randn(size, size))\n'
-        "# older checkpoints have no table: load them with strict=False"
+        "# older checkpoints have no table: load them with strict=False, which keeps the initial values"
     )
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from statecli.commands.audit.run import Request, audit
 from statecli.commands.lock import lock_file, run
+from statecli.core.selection import Selection
 from statecli.rules.policy_config import Policy
 from statecli.targets.target_result import Status
 
@@ -158,8 +159,8 @@ def test_lock_mismatch_spares_what_no_state_dict_holds(found, tmp_path):
 def test_lock_mismatch_spares_what_the_filters_leave_out(held, state):
     """Of both: what is gone and what came too. The kind of a name that is gone is not known, and it is told."""
     changed = {"a.weight": state["a.weight"] + 1, "a.bias": None, "new": torch.ones(1)}
-    assert not held(changed, include=("b.*",))
-    assert [one.fqn for one in held(changed, exclude=("a.weight",))] == ["a.bias", "new"]
+    assert not held(changed, selection=Selection(include=("b.*",)))
+    assert [one.fqn for one in held(changed, selection=Selection(exclude=("a.weight",)))] == ["a.bias", "new"]
 
 
 def test_lock_mismatch_finds_only_what_is_frozen_where_that_is_asked(found, tmp_path):

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from statecli.commands.audit.run import Request, audit
+from statecli.core.selection import Selection
 from statecli.rules.policy_config import Policy
 
 
@@ -82,7 +83,7 @@ def test_accelerator_device_spares_the_cpu_and_meta(found, saved):
     """Every machine has both."""
     state = {**STATE, "m": torch.zeros(5, device="meta")}
     assert not found("accelerator-device", saved(state, {}))
-    assert not found("accelerator-device", saved(STATE, {A: "cuda:7"}), include=("b", "c"))
+    assert not found("accelerator-device", saved(STATE, {A: "cuda:7"}), selection=Selection(include=("b", "c")))
 
 
 def test_mixed_devices_finds_what_stayed_behind(found, saved):

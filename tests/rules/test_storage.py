@@ -16,6 +16,7 @@ from safetensors.torch import save_file, save_model
 from statecli import formats
 from statecli.commands.audit.run import Request, audit
 from statecli.core.finding import Severity
+from statecli.core.selection import Selection
 from statecli.core.state import ByteRange, TensorData
 from statecli.rules.policy_config import Policy
 from statecli.rules.storage import UNUSED_BYTES
@@ -80,7 +81,8 @@ def test_oversized_storage_spares_what_a_filtered_tensor_uses(found, saved):
     big = torch.zeros(1 << 16)
     path = saved({"model": {"a": big[:5000]}, "ema": {"a": big[5000:]}})
     assert not found("oversized-storage", f"{path}#model")
-    assert not found("oversized-storage", saved({"a": big[:5000], "b": big[5000:]}), include=("a",))
+    both = saved({"a": big[:5000], "b": big[5000:]})
+    assert not found("oversized-storage", both, selection=Selection(include=("a",)))
 
 
 def test_oversized_storage_spares_sparse_and_quantized_tensors(found, saved):

@@ -154,7 +154,8 @@ def check_expectations(
         if expected.only and not entry.stays_within(expected.only):
             findings.append(entry.finding(rules.OUTSIDE_ONLY, f"outside --only {_quote(expected.only)}: "))
         if entry.matches(expected.frozen):
-            findings.append(entry.finding(rules.FROZEN_CHANGED, "expected to be frozen: "))
+            forbidden = f"changed, but --frozen {_quote(expected.frozen)} forbids it: "
+            findings.append(entry.finding(rules.FROZEN_CHANGED, forbidden))
     inconclusive = list(_find_unlisted_settings(expected.frozen, entries))
     for glob in expected.changed:
         matched = [entry for entry in entries if entry.matches((glob,))]
