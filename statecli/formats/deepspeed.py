@@ -154,11 +154,12 @@ def _may_hold_ranks(path: str) -> bool:
 
 
 def _is_padded(path: str) -> bool:
-    """Whether a long file begins or ends with blanks, which DeepSpeed strips."""
+    """Return whether a long file begins or ends with a blank of Unicode, as `str.strip` removes for DeepSpeed."""
     try:
         with Source(path) as source:
-            length = min(source.size, MAX_LATEST)
-            return source.read(0, length).isspace() or source.read(source.size - length, length).isspace()
+            ends = source.read(0, MAX_LATEST), source.read(max(0, source.size - MAX_LATEST), MAX_LATEST)
+            first, last = (text.decode("utf-8", "ignore") for text in ends)
+            return first[:1].isspace() or last[-1:].isspace()
     except UnreadableError:
         return False
 

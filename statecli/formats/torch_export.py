@@ -576,9 +576,34 @@ def _read_major_version(program: Mapping[str, Any]) -> int | None:
 
 
 def _describe_program(program: Mapping[str, Any]) -> Iterator[tuple[str, Scalar]]:
-    """Describe the torch version and the schema version."""
+    """Describe the torch version, the schema version and what is computed."""
     version, schema = program.get("torch_version"), program.get("schema_version")
     if type(version) is str:
         yield "torch_version", version[:100]
     if type(schema) is dict and all(type(schema.get(part)) is int for part in ("major", "minor")):
         yield "schema_version", f"{schema['major']}.{schema['minor']}"
+    yield "program sha256", _compute_program_digest(program)
+
+
+def _compute_program_digest(program: Mapping[str, Any]) -> str:
+    """Return a digest of all that a program computes, so that a comparison of two files sees another program.
+
+    The metadata of nodes is left out, because it holds the lines of source that the program was traced from.
+    """
+    import hashlib
+    import json
+
+    digest = hashlib.sha256()
+    try:
+        for piece in json.JSONEncoder(sort_keys=True).iterencode(_drop_node_metadata(program)):
+            digest.update(piece.encode("utf-8", "surrogatepass"))
+    except RecursionError as error:
+        raise MalformedError("its program nests too deep: refused") from error
+    return digest.hexdigest()
+
+
+def _drop_node_metadata(value: Any) -> Any:
+    if type(value) is dict:
+        is_node = "target" in value
+        return {key: _drop_node_metadata(part) for key, part in value.items() if not (is_node and key == "metadata")}
+    return [_drop_node_metadata(part) for part in value] if type(value) is list else value

@@ -43,7 +43,7 @@ from statecli.storage.zip_archive import Archive, mentions
 NAME = "torchscript"
 TRAITS = FormatTraits(
     is_program=True,
-    own_settings=frozenset(("code files", "code bytes", "bytecode bytes")),
+    own_settings=frozenset(("code files", "code bytes", "code sha256", "bytecode bytes")),
     settings_are_compiled=True,
 )
 
@@ -144,14 +144,23 @@ def _list_foreign_names(pickle: Pickle) -> list[Global]:
 
 
 def _measure_code(archive: Archive) -> dict[str, Scalar]:
-    """How much code there is. An attribute's name has no space."""
+    """Return the amount of code, and its digest. An attribute's name has no space."""
+    import hashlib
+
     prefix = f"{archive.folder}/code/"
-    sizes = [
-        record.size for name, record in archive.records.items() if name.startswith(prefix) and name.endswith(".py")
-    ]
+    records = {name: record for name, record in sorted(archive.records.items()) if name.startswith(prefix)}
+    sources = {name: record for name, record in records.items() if name.endswith(".py")}
     bytecode = find_record(archive, "bytecode.pkl")
-    code_sizes: dict[str, Scalar] = {"code files": len(sizes), "code bytes": sum(sizes)}
-    return code_sizes | ({"bytecode bytes": bytecode.size} if bytecode else {})
+    digest = hashlib.sha256()
+    for name, record in (*sources.items(), *([("bytecode.pkl", bytecode)] if bytecode else [])):
+        if record.size > MAX_CODE:
+            raise MalformedError(f"its code has more than {MAX_CODE:,} bytes: refused")
+        content = archive.read(record, MAX_CODE)
+        digest.update(f"{name.removeprefix(prefix)}\0{len(content)}\0".encode("utf-8", "surrogateescape"))
+        digest.update(content)
+    code: dict[str, Scalar] = {"code files": len(sources), "code bytes": sum(r.size for r in sources.values())}
+    code |= {"bytecode bytes": bytecode.size} if bytecode else {}
+    return {**code, "code sha256": digest.hexdigest()}
 
 
 class _Class(NamedTuple):

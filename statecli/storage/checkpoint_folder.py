@@ -63,28 +63,49 @@ def choose_checkpoint(path: str) -> Choice:
     indexes = [name for name in names if INDEX.search(name)]
     if not weights and not indexes:
         raise UnreadableError(_describe_folder(path, names, folders))
-    configured = _read_configured_name(path, weights, indexes) if CONFIG in names else None
+    configured = _choose_configured(path, names, (*weights, *indexes))
     chosen = configured or _choose(weights, indexes)
     others = [name for name in (*weights, *indexes) if name != chosen]
     return Choice(chosen, others, names, configured is not None or chosen in SINGLE)
 
 
-def _read_configured_name(path: str, weights: list[str], indexes: list[str]) -> str | None:
-    """Return the file that `config.json` names as the weights; None if no such file exists.
+def _choose_configured(path: str, names: Collection[str], candidates: Collection[str]) -> str | None:
+    """Return the candidate that `config.json` names as the weights; None if it names none.
 
-    `config.json` is read only if there is another candidate than a usual file, or a usual index and its shards.
+    Raises UnreadableError for the name of a file elsewhere.
     """
-    safe = [name for name in (*weights, *indexes) if name.endswith((".safetensors", ".safetensors.index.json"))]
-    roots = [name for name in safe if not SERIES.match(name)]
-    is_index = len(roots) == 1 and roots[0].removesuffix(".index.json") in SINGLE and roots[0] not in SINGLE
-    if not safe or is_index or (safe == roots and len(roots) == 1 and roots[0] in SINGLE):
+    if (reason := explain_weights_elsewhere(path, names)) is not None:
+        raise UnreadableError(reason)
+    named = _read_configured_name(path, names)
+    return (
+        named
+        if named is not None and named in candidates and named.endswith((".safetensors", ".safetensors.index.json"))
+        else None
+    )
+
+
+def explain_weights_elsewhere(path: str, names: Collection[str]) -> str | None:
+    """Return the reason not to trust the weights of a folder whose `config.json` names others; None for most folders.
+
+    `names` are the files of the folder. transformers loads the named file, which may be in a hidden folder.
+    """
+    named = _read_configured_name(path, names)
+    if named is None or named in names:
+        return None
+    what = f"{quoting.quote(named)} as the file of weights, which is not a file of this folder"
+    return f"{CONFIG} names {what}: transformers would load it instead of the weights here"
+
+
+def _read_configured_name(path: str, names: Collection[str]) -> str | None:
+    """Return the text of `transformers_weights` in `config.json`, if there is one."""
+    if CONFIG not in names:
         return None
     try:
         config, _ = json_object.parse_object(read_small_file(on_disk.join(path, CONFIG), MAX_CONFIG), CONFIG)
     except UnreadableError:  # the reader of the settings notes the error
         return None
     named = config.get(WEIGHTS_KEY)
-    return named if type(named) is str and named in safe else None
+    return named if type(named) is str else None
 
 
 def find_other_weights(path: str, members: Collection[str]) -> Oddity | None:

@@ -307,6 +307,8 @@ def _walk_folder(path: str, links: _Links, taken: frozenset[str] = frozenset(), 
     if TORCH_PACKAGE_FILE[0] in names and files.is_file(files.join(path, *TORCH_PACKAGE_FILE)):
         reason = f"{path}: is an unpacked torch.package, whose loader runs its Python files: audit it in one file"
         yield TargetResult(path, Status.FAILED, reason)
+    if (elsewhere := checkpoint_folder.explain_weights_elsewhere(path, names)) is not None:
+        yield TargetResult(path, Status.FAILED, f"{path}: {elsewhere}")
     # A file belongs to one model only.
     if not member_paths <= taken:
         yield _ModelFolder(path, member_names)

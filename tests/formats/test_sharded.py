@@ -748,6 +748,24 @@ def test_the_weights_that_the_config_names_are_read(model, tmp_path, weights, in
     assert "model.safetensors" in next(odd.message for odd in state.oddities if odd.name == "other-weights")
 
 
+@pytest.mark.parametrize(
+    "name", [".hidden/w.safetensors", "../w.safetensors", "missing.safetensors", "/tmp/w.safetensors"]
+)
+@pytest.mark.parametrize("weights", ["model.safetensors", None])
+def test_weights_that_the_config_names_elsewhere_are_not_passed(statecli, model, tmp_path, name, weights):
+    """transformers loads the named file, so that the weights of the folder prove nothing."""
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "transformers_weights": name}))
+    if weights is None:
+        (tmp_path / "model.safetensors").unlink()
+    for command in ("inspect", "audit", "lock"):
+        result = statecli(command, tmp_path)
+        assert result.code == 2, command
+    if weights is not None:
+        assert f"config.json names {name!r} as the file of weights" in statecli("audit", tmp_path).err
+
+
 def test_weights_next_to_a_distributed_checkpoint_are_noted(tmp_path):
     """transformers loads the one, and torch.distributed.checkpoint the other."""
     dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path, no_dist=True)

@@ -1395,3 +1395,23 @@ def test_tensors_in_one_record_are_unpickled_although_a_configuration_has_them(p
     _loads_and_is_found(
         built(tmp_path / "y.pt2", {**parts, CONFIG: _json(config), "data/weights/model.pt": pickle}), mark
     )
+
+
+class _Shifted(torch.nn.Module):
+    def __init__(self, operator):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(2))
+        self.operator = operator
+
+    def forward(self, x):
+        return self.operator(x, self.w)
+
+
+def test_another_program_with_the_same_weights_is_a_change(statecli, in_tmp_path):
+    """x + w and x - w have the same tensors; the lines that a program was traced from do not count."""
+    for name, operator in (("add", torch.add), ("sub", torch.sub), ("again", lambda x, w: torch.add(x, w))):
+        torch.export.save(torch.export.export(_Shifted(operator), (torch.ones(2),)), f"{name}.pt2")
+    result = statecli("diff", "add.pt2", "sub.pt2", "-f", "json")
+    assert result.code == 1
+    assert [change["key"] for change in result.json["metadata"]] == ["program sha256"]
+    assert statecli("diff", "add.pt2", "again.pt2").code == 0

@@ -579,3 +579,25 @@ def test_settings_that_every_module_has_are_not_told(tmp_path):
     told = formats.read(str(tmp_path / "net.pt")).metadata.values
     assert told["training"] is False
     assert {key for key in told if key.endswith((".training", "hook"))} == {"_modules.1.training"}
+
+
+def test_another_program_of_the_same_length_is_a_change(statecli, in_tmp_path):
+    """sin and cos take the same number of bytes."""
+
+    class Wave(torch.nn.Linear):
+        def forward(self, x):
+            return torch.sin(x)
+
+    torch.jit.trace(Wave(2, 2), torch.ones(2)).save("sin.pt")
+    reader = torch._C.PyTorchFileReader("sin.pt")
+    writer = torch._C.PyTorchFileWriter("cos.pt")
+    for name in reader.get_all_records():
+        if name not in ("version", ".data/serialization_id"):
+            record = reader.get_record(name).replace(b"torch.sin", b"torch.cos")
+            writer.write_record(name, record, len(record))
+    writer.write_end_of_file()
+    result = statecli("diff", "sin.pt", "cos.pt", "-f", "json")
+    assert [change["key"] for change in result.json["metadata"]] == ["code sha256"]
+    assert result.code == 1
+    assert torch.jit.load("cos.pt")(torch.zeros(1)) == 1
+    assert statecli("diff", "sin.pt", "sin.pt").code == 0
