@@ -27,7 +27,7 @@ from statecli.core.state import Bomb, Mention, Place, ScannedPickle
 from statecli.formats import dcp, torch_legacy, torch_tar
 from statecli.formats.shared import npy_array
 from statecli.formats.shared.dcp_metadata import Stored
-from statecli.pickle_scan import frames, script_code
+from statecli.pickle_scan import frames, script_code, script_nesting
 from statecli.pickle_scan.archive_records import Use, classify_records
 from statecli.pickle_scan.export_expressions import find_program_calls
 from statecli.pickle_scan.imported_names import Scanner
@@ -559,7 +559,13 @@ class FileScan:
                 self._add_unread(_Piece(region, where, 0, hidden=False), f"code of more than {MAX_CODE_BYTES:,} bytes")
                 continue
             self.steps.take(Budget.BYTES, region.size)
-            readable.append((region, where, region.read(0, region.size)))
+            code = region.read(0, region.size)
+            if script_nesting.has_deep_statement(code):
+                why = (
+                    f"a statement of more than {script_nesting.MAX_LINKS:,} operators, at which torch.jit.load crashes"
+                )
+                self._add_unread(_Piece(region, where, 0, hidden=False), why)
+            readable.append((region, where, code))
         codes = [code for *_, code in readable]
         defined = script_code.list_functions(codes)
         for region, where, code in readable:

@@ -170,7 +170,7 @@ def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[s
     texts = [code.decode("latin-1") for code in codes]
     if not any(_SETSTATE in text for text in texts):
         return
-    functions = [function for n, text in enumerate(texts) for function in _split_functions(n, _Strings(text, steps))]
+    functions = [function for n, text in enumerate(texts) for function in _split_functions(n, Strings(text, steps))]
     by_name: dict[str, list[_Function]] = {}
     for function in functions:
         by_name.setdefault(function.name, []).append(function)
@@ -205,7 +205,7 @@ class _Function(NamedTuple):
     text: str
 
 
-def _split_functions(number: int, strings: _Strings) -> Iterator[_Function]:
+def _split_functions(number: int, strings: Strings) -> Iterator[_Function]:
     """Yield each function of a text up to the next; code before the first function has no name."""
     blank, at = [], 0
     while match := _OPAQUE.search(strings.text, at):
@@ -323,7 +323,7 @@ def find_bytecode_calls(data: bytes, steps: Steps) -> Iterator[Call]:
 
 
 def _iter_mentions(text: str, steps: Steps, defined: Collection[str]) -> Iterator[tuple[str, str, int, str | None]]:
-    strings, at = _Strings(text, steps), 0
+    strings, at = Strings(text, steps), 0
     joined, end_of_string = "", -1
     while match := _MENTION.search(text, at):
         steps.take(Budget.TEXT)
@@ -374,7 +374,7 @@ def _unescape(escape: re.Match[str]) -> str:
     return chr(int(escape[1], 8) if escape[1] else int(escape[2], 16)) if escape[1] or escape[2] else ""
 
 
-class _Strings:
+class Strings:
     """Where the strings of a text end. Each character is read once, however many strings have no end.
 
     Where a string has no end, none of the same quotes that begins inside it has one: escapes pair the same way.

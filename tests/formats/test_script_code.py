@@ -12,7 +12,7 @@ from torch import nn
 
 from statecli.commands.audit.run import Request, audit
 from statecli.file_scan.scan import scan_pickles
-from statecli.pickle_scan import operator_names, program_operators, script_code
+from statecli.pickle_scan import operator_names, program_operators, script_code, script_nesting
 from statecli.pickle_scan.step_budget import Steps
 from statecli.rules.pickles import RULES
 
@@ -504,3 +504,51 @@ def test_operators_that_make_sparse_tensors_are_unsafe(kind):
     """torch checks no index unless a program asks for it."""
     assert "indices torch does not check" in program_operators.describe_harm(f"aten::sparse_{kind}_tensor")
     assert program_operators.describe_harm("aten::sparse_mask") is None
+
+
+_DEEP = {
+    "parentheses": "(" * 30_000 + "x" + ")" * 30_000,
+    "signs": "-" * 30_000 + "x",
+    "calls": "torch.neg(" * 30_000 + "x" + ")" * 30_000,
+    "sums": "x" + " + x" * 30_000,
+    "sums on many lines": "(x" + " +\n x" * 30_000 + ")",
+    "methods": "x" + ".t()" * 30_000,
+    "indices": "x" + "[0]" * 30_000,
+    "conditions": "x if True else " * 30_000 + "x",
+    "behind a string": "(')', " * 30_000 + "x" + ")" * 30_000,
+}
+
+
+@pytest.mark.parametrize("expression", _DEEP.values(), ids=list(_DEEP))
+def test_a_statement_that_overflows_the_stack_of_the_parser_is_reported(expression):
+    """torch.jit.load crashes at each of these."""
+    code = f"def forward(self, x):\n  y = torch.sin(x)\n  return {expression}\n".encode()
+    assert script_nesting.has_deep_statement(code)
+
+
+def test_long_programs_and_long_lists_are_not_deep():
+    """Thousands of statements, and a list of ten thousand negative numbers."""
+    numbers = ", ".join(f"-{n}.5e-05" for n in range(10_000))
+    statements = "".join(f"  x{n} = torch.add(x, -{n}, alpha=1)\n" for n in range(10_000))
+    code = f"def forward(self, x):\n  weights = [{numbers}]\n{statements}  return x\n".encode()
+    assert not script_nesting.has_deep_statement(code)
+
+
+def test_an_archive_with_a_deep_statement_is_not_passed(statecli, in_tmp_path):
+    """The scan reports the record, and the audit does not exit with 0."""
+
+    class Wave(torch.nn.Linear):
+        def forward(self, x):
+            return torch.sin(x)
+
+    torch.jit.trace(Wave(2, 2), torch.ones(2)).save("sin.pt")
+    reader, writer = torch._C.PyTorchFileReader("sin.pt"), torch._C.PyTorchFileWriter("deep.pt")
+    for name in reader.get_all_records():
+        if name not in ("version", ".data/serialization_id"):
+            record = reader.get_record(name).replace(b"torch.sin(x)", b"(" * 30_000 + b"torch.sin(x)" + b")" * 30_000)
+            writer.write_record(name, record, len(record))
+    writer.write_end_of_file()
+    assert statecli("audit", "sin.pt", "--select", "pickles").code == 0
+    result = statecli("audit", "deep.pt", "--select", "pickles")
+    assert result.code != 0
+    assert "at which torch.jit.load crashes" in result.out + result.err

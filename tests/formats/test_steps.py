@@ -112,11 +112,16 @@ LINEAR = {
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_a_file_that_once_took_minutes_takes_few_steps(name, tmp_path):
-    """No budget is exceeded, and all of the file is read."""
+    """No budget is exceeded, and all of the file is read. The parser of torch crashes at the chain of 20,000 names."""
     data, budget, most = LINEAR[name]
     steps, found = taken(tmp_path, data)
     assert steps[budget] <= most
-    assert not [pickle.unread for pickle in found if pickle.unread]
+    unread = [pickle.unread for pickle in found if pickle.unread]
+    assert [why.endswith("at which torch.jit.load crashes") for why in unread] == [True] * (name in _DEEP)
+
+
+#: Statements that are reported as too deep, as fast as the others are read.
+_DEEP = frozenset(["a long chain of autograd"])
 
 
 # What is shared and judged again for each that has it. An honest pickler writes none of them.

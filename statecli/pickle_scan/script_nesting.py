@@ -1,0 +1,49 @@
+"""Statements of TorchScript code that nest so deep that the parser of torch.jit.load overflows the stack.
+
+The parser and the compiler call themselves for each operator, call, index and bracket of an expression. torch 2.13
+crashes at some thousands of them: at 5,000 unary minus signs, at 20,000 additions.
+"""
+
+from __future__ import annotations
+
+import re
+
+from statecli.pickle_scan.script_code import Strings
+from statecli.pickle_scan.step_budget import Steps
+
+#: Operators, brackets and attributes of a statement. Programs that torch wrote have some tens.
+MAX_LINKS = 2_000
+_TOKEN = re.compile(
+    r"(?P<quote>'''|\"\"\"|['\"])|(?P<comment>#[^\n]*)|(?P<joined>\\\n)|(?P<line>\n)"
+    r"|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<comma>[,:;])"
+    r"|(?P<word>\b(?:if|and|or|not|is|in)\b)|(?P<operand>\d(?:[eE][-+]|[\w.])*|\w+)"
+    r"|(?P<operator>[-+*/%|&^@~<>=!]|\.)"
+)
+#: Tokens after which an operator joins operands; after others, as a comma, it is the sign of a number.
+_JOINED = frozenset(["operand", "close", "quote", "operator", "word"])
+
+
+def has_deep_statement(code: bytes) -> bool:
+    """Return True if a statement of the code has more than MAX_LINKS links; takes time linear in the code.
+
+    A statement ends at the end of a line outside of brackets, as the parser of torch has it. Raises OutOfSteps.
+    """
+    if len(code) <= MAX_LINKS:
+        return False
+    text = code.decode("latin-1")
+    strings = Strings(text, Steps())
+    links = depth = place = 0
+    previous = "line"
+    while match := _TOKEN.search(text, place):
+        kind = match.lastgroup or ""
+        place = strings.find_end(match[0], match.start()) if kind == "quote" else match.end()
+        if kind == "line" and not depth:
+            links = 0
+        if kind == "open" or kind == "word" or (kind == "operator" and previous in _JOINED):
+            links += 1
+        depth = max(0, depth + (kind == "open") - (kind == "close"))
+        if links > MAX_LINKS:
+            return True
+        if kind not in ("comment", "joined") and not (kind == "line" and depth):
+            previous = kind
+    return False
