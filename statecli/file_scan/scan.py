@@ -64,7 +64,7 @@ _AHEAD, _FIRST, _LAST = 8192, 2048, 1024
 _PICKLE_BEGINNING = re.compile(
     rb"\x80[\x00-\x05][^\x00]|[()\]}]{0,16}[ci][A-Za-z_][\w.]{0,200}\r?\n[A-Za-z_][\w.]{0,200}\r?\n", re.ASCII
 )
-#: What an archive of torch has in its small records: digits are no opcodes that import anything.
+#: What an archive of torch has in its small records: digits are not opcodes that import anything.
 _INERT = re.compile(rb"[\d\n]{0,64}|little|big")
 _MAX_INERT_BYTES = 64
 _ZIP = b"PK\3\4"
@@ -119,7 +119,7 @@ def scan_pickles(path: str) -> tuple[ScannedPickle, ...]:
         for file, stored in places.items():
             pickles.extend(_scan_file(file, stored, alone=True))
     for file, why in unread:
-        pickles.append(ScannedPickle("the file", Place(file, 0, 0), unread=f"where it says that archives lie: {why}"))
+        pickles.append(ScannedPickle("the file", Place(file, 0, 0), unread=f"the positions of archives in it: {why}"))
     return tuple(pickles)
 
 
@@ -353,7 +353,7 @@ class FileScan:
                 piece = piece._replace(sure=piece.sure and begins)
                 if not begins and (legacy or count >= _MAX_CONSECUTIVE_PICKLES):
                     if not legacy and rest:
-                        self._add_unread(piece, f"{count} pickles one behind another; what follows them was not read")
+                        self._add_unread(piece, f"{count} pickles in a row; the rest was not read")
                     break
 
     def _scan_pickle(self, piece: _Piece, at: int) -> int:
@@ -801,5 +801,5 @@ def _inflate(region: Region) -> tuple[Region, str | None]:
         if size > MAX_INFLATED_BYTES:
             why = f"is compressed and inflates to more than {MAX_INFLATED_BYTES:,} bytes"
     if why is None and not inflater.eof:
-        why = "is compressed and breaks off in the middle"
+        why = "is compressed and ends too early"
     return region.with_data(b"".join(parts)), why

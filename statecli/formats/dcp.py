@@ -46,19 +46,19 @@ from statecli.storage.checkpoint_names import METADATA
 from statecli.storage.source import Source, read_small_file
 
 NAME = "dcp"
-TRAITS = FormatTraits(never_mapped="what torch.distributed.checkpoint writes is read, never mapped")
+TRAITS = FormatTraits(never_mapped="torch.distributed.checkpoint reads its files and never maps them")
 
 #: The names of metadata, one for all or one for each rank.
 _METADATA = re.compile(r"(?:__(?P<rank>\d{1,9}))?\.metadata")
 SUFFIX = ".distcp"
-#: The file in which Lightning keeps what is no tensor of a model or an optimizer that it saves in shards.
+#: The file in which Lightning keeps what is not a tensor of a model or an optimizer that it saves in shards.
 BESIDE = "meta.pt"
 #: What is at the start of a pickle of metadata, and in how many bytes of it.
 _MARK = b"torch.distributed."
 MARKED = 64
 #: `Packing.how` of an archive of torch.save that holds one tensor.
 ARCHIVE = "torch-zip"
-#: Values beside the tensors that are read, each an archive of its own, and their bytes in all.
+#: Values next to the tensors that are read, each an archive of its own, and their bytes in all.
 MAX_ITEMS = 2_000
 MAX_ITEM_BYTES = 64 * 2**20
 #: What makes a path, a drive or a URL of a name, and what breaks a line.
@@ -117,7 +117,7 @@ def collect_places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, 
     return stored_by_file, unread
 
 
-def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001 - what lies in the files is no file by itself
+def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001 - what lies in the files is not a file by itself
     """Read every tensor and value that the metadata names.
 
     A tensor whose chunks contradict each other, or are in a missing or bad file, is a row with `damage`. Raises
@@ -161,17 +161,19 @@ class _Folder:
         if missing:
             why.append(f"{quoting.names(missing)} {'are' if missing[1:] else 'is'} missing; copy the folder again")
         self.oddities.extend(
-            Oddity(OddityKind.MISSING_RANK.value, f"what a rank saved is not read: {reason}") for reason in why
+            Oddity(OddityKind.MISSING_RANK.value, f"the data of a rank was not read: {reason}") for reason in why
         )
         if others:
-            self.oddities.append(Oddity("other-metadata", f"beside .metadata, and not read: {quoting.names(others)}"))
+            self.oddities.append(
+                Oddity("other-metadata", f"not read: other metadata files next to .metadata: {quoting.names(others)}")
+            )
         lost = dcp_ranks.parse_ranks([*bad, *missing])
         left = [name for name in unused if not dcp_ranks.parse_ranks([name]) & lost]
         if left:
-            message = f"named by no metadata, and not read: {quoting.names(left)}; left from another save?"
+            message = f"not read, because no metadata names it: {quoting.names(left)}; left from another save?"
             self.oddities.append(Oddity("unused-file", message))
         if BESIDE in checkpoint_folder.list_files(self.path):
-            message = f"what Lightning saves beside tensors (epoch, hyper_parameters) is in {BESIDE}: name that file"
+            message = f"Lightning saved epoch and hyper_parameters in {BESIDE}; to read them, name that file"
             self.oddities.append(Oddity("beside", message))
         return "; ".join(why[:2]) or "save it again"
 
@@ -266,7 +268,7 @@ class _Files:
     def _refuse_outside(self) -> None:
         names = [name for name in self.ends if name in ("", ".", "..") or name[0] == "~" or _NO_NAME.search(name)]
         if names:
-            more = f" and {len(names) - 1} more are no plain file names" if names[1:] else " is no plain file name"
+            more = f" and {len(names) - 1} more are not plain file names" if names[1:] else " is not a plain file name"
             message = f".metadata points outside its folder: {quoting.quote(names[0])}{more}"
             self._mark_unreadable(names, message, "do not load it, and save it again")
 
@@ -287,7 +289,7 @@ class _Files:
         lacking = set(names)
         needed = sum(any(stored.file in lacking for stored in of_name) for of_name in self.places.values())
         it = "them" if names[1:] else "it"
-        message = f"{why}; {needed} of {len(self.places)} tensors and values lie in {it}, at least in part: {help}"
+        message = f"{why}; {needed} of {len(self.places)} tensors and values are at least partly in {it}: {help}"
         self.bad.update(dict.fromkeys(names, message))
 
     def has(self, *places: Stored) -> bool:
@@ -328,8 +330,8 @@ class _Items:
                 self.chosen.add(fqn)
         unread = [fqn for fqn in names if fqn not in self.chosen]
         if unread:
-            count = "a value" if len(unread) == 1 else f"{len(unread)} values"
-            message = f"{count} beside the tensors not read, {len(self.chosen)} were: {quoting.names(unread)}"
+            count = "1 value that is not a tensor was" if len(unread) == 1 else f"{len(unread)} non-tensor values were"
+            message = f"{count} not read ({len(self.chosen)} were read): {quoting.names(unread)}"
             folder.oddities.append(Oddity("values-not-read", message))
         self._prefetch()
 
@@ -352,7 +354,7 @@ class _Items:
             return None
         places = self.folder.metadata.places.get(fqn, ())
         if len(places) != 1:
-            return _build_damaged_tensor("no tensor, and .metadata does not say where it lies; save it again")
+            return _build_damaged_tensor("not a tensor, and .metadata does not record its position; save it again")
         stored = places[0]
         try:
             self.folder.files.check(stored)
@@ -380,7 +382,7 @@ def _read_metadata(path: str) -> tuple[dict[str, Metadata], dict[str, Unreadable
     names = [name for name in members(path) if _METADATA.fullmatch(name)]
     if not names:
         raise UnreadableError(
-            "is a torch.distributed.checkpoint folder without .metadata: the save did not finish, or it was not copied"
+            "is a torch.distributed.checkpoint folder without .metadata: the save did not finish, or the file was not copied"
         )
     metadatas: dict[str, Metadata] = {}
     bad: dict[str, UnreadableError] = {}
@@ -457,7 +459,7 @@ def _match_chunks(chunks: list[Chunk], places: Sequence[Stored]) -> list[Stored]
         at = bisect_left(ordered, chunk.start, key=_start)
         if at == len(ordered) or not _is_place_of(chunk, ordered[at]):
             raise MalformedError(
-                f".metadata does not say where its chunk of {list(chunk.shape)} at {list(chunk.start)} lies; "
+                f".metadata does not record the position of its chunk of {list(chunk.shape)} at {list(chunk.start)}; "
                 "save it again"
             )
         matched.append(ordered[at])

@@ -54,7 +54,7 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
         metadata.update({key: value for key, value in state.metadata.values.items() if key not in _KEYS})
     tensors = tuple(_join_pieces(path, fqn, boxes) for fqn, boxes in sorted(pieces.items()))
     count = f"{len(names)} shard{'s' * (len(names) > 1)}"
-    oddity = Oddity("shards-uncounted", f"put together from {count}; how many there were is recorded nowhere")
+    oddity = Oddity("shards-uncounted", f"assembled from {count}; the files do not record how many shards there were")
     return ModelState(path, NAME, tensors, metadata=Settings(metadata), oddities=(oddity,), traits=TRAITS)
 
 
@@ -62,7 +62,7 @@ def _read_offsets(state: ModelState, name: str) -> dict[str, tuple[int, ...]]:
     """Return the offset in each dimension of the shard's piece, by tensor name."""
     text = state.metadata.values.get(INFO)
     if type(text) is not str:
-        raise MalformedError(f"{name} has no {INFO} in its header: where its pieces belong is not recorded")
+        raise MalformedError(f"{name} has no {INFO} in its header, so the position of its pieces is unknown")
     document, _ = json_object.parse_object(text.encode("utf-8", "surrogatepass"), f"{INFO} of {name}")
     offsets = {}
     for fqn, entry in document.items():

@@ -59,7 +59,7 @@ _MOST_BLANKS = 2**20
 _STATES = "_states.pt"
 
 #: Of a parameter that is in no group of the optimizer: stage 1 does not say what is frozen.
-UNTRAINED = "not among what the optimizer trains"
+UNTRAINED = "not trained by the optimizer"
 
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<rank>\d{1,6})_)?mp_rank_(?P<mp>\d{2,6})_model_states\.pt")
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_mp_rank_(?P<mp>\d{2,6})_?optim_states\.pt")
@@ -103,7 +103,7 @@ def _resolve_step(path: str) -> str:
     """Return the folder in `path` with the ranks' files, "" for `path`. Raises MalformedError if missing."""
     names = checkpoint_folder.list_files(path)
     if (misled := _find_misleading_tracker(path)) is not None:
-        raise MalformedError(f"{misled[0]} points outside its folder: {misled[1]} is no plain folder name")
+        raise MalformedError(f"{misled[0]} points outside its folder: {misled[1]} is not a plain folder name")
     if _has_ranks(path):
         return ""
     folders = list_steps(path)
@@ -168,10 +168,12 @@ def _resolve_latest(path: str, folders: list[str], tracker: str) -> str:
     raw = read_small(files.join(path, tracker), tracker, MAX_LATEST)
     tag = raw.decode("utf-8", "backslashreplace").strip()
     if tag in ("", ".", "..") or any(char in "/\\:" or not char.isprintable() for char in tag):
-        raise MalformedError(f"{tracker} points outside its folder: {quoting.quote(tag)} is no plain folder name")
+        raise MalformedError(f"{tracker} points outside its folder: {quoting.quote(tag)} is not a plain folder name")
     if tag not in folders:
         here = f"; here are {quoting.names(folders)}: name one" if folders else "; copy it again"
-        raise MissingShard(f"{tracker} names {quoting.quote(tag)}, and no such folder has a rank's files{here}")
+        raise MissingShard(
+            f"{tracker} names {quoting.quote(tag)}, but no folder of this name has files of a rank{here}"
+        )
     return tag
 
 
@@ -278,7 +280,7 @@ class Model:
         master = masters.get(own)
         source = master or frozen.get(own)
         if source is None:
-            wrong = "its values are in the ranks' other files, and they are not here"
+            wrong = "its values are in other files of the ranks, which are missing"
             damage = f"{self.owner.target}: {tensor.fqn}: {wrong}"
             return replace(tensor, shape=shape, data=None, note=f"cannot be read: {wrong}", damage=damage)
         copy = f"the optimizer's {source.dtype} copy" if master else None
@@ -352,14 +354,16 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
         text = f"{len(lacking)} files below zero/ are missing: {quoting.names([row.fqn for row in lacking])}"
         state = replace(state, oddities=(*state.oddities, Oddity(OddityKind.MISSING_SHARD.value, text)))
     if masters and not files_by_rank:
-        text = "no *_model_states.pt is here: parameters that zero/ lacks cannot be found; copy them again"
+        text = "*_model_states.pt is missing, so parameters outside zero/ cannot be found; copy these files again"
         state = replace(state, oddities=(*state.oddities, Oddity(OddityKind.MISSING_RANK.value, text)))
     if others:
-        what = f"files of experts and of pipeline stages are not put together; name one: {quoting.names(others)}"
+        what = (
+            f"statecli does not merge the files of experts and pipeline stages; name one file: {quoting.names(others)}"
+        )
         state = replace(state, oddities=(*state.oddities, Oddity("not-read", what)))
     steps = [folder for folder in list_steps(path) if folder != tag] if tag else []
     if steps:
-        what = f"this is {quoting.name(tag)}; other checkpoints are beside it, name one: {quoting.names(steps)}"
+        what = f"the checkpoint read is {quoting.name(tag)}; to read another one, name it: {quoting.names(steps)}"
         state = replace(state, oddities=(*state.oddities, Oddity("other-checkpoints", what)))
     sections = dict.fromkeys((*state.sections, *(row.section for row in rows)))
     return replace(state, tensors=(*state.tensors, *rows), sections=tuple(sections))
@@ -428,7 +432,7 @@ def _read_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) 
     return state, list(model.copied_names)
 
 
-#: What is told of each tensor by itself.
+#: What is reported of each tensor by itself.
 _TOLD = frozenset(["param_shapes", "frozen_param_shapes", "frozen_param_fragments", "buffer_names", "shared_params"])
 #: What stands before the settings of an optimizer that ZeRO has parted, and what says no more than how it did.
 _WITHIN = re.compile(r"optimizer_state_dict\.(?:(?:base_)?optimizer_state(?:_dict)?\.)?")
@@ -458,7 +462,9 @@ def _select_optimizer_settings(settings: Settings, stage: int | None) -> Setting
 def _read_models(folder: str, files: dict[int, str]) -> tuple[dict[int, Rank], dict[int, str]]:
     """Read every readable model file, at least one."""
     if not files:
-        raise MissingShard("no *_model_states.pt is here: what the optimizer's files hold has no names; copy it again")
+        raise MissingShard(
+            "*_model_states.pt is missing, so the tensors of the optimizer files have no names; copy it again"
+        )
     ranks: dict[int, Rank] = {}
     failed: dict[int, str] = {}
     imported: set[str] = set()
@@ -510,7 +516,7 @@ def _report_missing_files(
 ) -> Iterator[Oddity]:
     where = f" of {owner.prefix[:-1]}" if owner.prefix else ""
     if not optimizer.shards and not optimizer.lost and any(rank.items.get("param_shapes") for rank in models.values()):
-        yield Oddity(OddityKind.NO_OPTIMIZER.value, f"the optimizer's states{where} are not here: no *_optim_states.pt")
+        yield Oddity(OddityKind.NO_OPTIMIZER.value, f"the optimizer's states{where} are missing: no *_optim_states.pt")
     if optimizer.missing:
         text = f"{optimizer.missing} of {optimizer.count} ranks' optimizer states{where} are missing"
         yield Oddity(OddityKind.MISSING_RANK.value, f"{text}; copy *_optim_states.pt again")
@@ -522,7 +528,9 @@ def _report_missing_files(
         if "is missing" not in why:
             yield Oddity("unread-rank", why)
     if optimizer.stale:
-        text = f"the states are of {optimizer.count} ranks; of a save by more, and not read"
+        text = (
+            f"not read, because the states are of {optimizer.count} ranks and these files are from a save by more ranks"
+        )
         yield Oddity("stale-rank", f"{text}: {quoting.names(optimizer.stale)}")
 
 
@@ -555,5 +563,5 @@ def _list_missing_ranks(state: ModelState, ranks: int) -> list[TensorInfo]:
     claimed = next((value for key, value in state.metadata.values.items() if key.endswith("mp_world_size")), None)
     if type(claimed) is not int or claimed <= ranks:
         return []
-    why = f"mp_world_size is {claimed}, the files of {ranks} model-parallel ranks are here; copy the others"
+    why = f"mp_world_size is {claimed}, but only the files of {ranks} model-parallel ranks are here; copy the others"
     return [build_missing_row("module", "mp_rank", f"{state.target}: {why}")]

@@ -44,7 +44,7 @@ from statecli.storage.source import Source
 
 NAME = "flax-msgpack"
 TRAITS = FormatTraits(
-    never_mapped="what numpy and Flax keep in archives and messages is read, never mapped", has_collections=True
+    never_mapped="numpy and Flax read archives and messages, and never map them", has_collections=True
 )
 
 #: Collections of variables, and fields of a TrainState, each a section of its own.
@@ -52,14 +52,14 @@ _PARAMS = re.compile(r"(?:^|_)params(?:$|_)")
 _OPTIMIZER = re.compile(r"(?:^|_)(?:opt|optimizer|opt_state|optimizer_state)(?:$|_)")
 #: Collections of what layers keep and no optimizer trains.
 _BUFFERS = frozenset(["batch_stats", "cache", "constants", "intermediates", "spectral_stats"])
-#: Those of them, beside parameters, that nothing else is called.
+#: Those of them, next to parameters, that nothing else is called.
 _SIGNS = frozenset(["batch_stats", "opt_state"])
 #: Maps inside one another that may be sections: {"generator": {"params": ...}}.
 _MAX_SECTION_DEPTH = 4
 
 _CHUNKED = "__msgpack_chunked_array__"
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3
-#: Bytes that are told by their digest.
+#: Bytes that are reported by their digest.
 _MAX_BYTES = 64 << 20
 #: The first byte of a map with an entry, and of a text that is short.
 _MAP = frozenset([*range(0x81, 0x90), 0xDE, 0xDF])
@@ -170,17 +170,17 @@ class _Tree:
     def _decode_array(self, blob: Blob) -> Tensor:
         value = Parser(self._source, blob.offset, blob.offset + blob.length).value()
         if type(value) is not list or len(value) != 3 or type(value[1]) is not str or not isinstance(value[2], Blob):
-            raise MalformedError("its extension is no list of shape, dtype and bytes")
+            raise MalformedError("its extension is not a list of shape, dtype and bytes")
         shape, name, data = _read_shape(value[0]), value[1], value[2]
         elements, size = prod(shape), data.length
         if name == "object":
             raise MalformedError(
-                "is of dtype object: its bytes are addresses of the process that wrote it, and no values"
+                "is of dtype object: its bytes are memory addresses of the process that wrote it, not values"
             )
         dtype = name if name in ELEMENT_BITS else f"numpy {name[:64]}"
         if dtype is not name and elements and (size % elements or not size):
             raise MalformedError(
-                f"{dtype} {quoting.shape(shape)}: its {size} bytes are no whole number for each element"
+                f"{dtype} {quoting.shape(shape)}: its {size} bytes are not a whole number of bytes per element"
             )
         if dtype is name and elements * ELEMENT_BITS[name] // 8 != size:
             raise MalformedError(
@@ -193,7 +193,7 @@ class _Tree:
         """A scalar of numpy as a number; of another type as text."""
         tensor = self._build_tensor(path, self._decode_array, blob)
         if tensor.data is None:
-            raise MalformedError(tensor.damage or f"{path}: is no scalar")
+            raise MalformedError(tensor.damage or f"{path}: is not a scalar")
         raw = self._source.read(tensor.data.storage.offset, min(tensor.nbytes, 64))
         code = _NUMBERS.get(tensor.dtype)
         if code is not None and tensor.elements == 1:
@@ -204,19 +204,19 @@ class _Tree:
     def _decode_complex(self, blob: Blob) -> str:
         value = Parser(self._source, blob.offset, blob.offset + blob.length).value()
         if type(value) is not list or len(value) != 2 or any(type(part) is not float for part in value):
-            raise MalformedError("a complex number is no pair of floats")
+            raise MalformedError("a complex number is not a pair of floats")
         return str(complex(*value))
 
     def _read_raw(self, blob: Blob) -> bytes:
         self._bytes += blob.length
         if self._bytes > _MAX_BYTES:
-            raise MalformedError(f"has more than {_MAX_BYTES} bytes that are of no array")
+            raise MalformedError(f"has more than {_MAX_BYTES} bytes that belong to no array")
         return self._source.read(blob.offset, blob.length)
 
 
 def _read_shape(node: Any) -> tuple[int, ...]:
     if type(node) is not list or any(type(size) is not int or size < 0 for size in node):
-        raise MalformedError("its shape is no list of sizes")
+        raise MalformedError("its shape is not a list of sizes")
     if len(node) > MAX_DIMENSIONS:
         raise MalformedError(f"its shape has {len(node)} dimensions, more than {MAX_DIMENSIONS}")
     if max(node, default=0) > MAX_ELEMENTS or prod(node) > MAX_ELEMENTS:
@@ -245,12 +245,12 @@ def _join_parts(node: dict[str, Any]) -> Tensor:
         raise MalformedError(cut.removeprefix("cannot be read: "))
     shape, pieces = _read_shape(_list_numbered(node.get("shape"))), _list_numbered(node.get("chunks"))
     if not pieces or any(type(piece) is not Tensor or piece.data is None for piece in pieces):
-        raise MalformedError("its chunks are no map of arrays")
+        raise MalformedError("its chunks are not a map of arrays")
     dtype, elements = pieces[0].dtype, sum(piece.elements for piece in pieces)
     if any(piece.dtype != dtype or len(piece.shape) != 1 for piece in pieces) or dtype not in ELEMENT_BITS:
-        raise MalformedError("its chunks are no flat arrays of one dtype")
+        raise MalformedError("its chunks are not flat arrays of one dtype")
     if elements != prod(shape):
-        raise MalformedError(f"shape {quoting.shape(shape)} has {prod(shape)} elements, its chunks have {elements}")
+        raise MalformedError(f"shape {quoting.shape(shape)} has {prod(shape)} elements, but its chunks have {elements}")
     boxes, at = [], 0
     for piece in pieces:
         boxes.append(Box((at,), piece.data))
@@ -272,7 +272,7 @@ class _Leaf(NamedTuple):
     section: tuple[str, ...]
     keys: tuple[str, ...]
     tensor: Tensor
-    #: Whether it lies beside sections, as the step of a TrainState does.
+    #: Whether it lies next to sections, as the step of a TrainState does.
     is_loose: bool = False
 
     @property

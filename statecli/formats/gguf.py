@@ -26,7 +26,8 @@ from statecli.storage.source import Source
 
 NAME = "gguf"
 TRAITS = FormatTraits(
-    mixed_dtypes="gguf has a type for each tensor, and what reads it computes in its own", settings_vocabulary=NAME
+    mixed_dtypes="GGUF stores a type per tensor, and each program computes in a type of its choice",
+    settings_vocabulary=NAME,
 )
 
 #: Bytes of the metadata and the tensors' lines: ten times what the largest vocabulary takes.
@@ -35,10 +36,10 @@ MAX_HEADER = 200_000_000
 MAX_TENSORS = 1_000_000
 MAX_KEYS = 100_000
 MAX_DIMS = 31
-#: Arrays of as many numbers are told one by one, and text of arrays of at most so many characters in all.
+#: Arrays of as many numbers are listed one by one, and text of arrays of at most so many characters in all.
 MAX_LISTED = 64
 MAX_LISTED_TEXT = 300
-#: Characters of a text that is told whole, as chat templates are.
+#: Characters of a text that is reported whole, as chat templates are.
 MAX_TEXT = 64 << 10
 #: Arrays inside one another.
 MAX_DEPTH = 8
@@ -188,11 +189,11 @@ class _Header:
 def _check_version(version: int) -> None:
     if version == 1:
         raise UnreadableError(
-            "is of GGUF version 1 (August 2023), which nothing reads any more: convert the model again with llama.cpp"
+            "has GGUF version 1 (August 2023), which current tools do not read: convert the model again with llama.cpp"
         )
     if version not in (2, 3):
         newer = "written by a newer llama.cpp" if 3 < version < 100 else "its header is damaged"
-        raise UnreadableError(f"is of GGUF version {version}, and statecli reads 2 and 3: {newer}?")
+        raise UnreadableError(f"has GGUF version {version}, but statecli reads only 2 and 3: {newer}?")
 
 
 # --- metadata --------------------------------------------------------------------------------------------------------
@@ -313,13 +314,13 @@ def _decode_text(raw: bytes, what: str) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise MalformedError(f"{what}: its name is no UTF-8 near byte {error.start}") from error
+        raise MalformedError(f"{what}: its name is not valid UTF-8 near byte {error.start}") from error
 
 
 def _read_alignment(metadata: Mapping[str, Scalar]) -> int:
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise MalformedError(f"its general.alignment is {quoting.value(alignment)}, no power of two")
+        raise MalformedError(f"its general.alignment is {quoting.value(alignment)}, not a power of two")
     return alignment
 
 
@@ -383,7 +384,7 @@ def _build_row(line: _Line, path: str, start: int, is_big_endian: bool) -> Tenso
         )
     values, size = BLOCK_SIZES[name]
     if not line.shape or line.shape[-1] % values:
-        rows = f"its rows are no whole blocks of {values} values"
+        rows = f"the length of its rows is not a multiple of {values} values"
         return _build_damaged_row(line, path, name, f"{name} {quoting.shape(line.shape)}: {rows}")
     elements = prod(line.shape)
     nbytes = elements // values * size
@@ -450,7 +451,7 @@ def _mark_unreadable(row: TensorInfo, path: str, why: str) -> TensorInfo:
 def _find_misaligned(spans: list[_Span], alignment: int) -> Iterator[Oddity]:
     names = [name for begin, _, name in spans if begin % alignment]
     if names:
-        message = f"begin at no multiple of {alignment}, so that llama.cpp refuses them: {quoting.names(names)}"
+        message = f"not at a multiple of {alignment} bytes, so llama.cpp refuses these tensors: {quoting.names(names)}"
         yield Oddity("askew", message, names[0])
 
 
@@ -466,7 +467,7 @@ def _find_gaps(spans: list[_Span], source: Source, start: int, alignment: int) -
     behind = holes.pop() if holes and holes[-1][1].offset + holes[-1][1].length == source.size else None
     if holes:
         (name, place), total = holes[0], sum(place.length for _, place in holes)
-        where = f"in {len(holes)} places, the first behind {name}," if len(holes) > 1 else f"behind {name}"
+        where = f"in {len(holes)} places, the first after {name}," if len(holes) > 1 else f"behind {name}"
         yield Oddity(OddityKind.GAP.value, f"{total} bytes {where} belong to no tensor", place=place)
     if behind:
         yield Oddity(

@@ -29,7 +29,7 @@ TRAITS = FormatTraits(has_own_loader=True)
 TRACKER = "latest_checkpointed_iteration.txt"
 #: Bytes of it: a number or a word.
 MAX_TRACKER = 64
-#: What a rank's folder calls its model, and what lies beside it that is not read: flat buffers of the optimizer.
+#: What a rank's folder calls its model, and what lies next to it that is not read: flat buffers of the optimizer.
 MODELS = ("model_optim_rng.pt", "model_rng.pt")
 BESIDE = ("distrib_optim.pt", "optim.pt")
 #: What a distributed checkpoint has next to its arrays: what is not sharded, and which library wrote the rest.
@@ -74,13 +74,13 @@ def _resolve_iteration(path: str) -> str:
     raw = read_small(files.join(path, TRACKER), TRACKER, MAX_TRACKER)
     word = raw.decode("utf-8", "backslashreplace").strip()
     if word != "release" and not (word.isascii() and word.isdecimal()):
-        raise MalformedError(f"{TRACKER} says {quoting.quote(word)}, neither a number nor 'release'")
+        raise MalformedError(f"{TRACKER} contains {quoting.quote(word)}; expected a number or 'release'")
     name = word if word == "release" else f"iter_{int(word):07d}"
     if _find_ranks(files.join(path, name)):
         return name
     if ".metadata" in checkpoint_folder.list_files(files.join(path, name)) or _list_arrays(files.join(path, name)):
         raise UnreadableError(f"is a folder of Megatron iterations; name the last of them: {files.join(path, name)}")
-    raise MissingShard(f"{TRACKER} says {word}, and no folder {name} has a rank's files; name one that is here")
+    raise MissingShard(f"{TRACKER} names {word}, but no folder {name} has files of a rank; name a folder that exists")
 
 
 def members(path: str) -> tuple[str, ...]:
@@ -235,7 +235,7 @@ def _compare_dtypes(first: str, ours: dict[str, str], other: str, theirs: dict[s
         alone = [fqn for fqn in has if fqn not in lacks]
         if alone:
             beside = other if name == first else first
-            yield Oddity("ranks-disagree", f"{name} has, and {beside} has not: {quoting.names(alone)}")
+            yield Oddity("ranks-disagree", f"in {name} but not in {beside}: {quoting.names(alone)}")
     for fqn, dtype in ours.items():
         if theirs.get(fqn, dtype) != dtype:
             both = f"{dtype} in {first}, {theirs[fqn]} in {other}"
@@ -253,4 +253,4 @@ def _note_unread_files(folder: str) -> Iterator[Oddity]:
         if file in checkpoint_folder.list_files(f"{folder}/{name}")
     ]
     if paths:
-        yield Oddity("not-read", f"flat buffers of the optimizer, and not read: {quoting.names(paths)}")
+        yield Oddity("not-read", f"not read: flat buffers of the optimizer: {quoting.names(paths)}")

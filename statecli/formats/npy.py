@@ -36,7 +36,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         where = ByteRange(path, header.length, row.nbytes, big_endian=header.element.is_big_endian)
         row = replace(row, data=replace(row.data, storage=where, offset=0))
     end = header.length + row.nbytes
-    message = f"{size - end} bytes follow the array: numpy.load does not look at them"
+    message = f"{size - end} bytes follow the array: numpy.load ignores them"
     after = (
         (Oddity(OddityKind.SUFFIXED.value, message, place=Place(path, end, size - end)),)
         if end < size and not row.damage

@@ -18,7 +18,7 @@ from statecli.storage.zip_archive import DEFLATED, Archive, Record, mentions
 
 NAME = "npz"
 TRAITS = FormatTraits(
-    distinguishes_case=True, never_mapped="what numpy and Flax keep in archives and messages is read, never mapped"
+    distinguishes_case=True, never_mapped="numpy and Flax read archives and messages, and never map them"
 )
 
 _SUFFIX = ".npy"
@@ -50,7 +50,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
             rows[fqn] = _mark_disputed(row, source.path) if fqn in archive.records else row
         oddities = archive.oddities
         if others := [name for name in archive.records if name not in arrays]:
-            oddities.append(Oddity("no-arrays", f"beside its arrays, and not read: {quoting.names(others)}"))
+            oddities.append(Oddity("no-arrays", f"not read: other files next to its arrays: {quoting.names(others)}"))
         return ModelState(path, NAME, tuple(rows.values()), oddities=tuple(oddities), traits=TRAITS)
 
 
@@ -83,13 +83,13 @@ def _read_row(fqn: str, record: Record, source: Source, archive: Archive, *, ver
         return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {why}", damage=damage)
     if after and not row.damage:
         place = Place(source.path, record.data_offset, record.compressed_size)
-        message = f"{after} bytes follow the array {quoting.name(fqn)}: numpy.load does not look at them"
+        message = f"{after} bytes follow the array {quoting.name(fqn)}: numpy.load ignores them"
         archive.oddities.append(Oddity(OddityKind.SUFFIXED.value, message, fqn, place=place))
     return row
 
 
 def _locate_array(record: Record, path: str, is_big_endian: bool) -> ByteRange:
-    """The whole record. A recorded checksum of 0 is none."""
+    """The whole record. A recorded checksum of 0 is not a checksum."""
     packing = Packing("deflate", record.compressed_size) if record.method == DEFLATED else None
     return ByteRange(path, record.data_offset, record.size, record.crc32 or None, is_big_endian, packing)
 

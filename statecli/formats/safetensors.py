@@ -96,7 +96,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     if source.head[8:9] != b"{":
         oddities.append(Oddity("padded-header", "white space before the header's first brace: other readers refuse it"))
     if start % 8:
-        oddities.append(Oddity("misaligned", f"the tensors start at byte {start}, no multiple of 8"))
+        oddities.append(Oddity("misaligned", f"the tensors start at byte {start}, not a multiple of 8"))
     return ModelState(
         path,
         NAME,
@@ -125,10 +125,12 @@ def _check_metadata(node: Any) -> dict[str, Any]:
     if node is None:
         return {}
     if type(node) is not dict:
-        raise MalformedError(f"its __metadata__ is no object but {quoting.value(node)}")
+        raise MalformedError(f"its __metadata__ is not an object but {quoting.value(node)}")
     for key, value in node.items():
         if type(value) is not str:
-            raise MalformedError(f"its __metadata__ holds {quoting.value(value)} under {quoting.quote(key)}, no text")
+            raise MalformedError(
+                f"its __metadata__ holds {quoting.value(value)} under {quoting.quote(key)}, not a string"
+            )
     return node
 
 
@@ -259,7 +261,7 @@ def _unknown_dtype(name: str, dtype: Any) -> MalformedError:
 def _check_entry(name: str, entry: Any) -> HeaderEntry:
     """Return a plainly parsed header entry with its types checked."""
     if type(entry) is not dict:
-        raise MalformedError(f"{quoting.name(name)}: its header entry is no object but {quoting.value(entry)}")
+        raise MalformedError(f"{quoting.name(name)}: its header entry is not an object but {quoting.value(entry)}")
     try:
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     except KeyError as error:
@@ -267,13 +269,13 @@ def _check_entry(name: str, entry: Any) -> HeaderEntry:
     if type(dtype) is not str or dtype not in DTYPES:
         raise _unknown_dtype(name, dtype)
     if type(shape) is not list:
-        raise MalformedError(f"{quoting.name(name)}: its shape is no list but {quoting.value(shape)}")
+        raise MalformedError(f"{quoting.name(name)}: its shape is not a list but {quoting.value(shape)}")
     _check_dims(name, shape)
     if type(offsets) is not list or len(offsets) != 2:
-        raise MalformedError(f"{quoting.name(name)}: its data_offsets are no list of two numbers")
+        raise MalformedError(f"{quoting.name(name)}: its data_offsets are not a list of two numbers")
     _check_offsets(name, *offsets)
     if len(entry) > 3 and json_object.is_deeper(entry, MAX_DEPTH - 1):
-        raise MalformedError(f"{quoting.name(name)}: its header entry nests too deep")
+        raise MalformedError(f"{quoting.name(name)}: its header entry is nested too deeply")
     return HeaderEntry(dtype, tuple(shape), (offsets[0], offsets[1]))
 
 
@@ -298,7 +300,9 @@ def _check_offsets(name: str, begin: Any, end: Any) -> None:
 def _check_numbers(name: str, numbers: Sequence[Any], what: str) -> None:
     for number in numbers:
         if type(number) is not int or not 0 <= number < 2**63:
-            raise MalformedError(f"{quoting.name(name)}: its {what} holds {quoting.value(number)}, no size or position")
+            raise MalformedError(
+                f"{quoting.name(name)}: its {what} holds {quoting.value(number)}, which is not a size or position"
+            )
 
 
 def _list_spans(tensors: Iterable[TensorInfo], start: int) -> Iterator[tuple[int, int, str]]:
@@ -333,7 +337,9 @@ def _check_coverage(tensors: Sequence[TensorInfo], start: int, size: int) -> Non
             f"{at - size} bytes are missing; copy or download it again"
         )
     if at < size:
-        raise MalformedError(f"{size - at} bytes follow {last}, which ends at byte {at} of {size}: they belong to none")
+        raise MalformedError(
+            f"{size - at} bytes follow {last}, which ends at byte {at} of {size}: they belong to no tensor"
+        )
 
 
 def _create_gap_error(name: str, begin: int, end: int, at: int, before: str | None) -> MalformedError:

@@ -98,7 +98,10 @@ def read(path: str, read_file: ReadFile) -> ModelState:
         return state
     return _add_oddities(
         state,
-        Oddity(OddityKind.UNNAMED_SHARDS.value, f"beside its shards, not named and not read: {quoting.names(beside)}"),
+        Oddity(
+            OddityKind.UNNAMED_SHARDS.value,
+            f"not read: weight files next to the shards that the index does not name: {quoting.names(beside)}",
+        ),
     )
 
 
@@ -123,15 +126,17 @@ def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) ->
     beside = sorted({*choice.others, *checkpoint_folder.FOREIGN.intersection(choice.names)}.difference(used, others))
     if beside:
         state = _add_oddities(
-            state, Oddity("other-weights", f"beside what was read, and not read: {quoting.names(beside)}")
+            state, Oddity("other-weights", f"not read: other weights in the same folder: {quoting.names(beside)}")
         )
     companions = [name for name in choice.names if checkpoint_folder.COMPANIONS.match(name) and name not in others]
     if unread := [name for name in companions if not name.endswith(".json")]:
         state = _add_oddities(
-            state, Oddity("companions", f"of the training run, and not read: {quoting.names(unread)}")
+            state, Oddity("companions", f"not read: other files of the training run: {quoting.names(unread)}")
         )
     if steps := deepspeed.list_steps(path):
-        message = f"of the same training, by DeepSpeed, and not read: {quoting.names(steps)}; name one of these folders"
+        message = (
+            f"not read: DeepSpeed checkpoints of the same training: {quoting.names(steps)}; name one of these folders"
+        )
         state = _add_oddities(state, Oddity("other-weights", message))
     return config_files.add_config_files(path, state)
 
@@ -173,9 +178,9 @@ def _check_parts(state: ModelState, count: int, *, whole: bool) -> ModelState:
     """
     parts, tensors = (state.metadata.values.get(f"split.{key}") for key in ("count", "tensors.count"))
     if type(parts) is int and parts != count:
-        raise IndexMismatch(f"its files are numbered up to {count}, and say that they are {parts} parts")
+        raise IndexMismatch(f"the file names count up to {count}, but the files record {parts} parts")
     if whole and type(tensors) is int and tensors != len(state.tensors):
-        raise IndexMismatch(f"its parts say that they have {tensors} tensors together, and have {len(state.tensors)}")
+        raise IndexMismatch(f"its parts record {tensors} tensors in total, but contain {len(state.tensors)}")
     of_parts = ("split.count", "split.tensors.count", "split.no")
     if type(parts) is not int:
         return state
@@ -216,7 +221,7 @@ def _read_document(path: str, what: str) -> dict[str, Any]:
     try:
         with Source(path) as source:
             if source.size > MAX_INDEX:
-                raise MalformedError(f"has {source.size} bytes, more than the {MAX_INDEX} that an index may have")
+                raise MalformedError(f"has {source.size} bytes, more than the limit of {MAX_INDEX} for an index")
             raw = source.read(0, source.size)
     except UnreadableError as error:
         raise type(error)(quoting.append_reason(what, error)) from error.__cause__
@@ -231,7 +236,9 @@ def _check_weight_map(document: dict[str, Any], what: str) -> dict[str, str]:
         raise MalformedError(f"{what} has no weight_map that names a tensor")
     for fqn, shard in weight_map.items():
         if type(shard) is not str:
-            raise MalformedError(f"{quoting.name(fqn)}: {what} maps it to {quoting.value(shard)}, no file name")
+            raise MalformedError(
+                f"{quoting.name(fqn)}: {what} maps it to {quoting.value(shard)}, which is not a file name"
+            )
     # transformers joins what Flax nests with slashes.
     return {fqn.replace("/", ".") if shard.endswith(".msgpack") else fqn: shard for fqn, shard in weight_map.items()}
 
@@ -239,7 +246,7 @@ def _check_weight_map(document: dict[str, Any], what: str) -> dict[str, str]:
 def _check_name(shard: str, what: str) -> None:
     """Refuse a name with a path, a drive, a URL or a home folder on any system."""
     if shard in ("", ".", "..") or shard[0] == "~" or _NO_NAME.search(shard):
-        raise MalformedError(f"{what} points outside its folder: {quoting.quote(shard)} is no plain file name")
+        raise MalformedError(f"{what} points outside its folder: {quoting.quote(shard)} is not a plain file name")
 
 
 def _read_indexed(index: Index, target: str, what: str, read_file: ReadFile) -> ModelState:
@@ -401,7 +408,7 @@ def _split_series_name(name: str) -> tuple[str, str] | None:
     return (match["stem"], match["suffix"]) if match else None
 
 
-#: Files beside the shards in which a tensor is looked for that none of them has.
+#: Files next to the shards in which a tensor is looked for that none of them has.
 MAX_SEARCHED = 16
 
 
@@ -426,9 +433,9 @@ def _check_index(index: Index, shards: Shards, read_file: ReadFile) -> list[Oddi
             continue
         if fqn not in shard_of:
             where = _locate_tensor(fqn, index, read_file)
-            raise IndexMismatch(f"{quoting.name(fqn)}: the index says it is in {shard}, it is in {where}")
+            raise IndexMismatch(f"{quoting.name(fqn)}: the index says it is in {shard}, but it is in {where}")
         if shard_of[fqn] != shard:
-            raise IndexMismatch(f"{quoting.name(fqn)}: the index says {shard}, it is in {shard_of[fqn]}")
+            raise IndexMismatch(f"{quoting.name(fqn)}: the index says {shard}, but it is in {shard_of[fqn]}")
     # The dropped name of a tied tensor is a row of ours and no entry of the file.
     rows = (tensor for _, state in states for tensor in state.tensors if tensor.note != DROPPED)
     extra = [tensor.fqn for tensor in rows if tensor.fqn not in weight_map]
@@ -437,7 +444,7 @@ def _check_index(index: Index, shards: Shards, read_file: ReadFile) -> list[Oddi
     return [
         Oddity(
             OddityKind.NOT_IN_INDEX.value,
-            f"in the shards, and not named by the index: {quoting.names(extra)}",
+            f"in the shards but not in the index: {quoting.names(extra)}",
             extra[0],
         )
     ]

@@ -79,7 +79,7 @@ DTYPES: dict[int, str] = {
     34: "uint32",
     35: "uint64",
 }
-#: The major schema that torch 2.13 writes. Majors are told apart since torch 2.2; torch loads 0 and its own.
+#: The major schema that torch 2.13 writes. Majors are distinguished since torch 2.2; torch loads 0 and its own.
 SCHEMA_VERSION = 8
 _STRIDED = 7
 #: What torch writes into such an archive, in one version or another.
@@ -129,7 +129,7 @@ def _check(archive: Archive) -> None:
     refuse_big_endian(archive)
     kind, version = read_word(archive, "archive_format"), read_word(archive, "archive_version")
     if kind != "pt2":
-        raise UnreadableError(f"archive_format record says {kind!r}, and only 'pt2' is known")
+        raise UnreadableError(f"archive_format record says {kind!r}; statecli knows only 'pt2'")
     if version not in (None, ARCHIVE_VERSION):
         raise UnreadableError(
             f"archive_version record says {version!r}: written by a newer torch; statecli knows {ARCHIVE_VERSION!r}"
@@ -174,7 +174,7 @@ class _Reader:
         self.oddities.extend(find_gaps(self.archive))
         if not self.tensors and not any(oddity.kind is OddityKind.NO_TENSORS for oddity in self.oddities):
             self._add_oddity(
-                OddityKind.NO_TENSORS.value, "holds no tensor: its programs have neither weights nor constants"
+                OddityKind.NO_TENSORS.value, "holds no tensor: its programs have no weights and no constants"
             )
         return ModelState(
             self.path,
@@ -275,7 +275,7 @@ class _Reader:
                 raise MalformedError(f"{fqn}: its {key} is {quoting.value(entry.get(key))}, not a bool")
         if where.endswith("constants") and name.startswith(_OBJECTS):
             self._add_oddity(
-                "custom-object", f"{fqn} is an object and no tensor ({where}/{name}): what it holds is not listed", fqn
+                "custom-object", f"{fqn} is an object, not a tensor ({where}/{name}): its contents are not listed", fqn
             )
             return None
         if entry["use_pickle"]:
@@ -290,7 +290,7 @@ class _Reader:
         return tensor
 
     def _load_object(self, fqn: str, where: str) -> None:
-        message = f"{quoting.name(fqn)} is an object and no tensor: what it holds is not listed ({where})"
+        message = f"{quoting.name(fqn)} is an object, not a tensor: its contents are not listed ({where})"
         self._add_oddity("custom-object", message, fqn)
 
     def _read_single(self, name: str, fqn: str) -> Tensor:
@@ -398,7 +398,7 @@ class _Reader:
 
     def _build_view(self, fqn: str, view: Any) -> Tensor:
         if type(view) is not list or len(view) != 4 or type(view[0]) is not str:
-            raise MalformedError(f"{fqn}: its entry is no list of a record, a shape, strides and an offset")
+            raise MalformedError(f"{fqn}: its entry is not a list of a record, a shape, strides and an offset")
         whole = self._read_single(f"data/weights/{view[0]}", fqn)
         if whole.data is None:
             raise MalformedError(f"{fqn}: {view[0]} holds no plain tensor")
@@ -410,7 +410,7 @@ class _Reader:
         return decoder.require_tensor(node, fqn, "entry")
 
 
-_MISSING = "is in the signature, and neither among the weights nor among the constants"
+_MISSING = "the signature names it, but it is not among the weights or the constants"
 
 
 def _add_payload(payloads: _Payloads, fqn: str, payload: _Payload) -> None:
@@ -420,7 +420,7 @@ def _add_payload(payloads: _Payloads, fqn: str, payload: _Payload) -> None:
 
 def _read_object(node: Any, fqn: str, what: str) -> dict[str, Any]:
     if type(node) is not dict:
-        raise MalformedError(f"{fqn}: its {what} is no object but {quoting.value(node)}")
+        raise MalformedError(f"{fqn}: its {what} is not an object but {quoting.value(node)}")
     return node
 
 
@@ -438,7 +438,7 @@ def _build_node(meta: dict[str, Any], key: str, reading: Reading, fqn: str) -> O
     """Build the call that would rebuild the tensor in a pickle, so that both get the same checks."""
     dtype, layout, grad = meta.get("dtype"), meta.get("layout"), meta.get("requires_grad")
     if type(dtype) is not int or dtype not in DTYPES:
-        raise MalformedError(f"{fqn}: its dtype is {quoting.value(dtype)}, which is none that torch 2.13 writes")
+        raise MalformedError(f"{fqn}: its dtype is {quoting.value(dtype)}, which torch 2.13 never writes")
     if layout != _STRIDED:
         raise MalformedError(f"{fqn}: its layout is {quoting.value(layout)}, not {_STRIDED} (strided)")
     sizes, strides = _read_ints(meta.get("sizes"), "sizes", fqn), _read_ints(meta.get("strides"), "strides", fqn)
@@ -461,7 +461,7 @@ def _build_call(
 
 def _read_ints(node: Any, what: str, fqn: str) -> tuple[int, ...]:
     if type(node) is not list:
-        raise MalformedError(f"{fqn}: its {what} are no list but {quoting.value(node)}")
+        raise MalformedError(f"{fqn}: its {what} are not a list but {quoting.value(node)}")
     return tuple(_read_int(child, what, fqn) for child in node)
 
 
@@ -469,7 +469,7 @@ def _read_int(node: Any, what: str, fqn: str) -> int:
     number = node.get("as_int") if type(node) is dict else None
     if type(number) is not int:
         description = "a symbol" if type(node) is dict and "as_expr" in node else quoting.value(node)
-        raise MalformedError(f"{fqn}: a number is needed in its {what}, and there is {description}")
+        raise MalformedError(f"{fqn}: its {what} needs a number, but has {description}")
     return number
 
 
@@ -571,7 +571,9 @@ def _read_major_version(program: Mapping[str, Any]) -> int | None:
     schema = program.get("schema_version")
     major = schema.get("major") if type(schema) is dict else schema
     if schema is not None and (type(major) is not int or major < 0):
-        raise MalformedError(f"its program's schema_version is {quoting.value(schema)}, which is no version")
+        raise MalformedError(
+            f"its program's schema_version is {quoting.value(schema)}; expected an integer of 0 or more"
+        )
     return major
 
 

@@ -104,7 +104,7 @@ def _check_version(magic: Any, version: Any) -> None:
         raise UnreadableError("is a pickle, but not one that torch.save wrote: its magic number is missing")
     if type(version) is not int or version != VERSION:
         shown_version = version if type(version) is int and abs(version) < 2**63 else "something else"
-        raise MalformedError(f"its version is {shown_version}, and torch.save only ever wrote {VERSION} here")
+        raise MalformedError(f"its version is {shown_version}, but torch.save always writes {VERSION} here")
 
 
 def _collect_declared(pickle: Pickle) -> Iterator[tuple[str, tuple[str, int]]]:
@@ -125,9 +125,11 @@ def _decode_storage(pid: Any) -> tuple[str, tuple[str, int]]:
     kind, key, numel = pid[1], pid[2], pid[4]
     dtype = STORAGE_DTYPES.get(kind.name) if type(kind) is Global else None
     if dtype is None:
-        raise MalformedError("malformed storage record: its type is no storage of torch")
+        raise MalformedError("malformed storage record: its type is not a storage class of torch")
     if type(key) is not str or type(numel) is not int or numel < 0:
-        raise MalformedError("malformed storage record: its key is no text or its number of elements is none")
+        raise MalformedError(
+            "malformed storage record: its key is not a string or its number of elements is not a valid count"
+        )
     return key, (dtype, numel)
 
 
@@ -136,7 +138,7 @@ def _locate_storages(
 ) -> Iterator[tuple[str, ByteRange]]:
     """Walk over the storages after the pickles, in the order of the key list."""
     if type(keys.root) is not list:
-        raise MalformedError("the list of storages is no list")
+        raise MalformedError("the list of storages is not a list")
     trusted = source.is_trusted
     if source.is_remote:
         places = list(_walk_storages(source, keys, declared))
@@ -162,7 +164,9 @@ def _walk_storages(
     at = keys.end
     for key in keys.root:
         if type(key) is not str or key not in declared:
-            raise MalformedError("the list of storages names one that the object does not use: its size is unknown")
+            raise MalformedError(
+                "the list of storages names a storage that the object does not use: its size is unknown"
+            )
         if key in seen:
             raise MalformedError(f"the list of storages names {key!r} twice")
         seen.add(key)
@@ -180,5 +184,5 @@ def _check(key: str, numel: int, recorded: bytes) -> int:
     """0, as `Guard.check`: the elements are behind their number."""
     count = int.from_bytes(recorded, "little", signed=True)
     if count != numel:
-        raise MalformedError(f"storage {key!r} has {count} elements, and the pickle says {numel}")
+        raise MalformedError(f"storage {key!r} has {count} elements, but the pickle says {numel}")
     return 0

@@ -221,7 +221,7 @@ def _check_extended(data: bytes) -> None:
             break
         at += int(record[1])
     if at != end:
-        raise MalformedError("an extended header of its tar archive says more than times and owners")
+        raise MalformedError("an extended header of its tar archive has fields other than times and owners")
 
 
 class _Contents:
@@ -273,7 +273,7 @@ class _Contents:
             raise stream.error("a view of a storage is not four numbers")
         key, root, offset, size = view
         if root not in self.ids:
-            raise stream.error("a view is of a storage that the archive does not hold")
+            raise stream.error("a view needs a storage that is not in the archive")
         self.ids[key] = (*self.ids[root][:5], (str(key), offset, size))
 
     def _read_tensors(self, stream: _Stream) -> None:
@@ -309,7 +309,7 @@ class _Stream:
     def count(self, what: str) -> int:
         number = self.pickle().root
         if type(number) is not int or not 0 <= number <= MAX_ROWS:
-            raise self.error(f"the number of {what} is {quoting.value(number)}")
+            raise self.error(f"the number of {what} is not valid: {quoting.value(number)}")
         return number
 
     def list(self, what: str) -> list[Any]:
@@ -333,7 +333,7 @@ class _Stream:
     def skip(self, length: int) -> None:
         self.at += length
         if self.at > self.end:
-            raise self.error(f"is truncated: byte {self.at} is needed, and it ends at {self.end}")
+            raise self.error(f"is truncated: byte {self.at} is needed, but it ends at {self.end}")
 
 
 def _key(pid: Any) -> int:

@@ -36,7 +36,7 @@ from statecli.storage.zip_archive import Archive
 NAME = "torch-zip"
 TRAITS = FormatTraits(may_hold_settings_alone=True)
 
-#: What torch.save writes beside the storages, in one version or another.
+#: What torch.save writes next to the storages, in one version or another.
 _RECORDS = ("data.pkl", ".format_version", ".storage_alignment", "byteorder", "version", ".data/serialization_id")
 
 
@@ -99,17 +99,17 @@ def _check_kind(archive: Archive) -> None:
     records = archive.records
     ends = {name.rpartition("/")[2] for name in records}
     if "constants.pkl" in ends:
-        raise UnreadableError("is a TorchScript archive (torch.jit.save), where one of torch.save is needed")
+        raise UnreadableError("is a TorchScript archive (torch.jit.save); an archive of torch.save is needed")
     if "archive_format" in ends or "serialized_exported_program.json" in ends:
-        raise UnreadableError("is a torch.export archive (.pt2), where one of torch.save is needed")
+        raise UnreadableError("is a torch.export archive (.pt2); an archive of torch.save is needed")
     if find_record(archive, "data.pkl") is not None:
         return
     if records and all(name.endswith(".npy") for name in records):
-        raise UnreadableError("is a numpy archive (.npz), where one of torch.save is needed")
+        raise UnreadableError("is a numpy archive (.npz); an archive of torch.save is needed")
     if find_record(archive, "version") is not None:
         raise MalformedError("holds no data.pkl: the save did not finish; save it again")
     if "data.pkl" in ends:
-        raise MalformedError("records outside the archive's folder: its data.pkl is not in the folder of the first")
+        raise MalformedError("records outside the archive's folder: data.pkl is not in the folder of the first record")
     entries = [name for name in records if not name.endswith("/")]
     packed = [name for name in entries if name.endswith((*checkpoint_folder.WEIGHTS, ".npz", ".zip", ".tar"))]
     if packed:

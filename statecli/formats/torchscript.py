@@ -129,7 +129,7 @@ class _Part(NamedTuple):
 
 def _read_part(archive: Archive, name: str) -> _Part:
     if find_record(archive, f"{name}.pkl") is None:
-        raise UnreadableError(f"is no whole TorchScript archive: it holds no {name}.pkl; save it again")
+        raise UnreadableError(f"is an incomplete TorchScript archive without {name}.pkl; save it again")
     return _Part(read_pickle(archive, f"{name}.pkl"), locate_storages(archive, folder=name), name)
 
 
@@ -239,7 +239,7 @@ class _Modules:
         if cls.module not in self.classes:
             self.classes[cls.module] = dict(_parse_classes(self._read_text(cls.module)))
         if cls.name not in self.classes[cls.module]:
-            raise MalformedError(f"holds an object of {quoting.name(cls.qualified)}, which is no class of its code")
+            raise MalformedError(f"holds an object of {quoting.name(cls.qualified)}, which its code does not define")
         return self.classes[cls.module][cls.name]
 
     def _read_text(self, module: str) -> str:

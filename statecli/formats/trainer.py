@@ -32,7 +32,7 @@ from statecli.storage.checkpoint_names import SINGLE
 NAME = "trainer"
 TRAITS = FormatTraits(is_training_folder=True)
 
-#: The further models of accelerate; a first one is beside them.
+#: The further models of accelerate; a first one is next to them.
 _MODEL = re.compile(r"(?:pytorch_)?model(?:_fsdp)?_(?P<number>\d{1,3})\.(?:safetensors|bin)")
 _FIRST = frozenset(["model.safetensors", "pytorch_model.bin", "pytorch_model_fsdp.bin"])
 #: What FSDP saves in shards, each a folder.
@@ -117,7 +117,7 @@ def _read_from_files(path: str, read_file: ReadFile, parts: dict[str, str]) -> M
     state = sharded.read_folder(path, read_file, parts)
     if "model" not in _find_folders(path).values():
         return state
-    oddity = Oddity("other-weights", f"beside what was read, and not read: {_find_sharded_model(path)}")
+    oddity = Oddity("other-weights", f"not read: other weights in the same folder: {_find_sharded_model(path)}")
     return replace(state, oddities=(*state.oddities, oddity))
 
 
@@ -135,7 +135,7 @@ def _read_part(path: str, name: str, section: str, read_file: ReadFile) -> Model
         state = read_file(where)
     except BarePickle as error:
         reason = str(error).removeprefix(f"{where}: ")
-        return ModelState(where, NAME, (), (), oddities=(Oddity("companions", f"not read, for it {reason}"),))
+        return ModelState(where, NAME, (), (), oddities=(Oddity("companions", f"not read, because it {reason}"),))
     except UnreadableError as error:
         if section.startswith("model_"):
             raise

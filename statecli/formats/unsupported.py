@@ -23,7 +23,7 @@ MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it first (7z x)"),
     (b"Rar!", "a RAR archive: unpack it first (unrar x)"),
     (b"PK\x05\x06", "an empty zip archive"),
-    *((magic, "a GGML file of before GGUF (2023): convert the model again with llama.cpp") for magic in _GGML),
+    *((magic, "a GGML file from before GGUF (2023): convert the model again with llama.cpp") for magic in _GGML),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras?), which statecli does not read"),
     (b"%PDF", "a PDF document"),
     (b"\x7fELF", "a program (ELF)"),
@@ -154,9 +154,9 @@ def _describe_text(head: bytes, size: int) -> str:
     if not head.strip(b"\0"):
         return f"{size} zero bytes: an allocation that was never written, or a download that stopped"
     if start.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
-        return "an HTML page: the download met a login or an error page"
+        return "an HTML page: the server sent a login page or an error page"
     if start.startswith(b"<"):
-        return "an XML document: the download met an error page"
+        return "an XML document: the server sent an error page"
     if start.startswith((b'{"error', b'{"message', b'{ "error')):
         return "a JSON error message: the download failed"
     if start.startswith((b"{", b"[")):

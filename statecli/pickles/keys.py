@@ -170,7 +170,7 @@ def _python_name(name: Value) -> str:
 
 
 def _leaf_token(value: Value) -> bytes:
-    """The token of what is no container; what is only itself has its id, as NaN."""
+    """The token of what is not a container; what is only itself has its id, as NaN."""
     if value is None:
         return b"N"
     if type(value) is float and value.is_integer():

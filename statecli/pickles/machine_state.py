@@ -28,7 +28,7 @@ _COUNTED_ARGUMENTS = 4
 MAX_NESTED_COPIES = 8
 #: Opcodes between two looks at the budgets.
 BURST_OPCODES = 50_000
-#: Integers of more bytes are no number a checkpoint has use for, and past 4300 digits Python does not print them.
+#: Integers of more bytes are not numbers that a checkpoint uses, and past 4300 digits Python does not print them.
 MAX_INT_BYTES = 1024
 MAX_NUMBER_DIGITS = 2 * MAX_INT_BYTES
 #: Duplicate keys that are kept to be named.
@@ -136,7 +136,7 @@ class MachineState:
         """Return the text argument at byte `pos`, without its newline, and the byte after the newline."""
         end = self.data.find(b"\n", pos)
         if end < 0:
-            raise self.make_truncated_error("a line has no end")
+            raise self.make_truncated_error("a line does not end")
         return self.data[pos:end], end + 1
 
     def put_memo(self, index: int, value: Value) -> None:
@@ -167,7 +167,7 @@ class MachineState:
     def intern_name(self, module: Value, name: Value, pos: int) -> Global:
         """Return the one Global of this name."""
         if type(module) is not str or type(name) is not str:
-            raise self.make_error(pos, "a global whose name is no string")
+            raise self.make_error(pos, "a global whose name is not a string")
         if len(module) + len(name) > self.longest_name:
             raise self.make_error(pos, f"a global whose name has {len(module) + len(name):,} characters")
         interned = self.globals.get((module, name))
@@ -266,7 +266,7 @@ class MachineState:
         if len(line) > MAX_NUMBER_DIGITS:
             raise self.make_error(pos, f"absurd integer of {len(line)} digits")
         if not _DECIMAL.fullmatch(line):
-            raise self.make_error(pos, "a number that is none")
+            raise self.make_error(pos, "an invalid number")
         return int(line)
 
     def parse_c_integer(self, line: bytes, pos: int) -> int:
@@ -280,7 +280,7 @@ class MachineState:
         try:
             return float(line)
         except ValueError as error:
-            raise self.make_error(pos, "a number that is none") from error
+            raise self.make_error(pos, "an invalid number") from error
 
 
 def _count_values(value: Value) -> int:

@@ -127,4 +127,4 @@ def describe(value: Value) -> str:
     """Return the kind of `value` in words, never its repr, which can be exponential."""
     if type(value) is Global:
         return f"the class {value.qualified[:200]!r}"
-    return _NOUNS.get(type(value), "an unknown thing")
+    return _NOUNS.get(type(value), "an unknown object")

@@ -46,7 +46,7 @@ def do_stop(m: MachineState, pos: int) -> int:
 def do_proto(m: MachineState, pos: int) -> int:
     m.protocol = m.data[pos]
     if m.protocol > HIGHEST_PROTOCOL:
-        raise m.make_error(pos, f"pickle protocol {m.protocol}, and the highest there is is {HIGHEST_PROTOCOL}")
+        raise m.make_error(pos, f"pickle protocol {m.protocol} is unknown; the highest is {HIGHEST_PROTOCOL}")
     return pos + 1
 
 
@@ -382,7 +382,7 @@ def do_extension(m: MachineState, pos: int) -> int:
 
 
 def do_buffer(m: MachineState, pos: int) -> int:
-    raise m.make_error(pos, "the pickle wants an out-of-band buffer, which no file has")
+    raise m.make_error(pos, "the pickle needs an out-of-band buffer, which no file has")
 
 
 def do_reduce(m: MachineState, pos: int) -> int:

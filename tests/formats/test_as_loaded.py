@@ -1,4 +1,4 @@
-"""What is shown of a hostile file is what torch.load gives of it, or it is said that it cannot be told."""
+"""Contents of the output of a hostile file is what torch.load gives of it, or it is said that it cannot be told."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_tensor_that_is_set_again_cannot_be_told(tmp_path, name, legacy):
     assert loaded(path)["w"] != [1, 2, 3, 4]
     held = shown(path)
     assert "w: its " in held["w"]
-    assert "set again after it is made" in held["w"]
+    assert "set again after it is created" in held["w"]
     assert held["v"] == [90, 91, 92, 93]
 
 
@@ -435,7 +435,7 @@ def test_the_byte_order_in_upper_case_is_refused(tmp_path):
     path = tmp_path / "a.pt"
     path.write_bytes(attacks.build(members))
     assert loaded(str(path))["w"] != [1.5, 2.5, 3.5, 4.5]
-    with pytest.raises(MalformedError, match="byteorder record in upper case"):
+    with pytest.raises(MalformedError, match="byteorder record with an upper-case name"):
         formats.read(str(path))
 
 

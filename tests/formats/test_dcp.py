@@ -214,12 +214,12 @@ def test_a_rank_that_saved_apart_and_is_not_here(ranks, tmp_path, statecli):
     (folder / "__1_0.distcp").unlink()
     result = statecli("inspect", str(folder))
     assert result.code == 2
-    assert f"statecli: {folder}: 0.weight and 1 more tensor: no chunk holds " in result.err
+    assert f"statecli: {folder}: 0.weight and 1 more tensor: no chunk covers " in result.err
     notes = {t.fqn: t.note for t in formats.read(str(folder)).tensors}
     lacking = "__1.metadata is missing; copy the folder again"
-    assert notes["0.weight"] == f"cannot be read: no chunk holds [2:4, 0:7]; {lacking}"
+    assert notes["0.weight"] == f"cannot be read: no chunk covers [2:4, 0:7]; {lacking}"
     assert result.out.count("1.running_mean") == 1
-    assert f"what a rank saved is not read: {lacking}" in result.out
+    assert f"the data of a rank was not read: {lacking}" in result.out
     assert statecli("audit", str(folder), "--select", "missing-shard", "-f", "json").json["summary"]["error"] == 1
 
 
@@ -229,7 +229,7 @@ def test_a_rank_whose_metadata_alone_is_not_here(rank, ranks, tmp_path):
     folder = shutil.copytree(ranks / "apart", tmp_path / "apart")
     (folder / f"__{rank}.metadata").unlink()
     state = formats.read(str(folder))
-    said = f"what a rank saved is not read: __{rank}.metadata is missing; copy the folder again"
+    said = f"the data of a rank was not read: __{rank}.metadata is missing; copy the folder again"
     assert [odd.message for odd in state.oddities if odd.name != "rank-metadata"] == [said]
 
 
@@ -264,11 +264,11 @@ def test_ranks_that_saved_different_values(tmp_path, monkeypatch):
     alike(tmp_path, w=torch.full((3,), 2.0), v=torch.ones(2), rank=1)
     said = "saved by 2 ranks without collectives"
     (odd,) = formats.read(str(tmp_path)).oddities
-    assert odd.message == f"{said}; they saved different values, and the first one's are shown: rank, w"
+    assert odd.message == f"{said}; their values differ, and the values of the first rank are shown: rank, w"
     assert values(tmp_path)["w"].tolist() == [1, 1, 1]
     monkeypatch.setattr(_dcp_ranks, "MAX_COMPARED", 2600)
     (odd,) = formats.read(str(tmp_path)).oddities
-    assert odd.message.endswith("; whether all saved the same was not looked at: w, v")
+    assert odd.message.endswith("; not compared between the ranks: w, v")
 
 
 def test_ranks_that_disagree_about_a_shape(tmp_path):
@@ -329,7 +329,7 @@ def test_values_beyond_the_budget(mixed, monkeypatch):
     monkeypatch.setattr(reader, "MAX_ITEMS", 2)
     state = formats.read(str(mixed))
     assert [odd.message for odd in state.oddities] == [
-        "2 values beside the tensors not read, 2 were: nested.none, nested.lr"
+        "2 non-tensor values were not read (2 were read): nested.none, nested.lr"
     ]
 
 
@@ -346,7 +346,7 @@ def test_a_stream_of_another_kind(mixed, statecli):
     rows = next(t for t in state.tensors if t.fqn == "rows")
     assert (rows.shape, rows.data) == ((10, 3), None)
     assert rows.note == "values cannot be read: written through stream.zstd"
-    assert state.oddities[0].message == "a value beside the tensors not read, 3 were: nested.epoch"
+    assert state.oddities[0].message == "1 value that is not a tensor was not read (3 were read): nested.epoch"
     assert statecli("diff", str(mixed), str(mixed)).code == 2
 
 
@@ -376,7 +376,7 @@ def test_shards_of_safetensors_with_a_hole(ranks, tmp_path, statecli):
     result = statecli("inspect", str(folder))
     assert result.code == 2
     notes = {t.fqn: t.note for t in formats.read(str(folder)).tensors}
-    assert notes["0.weight"] == "cannot be read: no chunk holds [2:4, 0:7]; copy the folder again, or save it again"
+    assert notes["0.weight"] == "cannot be read: no chunk covers [2:4, 0:7]; copy the folder again, or save it again"
 
 
 # What is refused.
@@ -395,7 +395,7 @@ def test_a_missing_rank(mixed, ranks, statecli):
     result = statecli("inspect", str(mixed))
     said = "__2_0.distcp is missing: 3 of 4 files are here, as .metadata names them"
     assert (result.code, len(result.err.splitlines())) == (2, 1)
-    assert f": {said}; 8 of 17 tensors and values lie in it, at least in part: copy it again" in result.err
+    assert f": {said}; 8 of 17 tensors and values are at least partly in it: copy it again" in result.err
     told = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(ranks / "mixed")).tensors}
     state = formats.read(str(mixed))
     assert {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in state.tensors} == told
@@ -423,14 +423,14 @@ def test_a_file_of_another_save(mixed):
     assert formats.read(str(mixed)).oddities == ()
     shutil.copy(mixed / "__0_0.distcp", mixed / "__9_0.distcp")
     (odd,) = formats.read(str(mixed)).oddities
-    assert odd.message == "named by no metadata, and not read: __9_0.distcp; left from another save?"
+    assert odd.message == "not read, because no metadata names it: __9_0.distcp; left from another save?"
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80"])
 def test_a_save_that_broke_off(data, mixed, line):
     """What writes `.metadata` last may not have come to its end."""
     (mixed / ".metadata").write_bytes(data)
-    cut = "the save did not finish, or it was not copied whole; copy it again, or save it again"
+    cut = "the save did not finish, or the copy is incomplete; copy it or save it again"
     assert line(mixed).startswith(".metadata is ")
     assert line(mixed).endswith(f": {cut}")
 
@@ -439,7 +439,7 @@ def test_no_metadata(mixed, line):
     """What does not say where the tensors lie cannot be put together."""
     (mixed / ".metadata").unlink()
     assert line(mixed) == (
-        "is a torch.distributed.checkpoint folder without .metadata: the save did not finish, or it was not copied"
+        "is a torch.distributed.checkpoint folder without .metadata: the save did not finish, or the file was not copied"
     )
 
 
@@ -467,25 +467,25 @@ def moved(fqn: str, chunk: int, start: list[int], shape: list[int]) -> Any:
 
 
 DAMAGED: dict[str, tuple[Any, str]] = {
-    "overlap": (moved("rows", 1, [2, 0], [4, 3]), "rows: two chunks hold the same elements, [0:3, 0:3] and [2:6, 0:3]"),
-    "hole": (moved("rows", 1, [4, 0], [2, 3]), "rows: no chunk holds [3:4, 0:3]"),
-    "a hole at the end": (moved("rows", 3, [9, 0], [1, 2]), "rows: no chunk holds [9:10, 2:3]"),
-    "outside": (moved("rows", 3, [9, 0], [2, 3]), "rows: a chunk holds [9:11, 0:3] of [10, 3]"),
+    "overlap": (moved("rows", 1, [2, 0], [4, 3]), "rows: two chunks overlap: [0:3, 0:3] and [2:6, 0:3]"),
+    "hole": (moved("rows", 1, [4, 0], [2, 3]), "rows: no chunk covers [3:4, 0:3]"),
+    "a hole at the end": (moved("rows", 3, [9, 0], [1, 2]), "rows: no chunk covers [9:10, 2:3]"),
+    "outside": (moved("rows", 3, [9, 0], [2, 3]), "rows: a chunk covers [9:11, 0:3], outside the shape [10, 3]"),
     "dimensions": (
         moved("rows", 3, [9], [1]),
         "rows: a chunk of 1 dimensions at one of 1, and it has 2: [10, 3]",
     ),
     "blocks that overlap": (
         moved("blocks", 3, [2, 4], [3, 3]),
-        "blocks: two chunks hold the same elements, [0:3, 4:7] and [2:5, 4:7]",
+        "blocks: two chunks overlap: [0:3, 4:7] and [2:5, 4:7]",
     ),
     "a value nowhere": (
         lambda metadata: metadata.storage_data.pop(MetadataIndex("nested.epoch")),
-        "nested['epoch']: no tensor, and .metadata does not say where it lies",
+        "nested['epoch']: not a tensor, and .metadata does not record its position",
     ),
     "stored nowhere": (
         lambda metadata: metadata.storage_data.pop(MetadataIndex("rows", [3, 0])),
-        "rows: .metadata does not say where its chunk of [3, 3] at [3, 0] lies",
+        "rows: .metadata does not record the position of its chunk of [3, 3] at [3, 0]",
     ),
 }
 
@@ -516,12 +516,12 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "no version": (
         lambda metadata: setattr(metadata, "version", 7),
-        ".metadata says version 7, and torch writes 1.0.0: save it again",
+        ".metadata says version 7, but torch writes 1.0.0: save it again",
     ),
-    "no place": (broken, "rows: .metadata does not say where it lies: save it again"),
+    "no place": (broken, "rows: .metadata does not record its position: save it again"),
     "no storage": (
         lambda metadata: setattr(metadata, "storage_data", None),
-        ".metadata has no storage_data: where the tensors lie is not recorded; save it again",
+        ".metadata has no storage_data, so the positions of the tensors are unknown; save it again",
     ),
     "no tensors": (
         lambda metadata: setattr(metadata, "state_dict_metadata", 3),
@@ -553,8 +553,8 @@ def test_a_path_that_leads_outside(name, mixed, statecli):
     place = MetadataIndex("rows", [3, 0])
     rewritten(mixed, lambda metadata: setattr(metadata.storage_data[place], "relative_path", name))
     result = statecli("inspect", str(mixed))
-    why = f".metadata points outside its folder: {name!r} is no plain file name; 1 of 17 tensors and values lie in it"
-    said = f"rows: {why}, at least in part: do not load it, and save it again"
+    why = f".metadata points outside its folder: {name!r} is not a plain file name; 1 of 17 tensors"
+    said = f"rows: {why} and values are at least partly in it: do not load it, and save it again"
     assert (result.code, result.err) == (2, f"statecli: {mixed}: {said}\n")
     assert [t.fqn for t in formats.read(str(mixed)).tensors if t.damage] == ["rows"]
 
@@ -580,7 +580,7 @@ def test_an_archive_of_another_tensor(tmp_path, statecli):
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Metadata({"w": tensor}, None, where)))
     assert statecli("inspect", str(tmp_path)).code == 0
     result = statecli("inspect", str(tmp_path), "--stats")
-    assert "is said to be float32 [4], the archive at byte 0 holds float32 [3]" in result.out + result.err
+    assert "the index says float32 [4], but the array at byte 0 holds float32 [3]" in result.out + result.err
 
 
 # What would be executed.
@@ -764,11 +764,11 @@ def test_a_value_written_through_another_stream_is_said_not_to_be_scanned(tmp_pa
 
 
 def test_metadata_that_no_reader_asks_for_is_judged_too(mixed, statecli):
-    """A rank's own, beside that of all: where it says that archives lie is scanned, or said not to be."""
+    """A rank's own, beside that of all: the positions of archives in it is scanned, or said not to be."""
     (mixed / "__0.metadata").write_bytes(b"\x80\x02N.")
     result = statecli("audit", str(mixed), "--select", "unscanned-pickle")
     assert result.code == 1
-    assert "where it says that archives lie: __0.metadata holds no Metadata" in result.out
+    assert "the positions of archives in it: __0.metadata holds no Metadata" in result.out
 
 
 # Which boxes fill another.
@@ -783,14 +783,14 @@ def test_boxes_that_no_plane_parts():
     """A pinwheel of five fills a square, though no line through it leaves all of them whole."""
     wheel = boxes(((0, 1), (0, 2)), ((0, 2), (2, 3)), ((2, 3), (1, 3)), ((1, 3), (0, 1)), ((1, 2), (1, 2)))
     assert find_fault((3, 3), wheel) is None
-    assert find_fault((3, 3), wheel[:-1]) == "its chunks hold 8 of the 9 elements of [0:3, 0:3]"
+    assert find_fault((3, 3), wheel[:-1]) == "its chunks cover 8 of the 9 elements of [0:3, 0:3]"
 
 
 def test_boxes_of_no_dimension():
     """A scalar is one chunk, not two and not none."""
     assert find_fault((), boxes(())) is None
-    assert find_fault((), boxes((), ())) == "two chunks hold the same elements, [] and []"
-    assert find_fault((), []) == "no chunk holds []"
+    assert find_fault((), boxes((), ())) == "two chunks overlap: [] and []"
+    assert find_fault((), []) == "no chunk covers []"
 
 
 def test_agrees_with_counting():
@@ -956,7 +956,7 @@ def test_metadata_is_known_by_its_name(begin, protocol, tmp_path, statecli, fork
     (tmp_path / "x" / ".metadata").write_bytes(head + begin + data)
     result = statecli("audit", str(tmp_path / "x"))
     assert result.code != 0
-    assert "posix.system" in result.out or "where it says that archives lie" in result.out
+    assert "posix.system" in result.out or "the positions of archives in it" in result.out
     loads_and_harms(tmp_path, forked_python)
 
 

@@ -152,7 +152,7 @@ def test_other_steps_beside_that_of_latest_are_said(tmp_path):
     assert not formats.read(str(folder)).oddities
     zero.write(folder, 2, net(), tag="global_step4")
     (odd,) = formats.read(str(folder)).oddities
-    said = "this is global_step4; other checkpoints are beside it, name one: global_step2"
+    said = "the checkpoint read is global_step4; to read another one, name it: global_step2"
     assert (odd.name, odd.message) == ("other-checkpoints", said)
     assert not formats.read(str(folder / "global_step2")).oddities
 
@@ -312,7 +312,7 @@ DISAGREE = {
     ),
     "length": (
         lambda held: held["single_partition_of_fp32_groups"].__setitem__(1, torch.ones(3)),
-        "the parameters of group 1 take 23 elements, its partitions hold 15",
+        "the parameters of group 1 need 23 elements, but its partitions have 15",
     ),
 }
 
@@ -342,7 +342,7 @@ def test_more_partitions_than_any_file_has(statecli, tmp_path):
     edited(optimizer(folder, 0), lambda held: held["optimizer_state_dict"].update(partition_count=[10**6 - 1] * 2))
     assert statecli("inspect", str(folder)).code == 0
     edited(optimizer(folder, 0), lambda held: held["optimizer_state_dict"].update(partition_count=[10**9]))
-    assert "partition_count is 1000000000, no number of ranks" in statecli("inspect", str(folder)).err
+    assert "partition_count is 1000000000, which is not a number of ranks" in statecli("inspect", str(folder)).err
 
 
 def test_what_another_save_left_is_not_read(tmp_path):
@@ -355,12 +355,15 @@ def test_what_another_save_left_is_not_read(tmp_path):
 
 
 LATEST = {
-    "outside": ("../elsewhere", "latest points outside its folder: '../elsewhere' is no plain folder name"),
-    "absolute": ("/etc", "latest points outside its folder: '/etc' is no plain folder name"),
-    "nothing": ("global_step9", "latest names 'global_step9', and no such folder has a rank's files; here are"),
-    "empty": ("\n", "latest points outside its folder: '' is no plain folder name"),
+    "outside": ("../elsewhere", "latest points outside its folder: '../elsewhere' is not a plain folder name"),
+    "absolute": ("/etc", "latest points outside its folder: '/etc' is not a plain folder name"),
+    "nothing": (
+        "global_step9",
+        "latest names 'global_step9', but no folder of this name has files of a rank; here are",
+    ),
+    "empty": ("\n", "latest points outside its folder: '' is not a plain folder name"),
     "long": ("x" * 600, "latest has 600 bytes, and names no folder"),
-    "escape": ("a\x1b[2J", "latest points outside its folder: 'a\\x1b[2J' is no plain folder name"),
+    "escape": ("a\x1b[2J", "latest points outside its folder: 'a\\x1b[2J' is not a plain folder name"),
 }
 
 
@@ -392,7 +395,7 @@ def test_a_hidden_folder_that_deepspeed_loads_fails_the_audit(tmp_path, tracker,
     found = audit(Request((str(folder),)))
     reasons = [target.reason for target in found.targets if target.status is Status.FAILED]
     assert reasons[0] == (
-        f"{folder}: {tracker} points outside its folder: {tag.format(folder=folder)!r} is no plain folder name"
+        f"{folder}: {tracker} points outside its folder: {tag.format(folder=folder)!r} is not a plain folder name"
     )
     # A walk that finds the folder by this name fails it too.
     assert [reason.partition(":")[0] for reason in reasons[1:]] in ([], [str(folder / ".gs1")])
@@ -460,7 +463,7 @@ def test_the_model_alone(statecli, tmp_path):
             file.unlink()
         result = statecli("inspect", str(folder))
         assert result.code == code
-        assert "the optimizer's states are not here" in result.out + result.err
+        assert "the optimizer's states are missing" in result.out + result.err
 
 
 HOSTILE = {
@@ -494,7 +497,7 @@ def test_a_shape_that_no_model_has(statecli, tmp_path):
         edited(file, lambda held: held["param_shapes"][0].update(a=torch.Size([2**30, 2**30])))
     result = statecli("inspect", str(folder))
     assert result.code == 2
-    assert "the parameters take 576460752303423504 elements of each rank, it holds 24" in result.err
+    assert "the parameters need 576460752303423504 elements of each rank, but it has 24" in result.err
 
 
 def test_a_rank_that_denies_its_place_is_noted(tmp_path):
@@ -521,7 +524,7 @@ def test_without_any_model_nothing_has_a_name(line, tmp_path):
     """The optimizer's files alone hold flat vectors."""
     folder = zero.write(tmp_path / "zero", 2, net())
     (folder / "global_step2" / "mp_rank_00_model_states.pt").unlink()
-    assert line(folder / "global_step2").startswith("no *_model_states.pt is here: ")
+    assert line(folder / "global_step2").startswith("*_model_states.pt is missing, so ")
 
 
 def test_an_unknown_stage_or_version(statecli, tmp_path):
@@ -535,7 +538,7 @@ def test_an_unknown_stage_or_version(statecli, tmp_path):
     edited(optimizer(folder, 0), lambda held: held["optimizer_state_dict"].update(zero_stage=7))
     result = statecli("inspect", str(folder))
     assert result.code == 2
-    assert "zero_stage is 7, and 1 to 3 are known" in result.err
+    assert "zero_stage is 7; statecli knows 1 to 3" in result.err
 
 
 def told(statecli, folder: Path) -> str:
@@ -576,12 +579,12 @@ def test_a_missing_model_parallel_rank_is_a_row(statecli, tmp_path):
     shutil.copy(optimizer(folder, 0), files / "zero_pp_rank_0_mp_rank_01_optim_states.pt")
     result = statecli("inspect", str(folder))
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert result.err.startswith(f"statecli: {folder}: no *_model_states.pt is here: ")
+    assert result.err.startswith(f"statecli: {folder}: *_model_states.pt is missing, so ")
     assert "mp_rank_00.optimizer.fp32" in result.out
     (files / "zero_pp_rank_0_mp_rank_01_optim_states.pt").unlink()
     edited(model, lambda held: held.update(mp_world_size=4))
     result = statecli("inspect", str(folder))
-    said = "mp_world_size is 4, the files of 1 model-parallel ranks are here; copy the others"
+    said = "mp_world_size is 4, but only the files of 1 model-parallel ranks are here; copy the others"
     assert (result.code, result.err) == (2, f"statecli: {folder}: {said}\n")
 
 
@@ -591,7 +594,7 @@ def test_weights_beside_it_are_the_folder(tmp_path):
     save_file({"w": torch.ones(2)}, folder / "model.safetensors")
     state = formats.read(str(folder))
     assert [one.fqn for one in state.tensors] == ["w"]
-    said = "of the same training, by DeepSpeed, and not read: global_step2; name one of these folders"
+    said = "not read: DeepSpeed checkpoints of the same training: global_step2; name one of these folders"
     assert [odd.message for odd in state.oddities] == [said]
     assert formats.read(str(folder / "global_step2")).format == "deepspeed zero-2"
 
@@ -706,7 +709,7 @@ def test_a_universal_checkpoint_without_models_is_not_clean(tmp_path):
     shutil.rmtree(files / "zero" / "b")
     (target,) = audit(Request((str(files),), select=("missing-shard",))).targets
     (finding,) = target.findings
-    assert finding.message.startswith("no *_model_states.pt is here: ")
+    assert finding.message.startswith("*_model_states.pt is missing, so ")
 
 
 @pytest.mark.parametrize("spec", ["1-bf16-1", "2-bf16-2", "3-bf16-2"])

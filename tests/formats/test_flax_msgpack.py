@@ -302,20 +302,20 @@ REFUSED = {
         b"\x82" + pack("a") + pack(1) + pack("a") + pack(2),
         "a map has the key 'a' twice: readers disagree which one counts",
     ),
-    "a key that is a list": (b"\x82" + pack("a") + pack(1) + pack([1]) + pack(2), "a map's key is neither text nor"),
-    "a key that is bytes": (b"\x82" + pack("a") + pack(1) + pack(b"a") + pack(2), "a map's key is neither text nor"),
-    "a reserved byte": ({"a": Raw(b"\xc1")}, "is no msgpack: a value cannot begin with 0xc1 (byte 7)"),
-    "a text that is no UTF-8": ({"a": Raw(b"\xa2\xff\xff")}, "holds a text that is no UTF-8 near byte 8"),
-    "a lone surrogate": ({"a": "\ud800"}, "holds a text that is no UTF-8 near byte 8"),
-    "a map of 4 billion": ({"a": Raw(b"\xdf" + b"\xff" * 4)}, "is truncated: 4294967295 entries are said to follow"),
-    "a list of 4 billion": ({"a": Raw(b"\xdd" + b"\xff" * 4)}, "is truncated: 4294967295 entries are said to follow"),
+    "a key that is a list": (b"\x82" + pack("a") + pack(1) + pack([1]) + pack(2), "a map's key is not a string or"),
+    "a key that is bytes": (b"\x82" + pack("a") + pack(1) + pack(b"a") + pack(2), "a map's key is not a string or"),
+    "a reserved byte": ({"a": Raw(b"\xc1")}, "is not msgpack: a value cannot begin with 0xc1 (byte 7)"),
+    "a text that is no UTF-8": ({"a": Raw(b"\xa2\xff\xff")}, "contains a string that is not valid UTF-8 near byte 8"),
+    "a lone surrogate": ({"a": "\ud800"}, "contains a string that is not valid UTF-8 near byte 8"),
+    "a map of 4 billion": ({"a": Raw(b"\xdf" + b"\xff" * 4)}, "is truncated: 4294967295 entries should follow"),
+    "a list of 4 billion": ({"a": Raw(b"\xdd" + b"\xff" * 4)}, "is truncated: 4294967295 entries should follow"),
     "a text of 4 billion": ({"a": Raw(b"\xdb" + b"\xff" * 4)}, "has more than 67108864 bytes of text"),
     "bytes of 4 billion": ({"a": Raw(b"\xc6" + b"\xff" * 4)}, "is truncated: bytes 12 to 4294967307 are needed"),
     "an array of 4 billion": ({"a": Raw(b"\xc9" + b"\xff" * 4 + b"\1")}, "is truncated: bytes 13 to 4294967308"),
     "lists in lists": ({"a": Raw(b"\x91" * 100_000)}, "nests more than 100 levels deep"),
     "maps in maps": ({"a": Raw(b"\x81\xa1a" * 100_000)}, "nests more than 100 levels deep"),
     "lists in an array": ({"a": Extension(1, b"\x91" * 5000)}, None),
-    "a complex number of one part": ({"a": Extension(2, pack([1.0]))}, "a complex number is no pair of floats"),
+    "a complex number of one part": ({"a": Extension(2, pack([1.0]))}, "a complex number is not a pair of floats"),
     "a scalar without its bytes": ({"a": Extension(3, pack([[], "float32", b""]))}, "float32 [] takes 4 bytes"),
 }
 
@@ -332,30 +332,33 @@ def test_refused_in_one_line(case, tmp_path, line):
 
 
 DAMAGED = {
-    "no list": (Extension(1, pack({"a": 1})), "its extension is no list of shape, dtype and bytes"),
-    "two of three": (Extension(1, pack([[1], "float32"])), "its extension is no list of shape, dtype and bytes"),
-    "a dtype that is a number": (array([1], 5), "its extension is no list of shape, dtype and bytes"),
-    "text for bytes": (array([1], "float32", "abcd"), "its extension is no list of shape, dtype and bytes"),
-    "a shape that is text": (array("12"), "its shape is no list of sizes"),
-    "a negative size": (array([-1], data=b""), "its shape is no list of sizes"),
-    "a size that is true": (array([True]), "its shape is no list of sizes"),
+    "no list": (Extension(1, pack({"a": 1})), "its extension is not a list of shape, dtype and bytes"),
+    "two of three": (Extension(1, pack([[1], "float32"])), "its extension is not a list of shape, dtype and bytes"),
+    "a dtype that is a number": (array([1], 5), "its extension is not a list of shape, dtype and bytes"),
+    "text for bytes": (array([1], "float32", "abcd"), "its extension is not a list of shape, dtype and bytes"),
+    "a shape that is text": (array("12"), "its shape is not a list of sizes"),
+    "a negative size": (array([-1], data=b""), "its shape is not a list of sizes"),
+    "a size that is true": (array([True]), "its shape is not a list of sizes"),
     "too many dimensions": (array([1] * 1025), "its shape has 1025 dimensions, more than 1024"),
     "2^66 elements": (array([2**33, 2**33], data=b""), "is impossible: more than 2^63 elements"),
     "too few bytes": (array([3], data=bytes(8)), "float32 [3] takes 12 bytes, it has 8"),
     "too many bytes": (array([3], data=bytes(16)), "float32 [3] takes 12 bytes, it has 16"),
     "bytes that break off": (Extension(1, pack([[1], "float32", bytes(4)])[:-2]), "is truncated"),
-    "pieces that are too few": (chunked((5,), array([2]), array([2])), "has 5 elements, its chunks have 4"),
+    "pieces that are too few": (chunked((5,), array([2]), array([2])), "has 5 elements, but its chunks have 4"),
     "pieces of two dtypes": (
         chunked((4,), array([2]), array([2], "int32")),
-        "its chunks are no flat arrays of one dtype",
+        "its chunks are not flat arrays of one dtype",
     ),
-    "a piece that is no array": (chunked((4,), array([2]), 5), "its chunks are no map of arrays"),
+    "a piece that is no array": (chunked((4,), array([2]), 5), "its chunks are not a map of arrays"),
     "a damaged piece": (chunked((4,), array([2]), array([2], data=b"")), "float32 [2] takes 8 bytes, it has 0"),
-    "objects": (array([1], "object", bytes(8)), "is of dtype object: its bytes are addresses of the process"),
-    "2^40 elements of nothing": (array([2**40], "|V0", b""), "its 0 bytes are no whole number for each element"),
-    "five bytes for two": (array([2], "<U1", bytes(5)), "numpy <U1 [2]: its 5 bytes are no whole number for each"),
-    "no pieces": (chunked((0,)), "its chunks are no map of arrays"),
-    "pieces without a shape": ({"__msgpack_chunked_array__": True, "chunks": {"0": array([2])}}, "no list of sizes"),
+    "objects": (array([1], "object", bytes(8)), "is of dtype object: its bytes are memory addresses of the process"),
+    "2^40 elements of nothing": (array([2**40], "|V0", b""), "its 0 bytes are not a whole number of bytes per element"),
+    "five bytes for two": (
+        array([2], "<U1", bytes(5)),
+        "numpy <U1 [2]: its 5 bytes are not a whole number of bytes per",
+    ),
+    "no pieces": (chunked((0,)), "its chunks are not a map of arrays"),
+    "pieces without a shape": ({"__msgpack_chunked_array__": True, "chunks": {"0": array([2])}}, "not a list of sizes"),
 }
 
 
@@ -383,7 +386,7 @@ def test_bytes_of_no_array_have_a_budget(tmp_path, line, monkeypatch):
     """They are read for a digest of them."""
     monkeypatch.setattr(flax_msgpack, "_MAX_BYTES", 10)
     path = written(tmp_path, {"a": array([1]), "b": b"12345678", "c": b"123"})
-    assert line(path) == "has more than 10 bytes that are of no array"
+    assert line(path) == "has more than 10 bytes that belong to no array"
 
 
 def test_entries_have_a_budget(tmp_path, line, monkeypatch):

@@ -73,9 +73,9 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "git-lfs": (LFS, "is a git-lfs pointer (435,778,770 bytes are elsewhere): run: git lfs pull"),
     "git-lfs without a size": (LFS[:60], "is a git-lfs pointer: run: git lfs pull"),
     "DVC": (DVC, "is a DVC pointer: the weights are elsewhere; run: dvc pull"),
-    "HTML": (b"<!DOCTYPE html>\n<html>", "is an HTML page: the download met a login or an error page"),
-    "HTML in capitals": (b"\r\n <HTML>", "is an HTML page: the download met a login or an error page"),
-    "XML": (b'<?xml version="1.0"?><Error>', "is an XML document: the download met an error page"),
+    "HTML": (b"<!DOCTYPE html>\n<html>", "is an HTML page: the server sent a login page or an error page"),
+    "HTML in capitals": (b"\r\n <HTML>", "is an HTML page: the server sent a login page or an error page"),
+    "XML": (b'<?xml version="1.0"?><Error>', "is an XML document: the server sent an error page"),
     "JSON error": (b'{"error":"Access denied"}', "is a JSON error message: the download failed"),
     "JSON": (
         b'{"architectures": ["BertModel"]}',
@@ -143,7 +143,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     ),
     "GGML": (
         b"tjgg\3\0\0\0" + bytes(16),
-        "is a GGML file of before GGUF (2023): convert the model again with llama.cpp",
+        "is a GGML file from before GGUF (2023): convert the model again with llama.cpp",
     ),
     "HDF5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "is an HDF5 file (Keras?), which statecli does not read"),
     "TorchScript flatbuffer": (
@@ -359,7 +359,7 @@ def test_in_a_process_of_its_own(tmp_path):
     (tmp_path / "fine.safetensors").write_bytes(save({"a": torch.zeros(3)}))
     run = [sys.executable, "-X", "importtime", "-m", "statecli", "inspect", "-f", "json"]
     page = subprocess.run([*run[:1], *run[3:], tmp_path / "page.pt"], capture_output=True, text=True)
-    told = f"statecli: {tmp_path / 'page.pt'}: is an HTML page: the download met a login or an error page\n"
+    told = f"statecli: {tmp_path / 'page.pt'}: is an HTML page: the server sent a login page or an error page\n"
     assert (page.returncode, page.stdout, page.stderr) == (2, "", told)
     fine = subprocess.run([*run, tmp_path / "fine.safetensors"], capture_output=True, text=True)
     assert json.loads(fine.stdout)["tensors"][0]["fqn"] == "a"

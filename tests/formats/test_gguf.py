@@ -259,7 +259,7 @@ def test_parts_of_another_split_are_refused(parts, tmp_path, line):
     written(tmp_path / "other" / "m.gguf", tensors, split=1)
     for n in (1, 2, 3):
         (tmp_path / "other" / f"m-0000{n}-of-00005.gguf").replace(parts / f"m-0000{n}-of-00003.gguf")
-    assert line(parts) == "its files are numbered up to 3, and say that they are 5 parts"
+    assert line(parts) == "the file names count up to 3, but the files record 5 parts"
 
 
 # --- quantized values ------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_other_bytes_of_the_same_values(tmp_path, run):
     assert run("diff", one, two)[0] == 0
     code, told = run("diff", one, two, "--bitwise", "-f", "json")
     assert code == 1
-    assert changes(told)["w"]["values"]["reason"].endswith("the values are the same, in other bytes")
+    assert changes(told)["w"]["values"]["reason"].endswith("the values are equal, although their bytes differ")
 
 
 def test_statistics_and_rules_see_the_values(quantized, run):
@@ -449,15 +449,15 @@ ENDS = "the file has {}: truncated or damaged; copy or download it again"
 REFUSED = {
     "version 1": (
         raw_file(version=1),
-        "is of GGUF version 1 (August 2023), which nothing reads any more: convert the model again with llama.cpp",
+        "has GGUF version 1 (August 2023), which current tools do not read: convert the model again with llama.cpp",
     ),
     "version 4": (
         raw_file(version=4),
-        "is of GGUF version 4, and statecli reads 2 and 3: written by a newer llama.cpp?",
+        "has GGUF version 4, but statecli reads only 2 and 3: written by a newer llama.cpp?",
     ),
     "absurd version": (
         raw_file(version=99_999_999),
-        "is of GGUF version 99999999, and statecli reads 2 and 3: its header is damaged?",
+        "has GGUF version 99999999, but statecli reads only 2 and 3: its header is damaged?",
     ),
     "magic alone": (b"GGUF", "its version ends at byte 8, " + ENDS),
     "no counts": (b"GGUF\3\0\0\0", "the number of its tensors ends at byte 16, " + ENDS),
@@ -501,23 +501,23 @@ REFUSED = {
     ),
     "name of a key that is no text": (
         raw_file([key(b"\xff\xfe", 4, U32)]),
-        "metadata key 1 of 1: its name is no UTF-8 near byte 0",
+        "metadata key 1 of 1: its name is not valid UTF-8 near byte 0",
     ),
     "name that is no text": (
         raw_file((), [tensor(b"w\xff", [8])], bytes(32)),
-        "the line of tensor 1 of 1: its name is no UTF-8 near byte 1",
+        "the line of tensor 1 of 1: its name is not valid UTF-8 near byte 1",
     ),
     "alignment 0": (
         raw_file([key("general.alignment", 4, bytes(4))]),
-        "its general.alignment is 0, no power of two",
+        "its general.alignment is 0, not a power of two",
     ),
     "alignment 24": (
         raw_file([key("general.alignment", 4, struct.pack("<I", 24))]),
-        "its general.alignment is 24, no power of two",
+        "its general.alignment is 24, not a power of two",
     ),
     "alignment in words": (
         raw_file([key("general.alignment", 8, text("32"))]),
-        "its general.alignment is '32', no power of two",
+        "its general.alignment is '32', not a power of two",
     ),
     "2^32 dimensions": (
         raw_file((), [text("w") + struct.pack("<I", 2**32 - 1) + bytes(40)]),
@@ -571,8 +571,8 @@ def test_a_file_cut_anywhere_is_no_model(tmp_path, line):
 
 UNREAD = {
     "type 99": (tensor("w", [32], 99, 32), "w: type 99 is unknown: written by a newer llama.cpp?"),
-    "rows": (tensor("w", [33], 8, 32), "w: q8_0 [33]: its rows are no whole blocks of 32 values"),
-    "scalar": (tensor("w", [], 8, 32), "w: q8_0 []: its rows are no whole blocks of 32 values"),
+    "rows": (tensor("w", [33], 8, 32), "w: q8_0 [33]: the length of its rows is not a multiple of 32 values"),
+    "scalar": (tensor("w", [], 8, 32), "w: q8_0 []: the length of its rows is not a multiple of 32 values"),
 }
 
 
@@ -642,7 +642,7 @@ def odd(path: Path) -> list[str]:
 def test_bytes_of_nobody_are_told(tmp_path, run):
     """Between the tensors, behind the header and behind the last: an audit finds them."""
     path = built(tmp_path, (), [tensor("v", [8], 0, 64), tensor("w", [8], 0, 160)], bytes(192))
-    assert odd(path) == ["128 bytes in 2 places, the first behind the header, belong to no tensor"]
+    assert odd(path) == ["128 bytes in 2 places, the first after the header, belong to no tensor"]
     path.write_bytes(path.read_bytes() + b"x" * 100)
     assert odd(path)[1] == "100 bytes follow the last tensor, w"
     code, told = run("audit", path, "-f", "json")
@@ -662,7 +662,7 @@ def test_padding_is_nobodys_and_ordinary(tmp_path):
 def test_a_tensor_that_lies_askew_is_read(tmp_path):
     """llama.cpp refuses it; its values are there all the same."""
     path = built(tmp_path, (), [tensor("w", [2], 0, 4)], struct.pack("<3f", 0, 1, 2))
-    assert odd(path) == ["begin at no multiple of 32, so that llama.cpp refuses them: w"]
+    assert odd(path) == ["not at a multiple of 32 bytes, so llama.cpp refuses these tensors: w"]
     assert read_all_values(formats.read(str(path)).tensors[0].data).tolist() == [1.0, 2.0]
 
 

@@ -105,16 +105,19 @@ def test_ranks_that_disagree_are_noted(tmp_path):
     torch.save(held, folder / "iter_0000010" / "mp_rank_01" / "model_optim_rng.pt")
     told = [odd.message for odd in formats.read(str(folder)).oddities if odd.name == "ranks-disagree"]
     assert told == [
-        "mp_rank_01 has, and mp_rank_00 has not: model.extra.weight",
+        "in mp_rank_01 but not in mp_rank_00: model.extra.weight",
         "model.embedding.word_embeddings.weight: ranks disagree on its dtype: bfloat16 in mp_rank_00, "
         "float32 in mp_rank_01",
     ]
 
 
 TRACKERS = {
-    "outside": ("../x", "latest_checkpointed_iteration.txt says '../x', neither a number nor 'release'"),
-    "nothing": ("20", "latest_checkpointed_iteration.txt says 20, and no folder iter_0000020 has a rank's files;"),
-    "release": ("release", "latest_checkpointed_iteration.txt says release, and no folder release has a rank's files;"),
+    "outside": ("../x", "latest_checkpointed_iteration.txt contains '../x'; expected a number or 'release'"),
+    "nothing": ("20", "latest_checkpointed_iteration.txt names 20, but no folder iter_0000020 has files of a rank;"),
+    "release": (
+        "release",
+        "latest_checkpointed_iteration.txt names release, but no folder release has files of a rank;",
+    ),
     "long": ("9" * 500, "latest_checkpointed_iteration.txt has 500 bytes, and names no folder"),
 }
 
@@ -142,7 +145,7 @@ def test_flat_buffers_beside_it_are_not_read(tmp_path):
     folder = write(tmp_path / "run")
     (folder / "iter_0000010" / "mp_rank_00" / "distrib_optim.pt").write_bytes(b"x")
     odd = next(odd for odd in formats.read(str(folder)).oddities if odd.name == "not-read")
-    assert odd.message == "flat buffers of the optimizer, and not read: mp_rank_00/distrib_optim.pt"
+    assert odd.message == "not read: flat buffers of the optimizer: mp_rank_00/distrib_optim.pt"
 
 
 def test_all_its_pickles_are_scanned(statecli, tmp_path):

@@ -99,8 +99,8 @@ def test_complex_numbers(tmp_path, code, packed):
         (numpy.array([b"a", b"xyz"]), "numpy S3", None),
         (numpy.array(["2020-01-01"], "M8[D]"), "numpy M8[D]", None),
         (numpy.array([5], "m8[ns]"), "numpy m8[ns]", None),
-        (numpy.zeros(2, "V2"), "numpy V2", "void of 2 bytes: bfloat16 is saved so"),
-        (numpy.zeros(2, "V1"), "numpy V1", "void of 1 byte: float8 types are saved so"),
+        (numpy.zeros(2, "V2"), "numpy V2", "void of 2 bytes: numpy saves bfloat16 as void"),
+        (numpy.zeros(2, "V1"), "numpy V1", "void of 1 byte: numpy saves float8 types as void"),
         (numpy.zeros(2, "V5"), "numpy V5", "void of 5 bytes"),
         (numpy.ones(2, [("a", "<f4"), ("b", ">i8", (2, 3))]), "numpy V52", "records of 52 bytes: a, b"),
         (numpy.ones(2, [("a", [("x", "u1"), ("y", "<f8")])]), "numpy V9", "records of 9 bytes: a"),
@@ -229,44 +229,50 @@ def test_an_audit_does_not_inflate_numbers(tmp_path, monkeypatch):
 # What is wrong with an array.
 
 DAMAGED = {
-    "an unknown key": (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), 'x': 1}"), "no dict of descr"),
-    "a missing key": (npy("{'descr': '<f4', 'shape': (2,)}"), "no dict of descr, fortran_order and shape"),
-    "a key twice": (npy("{'shape': (2,), 'shape': (3,)}"), "no dict of descr, fortran_order and shape, each once"),
-    "a key that is a number": (npy("{1: 2}"), "no dict of descr, fortran_order and shape, each once"),
-    "no dict": (npy("[1, 2]"), "no dict of descr, fortran_order and shape"),
-    "something behind it": (npy(described() + " 1"), "its header goes on behind its dict"),
-    "nothing": (npy(""), "no literal of numpy's: it breaks off"),
-    "a dict that is not closed": (npy(described()[:-1]), "no literal of numpy's: it breaks off"),
-    "a call": (npy(described(shape="(__import__('os').getpid(),)")), "no literal of numpy's: \"__import__"),
-    "arithmetic": (npy(described(shape="(9**9**9,)")), "no literal of numpy's: '**9**9"),
-    "a number of 20 digits": (npy(described(shape=f"({10**19},)")), "no literal of numpy's"),
-    "a number of 60,000 digits": (npy(described(shape=f"({'9' * 60_000},)")), "no literal of numpy's"),
-    "a negative size": (npy(described(shape="(-1,)")), "no literal of numpy's: '-1"),
-    "a size that is true": (npy(described(shape="(True,)")), "its shape is no tuple of whole numbers"),
-    "a shape that is a number": (npy(described(shape="(2)")), "its shape is no tuple of whole numbers"),
-    "a shape that is a list": (npy(described(shape="[2]")), "its shape is no tuple of whole numbers"),
+    "an unknown key": (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), 'x': 1}"), "not a dict of descr"),
+    "a missing key": (npy("{'descr': '<f4', 'shape': (2,)}"), "not a dict of descr, fortran_order and shape"),
+    "a key twice": (npy("{'shape': (2,), 'shape': (3,)}"), "not a dict of descr, fortran_order and shape, each once"),
+    "a key that is a number": (npy("{1: 2}"), "not a dict of descr, fortran_order and shape, each once"),
+    "no dict": (npy("[1, 2]"), "not a dict of descr, fortran_order and shape"),
+    "something behind it": (npy(described() + " 1"), "its header continues after its dict"),
+    "nothing": (npy(""), "invalid .npy header: it ends too early"),
+    "a dict that is not closed": (npy(described()[:-1]), "invalid .npy header: it ends too early"),
+    "a call": (npy(described(shape="(__import__('os').getpid(),)")), 'invalid .npy header: "__import__'),
+    "arithmetic": (npy(described(shape="(9**9**9,)")), "invalid .npy header: '**9**9"),
+    "a number of 20 digits": (npy(described(shape=f"({10**19},)")), "invalid .npy header"),
+    "a number of 60,000 digits": (npy(described(shape=f"({'9' * 60_000},)")), "invalid .npy header"),
+    "a negative size": (npy(described(shape="(-1,)")), "invalid .npy header: '-1"),
+    "a size that is true": (npy(described(shape="(True,)")), "its shape is not a tuple of integers"),
+    "a shape that is a number": (npy(described(shape="(2)")), "its shape is not a tuple of integers"),
+    "a shape that is a list": (npy(described(shape="[2]")), "its shape is not a tuple of integers"),
     "2^66 elements": (npy(described(shape=f"({2**33}, {2**33})")), "is impossible: more than 2^63 elements"),
     "too many dimensions": (npy(described(shape=f"({'1, ' * 1025})")), "has 1025 dimensions, more than 1024"),
-    "an order that is a number": (npy(described(order="1")), "its fortran_order is 1, neither True nor False"),
-    "brackets without end": (npy(described(descr="[" * 5000)), "no literal of numpy's, or nests too deep"),
-    "brackets in order": (npy(described(descr="[" * 50 + "]" * 50)), "no literal of numpy's, or nests too deep"),
-    "commas alone": (npy(described(descr="[,]")), "no literal of numpy's"),
-    "no comma": (npy(described(shape="(2 3)")), "no literal of numpy's: a comma is missing"),
+    "an order that is a number": (npy(described(order="1")), "its fortran_order is 1; expected True or False"),
+    "brackets without end": (
+        npy(described(descr="[" * 5000)),
+        "invalid .npy header: not a Python literal, or nested too deeply",
+    ),
+    "brackets in order": (
+        npy(described(descr="[" * 50 + "]" * 50)),
+        "invalid .npy header: not a Python literal, or nested too deeply",
+    ),
+    "commas alone": (npy(described(descr="[,]")), "invalid .npy header"),
+    "no comma": (npy(described(shape="(2 3)")), "invalid .npy header: missing comma"),
     "an unknown type": (npy(described(descr="'<x4'")), "its descr '<x4' is not a type that numpy saves"),
     "a type of 10 digits": (npy(described(descr="'<V1000000000'")), "is not a type that numpy saves"),
-    "a type that is a number": (npy(described(descr="4")), "its descr is neither a code nor a list of fields"),
-    "a field of one": (npy(described(descr="[('a',)]")), "its descr is neither a code nor a list of fields"),
-    "a field of shape True": (npy(described(descr="[('a', '<f4', (True,))]")), "its descr is neither a code nor"),
-    "a field too large": (npy(described(descr=f"[('a', '<f8', ({2**62},))]")), "its descr is neither a code nor"),
+    "a type that is a number": (npy(described(descr="4")), "its descr is not a dtype code or a list of fields"),
+    "a field of one": (npy(described(descr="[('a',)]")), "its descr is not a dtype code or a list of fields"),
+    "a field of shape True": (npy(described(descr="[('a', '<f4', (True,))]")), "its descr is not a dtype code or"),
+    "a field too large": (npy(described(descr=f"[('a', '<f8', ({2**62},))]")), "its descr is not a dtype code or"),
     "2^40 elements of nothing": (
         npy(described(descr="'|V0'", shape=f"({2**40},)"), bytes(8)),
         "claims 1099511627776 elements of no bytes, in a file of 8",
     ),
-    "a header beyond the end": (npy(described(), length=5000), "is truncated: its header takes 5010 bytes, it has"),
+    "a header beyond the end": (npy(described(), length=5000), "is truncated: its header needs 5010 bytes, but it has"),
     "a header of 4 GB": (npy(described(), version=2, length=2**32 - 1), "its header claims 4294967295 bytes"),
-    "no UTF-8": (npy("", version=3, length=2, data=b"\xff\xff"), "its header is no UTF-8 near byte 0"),
+    "no UTF-8": (npy("", version=3, length=2, data=b"\xff\xff"), "its header is not valid UTF-8 near byte 0"),
     "version 4": (npy(described(), version=4), "is a numpy array of version 4.0: statecli reads 1.0 to 3.0"),
-    "the magic number alone": (b"\x93NUMPY", "is truncated: its header takes 10 bytes, it has 6"),
+    "the magic number alone": (b"\x93NUMPY", "is truncated: its header needs 10 bytes, but it has 6"),
     "version alone": (b"\x93NUMPY\1\0\x76", "is truncated"),
 }
 
@@ -398,7 +404,7 @@ def test_the_same_bytes_in_another_order_are_other_elements(tmp_path, statecli, 
 def test_one_that_is_no_array(tmp_path):
     """The name alone does not make one."""
     path = file(tmp_path, build([Member("a.npy", b"x"), Member("b.npy", npy(described(), bytes(8)))]), "a.npz")
-    assert "a: is no numpy array" in formats.read(path).tensors[0].damage
+    assert "a: is not a numpy array" in formats.read(path).tensors[0].damage
 
 
 def test_bytes_behind_an_array(tmp_path):
@@ -406,8 +412,8 @@ def test_bytes_behind_an_array(tmp_path):
     data = npy(described(), bytes(11))
     alone = formats.read(file(tmp_path, data))
     packed = formats.read(file(tmp_path, build([Member("a.npy", data)]), "a.npz"))
-    assert [odd.message for odd in alone.oddities] == ["3 bytes follow the array: numpy.load does not look at them"]
-    assert [odd.message for odd in packed.oddities] == ["3 bytes follow the array a: numpy.load does not look at them"]
+    assert [odd.message for odd in alone.oddities] == ["3 bytes follow the array: numpy.load ignores them"]
+    assert [odd.message for odd in packed.oddities] == ["3 bytes follow the array a: numpy.load ignores them"]
     assert {odd.name for odd in (*alone.oddities, *packed.oddities)} == {"suffixed"}
 
 
@@ -516,7 +522,7 @@ def test_what_lies_beside_arrays(tmp_path):
     """It is named, and nothing more."""
     members = [Member("a.npy", ARRAY), Member("notes.txt", b"x"), Member("b.pkl", pickle.dumps(1))]
     (odd,) = formats.read(file(tmp_path, build(members), "a.npz")).oddities
-    assert (odd.name, odd.message) == ("no-arrays", "beside its arrays, and not read: notes.txt, b.pkl")
+    assert (odd.name, odd.message) == ("no-arrays", "not read: other files next to its arrays: notes.txt, b.pkl")
 
 
 def test_an_archive_of_torch_stays_one(tmp_path):

@@ -301,16 +301,16 @@ REFUSED = {
     "ten thousand decimal digits": (b"I" + b"1" * 10_000 + b"\n", "absurd integer of 10000 digits"),
     "an integer of negative length": (b"\x8b\xff\xff\xff\xff", "absurd integer of -1 bytes"),
     "a string of negative length": (b"T\xff\xff\xff\xff", "a string of -1 bytes"),
-    "a number that is a word": (b"Ione\n", "a number that is none"),
-    "a number with an underscore": (b"L1_0L\n", "a number that is none"),
-    "a float that is a word": (b"Fone\n", "a number that is none"),
+    "a number that is a word": (b"Ione\n", "an invalid number"),
+    "a number with an underscore": (b"L1_0L\n", "an invalid number"),
+    "a float that is a word": (b"Fone\n", "an invalid number"),
     "a string without quotes": (b"Sab\n", "a string without its quotes"),
     "a string of one quote": (b"S'\n", "a string without its quotes"),
     "a string with a broken escape": (b"S'\\x1'\n", "a string with a broken escape"),
     "unicode with a broken escape": (b"V\\u12\n", "a string with a broken escape"),
     "invalid UTF-8": (b"X\1\0\0\0\xff", "invalid UTF-8 in a string (byte 7)"),
-    "a global that is no UTF-8": (b"c\xff\nx\n", "a global whose name is no string"),
-    "a global named by ints": (b"K\1K\2\x93", "a global whose name is no string"),
+    "a global that is no UTF-8": (b"c\xff\nx\n", "a global whose name is not a string"),
+    "a global named by ints": (b"K\1K\2\x93", "a global whose name is not a string"),
 }
 
 

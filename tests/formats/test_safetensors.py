@@ -78,7 +78,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     ),
     "header of no bytes": (
         packed("{}", length=0),
-        "its header is no valid JSON: Expecting value: line 1 column 1 (char 0)",
+        "its header is not valid JSON: Expecting value: line 1 column 1 (char 0)",
     ),
     "hole": (
         packed({"a": entry(), "b": entry(offsets=(12, 20))}, bytes(20)),
@@ -96,10 +96,10 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         packed({"a": entry(), "b": entry()}, bytes(8)),
         "b: its bytes 0 to 8 overlap those of a, which end at 8",
     ),
-    "trailing": (one(entry(), bytes(11)), "3 bytes follow a, which ends at byte 8 of 11: they belong to none"),
+    "trailing": (one(entry(), bytes(11)), "3 bytes follow a, which ends at byte 8 of 11: they belong to no tensor"),
     "trailing after no tensor": (
         packed("{}", bytes(5)),
-        "5 bytes follow the header, which ends at byte 0 of 5: they belong to none",
+        "5 bytes follow the header, which ends at byte 0 of 5: they belong to no tensor",
     ),
     "short": (
         one(entry(), bytes(5)),
@@ -107,9 +107,9 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         "copy or download it again",
     ),
     "reversed": (one(entry(offsets=(8, 0))), "a: its data_offsets run backwards: 8 to 0"),
-    "negative offset": (one(entry(offsets=(-8, 0))), "a: its data_offsets holds -8, no size or position"),
-    "negative shape": (one(entry(shape=(-2,))), "a: its shape holds -2, no size or position"),
-    "two negatives": (one(entry(shape=(-1, -2))), "a: its shape holds -1, no size or position"),
+    "negative offset": (one(entry(offsets=(-8, 0))), "a: its data_offsets holds -8, which is not a size or position"),
+    "negative shape": (one(entry(shape=(-2,))), "a: its shape holds -2, which is not a size or position"),
+    "two negatives": (one(entry(shape=(-1, -2))), "a: its shape holds -1, which is not a size or position"),
     "overflow": (
         one(entry(shape=(2**62, 2**62))),
         "a: shape [4611686018427387904, 4611686018427387904] is impossible: over 2^64 elements",
@@ -122,14 +122,17 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         one(entry("F64", shape=(2**61 + 1,))),
         "a: float64 [2305843009213693953] takes 18446744073709551624 bytes, its data_offsets hold 8 bytes",
     ),
-    "offset of 2^70": (one(entry(offsets=(0, 2**70))), f"a: its data_offsets holds {2**70}, no size or position"),
+    "offset of 2^70": (
+        one(entry(offsets=(0, 2**70))),
+        f"a: its data_offsets holds {2**70}, which is not a size or position",
+    ),
     "offset of 5000 digits": (
         packed(A.replace("8]", "9" * 5000 + "]") + "}", bytes(8)),
-        "its header is no valid JSON: a number too long to be one",
+        "its header is not valid JSON: a number with too many digits",
     ),
     "offset of 4000 digits": (
         packed(A.replace("8]", "9" * 4000 + "]") + "}", bytes(8)),
-        "a: its data_offsets holds an absurd number, no size or position",
+        "a: its data_offsets holds an absurd number, which is not a size or position",
     ),
     "size mismatch": (one(entry(shape=(3,))), "a: float32 [3] takes 12 bytes, its data_offsets hold 8 bytes"),
     "size mismatch in nine dimensions": (
@@ -140,81 +143,81 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "lower-case dtype": (one(entry("f32")), "a: unknown dtype 'f32': written by a newer safetensors?"),
     "dtype is a number": (one(entry(32)), "a: unknown dtype 32: written by a newer safetensors?"),
     "dtype is a list": (one(entry(["F32"])), "a: unknown dtype a list: written by a newer safetensors?"),
-    "float in the shape": (one(entry(shape=(2.0,))), "a: its shape holds 2.0, no size or position"),
+    "float in the shape": (one(entry(shape=(2.0,))), "a: its shape holds 2.0, which is not a size or position"),
     "exponent in the shape": (
         packed(A.replace("[2]", "[2e0]") + "}", bytes(8)),
-        "a: its shape holds 2.0, no size or position",
+        "a: its shape holds 2.0, which is not a size or position",
     ),
     "bool in the shape": (
         one(entry(shape=(True,), offsets=(0, 4)), bytes(4)),
-        "a: its shape holds True, no size or position",
+        "a: its shape holds True, which is not a size or position",
     ),
-    "text in the shape": (one(entry(shape=("2",))), "a: its shape holds '2', no size or position"),
-    "list in the shape": (one(entry(shape=([2],))), "a: its shape holds a list, no size or position"),
+    "text in the shape": (one(entry(shape=("2",))), "a: its shape holds '2', which is not a size or position"),
+    "list in the shape": (one(entry(shape=([2],))), "a: its shape holds a list, which is not a size or position"),
     "NaN in the shape": (
         packed(A.replace("[2]", "[NaN]") + "}", bytes(8)),
-        "its header is no valid JSON: NaN is no JSON",
+        "its header is not valid JSON: NaN is not valid JSON",
     ),
     "infinity in the shape": (
         packed(A.replace("[2]", "[-Infinity]") + "}", bytes(8)),
-        "its header is no valid JSON: -Infinity is no JSON",
+        "its header is not valid JSON: -Infinity is not valid JSON",
     ),
     "number out of range": (
         packed(A[:-1] + ',"x":1e999}}', bytes(8)),
-        "its header is no valid JSON: 1e999 is out of range",
+        "its header is not valid JSON: 1e999 is out of range",
     ),
-    "shape is no list": (packed(A.replace("[2]", "2") + "}", bytes(8)), "a: its shape is no list but 2"),
-    "shape is null": (packed(A.replace("[2]", "null") + "}", bytes(8)), "a: its shape is no list but None"),
-    "one offset": (one(entry(offsets=(0,))), "a: its data_offsets are no list of two numbers"),
-    "three offsets": (one(entry(offsets=(0, 4, 8))), "a: its data_offsets are no list of two numbers"),
+    "shape is no list": (packed(A.replace("[2]", "2") + "}", bytes(8)), "a: its shape is not a list but 2"),
+    "shape is null": (packed(A.replace("[2]", "null") + "}", bytes(8)), "a: its shape is not a list but None"),
+    "one offset": (one(entry(offsets=(0,))), "a: its data_offsets are not a list of two numbers"),
+    "three offsets": (one(entry(offsets=(0, 4, 8))), "a: its data_offsets are not a list of two numbers"),
     "no UTF-8": (
         packed(A.encode().replace(b'"a"', b'"\xff"') + b"}", bytes(8)),
-        "its header is no valid UTF-8 near its byte 2",
+        "its header is not valid UTF-8 near its byte 2",
     ),
     "surrogate in UTF-8": (
         packed(A.replace('"a"', '"\ud800"') + "}", bytes(8)),
-        "its header is no valid UTF-8 near its byte 2",
+        "its header is not valid UTF-8 near its byte 2",
     ),
     "lone high surrogate": (
         packed(A.replace('"a"', r'"\ud800"') + "}", bytes(8)),
-        "its header holds \\ud800, half a surrogate pair, which is no text",
+        "its header holds \\ud800, half a surrogate pair, which is not valid text",
     ),
     "lone low surrogate": (
         packed(A.replace('"a"', r'"\uDC00x"') + "}", bytes(8)),
-        "its header holds \\uDC00, half a surrogate pair, which is no text",
+        "its header holds \\uDC00, half a surrogate pair, which is not valid text",
     ),
     "two high surrogates": (
         packed(A.replace('"a"', r'"\ud83d\ud83d\ude00"') + "}", bytes(8)),
-        "its header holds \\ud83d, half a surrogate pair, which is no text",
+        "its header holds \\ud83d, half a surrogate pair, which is not valid text",
     ),
     "byte order mark": (
         packed(b"\xef\xbb\xbf" + A.encode() + b"}", bytes(8)),
-        "its header is no valid JSON: it begins with a byte order mark",
+        "its header is not valid JSON: it begins with a byte order mark",
     ),
     "raw control character": (
         packed(A.replace('"a"', '"a\n"') + "}", bytes(8)),
-        "its header is no valid JSON: Invalid control character at: line 1 column 4 (char 3)",
+        "its header is not valid JSON: Invalid control character at: line 1 column 4 (char 3)",
     ),
     "NUL padding": (
         packed(A + "}\0\0", bytes(8)),
-        "its header is no valid JSON: Extra data: line 1 column 55 (char 54)",
+        "its header is not valid JSON: Extra data: line 1 column 55 (char 54)",
     ),
     "junk behind the object": (
         packed(A + "}{}", bytes(8)),
-        "its header is no valid JSON: Extra data: line 1 column 55 (char 54)",
+        "its header is not valid JSON: Extra data: line 1 column 55 (char 54)",
     ),
     "cut JSON": (
         packed(A, bytes(8)),
-        "its header is no valid JSON: Expecting ',' delimiter: line 1 column 54 (char 53)",
+        "its header is not valid JSON: Expecting ',' delimiter: line 1 column 54 (char 53)",
     ),
     "single quotes": (
         packed("{'a': 1}"),
-        "its header is no valid JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+        "its header is not valid JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
     ),
-    "nested 100,000 deep": (packed('{"a":' + "[" * 100_000), "its header nests too deep"),
+    "nested 100,000 deep": (packed('{"a":' + "[" * 100_000), "its header is nested too deeply"),
     "nested a bit too deep": (
         packed(A[:-1] + ',"x":' + "[" * DEEP + "]" * DEEP + "}}", bytes(8)),
-        "a: its header entry nests too deep",
+        "a: its header entry is nested too deeply",
     ),
     "no dtype": (packed('{"a":{"shape":[2],"data_offsets":[0,8]}}', bytes(8)), "a: its header entry has no dtype"),
     "no shape": (packed('{"a":{"dtype":"F32","data_offsets":[0,8]}}', bytes(8)), "a: its header entry has no shape"),
@@ -229,14 +232,14 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     ),
     "number in the metadata": (
         packed('{"__metadata__":{"epoch":3}}'),
-        "its __metadata__ holds 3 under 'epoch', no text",
+        "its __metadata__ holds 3 under 'epoch', not a string",
     ),
     "object in the metadata": (
         packed('{"__metadata__":{"x":{}}}'),
-        "its __metadata__ holds a dict under 'x', no text",
+        "its __metadata__ holds a dict under 'x', not a string",
     ),
-    "metadata is a list": (packed('{"__metadata__":[]}'), "its __metadata__ is no object but a list"),
-    "metadata is text": (packed('{"__metadata__":"pt"}'), "its __metadata__ is no object but 'pt'"),
+    "metadata is a list": (packed('{"__metadata__":[]}'), "its __metadata__ is not an object but a list"),
+    "metadata is text": (packed('{"__metadata__":"pt"}'), "its __metadata__ is not an object but 'pt'"),
     "empty tensor in the middle of another": (
         packed({"a": entry(), "e": entry(shape=(0,), offsets=(4, 4))}, bytes(8)),
         "e: its bytes 4 to 4 overlap those of a, which end at 8",
@@ -253,8 +256,8 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         one(entry("F6_E2M3", shape=(3,), offsets=(0, 3)), bytes(3)),
         "a: float6_e2m3fn [3] takes 18 bits, its data_offsets hold 3 bytes",
     ),
-    "entry is text": (packed('{"a":"F32"}'), "a: its header entry is no object but 'F32'"),
-    "entry is null": (packed('{"a":null}'), "a: its header entry is no object but None"),
+    "entry is text": (packed('{"a":"F32"}'), "a: its header entry is not an object but 'F32'"),
+    "entry is null": (packed('{"a":null}'), "a: its header entry is not an object but None"),
     "a name with a line break": (
         packed({"a\nb\x1b[31m": entry(shape=(3,))}, bytes(8)),
         "a\\nb\\x1b[31m: float32 [3] takes 12 bytes, its data_offsets hold 8 bytes",
@@ -283,7 +286,7 @@ STRICTER: dict[str, tuple[bytes, str]] = {
         packed(A[:-1] + ',"x":1,"x":2}}', bytes(8)),
         "its header names 'x' twice: readers disagree on which counts",
     ),
-    "entry is a list": (packed('{"a":["F32",[2],[0,8]]}', bytes(8)), "a: its header entry is no object but a list"),
+    "entry is a list": (packed('{"a":["F32",[2],[0,8]]}', bytes(8)), "a: its header entry is not an object but a list"),
     "dtype is an object": (
         packed(A.replace('"F32"', '{"F32":null}') + "}", bytes(8)),
         "a: unknown dtype a dict: written by a newer safetensors?",
@@ -294,7 +297,7 @@ STRICTER: dict[str, tuple[bytes, str]] = {
     ),
     "a dimension of 2^63": (
         one(entry(shape=(0, 2**63), offsets=(0, 0)), b""),
-        "a: its shape holds 9223372036854775808, no size or position",
+        "a: its shape holds 9223372036854775808, which is not a size or position",
     ),
 }
 
@@ -326,7 +329,7 @@ def test_a_comma_at_the_end(tmp_path, line):
     """Python's versions word it differently; it is refused by all."""
     path = tmp_path / "file.safetensors"
     path.write_bytes(packed(A + ",}", bytes(8)))
-    assert line(path).startswith("its header is no valid JSON: ")
+    assert line(path).startswith("its header is not valid JSON: ")
     assert opened(path) is None
 
 
@@ -391,7 +394,7 @@ def test_deep_limit_is_the_validators(tmp_path):
     path = tmp_path / "file.safetensors"
     path.write_bytes(packed(A[:-1] + ',"x":' + "[" * 126 + "]" * 126 + "}}", bytes(8)))
     assert opened(path) is None
-    with pytest.raises(UnreadableError, match="nests too deep"):
+    with pytest.raises(UnreadableError, match="is nested too deeply"):
         formats.read(str(path))
 
 

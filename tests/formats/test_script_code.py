@@ -394,7 +394,7 @@ def test_an_operator_that_loading_runs_is_found_and_crashes(name, archive, forke
 )
 def test_a_loop_that_loading_runs_is_found(loop, archive):
     """Nobody can tell when it ends; nor how large the result of an operator is."""
-    assert any("whose end or result cannot be told" in one for one in told(archive(loop), "unsafe-global"))
+    assert any("its end or result cannot be determined" in one for one in told(archive(loop), "unsafe-global"))
 
 
 def test_what_runs_when_called_is_judged_by_its_operators_alone(archive):

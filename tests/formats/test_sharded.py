@@ -183,7 +183,7 @@ def test_which_file_of_a_folder(case, tmp_path):
         else:
             torch.save({name: torch.zeros(1)}, tmp_path / name)
     assert names(tmp_path) == [chosen]
-    beside = oddities(tmp_path).get("other-weights", ": ").split(": ")[1].split(", ")
+    beside = oddities(tmp_path).get("other-weights", ": ").split(": ")[-1].split(", ")
     companions = ("config", "optimizer", "rng_", "scheduler", "training_args", "scaler")
     for name in present:
         passed_over = name != chosen and not name.startswith(companions) and not name.endswith(("/", "config.json"))
@@ -260,11 +260,11 @@ EMPTY: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a run of the Trainer": (
         ("checkpoint-10/model.safetensors", "runs/events"),
-        "is a folder without a checkpoint of its own; folders in it hold some: checkpoint-10",
+        "is a folder without a checkpoint; these folders in it have one: checkpoint-10",
     ),
     "more folders than are looked into": (
         tuple(f"{n:03}/model.safetensors" for n in range(201)),
-        "is a folder without a checkpoint of its own; folders in it hold some: 000, 001, 002, 003, and 196 more "
+        "is a folder without a checkpoint; these folders in it have one: 000, 001, 002, 003, and 196 more "
         "(of the first 200 of 201 folders)",
     ),
     "torch.distributed.checkpoint": (
@@ -273,7 +273,7 @@ EMPTY: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "DeepSpeed": (
         ("latest", "zero_to_fp32.py", "global_step1/optim_states.pt"),
-        "latest names 'x', and no such folder has a rank's files; copy it again",
+        "latest names 'x', but no folder of this name has files of a rank; copy it again",
     ),
 }
 
@@ -340,8 +340,8 @@ def test_an_index_that_points_outside(case, folder, line):
     (folder / ONE).write_bytes(b"never read")
     (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": OUTSIDE[case]}))
     shown = repr(OUTSIDE[case])
-    assert line(folder) == f"{INDEX} points outside its folder: {shown} is no plain file name"
-    assert line(folder / INDEX) == f"the index points outside its folder: {shown} is no plain file name"
+    assert line(folder) == f"{INDEX} points outside its folder: {shown} is not a plain file name"
+    assert line(folder / INDEX) == f"the index points outside its folder: {shown} is not a plain file name"
 
 
 def wrong(text: str, expected: str) -> tuple[bytes, str]:
@@ -353,9 +353,9 @@ LIES: dict[str, tuple[bytes, str]] = {
     "map is a list": wrong(indexed([ONE, TWO]), "{} has no weight_map that names a tensor"),
     "map is empty": wrong(indexed({}), "{} has no weight_map that names a tensor"),
     "no map": wrong('{"metadata":{}}', "{} has no weight_map that names a tensor"),
-    "map to a number": wrong(indexed({"model.a": 1}), "model.a: {} maps it to 1, no file name"),
-    "map to null": wrong(indexed({"model.a": None}), "model.a: {} maps it to None, no file name"),
-    "map to a list": wrong(indexed({"model.a": [ONE]}), "model.a: {} maps it to a list, no file name"),
+    "map to a number": wrong(indexed({"model.a": 1}), "model.a: {} maps it to 1, which is not a file name"),
+    "map to null": wrong(indexed({"model.a": None}), "model.a: {} maps it to None, which is not a file name"),
+    "map to a list": wrong(indexed({"model.a": [ONE]}), "model.a: {} maps it to a list, which is not a file name"),
     "a key twice": wrong(
         f'{{"weight_map":{{"model.a":"{ONE}","model.a":"{TWO}"}}}}',
         "{} names 'model.a' twice: readers disagree on which counts",
@@ -364,36 +364,38 @@ LIES: dict[str, tuple[bytes, str]] = {
         f'{{"weight_map":{{"x":"{ONE}"}},"weight_map":{{"model.a":"{ONE}"}}}}',
         "{} names 'weight_map' twice: readers disagree on which counts",
     ),
-    "deep": wrong('{"metadata":' + "[" * 100_000, "{} nests too deep"),
+    "deep": wrong('{"metadata":' + "[" * 100_000, "{} is nested too deeply"),
     "cut": wrong(
         indexed({"model.a": ONE})[:-1],
-        "{} is no valid JSON: Expecting ',' delimiter: line 1 column 79 (char 78)",
+        "{} is not valid JSON: Expecting ',' delimiter: line 1 column 79 (char 78)",
     ),
     "byte order mark": wrong(
-        "\ufeff" + indexed({"model.a": ONE}), "{} is no valid JSON: it begins with a byte order mark"
+        "\ufeff" + indexed({"model.a": ONE}), "{} is not valid JSON: it begins with a byte order mark"
     ),
-    "no UTF-8": (b'{"weight_map":{"\xff":"m"}}', "{} is no valid UTF-8 near its byte 16"),
+    "no UTF-8": (b'{"weight_map":{"\xff":"m"}}', "{} is not valid UTF-8 near its byte 16"),
     "half a surrogate pair": wrong(
-        indexed({"model.\ud800": ONE}), "{} holds \\ud800, half a surrogate pair, which is no text"
+        indexed({"model.\ud800": ONE}), "{} holds \\ud800, half a surrogate pair, which is not valid text"
     ),
-    "NaN": wrong('{"metadata":{"total_size":NaN}}', "{} is no valid JSON: NaN is no JSON"),
-    "an endless number": wrong('{"metadata":{"total_size":1e999}}', "{} is no valid JSON: 1e999 is out of range"),
+    "NaN": wrong('{"metadata":{"total_size":NaN}}', "{} is not valid JSON: NaN is not valid JSON"),
+    "an endless number": wrong('{"metadata":{"total_size":1e999}}', "{} is not valid JSON: 1e999 is out of range"),
     "missing shard": wrong(
         indexed({"model.b": "m-9.safetensors"}),
         "shard m-9.safetensors is missing: 0 of 1 are here, as {} names them; copy or download it again",
     ),
     "a tensor of a missing shard in another": wrong(
         indexed({"model.a": "m-9.safetensors", "model.b": TWO, "model.c": ONE}),
-        f"model.a: the index says m-9.safetensors, it is in {ONE}",
+        f"model.a: the index says m-9.safetensors, but it is in {ONE}",
     ),
     "itself": wrong(indexed({"model.a": INDEX}), f"shard {INDEX} is an index itself, not a file of tensors"),
     "directory": wrong(indexed({"model.a": "1_Pooling"}), "shard 1_Pooling is a directory, not a regular file"),
-    "wrong shard": wrong(indexed({"model.a": TWO, "model.b": ONE}), f"model.a: the index says {TWO}, it is in {ONE}"),
+    "wrong shard": wrong(
+        indexed({"model.a": TWO, "model.b": ONE}), f"model.a: the index says {TWO}, but it is in {ONE}"
+    ),
     "tensor in no shard": wrong(
-        indexed({"model.a": ONE, "model.c": TWO}), f"model.c: the index says it is in {TWO}, it is in no shard"
+        indexed({"model.a": ONE, "model.c": TWO}), f"model.c: the index says it is in {TWO}, but it is in no shard"
     ),
     "a name with a line break": wrong(
-        indexed({"x\ny": ONE}), f"x\\ny: the index says it is in {ONE}, it is in no shard"
+        indexed({"x\ny": ONE}), f"x\\ny: the index says it is in {ONE}, but it is in no shard"
     ),
 }
 
@@ -427,7 +429,7 @@ def test_an_index_too_long(folder, line):
     """An index of more bytes than any has is not parsed."""
     with (folder / INDEX).open("r+") as file:
         file.truncate(sharded.MAX_INDEX + 1)
-    assert line(folder) == f"{INDEX} has 33554433 bytes, more than the 33554432 that an index may have"
+    assert line(folder) == f"{INDEX} has 33554433 bytes, more than the limit of 33554432 for an index"
 
 
 def test_an_index_that_is_a_pipe(folder, line):
@@ -552,7 +554,7 @@ def test_a_shard_that_leads_to_its_folder(folder, spared):
 def test_a_weight_file_that_leads_to_its_folder(tmp_path, line):
     """A folder whose only weight file is a link to the folder holds no checkpoint."""
     (tmp_path / "model.safetensors").symlink_to(".")
-    said = "is a folder without a checkpoint: model.safetensors is a link to a folder around it, and no file of weights"
+    said = "is a folder without a checkpoint: model.safetensors is a link to a parent folder, not a weight file"
     assert line(tmp_path) == said
 
 
@@ -578,7 +580,7 @@ def test_a_tensor_called_as_its_folder(folder, line):
     target = folder.parent / "plain"
     folder.rename(target)
     (target / INDEX).write_text(indexed({"plain.a": ONE}))
-    assert line(target) == f"plain.a: the index says it is in {ONE}, it is in no shard"
+    assert line(target) == f"plain.a: the index says it is in {ONE}, but it is in no shard"
 
 
 def test_a_path_that_begins_as_a_message(folder, line, monkeypatch):
@@ -608,7 +610,7 @@ def test_a_tensor_that_the_index_does_not_name(folder):
     save_file({"model.b": torch.zeros(4), "model.extra": torch.zeros(1)}, folder / TWO)
     (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": TWO}))
     assert names(folder) == ["model.a", "model.b", "model.extra"]
-    assert oddities(folder) == {"not-in-index": "in the shards, and not named by the index: model.extra"}
+    assert oddities(folder) == {"not-in-index": "in the shards but not in the index: model.extra"}
 
 
 @pytest.mark.parametrize(("claimed", "said"), [(40, "8 more"), (30, "2 fewer"), (40.0, "8.0 more")])
@@ -640,7 +642,7 @@ def test_a_total_that_is_no_number(total, folder):
 def test_a_shard_that_the_index_does_not_name(folder):
     """An orphan beside the shards is noted."""
     save_file({"z": torch.zeros(1)}, folder / "model-9.safetensors")
-    assert oddities(folder) == {"other-weights": "beside what was read, and not read: model-9.safetensors"}
+    assert oddities(folder) == {"other-weights": "not read: other weights in the same folder: model-9.safetensors"}
 
 
 def test_many_other_weights_are_one_note(folder):
@@ -773,7 +775,7 @@ def test_weights_next_to_a_distributed_checkpoint_are_noted(tmp_path):
     save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors")
     after = formats.read(str(tmp_path))
     assert before.oddities == ()
-    assert [odd.message for odd in after.oddities] == ["beside what was read, and not read: model.safetensors"]
+    assert [odd.message for odd in after.oddities] == ["not read: other weights in the same folder: model.safetensors"]
 
 
 def test_one_file_and_its_shards_hold_the_same(model, tmp_path):
@@ -849,4 +851,6 @@ def test_companions_of_a_training_run_are_named(tmp_path):
     for name in ("optimizer.pt", "rng_state.pth", "training_args.bin"):
         (tmp_path / name).write_bytes(b"x")
     said = {odd.name: odd.message for odd in formats.read(str(tmp_path)).oddities}
-    assert said == {"companions": "of the training run, and not read: optimizer.pt, rng_state.pth, training_args.bin"}
+    assert said == {
+        "companions": "not read: other files of the training run: optimizer.pt, rng_state.pth, training_args.bin"
+    }

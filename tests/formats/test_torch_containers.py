@@ -198,11 +198,14 @@ def test_odd_archives_are_read_and_told(contents, name, data):
 
 REFUSED = {
     "no version": (build(without("version")), "holds no version record"),
-    "a version in words": (build(records(version=b"three")), "version record says 'three', which is no version"),
-    "version 0": (build(records(version=b"0")), "version record says '0'"),
+    "a version in words": (
+        build(records(version=b"three")),
+        "version record contains 'three'; expected a positive integer",
+    ),
+    "version 0": (build(records(version=b"0")), "version record contains '0'"),
     "version 999": (build(records(version=b"999")), "version record says 999: written by a newer torch"),
     "a huge version": (build(records(version=b"9" * 5000)), "archive/version has 5,000 bytes: refused"),
-    "byteorder middle": (build(changed("byteorder", data=b"middle")), "byteorder record says 'middle'"),
+    "byteorder middle": (build(changed("byteorder", data=b"middle")), "byteorder record contains 'middle'"),
     "an unfinished save": (build(without("data.pkl")), "holds no data.pkl: the save did not finish"),
     "TorchScript": (build([*records(), Member("archive/constants.pkl", b"x")]), "is a TorchScript archive"),
     "torch.export": (
@@ -215,7 +218,7 @@ REFUSED = {
     "an empty zip": (build([]), "is a zip archive, but not of torch.save"),
     "a decoy first": (
         build([Member("decoy/x", b"x"), *records()]),
-        "records outside the archive's folder: its data.pkl",
+        "records outside the archive's folder: data.pkl",
     ),
     "two folders": (build([*records(), Member("other/data/0", b"x")]), "'other/data/0' is not in 'archive/'"),
     "a record in no folder": (build([*records(), Member("loose", b"x")]), "'loose' is not in 'archive/'"),
@@ -224,7 +227,7 @@ REFUSED = {
         build([Member("data.pkl", b"x"), Member("version", b"3")]),
         "records outside the archive's folder",
     ),
-    "a nested folder": (build(records(folder="a/b")), "records outside the archive's folder: its data.pkl"),
+    "a nested folder": (build(records(folder="a/b")), "records outside the archive's folder: data.pkl"),
     "a damaged pickle": (build(changed("data.pkl", crc=1)), "archive/data.pkl: checksum wrong"),
     "a compressed storage": (
         build(changed("data/0", method=8)),
@@ -333,11 +336,11 @@ REFUSED_STREAMS = {
     "another magic number": (legacy(ONE, [], magic=7), "its magic number is missing"),
     "another version": (STREAM.replace(pickled(number(1001)), pickled(number(1002))), "its version is 1002"),
     "a version that is a list": (STREAM.replace(pickled(number(1001)), pickled(b"]")), "its version is something else"),
-    "too few elements": (legacy(ONE, [("0", 3, bytes(12))]), "storage '0' has 3 elements, and the pickle says 4"),
-    "negative elements": (legacy(ONE, [("0", -1, b"")]), "storage '0' has -1 elements, and the pickle says 4"),
+    "too few elements": (legacy(ONE, [("0", 3, bytes(12))]), "storage '0' has 3 elements, but the pickle says 4"),
+    "negative elements": (legacy(ONE, [("0", -1, b"")]), "storage '0' has -1 elements, but the pickle says 4"),
     "a storage nobody uses": (
         legacy(ONE, [("0", 4, bytes(16)), ("1", 1, bytes(4))]),
-        "one that the object does not use",
+        "a storage that the object does not use",
     ),
     "a storage twice": (legacy(ONE, [("0", 4, bytes(16))] * 2), "the list of storages names '0' twice"),
     "two sizes of one storage": (
@@ -354,22 +357,22 @@ REFUSED_STREAMS = {
         storage_id(text("stor"), FLOAT, text("0"), text("cpu"), number(4)),
         "malformed storage record",
     ),
-    "a type that is no storage": (
+    "a type that is not a storage": (
         storage_id(text("storage"), b"cos\nsystem\n", text("0"), text("cpu"), number(4)),
-        "its type is no storage of torch",
+        "its type is not a storage class of torch",
     ),
     "a type in words": (
         storage_id(text("storage"), text("x"), text("0"), text("cpu"), number(4)),
-        "its type is no storage",
+        "its type is not a storage",
     ),
-    "a numeric key": (storage_id(text("storage"), FLOAT, number(0), text("cpu"), number(4)), "its key is no text"),
+    "a numeric key": (storage_id(text("storage"), FLOAT, number(0), text("cpu"), number(4)), "its key is not a string"),
     "a negative size": (
         storage_id(text("storage"), FLOAT, text("0"), text("cpu"), number(-4)),
-        "its key is no text or its number",
+        "its key is not a string or its number",
     ),
     "a size of True": (
         storage_id(text("storage"), FLOAT, text("0"), text("cpu"), b"\x88"),
-        "its key is no text or its number",
+        "its key is not a string or its number",
     ),
     "a size of 2**62": (
         legacy(state_dict(w=tensor(numel=2**62)), [("0", 2**62, bytes(16))]),

@@ -360,15 +360,15 @@ def _int(number):
 
 #: What an entry may say that cannot be, and what is said of it.
 WRONG = {
-    "an unknown dtype": ({"meta": {"dtype": 99}}, "its dtype is 99, which is none that torch 2.13 writes"),
+    "an unknown dtype": ({"meta": {"dtype": 99}}, "its dtype is 99, which torch 2.13 never writes"),
     "a dtype in words": ({"meta": {"dtype": "float32"}}, "its dtype is 'float32'"),
     "a dtype that is a list": ({"meta": {"dtype": []}}, "its dtype is a list"),
     "a dtype that is true": ({"meta": {"dtype": True}}, "its dtype is True"),
     "a symbolic size": (
         {"meta": {"sizes": [{"as_expr": {"expr_str": "s0"}}, _int(3)]}},
-        "a number is needed in its sizes, and there is a symbol",
+        "its sizes needs a number, but has a symbol",
     ),
-    "sizes that are no list": ({"meta": {"sizes": 3}}, "its sizes are no list but 3"),
+    "sizes that are no list": ({"meta": {"sizes": 3}}, "its sizes are not a list but 3"),
     "a size below zero": ({"meta": {"sizes": [_int(-1), _int(3)]}}, "its shape holds -1: impossible"),
     "a huge size": ({"meta": {"sizes": [_int(2**62), _int(2**62)]}}, "more than 2^63 elements"),
     "too many dimensions": ({"meta": {"sizes": [_int(1)] * 2000}}, "2000 dimensions"),
@@ -377,7 +377,7 @@ WRONG = {
     "strides of another length": ({"meta": {"strides": [_int(7)]}}, "2 sizes but 1 strides"),
     "an offset beyond its storage": ({"meta": {"storage_offset": _int(1)}}, "at offset 1 reaches element 6"),
     "an offset below zero": ({"meta": {"storage_offset": _int(-1)}}, "its offset into storage"),
-    "an offset that is none": ({"meta": {"storage_offset": None}}, "in its storage_offset, and there is None"),
+    "an offset that is none": ({"meta": {"storage_offset": None}}, "its storage_offset needs a number, but has None"),
     "a layout that is not strided": ({"meta": {"layout": 1}}, "its layout is 1, not 7 (strided)"),
     "no device": ({"meta": {"device": None}}, "its device is None"),
     "a device of many letters": ({"meta": {"device": {"type": "x" * 500}}}, "a name of 500 characters"),
@@ -390,8 +390,8 @@ WRONG = {
     "pickles in a number": ({"use_pickle": 1}, "its use_pickle is 1, not a bool"),
     "pickles in words": ({"use_pickle": "false"}, "its use_pickle is 'false', not a bool"),
     "a parameter in a number": ({"is_param": 1}, "its is_param is 1, not a bool"),
-    "no tensor_meta": ({"tensor_meta": None}, "its tensor_meta is no object but None"),
-    "a meta that is no object": ({"tensor_meta": [1]}, "its tensor_meta is no object but a list"),
+    "no tensor_meta": ({"tensor_meta": None}, "its tensor_meta is not an object but None"),
+    "a meta that is no object": ({"tensor_meta": [1]}, "its tensor_meta is not an object but a list"),
 }
 
 
@@ -476,13 +476,13 @@ def test_what_is_missing_is_named(parts, tmp_path, line):
         assert line(path).startswith(said)
     for changed, data, said in (
         ("archive_version", b"7", "archive_version record says '7': written by a newer torch; statecli knows '0'"),
-        ("archive_format", b"pt3", "archive_format record says 'pt3', and only 'pt2' is known"),
+        ("archive_format", b"pt3", "archive_format record says 'pt3'; statecli knows only 'pt2'"),
         (".data/version", b"11", "version record says 11: written by a newer torch; statecli knows up to 10"),
         (CONFIG, b"{}", f"{CONFIG} has no object under 'config'"),
-        (CONFIG, b"{", f"{CONFIG} is no valid JSON"),
+        (CONFIG, b"{", f"{CONFIG} is not valid JSON"),
         (CONFIG, b'{"config": {"a": {}, "a": {}}}', f"{CONFIG} names 'a' twice"),
         ("models/model.json", b"{}", "its program has no list graph_module.signature.input_specs"),
-        ("models/model.json", b"[]", "models/model.json is no JSON object"),
+        ("models/model.json", b"[]", "models/model.json is not a JSON object"),
     ):
         assert line(built(tmp_path / "y.pt2", {**parts, changed: data})).startswith(said)
 
@@ -541,7 +541,7 @@ def test_a_schema_that_torch_loads_is_no_note(version, parts, tmp_path):
 @pytest.mark.parametrize("version", ["8", [8, 20], {}, {"major": True}, {"major": -1}, 8.5], ids=repr)
 def test_a_schema_that_is_no_version_is_refused(version, parts, tmp_path, line):
     """One line says what stands there."""
-    assert "which is no version" in line(built(tmp_path / "y.pt2", schema(parts, version)))
+    assert "expected an integer of 0 or more" in line(built(tmp_path / "y.pt2", schema(parts, version)))
 
 
 def test_an_archive_older_than_its_version_is_read(parts, tmp_path):
@@ -555,7 +555,7 @@ def test_a_name_that_only_the_signature_has_is_damage(parts, tmp_path):
     config = json.loads(parts[CONFIG])
     del config["config"]["weight"]
     rows = {row.fqn: row for row in read(built(tmp_path / "y.pt2", {**parts, CONFIG: _json(config)})).tensors}
-    assert rows["weight"].damage.endswith("is in the signature, and neither among the weights nor among the constants")
+    assert rows["weight"].damage.endswith("the signature names it, but it is not among the weights or the constants")
     assert rows["bias"].damage is None
 
 
@@ -982,12 +982,12 @@ def test_code_in_the_name_of_an_input_is_found(forged, tmp_path):
     [
         ("torch.ops.aten.from_file.default", "unsafe-global", "its graph calls torch.ops.aten.from_file, which maps"),
         ("torch.ops.image.write_file.default", "unsafe-global", "which reads or writes a file"),
-        ("torch.os.system", "unsafe-global", "its graph calls torch.os.system, which is no operator of torch"),
+        ("torch.os.system", "unsafe-global", "its graph calls torch.os.system, which is not an operator of torch"),
         ("torch.ops.mylib.run.default", "unknown-global", "its graph calls torch.ops.mylib.run, which belongs to"),
-        ("#mine:run", "unsafe-global", "is no operator of torch"),
-        ("_operator.call", "unsafe-global", "is no operator of torch"),
-        ("math.factorial", "unsafe-global", "is no operator of torch"),
-        ("torch.utils._sympy.functions.sympy.sympify", "unsafe-global", "is no operator of torch"),
+        ("#mine:run", "unsafe-global", "is not an operator of torch"),
+        ("_operator.call", "unsafe-global", "is not an operator of torch"),
+        ("math.factorial", "unsafe-global", "is not an operator of torch"),
+        ("torch.utils._sympy.functions.sympy.sympify", "unsafe-global", "is not an operator of torch"),
         ("torch.utils._sympy.functions.FloorDiv", None, ""),
         ("torch.ops.aten.cos.default", None, ""),
         ("torch.ops.torchvision.nms.default", None, ""),
@@ -1250,7 +1250,7 @@ def test_a_file_that_leaves_the_loaders_folder_is_found(parts, tmp_path):
 def test_a_program_that_is_no_json_was_not_scanned(parts, tmp_path):
     """Python's own parser takes NaN, so what is refused here may load."""
     path = built(tmp_path / "y.pt2", {**parts, "models/model.json": b'{"a": NaN, "expr_str": "eval(1)"}'})
-    assert "no valid JSON" in next(one.unread for one in scan_pickles(str(path)) if one.where == "x/models/model.json")
+    assert "not valid JSON" in next(one.unread for one in scan_pickles(str(path)) if one.where == "x/models/model.json")
 
 
 def test_every_beginning_is_refused_or_read(parts, tmp_path):
@@ -1381,7 +1381,7 @@ def test_a_record_that_torch_does_not_know_is_reported(kind, parts, tmp_path):
     path = built(tmp_path / "y.pt2", {**own, "notes/x": b"abc" * 9})
     state = read(path)
     assert [(one.name, one.message) for one in state.oddities] == [
-        ("unused-records", "27 bytes are of records that torch does not know: notes/x")
+        ("unused-records", "27 bytes belong to records that torch does not know: notes/x")
     ]
 
 

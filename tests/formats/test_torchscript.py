@@ -417,11 +417,11 @@ def test_what_is_missing_is_named(parts, tmp_path, line):
     """A record that torch needs, or a class."""
     gone = {name: data for name, data in parts.items() if name != "data.pkl"}
     assert line(built(tmp_path / "a.pt", gone)) == (
-        "is no whole TorchScript archive: it holds no data.pkl; save it again"
+        "is an incomplete TorchScript archive without data.pkl; save it again"
     )
     gone = {name: data for name, data in parts.items() if name != CODE}
     assert line(built(tmp_path / "b.pt", gone)) == (
-        "holds an object of __torch__.torch.nn.modules.linear.Linear, which is no class of its code"
+        "holds an object of __torch__.torch.nn.modules.linear.Linear, which its code does not define"
     )
     gone = {name: data for name, data in parts.items() if name != "version"}
     assert line(built(tmp_path / "c.pt", gone)).startswith("holds no version record")
@@ -532,7 +532,7 @@ def test_modules_that_hold_each_other_end(parts, tmp_path, monkeypatch):
         + b"q\0)\x81q\1"
         + b"".join(b"h\0)\x81q%c}(X\1\0\0\0ah%cX\1\0\0\0bh%cub" % (n + 1, n, n) for n in range(1, 60))
     )
-    with pytest.raises(UnreadableError, match="hold each other too often"):
+    with pytest.raises(UnreadableError, match="because they contain each other too often"):
         read(_written(tmp_path, parts, many + b"."))
 
 

@@ -252,7 +252,7 @@ def test_a_bare_pickle_beside_the_weights_is_noted_and_not_run(step, statecli):
     result = statecli("inspect", step, "-f", "json")
     assert result.code == 0
     (said,) = (one["message"] for one in result.json["notes"] if one["name"] == "companions")
-    assert said.startswith("random_states_0.pkl: not read, for it is a bare pickle")
+    assert said.startswith("random_states_0.pkl: not read, because it is a bare pickle")
     assert "unsafe-global" in {one["rule"] for one in statecli("audit", step, "-f", "json").json["findings"]}
 
 
@@ -266,11 +266,11 @@ class Evil:
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        (b"", "is no valid JSON"),
-        (b"[]", "is no JSON object but a JSON list"),
-        (b'{"a": NaN}', "is no valid JSON"),
-        (b"[" * 100_000, "nests too deep"),
-        (b"\xff", "is no valid UTF-8"),
+        (b"", "is not valid JSON"),
+        (b"[]", "is not a JSON object but a JSON list"),
+        (b'{"a": NaN}', "is not valid JSON"),
+        (b"[" * 100_000, "is nested too deeply"),
+        (b"\xff", "is not valid UTF-8"),
     ],
     ids=["empty", "list", "nan", "deep", "bytes"],
 )
@@ -279,7 +279,7 @@ def test_a_configuration_that_is_none_is_noted(step, raw, why):
     (step / "config.json").write_bytes(raw)
     state = formats.read(str(step))
     (said,) = (odd.message for odd in state.oddities if odd.name == "config-unread")
-    assert said.startswith(f"config.json: not read, for it {why}")
+    assert said.startswith(f"config.json: not read, because it {why}")
     assert len(state.tensors) == 166
 
 
@@ -406,7 +406,7 @@ def test_an_optimizer_in_shards_lies_beside_a_model_in_a_file(sharded):
     state = formats.read(str(sharded))
     assert (state.format, state.sections[:2]) == ("trainer safetensors+dcp+torch-zip", ("model", "optimizer"))
     said = [odd.message for odd in state.oddities if odd.name == "other-weights"]
-    assert said == ["beside what was read, and not read: pytorch_model_fsdp_0"]
+    assert said == ["not read: other weights in the same folder: pytorch_model_fsdp_0"]
 
 
 def test_a_whole_model_of_fsdp_is_one_file(sharded):
@@ -469,13 +469,15 @@ def test_other_weights_of_the_same_model_are_said(tmp_path):
     for name in ("flax_model.msgpack", "tf_model.h5"):
         (tmp_path / name).write_bytes(b"x")
     (odd,) = formats.read(str(tmp_path)).oddities
-    assert odd.message == "beside what was read, and not read: flax_model.msgpack, pytorch_model.bin, tf_model.h5"
+    assert (
+        odd.message == "not read: other weights in the same folder: flax_model.msgpack, pytorch_model.bin, tf_model.h5"
+    )
 
 
 def test_a_folder_of_another_framework_alone_is_named(tmp_path, line):
     """Those of Keras are not read."""
     (tmp_path / "tf_model.h5").write_bytes(b"x")
-    expected = "is a folder with weights of another framework alone, which statecli does not read: tf_model.h5"
+    expected = "is a folder with only weights of another framework, which statecli does not read: tf_model.h5"
     assert line(tmp_path) == expected
 
 

@@ -192,8 +192,8 @@ REFUSED = {
         "'archive/.data/serialization_id' lies outside the file: its header is at byte",
     ),
     "header past the end": (build(changed("data/0", offset=10**6)), "'archive/data/0' lies outside the file"),
-    "size": (build(changed("data/0", size=8)), "stored in 16 bytes and said to hold 8"),
-    "compressed size": (build(changed("data/0", packed_size=8)), "stored in 8 bytes and said to hold 16"),
+    "size": (build(changed("data/0", size=8)), "stored in 16 bytes, but the directory says 8 bytes"),
+    "compressed size": (build(changed("data/0", packed_size=8)), "stored in 8 bytes, but the directory says 16 bytes"),
     "both sizes past the end": (
         build(changed(".data/serialization_id", size=10**6, packed_size=10**6)),
         "lies outside the file: it ends at byte",
@@ -215,14 +215,14 @@ REFUSED = {
     ),
     "zip64 locator": (build(records(), Lies(locator=-4)), "no zip64 end record at byte"),
     "zip64 locator past the end": (build(records(), Lies(locator=10**6)), "no zip64 end record at byte"),
-    "zip64 locator missing": (build(records(), Lies(only_in_zip64=True, missing_locator=True)), "there is none"),
+    "zip64 locator missing": (build(records(), Lies(only_in_zip64=True, missing_locator=True)), "that does not exist"),
     "several disks": (build(records(), Lies(disk=1)), "spans several disks"),
     "a folder with content": (
         build(changed("data/0", marks=0x10)),
         "'archive/data/0' is marked as a folder and holds 16",
     ),
     "a record on another disk": (build(changed("data/0", disk=1)), "spans several disks"),
-    "truncated": (GOOD[:-30], "file is truncated: the directory that ends a zip archive is missing"),
+    "truncated": (GOOD[:-30], "file is truncated: no end-of-central-directory record"),
 }
 
 
@@ -550,7 +550,7 @@ def test_an_end_record_that_points_to_no_zip64_record_is_malformed(opened, lie):
     end = data.index(b"PK\5\6")
     at, form = {"records": (8, "<HH"), "size": (12, "<I"), "offset": (16, "<I")}[lie]
     struct.pack_into(form, data, end + at, *([0xFFFF] * 2 if lie == "records" else [0xFFFFFFFF]))
-    with pytest.raises(MalformedError, match="points to a zip64 record, and there is none"):
+    with pytest.raises(MalformedError, match="points to a zip64 record that does not exist"):
         opened(bytes(data))
 
 

@@ -53,7 +53,7 @@ def add_config_files(path: str, state: ModelState) -> ModelState:
             settings = add_file(settings, stem, _parse_settings(stem, read_small_file(where, longest)))
         except UnreadableError as error:
             why = str(error).removeprefix("it ")
-            because = f", for it {why}" if quoting.starts_with_verb(why) else f": {why}"
+            because = f", because it {why}" if quoting.starts_with_verb(why) else f": {why}"
             oddities.append(Oddity("config-unread", f"{stem}.json: not read{because}"))
     if not settings.beside and not oddities:
         return state

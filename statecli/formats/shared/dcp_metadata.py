@@ -28,8 +28,8 @@ MAX_METADATA = 256 * 2**20
 MAX_PATH = 200
 MAX_INDEX = 2**31
 _OURS = "torch.distributed."
-_CUT_OFF = "the save did not finish, or it was not copied whole; copy it again, or save it again"
-#: Every name that a `.metadata` needs, beside torch's dtypes; the classes of torch before 2.0 lay elsewhere, and those
+_CUT_OFF = "the save did not finish, or the copy is incomplete; copy it or save it again"
+#: Every name that a `.metadata` needs, next to torch's dtypes; the classes of torch before 2.0 lay elsewhere, and those
 #: of a tensor's properties before 2.3.
 NEEDED = frozenset(
     (
@@ -183,7 +183,7 @@ def _check_version(version: Any, what: str) -> None:
         raise UnreadableError(f"{message}: update statecli, or save it again with an older torch")
     if version is not None and type(version) is not str:
         message = quoting.value(version) if type(version) in (int, float, bool) else "no text"
-        raise UnreadableError(f"{what} says version {message}, and torch writes 1.0.0: save it again")
+        raise UnreadableError(f"{what} says version {message}, but torch writes 1.0.0: save it again")
 
 
 def _named_items(node: Any, otherwise: str) -> Mapping[str, Any]:
@@ -251,7 +251,7 @@ class _Reader:
             node = node.args[0] if node.args else ()
         numbers = tuple(node) if type(node) is list else node
         if type(numbers) is not tuple or len(numbers) > MAX_DIMENSIONS:
-            raise MalformedError(f"its {what} is no tuple of sizes")
+            raise MalformedError(f"its {what} is not a tuple of sizes")
         for n in numbers:
             if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
                 raise MalformedError(f"its {what} holds {quoting.value(n) if type(n) is int else 'no number'}")
@@ -272,9 +272,11 @@ class _Reader:
         """
         items = _list_items(node)
         if items is None and type(node) is Obj:
-            raise MalformedError(f"{what} builds its storage_data by a call, whose result is not known; save it again")
+            raise MalformedError(f"{what} builds its storage_data by a call with an unknown result; save it again")
         if items is None:
-            raise MalformedError(f"{what} has no storage_data: where the tensors lie is not recorded; save it again")
+            raise MalformedError(
+                f"{what} has no storage_data, so the positions of the tensors are unknown; save it again"
+            )
         stored_by_name: dict[str, list[Stored]] = {}
         for key, value in items.items():
             index = _shown_state(key.value if type(key) is Key else key, _INDEX)
@@ -291,7 +293,7 @@ class _Reader:
         file, offset, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
         transforms = fields.get("transform_descriptors")
         if type(file) is not str or type(offset) is not int or type(length) is not int or offset < 0 or length < 0:
-            raise MalformedError(f"{quoting.name(fqn)}: .metadata does not say where it lies: save it again")
+            raise MalformedError(f"{quoting.name(fqn)}: .metadata does not record its position: save it again")
         streams: Any = transforms if type(transforms) in (list, tuple) else [transforms] if transforms else ()
         names = tuple(stream if type(stream) is str else "?" for stream in streams)
         return Stored(None if start is None else self.sizes(start, "chunk"), file, offset, length, names)

@@ -92,9 +92,9 @@ def describe_merge(path: str, count: int, rivals: Sequence[Rival]) -> Oddity:
     message = f"saved by {count} ranks without collectives"
     differ, unread = _find_difference(path, rivals)
     if differ:
-        message += f"; they saved different values, and the first one's are shown: {quoting.names(differ)}"
+        message += f"; their values differ, and the values of the first rank are shown: {quoting.names(differ)}"
     if unread:
-        message += f"; whether all saved the same was not looked at: {quoting.names(unread)}"
+        message += f"; not compared between the ranks: {quoting.names(unread)}"
     return Oddity("rank-metadata", message)
 
 

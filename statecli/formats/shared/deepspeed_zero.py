@@ -63,7 +63,7 @@ class Rank(NamedTuple):
             if tensor is not None and len(tensor.shape or ()) == 1 and tensor.data is not None
         ]
         if len(vectors) != len(tensors) or any(tensor.data.strides for tensor in vectors if tensor.data):
-            raise MalformedError(f"{what} holds something else than vectors")
+            raise MalformedError(f"{what} contains an entry that is not a vector")
         return vectors
 
 
@@ -80,7 +80,7 @@ def read_rank(folder: str, name: str, imported: set[str]) -> Rank:
         pickle, storages, oddities = format.read_contents(path)
         items = as_mapping(pickle.root)
         if items is None:
-            raise MalformedError("holds no dict, as DeepSpeed saves one")
+            raise MalformedError("does not contain a dict, which DeepSpeed saves")
         imports = tuple((mention.qualified, mention.position) for mention in pickle.globals)
         names = {qualified for qualified, _ in imports}
         state = ModelState(path, format.NAME, (), oddities=tuple(oddities), globals=imports, traits=format.TRAITS)
@@ -100,7 +100,7 @@ def read_shapes(node: Any, what: str) -> dict[str, Shape]:
     for name, size in (as_mapping(node) or {}).items():
         dims = as_sequence(size)
         if type(name) is not str or dims is None or len(dims) > MAX_DIMENSIONS or not all(map(_is_size, dims)):
-            raise MalformedError(f"{what} holds something else than a shape for each name")
+            raise MalformedError(f"{what} must have one shape per name")
         shape = tuple(dims)
         if prod(shape) > MAX_ELEMENTS:
             raise MalformedError(f"{quoting.name(name)}: {what} says {quoting.shape(shape)}, which is impossible")
@@ -131,15 +131,15 @@ class Shard(NamedTuple):
 
 
 def _read_shard(rank: Rank) -> Shard:
-    """Raises MalformedError for what is no part of a ZeRO optimizer."""
+    """Raises MalformedError for what is not a part of a ZeRO optimizer."""
     saved = get_text_items(rank.items.get("optimizer_state_dict"))
     stage, count = _read_integer(saved.get("zero_stage")), saved.get("partition_count")
     if stage not in (1, 2, 3):
-        raise UnreadableError(f"{rank.name}: zero_stage is {quoting.value(stage)}, and 1 to 3 are known")
+        raise UnreadableError(f"{rank.name}: zero_stage is {quoting.value(stage)}; statecli knows 1 to 3")
     counts = [number for number in as_sequence(count) or (count,) if type(number) is int]
     count = max(counts, default=0)
     if not 0 < count < MAX_RANKS:
-        raise MalformedError(f"{rank.name}: partition_count is {count}, no number of ranks")
+        raise MalformedError(f"{rank.name}: partition_count is {count}, which is not a number of ranks")
     last = stage == 3
     key = "fp32_flat_groups" if last else "single_partition_of_fp32_groups"
     masters = rank.read_vectors(saved.get(key), f"{rank.name}: {key}")
@@ -247,13 +247,13 @@ class Layout:
         pieces = []
         for piece in places:
             if piece.rank not in self.shards:
-                beyond = f"reaches beyond the partitions of {self.count} ranks"
+                beyond = f"extends beyond the partitions of {self.count} ranks"
                 return (), self.lost.get(piece.rank, beyond)
             available = self.shards[piece.rank].lengths[piece.group]
             if piece.at + piece.elements > available:
                 return (), (
-                    f"group {piece.group} of rank {piece.rank} holds {available} elements, "
-                    f"and it takes those up to {piece.at + piece.elements}"
+                    f"group {piece.group} of rank {piece.rank} has {available} elements, "
+                    f"but the parameter ends at element {piece.at + piece.elements}"
                 )
             pieces.append(piece)
             self.pieces += 1
@@ -277,9 +277,9 @@ class Layout:
                 lengths = f"{reference.lengths[group]} elements in rank {first}, {shard.lengths[group]} in rank {rank}"
                 return f"ranks disagree on the length of group {group}: {lengths}"
         if reference.uneven:
-            return "groups are parted among different numbers of ranks, as experts are, and are not put together"
+            return "groups are split over different numbers of ranks, as for experts, and are not merged"
         if self.stage != 3 and len(trained) != len(reference.lengths):
-            return f"param_shapes has {len(trained)} groups, the optimizer {len(reference.lengths)}"
+            return f"param_shapes has {len(trained)} groups, but the optimizer has {len(reference.lengths)}"
         return self._find_size_fault(trained)
 
     def _find_size_fault(self, trained: list[dict[str, Shape]]) -> str | None:
@@ -291,7 +291,7 @@ class Layout:
             return (
                 None
                 if wanted == available
-                else f"the parameters take {wanted} elements of each rank, it holds {available}"
+                else f"the parameters need {wanted} elements of each rank, but it has {available}"
             )
         step = 2 * self.count
         for group, shapes in enumerate(trained) if not self.lost else ():
@@ -299,7 +299,7 @@ class Layout:
             wanted = sum(map(prod, shapes.values())) + padding
             available = sum(shard.lengths[group] for shard in self.shards.values())
             if -(-wanted // step) != -(-available // step):
-                return f"the parameters of group {group} take {wanted} elements, its partitions hold {available}"
+                return f"the parameters of group {group} need {wanted} elements, but its partitions have {available}"
         return None
 
     def _walk_groups(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[Piece]]]:
@@ -409,7 +409,9 @@ def _find_fault(part: Part, views: list[View]) -> str | None:
         return f"its partitions are {' and '.join(dtypes)}"
     short = next((view for view in views if view[1] + view[2] > view[0].elements), None)
     return (
-        f"a partition holds {short[0].elements} elements, it takes those up to {short[1] + short[2]}" if short else None
+        f"a partition has {short[0].elements} elements, but the parameter ends at element {short[1] + short[2]}"
+        if short
+        else None
     )
 
 

@@ -20,7 +20,7 @@ from statecli.core.state import Box, Boxes, ByteRange, Evidence, Kind, TensorDat
 from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS
 
 MAGIC = b"\x93NUMPY"
-#: Bytes of a header's literal: numpy itself reads 10,000 unless told otherwise.
+#: Bytes of a header's literal: numpy itself reads 10,000 by default.
 MAX_HEADER = 64 << 10
 #: Brackets inside one another, and fields inside fields.
 MAX_DEPTH = 32
@@ -51,8 +51,8 @@ _OBJECTS = "objects, saved as a pickle: not loaded"
 
 #: numpy's types of more than eight bytes, whose format and size are the machine's.
 LONG = {
-    **dict.fromkeys(("float96", "float128"), "longdouble, of which only the bytes are compared"),
-    **dict.fromkeys(("complex192", "complex256"), "clongdouble, of which only the bytes are compared"),
+    **dict.fromkeys(("float96", "float128"), "longdouble: only its bytes are compared"),
+    **dict.fromkeys(("complex192", "complex256"), "clongdouble: only its bytes are compared"),
 }
 
 #: Gives the first bytes of an array's file, as many as it is asked for, or all there are.
@@ -89,22 +89,22 @@ def read_header(head: Head) -> Header:
     """Read the header of one array. Raises MalformedError for anything else, UnreadableError for a newer numpy."""
     raw = head(USUAL)
     if not raw.startswith(MAGIC):
-        raise MalformedError("is no numpy array: it does not begin with \\x93NUMPY")
+        raise MalformedError("is not a numpy array: it does not begin with \\x93NUMPY")
     width = _WIDTHS.get(raw[6]) if len(raw) > 7 else 2
     if width is None:
         raise UnreadableError(f"is a numpy array of version {raw[6]}.{raw[7]}: statecli reads 1.0 to 3.0")
     start = 8 + width
     length = int.from_bytes(raw[8:start], "little")
     if length > MAX_HEADER:
-        raise MalformedError(f"its header claims {length} bytes, more than the {MAX_HEADER} that one may have")
+        raise MalformedError(f"its header claims {length} bytes, more than the limit of {MAX_HEADER}")
     if start + length > len(raw):
         raw = head(start + length)
     if start + length > len(raw):
-        raise MalformedError(f"is truncated: its header takes {start + length} bytes, it has {len(raw)}")
+        raise MalformedError(f"is truncated: its header needs {start + length} bytes, but it has {len(raw)}")
     try:
         text = raw[start : start + length].decode("utf-8" if raw[6] == 3 else "latin-1")
     except UnicodeDecodeError as error:
-        raise MalformedError(f"its header is no UTF-8 near byte {error.start}") from error
+        raise MalformedError(f"its header is not valid UTF-8 near byte {error.start}") from error
     return _parse_literal(_Literal(text).parse(), start + length)
 
 
@@ -150,12 +150,12 @@ def _build_data(header: Header, storage: ByteRange, strides: tuple[int, ...] | N
 
 def _parse_literal(literal: Any, length: int) -> Header:
     if type(literal) is not dict or literal.keys() != {"descr", "fortran_order", "shape"}:
-        raise MalformedError("its header is no dict of descr, fortran_order and shape")
+        raise MalformedError("its header is not a dict of descr, fortran_order and shape")
     order, shape = literal["fortran_order"], literal["shape"]
     if type(order) is not bool:
-        raise MalformedError(f"its fortran_order is {quoting.value(order)}, neither True nor False")
+        raise MalformedError(f"its fortran_order is {quoting.value(order)}; expected True or False")
     if type(shape) is not tuple or any(type(size) is not int for size in shape):
-        raise MalformedError("its shape is no tuple of whole numbers")
+        raise MalformedError("its shape is not a tuple of integers")
     if len(shape) > MAX_DIMENSIONS:
         raise MalformedError(f"its shape has {len(shape)} dimensions, more than {MAX_DIMENSIONS}")
     if max(shape, default=0) > MAX_ELEMENTS or prod(shape) > MAX_ELEMENTS:
@@ -188,7 +188,7 @@ def _measure_layout(descr: Any) -> tuple[int, bool]:
         shape = descr[1] if type(descr[1]) is tuple else (descr[1],)
         if all(type(count) is int for count in shape) and prod(shape) * size <= MAX_ELEMENTS:
             return prod(shape) * size, objects
-    raise MalformedError("its descr is neither a code nor a list of fields")
+    raise MalformedError("its descr is not a dtype code or a list of fields")
 
 
 def _parse_code(descr: str) -> Element:
@@ -203,7 +203,9 @@ def _parse_code(descr: str) -> Element:
     if kind in "?b":
         return Element("bool", size)
     if kind == "V":
-        more = ": bfloat16 is saved so" if size == 2 else ": float8 types are saved so" if size == 1 else ""
+        more = (
+            ": numpy saves bfloat16 as void" if size == 2 else ": numpy saves float8 types as void" if size == 1 else ""
+        )
         note = f"void of {size} byte{'s' * (size != 1)}{more}"
         return Element(f"numpy V{size}", size, note, is_number=bool(more))
     dtype = f"{_KINDS.get(kind)}{8 * size}"
@@ -225,7 +227,7 @@ class _Literal:
         while at < len(text):
             match = _TOKEN.match(text, at)
             if match is None:
-                raise MalformedError(f"its header is no literal of numpy's: {quoting.quote(text[at : at + 40])}")
+                raise MalformedError(f"invalid .npy header: {quoting.quote(text[at : at + 40])}")
             self._tokens.append(match)
             at = match.end()
         self._tokens.reverse()
@@ -234,7 +236,7 @@ class _Literal:
         """Parse the text as one value."""
         value = self._parse_value(0)
         if self._tokens:
-            raise MalformedError("its header goes on behind its dict")
+            raise MalformedError("its header continues after its dict")
         return value
 
     def _parse_value(self, depth: int) -> Any:
@@ -247,7 +249,7 @@ class _Literal:
             return token["text"][1:-1]
         sign = token["sign"]
         if sign not in _CLOSING or depth == MAX_DEPTH:
-            raise MalformedError("its header is no literal of numpy's, or nests too deep")
+            raise MalformedError("invalid .npy header: not a Python literal, or nested too deeply")
         return self._parse_dict(depth + 1) if sign == "{" else self._parse_items(_CLOSING[sign], depth + 1)
 
     def _parse_items(self, closing: str, depth: int) -> Any:
@@ -264,7 +266,7 @@ class _Literal:
         while not self._closes("}"):
             key = self._parse_value(depth)
             if type(key) is not str or self._next()["sign"] != ":" or key in entries:
-                raise MalformedError("its header is no dict of descr, fortran_order and shape, each once")
+                raise MalformedError("its header is not a dict of descr, fortran_order and shape, each once")
             entries[key] = self._parse_value(depth)
             self._comma("}")
         return entries
@@ -281,10 +283,10 @@ class _Literal:
         if self._tokens and self._tokens[-1]["sign"] == closing:
             return False
         if self._next()["sign"] != ",":
-            raise MalformedError("its header is no literal of numpy's: a comma is missing")
+            raise MalformedError("invalid .npy header: missing comma")
         return True
 
     def _next(self) -> re.Match[str]:
         if not self._tokens:
-            raise MalformedError("its header is no literal of numpy's: it breaks off")
+            raise MalformedError("invalid .npy header: it ends too early")
         return self._tokens.pop()

@@ -35,7 +35,7 @@ def find_fault(whole: Sizes, boxes: Sequence[Box]) -> str | None:
     region = Box((0,) * len(whole), whole)
     for box in boxes:
         if not all(a >= 0 and b <= stop for a, b, stop in zip(box.start, box.stop, region.stop, strict=True)):
-            return f"a chunk holds {format_box(box)} of {list(whole)}"
+            return f"a chunk covers {format_box(box)}, outside the shape {list(whole)}"
     looks = MAX_LOOKS * (len(boxes) + 16)
     stack: list[tuple[Box, Sequence[Box]]] = [(region, boxes)]
     while stack:
@@ -44,7 +44,7 @@ def find_fault(whole: Sizes, boxes: Sequence[Box]) -> str | None:
             continue
         looks -= len(inside)
         if looks < 0:
-            return f"its {len(boxes)} chunks lie in no order that sharding makes"
+            return f"its {len(boxes)} chunks do not form a regular shard grid"
         slabs = _split_into_slabs(place, inside) if inside else None
         if slabs is not None:
             stack.extend(slabs)
@@ -94,14 +94,14 @@ def _make_slab(place: Box, axis: int, low: int, high: int) -> Box:
 def _find_problem(place: Box, boxes: Sequence[Box]) -> str | None:
     """Return the fault of boxes without a dividing plane; None if they still fill the place, as a pinwheel does."""
     if not boxes:
-        return f"no chunk holds {format_box(place)}"
+        return f"no chunk covers {format_box(place)}"
     for first, two in combinations(boxes[:MAX_PAIRED], 2):
         if all(a < d and c < b for a, b, c, d in zip(first.start, first.stop, two.start, two.stop, strict=True)):
-            return f"two chunks hold the same elements, {format_box(first)} and {format_box(two)}"
+            return f"two chunks overlap: {format_box(first)} and {format_box(two)}"
     if len(boxes) > MAX_PAIRED:
-        return f"{len(boxes)} chunks of {format_box(place)} lie in no order that sharding makes"
+        return f"{len(boxes)} chunks of {format_box(place)} do not form a regular shard grid"
     covered, needed = sum(map(_volume, boxes)), _volume(place)
-    return None if covered == needed else f"its chunks hold {covered} of the {needed} elements of {format_box(place)}"
+    return None if covered == needed else f"its chunks cover {covered} of the {needed} elements of {format_box(place)}"
 
 
 def _volume(box: Box) -> int:

@@ -64,7 +64,7 @@ def check_version(archive: Archive) -> None:
     if text is None:
         raise MalformedError("holds no version record: torch refuses it; save it again")
     if not (text.isdecimal() and text.isascii()) or int(text) == 0:
-        raise MalformedError(f"version record says {text!r}, which is no version")
+        raise MalformedError(f"version record contains {text!r}; expected a positive integer")
     if int(text) > MAX_VERSION:
         raise UnreadableError(
             f"version record says {text}: written by a newer torch; statecli knows up to {MAX_VERSION}"
@@ -72,7 +72,7 @@ def check_version(archive: Archive) -> None:
     layout = read_word(archive, ".format_version")
     if layout not in (None, "1"):
         archive.oddities.append(
-            Oddity("format-version", f".format_version record says {layout!r}, and only '1' is known")
+            Oddity("format-version", f".format_version record says {layout!r}; statecli knows only '1'")
         )
 
 
@@ -90,9 +90,11 @@ def is_big_endian(archive: Archive) -> bool:
     order = read_word(archive, "byteorder")
     name = f"{archive.folder}/byteorder"
     if any(other != name and other.lower() == name.lower() for other in archive.records):
-        raise MalformedError("holds a byteorder record in upper case, which torch reads as well: no torch saves that")
+        raise MalformedError(
+            "has a byteorder record with an upper-case name: torch reads it, but no torch version writes it"
+        )
     if order not in (None, "little", "big"):
-        raise MalformedError(f"byteorder record says {order!r}, neither 'little' nor 'big'")
+        raise MalformedError(f"byteorder record contains {order!r}; expected 'little' or 'big'")
     return order == "big"
 
 
@@ -141,9 +143,8 @@ def find_unused_storages(pickle: Pickle, storages: Mapping[str, ByteRange], fold
     idle = [key for key, where in storages.items() if key not in used and where.length]
     if idle:
         total, first = sum(storages[key].length for key in idle), storages[idle[0]]
-        message = (
-            f"{total} bytes are of storages that no tensor uses: {quoting.names([f'{folder}/{key}' for key in idle])}"
-        )
+        shown = quoting.names([f"{folder}/{key}" for key in idle])
+        message = f"{total} bytes belong to storages that no tensor uses: {shown}"
         yield Oddity(OddityKind.UNUSED_STORAGES.value, message, place=Place(first.path, first.offset, first.length))
 
 
@@ -158,7 +159,7 @@ def find_unused_records(archive: Archive, *used: str) -> Iterator[Oddity]:
         shown = quoting.names([record.name.removeprefix(prefix) for record in unused])
         size = sum(record.compressed_size for record in unused)
         place = Place(archive.path, unused[0].data_offset, unused[0].compressed_size)
-        message = f"{size} bytes are of records that torch does not know: {shown}"
+        message = f"{size} bytes belong to records that torch does not know: {shown}"
         yield Oddity(OddityKind.UNUSED_RECORDS.value, message, place=place)
 
 
@@ -172,4 +173,4 @@ def find_gaps(archive: Archive) -> Iterator[Oddity]:
     if gaps:
         (name, place), total = gaps[0], sum(place.length for _, place in gaps)
         behind = quoting.name(name) + (f" and {len(gaps) - 1} other records" if len(gaps) > 1 else "")
-        yield Oddity(OddityKind.GAP.value, f"{total} bytes behind {behind} belong to no record", place=place)
+        yield Oddity(OddityKind.GAP.value, f"{total} bytes after {behind} belong to no record", place=place)

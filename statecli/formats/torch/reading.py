@@ -106,7 +106,7 @@ class Reading:
                 continue
             if depth == MAX_DEPTH:
                 self.add_oddity(
-                    OddityKind.TOO_DEEP.value, f"nests more than {MAX_DEPTH} levels: what is below is not listed", path
+                    OddityKind.TOO_DEEP.value, f"nests more than {MAX_DEPTH} levels: deeper levels are not listed", path
                 )
                 continue
             if len(path) > MAX_PREFIX:

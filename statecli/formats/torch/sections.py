@@ -165,7 +165,7 @@ def _sections(path: str, node: Any, search: Search, depth: int) -> Iterator[Sect
         else:
             below.append(Section(where, child, role))
     if any(search.is_tensor(value) for value in loose.values()):
-        # torchtitan puts the model's entries beside the optimizer.
+        # torchtitan puts the model's entries next to the optimizer.
         is_model = not path and _looks_like_state(loose, "") and not any(section.role in _MODELS for section in below)
         yield Section("model", loose, "model") if is_model else Section(path, loose, "other")
     yield from below

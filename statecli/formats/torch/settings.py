@@ -1,7 +1,7 @@
 """Settings of a training checkpoint: epoch, step, lr and hyper-parameters, as numbers and words.
 
-Nothing is passed over: what is too long, too deep or too strange to be told in a word is told as what it is and a
-digest of its content, so that two of them can be compared. What is told in words no text of the file can say as well:
+Nothing is passed over: what is too long, too deep or too strange for one line is described by its type and a
+digest of its content, so that two of them can be compared. No text of the file can look like such a description:
 such a text stands in quotes.
 """
 
@@ -31,21 +31,21 @@ from statecli.pickles.nodes import Global, Key, Obj
 
 #: Characters of a settings container's path.
 MAX_SETTING = 1_000
-#: Settings that are told one by one, and containers that are opened for them.
+#: Settings that are listed one by one, and containers that are opened for them.
 MAX_METADATA = 20_000
-#: Entries of a list that are told one by one.
+#: Entries of a list that are listed one by one.
 MAX_LISTED = 64
-#: Characters and bits of a value that is told whole.
+#: Characters and bits of a value that is reported whole.
 MAX_TEXT = 1_000
 MAX_BITS = 1_024
 #: Entries of containers that are looked at, those of a shared one each time.
 MAX_LOOKED_AT = 500_000
-#: The path of the digest that stands for all settings where not all are told.
+#: The path of the digest that stands for all settings where not all are reported.
 MORE = "(and more)"
 
 _SCALARS = frozenset([str, int, float, bool, type(None)])
 _DIGEST = "sha256 [0-9a-f]{32}"
-#: What is told in words and is no text: a number that JSON has not, an empty container, a digest, a name, a call.
+#: Described values that are not texts: a number that JSON has not, an empty container, a digest, a name, a call.
 _TOLD = re.compile(
     rf"nan|-?inf|-?[0-9]{{19,}}|\[\]|\{{\}}|.*, {_DIGEST}|[0-9]+ characters, {_DIGEST}: .*|<[^.]*\..*>|<{_DIGEST}>"
     r"|(?=\w*\.)[\w.]+\(.*\)",
@@ -146,7 +146,7 @@ def collect_settings(root: Any, reading: Reading) -> Settings:
 
 
 class _CollectedSettings:
-    """Collected settings, before equal paths are told apart."""
+    """Collected settings, before equal paths are distinguished."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str, Scalar]] = []
@@ -315,7 +315,7 @@ def _describe_number(value: int, digests: Digests) -> str:
 def describe_text(text: str, digest: Callable[[str, str], str] | None = None) -> str:
     """Describe a text: the text itself, its beginning and a digest, or in quotes if ambiguous.
 
-    What stands in quotes already gets one more pair, so that no two texts are told alike.
+    What stands in quotes already gets one more pair, so that no two texts are written alike.
     """
     if len(text) > MAX_TEXT:
         text_shown = (digest or of_text)(text, "a text")

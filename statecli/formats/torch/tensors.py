@@ -122,7 +122,7 @@ class Decoder:
         }
 
     def tensor(self, node: Any, fqn: str) -> Tensor | None:
-        """The tensor that `node` rebuilds, None where it is none. A storage saved by itself is one of its dtype.
+        """The tensor that `node` rebuilds, None if it is not one. A storage saved by itself is one of its dtype.
 
         A format that knows its tensors without a rebuild call has them in the graph themselves.
         """
@@ -149,7 +149,7 @@ class Decoder:
                 return self._build_old_parameter(node.args, fqn, node.state)
             if node.state is not None and (builder or _LEGACY_CLASS.fullmatch(get_name(node.cls))):
                 raise MalformedError(
-                    f"{fqn}: its values or its shape are set again after it is made: no torch saves that"
+                    f"{fqn}: its values or its shape are set again after it is created: no torch version saves this"
                 )
             return builder(node.args, fqn) if builder else _decode_numpy(node)
         finally:
@@ -179,7 +179,7 @@ class Decoder:
     def require_tensor(self, node: Any, fqn: str, what: str) -> Tensor:
         tensor = self.tensor(node, fqn)
         if tensor is None:
-            raise MalformedError(f"{fqn}: its {what} is no tensor")
+            raise MalformedError(f"{fqn}: its {what} is not a tensor")
         return tensor
 
     def _decode_bare_storage(self, node: Persistent, fqn: str) -> Tensor:
@@ -247,7 +247,7 @@ class Decoder:
             return cached
         shape, strides = _decode_ints(size, "shape", fqn), _decode_ints(stride, "strides", fqn)
         elements = _count_elements(shape, fqn)
-        # No strides at all beside a shape mean contiguous, as torch reads them.
+        # No strides at all next to a shape mean contiguous, as torch reads them.
         dense = not strides or strides == contiguous_strides(shape)
         last = elements - 1 if dense else _compute_last(shape, strides, fqn)
         geometry = (shape, None if dense else strides, elements, last)
@@ -309,7 +309,7 @@ class Decoder:
         grad = args[1] if len(args) > 1 else True
         if state is not None:
             if type(state) is not tuple or len(state) != 3:
-                raise MalformedError(f"{fqn}: its data are set again after it is made: no torch saves that")
+                raise MalformedError(f"{fqn}: its data are set again after it is created: no torch version saves this")
             grad = state[0]
         inner = self.require_tensor(args[0] if args else None, fqn, "data")
         return msgspec.structs.replace(inner, is_parameter=True, requires_grad=grad is True)
@@ -437,7 +437,9 @@ class Decoder:
         dtype = _decode_dtype(args[1], fqn)
         # numpy has no bfloat16: XLA saved float32 for it.
         if tensor.dtype != dtype and (tensor.dtype, tensor.layout, dtype) != ("float32", "numpy", "bfloat16"):
-            raise MalformedError(f"{fqn}: {tensor.dtype} data are converted to {dtype} by a load: no torch saves that")
+            raise MalformedError(
+                f"{fqn}: {tensor.dtype} data are converted to {dtype} by a load: no torch version saves this"
+            )
         return msgspec.structs.replace(
             tensor,
             dtype=dtype,
@@ -486,7 +488,7 @@ def find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
     """Return the keys of storages and of views that are described twice and differently, with both descriptions.
 
     torch takes the first description for all of them, and saves none but one. Storages without bytes, those on meta and
-    empty ones, are made anew for each description.
+    empty ones, are made again for each description.
     """
     first: dict[str, tuple[Any, ...]] = {}
     views: dict[str, tuple[Any, ...]] = {}
@@ -522,7 +524,9 @@ def _refuse_replaced(attributes: Mapping[str, Any], fqn: str) -> None:
     """Refuse attributes that torch does not keep among those of Python: set, they give a tensor other values."""
     replaced = REPLACING.intersection(attributes)
     if replaced:
-        raise MalformedError(f"{fqn}: its {min(replaced)} is set again after it is made: no torch saves that")
+        raise MalformedError(
+            f"{fqn}: its {min(replaced)} is set again after it is created: no torch version saves this"
+        )
 
 
 #: Classes of tensors that files of torch before 0.1.10 set to a storage.

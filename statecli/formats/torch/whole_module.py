@@ -62,7 +62,9 @@ class _ModuleWalk:
             path, node, above = stack.pop()
             self.paths += 1
             if self.paths > MAX_ROWS:
-                raise MalformedError(f"its modules have more than {MAX_ROWS} names: they hold each other too often")
+                raise MalformedError(
+                    f"its modules have more than {MAX_ROWS} names, because they contain each other too often"
+                )
             module_attributes = get_attributes(node)
             if as_mapping(module_attributes.get("_parameters")) is None:
                 self._note_opaque(path, node)
@@ -73,7 +75,9 @@ class _ModuleWalk:
             self.seen.add(id(node))
             if len(above) >= MAX_DEPTH:
                 self.reading.add_oddity(
-                    OddityKind.TOO_DEEP.value, f"nests more than {MAX_DEPTH} modules: what is below is not listed", path
+                    OddityKind.TOO_DEEP.value,
+                    f"nests more than {MAX_DEPTH} modules: deeper modules are not listed",
+                    path,
                 )
                 continue
             below = [
@@ -122,7 +126,7 @@ class _ModuleWalk:
         name = get_name(node.cls) or "a class"
         fqn = path.rstrip(".")
         self.reading.add_oddity(
-            OddityKind.OPAQUE_CLASS.value, f"{fqn}: {name} pickles itself: what its tensors are cannot be told", fqn
+            OddityKind.OPAQUE_CLASS.value, f"{fqn}: {name} pickles itself: its tensors cannot be listed", fqn
         )
         for where, child, tensor in self.reading.walk(node, fqn, seen=self.seen):
             if tensor is not None:
