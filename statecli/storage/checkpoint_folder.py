@@ -116,7 +116,11 @@ def find_other_weights(path: str, members: Collection[str]) -> Oddity | None:
         if (name.endswith(WEIGHTS) and not COMPANIONS.match(name)) or INDEX.search(name)
         if name not in members
     ]
-    return Oddity("other-weights", f"beside what was read, and not read: {quoting.names(unread)}") if unread else None
+    return (
+        Oddity("other-weights", f"not read: other weights in the same folder: {quoting.names(unread)}")
+        if unread
+        else None
+    )
 
 
 def _choose(weights: list[str], indexes: list[str]) -> str:
@@ -201,7 +205,7 @@ def _list(path: str) -> tuple[list[str], list[str]]:
 def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
     """Return the message about a folder without weights."""
     if foreign := sorted(FOREIGN.intersection(names)):
-        what = "weights of another framework alone, which statecli does not read"
+        what = "only weights of another framework, which statecli does not read"
         return f"is a folder with {what}: {quoting.names(foreign)}"
     outer = [name for name in folders if name.endswith(WEIGHTS) and _links_to_parent(on_disk.join(path, name), path)]
     on_disk.prefetch(on_disk.join(path, name) for name in folders[:MAX_INNER])
@@ -210,9 +214,9 @@ def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
         return f"is a pipeline of diffusers: name one of its components: {quoting.names(inner)}"
     if inner:
         looked = f" (of the first {MAX_INNER} of {len(folders)} folders)" if len(folders) > MAX_INNER else ""
-        return f"is a folder without a checkpoint of its own; folders in it hold some: {quoting.names(inner)}{looked}"
+        return f"is a folder without a checkpoint; these folders in it have one: {quoting.names(inner)}{looked}"
     if outer:
-        links = f"{quoting.name(outer[0])} is a link to a folder around it, and no file of weights"
+        links = f"{quoting.name(outer[0])} is a link to a parent folder, not a weight file"
         return f"is a folder without a checkpoint: {links}"
     return "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt, *.gguf and no *.index.json in it"
 

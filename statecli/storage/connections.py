@@ -37,11 +37,9 @@ def send(url: str, headers: dict[str, str]) -> Any:
     try:
         pools = session.for_process(_Pools).open(*_find_proxy(url))
     except urllib3.exceptions.ProxySchemeUnknown:
-        error: StateError | Transient = UnreadableError(
-            f"{_PROXY} is none that can be used: only http:// and https:// are"
-        )
+        error: StateError | Transient = UnreadableError(f"unsupported URL in {_PROXY}: use http:// or https://")
     except ValueError:
-        error = UnreadableError(f"{_PROXY} is no URL (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY): write http://HOST:PORT")
+        error = UnreadableError(f"{_PROXY} is not a URL (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY): write http://HOST:PORT")
     else:
         try:
             return pools.urlopen(
@@ -156,7 +154,7 @@ def translate_error(why: Exception) -> StateError | Transient:
     if isinstance(why, exceptions.SSLError):
         return _explain_tls_error(why.args[0] if why.args else None)
     if isinstance(why, exceptions.ProtocolError) and _is_garbage(why.args[-1]):
-        return UnreadableError("the server does not speak HTTP, or not so that it can be understood")
+        return UnreadableError("the server does not answer in valid HTTP")
     return Transient("the connection was cut")
 
 
@@ -183,15 +181,15 @@ def _explain_proxy_error(text: str) -> UnreadableError | Transient:
 def _explain_name_error(inner: BaseException | None) -> UnreadableError | Transient:
     if isinstance(inner, socket.gaierror) and inner.errno == socket.EAI_AGAIN:
         return Transient("the host's name cannot be looked up: no network?")
-    return UnreadableError("there is no host of this name")
+    return UnreadableError("unknown host: check the name in the URL")
 
 
 def _explain_tls_error(inner: object) -> UnreadableError:
     import ssl
 
     if isinstance(inner, ssl.SSLCertVerificationError):
-        trust = "SSL_CERT_FILE names a file with certificates to trust"
+        trust = "to trust other certificates, set SSL_CERT_FILE to a file of them"
         return UnreadableError(f"the server's certificate cannot be verified: {inner.verify_message}; {trust}")
     reason = getattr(inner, "reason", None)
-    wrong = "; is it a server of http://?" if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE") else ""
+    wrong = "; does the server use http://?" if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE") else ""
     return UnreadableError(f"no secure connection (TLS): {str(reason or 'failed').replace('_', ' ').lower()}{wrong}")

@@ -10,7 +10,7 @@ from statecli.core.errors import UnreadableError
 from statecli.storage import redact
 from statecli.storage.masked_url import parse_url
 
-NO_URL = "is no URL: it names no host, or an impossible one"
+NO_URL = "is not a URL with a valid host name"
 
 
 class Sent(NamedTuple):

@@ -14,7 +14,7 @@ from statecli.storage import files
 from statecli.storage.store import FileVersion as FileVersion
 
 #: Messages about a file that has another version at the end.
-CHANGED = "changed while it was read: nothing it says counts; compare again"
+CHANGED = "changed while it was read, so the result is not valid; compare again"
 TRY_AGAIN = "changed while it was read: try again"
 
 

@@ -91,7 +91,7 @@ def make_absolute(path: str) -> str:
 
 
 def is_glob(text: str) -> bool:
-    """Return True if the text may be a glob; `?` is no wildcard in a URL."""
+    """Return True if the text may be a glob; `?` is not a wildcard in a URL."""
     return store_for(text).is_glob(text)
 
 
@@ -298,8 +298,12 @@ def suggest_escaped_hash(path: str, section: str | None, error: Exception) -> st
 
     if not isinstance(error, Missing):
         return None
-    advice = "is written %23" if is_web(split_url(path).scheme) else f"needs the section behind it: #{section}#model"
-    return f"#{section} was taken for a section: # in a name {advice}"
+    advice = (
+        "write %23 for a # in a name"
+        if is_web(split_url(path).scheme)
+        else f"to name a file with # in its name, add a section: #{section}#model"
+    )
+    return f"#{section} was read as a section; {advice}"
 
 
 # --- commands and processes ------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def parse_range(
     match = _RANGE.fullmatch(content_range)
     start, last, size = map(int, match.groups()) if match else (-1, -1, -1)
     if (start, last + 1) != (offset, min(offset + length, size)) or content_length not in (None, last + 1 - start):
-        raise UnreadableError("the store answered with another range than was asked for")
+        raise UnreadableError("the store sent another range than requested")
     return start, last + 1, size
 
 
@@ -122,7 +122,7 @@ class _Instance:
             raise UnreadableError("chains of URLs (`::`) are not supported: download and unpack the archive first")
         scheme = url.partition("://")[0]
         if scheme.lower() not in import_fsspec().available_protocols():
-            raise UnreadableError(f"fsspec knows no {scheme}://")
+            raise UnreadableError(f"fsspec does not support {scheme}://")
         self._url, self._lock = url, threading.Lock()
         self._filesystem: Any = None
 
@@ -151,7 +151,9 @@ class _Instance:
         if info["type"] == "directory":
             raise Missing("is a folder")
         if info.get("size") is None:
-            raise UnreadableError("its size is not told, and so it cannot be read in parts: download it first")
+            raise UnreadableError(
+                "the server does not report the file size, so range requests are impossible: download the file first"
+            )
         version = next((str(info[key]) for key in _VERSION_FIELDS if info.get(key) is not None), None)
         return FileVersion(int(info["size"]), version)
 
@@ -203,7 +205,7 @@ def create_bucket_listing(folders: dict[str, bool], prefix: str) -> Listing:
     named = {name: is_folder for name, is_folder in folders.items() if name.strip("/")}
     # The key of an empty folder has no name, and is not a key with two slashes.
     nameless = any(is_folder for name, is_folder in folders.items() if name not in named)
-    return Listing(named, "no name is that of what lies behind two slashes (//)" if nameless else None)
+    return Listing(named, "keys with two slashes (//) have no names that a file could have" if nameless else None)
 
 
 def create_listing(folders: dict[str, bool]) -> Listing:
@@ -218,11 +220,11 @@ def _translate_error(why: Exception, scheme: str) -> Exception:
     if isinstance(why, FileNotFoundError):
         return Missing("is not there")
     if isinstance(why, (IsADirectoryError, NotADirectoryError)):
-        return Missing("is a folder" if isinstance(why, IsADirectoryError) else "is no folder")
+        return Missing("is a folder" if isinstance(why, IsADirectoryError) else "is not a folder")
     if isinstance(why, PermissionError):
         return UnreadableError(f"access is refused: give {scheme} credentials that may read it")
     if "Credential" in type(why).__name__:
-        return UnreadableError("no credentials were found that may read it: log in where it lies")
+        return UnreadableError("access is refused: no credentials were found for this store; log in first")
     return translate_network_error(why)
 
 

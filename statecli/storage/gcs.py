@@ -24,7 +24,7 @@ from statecli.storage.store import FileVersion
 _REFUSED = "access is refused (HTTP {status}): your Google credentials may not read it, or it is not there"
 _REFUSED_TO_ALL = (
     "access is refused (HTTP {status}): no Google credentials were found; "
-    "`gcloud auth application-default login` makes some, GOOGLE_APPLICATION_CREDENTIALS names a file of them"
+    "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a file of credentials"
 )
 
 
@@ -86,7 +86,7 @@ async def _get_range(
 ) -> tuple[bytes, FileVersion]:
     bucket, name, options = _parse_name(url)
     if not name:
-        raise Missing("is a bucket, and holds nothing")
+        raise Missing("is an empty bucket")
     link = f"{filesystem._location}/download/storage/v1/b/{quote(bucket, '')}/o/{quote(name, '')}"
     # A client that accepts gzip is sent ranges of the stored bytes; for others the server unpacks the whole file.
     headers = {"Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "gzip"}

@@ -102,7 +102,7 @@ class Http:
         if _is_page(answer.response) and _has_same_path(answer.url, folder):
             names = html_listing.parse_names(page.decode("utf-8", "replace"), answer.url)
         if names is None:
-            raise NoFile("answers with a page, and with no list of files", 200, answer.response.headers)
+            raise NoFile("the server sends a page instead of a list of files", 200, answer.response.headers)
         return Listing(names)
 
     def body(self, url: str) -> tuple[bytes, Answer]:
@@ -243,10 +243,11 @@ def _check_range(response: Any, offset: int, length: int) -> int:
     start, last, size = map(int, match.groups())
     if (start, last + 1) != (offset, min(offset + length, size)) or start > last:
         raise UnreadableError(
-            f"the server answered with bytes {start} to {last + 1} of {size}, asked for {offset} to {offset + length}"
+            f"the server answered with bytes {start} to {last + 1} of {size}, "
+            f"but statecli asked for {offset} to {offset + length}"
         )
     if response.headers.get("Content-Length", str(last + 1 - start)) != str(last + 1 - start):
-        raise UnreadableError("the server contradicts itself about how many bytes it answers with")
+        raise UnreadableError("the server announces contradictory sizes for its answer")
     return size
 
 
@@ -285,7 +286,7 @@ def _resolve_redirect(at: str, location: str | None) -> str:
     from urllib.parse import urljoin
 
     if not location:
-        raise UnreadableError("the server redirects, and does not say where to")
+        raise UnreadableError("the server redirects without a target")
     try:
         target = urljoin(at, location).partition("#")[0]
         hide_secrets(target)
@@ -294,11 +295,11 @@ def _resolve_redirect(at: str, location: str | None) -> str:
     except (ValueError, UnreadableError):
         is_url = False
     if not is_url:
-        raise UnreadableError("the server redirects to what is no URL")
+        raise UnreadableError("the server redirects to an invalid URL")
     if not target.startswith(("http://", "https://")):
-        raise UnreadableError("the server redirects to what is no http:// or https://")
+        raise UnreadableError("the server redirects to a URL that is not http:// or https://")
     if at.startswith("https://") and not target.startswith("https://"):
-        raise UnreadableError("the server redirects from https:// to http://, where anybody could change what it sends")
+        raise UnreadableError("the server redirects from https:// to http://, where others could change the data")
     return target
 
 
@@ -308,7 +309,7 @@ def _add_slash(url: str) -> str:
     if link.path.endswith("/"):
         return url
     if _FILE.search(link.path):
-        raise Missing("is no folder")
+        raise Missing("is not a folder")
     query = "" if link.query is None else f"?{link.query}"
     return f"{url.removesuffix(query)}/{query}"
 
@@ -338,14 +339,16 @@ def _refuse(answer: Answer, url: str) -> None:
     coding = " ".join(name for name in re.split(r"[\s,]+", codings) if name not in ("", "identity", "chunked"))
     if coding:
         _refuse_page(answer, b"<html", url)
-        raise UnreadableError(f"is sent compressed ({coding[:16]}), which nobody asked for: download it first")
+        raise UnreadableError(
+            f"the server sends the file compressed ({coding[:16]}), so it cannot be read in parts: download it first"
+        )
 
 
 def _explain_refusal(status: int, where: str, answer: Answer, url: str) -> str:
     source, why_not = answer.sent.source, answer.sent.why_not
     code = f"(HTTP {status}{where})"
     if status in (401, 403) and source is not None and not credentials.may_have(url, answer.url):
-        return f"access is refused {code}: {source} are for the server of the URL, and were not sent to that one"
+        return f"access is refused {code}: {source} are for the server of the URL and were not sent to the other server"
     if status == 401 and source is None:
         how = "write them into the URL, https://USER:PASSWORD@…, or into ~/.netrc"
         return f"a user and a password are needed {code}: {how}{f' ({why_not})' if why_not else ''}"
@@ -360,7 +363,7 @@ def _explain_refusal(status: int, where: str, answer: Answer, url: str) -> str:
 
 def _describe_credentials(source: str | None, url: str) -> str:
     if redact.MARK in url:
-        return f"with {redact.MARK} in it, it is a name as it is shown: give the URL itself"
+        return f"with {redact.MARK} in place of a secret, the URL is incomplete: give the original URL"
     if source is not None:
         return f"{source} were sent"
     if parse_url(url).query is not None:
@@ -381,7 +384,7 @@ def _name_server(why: Transient | UnreadableError, at: str, url: str) -> Transie
     """Return the error with the name of the server that caused the error after a redirect."""
     was_redirected = at != credentials.strip_user(url)
     if was_redirected and str(why) == credentials.NO_URL:
-        return UnreadableError("the server redirects to what is no URL")
+        return UnreadableError("the server redirects to an invalid URL")
     if not was_redirected or not _is_other_server(at, url) or type(why) not in (Transient, UnreadableError):
         return why
     text = str(why)
@@ -409,7 +412,7 @@ def _suggest_url(url: str) -> str:
     """Return advice for the URL of a page about a file on a known host; empty for other URLs."""
     host, path = credentials.parse_host(url), parse_url(url).path
     if host in ("huggingface.co", "github.com") and "/blob/" in path:
-        return f"; the file itself is behind /{'resolve' if host == 'huggingface.co' else 'raw'}/ in place of /blob/"
+        return f"; for the file itself write /{'resolve' if host == 'huggingface.co' else 'raw'}/ in place of /blob/"
     return "; name it hf://…" if host == "huggingface.co" else ""
 
 
@@ -453,7 +456,9 @@ def _receive(response: Any, length: int | None, parts: list[bytes], take: Callab
         if length is None and take is not None:
             take(len(part))
         if length is None and have > MAX_WHOLE_BYTES:
-            raise UnreadableError("the server ignores ranges, and sends no one knows how much: download it first")
+            raise UnreadableError(
+                "the server ignores ranges and does not announce the size of its answer: download it first"
+            )
     if length is not None and have != length:
         _raise_cut(error, have, length)
     return b"".join(parts)
@@ -475,7 +480,7 @@ def _refuse_surplus(response: Any) -> None:
     with suppress(exceptions.HTTPError, ValueError):  # all requested bytes have come
         _hurry(response)
         if response.read1(1):
-            raise UnreadableError("the server contradicts itself about how many bytes it answers with")
+            raise UnreadableError("the server announces contradictory sizes for its answer")
 
 
 def _hurry(response: Any) -> None:
@@ -504,6 +509,6 @@ def fetch_document(url: str, headers: Mapping[str, str]) -> tuple[Any, str | Non
     try:
         document = json.loads(raw)
     except ValueError:
-        raise UnreadableError("the server answered with no JSON") from None
+        raise UnreadableError("the answer of the server is not JSON") from None
     following = _NEXT.search(answer.response.headers.get("Link", ""))
     return document, following[1] if following else None

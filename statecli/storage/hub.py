@@ -49,10 +49,10 @@ class Hub:
     def __init__(self) -> None:
         constants, get_token = _import_hub()
         if constants.HF_HUB_OFFLINE:
-            raise UnreadableError("the hub is not asked: HF_HUB_OFFLINE is set")
+            raise UnreadableError("no request was sent to the hub, because HF_HUB_OFFLINE is set")
         self._endpoint = constants.ENDPOINT
         if not self._endpoint.startswith(("http://", "https://")):
-            raise UnreadableError("HF_ENDPOINT is no URL: write https://HOST")
+            raise UnreadableError("HF_ENDPOINT is not a URL: write https://HOST")
         token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http = Http(self._headers)
@@ -81,7 +81,7 @@ class Hub:
         while link is not None:
             # The token is sent to the server of the next page.
             if link in seen or not link.startswith(f"{self._endpoint}/"):
-                raise UnreadableError("the hub's listing goes on in a circle, or on another host")
+                raise UnreadableError("the hub's listing does not end or continues on another host")
             seen.add(link)
             page, link = self._fetch(link, place)
             entries = page if isinstance(page, list) else []
@@ -119,7 +119,7 @@ class Hub:
         page, _ = self._fetch(f"{self._endpoint}/api/{place.kind}/{place.repo}/revision/{revision}", place)
         commit = page.get("sha") if isinstance(page, dict) else None
         if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{40,64}", commit):
-            raise UnreadableError(f"{self._endpoint} is no hub: it names no commit")
+            raise UnreadableError(f"{self._endpoint} is not a Hugging Face hub: its answer has no commit")
         return commit
 
     def _fetch(self, link: str, place: Place) -> tuple[Any, str | None]:
@@ -144,9 +144,9 @@ class Hub:
         if code == "EntryNotFound":
             return Missing("is not there")
         if why.status == 401 and has_token and code is None:
-            return UnreadableError(f"the hub does not take your token (HTTP 401): {_LOG_IN}")
+            return UnreadableError(f"the hub does not accept your token (HTTP 401): {_LOG_IN}")
         if code == "RepoNotFound" or why.status in (401, 404):
-            what = f"there is no repository {place.full_name}, or it is private"
+            what = f"no repository {place.full_name} was found; it may be private"
             return _NoRepository(f"{what} and your token may not read it" if has_token else f"{what}: {_LOG_IN}")
         if why.status == 403:
             return UnreadableError(f"access is refused (HTTP 403): your token may not read {place.full_name}")

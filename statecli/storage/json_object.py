@@ -45,13 +45,13 @@ def parse_object(raw: bytes, what: str) -> tuple[dict[str, Any], list[Repeat]]:
             parse_float=_parse_float,
         )
     except UnicodeDecodeError as error:
-        raise MalformedError(f"{what} is no valid UTF-8 near its byte {error.start}") from error
+        raise MalformedError(f"{what} is not valid UTF-8 near its byte {error.start}") from error
     except RecursionError as error:
-        raise MalformedError(f"{what} nests too deep") from error
+        raise MalformedError(f"{what} is nested too deeply") from error
     except ValueError as error:
-        raise MalformedError(f"{what} is no valid JSON: {_describe_error(error)}") from error
+        raise MalformedError(f"{what} is not valid JSON: {_describe_error(error)}") from error
     if type(document) is not dict:
-        raise MalformedError(f"{what} is no JSON object but a JSON {_KINDS.get(type(document), 'number')}")
+        raise MalformedError(f"{what} is not a JSON object but a JSON {_KINDS.get(type(document), 'number')}")
     _refuse_lone_surrogate(text, what)
     return document, repeats
 
@@ -100,7 +100,7 @@ def _build_object(pairs: list[tuple[str, Any]], repeats: list[Repeat]) -> dict[s
 
 
 def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not valid JSON")
 
 
 def _parse_float(text: str) -> float:
@@ -114,7 +114,7 @@ def _describe_error(error: ValueError) -> str:
     text = str(error)
     if "BOM" in text:
         return "it begins with a byte order mark"
-    return "a number too long to be one" if "digits" in text else text
+    return "a number with too many digits" if "digits" in text else text
 
 
 def _refuse_lone_surrogate(text: str, what: str) -> None:
@@ -122,4 +122,4 @@ def _refuse_lone_surrogate(text: str, what: str) -> None:
         return
     for escape in _ESCAPE.finditer(text):
         if escape[1]:
-            raise MalformedError(f"{what} holds \\{escape[1]}, half a surrogate pair, which is no text")
+            raise MalformedError(f"{what} holds \\{escape[1]}, half a surrogate pair, which is not valid text")

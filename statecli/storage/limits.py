@@ -48,5 +48,7 @@ def _parse_number(name: str, text: str, kind: type[float] | type[int]) -> float:
     may_be_0 = name.endswith("RETRIES")
     if not 0 <= value < 1e6 or (value == 0 and not may_be_0):
         what = "a whole number" if kind is int else "a number"
-        raise UsageError(f"{name}={text}: must be {what} {'from 0 on' if may_be_0 else 'above 0'}, below 1,000,000")
+        raise UsageError(
+            f"{name}={text}: must be {what} {'of 0 or more' if may_be_0 else 'above 0'} and below 1,000,000"
+        )
     return value

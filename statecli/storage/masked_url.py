@@ -25,7 +25,7 @@ _PARAMETER = re.compile(r"[\w.~%\[\]-]{1,40}")
 _SECRET = re.compile("sig|token|secret|passw|pwd|key|auth|cred|session|jwt", re.IGNORECASE)
 #: A secret parameter outside a query, and the text after the parameter, which may contain `/`.
 _TOKEN = re.compile(rf"[?#][^/]*?(?:{_SECRET.pattern})[^/=]*=.*", re.IGNORECASE | re.DOTALL)
-#: Schemes in which the text before `@` is no user: `hf://gpt2@main`, `abfs://container@account`.
+#: Schemes in which the text before `@` is not a user: `hf://gpt2@main`, `abfs://container@account`.
 _NO_USER = frozenset(("hf", "abfs", "abfss", "az", "adl", "wasb", "wasbs"))
 
 #: The links of a chain: `zip://m.pt::https://host/a.zip`.
@@ -42,7 +42,7 @@ class TypedUrl(NamedTuple):
 
 
 class PlainUrl(NamedTuple):
-    """A URL that is no chain: `https://`, `me:pw` or None, `host/m.pt`, `version=3` or None."""
+    """A URL that is not a chain: `https://`, `me:pw` or None, `host/m.pt`, `version=3` or None."""
 
     scheme: str
     user: str | None
@@ -63,7 +63,7 @@ def typed_urls() -> dict[str, TypedUrl]:
 
 
 def parse_url(url: str) -> PlainUrl:
-    """Parse a URL that is no chain. There is no fragment, because `#` may be in the name of a file.
+    """Parse a URL that is not a chain. There is no fragment, because `#` may be in the name of a file.
 
     Text that may be a password with `/`, `?` or `#` in the password counts as one: too much is hidden rather than too
     little.
@@ -154,7 +154,7 @@ def _mask_link(url: str, hidden: str) -> str:
 
 
 def _mask_port(host: str, hidden: str) -> str:
-    """Mask a port that is no number: the port may be a password of a URL without the rest."""
+    """Mask a port that is not a number: the port may be a password of a URL without the rest."""
     port = re.sub(r"^\[[^\]]*\]?", "", host).partition(":")[2]
     return host.removesuffix(port) + _hide_user(port, hidden) if port and _is_odd_port(host) else host
 
@@ -228,7 +228,7 @@ def unmask_url(name: str) -> str:
 
 
 def mask_urls_in(text: str) -> str:
-    """Return text that is no URL with masked names for the URLs in the text."""
+    """Return text that is not a URL with masked names for the URLs in the text."""
     return _INSIDE.sub(lambda match: mask_url(match[0]), text)
 
 

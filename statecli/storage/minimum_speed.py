@@ -65,7 +65,7 @@ class Pace:
     def _describe_stall(self) -> str:
         if self._until - self._last > self._seconds / 2:
             return "nothing came"
-        return "too little came" if self._in_body else "the head of its answer did not end"
+        return "too few bytes arrived" if self._in_body else "incomplete response headers"
 
 
 class _Raw(io.RawIOBase):

@@ -105,7 +105,7 @@ class Parser:
         elif first in _FIXED_EXTENSIONS:
             length = _FIXED_EXTENSIONS[first]
         else:
-            raise MalformedError(f"is no msgpack: a value cannot begin with 0x{first:02x} (byte {self.at - 1})")
+            raise MalformedError(f"is not msgpack: a value cannot begin with 0x{first:02x} (byte {self.at - 1})")
         return self._skip_blob(length, struct.unpack("b", self._take(1))[0])
 
     def _parse_map(self, count: int, depth: int) -> dict[str | int, Any]:
@@ -126,7 +126,7 @@ class Parser:
         key = self.value(depth + 1)
         if type(key) is not str and type(key) is not int:
             what = "bytes" if isinstance(key, Blob) else quoting.value(key)
-            raise MalformedError(f"a map's key is neither text nor a number but {what}")
+            raise MalformedError(f"a map's key is not a string or a number but {what}")
         if key in entries:
             raise MalformedError(f"a map has the key {quoting.value(key)} twice: readers disagree which one counts")
         return key
@@ -154,7 +154,7 @@ class Parser:
         self._entries += count
         if count > self.end - self.at:
             raise Truncated(
-                f"is truncated: {count} entries are said to follow byte {self.at}, it holds {self.end} bytes"
+                f"is truncated: {count} entries should follow byte {self.at}, but the file has {self.end} bytes"
             )
         if self._entries > MAX_ENTRIES:
             raise MalformedError(f"has more than {MAX_ENTRIES} entries")
@@ -167,7 +167,7 @@ class Parser:
         try:
             return self._take(length).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise MalformedError(f"holds a text that is no UTF-8 near byte {at + error.start}") from error
+            raise MalformedError(f"contains a string that is not valid UTF-8 near byte {at + error.start}") from error
 
     def _skip_blob(self, length: int, code: int | None = None) -> Blob:
         self._check_end(length)

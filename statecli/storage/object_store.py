@@ -25,7 +25,7 @@ class Unfetched(UnreadableError):
 
 
 class Unsure(UnreadableError):
-    """The answer is no object: a refusal, a page. There may be a folder all the same."""
+    """The answer is not an object: a refusal, a page. There may be a folder all the same."""
 
 
 class Listing(NamedTuple):

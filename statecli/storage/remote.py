@@ -119,7 +119,7 @@ class RemoteStore:
         """See `Store.is_file`. A path that cannot be requested counts as a file, and opening the path raises."""
         return self._kind(path) == _FILE
 
-    def is_link(self, path: str) -> bool:  # noqa: ARG002 - a URL is no link
+    def is_link(self, path: str) -> bool:  # noqa: ARG002 - a URL is not a link
         return False
 
     def resolve_links(self, path: str) -> str:

@@ -40,10 +40,10 @@ _NO_BUCKET = "its bucket is not there"
 #: Messages for error codes of S3.
 _CODES = {
     "NoSuchBucket": _NO_BUCKET,
-    "InvalidBucketName": "its bucket's name is none that S3 has",
+    "InvalidBucketName": "S3 does not allow this bucket name",
     "InvalidAccessKeyId": "access is refused: S3 does not know the access key of your AWS credentials; set them again",
     "SignatureDoesNotMatch": "access is refused: the secret key of your AWS credentials is wrong; set them again",
-    "AuthorizationHeaderMalformed": "access is refused: it is in another region: set AWS_DEFAULT_REGION",
+    "AuthorizationHeaderMalformed": "access is refused: the bucket is in another region: set AWS_DEFAULT_REGION",
     "ExpiredToken": "access is refused: your AWS credentials have expired; log in again",
     "InvalidToken": "access is refused: the session token of your AWS credentials is not valid; log in again",
     "TokenRefreshRequired": "access is refused: your AWS credentials have expired; log in again",
@@ -58,7 +58,7 @@ _REFUSED = (
     "AWS_NO_SIGN_REQUEST=yes reads it without them"
 )
 #: Message about a server that is not S3.
-_FOREIGN = "no S3 gave this answer ({what}): check AWS_ENDPOINT_URL, and proxies on the way"
+_FOREIGN = "this answer is not from S3 ({what}): check AWS_ENDPOINT_URL and any proxy"
 _REFUSED_TO_ALL = (
     "access is refused (HTTP 403): no AWS credentials were found, and without them it may not be read; log in, or set "
     "AWS_PROFILE"
@@ -69,7 +69,7 @@ _REFUSED_UNSIGNED = (
 )
 #: Messages about missing credentials, by a part of the name of the provider in botocore.
 _SOURCES = {
-    "SSO": "there is no AWS login, or it has expired; log in again: aws sso login",
+    "SSO": "the AWS login is missing or has expired; log in again: aws sso login",
     "WebIdentity": "AWS gives no credentials for a web identity: check AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN",
     "AssumeRole": "AWS gives no credentials for the role of your profile: check role_arn and source_profile in the AWS "
     "configuration, or log in again",
@@ -83,10 +83,10 @@ _ENDPOINTS = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"
 #: Messages about the configuration, by a part of the name of the error.
 _SETTINGS = {
     "ProfileNotFound": "AWS_PROFILE names a profile that is not in the AWS configuration",
-    "ConfigParseError": "the AWS configuration is not written as one: mend {path}",
-    "InvalidRegion": "no region of AWS is called so: set AWS_DEFAULT_REGION",
-    "EndpointResolution": "the endpoint of S3 is no URL: set {endpoint} to http://… or https://…",
-    "ValueError": "the endpoint of S3 is no URL: set {endpoint} to http://… or https://…",
+    "ConfigParseError": "the AWS configuration has a syntax error: correct {path}",
+    "InvalidRegion": "the AWS region does not exist: set AWS_DEFAULT_REGION",
+    "EndpointResolution": "the endpoint of S3 is not a URL: set {endpoint} to http://… or https://…",
+    "ValueError": "the endpoint of S3 is not a URL: set {endpoint} to http://… or https://…",
     "": "the AWS configuration cannot be used ({name}): check the variables AWS_… and ~/.aws/config",
 }
 
@@ -161,7 +161,7 @@ def _create_session_class() -> type:
         AioConfig(http_session_cls=Session)
         AIOHTTPSession._get_session  # noqa: B018 - without this method redirects cannot be refused
     except (AttributeError, TypeError):
-        raise MissingDependency("s3:// needs another aiobotocore: pip install -U s3fs aiobotocore") from None
+        raise MissingDependency("s3:// needs another version of aiobotocore: pip install -U s3fs aiobotocore") from None
     return Session
 
 
@@ -185,7 +185,7 @@ def _parse_key(url: str) -> tuple[str, str, dict[str, str]]:
     path, _, version = url.partition("://")[2].partition("?versionId=")
     bucket, _, key = path.partition("/")
     if "@" in bucket:
-        raise UnreadableError("has credentials in it, which s3:// has no place for: set AWS_PROFILE or log in")
+        raise UnreadableError("contains credentials, which an s3:// URL cannot have: set AWS_PROFILE or log in")
     if not bucket:
         raise UnreadableError("names no bucket: write s3://BUCKET/KEY")
     return bucket, key, {"VersionId": version} if version else {}
@@ -196,7 +196,7 @@ async def _get_range(
 ) -> tuple[bytes, FileVersion]:
     bucket, key, options = _parse_key(url)
     if not key:
-        raise Missing("is a bucket, and holds nothing")
+        raise Missing("is an empty bucket")
     options["Range"] = f"bytes={offset}-{offset + length - 1}"
     if expected is not None and expected.marker is not None:
         options["IfMatch"] = expected.marker
@@ -226,7 +226,7 @@ async def _list_folder(filesystem: Any, url: str) -> Listing:
     while True:
         page = await filesystem._call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, Delimiter="/", **more)
         if "IsTruncated" not in page:  # botocore parses an HTML page as an empty listing
-            raise UnreadableError(_FOREIGN.format(what="it is no listing"))
+            raise UnreadableError(_FOREIGN.format(what="the answer is not a listing"))
         keys = [entry["Key"] for entry in page.get("Contents", ())]
         add_page(folders, prefix, keys, [entry["Prefix"] for entry in page.get("CommonPrefixes", ())])
         if not page.get("IsTruncated"):
@@ -266,9 +266,11 @@ def _translate_error(why: Exception, *, anonymous: bool) -> Exception:
     if isinstance(inner, UnreadableError):
         return inner
     if isinstance(inner, (FileNotFoundError, IsADirectoryError, PermissionError)):
-        return UnreadableError("AWS_CA_BUNDLE names no file of certificates that can be read")
+        return UnreadableError("AWS_CA_BUNDLE does not name a readable file of certificates")
     if isinstance(inner, ValueError):
-        return UnreadableError("your AWS credentials hold what no header may: set them again, without line breaks")
+        return UnreadableError(
+            "your AWS credentials contain characters that a header cannot have: set them again, without line breaks"
+        )
     return translate_network_error(why)
 
 
@@ -280,7 +282,7 @@ def _explain_setup_error(why: Exception) -> Exception | None:
     if modules & {"botocore.credentials", "botocore.tokens"} and name not in ("ConfigParseError", "ProfileNotFound"):
         error = translate_network_error(why)
         if isinstance(error, Transient):
-            return Transient(f"no AWS credentials came: {error}")
+            return Transient(f"AWS credentials could not be obtained: {error}")
         makers = {type(frame.f_locals.get("self")).__name__ for frame in frames}
         text = next(text for part, text in _SOURCES.items() if any(part in maker for maker in makers))
         return UnreadableError(text.format(name=name))
@@ -306,7 +308,7 @@ def _explain_foreign_answer(code: str, status: int) -> Exception | None:
     if status in _TRANSIENT:
         # botocore sets 500 for a page that came with 200 as well.
         what = "no XML" if status == 500 else f"HTTP {status}"
-        return Transient(f"an answer that is none of S3's ({what}; is AWS_ENDPOINT_URL right?)")
+        return Transient(f"the answer did not come from S3 ({what}); check AWS_ENDPOINT_URL")
     return (Missing if status == 404 else UnreadableError)(_FOREIGN.format(what=f"HTTP {status}"))
 
 

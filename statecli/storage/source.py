@@ -100,7 +100,7 @@ def read_small_file(path: str, longest: int) -> bytes:
     file = files.open_file(path)
     try:
         if file.size > longest:
-            raise UnreadableError(f"is too long: {file.size:,} bytes, at most {longest:,} are read")
+            raise UnreadableError(f"is too long: {file.size:,} bytes; statecli reads at most {longest:,}")
         return file.read(0, longest)
     except OSError as error:
         raise UnreadableError(f"cannot be read: {(error.strerror or 'unknown error').lower()}") from error

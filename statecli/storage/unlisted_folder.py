@@ -36,8 +36,8 @@ def try_usual_names(
     present = {name: False for name, error in errors.items() if error is None}
     if present:
         names = ", ".join(list_usual_names())
-        return Listing(present, f"it cannot be listed ({why}), and was asked for the names {names} alone")
-    none = f"none of the {len(paths)} usual names of a checkpoint's files is in it: name a file"
+        return Listing(present, f"it cannot be listed ({why}), so statecli tried only the names {names}")
+    none = f"none of the {len(paths)} usual checkpoint file names exists in it: name a file"
     text = f"cannot be listed ({why}), and {none}"
     return Missing(text) if isinstance(why, Missing) else UnreadableError(text)
 

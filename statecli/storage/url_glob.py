@@ -17,7 +17,7 @@ def match_url_glob(store: Store, pattern: str) -> list[str]:
     steps = path.split("/")
     fixed = next(n for n, step in enumerate(steps) if GLOB.search(step))
     if fixed == 0:
-        raise UnreadableError(f"{pattern}: the glob is of a host or a bucket: name it")
+        raise UnreadableError(f"{pattern}: a glob cannot match a host or a bucket: write its name")
     # To fnmatch, `?` is a wildcard, but in brackets.
     globs = [re.sub(r"(\[[^]]+\])|\?", lambda match: match[1] or "[?]", step) for step in steps[fixed:]]
     return list(dict.fromkeys(_match(store, scheme + "/".join(steps[:fixed]) + rest, globs)))
@@ -26,7 +26,7 @@ def match_url_glob(store: Store, pattern: str) -> list[str]:
 def _match(store: Store, folder: str, steps: list[str], depth: int = 0) -> Iterator[str]:
     """Yield what matches the remaining steps of a glob in a folder; an empty last step matches folders alone."""
     if depth > MAX_FOLDER_DEPTH:
-        raise UnreadableError(f"{folder}: lies in more than {MAX_FOLDER_DEPTH} folders: name one further in")
+        raise UnreadableError(f"{folder}: lies in more than {MAX_FOLDER_DEPTH} folders: name a folder below it")
     if not any(steps):
         scheme, path, end = split_url(folder)
         yield scheme + "/".join((path.rstrip("/"), *steps)) + end if steps else folder
@@ -46,7 +46,7 @@ def _match(store: Store, folder: str, steps: list[str], depth: int = 0) -> Itera
 
 
 def _list_names(store: Store, folder: str) -> list[str]:
-    needed = f"{folder}: the glob needs the names of what is there"
+    needed = f"{folder}: the glob needs a list of the names in this folder"
     try:
         names = store.list_names(folder)
     except UnreadableError as why:

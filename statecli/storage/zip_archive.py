@@ -110,7 +110,7 @@ def mentions(path: str, *names: bytes) -> bool:
 class Record(msgspec.Struct, gc=False):
     """One member: `offset` of its local header and `data_offset` of its bytes, both from the start of the file.
 
-    `crc32` is what the directory records; 0 is what torch writes when told to compute none.
+    `crc32` is what the directory records; 0 is what torch writes when it computes none.
     """
 
     name: str
@@ -190,7 +190,7 @@ class Archive:
         return data
 
     def verify(self, record: Record) -> None:
-        """Read a record in pieces. Raises ChecksumMismatch for a wrong checksum; 0 is no checksum."""
+        """Read a record in pieces. Raises ChecksumMismatch for a wrong checksum; 0 is not a checksum."""
         if not record.crc32:
             return
         crc = size = 0
@@ -227,8 +227,8 @@ class Archive:
                 break
         else:
             raise MalformedError(
-                "file is truncated: the directory that ends a zip archive is missing behind its "
-                f"{source.size} bytes; copy or download it again"
+                f"file is truncated: no end-of-central-directory record in its {source.size} bytes; "
+                "copy or download it again"
             )
         _, disk, first_disk, here, records, size, offset, comment = _END.unpack_from(tail, at - tail_at)
         end = self._read_end64(_End(at, records, size, offset))
@@ -237,7 +237,7 @@ class Archive:
         if end.offset + end.size != end.at:
             raise MalformedError(
                 "the central directory is not where the zip says it is: it should end at byte "
-                f"{end.offset + end.size} and ends at {end.at}; data was put before the archive or behind it"
+                f"{end.offset + end.size} and ends at {end.at}; data was added before or after the archive"
             )
         self._check_after(at + _END.size, comment)
         return end
@@ -251,7 +251,7 @@ class Archive:
             )
         elif after < comment:
             self._add_oddity(
-                OddityKind.SUFFIXED.value, f"the zip archive's comment should have {comment} bytes and has {after}"
+                OddityKind.SUFFIXED.value, f"the zip archive's comment should have {comment} bytes but has {after}"
             )
         elif comment:
             self._add_oddity(
@@ -266,7 +266,7 @@ class Archive:
         locator = self._source.read(at, _END64_LOCATOR.size) if at >= 0 else b""
         if not locator.startswith(b"PK\6\7"):
             if end.records == _U16_MAX or _U32_MAX in (end.size, end.offset):
-                raise MalformedError("damaged zip: its end record points to a zip64 record, and there is none")
+                raise MalformedError("damaged zip: its end record points to a zip64 record that does not exist")
             return end
         _, disk, where, disks = _END64_LOCATOR.unpack(locator)
         if disk or disks > 1:
@@ -277,7 +277,7 @@ class Archive:
         if signature != b"PK\6\6" or where + 12 + length != at or where + _END64.size != at:
             raise MalformedError(
                 f"the central directory is not where the zip says it is: no zip64 end record at byte {where}; "
-                "data was put before the archive or behind it"
+                "data was added before or after the archive"
             )
         if disk or first or here != records:
             raise MalformedError("the zip archive spans several disks")
@@ -405,7 +405,7 @@ def _refuse(record: Record, disk: int) -> None:
     if record.method != STORED:
         raise _unsupported_error(record)
     raise MalformedError(
-        f"{record.name!r} is stored in {record.compressed_size} bytes and said to hold {record.size}: "
+        f"{record.name!r} is stored in {record.compressed_size} bytes, but the directory says {record.size} bytes: "
         "the central directory is damaged"
     )
 
@@ -534,7 +534,9 @@ def _size_error(record: Record) -> MalformedError:
 
 def _unsupported_error(record: Record) -> UnreadableError:
     method = _METHODS.get(record.method, f"method {record.method}")
-    return UnreadableError(f"{record.name!r} has an unsupported compression ({method}); save it again without")
+    return UnreadableError(
+        f"{record.name!r} has an unsupported compression ({method}); save it again without compression"
+    )
 
 
 def _limit_error(record: Record, limit: int) -> MalformedError:

@@ -288,7 +288,7 @@ def _walk_folder(path: str, links: _Links, taken: frozenset[str] = frozenset(), 
     """
     if depth > files.MAX_FOLDER_DEPTH:
         yield TargetResult(
-            path, Status.FAILED, f"{path}: lies in more than {files.MAX_FOLDER_DEPTH} folders: name one further in"
+            path, Status.FAILED, f"{path}: lies in more than {files.MAX_FOLDER_DEPTH} folders: name a folder below it"
         )
         return
     try:
@@ -305,7 +305,7 @@ def _walk_folder(path: str, links: _Links, taken: frozenset[str] = frozenset(), 
     member_names = list_members(path)
     member_paths = frozenset(files.join(prefix, name) for name in member_names)
     if TORCH_PACKAGE_FILE[0] in names and files.is_file(files.join(path, *TORCH_PACKAGE_FILE)):
-        reason = f"{path}: is an unpacked torch.package, whose loader runs its Python files: audit it in one file"
+        reason = f"{path}: is an unpacked torch.package, whose loader runs its Python files: pack it into one file"
         yield TargetResult(path, Status.FAILED, reason)
     if (elsewhere := checkpoint_folder.explain_weights_elsewhere(path, names)) is not None:
         yield TargetResult(path, Status.FAILED, f"{path}: {elsewhere}")
@@ -317,7 +317,9 @@ def _walk_folder(path: str, links: _Links, taken: frozenset[str] = frozenset(), 
         if files.is_folder(inner):
             skipped = links.skip_folder(inner)
             if skipped is not None and files.get_name(inner) in checkpoint_folder.list_tracked_folders(path):
-                reason = f"{inner}: is {skipped.reason}, and a file next to it has loaders read it: name it as a target"
+                reason = (
+                    f"{inner}: is {skipped.reason}, but loaders read it with the file next to it: name it as a target"
+                )
                 skipped = TargetResult(inner, Status.FAILED, reason)
             walked = _walk_folder(inner, links, taken | member_paths, depth + 1)
             yield from walked if skipped is None else (skipped,)
@@ -325,7 +327,7 @@ def _walk_folder(path: str, links: _Links, taken: frozenset[str] = frozenset(), 
             yield from _expand_file(inner)
     if (missing_reason := files.explain_missing_names(path)) is not None:
         # Files that were not read have not passed.
-        reason = f"{path}: what else is in it is not known: {missing_reason}: name its files"
+        reason = f"{path}: the other files in it are unknown: {missing_reason}: name the files"
         yield TargetResult(files.join(prefix, "*"), Status.FAILED, reason)
 
 

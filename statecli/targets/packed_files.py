@@ -156,5 +156,5 @@ def _create_decompressor(head: bytes) -> Any:
 
             return lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
     except ImportError as error:  # Python can be built without them
-        raise UnreadableError("is compressed, and this Python has no module that unpacks it") from error
+        raise UnreadableError("is compressed, and this Python cannot unpack it") from error
     return None

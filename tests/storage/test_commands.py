@@ -99,12 +99,12 @@ def test_a_glob_that_matches_nothing_or_cannot_be_asked(web, statecli):
     web.listing = None
     found = statecli("audit", f"{web.url()}run-*/model.safetensors")
     assert (found.code, found.err.count("\n")) == (2, 1)
-    assert "the glob needs the names of what is there" in found.err
+    assert "the glob needs a list of the names in this folder" in found.err
 
 
 def test_a_glob_of_hosts_is_none():
     """Nobody lists those."""
-    with pytest.raises(UnreadableError, match="the glob is of a host or a bucket: name it"):
+    with pytest.raises(UnreadableError, match="a glob cannot match a host or a bucket: write its name"):
         files.match_glob("s3://*/m.pt")
 
 
@@ -169,7 +169,10 @@ def test_no_key_hides_from_an_audit(bucket, statecli, tmp_path):
     client.upload_file(str(tmp_path / "m.safetensors"), "models", "odd//y.safetensors")
     found = statecli("audit", "s3://models/odd/")
     assert found.code == 2
-    assert "what else is in it is not known: no name is that of what lies behind two slashes (//)" in found.err
+    assert (
+        "the other files in it are unknown: keys with two slashes (//) have no names that a file could have"
+        in found.err
+    )
 
 
 def test_a_lock_and_a_server_that_is_not_there(statecli, tmp_path):
@@ -210,8 +213,8 @@ def test_a_lock_of_another_place_says_how_names_are_compared(web, bucket, statec
         every = [f"{run}{rest}" for run in held for rest in ("", "/train.ckpt")]
         for line, target in zip(found.err.splitlines(), every, strict=True):
             assert line.startswith(f"statecli: {target}: is not in the lock, which has {locked[0][:-2]}")
-            assert "URLs are compared whole, files by their way from the lock" in line
-            assert "lock each target alone" in line
+            assert "a URL must match the lock exactly, a file its path relative to the lock" in line
+            assert "lock each target separately" in line
     bucket._client.upload_file("all.lock", bucket.name, "all.lock")
     assert statecli("audit", *far, "--lock", bucket.url("all.lock")).code == 0  # made on disk, kept beside them
     assert statecli("lock", "run-1/model.safetensors", "-o", "one.lock").code == 0
@@ -311,7 +314,7 @@ def test_a_baseline_accepts_what_lies_behind_a_url(spoiled, served, statecli):
     assert statecli(*args, "--baseline", "known.json").code == 0
     files.forget_command()
     trained(served.folder / "run")
-    assert "it is fixed, drop it from there" in statecli(*args, "--baseline", "known.json").err
+    assert "it is fixed; remove the entry" in statecli(*args, "--baseline", "known.json").err
     files.forget_command()
     (served.folder / "run" / "model.safetensors").unlink()
     (served.folder / "run" / "train.ckpt").unlink()
@@ -364,7 +367,7 @@ def test_a_configuration_lies_here(web, statecli):
     """--config takes no URL."""
     found = statecli("audit", web.url("run-1"), "--config", web.url("statecli.toml"))
     assert (found.code, found.err.count("\n")) == (2, 1)
-    assert "copy it" in found.err
+    assert "copy the configuration to a local file" in found.err
 
 
 def test_verify_is_of_classes(web, statecli):

@@ -66,7 +66,7 @@ def test_an_object_that_changes_is_noticed(memory, tmp_path):
 @pytest.mark.parametrize(
     ("url", "line"),
     [
-        ("nothing://a/b.pt", "fsspec knows no nothing://"),
+        ("nothing://a/b.pt", "fsspec does not support nothing://"),
         *(
             (url, UNSUPPORTED)
             for url in ("zip://a.pt::https://h/b", "zip://::memory://b", "simplecache::https://h/a.pt")

@@ -35,7 +35,7 @@ def test_a_folder_is_its_listing_and_its_file(gs, statecli):
     """And a bucket without a checkpoint says in which of its folders one is."""
     assert statecli("inspect", "gs://models/run/").code == 0
     assert [one.path for one in gs.requests] == ["storage/v1/b/models/o", MEDIA]
-    assert "folders in it hold some: run" in statecli("inspect", "gs://models").err
+    assert "these folders in it have one: run" in statecli("inspect", "gs://models").err
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_folder_is_its_listing_and_its_file(gs, statecli):
         (Refuse(401), "no Google credentials were found"),
         (Refuse(403), "no Google credentials were found"),
         (Refuse(418), "cannot be read (HTTP 418)"),
-        (OtherRange(4), "another range than was asked for"),
+        (OtherRange(4), "another range than requested"),
         (Gzip(always=True), "is stored compressed (Content-Encoding: gzip): download it first"),
     ],
 )

@@ -164,7 +164,7 @@ def test_an_answer_in_chunks_has_no_length_and_is_read_to_its_end(big, statecli,
     read(big.url(NAME), statecli)
     monkeypatch.setattr(http, "MAX_WHOLE_BYTES", 100_000)
     assert refused(big.url(NAME)).endswith(
-        ": the server ignores ranges, and sends no one knows how much: download it first"
+        ": the server ignores ranges and does not announce the size of its answer: download it first"
     )
 
 
@@ -192,14 +192,17 @@ def test_an_end_that_may_be_a_cut_is_none(served, refused):
 @pytest.mark.parametrize(
     ("behaviour", "why"),
     [
-        (OtherRange(8), "the server answered with bytes 8 to 80 of 80, asked for 0 to 65536"),
+        (OtherRange(8), "the server answered with bytes 8 to 80 of 80, but statecli asked for 0 to 65536"),
         (WrongTotal("*"), "the server does not say how long the file is: download it first"),
         (WrongTotal("many"), "the server does not say which range it answers with: download it first"),
         (Headers(Content_Range=None), "the server does not say which range it answers with: download it first"),
-        (WrongTotal(50), "the server answered with bytes 0 to 80 of 50, asked for 0 to 65536"),
-        (WrongTotal(500_000), "the server answered with bytes 0 to 80 of 500000, asked for 0 to 65536"),
-        (Headers(Content_Length="95"), "the server contradicts itself about how many bytes it answers with"),
-        (Gzip(always=True), "is sent compressed (gzip), which nobody asked for: download it first"),
+        (WrongTotal(50), "the server answered with bytes 0 to 80 of 50, but statecli asked for 0 to 65536"),
+        (WrongTotal(500_000), "the server answered with bytes 0 to 80 of 500000, but statecli asked for 0 to 65536"),
+        (Headers(Content_Length="95"), "the server announces contradictory sizes for its answer"),
+        (
+            Gzip(always=True),
+            "the server sends the file compressed (gzip), so it cannot be read in parts: download it first",
+        ),
         (Refuse(500), "the server is busy (HTTP 500); try again later"),
         (Refuse(503), "the server is busy (HTTP 503); try again later"),
         (Refuse(429), "the server is busy (HTTP 429); try again later"),
@@ -213,7 +216,7 @@ def test_an_end_that_may_be_a_cut_is_none(served, refused):
         ),
         (Refuse(418), "cannot be read (HTTP 418)"),
         (Redirect(NAME), "the server redirects in a circle"),
-        (Redirect("file:///etc/passwd"), "the server redirects to what is no http:// or https://"),
+        (Redirect("file:///etc/passwd"), "the server redirects to a URL that is not http:// or https://"),
         (login_page, "is an HTML page, perhaps a login or an error page (HTTP 200)"),
     ],
 )
@@ -250,8 +253,7 @@ def test_a_name_with_a_number_sign_is_written_with_its_code(served, statecli, re
     checkpoint(served.folder / "a#b.safetensors")
     plain = served.url("a") + "#b.safetensors"
     assert refused(plain) == (
-        f"{served.url('a')}: is not there (HTTP 404); #b.safetensors was taken for a section: "
-        "# in a name is written %23"
+        f"{served.url('a')}: is not there (HTTP 404); #b.safetensors was read as a section; write %23 for a # in a name"
     )
     read(served.url("a%23b.safetensors").replace("%2523", "%23"), statecli)
 
@@ -368,7 +370,7 @@ def test_a_busy_server_says_when(server, statecli, monkeypatch, refused):
     ("name", "texts", "wanted"),
     [
         ("TIMEOUT", ["no", "-1", "0", "nan", "1e9"], "a number above 0"),
-        ("RETRIES", ["no", "-1", "0.001", "1000000"], "a whole number from 0 on"),
+        ("RETRIES", ["no", "-1", "0.001", "1000000"], "a whole number of 0 or more"),
         ("CONNECTIONS", ["no", "-1", "0", "2.5", "1000000"], "a whole number above 0"),
     ],
 )
@@ -378,7 +380,7 @@ def test_settings_are_numbers(server, name, texts, wanted, monkeypatch, statecli
         monkeypatch.setenv(f"STATECLI_{name}", text)
         result = statecli("inspect", server.url(NAME))
         assert (result.code, result.out) == (2, "")
-        assert result.err == f"statecli: STATECLI_{name}={text}: must be {wanted}, below 1,000,000\n"
+        assert result.err == f"statecli: STATECLI_{name}={text}: must be {wanted} and below 1,000,000\n"
 
 
 # --- redirects ------------------------------------------------------------------------------------------------------
@@ -435,7 +437,7 @@ def test_redirects_without_end_and_without_a_place_are_one_line(server, refused)
         server.behave(f"r{number}", Redirect(f"r{number + 1}"))
     assert refused(server.url("r0")).endswith(": the server redirects more than 10 times")
     server.behave("nowhere", lambda request, reply: reply.become(Reply(302)))
-    assert refused(server.url("nowhere")).endswith(": the server redirects, and does not say where to")
+    assert refused(server.url("nowhere")).endswith(": the server redirects without a target")
 
 
 @pytest.mark.parametrize(
@@ -446,16 +448,16 @@ def test_redirects_without_end_and_without_a_place_are_one_line(server, refused)
         (Cut(None), "the connection was cut ({there}, after a redirect); try again later"),
         (Cut(10), "the connection was cut after 10 of 80 bytes ({there}, after a redirect); try again later"),
         (Stall(0), "{stalls}; 0 of 80 bytes came ({there}, after a redirect); try again later"),
-        (OtherRange(8), "{other}, asked for 0 to 65536 ({there}, after a redirect)"),
+        (OtherRange(8), "{other}, but statecli asked for 0 to 65536 ({there}, after a redirect)"),
         (
             Refuse(401),
             "access is refused (HTTP 401 from {there}): the user and the password of the URL are for the server of the "
-            "URL, and were not sent to that one",
+            "URL and were not sent to the other server",
         ),
         (
             Refuse(403),
             "access is refused (HTTP 403 from {there}): the user and the password of the URL are for the server of the "
-            "URL, and were not sent to that one",
+            "URL and were not sent to the other server",
         ),
     ],
 )
@@ -474,7 +476,7 @@ def test_behind_a_redirect_the_server_that_fails_is_named(server, other, behavio
 def test_a_redirect_to_nowhere_is_the_servers(server, to, refused):
     """And not the fault of the URL that was typed."""
     server.behave(NAME, Redirect(to))
-    assert refused(server.url(NAME)) == f"{server.url(NAME)}: the server redirects to what is no URL"
+    assert refused(server.url(NAME)) == f"{server.url(NAME)}: the server redirects to an invalid URL"
 
 
 def test_a_fragment_of_a_redirect_is_not_sent(server, statecli):
@@ -498,7 +500,7 @@ def test_a_redirect_to_a_login_page_names_its_host(server, other, refused):
 def test_a_login_page_that_does_not_say_html_is_named_by_its_content(server, refused):
     """As on disk."""
     server.behave(NAME, login_page, Headers(Content_Type="application/octet-stream"))
-    assert refused(server.url(NAME)).endswith(": is an HTML page: the download met a login or an error page")
+    assert refused(server.url(NAME)).endswith(": is an HTML page: the server sent a login page or an error page")
 
 
 def test_a_login_page_that_is_compressed_is_a_page(server, refused):
@@ -608,7 +610,7 @@ def test_a_name_that_was_copied_from_output_is_no_url(server, refused):
     """It says so where the server refuses it."""
     server.behave(NAME, Signed("sig", "right"))
     assert refused(server.url(NAME) + "?sig=…").endswith(
-        "(HTTP 403): with … in it, it is a name as it is shown: give the URL itself"
+        "(HTTP 403): with … in place of a secret, the URL is incomplete: give the original URL"
     )
 
 
@@ -618,7 +620,7 @@ def test_a_name_that_was_copied_from_output_is_no_url(server, refused):
 def test_a_host_that_is_none_is_one_line(refused, once):
     """No such name; nobody behind the port; no host at all."""
     assert refused("http://no-such-host.invalid/m.pt").removeprefix("http://no-such-host.invalid/m.pt: ") in (
-        "there is no host of this name",
+        "unknown host: check the name in the URL",
         "the host's name cannot be looked up: no network?; try again later",
     )
     import socket
@@ -630,7 +632,7 @@ def test_a_host_that_is_none_is_one_line(refused, once):
     assert refused(url) == f"{url}: the server cannot be reached: connection refused; try again later"
     for url in ("http:///m.pt", "http://host:port/m.pt", "http://[::1/m.pt", "https://exa mple/m.pt"):
         named = url.replace(":port", ":…")  # it may be a password
-        assert refused(url) == f"{named}: is no URL: it names no host, or an impossible one"
+        assert refused(url) == f"{named}: is not a URL with a valid host name"
 
 
 @pytest.fixture
@@ -673,7 +675,7 @@ def test_a_certificate_that_nobody_vouches_for_is_one_line(secure, refused, no_p
     """It is not tried again, and what to do is said."""
     why = refused(secure.url(NAME))
     assert why.startswith(f"{secure.url(NAME)}: the server's certificate cannot be verified: self")
-    assert why.endswith("; SSL_CERT_FILE names a file with certificates to trust")
+    assert why.endswith("; to trust other certificates, set SSL_CERT_FILE to a file of them")
 
 
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
@@ -694,7 +696,7 @@ def test_certificates_that_are_none_are_one_line(secure, refused, monkeypatch, n
 
 def test_https_to_a_server_without_it_is_one_line(server, refused, no_pools):
     """And the other way round."""
-    assert refused(server.url(NAME).replace("http:", "https:")).endswith("; is it a server of http://?")
+    assert refused(server.url(NAME).replace("http:", "https:")).endswith("; does the server use http://?")
 
 
 def test_what_is_secure_does_not_become_insecure(secure, server, refused, monkeypatch, no_pools):
@@ -749,7 +751,7 @@ def test_a_proxy_that_is_not_there_is_one_line(server, refused, monkeypatch, onc
     monkeypatch.setenv("http_proxy", f"http://out:{PASSWORD}@127.0.0.1:9")
     assert refused(server.url(NAME)).endswith(": the proxy of the environment cannot be reached; try again later")
     monkeypatch.setenv("http_proxy", f"socks5://out:{PASSWORD}@127.0.0.1:9")
-    assert "the proxy of the environment is none that can be used" in refused(server.url(NAME))
+    assert "unsupported URL in the proxy of the environment" in refused(server.url(NAME))
 
 
 @pytest.mark.parametrize("proxy", ["http://{}@127.0.0.1:99999", "http://{}@[bad", "[bad", "http://", "http://me:{}"])
@@ -758,7 +760,7 @@ def test_a_proxy_that_is_no_url_is_said_to_be_the_one_at_fault(server, refused, 
     monkeypatch.setenv("http_proxy", proxy.format(f"out:{PASSWORD}"))
     why = refused(server.url(NAME))
     assert why == (
-        f"{server.url(NAME)}: the proxy of the environment is no URL (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY): "
+        f"{server.url(NAME)}: the proxy of the environment is not a URL (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY): "
         "write http://HOST:PORT"
     )
 

@@ -19,7 +19,7 @@ PAGE = (Path(__file__).parent.parent.parent / "docs" / "remote.md").read_text("u
 HOST = "https://models.example/"
 README = (Path(__file__).parent.parent.parent / "README.md").read_text("utf-8")
 LINES = [line for line in (PAGE + README).splitlines() if line.startswith("statecli ") and HOST in line]
-ROWS = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", PAGE.partition("## What is never shown")[2], re.MULTILINE)
+ROWS = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", PAGE.partition("## Masked secrets")[2], re.MULTILINE)
 
 
 @pytest.mark.parametrize("line", LINES)

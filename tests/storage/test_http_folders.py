@@ -101,7 +101,7 @@ def test_a_folder_that_lists_itself_ends(served, statecli):
     for target in (served.url("d/"), served.url("d/**")):
         found = statecli("audit", target)
         assert found.code == 2
-        assert "lies in more than 64 folders: name one further in" in found.err
+        assert "lies in more than 64 folders: name a folder below it" in found.err
         assert found.err.count("\n") == 1
 
 
@@ -150,9 +150,9 @@ def test_a_page_of_the_hub_is_answered_with_the_way_that_is_read():
     from statecli.storage.http import _suggest_url
 
     assert _suggest_url("https://huggingface.co/org/net/blob/main/model.safetensors").endswith(
-        "; the file itself is behind /resolve/ in place of /blob/"
+        "; for the file itself write /resolve/ in place of /blob/"
     )
-    assert _suggest_url("https://github.com/org/net/blob/main/m.pt").endswith("behind /raw/ in place of /blob/")
+    assert _suggest_url("https://github.com/org/net/blob/main/m.pt").endswith("write /raw/ in place of /blob/")
     assert _suggest_url("https://huggingface.co/org/net") == "; name it hf://…"
     assert _suggest_url("https://example.com/blob/") == ""
 
@@ -185,10 +185,10 @@ def test_an_audit_of_what_cannot_be_listed_has_not_passed(folder, statecli):
     found = statecli("audit", url, "-f", "json")
     assert found.code == 2
     assert {one["target"]: one["status"] for one in found.json["targets"]}[f"{url}*"] == "failed"
-    assert f"{url}: what else is in it is not known: it cannot be listed (access is refused (HTTP 403)" in found.err
+    assert f"{url}: the other files in it are unknown: it cannot be listed (access is refused (HTTP 403)" in found.err
     globbed = statecli("audit", f"{url}*.safetensors")
     assert globbed.code == 2
-    assert "the glob needs the names of what is there: it cannot be listed" in globbed.err
+    assert "the glob needs a list of the names in this folder: it cannot be listed" in globbed.err
     assert statecli("audit", folder.url("net/inner/model.safetensors")).code == 0
 
 
@@ -221,7 +221,7 @@ def test_a_folder_without_any_of_the_usual_names_is_one_line(served, refused):
     why = refused(url)
     assert why == (
         f"{url}: cannot be listed (access is refused (HTTP 403): no user and no password were sent), and none of the "
-        f"{len(unlisted_folder.list_usual_names())} usual names of a checkpoint's files is in it: name a file"
+        f"{len(unlisted_folder.list_usual_names())} usual checkpoint file names exists in it: name a file"
     )
 
 
@@ -295,7 +295,7 @@ def test_a_listing_that_does_not_say_html_is_none(folder):
     """Whatever it is."""
     folder.listing = "python"
     folder.behave("net/inner/", Headers(Content_Type="text/plain"))
-    with pytest.raises(UnreadableError, match="with no list of files"):
+    with pytest.raises(UnreadableError, match="instead of a list of files"):
         Http().listing(folder.url("net/inner"))
 
 

@@ -154,9 +154,9 @@ def too_many_chunks(start, last, n):
 
 
 STALLS = "the server stalls: "
-NO_END = "the head of its answer did not end"
+NO_END = "incomplete response headers"
 WAITED = f" in {SECONDS:g} s (STATECLI_TIMEOUT)"
-GARBAGE = "the server does not speak HTTP, or not so that it can be understood"
+GARBAGE = "the server does not answer in valid HTTP"
 AGAIN = "; try again later"
 
 
@@ -165,17 +165,17 @@ AGAIN = "; try again later"
     [
         (dripping_head, f"{STALLS}{NO_END}{WAITED}{AGAIN}"),
         (only_continue, f"{STALLS}{NO_END}{WAITED}{AGAIN}"),
-        (dripping_body, f"{STALLS}too little came{WAITED}; [0-9]{{1,3}} of 65,536 bytes came{AGAIN}"),
+        (dripping_body, f"{STALLS}too few bytes arrived{WAITED}; [0-9]{{1,3}} of 65,536 bytes came{AGAIN}"),
         (endless_headers, GARBAGE),
         (endless_line, GARBAGE),
         (endless_chunk_size, f"{GARBAGE}; 0 of 65,536 bytes came{AGAIN}"),
-        (endless_trailers, "the server contradicts itself about how many bytes it answers with"),
+        (endless_trailers, "the server announces contradictory sizes for its answer"),
         (endless_trailers_of_a_whole, f"{STALLS}{NO_END}{WAITED}; {len(FILE):,} bytes came{AGAIN}"),
         (ssh, GARBAGE),
         (missing, "is not there (HTTP 404)"),
         (missing_and_dripping, "is not there (HTTP 404)"),
-        (squeezed, "is sent compressed (gzip), which nobody asked for: download it first"),
-        (too_many_chunks, "the server contradicts itself about how many bytes it answers with"),
+        (squeezed, "the server sends the file compressed (gzip), so it cannot be read in parts: download it first"),
+        (too_many_chunks, "the server announces contradictory sizes for its answer"),
     ],
 )
 def test_a_server_that_keeps_its_client_busy_is_given_up(answer, why, refused, monkeypatch):

@@ -66,5 +66,5 @@ def test_a_configuration_that_did_not_come(sharded, statecli, fault, reason):
     sharded.behave("net/config.json", fault)
     found = statecli("inspect", sharded.url("net/"), "-f", "json")
     (odd,) = [one["message"] for one in found.json["notes"] if one["name"] == "config-unread"]
-    because = f", for it{reason}" if reason.startswith(" ") else reason
+    because = f", because it{reason}" if reason.startswith(" ") else reason
     assert odd.startswith(f"config.json: not read{because}")

@@ -151,7 +151,9 @@ def test_a_key_with_a_hash(bucket, tmp_path, statecli):
     assert statecli("lock", bucket.url("odd"), "-o", tmp_path / "one.lock").code == 0
     assert statecli("audit", bucket.url("odd"), "--lock", tmp_path / "one.lock").code == 0
     assert statecli("inspect", f"{url}#model").code == 0
-    told = "#b.safetensors was taken for a section: # in a name needs the section behind it: #b.safetensors#model"
+    told = (
+        "#b.safetensors was read as a section; to name a file with # in its name, add a section: #b.safetensors#model"
+    )
     assert statecli("inspect", url).err == f"statecli: {bucket.url('odd/a')}: is not there; {told}\n"
 
 
@@ -272,7 +274,7 @@ def test_a_redirect_elsewhere_is_not_followed(s3, signed, statecli, monkeypatch,
         s3.behave("*", Redirect(other.url("models/m.safetensors").replace("127.0.0.1", "localhost"), status=status))
         for url in ("s3://models/m.safetensors", "s3://models/"):
             found = statecli("inspect", url)
-            told = f"statecli: {url}: no S3 gave this answer (HTTP {status}): check AWS_ENDPOINT_URL"
+            told = f"statecli: {url}: this answer is not from S3 (HTTP {status}): check AWS_ENDPOINT_URL"
             assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
             assert found.err.startswith(told)
         assert other.requests == []
@@ -446,10 +448,10 @@ SSO = "sso_start_url=https://nobody.example\nsso_region=us-east-1\nsso_account_i
         (f"{ROLE}source_profile=nobody\n", "check role_arn and source_profile"),
         (f"{ROLE}source_profile=b\n[profile b]\naws_access_key_id=A\naws_secret_access_key=B\n", "check role_arn"),
         (f"{ROLE}web_identity_token_file=/nobody/has/hidden-5\n", "check AWS_WEB_IDENTITY_TOKEN_FILE"),
-        ("no equals sign", "the AWS configuration is not written as one: mend /"),
-        ("region=us east\n", "no region of AWS is called so: set AWS_DEFAULT_REGION"),
+        ("no equals sign", "the AWS configuration has a syntax error: correct /"),
+        ("region=us east\n", "the AWS region does not exist: set AWS_DEFAULT_REGION"),
         ("retry_mode=none\n", "the AWS configuration cannot be used (InvalidRetryModeError)"),
-        ("endpoint_url=127.0.0.1:80\n", "is no URL: set endpoint_url in the AWS configuration to http://"),
+        ("endpoint_url=127.0.0.1:80\n", "is not a URL: set endpoint_url in the AWS configuration to http://"),
     ],
 )
 def test_a_configuration_that_gives_no_credentials(s3, statecli, monkeypatch, tmp_path, profile, words):
@@ -474,10 +476,10 @@ def test_a_configuration_that_gives_no_credentials(s3, statecli, monkeypatch, tm
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("AWS_ENDPOINT_URL", "127.0.0.1:5555", "no URL: set AWS_ENDPOINT_URL to http://… or https://…"),
-        ("AWS_ENDPOINT_URL", "http://127.0.0.1:port", "no URL: set AWS_ENDPOINT_URL to http://… or https://…"),
-        ("AWS_ENDPOINT_URL_S3", "ftp://127.0.0.1", "no URL: set AWS_ENDPOINT_URL_S3 to http://… or https://…"),
-        ("AWS_DEFAULT_REGION", "us east/1", "no region of AWS is called so: set AWS_DEFAULT_REGION"),
+        ("AWS_ENDPOINT_URL", "127.0.0.1:5555", "not a URL: set AWS_ENDPOINT_URL to http://… or https://…"),
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:port", "not a URL: set AWS_ENDPOINT_URL to http://… or https://…"),
+        ("AWS_ENDPOINT_URL_S3", "ftp://127.0.0.1", "not a URL: set AWS_ENDPOINT_URL_S3 to http://… or https://…"),
+        ("AWS_DEFAULT_REGION", "us east/1", "the AWS region does not exist: set AWS_DEFAULT_REGION"),
         ("AWS_SESSION_TOKEN", "hidden-6\n7", "set them again, without line breaks"),
         ("AWS_SECRET_ACCESS_KEY", "", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong together: set both"),
     ],
@@ -495,7 +497,7 @@ def test_certificates_that_are_not_there(s3, signed, statecli, monkeypatch):
     """The variable is named."""
     monkeypatch.setenv("AWS_CA_BUNDLE", "/nobody/has/this.pem")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9")
-    assert "AWS_CA_BUNDLE names no file" in statecli("inspect", "s3://models/m.safetensors").err
+    assert "AWS_CA_BUNDLE does not name a readable file" in statecli("inspect", "s3://models/m.safetensors").err
 
 
 def test_refused_unsigned_on_request(s3, signed, statecli, monkeypatch):
@@ -565,7 +567,7 @@ def test_what_is_no_answer_of_s3_is_said_with_its_status(s3, signed, statecli, s
     written(s3.folder / "models" / "run")
     s3.behave("*", page(status, body))
     for url in ("s3://models/run/m.safetensors", "s3://models/run", "s3://models/run/", "s3://models"):
-        told = f"{url}: no S3 gave this answer (HTTP {status}): check AWS_ENDPOINT_URL, and proxies on the way"
+        told = f"{url}: this answer is not from S3 (HTTP {status}): check AWS_ENDPOINT_URL and any proxy"
         found = statecli("inspect", url)
         assert (found.code, found.out, found.err) == (2, "", f"statecli: {told}\n")
 
@@ -637,7 +639,7 @@ def test_another_range_is_refused(s3, signed, statecli):
     s3.behave("models/m.safetensors", OtherRange(4))
     found = statecli("inspect", "s3://models/m.safetensors")
     assert found.code == 2
-    assert "another range than was asked for" in found.err
+    assert "another range than requested" in found.err
 
 
 def test_a_store_without_ranges_sends_no_gigabytes(s3, signed, statecli):
