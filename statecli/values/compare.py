@@ -240,7 +240,7 @@ class _Results:
 
 def _blocks_to_delta(total: Tally, dtype: str, shape: tuple[int, ...], options: CompareOptions) -> Delta | NotCompared:
     """Return the outcome of quantized blocks whose bytes differ, but whose values are equal or cannot be read."""
-    explanation = explain_unreadable_blocks(dtype) or "the values are the same, in other bytes"
+    explanation = explain_unreadable_blocks(dtype) or "the values are equal, although their bytes differ"
     if options.atol or options.rtol:
         return NotCompared(f"its bytes differ, and {explanation}")
     values, elements = BLOCK_SIZES[dtype][0], math.prod(shape)
@@ -467,7 +467,7 @@ def _match_ragged(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotC
 
 
 _RESHAPED = NotCompared("the shapes of its inner tensors differ", reshaped=True)
-_REORDERED = NotCompared("its values lie in another order")
+_REORDERED = NotCompared("its values are stored in another order")
 
 
 def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
@@ -516,7 +516,7 @@ def _explain_incomparable(before: TensorData, after: TensorData) -> str | None:
     if before.dtype == after.dtype and None not in elements and (before.quantizer is None) is (after.quantizer is None):
         return None
     if reason is None and elements[0] and elements[1] and elements[0].values != elements[1].values:
-        return f"{before.dtype} and {after.dtype} have other numbers of values in an element"
+        return f"{before.dtype} and {after.dtype} have different numbers of values per element"
     return reason
 
 

@@ -108,8 +108,10 @@ def load_hasher(algorithm: Algorithm) -> Callable[[], Any]:
     try:
         from blake3 import blake3
     except ImportError as error:  # pragma: no cover - a dependency; this is for trimmed installations
-        raise MissingDependency("digests of blake3 need it: pip install blake3 (or --digest sha256)") from error
-    return blake3  # in one thread, because more are no faster on blocks of this size; more workers are
+        raise MissingDependency(
+            "blake3 digests need the package blake3: pip install blake3 (or --digest sha256)"
+        ) from error
+    return blake3  # in one thread, because more are not faster on blocks of this size; more workers are
 
 
 @with_denormals

@@ -38,7 +38,9 @@ def resolve_device(name: str) -> Any:
     if device.type != "cuda":
         raise UsageError(f"{option('--device', name)}: values are compared on cpu or cuda")
     if not torch.cuda.is_available():
-        raise UsageError(f"{option('--device', name)}: there is no CUDA here; leave it out to compare on the CPU")
+        raise UsageError(
+            f"{option('--device', name)}: CUDA is not available on this machine; leave it out to compare on the CPU"
+        )
     if (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(f"{option('--device', name)}: this machine has {torch.cuda.device_count()} CUDA device(s)")
     return device

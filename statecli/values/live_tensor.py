@@ -68,7 +68,7 @@ def _storage_bytes(tensor: Any) -> Array:
     if is_freed(tensor):
         raise UnreadableError(f"its storage was freed: it holds {storage.nbytes():,} bytes")
     if storage.device.type != "cpu" or not has_memory(storage):
-        raise UnreadableError(f"a {type(tensor).__name__} holds no data of its own")
+        raise UnreadableError(f"a {type(tensor).__name__} has no data in memory")
     memory: Array = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     return memory
 

@@ -460,7 +460,7 @@ def resolve_data(data: TensorData, name: str) -> TensorData:
     tensor = _read_archive(data.storage, name)
     if (tensor.dtype, tensor.shape) != (data.dtype, data.shape):
         raise MalformedError(
-            f"{data.storage.path}: {name}: is said to be {data.dtype} {list(data.shape)}, the archive at byte "
+            f"{data.storage.path}: {name}: the index says {data.dtype} {list(data.shape)}, but the array at byte "
             f"{data.storage.offset} holds {tensor.dtype} {list(tensor.shape)}"
         )
     return tensor

@@ -188,7 +188,8 @@ def _coo_indices(side: _Side) -> Array:
         and values_shape == (indices_shape[1], *shape[indices_shape[0] :])
     )
     side.require(
-        fits, f"indices {list(indices_shape)} and values {list(values_shape)} make no tensor of shape {list(shape)}"
+        fits,
+        f"indices {list(indices_shape)} and values {list(values_shape)} do not form a tensor of shape {list(shape)}",
     )
     places = np.zeros(indices_shape[1], np.int64)
     for index, size in zip(side.read_integers("indices").reshape(indices_shape), shape, strict=False):
@@ -209,7 +210,7 @@ def _compressed_indices(side: _Side) -> Array:
     fits = bool(starts and plain and side.shape[: len(batch)] == plain[:-1] == batch and len(grid) == 2)
     fits = fits and values_shape == (*plain, *block, *dense) and starts[-1] == grid[compressed] + 1
     parts = f"{list(starts)}, {list(plain)} and {list(values_shape)}"
-    side.require(fits, f"parts of shapes {parts} make no {side.tensor.layout} tensor of shape {list(side.shape)}")
+    side.require(fits, f"parts of shapes {parts} do not form a {side.tensor.layout} tensor of shape {list(side.shape)}")
     compressed_index = _expand_compressed(side, math.prod(batch), grid[compressed], plain[-1])
     plain_index = side.read_integers("plain_indices")
     side.require_inside(plain_index, grid[1 - compressed])
@@ -251,7 +252,7 @@ def _sum_duplicates(places: Array, values: Array, dtype: str) -> tuple[Array, Ar
     if starts.size == places.size:
         return places, values
     if dtype not in SUMMABLE_TYPES:
-        raise UnreadableError(f"stores several {dtype} values at one place, of which torch has no sum")
+        raise UnreadableError(f"stores several {dtype} values at one index, and torch cannot sum this dtype")
     with np.errstate(all="ignore"):
         if dtype in ("float16", "bfloat16"):
             return places[starts], _sum_rounded(values, starts, dtype)

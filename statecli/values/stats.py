@@ -109,7 +109,7 @@ def read_stats(tensor: TensorInfo, decoder: Decoder | None = None) -> Stats:
 def explain_no_data(tensor: TensorInfo) -> str:
     """Return why a tensor without `data` has no values to read, in a few words."""
     if tensor.parts:
-        return f"made of {', '.join(name for name, _ in tensor.parts)}: has no single values"
+        return f"made of {', '.join(name for name, _ in tensor.parts)}: statistics are not available"
     if tensor.device == "meta":
         return "meta holds no data"
     return "uninitialized" if tensor.shape is None else "its values are not in the file"
@@ -274,7 +274,7 @@ def compute_live_stats(tensor: Any) -> Stats:
     dtype = str(tensor.dtype).removeprefix("torch.")
     layout = str(tensor.layout).removeprefix("torch.")
     if tensor.is_nested or not (layout in ("strided", "_mkldnn") or layout.startswith("sparse_")):
-        return Stats(reason=f"a {layout} tensor of {type(tensor).__name__} has no single values")
+        return Stats(reason=f"a {layout} tensor of {type(tensor).__name__} has no statistics")
     summary = _summarize_live(tensor)
     if not layout.startswith("sparse"):
         return _to_stats(summary, dtype)

@@ -126,7 +126,7 @@ class Tally(NamedTuple):
         if not self.finite:
             reason = reason or ("no position is finite on both sides" if elements else None)
         elif self.lost and not self.squares.mantissa:
-            reason = reason or "what changed is not finite"
+            reason = reason or "changed elements are NaN or Inf"
         else:
             largest, mean, l2 = self.max_abs, self._mean_abs(), self.squares.square_root()
             relative, cosine = self._relative_l2(), self._cosine()
@@ -165,12 +165,12 @@ class Tally(NamedTuple):
         if not all(map(math.isfinite, others)):
             return "some differences are beyond float64"
         if relative is None:
-            return "before is zero throughout"
+            return "all values before are zero"
         if not math.isfinite(relative):
             return "the relative change is beyond float64"
         if self.squares.mantissa and not all((relative, *others)):
             return "some numbers are too small for float64"
-        return None if self.after.mantissa else "after is zero throughout"
+        return None if self.after.mantissa else "all values after are zero"
 
     def _relative_l2(self) -> float | None:
         if not self.before.mantissa:

@@ -38,14 +38,14 @@ def told(result):
 def test_an_engine_that_is_none(engine, statecli):
     """The line says which there are."""
     line = told(statecli("diff", "a.pt", "a.pt", f"--executor={engine}"))
-    assert line.startswith(f"--executor {engine}: is none of threads[:N], processes[:N], dask:tcp://HOST:PORT, mpi")
+    assert line.startswith(f"--executor {engine}: is not one of threads[:N], processes[:N], dask:tcp://HOST:PORT, mpi")
 
 
 def test_an_empty_one(statecli):
     """A variable of a script that is not set."""
     assert (
         told(statecli("diff", "a.pt", "a.pt", "--executor", ""))
-        == "--executor: is empty; name something, or leave it out"
+        == "--executor: is empty; give a value, or leave the option out"
     )
 
 
@@ -58,10 +58,10 @@ def test_an_empty_one(statecli):
         (("diff", "a.pt", "a.pt", "--device", "cuda"), "--executor mpi and --device cuda contradict each other"),
         (("diff", "a.pt", "a.pt", "--metadata-only"), "--metadata-only and --executor mpi contradict each other"),
         (("diff", "a.pt", "a.pt", "--ignore", "values"), "--ignore values and --executor mpi contradict each other"),
-        (("diff", "a.pt", "net.py:Net"), "--executor mpi: values are not compared, net.py:Net is a class"),
+        (("diff", "a.pt", "net.py:Net"), "--executor mpi: the values of the class net.py:Net are not compared"),
         (("inspect", "a.pt"), "--executor mpi: inspect reads values only for --stats of a checkpoint"),
         (("inspect", "net.py:Net", "--stats"), "--executor mpi: inspect reads values only for --stats of a checkpoint"),
-        (("audit", "a.pt"), "--executor mpi: nothing here reads values; give --values or --lock FILE"),
+        (("audit", "a.pt"), "--executor mpi: this command reads no values; give --values or --lock FILE"),
         (("lock", "net.py:Net"), "--executor mpi: only values of checkpoints are locked"),
     ],
     ids=lambda one: " ".join(one) if isinstance(one, tuple) else "",
@@ -95,7 +95,7 @@ def test_a_cluster_of_ray_that_does_not_answer(address, statecli):
     """Ray itself would wait for it for a quarter of an hour."""
     pytest.importorskip("ray")
     line = told(statecli("diff", "a.pt", "a.pt", "--executor", f"ray:{address}"))
-    assert line.startswith(f"--executor ray:{address}: nothing answers there")
+    assert line.startswith(f"--executor ray:{address}: nothing answers at this address")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_listener_that_is_no_cluster_of_ray(answer, statecli, monkeypatch):
         accepted = thread.submit(_accept, server, answer)
         line = told(statecli("diff", "a.pt", "a.pt", "--executor", f"ray:{address}"))
         accepted.result()[0].close()
-    assert line.startswith(f"--executor ray:{address}: nothing answers there")
+    assert line.startswith(f"--executor ray:{address}: nothing answers at this address")
 
 
 def _accept(server, answer):
@@ -124,7 +124,7 @@ def _accept(server, answer):
 
 def test_from_python_in_the_words_of_its_arguments():
     """No text and no Executor, one that was shut down, and one beside what it contradicts."""
-    with pytest.raises(UsageError, match="executor: 3 is no Executor"):
+    with pytest.raises(UsageError, match="executor: 3 is not an Executor"):
         package.diff("a.pt", "a.pt", executor=3)
     with pytest.raises(UsageError, match="executor='threads' and jobs=2 contradict each other"):
         package.diff("a.pt", "a.pt", executor="threads", jobs=2)
@@ -132,5 +132,5 @@ def test_from_python_in_the_words_of_its_arguments():
         package.inspect("a.pt", executor="threads")
     closed = ThreadPoolExecutor(1)
     closed.shutdown()
-    with pytest.raises(EngineError, match="ThreadPoolExecutor: takes no work: cannot schedule new futures"):
+    with pytest.raises(EngineError, match="ThreadPoolExecutor: does not accept work: cannot schedule new futures"):
         package.diff("a.pt", "a.pt", executor=closed)

@@ -299,7 +299,9 @@ def test_a_scheduler_that_does_not_answer(statecli, monkeypatch, silent):
             server.close()
         found = statecli("diff", "a", "b", "--executor", f"dask:tcp://127.0.0.1:{port}")
     assert (found.code, found.out) == (2, "")
-    assert found.err.startswith(f"statecli: --executor dask:tcp://127.0.0.1:{port}: no scheduler of Dask answers there")
+    assert found.err.startswith(
+        f"statecli: --executor dask:tcp://127.0.0.1:{port}: no Dask scheduler answers at this address"
+    )
     assert found.err.count("\n") == 1
 
 

@@ -126,9 +126,9 @@ def of_other_bytes(path):
 @pytest.mark.parametrize(
     ("do_to", "said"),
     [
-        (Path.unlink, "is not there, "),
-        (shortened, "it has 5 bytes, and "),
-        (written_later, "it was written at another time: "),
+        (Path.unlink, "is missing on "),
+        (shortened, ": 5 bytes there and "),
+        (written_later, "its modification time differs: "),
         (of_other_bytes, "its bytes differ: "),
     ],
 )
@@ -164,7 +164,7 @@ def test_a_file_that_is_replaced_while_the_worker_reads(tasks, tmp_path, monkeyp
         return found
 
     monkeypatch.setattr(stats_module, "stats_batch", read)
-    assert "written at another time" in str(unpack(run_packed_batch(packed)))
+    assert "its modification time differs" in str(unpack(run_packed_batch(packed)))
 
 
 def test_samples_are_read_once(tasks, monkeypatch):
@@ -205,7 +205,7 @@ def test_another_step_is_never_taken_for_the_file(tasks):
     assert os.path.getsize(theirs / "a.pt") == os.path.getsize("a.pt")
     found = package.diff("a.pt", "b.pt", executor=OtherFiles())
     assert {one.fqn for one in found.broken} == {"w", "v"}
-    assert all(one.message.startswith("a.pt: is another file on the worker ") for one in found.broken)
+    assert all(one.message.startswith("a.pt: is a different file on the worker ") for one in found.broken)
     assert not any(change.values for change in found.changes)
 
 
@@ -306,7 +306,7 @@ class Giving(Executor):
 @pytest.mark.parametrize("answer", [None, b"garbage", b"", pickle.dumps([1, 2]), pickle.dumps(None), 3, b"\x80"])
 def test_an_executor_gives_back_what_no_worker_gave(tasks, answer):
     """An error that names it, and no traceback of whatever it is."""
-    with pytest.raises(EngineError, match="--executor Giving: what came back is no result of statecli"):
+    with pytest.raises(EngineError, match="--executor Giving: the executor did not return a result of statecli"):
         package.inspect("a.pt", stats=True, executor=Giving(answer))
 
 

@@ -102,7 +102,7 @@ def test_elements_of_other_numbers_of_values_are_not_compared(store):
     packed = info_of(replace(plain.data, dtype="float4_e2m1fn_x2"))
     for one, two in ((plain, packed), (packed, plain)):
         assert outcome(one, two) == NotCompared(
-            f"{one.dtype} and {two.dtype} have other numbers of values in an element"
+            f"{one.dtype} and {two.dtype} have different numbers of values per element"
         )
 
 

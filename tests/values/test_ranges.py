@@ -191,7 +191,7 @@ def test_an_archive_that_holds_another_tensor_is_refused(tmp_path):
     """What was said of it beforehand and what it holds must agree."""
     data = archived(torch.zeros(4), tmp_path / "x")
     with pytest.raises(
-        MalformedError, match=r"said to be float32 \[2, 2\], the archive at byte \d+ holds float32 \[4\]"
+        MalformedError, match=r"the index says float32 \[2, 2\], but the array at byte \d+ holds float32 \[4\]"
     ):
         values_of(TensorData(data.storage, "float32", (2, 2)))
 

@@ -410,7 +410,7 @@ def test_a_subclass_names_its_inner_tensors(store):
     """Its values are computed from them by code that is not run."""
     data = store(torch.zeros(3)).data
     found = read_stats(TensorInfo("w", "bfloat16", (3,), 3, 6, parts=(("qdata", data), ("scale", data))))
-    assert found.reason == "made of qdata, scale: has no single values"
+    assert found.reason == "made of qdata, scale: statistics are not available"
 
 
 def test_a_type_without_numbers_has_a_reason(store):
@@ -424,7 +424,7 @@ def test_a_type_without_numbers_has_a_reason(store):
     ("make", "said"),
     [
         (lambda: torch.zeros(3, device="meta"), "meta holds no data"),
-        (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "no single values"),
+        (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "has no statistics"),
         (lambda: torch.nn.UninitializedParameter(), "Attempted to use an uninitialized parameter"),
         (lambda: Wrapper(torch.zeros(3)), "a Wrapper gives no access to its values: 'not this one'"),
     ],
@@ -440,7 +440,7 @@ def test_a_fake_tensor_has_a_reason():
 
     with FakeTensorMode():
         fake = torch.zeros(3)
-    assert compute_live_stats(fake).reason == "a FakeTensor holds no data of its own"
+    assert compute_live_stats(fake).reason == "a FakeTensor has no data in memory"
 
 
 def test_an_mkldnn_tensor_is_read_densely():

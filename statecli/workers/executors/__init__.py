@@ -97,11 +97,11 @@ def _parse_executor(executor: object) -> tuple[str, int, str]:
         from concurrent.futures import Executor
 
         if not isinstance(executor, Executor):
-            raise UsageError(f"{option('--executor')}: {executor!r} is no Executor, nor one of {_FORMS}")
+            raise UsageError(f"{option('--executor')}: {executor!r} is not an Executor or one of {_FORMS}")
         return executor_name(executor), 0, ""
     name = executor.partition(":")[0]
     match = re.fullmatch(re.escape(name) + _SUFFIXES[name], executor) if name in _SUFFIXES else None
     if match is None:
-        raise UsageError(f"{option('--executor', executor)}: is none of {_FORMS}")
+        raise UsageError(f"{option('--executor', executor)}: is not one of {_FORMS}")
     groups = match.groupdict()
     return name, int(groups.get("count") or 0), groups.get("address") or ""

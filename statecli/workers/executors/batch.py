@@ -83,7 +83,7 @@ def _current_folder() -> str:
 
 
 #: Stands between the folder of the command and a path in it. The path still leads to the same file, in letters that
-#: nobody else writes, so that a worker's message about the file is told from other text.
+#: nobody else writes, so that a worker's message about the file is distinguished from other text.
 PATH_MARK = os.path.join(*["."] * 9, "")
 
 
@@ -160,9 +160,11 @@ def unpack(answer: bytes | str) -> Sequence[Any] | StateError:
     try:
         unpickled = pickle.loads(answer)  # noqa: S301 - as the batch that was sent
     except Exception as error:  # arbitrary bytes may raise any exception
-        raise EngineError(f"what came back is no result of statecli ({type(error).__name__})") from error
+        raise EngineError(f"the executor did not return a result of statecli ({type(error).__name__})") from error
     if not isinstance(unpickled, Answer):
-        raise EngineError(f"what came back is no result of statecli (it is of type {type(unpickled).__name__})")
+        raise EngineError(
+            f"the executor did not return a result of statecli (it is of type {type(unpickled).__name__})"
+        )
     outcome: Any = unpickled.results
     if isinstance(outcome, RuntimeError):
         raise outcome
@@ -233,12 +235,12 @@ def _describe_difference(worker: LocalVersion | None, command: LocalVersion | No
     if worker == command:
         return None
     if worker is None or command is None:
-        return "is not there, {there}" if worker is None else "is there, {there}, and not here"
+        return "is missing {there}" if worker is None else "exists {there} but not here"
     if worker.bytes != command.bytes:
-        return f"is another file {{there}}: it has {worker.bytes} bytes, and {command.bytes} here"
+        return f"is a different file {{there}}: {worker.bytes} bytes there and {command.bytes} here"
     if worker.written != command.written:
-        return "is another file {there}: it was written at another time"
-    return "is another file {there}: its bytes differ"
+        return "is a different file {there}: its modification time differs"
+    return "is a different file {there}: its bytes differ"
 
 
 def _run_or_error(do: Callable[[], Sequence[Any]]) -> Sequence[Any] | Exception:

@@ -58,7 +58,9 @@ def _connect(client: Any, address: str, name: str) -> Any:
             thread.submit(lambda: asyncio.run(asyncio.wait_for(_open_connection(address), TIMEOUT_S))).result()
         return client(address, timeout=TIMEOUT_S, set_as_default=False)
     except (OSError, ValueError, RuntimeError, *TIMEOUT_ERRORS) as error:
-        raise EngineError(f"--executor {name}: no scheduler of Dask answers there ({type(error).__name__})") from error
+        raise EngineError(
+            f"--executor {name}: no Dask scheduler answers at this address ({type(error).__name__})"
+        ) from error
 
 
 async def _open_connection(address: str) -> None:

@@ -64,7 +64,7 @@ class ExecutorEngine:
         try:
             return self._executor.submit(run_packed_batch, batch)
         except RuntimeError as error:  # the executor is broken or was shut down
-            raise EngineError(f"--executor {self._name}: takes no work: {error}") from error
+            raise EngineError(f"--executor {self._name}: does not accept work: {error}") from error
 
     def _deliver_all(self, numbers: dict[Future[bytes | str], int], deliver: Deliver) -> None:
         pending = set(numbers)
@@ -83,7 +83,9 @@ class ExecutorEngine:
         try:
             answer = future.result()
         except CancelledError:
-            return UnreadableError(f"--executor {self._name}: it gave the work up: it has ended, or was told to")
+            return UnreadableError(
+                f"--executor {self._name}: the executor cancelled the task; it may have been shut down"
+            )
         except Exception as error:
             if _lacks_statecli(error):
                 reason = f"a worker has no statecli, or an older one: install statecli {__version__} where workers run"

@@ -28,7 +28,7 @@ def use_mpi() -> Iterator[Engine]:
         raise UsageError(
             f"{option('--executor', 'mpi')}: this process has no other ranks: start it with {START_COMMAND}"
         )
-    # mpi4py aborts for every exit code but 0. Status 1 of statecli is no abort: the other ranks are ended in order.
+    # mpi4py aborts for every exit code but 0. Status 1 of statecli is not an abort: the other ranks are ended in order.
     MPI._set_abort_status = lambda status: None  # noqa: ARG005 - its own name
     with MPIPoolExecutor() as executor:
         try:

@@ -74,7 +74,7 @@ def _require_answer(address: str, name: str) -> None:
             with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S) as server:
                 _exchange_hello(server, deadline)
     except (OSError, ValueError, OverflowError) as error:
-        raise EngineError(f"--executor {name}: nothing answers there ({type(error).__name__})") from error
+        raise EngineError(f"--executor {name}: nothing answers at this address ({type(error).__name__})") from error
 
 
 def _exchange_hello(server: socket.socket, deadline: float) -> None:
@@ -101,4 +101,6 @@ def _connect(ray: Any, address: str, name: str) -> None:
     try:
         ray.init(address=address or "local", include_dashboard=None if address else False, **options)
     except (OSError, RuntimeError, ValueError, TimeoutError) as error:
-        raise EngineError(f"--executor {name}: no cluster of Ray answers there ({type(error).__name__})") from error
+        raise EngineError(
+            f"--executor {name}: no Ray cluster answers at this address ({type(error).__name__})"
+        ) from error
