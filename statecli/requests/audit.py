@@ -108,7 +108,7 @@ def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> 
     divided = executor or (options.shard and option("--shard", options.shard))
     if divided and not (request.values or request.lock or compares_values):
         raise UsageError(
-            f"{divided}: nothing here reads values; give {option('--values')} or {option('--lock', 'FILE')}"
+            f"{divided}: this command reads no values; give {option('--values')} or {option('--lock', 'FILE')}"
         )
     return request
 
@@ -118,11 +118,11 @@ def _check_policy(options: AuditOptions, loaded: LoadedConfig) -> None:
     policy = loaded.config.policy
     if policy.reference and not options.against and find_class_spec(policy.reference) is not None:
         advice = f"give {option('--against', policy.reference)}"
-        why = f"a class is code, which a configuration does not name; {advice}"
+        why = f"a class is code, and a configuration cannot name code; {advice}"
         raise UsageError(f"{loaded.path}: policy.reference: {why}")
     for key, globs in (("must-change", policy.must_change), ("must-not-change", policy.must_not_change)):
         if globs and not (policy.reference or options.against):
-            why = "holds against a checkpoint: configure policy.reference, or give " + option("--against")
+            why = "compares with a checkpoint: configure policy.reference, or give " + option("--against")
             raise UsageError(f"{loaded.path}: policy.{key}: {why}")
 
 
@@ -145,7 +145,7 @@ def _decide_values(options: AuditOptions, configured: Config) -> bool | None:
 
 def _read_lock(path: str | None, options: AuditOptions) -> Lock | None:
     if options.frozen_only and path is None:
-        raise UsageError(f"{option('--frozen-only')}: says what part of a lock counts; give {option('--lock', 'FILE')}")
+        raise UsageError(f"{option('--frozen-only')}: applies to a lock; give {option('--lock', 'FILE')}")
     if options.weights_only and path is None:
         raise UsageError(f"{option('--weights-only')}: applies to a lock; give {option('--lock', 'FILE')}")
     return None if path is None else lock_file.read_lock(path)
@@ -154,10 +154,10 @@ def _read_lock(path: str | None, options: AuditOptions) -> Lock | None:
 def _read_baseline(options: AuditOptions, loaded: LoadedConfig) -> Baseline | None:
     path, reason = options.write_baseline, options.reason
     if path is not None and not (reason or "").strip():
-        advice = f"say why with {option('--reason', 'TEXT')}; it is shown with what is accepted"
+        advice = f"say why with {option('--reason', 'TEXT')}; statecli shows the reason next to each accepted finding"
         raise UsageError(f"{option('--write-baseline', path)}: {advice}")
     if path is None and reason is not None:
-        raise UsageError(f"{option('--reason')}: is that of {option('--write-baseline', 'FILE')}; give both")
+        raise UsageError(f"{option('--reason')}: needs {option('--write-baseline', 'FILE')}; give both")
     paths = (options.baseline or loaded.config.baseline, baseline.find_existing_file(path))
     left_out = config.PICKLE_RULES if loaded.is_judged and options.baseline is None else frozenset()
     return baseline.join_baselines(paths, left_out)
@@ -183,7 +183,7 @@ def describe_configuration(options: AuditOptions, loaded: LoadedConfig) -> Confi
     if configured.fail_on is Severity.ERROR and options.fail_on is None:
         weakened.append(f"fail-on = {configured.fail_on.value}")
     if loaded.is_judged:
-        weakened.append("weakens no rule of pickles, because it lies in the judged folder: give it by --config")
+        weakened.append("cannot weaken rules of pickles, because it is in the audited folder: name it with --config")
     if configured.baseline is not None and options.baseline is None:
         weakened.append(f"baseline = {configured.baseline}")
     return Configuration(loaded.path, tuple(disabled), tuple(weakened), options.no_config)

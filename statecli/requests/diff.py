@@ -82,12 +82,14 @@ def _check_classes(options: DiffOptions) -> None:
     both = (options.before, options.after)
     classes = [text for text in both if load.find_class_spec(text) is not None]
     if options.init_device != "cpu" and not classes:
-        problem = f"neither {' nor '.join(both)} is a class to be built"
+        problem = f"{' and '.join(both)} are not model classes, so statecli builds nothing"
         raise UsageError(f"{option('--init-device', options.init_device)}: {problem}")
     device = option("--device", options.device) if options.device != "cpu" else ""
     value_option = _name_value_option(options) or device
     if classes and value_option:
-        raise UsageError(f"{value_option}: values are not compared, {classes[0]} is a class; leave it out")
+        raise UsageError(
+            f"{value_option}: the values of the class {classes[0]} are not compared; leave this option out"
+        )
 
 
 def reads_values(options: DiffOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - every command has the same signature

@@ -33,8 +33,8 @@ _SHARDED_COMMANDS: dict[str, Any] = {
 }
 Options = InspectOptions | DiffOptions | AuditOptions | LockOptions
 
-_REDO_ADVICE = "have all shares done again"
-_COPIES_ADVICE = f"or give {option('--copies')} if each job had a copy of its own"
+_REDO_ADVICE = "run all shards again"
+_COPIES_ADVICE = f"or give {option('--copies')} if each job read a separate copy of the files"
 #: Mark of a secret in the masked name of a URL.
 _MASK = "…"
 
@@ -86,15 +86,15 @@ def _check_same_run(part: ShardFile, first: ShardFile) -> None:
     if maker != own:
         raise EngineError(f"{part.path}: was made by {maker[:200]}, and this is {own}: install the same for all")
     if head.shard[1] != first_head.shard[1]:
-        why = f"is one of {head.shard[1]} parts, and {first.path} one of {first_head.shard[1]}"
+        why = f"is one of {head.shard[1]} parts, but {first.path} is one of {first_head.shard[1]}"
         raise UnreadableError(f"{part.path}: {why}: merge parts of one run")
     if head.command != first_head.command:
-        why = f"is of statecli {head.command[:40]}, and {first.path} of statecli {first_head.command}"
+        why = f"was written by statecli {head.command[:40]}, but {first.path} by statecli {first_head.command}"
         raise UnreadableError(f"{part.path}: {why}: merge parts of one run")
     names = head.options.keys() | first_head.options.keys()
     for name in sorted(names, key=lambda name: (name not in _TARGETS, name)):
         if head.options.get(name) != first_head.options.get(name):
-            why = f"was made {_describe_option(head, name)}, and {first.path} {_describe_option(first_head, name)}"
+            why = f"was made {_describe_option(head, name)}, but {first.path} {_describe_option(first_head, name)}"
             raise UnreadableError(f"{part.path}: {why}: merge parts of one run")
 
 
@@ -123,13 +123,13 @@ def _check_same_files(part: ShardFile, first: ShardFile, *, copies: bool) -> Non
     for path in sorted(head.files.keys() | first_head.files.keys()):
         file, first_file = head.files.get(path), first_head.files.get(path)
         if file is None or first_file is None or file.is_another(first_file):
-            why = f"is another file than the one that {first.path} is of"
+            why = f"is not the file that {first.path} was made from"
             raise UnreadableError(f"{part.path}: {path}: {why}: {_REDO_ADVICE}")
         if file != first_file and not copies:
-            why = f"was written at another time than the one that {first.path} is of, and may be another"
+            why = f"has another modification time than in {first.path}, so the parts may describe different files"
             raise UsageError(f"{part.path}: {path}: {why}: {_REDO_ADVICE}, {_COPIES_ADVICE}")
     if (head.plan, head.tasks) != (first_head.plan, first_head.tasks):
-        why = f"has read another state of the targets than {first.path}"
+        why = f"read another version of the targets than {first.path}"
         raise UnreadableError(f"{part.path}: {why}: {_REDO_ADVICE}")
 
 
@@ -140,7 +140,9 @@ def _check_complete(parts: Sequence[ShardFile]) -> None:
     for part in parts:
         index = part.head.shard[0]
         if index in paths:
-            raise UnreadableError(f"{part.path}: part {index} of {count} is there twice, {paths[index]} is it too")
+            raise UnreadableError(
+                f"{part.path}: part {index} of {count} is given twice; the other file is {paths[index]}"
+            )
         paths[index] = part.path
     missing = [index for index in range(1, count + 1) if index not in paths]
     if missing:
@@ -154,16 +156,16 @@ def _check_unchanged(part: ShardFile, *, copies: bool) -> None:
     for path, now in identify_files(part.head.files).items():
         then = part.head.files[path]
         if then.version is None and then.bytes >= 0 and not copies:
-            why = "whoever has it tells no version of it, so that none can tell whether all parts are of one"
-            raise UsageError(f"{path}: {why}: give {option('--copies')} if it has not changed since")
+            why = "the storage reports no version, so statecli cannot check that all parts read the same file"
+            raise UsageError(f"{path}: {why}; if the file has not changed, give {option('--copies')}")
         if now == then or (copies and not now.is_another(then)):
             continue
         if now.bytes < 0:
             where = "" if files.is_remote(path) or os.path.isabs(path) else ": merge where the parts were made"
-            raise UnreadableError(f"{path}: cannot be opened, and {part.path} is of it{where}")
+            raise UnreadableError(f"{path}: cannot be opened, but {part.path} was made from it{where}")
         if now.is_another(then):
             raise UnreadableError(f"{path}: has changed since {part.path} was made: {_REDO_ADVICE}")
-        why = f"was written at another time than the one that {part.path} is of, and may be another"
+        why = f"has another modification time than in {part.path}, so it may be a different file"
         raise UsageError(f"{path}: {why}: {_REDO_ADVICE}, {_COPIES_ADVICE}")
 
 
@@ -174,15 +176,17 @@ def _restore_options(path: str, head: Head, merge: MergeOptions) -> Options:
     """Return the options of the command: from the parts, and for the output from `merge`."""
     kind = _SHARDED_COMMANDS.get(head.command)
     if kind is None:
-        raise UnreadableError(f"{path}: line 1: is of statecli {head.command[:40]!r}, which has no parts")
+        raise UnreadableError(f"{path}: line 1: is not a part: statecli {head.command[:40]!r} has no --shard")
     names = {field.name for field in msgspec.structs.fields(kind)}
     for name in head.options:
         if name not in names or name in OUTPUT_OPTIONS:
-            raise UnreadableError(f"{path}: line 1: says {name[:40]!r}, which is no option of a part")
+            raise UnreadableError(f"{path}: line 1: contains {name[:40]!r}, which is not an option of a part")
     try:
         read: Options = msgspec.convert(head.options, kind)
     except (msgspec.ValidationError, ValueError, OverflowError) as why:
-        raise UnreadableError(f"{path}: line 1: is not what --shard writes there: {str(why)[:200]}") from why
+        raise UnreadableError(
+            f"{path}: line 1: does not have the format that --shard writes: {str(why)[:200]}"
+        ) from why
     return msgspec.structs.replace(read, **_select_output_options(merge, head.command, names))
 
 
@@ -195,7 +199,7 @@ def _select_output_options(merge: MergeOptions, command: str, names: Collection[
             continue
         if field.name not in names:
             flag = f"--{field.name.replace('_', '-')}"
-            raise UsageError(f"{option(flag)}: the parts are of statecli {command}, which has no such option")
+            raise UsageError(f"{option(flag)}: the parts are from statecli {command}, which has no such option")
         selected[field.name] = value
     return selected
 
@@ -218,7 +222,7 @@ def _check_code(options: Options, allowed: Sequence[str]) -> None:
     specs |= {text for text in (getattr(options, name, None) for name in ("model", "input_from")) if text}
     for text in sorted(specs.difference(allowed)):
         code = option("--code", text, quoted=True)
-        raise UsageError(f"{text}: the parts name it, and its code would run: if it may, give {code}")
+        raise UsageError(f"{text}: the parts name this class; to allow its code to run, give {code}")
     for text in allowed:
         if text not in specs:
             raise UsageError(f"{option('--code', text)}: the parts name no such class")
@@ -233,7 +237,9 @@ def _check_urls(options: Options, typed: Sequence[str]) -> None:
             raise UsageError(f"{option('--url', text)}: the parts name no such URL: {listed}")
     for text in urls:
         if _MASK in text and text not in typed:
-            raise UsageError(f"{text}: parts hold no secrets: give it with them once more, as {option('--url', 'URL')}")
+            raise UsageError(
+                f"{text}: parts contain no secrets; give the whole URL again with {option('--url', 'URL')}"
+            )
 
 
 # --- results of the parts ---------------------------------------------------------------------------------------------
@@ -257,7 +263,7 @@ class _MergedResults:
                 self._add(n, key, stored)
         planned = sum(not self._get_stored(key).derived for key in self._owners)
         if planned != parts[0].head.tasks:
-            why = f"has together with the others the results of {planned} tasks, not of {parts[0].head.tasks}"
+            why = f"the parts have the results of {planned} tasks together, not of {parts[0].head.tasks}"
             raise UnreadableError(f"{parts[0].path}: {why}: {_REDO_ADVICE}")
 
     def _add(self, part: int, key: Key, stored: StoredResult) -> None:
@@ -266,7 +272,7 @@ class _MergedResults:
         earlier = self._get_stored(key) if key in self._owners else stored
         if earlier is not stored and not _is_same(earlier.result, stored.result):
             where = f"{self._parts[part].path}: line {stored.line}"
-            raise UnreadableError(f"{where}: says otherwise of a task than another part: {_REDO_ADVICE}")
+            raise UnreadableError(f"{where}: contradicts another part about a task: {_REDO_ADVICE}")
         if not stored.derived or earlier is stored:
             self._owners[key] = part
         if stored.derived and key.function not in tasks.UNPLANNED:
@@ -295,8 +301,10 @@ class _MergedResults:
 
         where = ": ".join(filter(None, (next(iter(task.paths), ""), task.name)))
         if tasks.digest_of_pass(keys) in self._plan:
-            raise UnreadableError(f"{where}: no part has a result of it, and one has that of no task: {_REDO_ADVICE}")
-        raise UnreadableError(f"{where}: is not what it was when the parts were made: {_REDO_ADVICE}")
+            raise UnreadableError(
+                f"{where}: no part has its result, but one part has a result for an unknown task: {_REDO_ADVICE}"
+            )
+        raise UnreadableError(f"{where}: has changed since the parts were made: {_REDO_ADVICE}")
 
     def _look_up(self, key: Key, task: Any) -> Any:
         """Return the result of the task. Raises UnreadableError for a result impossible for the task."""
@@ -308,7 +316,7 @@ class _MergedResults:
         if field is not None:
             path, name = self._parts[self._owners[key]].path, task.name or next(iter(task.paths), "")
             why = f"has a result that {name} cannot have ({field})"
-            raise UnreadableError(f"{path}: line {stored.line}: {why}: have its share done again")
+            raise UnreadableError(f"{path}: line {stored.line}: {why}: run its shard again")
         self._failed |= tasks.has_failed(result)
         self._unused.pop(key, None)
         return result
@@ -320,7 +328,7 @@ class _MergedResults:
         for key, index in self._unused.items():
             part = self._parts[index]
             line = part.results[key].line
-            raise UnreadableError(f"{part.path}: line {line}: is of no task of the command: {_REDO_ADVICE}")
+            raise UnreadableError(f"{part.path}: line {line}: belongs to no task of the command: {_REDO_ADVICE}")
 
 
 def _is_same(first: Any, second: Any) -> bool:

@@ -45,8 +45,8 @@ class Group(str, enum.Enum):
     TASK = "What to do"
     VALUES = "Reading values"
     TENSORS = "Which tensors"
-    ROWS = "What is shown"
-    OUTPUT = "Where it is written"
+    ROWS = "Contents of the output"
+    OUTPUT = "Output files"
     PROCESS = "How it runs"
     DISTRIBUTION = "Distribution"
 

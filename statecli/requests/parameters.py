@@ -137,4 +137,4 @@ def check_not_empty(options: Options) -> None:
         value = getattr(options, parameter.field)
         if parameter.field not in _MAY_BE_EMPTY and (value == "" or (isinstance(value, tuple) and "" in value)):
             subject = "a target" if parameter.is_target else option(parameter.flags[0])
-            raise UsageError(f"{subject}: is empty; name something, or leave it out")
+            raise UsageError(f"{subject}: is empty; give a value, or leave the option out")

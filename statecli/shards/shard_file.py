@@ -174,10 +174,10 @@ def read_file(path: str) -> ShardFile:
             _add_result(results, path, number - 1, last)
         last = raw
     if not number:
-        raise UnreadableError(f"{path}: is empty, and no part that --shard wrote")
+        raise UnreadableError(f"{path}: is empty, so it is not a file written by --shard")
     if number < 2 or not last.endswith(b"\n"):
         where = number + last.endswith(b"\n")
-        raise UnreadableError(f"{path}: breaks off in line {where}: have its share done again")
+        raise UnreadableError(f"{path}: ends in the middle of line {where}: run its shard again")
     _check_end(path, number, last, len(results), digest.hexdigest())
     _check_count(path, head, sum(not stored.derived for stored in results.values()))
     return ShardFile(path, head, results)
@@ -185,27 +185,27 @@ def read_file(path: str) -> ShardFile:
 
 def _check_end(path: str, number: int, raw: bytes, tasks: int, digest: str) -> None:
     """Raise UnreadableError unless the last line is complete and fits the lines before."""
-    end = _decode(End, raw, path, number, "breaks off before its last line: have its share done again")
+    end = _decode(End, raw, path, number, "ends before its last line: run its shard again")
     if end.end is not True or end.tasks != tasks:
-        raise UnreadableError(f"{path}: has {tasks} tasks, and its last line says {end.tasks}")
+        raise UnreadableError(f"{path}: has {tasks} tasks, but its last line says {end.tasks}")
     if digest != end.sha256:
-        raise UnreadableError(f"{path}: is not what was written: its last line has the digest of other lines")
+        raise UnreadableError(f"{path}: was changed after it was written: the digest in its last line does not match")
 
 
 def _check_count(path: str, head: Head, own: int) -> None:
     """Raise UnreadableError for missing or surplus results of this shard's tasks."""
     if own < head.own:
         problem = f"lacks the results of {head.own - own} of its {head.own} tasks"
-        raise UnreadableError(f"{path}: {problem}: have its share done again")
+        raise UnreadableError(f"{path}: {problem}: run its shard again")
     if own > head.own:
-        problem = f"has results of {own} tasks, and its share has {head.own}"
-        raise UnreadableError(f"{path}: {problem}: have its share done again")
+        problem = f"has results of {own} tasks, but its shard has {head.own}"
+        raise UnreadableError(f"{path}: {problem}: run its shard again")
 
 
 def _add_result(results: dict[Key, StoredResult], path: str, number: int, raw: bytes) -> None:
     key, stored = _decode_task(path, number, raw)
     if key in results:
-        _refuse(path, number, "has a task that stands above already")
+        _refuse(path, number, "repeats a task of an earlier line")
     results[key] = stored
 
 
@@ -242,12 +242,12 @@ def _read_pieces(path: str) -> Iterator[bytes]:
 
 
 def _decode_head(path: str, raw: bytes) -> Head:
-    document = _parse_json(raw, path, 1, "line 1: is no part that --shard wrote")
+    document = _parse_json(raw, path, 1, "line 1: is not a file written by --shard")
     schema = document.get("schema") if isinstance(document, dict) else None
     if not isinstance(schema, str) or not schema.startswith(_SCHEMA_PREFIX):
-        raise UnreadableError(f"{path}: line 1: is no part that --shard wrote")
+        raise UnreadableError(f"{path}: line 1: is not a file written by --shard")
     if schema != SCHEMA:
-        raise UnreadableError(f"{path}: line 1: is a {schema[:40]}, and this statecli reads {SCHEMA}")
+        raise UnreadableError(f"{path}: line 1: is a {schema[:40]}, but this statecli reads {SCHEMA}")
     head: Head = _convert(Head, document, path, 1)
     index, count = head.shard
     if not 1 <= index <= count <= MAX_SHARDS:
@@ -258,7 +258,7 @@ def _decode_head(path: str, raw: bytes) -> Head:
 def _decode_task(path: str, number: int, raw: bytes) -> tuple[Key, StoredResult]:
     line = _decode(Line, raw, path, number)
     if line.function not in RESULTS:
-        _refuse(path, number, f"is of {line.function[:40]!r}, which does no task")
+        _refuse(path, number, f"is of {line.function[:40]!r}, which statecli does not run as a task")
     key = Key(sys.intern(line.function), line.key)
     if line.error is not None:
         return key, StoredResult(_decode_error(line.error, path, number), number, line.derived)
@@ -277,7 +277,7 @@ def _pack_result(result: Any) -> Any:
 def _decode_error(line: Error, path: str, number: int) -> StateError:
     kind = ERRORS.get(line.type)
     if kind is None:
-        _refuse(path, number, f"has an error of a kind that there is not, {line.type[:40]!r}")
+        _refuse(path, number, f"has an error of unknown type {line.type[:40]!r}")
     error = kind(line.message)
     if isinstance(error, ChecksumMismatch):
         error.place = line.place
@@ -294,7 +294,7 @@ def _parse_json(raw: bytes, path: str, number: int, otherwise: str | None = None
     except (ValueError, RecursionError) as error:
         if otherwise is not None:
             raise UnreadableError(f"{path}: {otherwise}") from error
-        _refuse(path, number, "is no JSON")
+        _refuse(path, number, "is not valid JSON")
 
 
 def _convert(kind: Any, document: Any, path: str, number: int, otherwise: str | None = None) -> Any:
@@ -303,7 +303,7 @@ def _convert(kind: Any, document: Any, path: str, number: int, otherwise: str | 
     except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
         if otherwise is not None:
             raise UnreadableError(f"{path}: {otherwise}") from error
-        _refuse(path, number, f"is not what --shard writes there: {str(error)[:200]}")
+        _refuse(path, number, f"does not have the format that --shard writes: {str(error)[:200]}")
 
 
 def _refuse(path: str, number: int, problem: str) -> NoReturn:

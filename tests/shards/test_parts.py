@@ -83,22 +83,26 @@ def test_a_missing_part_is_named(shares, parts, refusal):
 def test_a_part_that_is_there_twice_is_named(parts, refusal):
     """Under another name, or by a glob that overlaps a name."""
     shutil.copy(parts[0], "copy.jsonl")
-    assert refusal(*parts, "copy.jsonl") == f"copy.jsonl: part 1 of 2 is there twice, {parts[0]} is it too"
-    assert refusal(parts[1], "parts/*.jsonl") == f"{parts[1]}: part 2 of 2 is there twice, {parts[1]} is it too"
+    assert refusal(*parts, "copy.jsonl") == f"copy.jsonl: part 1 of 2 is given twice; the other file is {parts[0]}"
+    assert refusal(parts[1], "parts/*.jsonl") == f"{parts[1]}: part 2 of 2 is given twice; the other file is {parts[1]}"
 
 
 def test_parts_of_two_runs_are_told_apart(shares, parts, refusal):
     """Another command, target, option, number of shares."""
     for folder, line, why in (
-        ("audit", ("audit", "a.pt", "--values"), "is of statecli audit, and parts/1-of-2.jsonl of statecli diff"),
-        ("other", ("diff", "a.pt", "a.pt"), "was made of a.pt and a.pt, and parts/1-of-2.jsonl of a.pt and b.pt"),
-        ("bits", (*LINE, "--bitwise"), "was made with --bitwise, and parts/1-of-2.jsonl without --bitwise"),
-        ("globs", (*LINE, "-i", "w1"), "was made with --include w1, and parts/1-of-2.jsonl without --include"),
+        (
+            "audit",
+            ("audit", "a.pt", "--values"),
+            "was written by statecli audit, but parts/1-of-2.jsonl by statecli diff",
+        ),
+        ("other", ("diff", "a.pt", "a.pt"), "was made of a.pt and a.pt, but parts/1-of-2.jsonl of a.pt and b.pt"),
+        ("bits", (*LINE, "--bitwise"), "was made with --bitwise, but parts/1-of-2.jsonl without --bitwise"),
+        ("globs", (*LINE, "-i", "w1"), "was made with --include w1, but parts/1-of-2.jsonl without --include"),
     ):
         other, _ = shares(2, *line, folder=folder)
         assert refusal(parts[0], other[1]) == f"{other[1]}: {why}: merge parts of one run"
     other, _ = shares(3, *LINE)
-    why = "is one of 3 parts, and parts/1-of-2.jsonl one of 2: merge parts of one run"
+    why = "is one of 3 parts, but parts/1-of-2.jsonl is one of 2: merge parts of one run"
     assert refusal(parts[0], other[1]) == f"{other[1]}: {why}"
 
 
@@ -126,7 +130,7 @@ def test_a_part_of_a_later_form_is_refused(parts, refusal):
     documents = lines(parts[0])
     documents[0]["schema"] = "statecli.part/2"
     forged(parts[0], documents)
-    assert refusal(*parts) == f"{parts[0]}: line 1: is a statecli.part/2, and this statecli reads statecli.part/1"
+    assert refusal(*parts) == f"{parts[0]}: line 1: is a statecli.part/2, but this statecli reads statecli.part/1"
 
 
 # --- targets that are others by now -----------------------------------------------------------------------------------
@@ -135,13 +139,13 @@ def test_a_part_of_a_later_form_is_refused(parts, refusal):
 def test_a_target_that_has_changed_is_named(parts, refusal):
     """Of another size, and of the same size with other bytes."""
     Path("b.pt").write_bytes(Path("b.pt").read_bytes() + b"\0")
-    assert refusal(*parts) == f"b.pt: has changed since {parts[0]} was made: have all shares done again"
+    assert refusal(*parts) == f"b.pt: has changed since {parts[0]} was made: run all shards again"
     torch.save({f"w{i}": torch.full((30, 20), float(i + (i % 2))) for i in range(6)}, "b.pt")
     raw = bytearray(Path("b.pt").read_bytes())
     raw[len(raw) // 7 * 3] ^= 1
     raw[0:0] = b""
     Path("b.pt").write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
-    assert refusal(*parts) == f"b.pt: has changed since {parts[0]} was made: have all shares done again"
+    assert refusal(*parts) == f"b.pt: has changed since {parts[0]} was made: run all shards again"
 
 
 def test_a_target_that_is_not_here_is_named(parts, refusal, tmp_path, monkeypatch):
@@ -149,7 +153,9 @@ def test_a_target_that_is_not_here_is_named(parts, refusal, tmp_path, monkeypatc
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     above = [os.path.join("..", path) for path in parts]
-    assert refusal(*above) == f"a.pt: cannot be opened, and {above[0]} is of it: merge where the parts were made"
+    assert (
+        refusal(*above) == f"a.pt: cannot be opened, but {above[0]} was made from it: merge where the parts were made"
+    )
 
 
 def test_shares_that_read_two_states_of_a_target_are_told_apart(shares, refusal):
@@ -158,7 +164,7 @@ def test_shares_that_read_two_states_of_a_target_are_told_apart(shares, refusal)
     one, _ = shares(2, "inspect", "a.pt", "--stats", folder="one")
     torch.save({"w": torch.zeros(300), "v": torch.ones(300)}, "a.pt")
     two, _ = shares(2, "inspect", "a.pt", "--stats", folder="two")
-    said = f"{two[1]}: a.pt: is another file than the one that {one[0]} is of: have all shares done again"
+    said = f"{two[1]}: a.pt: is not the file that {one[0]} was made from: run all shards again"
     assert refusal(one[0], two[1]) == said
 
 
@@ -175,7 +181,9 @@ def test_a_copy_of_a_target_is_the_same(parts, statecli):
     assert repr(api.merge(parts, copies=True)) == repr(api.diff("a.pt", "b.pt"))
 
 
-UNSURE = "and may be another: have all shares done again, or give --copies if each job had a copy of its own"
+UNSURE = "run all shards again, or give --copies if each job read a separate copy of the files"
+DIFFERENT = f"so it may be a different file: {UNSURE}"
+OF_DIFFERENT_FILES = f"so the parts may describe different files: {UNSURE}"
 BIG = "big.safetensors"
 
 
@@ -192,22 +200,22 @@ def test_what_no_sample_shows_is_told_by_its_time(shares, refusal, statecli):
     kept = Path(BIG).stat().st_mtime_ns
     big(1.0)
     os.utime(BIG, ns=(kept + 1000, kept + 1000))
-    assert refusal(*parts) == f"{BIG}: was written at another time than the one that {parts[0]} is of, {UNSURE}"
+    assert refusal(*parts) == f"{BIG}: has another modification time than in {parts[0]}, {DIFFERENT}"
     others, _ = shares(2, "inspect", BIG, "--stats", folder="others")
-    said = f"{others[1]}: {BIG}: was written at another time than the one that {parts[0]} is of, {UNSURE}"
+    said = f"{others[1]}: {BIG}: has another modification time than in {parts[0]}, {OF_DIFFERENT_FILES}"
     assert refusal(parts[0], others[1]) == said
     assert statecli("merge", *others).out == statecli("inspect", BIG, "--stats").out
-    with pytest.raises(UsageError, match="or give copies if each job had a copy of its own"):
+    with pytest.raises(UsageError, match="or give copies if each job read a separate copy of the files"):
         api.merge(parts)
 
 
 def test_what_a_sample_shows_is_no_copy(parts, shares, refusal):
     """--copies takes nothing for a copy that has another size or other samples."""
     torch.save({f"w{i}": torch.full((30, 20), float(i)) for i in range(6)}, "b.pt")
-    said = f"b.pt: has changed since {parts[0]} was made: have all shares done again"
+    said = f"b.pt: has changed since {parts[0]} was made: run all shards again"
     assert refusal(*parts, "--copies") == said
     others, _ = shares(2, *LINE, folder="others")
-    said = f"{others[1]}: b.pt: is another file than the one that {parts[0]} is of: have all shares done again"
+    said = f"{others[1]}: b.pt: is not the file that {parts[0]} was made from: run all shards again"
     assert refusal(parts[0], others[1], "--copies") == said
 
 
@@ -219,7 +227,7 @@ def test_a_lock_is_of_no_two_states(shares, refusal):
     big(1.0)
     os.utime(BIG, ns=(kept + 1000, kept + 1000))
     two, _ = shares(2, "lock", BIG, folder="two")
-    said = f"{two[1]}: {BIG}: was written at another time than the one that {one[0]} is of, {UNSURE}"
+    said = f"{two[1]}: {BIG}: has another modification time than in {one[0]}, {OF_DIFFERENT_FILES}"
     assert refusal(one[0], two[1]) == said
 
 
@@ -229,7 +237,7 @@ def test_a_lock_is_of_no_two_states(shares, refusal):
 def test_what_is_no_part_is_refused(parts, refusal):
     """By a line that says which file, and where."""
     Path("x").write_bytes(b"")
-    assert refusal(*parts, "x") == "x: is empty, and no part that --shard wrote"
+    assert refusal(*parts, "x") == "x: is empty, so it is not a file written by --shard"
     bad = (
         b"hello\n",
         b"[1]\n2\n3\n",
@@ -239,7 +247,7 @@ def test_what_is_no_part_is_refused(parts, refusal):
     )
     for raw in bad:
         Path("x").write_bytes(raw)
-        assert refusal("x", *parts) == "x: line 1: is no part that --shard wrote"
+        assert refusal("x", *parts) == "x: line 1: is not a file written by --shard"
     assert refusal("nothing.jsonl").startswith("nothing.jsonl: cannot be opened")
     assert refusal(".") == ".: is a directory, not a regular file"
 
@@ -251,16 +259,18 @@ def test_a_part_that_breaks_off_is_refused(parts, refusal):
         Path(parts[0]).write_bytes(raw[:end])
         said = refusal(*parts)
         assert said.startswith(f"{parts[0]}: ")
-        assert "breaks off" in said or "is no part" in said or "is not what was written" in said or "tasks, and" in said
+        assert "ends " in said or "is not a file written" in said or "was changed after" in said or "tasks, but" in said
 
 
 def test_a_line_less_or_changed_is_refused(parts, refusal):
     """The last line has the number and the digest of all others."""
     raw = Path(parts[0]).read_bytes().splitlines(keepends=True)
     Path(parts[0]).write_bytes(b"".join(raw[:1] + raw[2:]))
-    assert refusal(*parts) == f"{parts[0]}: has {len(raw) - 3} tasks, and its last line says {len(raw) - 2}"
+    assert refusal(*parts) == f"{parts[0]}: has {len(raw) - 3} tasks, but its last line says {len(raw) - 2}"
     Path(parts[0]).write_bytes(b"".join(raw).replace(b'"bytes": ', b'"bytes":1'))
-    assert refusal(*parts) == f"{parts[0]}: is not what was written: its last line has the digest of other lines"
+    assert (
+        refusal(*parts) == f"{parts[0]}: was changed after it was written: the digest in its last line does not match"
+    )
 
 
 ODD = st.sampled_from(
@@ -324,10 +334,10 @@ def _put(documents: list, data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"function": "system"}, "is of 'system', which does no task"),
-        ({"function": 3}, "is not what --shard writes there: Expected `str`, got `int` - at `$.function`"),
-        ({"result": None}, "is not what --shard writes there: Expected `object`, got `null`"),
-        ({"error": {"type": "SystemExit", "message": "0"}}, "has an error of a kind that there is not, 'SystemExit'"),
+        ({"function": "system"}, "is of 'system', which statecli does not run as a task"),
+        ({"function": 3}, "does not have the format that --shard writes: Expected `str`, got `int` - at `$.function`"),
+        ({"result": None}, "does not have the format that --shard writes: Expected `object`, got `null`"),
+        ({"error": {"type": "SystemExit", "message": "0"}}, "has an error of unknown type 'SystemExit'"),
     ],
 )
 def test_a_line_that_says_what_no_task_has_is_refused(parts, refusal, change, why):
@@ -384,7 +394,7 @@ def test_a_difference_that_the_tensor_cannot_have_is_refused(parts, refusal, fie
     at = at_a_run(documents)
     documents[at] = {**documents[at], "result": result}
     forged(parts[0], documents)
-    why = f"has a result that {documents[at]['name']} cannot have ({field}): have its share done again"
+    why = f"has a result that {documents[at]['name']} cannot have ({field}): run its shard again"
     assert refusal(*parts) == f"{parts[0]}: line {at + 1}: {why}"
 
 
@@ -420,7 +430,7 @@ def test_values_that_the_tensor_cannot_have_are_refused(shares, statecli, line, 
     documents[at]["result"] = {**result, **change} if isinstance(change, dict) else change
     forged(path, documents)
     field = next(iter(change)) if isinstance(change, dict) else "result"
-    why = f"has a result that w cannot have ({'min' if field == 'max' else field}): have its share done again"
+    why = f"has a result that w cannot have ({'min' if field == 'max' else field}): run its shard again"
     result = statecli("merge", path)
     assert (result.code, result.err) == (2, f"statecli: {path}: line {at + 1}: {why}\n")
     assert result.out == "" or f"failed: a.pt: {path}: line {at + 1}: {why}\n" in result.out
@@ -432,12 +442,12 @@ def test_a_part_that_lacks_results_is_named(parts, refusal):
     own = documents[0]["own"]
     del documents[at_a_run(documents)]
     forged(parts[0], documents)
-    why = f"lacks the results of 1 of its {own} tasks: have its share done again"
+    why = f"lacks the results of 1 of its {own} tasks: run its shard again"
     assert refusal(*parts) == f"{parts[0]}: {why}"
     documents[0]["own"] = own - 1
     forged(parts[0], documents)
     tasks = documents[0]["tasks"]
-    why = f"has together with the others the results of {tasks - 1} tasks, not of {tasks}: have all shares done again"
+    why = f"the parts have the results of {tasks - 1} tasks together, not of {tasks}: run all shards again"
     assert refusal(*parts) == f"{parts[0]}: {why}"
 
 
@@ -448,14 +458,14 @@ def test_a_result_of_no_task_is_refused(parts, refusal, statecli):
     strange = {**kept[at], "key": "0" * 32}
     forged(parts[0], [kept[0], strange, *kept[1:]])
     own = kept[0]["own"]
-    why = f"has results of {own + 1} tasks, and its share has {own}: have its share done again"
+    why = f"has results of {own + 1} tasks, but its shard has {own}: run its shard again"
     assert refusal(*parts) == f"{parts[0]}: {why}"
     forged(parts[0], [*kept[:at], strange, *kept[at + 1 :]])
-    why = "no part has a result of it, and one has that of no task: have all shares done again"
+    why = "no part has its result, but one part has a result for an unknown task: run all shards again"
     assert refusal(*parts).endswith(f".pt: {kept[at]['name']}: {why}")
     forged(parts[0], [kept[0], {**strange, "derived": True}, *kept[1:]])
     result = statecli("merge", *parts)
-    said = f"statecli: {parts[0]}: line 2: is of no task of the command: have all shares done again\n"
+    said = f"statecli: {parts[0]}: line 2: belongs to no task of the command: run all shards again\n"
     assert (result.code, result.err) == (2, said)
 
 
@@ -509,7 +519,7 @@ def test_deep_nesting_is_refused(parts, refusal):
     body = b"".join(raw[:-1])
     end = {"end": True, "tasks": len(raw) - 2, "sha256": hashlib.sha256(body).hexdigest()}
     Path(parts[0]).write_bytes(body + json.dumps(end).encode() + b"\n")
-    assert refusal(*parts) == f"{parts[0]}: line 2: is no JSON"
+    assert refusal(*parts) == f"{parts[0]}: line 2: is not valid JSON"
 
 
 @pytest.mark.parametrize("shard", [[1, 10**12], [0, 2], [3, 2], [1, 2, 3], "1/2"])
@@ -530,7 +540,7 @@ def test_a_number_of_a_million_digits_is_refused(parts, refusal):
     body = body[: body.rindex(b'{"end"')]
     end = {"end": True, "tasks": len(documents) - 2, "sha256": hashlib.sha256(body).hexdigest()}
     Path(parts[0]).write_bytes(body + json.dumps(end).encode() + b"\n")
-    assert refusal(*parts) == f"{parts[0]}: line 2: is no JSON"
+    assert refusal(*parts) == f"{parts[0]}: line 2: is not valid JSON"
 
 
 @pytest.mark.parametrize(
@@ -545,7 +555,7 @@ def test_a_part_says_nothing_of_outputs(parts, refusal, options):
         documents[0]["options"] |= options
         forged(path, documents)
     name = next(iter(options))
-    assert refusal(*parts) == f"{parts[0]}: line 1: says '{name}', which is no option of a part"
+    assert refusal(*parts) == f"{parts[0]}: line 1: contains '{name}', which is not an option of a part"
     assert Path("a.pt").read_bytes() == before
 
 
@@ -557,7 +567,7 @@ def test_parts_that_contradict_each_other_are_refused(parts, refusal):
     documents[1].insert(1, other)
     documents[1][0]["own"] += 1
     forged(parts[1], documents[1])
-    why = "line 2: says otherwise of a task than another part: have all shares done again"
+    why = "line 2: contradicts another part about a task: run all shards again"
     assert refusal(*parts) == f"{parts[1]}: {why}"
 
 
@@ -575,10 +585,10 @@ def test_code_that_parts_name_runs_only_where_the_line_names_it_too(shares, stat
     paths, _ = shares(2, *line)
     Path("ran").unlink()
     assert (
-        refusal(*paths) == "net.py:Net: the parts name it, and its code would run: if it may, give --code 'net.py:Net'"
+        refusal(*paths) == "net.py:Net: the parts name this class; to allow its code to run, give --code 'net.py:Net'"
     )
     assert not Path("ran").exists()
-    assert refusal(*paths, "--code", "net.py:Other").startswith("net.py:Net: the parts name it")
+    assert refusal(*paths, "--code", "net.py:Other").startswith("net.py:Net: the parts name this class")
     assert statecli("merge", *paths, "--code", "net.py:Net").out == statecli(*line).out
     said = refusal(*paths, "--code", "net.py:Net", "--code", "x.py:Y")
     assert said == "--code x.py:Y: the parts name no such class"

@@ -50,7 +50,7 @@ def test_a_remote_target_that_changed_is_named(server, statecli, shares):
     paths, _ = shares(2, "inspect", url, "--stats")
     save_file({"w0": torch.ones(3)}, server.folder / "a.safetensors")
     result = statecli("merge", *paths)
-    said = f"statecli: {url}: has changed since {paths[0]} was made: have all shares done again\n"
+    said = f"statecli: {url}: has changed since {paths[0]} was made: run all shards again\n"
     assert (result.code, result.out, result.err) == (2, "", said)
 
 
@@ -62,7 +62,7 @@ def test_what_tells_no_version_is_not_taken_for_the_same(server, statecli, share
     assert codes == [0, 0]
     result = statecli("merge", *paths)
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(f"statecli: {url}: whoever has it tells no version of it")
+    assert result.err.startswith(f"statecli: {url}: the storage reports no version")
     assert statecli("merge", *paths, "--copies").code == 0
 
 
@@ -90,7 +90,7 @@ def test_a_part_holds_no_secret_and_merge_asks_for_it(server, statecli, shares):
 
     names.typed_urls().clear()  # the merge is another process
     result = statecli("merge", *paths)
-    said = f"statecli: {shown}: parts hold no secrets: give it with them once more, as --url URL\n"
+    said = f"statecli: {shown}: parts contain no secrets; give the whole URL again with --url URL\n"
     assert (result.code, result.out, result.err) == (2, "", said)
     merged = statecli("merge", *paths, "--url", url, "-f", "json")
     assert (merged.code, merged.out) == (whole.code, whole.out)

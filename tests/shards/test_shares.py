@@ -168,7 +168,8 @@ def test_a_target_that_changes_while_a_share_reads_it_makes_no_part(statecli, mo
     monkeypatch.setattr(pool, "_run_batches", written_to)
     result = statecli(*line.split(), "--shard", "1/2", "-o", "p.jsonl")
     assert (result.code, result.out) == (2, "")
-    assert "b.safetensors: changed while it was read: " in result.err
+    why = ": try again" if "inspect" in line else ", so the result is not valid; compare again"
+    assert f"b.safetensors: changed while it was read{why}" in result.err
     assert result.err.count("\n") == 1
     assert not Path("p.jsonl").exists()
 
@@ -184,7 +185,7 @@ def test_a_share_that_is_none_is_refused(statecli, text):
     """Shares count from 1: that is said, for Kubernetes and others count from 0."""
     result = statecli("diff", "a.safetensors", "b.safetensors", f"--shard={text}")
     assert (result.code, result.out) == (2, "")
-    why = "write I/N for the share I of N, from 1/N to N/N (N up to 100000)"
+    why = "write I/N for part I of N, from 1/N to N/N (N up to 100000)"
     assert result.err == f"statecli: --shard {text}: {why}\n"
 
 
@@ -194,18 +195,21 @@ def test_a_share_that_is_none_is_refused(statecli, text):
     [
         ("diff a.safetensors b.safetensors --metadata-only", "--metadata-only and --shard 1/2 contradict each other"),
         ("diff a.safetensors b.safetensors --ignore values", "--ignore values and --shard 1/2 contradict each other"),
-        ("diff a.safetensors net.py:Net", "--shard 1/2: values are not compared, net.py:Net is a class"),
+        ("diff a.safetensors net.py:Net", "--shard 1/2: the values of the class net.py:Net are not compared"),
         ("diff a.safetensors b.safetensors --device cuda", "--device cuda and --shard 1/2 contradict each other"),
         ("inspect a.safetensors", "--shard 1/2: inspect reads values only for --stats of a checkpoint"),
         ("inspect a.safetensors --stats --to meta", "--to and --shard 1/2 contradict each other"),
-        ("audit a.safetensors", "--shard 1/2: nothing here reads values; give --values or --lock FILE"),
+        ("audit a.safetensors", "--shard 1/2: this command reads no values; give --values or --lock FILE"),
         ("lock net.py:Net", "--shard 1/2: only values of checkpoints are locked, and these are classes"),
-        ("diff a.safetensors b.safetensors -f json", "--output-format: a part has one form; leave it out, and give it"),
-        ("diff a.safetensors b.safetensors --report json=x", "--report: a part has one form; leave it out"),
-        ("diff a.safetensors b.safetensors --name-only", "--name-only: a part has one form; leave it out"),
-        ("inspect a.safetensors --stats -v", "--verbose: a part has one form; leave it out"),
+        ("diff a.safetensors b.safetensors -f json", "--output-format: parts have a fixed format; give this option"),
+        ("diff a.safetensors b.safetensors --report json=x", "--report: parts have a fixed format"),
+        ("diff a.safetensors b.safetensors --name-only", "--name-only: parts have a fixed format"),
+        ("inspect a.safetensors --stats -v", "--verbose: parts have a fixed format"),
         ("audit a.safetensors --values --write-baseline x --reason y", "--write-baseline and --shard 1/2 contradict"),
-        ("diff a.safetensors b.safetensors -o a.safetensors", "-o a.safetensors: a.safetensors is read from it"),
+        (
+            "diff a.safetensors b.safetensors -o a.safetensors",
+            "-o a.safetensors: the command reads a.safetensors from this file",
+        ),
     ],
 )
 def test_what_makes_no_sense_beside_it_is_refused(statecli, line, said):
@@ -222,12 +226,15 @@ def test_merge_refuses_what_the_command_has_not(statecli, shares):
     paths, _ = shares(2, "lock", "a.safetensors")
     for words, option in ((["-f", "json"], "--output-format"), (["--tree"], "--tree"), (["-v"], "--verbose")):
         result = statecli("merge", *paths, *words)
-        said = f"statecli: {option}: the parts are of statecli lock, which has no such option\n"
+        said = f"statecli: {option}: the parts are from statecli lock, which has no such option\n"
         assert (result.code, result.out, result.err) == (2, "", said)
     paths, _ = shares(2, "diff", "a.safetensors", "b.safetensors")
     assert statecli("merge", *paths, "--name-only", "--name-status").code == 2
     result = statecli("merge", *paths, "-o", paths[1])
-    assert (result.code, result.err) == (2, f"statecli: -o {paths[1]}: {paths[1]} is read from it; write elsewhere\n")
+    assert (result.code, result.err) == (
+        2,
+        f"statecli: -o {paths[1]}: the command reads {paths[1]} from this file; write to another file\n",
+    )
     assert statecli("merge", *paths, "-o", "a.safetensors").code == 2
 
 
