@@ -65,7 +65,9 @@ def classify_tensors(state: ModelState) -> ModelState:
         or group_count * len(unclassified) > MAX_GROUP_ENTRY_PAIRS
     ):
         of_groups = f" with {group_count} groups" if group_count > len(state.optimizers) else ""
-        message = f"{len(state.optimizers)} optimizer(s){of_groups} are too many to find out what each of them trains"
+        message = (
+            f"{len(state.optimizers)} optimizer(s){of_groups} are too many to find out which tensors each one trains"
+        )
         state = replace(state, oddities=(*state.oddities, Oddity("many-optimizers", message)), optimizers=())
     trained = _find_all_trained(state, unclassified, by_convention, tensors)
     for row in unclassified:

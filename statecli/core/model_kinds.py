@@ -40,7 +40,7 @@ def classify_by_model(
         n for n, tensor in enumerate(tensors) if tensor.kind in MODEL_KINDS and not _is_out_of_state_dict(tensor, state)
     ]
     if not entries:
-        raise NothingMatched(f"{state.target}: holds no model's tensors that {model.target} could group")
+        raise NothingMatched(f"{state.target}: contains no model tensors that {model.target} could group")
     for section in dict.fromkeys(tensors[n].section for n in entries):
         section_rows = [n for n in entries if tensors[n].section == section]
         own = [tensors[n].fqn for n in section_rows if tensors[n].fqn not in renamed]
@@ -91,7 +91,7 @@ def find_common_prefix(names: Sequence[str], registered: Container[str]) -> str:
 
 def _report_prefix(state: ModelState, section: str, prefix: str, spec: str) -> Finding:
     return load_rules.WRAPPER_PREFIX.finding(
-        f"every name in {section} starts with {prefix!r}, those of {spec} do not",
+        f"every name in {section} starts with {prefix!r}, but the names of {spec} do not",
         target=state.target,
         help=f"strip it before load_state_dict: {{k.removeprefix({prefix!r}): v for k, v in state.items()}}",
         severity=Severity.ERROR,
@@ -115,7 +115,9 @@ def _compare_entry(
     )
     findings = []
     if registration.persistent is False:
-        message = f"{tensor.fqn}: unexpected: to {model.target} it is non-persistent, and a strict load refuses it"
+        message = (
+            f"{tensor.fqn}: unexpected: {model.target} registers it as non-persistent, so a strict load refuses it"
+        )
         findings.append(_report_entry(load_rules.UNEXPECTED_ENTRY, message, state, tensor.section, tensor.fqn))
     # torch < 0.4 had no scalars, and load_state_dict still takes one element for one.
     if (
@@ -154,7 +156,7 @@ def _note_ties_left_out(present: set[str], registered: dict[str, TensorInfo], se
         kept_name = next((name for name in tensor.tied_to if name in present), None)
         if fqn not in present and _is_in_state_dict(tensor) and kept_name:
             message = (
-                f"{section} leaves {fqn} out, which is tied to {kept_name}: a strict load_state_dict calls it missing"
+                f"{section} has no {fqn}, which is tied to {kept_name}: a strict load_state_dict reports it as missing"
             )
             notes.append(Oddity("tied-entry-left-out", message, fqn))
     return notes

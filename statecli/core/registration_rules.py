@@ -28,8 +28,9 @@ UNREGISTERED_PARAMETER = Rule(
     _COMMANDS,
     Severity.ERROR,
     summary="A tensor that requires grad is not a parameter of any module.",
-    why="""`model.parameters()` does not return it, so no optimizer trains it; it is neither saved nor moved. The loss
-still falls, by what the other parameters learn. A note in TorchScript or a torch.export program, which stores it.""",
+    why="""`model.parameters()` does not return it, so no optimizer trains it, `.to()` does not move it and
+`state_dict()` does not contain it. The loss still falls, because the other parameters learn. A note in TorchScript or a
+torch.export program, which stores it.""",
     example="`self.scale = torch.ones(3, requires_grad=True)`, or `self.weights = [nn.Parameter(...)]` in a list.",
     fix="`self.scale = nn.Parameter(torch.ones(3))`; `nn.ParameterList` for a list of them.",
 )
@@ -38,7 +39,7 @@ UNREGISTERED_MODULE = Rule(
     "registration",
     _COMMANDS,
     Severity.ERROR,
-    summary="A module with tensors of its own is in a plain list, a dict or an attribute of another object.",
+    summary="A module that contains tensors is in a plain list, a dict or an attribute of another object.",
     why="its parent does not register it: none of its parameters is trained, saved or moved.",
     example="`self.projections = [nn.Conv2d(8, 8, 1) for _ in range(3)]`.",
     fix="`nn.ModuleList([...])` or `nn.ModuleDict({...})`.",

@@ -160,7 +160,7 @@ class Stats(msgspec.Struct, frozen=True, gc=False):
 
 
 #: Note on a tensor that is one of a model's sample inputs (`example_input_array`, `dummy_inputs`).
-SAMPLE_INPUT_NOTE = "a sample input that the model carries, and no state"
+SAMPLE_INPUT_NOTE = "a sample input that the model carries, not state"
 
 
 #: `TensorInfo.note` of tensors that an unregistered module registers.
@@ -318,7 +318,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     `types` holds the key types of each path that is ambiguous as text: one letter per character, and a dot between two
     keys. {"a.1": 0} is `a.1` with `ttt`; {"a": {1: 0}} is `a.1` with `t.i`, the default, which is omitted. `kinds` is
-    the type of the container at a path: `dict`, `list`, or a class. `beside` are the names of the files of a folder
+    the type of the container at a path: `dict`, `list`, or a class. `beside`: names of the files of a folder
     whose settings are stored below these names.
     """
 

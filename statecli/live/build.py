@@ -96,7 +96,7 @@ def _call_spec(spec: ModelSpec, obj: Any, init_device: str, origins: Origins | N
         return obj
     if not callable(obj):
         raise ModelError(
-            f"{spec.text}: {spec.attribute} is {describe_type(obj)}, not a model class or a function that gives one"
+            f"{spec.text}: {spec.attribute} is {describe_type(obj)}, not a model class or a function that returns one"
         )
     torch.manual_seed(seed)
     # No device mode for the cpu: it would override a default device that the user's own code sets.
@@ -105,7 +105,7 @@ def _call_spec(spec: ModelSpec, obj: Any, init_device: str, origins: Origins | N
         model = obj(*spec.args, **spec.kwargs)
     if isinstance(model, types.CoroutineType):
         model.close()  # Python warns about a coroutine that is freed without being awaited
-        raise ModelError(f"{spec.text}: {spec.attribute} is async and gave a coroutine, not an nn.Module")
+        raise ModelError(f"{spec.text}: {spec.attribute} is async and returned a coroutine, not an nn.Module")
     if not isinstance(model, nn.Module):
-        raise ModelError(f"{spec.text}: {spec.attribute} gave {describe_type(model)}, not an nn.Module")
+        raise ModelError(f"{spec.text}: {spec.attribute} returned {describe_type(model)}, not an nn.Module")
     return model

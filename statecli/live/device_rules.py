@@ -422,7 +422,7 @@ class DeviceWatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ids = {id(tensor) for tensor in tensors}
 
         def copy_to_device(tensor: torch.Tensor) -> Any:
-            # Not `.to`: below autograd that is no copy yet.
+            # Not `.to`: below autograd that is not a copy yet.
             to_copy = torch.ops.aten._to_copy.default
             return self.run_operator(to_copy, (tensor,), {"device": device}) if id(tensor) in ids else tensor
 

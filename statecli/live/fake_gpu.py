@@ -53,9 +53,9 @@ _LOGGERS = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
 def describe_failure(reason: str, cause: BaseException | None) -> str:
     """Return `reason`, shortened if the failure is only missing data or an operator that cannot be faked."""
     if "DataDependent" in type(cause).__name__ or "DynamicOutputShape" in type(cause).__name__:
-        return "without data it cannot be told what the model does: it decides by the values of a tensor"
+        return "the model's control flow depends on tensor values, which a fake CUDA device does not have"
     match = _UNKNOWN_OPERATOR.search(get_exception_text(cause))
-    return f"{match[1]} cannot be pretended" if match else reason.replace(str(DEVICE), "cuda:0")
+    return f"{match[1]} cannot run on a fake CUDA device" if match else reason.replace(str(DEVICE), "cuda:0")
 
 
 def describe_device_after_move(tensor: torch.Tensor, record: MoveRecord) -> str:

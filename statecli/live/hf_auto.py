@@ -53,7 +53,7 @@ def build_spec_text(path: str) -> str:
         adapter = files.is_file(files.join(folder, "adapter_config.json"))
         what = "an adapter has none: name the class of its base model" if adapter else "name the class instead"
         auto = option("--model", "auto")
-        raise UsageError(f"{path}: there is no {CONFIG_NAME} beside it, and {auto} has no class; {what}")
+        raise UsageError(f"{path}: {auto} needs a {CONFIG_NAME} next to the checkpoint, which is missing; {what}")
     return f"transformers:{_find_class_name(_read_config(config), config)}(config={config!r})"
 
 
@@ -131,7 +131,7 @@ def build_from_config(name: str, config: str) -> nn.Module:
     kind, model_type = document.get("model_type"), config_class.model_type
     if kind not in (None, model_type):
         raise ModelError(
-            f"{config}: names {name}, whose model_type is {model_type!r}, and says {str(kind)[:80]!r} itself"
+            f"{config}: names {name}, whose model_type is {model_type!r}, but the file itself says {str(kind)[:80]!r}"
         )
     with (
         _disable_hub(),
@@ -148,14 +148,16 @@ def build_from_config(name: str, config: str) -> nn.Module:
 def _describe_unknown_class(name: str, document: Mapping[str, Any], config: str, version: str) -> str:
     if document.get("auto_map"):
         return f"{config}: {name} is code that comes with the checkpoint (auto_map), which is not run; name its class"
-    return f"{config}: names {name}, which is no model class of transformers {version}"
+    return f"{config}: names {name}, which is not a model class of transformers {version}"
 
 
 def _check_config(document: Mapping[str, Any], config: str) -> None:
     for key, value in _iter_entries(document):
         if key == "quantization_config" and type(value) is dict:
             how = str(value.get("quant_method"))[:40]
-            raise ModelError(f"{config}: is quantized ({how}): which tensors its class has then is not told by it")
+            raise ModelError(
+                f"{config}: is quantized ({how}): the file does not say which tensors the quantized class has"
+            )
         values = value if type(value) is list else [value]
         count = sum(number for number in values if type(number) is int) if _COUNT.match(key) else 0
         if count > MAX_COUNT or len(values) > MAX_LISTED:
@@ -215,9 +217,7 @@ def _limit_registrations(config: str) -> Iterator[None]:
         count += 1
         if count > MAX_REGISTERED or (count % 64 == 0 and time.process_time() - start > MAX_SECONDS):
             limits = f"{MAX_REGISTERED:,}, or {MAX_SECONDS} seconds of work, are the most"
-            raise ModelError(
-                f"{config}: asks for too large a model: {count:,} modules and parameters, and no end; {limits}"
-            )
+            raise ModelError(f"{config}: asks for too large a model: {count:,} modules and parameters so far; {limits}")
 
     hooks = (
         module.register_module_module_registration_hook(count_registration),

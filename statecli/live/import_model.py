@@ -79,7 +79,7 @@ def _import_in_package(spec: ModelSpec, path: str, level: int) -> types.ModuleTy
     while len(names) <= level or os.path.isfile(os.path.join(top, "__init__.py")):
         top, folder = os.path.split(top)
         if not folder:
-            raise ModelError(f"{spec.module}: its relative imports lead above every folder")
+            raise ModelError(f"{spec.module}: its relative imports point above the top folder")
         names.insert(0, folder)
     dotted = ".".join(names)
     package = os.path.join(top, names[0])
@@ -94,7 +94,7 @@ def _import_in_package(spec: ModelSpec, path: str, level: int) -> types.ModuleTy
         _sibling_modules.setdefault(package, set()).update(_iter_modules_of_folder(package, set(sys.modules) - before))
     if os.path.abspath(module.__file__ or "") != path:
         raise ModelError(
-            f"{spec.module}: it imports from its package {names[0]}, and another one is loaded by that name"
+            f"{spec.module}: it imports from its package {names[0]}, but another package of that name is loaded"
         )
     return module
 
@@ -117,7 +117,7 @@ def _forget_siblings_of_others(folder: str) -> None:
 def _suggest_files(path: str) -> str:
     folder, name = os.path.split(path)
     if not os.path.isdir(folder):
-        return f" (there is no folder {os.path.basename(folder)})"
+        return f" (the folder {os.path.basename(folder)} does not exist)"
     return _did_you_mean(name, [entry for entry in os.listdir(folder) if entry.endswith(".py")])
 
 
@@ -128,7 +128,7 @@ def _import_dotted(spec: ModelSpec) -> types.ModuleType:
         missing = error.name or ""
         if spec.module != missing and not spec.module.startswith(missing + "."):
             raise
-        raise ModelError(f"{spec.text}: there is no module {missing}{_suggest_modules(missing)}") from error
+        raise ModelError(f"{spec.text}: no module is called {missing}{_suggest_modules(missing)}") from error
 
 
 def _suggest_modules(missing: str) -> str:

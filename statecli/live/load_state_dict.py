@@ -112,13 +112,13 @@ def _create_stand_in(tensor: TensorInfo) -> torch.Tensor:
         lazy: Any = nn.UninitializedParameter  # its stub has no arguments
         return lazy(device="meta", dtype=_get_dtype(tensor))  # type: ignore[no-any-return]
     if tensor.shape is None:
-        raise ModelError(tensor.damage or f"{tensor.fqn} is nested, and no tensor on meta is")
+        raise ModelError(tensor.damage or f"{tensor.fqn} is nested, which the meta device does not support")
     layout = torch.strided if tensor.layout == "quantized" else getattr(torch, tensor.layout, torch.jagged)
     try:
         return torch.empty(tensor.shape, dtype=_get_dtype(tensor), layout=layout, device="meta")
     except (RuntimeError, TypeError, NotImplementedError) as error:
         form = f"{tensor.layout} {tensor.dtype} {list(tensor.shape)}"
-        raise ModelError(f"{tensor.fqn} is {form}, of which there is none on meta") from error
+        raise ModelError(f"{tensor.fqn} is {form}, which the meta device does not support") from error
 
 
 def _get_dtype(tensor: TensorInfo) -> torch.dtype:
@@ -234,7 +234,7 @@ def _build_answer(missing: Iterable[str], unexpected: Iterable[str], messages: I
 
 def _describe_refusal(message: str) -> str:
     if _NoTensor.__name__ in message:
-        return "refused: the checkpoint has something else than a tensor there"
+        return "refused: the entry of the checkpoint is not a tensor"
     return f"refused: {' '.join(str(message).split())}"
 
 

@@ -70,7 +70,7 @@ def check_no_freed_storage(module: nn.Module, target: str) -> None:
                 size = sum(part.untyped_storage().nbytes() for part in split_parts(tensor))
                 raise ModelError(
                     f"{target}: {name}: its storage was freed: it holds {size:,} bytes and {list(tensor.shape)} needs "
-                    f"{tensor.numel() * tensor.element_size():,}; give it its values back first"
+                    f"{tensor.numel() * tensor.element_size():,}; restore its values first"
                 )
 
 

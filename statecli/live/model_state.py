@@ -165,7 +165,7 @@ def read_without_move(
     """See `statecli.live.read_without_move`."""
     table = _build_table(built)
     _measure_stats(table, stats_of)
-    table.oddities.append(Oddity(OddityKind.NOT_MEASURED.value, f"cannot tell what moves: {why_not}"))
+    table.oddities.append(Oddity(OddityKind.NOT_MEASURED.value, f"cannot check which tensors move: {why_not}"))
     return _build_state(table, target)
 
 
@@ -195,7 +195,7 @@ def _measure_own_move(table: _Table) -> None:
 #: Why the class's own `.to` could not be tried, and why on meta.
 _WHY_OWN_TO_IS_UNKNOWN = {
     False: "it fails when moving to meta and to a fake CUDA device",
-    True: "nothing can be seen of it on meta; build it on the cpu",
+    True: "its effect is not visible on meta; build it on the cpu",
 }
 
 
@@ -211,7 +211,7 @@ def _try_move(table: _Table) -> measure.MoveTrial:
             copy_does = "does not hold it" if name not in copy_holdings else f"holds it as {copy_holdings[name].value}"
             table.copy_differences[name] = copy_does
             held_as = f"{name} is {holding.value} of the model"
-            message = f"{held_as}, and a copy of the model {copy_does}: cannot tell whether it moves"
+            message = f"{held_as}, but a copy of the model {copy_does}: cannot tell whether it moves"
             table.oddities.append(Oddity(OddityKind.UNLIKE_COPY.value, message, name))
     return measure.try_stand_in_move(built, copy_walk)
 
@@ -261,13 +261,13 @@ def _build_table(built: BuiltModel) -> _Table:
         )
     saved = measure.measure_state_dict(built, result)
     if saved.reason is not None:
-        table.oddities.append(Oddity("no-state-dict", f"cannot tell what is saved: {saved.reason}"))
+        table.oddities.append(Oddity("no-state-dict", f"cannot check which tensors are saved: {saved.reason}"))
     for row in table.rows:
         row.saved = saved.includes(row.key, row.fqn, row.tensor, row.facts.storage)
         if row.saved and row.unregistered is not None and _is_recomputed(row.unregistered):
             row.saved = False  # the tensor from which it is computed is saved, in the same memory
         if row.saved is False and row.facts.storage in saved.storages:
-            row.notes.append("not saved under its own name; what it is tied to is")
+            row.notes.append("not saved under this name, but under the name of a tied tensor")
         if row.saved is None and saved.reason is None:
             row.notes.append("cannot tell whether get_extra_state saves a copy of it")
     return table
@@ -279,17 +279,17 @@ def _add_oddities(table: _Table) -> None:
     for name, why in table.walk.unopened:
         short_name = name if len(name) <= 80 else f"{name[:60]}…"
         table.oddities.append(
-            Oddity(OddityKind.NOT_SEARCHED.value, f"{short_name} {why}: tensors beyond are not listed", short_name)
+            Oddity(OddityKind.NOT_SEARCHED.value, f"{short_name} {why}: deeper tensors are not listed", short_name)
         )
     if measure.has_own_cuda_only(table.built.module):
-        message = f"{type(table.built.module).__name__}.cuda is its own and is not tried: what moves is what .to moves"
+        message = f"{type(table.built.module).__name__}.cuda is overridden and is not tested; the result is that of .to"
         table.oddities.append(Oddity("own-cuda", message))
     for prefix, module in table.walk.modules:
         count = count_constants_in_code(module)
         if count:
             name = prefix.rstrip(".")
             what = f"the TorchScript code of {name or 'the model'} holds tensors as constants ({count})"
-            message = f"{what}: no move and no state_dict reaches them, and they are not listed"
+            message = f"{what}: they are not moved, not in state_dict() and not listed"
             table.oddities.append(Oddity(OddityKind.SCRIPT_MODULE.value, message, name or None))
     for name in table.walk.packed:
         message = f"{name} holds weights in C++ that cannot be seen; they are not listed"
@@ -366,7 +366,7 @@ def _build_unregistered_row(table: _Table, unregistered: UnregisteredTensor, fac
     if unregistered.steps[0].how == "class" or any(step.how == "class" for step in unregistered.steps):
         row.notes.append("class attribute, shared by all instances")
     if unregistered.steps[0].how == "hidden":
-        row.notes.append("hides what is registered under that name: Python reads this one")
+        row.notes.append("hides the registered tensor of that name: Python reads this attribute instead")
     if unregistered.steps[-1].how == "registered":
         parameter_note, buffer_note = NOTES_OF_UNREGISTERED_MODULES
         row.notes.append(parameter_note if issubclass(type(unregistered.tensor), nn.Parameter) else buffer_note)
@@ -416,7 +416,7 @@ def _is_input(table: _Table, row: _Row) -> bool:
 
 def _record_move(table: _Table, trial: measure.MoveTrial) -> None:
     if trial.reason is not None:
-        table.oddities.append(Oddity(OddityKind.NOT_MEASURED.value, f"cannot tell what moves: {trial.reason}"))
+        table.oddities.append(Oddity(OddityKind.NOT_MEASURED.value, f"cannot check which tensors move: {trial.reason}"))
         return
     _record_follows_device(table, trial)
     for row in table.rows:
@@ -449,7 +449,7 @@ def _add_broken_ties(table: _Table, trial: measure.MoveTrial) -> None:
         count, names = tie.find_apart_from(after)
         if count:
             listed = ", ".join(names) + (f" and {count - len(names)} more" if count > len(names) else "")
-            message = f"{row.fqn} shares one storage with {listed}, and a move gives each its own"
+            message = f"{row.fqn} shares one storage with {listed}, and after a move each has separate memory"
             table.oddities.append(Oddity(OddityKind.UNTIED_BY_MOVE.value, message, row.fqn))
         tie.add(row.fqn, after)
 
@@ -505,14 +505,16 @@ def _add_recomputed(table: _Table, trial: measure.MoveTrial) -> None:
     ] + aliases:
         reason = _describe_reassignment(unregistered) if trial.follows_device(name) is False else None
         if reason:
-            table.oddities.append(Oddity(OddityKind.RECOMPUTED.value, f"{name} stays behind on a move; {reason}", name))
+            table.oddities.append(
+                Oddity(OddityKind.RECOMPUTED.value, f"{name} stays on the old device after a move; {reason}", name)
+            )
 
 
 def _describe_reassignment(unregistered: UnregisteredTensor) -> str | None:
     """Describe how torch reassigns this attribute before reading it; None if torch does not."""
     name = unregistered.steps[0].label.rpartition(".")[2]
     if name in _DDP_BUFFER_ATTRIBUTES and _is_torch_ddp(type(unregistered.owner)):
-        return "DistributedDataParallel lists the buffers anew before it synchronizes them"
+        return "DistributedDataParallel lists the buffers again before it synchronizes them"
     return f"torch {_RECOMPUTED} before each forward" if _is_recomputed(unregistered) else None
 
 
@@ -526,7 +528,7 @@ def _is_torch_ddp(kind: type) -> bool:
     return issubclass(kind, torch_class) and getattr(kind, method, None) is getattr(torch_class, method, None)
 
 
-_RECOMPUTED = "recomputes it from what is registered"
+_RECOMPUTED = "recomputes it from registered tensors"
 
 
 def _is_recomputed(unregistered: UnregisteredTensor) -> bool:
@@ -548,7 +550,7 @@ def _parse_device(text: str) -> torch.device:
     except RuntimeError as error:
         raise UsageError(f"{to}: torch knows no such device; cuda, cuda:1 and meta are devices") from error
     if device_.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"{to}: there is no CUDA here; {instead}")
+        raise UsageError(f"{to}: CUDA is not available on this machine; {instead}")
     if device_.type == "cuda" and (device_.index or 0) >= torch.cuda.device_count():
         raise UsageError(f"{to}: this machine has {torch.cuda.device_count()} CUDA device(s), numbered from 0")
     try:
@@ -580,7 +582,7 @@ def _build_after(tensor: torch.Tensor | None, device_: torch.device) -> After:
 def _describe_device_special_case(moves: bool, device_: torch.device) -> str:
     """Describe a class that treats a device as a special case (`if not t.is_meta`): the stand-in does not show that."""
     behaviour = "follows to new memory" if moves else "stays in its memory"
-    return f"{behaviour} on the device it is on: its class treats {device_.type} apart"
+    return f"{behaviour} on its current device: the class has a special case for {device_.type}"
 
 
 # --- the state ----------------------------------------------------------------------------------------------

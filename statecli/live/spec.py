@@ -71,7 +71,7 @@ def _parse_call(text: str, rest: str) -> ast.Call:
     try:
         node = ast.parse(f"f({rest.strip()}", mode="eval").body
     except SyntaxError as error:
-        raise UsageError(f"{text}: the arguments are no Python literals: {error.msg}") from error
+        raise UsageError(f"{text}: the arguments are not Python literals: {error.msg}") from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise UsageError(f"{text}: the arguments cannot be read: {type(error).__name__}") from error
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):

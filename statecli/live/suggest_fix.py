@@ -124,7 +124,7 @@ def _suggest(
     if first.how == "hidden":
         return (
             f"# one name for two things: give {unregistered.fqn} another name, and register that,\n"
-            "# or delete it if what is registered is meant"
+            "# or delete it if the registered tensor is the right one"
         )
     name = first.label.rpartition(".")[2]
     source = _read_assignment(place, name)
@@ -139,7 +139,7 @@ def _suggest(
     if at_end and source and source.owner != "self":
         text = re.sub(r"\bself\b", source.owner, text.replace(_AT_END_OF_INIT, "# after its last assignment:\n"))
     if _is_class_attribute(unregistered, name):
-        text = f"# delete the class attribute {name} first: it is in the way\n{text}"
+        text = f"# delete the class attribute {name} first, because it hides the registered tensor\n{text}"
     return _AFTER_SUPER_INIT + text if source and source.early and not text.startswith("#") else text
 
 
@@ -192,7 +192,7 @@ def _suggest_single_name(name: str, others: OtherNames) -> str:
     listed = ", ".join(others.names) + (", …" if others.count > len(others.names) else "")
     return (
         f"# register it once, as {name}, and wherever {listed} is read, read that instead:\n"
-        "# a move gives what is registered new memory, and further names stay in the old"
+        "# a move copies the registered tensor to new memory; other names still refer to the old memory"
     )
 
 
@@ -200,7 +200,7 @@ def suggest_for_part(fqn: str) -> str:
     """Return the fix for a tensor in the memory of another, `fqn`: registered alone, the tensor would be separated."""
     return (
         f"# it lies in the memory of {fqn}: take it from there wherever it is read,\n"
-        "# or register a clone() of it if the two may come apart"
+        "# or register a clone() of it if the two may have different values"
     )
 
 
@@ -208,7 +208,7 @@ def _suggest_for_tensors(container: Any, name: str, source: _Assignment | None, 
     members = _members(container)
     parameters = [issubclass(type(member), nn.Parameter) or member.requires_grad for member in members]
     if any(parameters) and not all(parameters):
-        text = "# put what is learned into an nn.ParameterList, and register the others with self.register_buffer"
+        text = "# put the trained tensors into an nn.ParameterList, and register the others with self.register_buffer"
         return _ContainerFix(text)
     parts = not _are_all(members, nn.Parameter)
     if parts and len({storage(member)[0] for member in members}) < len(members):
@@ -245,7 +245,7 @@ def _suggest_module_container(container: Any, name: str, source: _Assignment | N
         if not any(_is_bad_key(key, nn.ModuleDict) for key in dict.keys(container)):
             inner = f"{{{{key: {part} for key, part in ({{}}).items()}}}}"
             return _format_assignment("ModuleDict", name, source, inner, container)
-    return f"# keep the modules of {name} in an nn.ModuleList or nn.ModuleDict, apart from whatever else is in it"
+    return f"# keep the modules of {name} in an nn.ModuleList or nn.ModuleDict, separate from the other objects in it"
 
 
 def _is_named_module(member: Any) -> bool:
@@ -384,7 +384,7 @@ def _format_loop(container: Any, name: str, source: _Assignment | None, rebuild:
         if any(id(type(key)) not in _PLAIN_KEYS for key in keys) or (
             not are_identifiers and len({str(key).replace(".", "_") for key in keys}) < len(keys)
         ):
-            return "# register each with self.register_buffer, under a name of its own"
+            return "# register each with self.register_buffer, under a separate name"
         key = "key" if are_identifiers else "str(key).replace('.', '_')"
     persistence = "" if rebuild is Rebuild.DIFFERENT else ", persistent=False"
     text = (
@@ -453,9 +453,9 @@ def _suggest_for_other_holder(unregistered: UnregisteredTensor, rebuild: Rebuild
         steps = [step for step in unregistered.steps if step.value is not holder]
         return f"# make {_get_type_name(steps[0].value)} an nn.Module, so that the module in it is registered"
     if issubclass(type(holder), torch.Tensor):
-        comment = "# keep it on the module: no move reaches what hangs on a tensor\n"
+        comment = "# keep it on the module: a move does not reach attributes of a tensor\n"
     elif issubclass(type(holder), torch.distributions.Distribution):
-        comment = "# keep what it is made of on the module and build the distribution in forward\n"
+        comment = "# keep its parameters on the module and build the distribution in forward\n"
     elif _is_container(holder) or type(holder).__module__ in ("builtins", "itertools", "functools"):
         comment = f"# keep it on the module and pass it from there, not through the {_get_type_name(holder)}\n"
     else:

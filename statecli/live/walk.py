@@ -60,7 +60,7 @@ def cache_by_type(compute: Callable[[type], _Result]) -> Callable[[type], _Resul
     return look_up
 
 
-# Types are told apart by id: a metaclass may define __eq__ and __hash__, and they are the user's code.
+# Types are distinguished by id: a metaclass may define __eq__ and __hash__, and they are the user's code.
 _ATOM_TYPES = type_ids(
     [
         type(None),
@@ -396,7 +396,9 @@ class _Search:
             ):
                 self._result.unopened.append((step.name(), f"is a {type(step.value).__name__}, which is not opened"))
             if len(self._seen) > MAX_OBJECTS:
-                self._result.unopened.append((step.name(), f"more than {MAX_OBJECTS:,} objects hang on the model"))
+                self._result.unopened.append(
+                    (step.name(), f"more than {MAX_OBJECTS:,} objects are attributes of the model")
+                )
                 return
 
     def _meet(self, step: Step) -> None:

@@ -153,11 +153,11 @@ REFUSED = {
     ),
     "unknown": (
         {"architectures": ["Mine"]},
-        f"names Mine, which is no model class of transformers {transformers.__version__}",
+        f"names Mine, which is not a model class of transformers {transformers.__version__}",
     ),
     "no model": (
         {"architectures": ["pipeline"]},
-        f"names pipeline, which is no model class of transformers {transformers.__version__}",
+        f"names pipeline, which is not a model class of transformers {transformers.__version__}",
     ),
     "a call": (
         {"architectures": ["os.system"]},
@@ -175,7 +175,10 @@ REFUSED = {
         {"architectures": [3]},
         "names 3, no class name, in architectures, and --model auto has none; name the class instead",
     ),
-    "another type": ({"model_type": "gpt2"}, "names BertModel, whose model_type is 'bert', and says 'gpt2' itself"),
+    "another type": (
+        {"model_type": "gpt2"},
+        "names BertModel, whose model_type is 'bert', but the file itself says 'gpt2'",
+    ),
     "endless": ({"num_hidden_layers": 10**9}, "num_hidden_layers asks for 1,000,000,000, more than any model has"),
     "endless inside": (
         {"text_config": {"depths": [10**9, 1]}},
@@ -183,7 +186,7 @@ REFUSED = {
     ),
     "quantized": (
         {"quantization_config": {"quant_method": "gptq"}},
-        "is quantized (gptq): which tensors its class has then is not told by it",
+        "is quantized (gptq): the file does not say which tensors the quantized class has",
     ),
 }
 
@@ -235,7 +238,7 @@ def test_a_class_that_registers_without_end_is_stopped(statecli, monkeypatch):
     result = statecli("inspect", "m", "--model", "auto")
     assert (result.code, result.err) == (
         2,
-        "statecli: m/config.json: asks for too large a model: 21 modules and parameters, and no end; 20, or 4 seconds "
+        "statecli: m/config.json: asks for too large a model: 21 modules and parameters so far; 20, or 4 seconds "
         "of work, are the most\n",
     )
 
@@ -273,7 +276,8 @@ def test_without_a_configuration(statecli):
     saved("BertModel")
     shutil.move("m/config.json", "m/other.json")
     assert statecli("inspect", "m", "--model", "auto").err == (
-        "statecli: m: there is no config.json beside it, and --model auto has no class; name the class instead\n"
+        "statecli: m: --model auto needs a config.json next to the checkpoint, which is missing; "
+        "name the class instead\n"
     )
     Path("m/adapter_config.json").write_text("{}")
     assert "name the class of its base model" in statecli("inspect", "m", "--model", "auto").err

@@ -84,7 +84,7 @@ def test_near_module_is_suggested(write):
 
 def test_missing_folder_is_said(write):
     """A path whose folder is missing says so."""
-    assert "no folder nowhere" in refusal("nowhere/net.py:Net")
+    assert "the folder nowhere does not exist" in refusal("nowhere/net.py:Net")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_an_exception_whose_str_raises_is_told(write):
 def test_what_is_no_model_is_named(write, value, named):
     """A factory's result and a plain attribute that are no modules are said to be what they are."""
     assert f"is {named}," in refusal(write(f"net = {value}", "net"))
-    assert f"gave {named}," in refusal(write(f"def f():\n    return {value}", "f"))
+    assert f"returned {named}," in refusal(write(f"def f():\n    return {value}", "f"))
 
 
 def test_an_instance_is_used_as_it_is(write):

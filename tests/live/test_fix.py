@@ -259,7 +259,10 @@ def test_the_files_own_name_of_torch_nn_is_used(inspect):
         ("self.a = [torch.ones(3)]\n        self.b = self.a[0]", "is read"),
         ("self.b = [nn.PReLU(), 'relu']", "# keep the modules of b in an nn.ModuleList"),
         ("self.b = {1: nn.PReLU(), '1': nn.PReLU()}", "under keys that are strings"),
-        ("self.w = nn.Parameter(torch.ones(1))\n        self.w.tag = torch.ones(1)", "hangs on a tensor"),
+        (
+            "self.w = nn.Parameter(torch.ones(1))\n        self.w.tag = torch.ones(1)",
+            "does not reach attributes of a tensor",
+        ),
     ],
 )
 def test_what_one_line_cannot_fix_is_said_in_words(inspect, body, said):

@@ -127,7 +127,7 @@ def test_what_hides_a_registered_name_is_told_apart(inspect, rows, lines, to):
     registered, hiding = found["b"], found["__dict__['b']"]
     assert (registered.shape, registered.saved, registered.moves) == ((2,), True, True)
     assert (hiding.shape, hiding.saved, hiding.moves, hiding.kind) == ((5,), False, False, Kind.UNREGISTERED)
-    assert "hides what is registered" in hiding.note
+    assert "hides the registered tensor" in hiding.note
     assert "give __dict__['b'] another name" in hiding.fix
     assert to is None or (registered.after.followed, hiding.after.followed) == (True, False)
 
@@ -156,7 +156,7 @@ def test_a_class_that_treats_meta_apart_is_said_to(inspect, rows):
     assert rows(inspect(source))["w"].moves is True
     moved = rows(inspect(source, to="meta"))["w"]
     assert (moved.moves, moved.after.followed) == (False, False)
-    assert "its class treats meta apart" in moved.note
+    assert "the class has a special case for meta" in moved.note
 
 
 def test_what_a_move_clears_cannot_be_told(inspect, rows):
@@ -389,7 +389,7 @@ def test_an_overridden_cuda_is_said_not_to_be_tried(inspect, to):
     """What is measured is .to, and a class with a .cuda of its own is told so."""
     state = inspect(OWN_TO.replace("def to(", "def cuda(").replace("super().to", "super().cuda"), to=to)
     (oddity,) = state.oddities
-    assert (oddity.name, "what .to moves" in oddity.message) == ("own-cuda", True)
+    assert (oddity.name, "the result is that of .to" in oddity.message) == ("own-cuda", True)
     assert inspect(OWN_TO).oddities == ()
 
 
@@ -410,7 +410,7 @@ def test_a_non_persistent_buffer_tied_to_a_saved_one_is_not_saved_itself(inspect
     lines = "self.register_buffer('a', torch.ones(4)); self.register_buffer('b', self.a, persistent=False)"
     found = rows(inspect(f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__(); {lines}"))
     assert (found["a"].saved, found["b"].saved) == (True, False)
-    assert "what it is tied to is" in found["b"].note
+    assert "under the name of a tied tensor" in found["b"].note
 
 
 def test_three_of_one_storage_come_apart_in_each_pair(inspect):
