@@ -65,7 +65,7 @@ def test_what_is_fixed_is_told_and_drops_out(repository):
     save("a.pt", "w", "W", "v")
     result = repository("--baseline", "b.json")
     assert result.code == 0
-    assert "V: it is fixed, drop it" in result.err
+    assert "V: it is fixed; remove" in result.err
     assert "W: it is fixed" not in result.err
     repository("--write-baseline", "b.json", "--reason", "new")
     assert entries().keys() == {"W"}
@@ -144,10 +144,8 @@ def test_what_is_gone_is_told_and_drops_out(repository, tmp_path):
     result = repository("--baseline", "b.json", target="d")
     assert result.code == 0
     assert result.err.count("\n") == 1
-    assert (
-        "d/x.pt: is no longer there; the baseline accepts 1 finding of it, which --write-baseline drops" in result.err
-    )
-    assert "is no longer there" in repository("--write-baseline", "b.json", "--reason", "new", target="d").err
+    assert "d/x.pt: no longer exists; the baseline accepts 1 finding of it; --write-baseline removes them" in result.err
+    assert "no longer exists" in repository("--write-baseline", "b.json", "--reason", "new", target="d").err
     assert {one["target"] for one in entries().values()} == {"e/x.pt"}
     assert repository("--baseline", "b.json", target="d").err == ""
 
@@ -165,9 +163,9 @@ def test_a_rule_that_there_is_not_is_an_error(repository, tmp_path):
     path.write_text(path.read_text().replace('"case-collision"', '"case-colision"', 1))
     result = repository("--baseline", "b.json")
     assert (result.code, result.out) == (2, "")
-    assert "'case-colision' of a.pt, and there is no such rule; did you mean case-collision?" in result.err
+    assert "'case-colision' of a.pt, but this rule does not exist; did you mean case-collision?" in result.err
     path.write_text(path.read_text().replace('"case-colision"', '"zzzz"', 1))
-    assert repository("--baseline", "b.json").err.endswith("there is no such rule; drop the entry\n")
+    assert repository("--baseline", "b.json").err.endswith("this rule does not exist; drop the entry\n")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX: named pipes")
@@ -213,7 +211,7 @@ def test_both_options_go_together(repository, tmp_path):
             '{"schema":"statecli.baseline/2","findings":[{"rule":"nan","target":"a","section":null,"fqn":null,"reason":""}]}',
             "without a reason",
         ),
-        ("[" * 50_000, "nests too deep"),
+        ("[" * 50_000, "is nested too deeply"),
         ('{"schema": "statecli.lock/1"}', "statecli.lock/1"),
         ('{"schema": "statecli.baseline/2"}', "findings"),
         ('{"schema": "statecli.baseline/2", "findings": [{"rule": "x"}]}', "target"),

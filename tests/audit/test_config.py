@@ -59,24 +59,24 @@ def test_values_come_as_they_are_meant(written):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("selct = []", "there is no key 'selct'; did you mean select?"),
-        ('[policy]\ndtypes = "float32"', "there is no key 'policy.dtypes'; did you mean dtype?"),
-        ('select = ["case-colision"]', "there is no rule 'case-colision'; did you mean case-collision?"),
-        ('[severity]\nnames = "fatal"', "severity.names: 'fatal' is no severity; write note, warning, error"),
+        ("selct = []", "unknown key 'selct'; did you mean select?"),
+        ('[policy]\ndtypes = "float32"', "unknown key 'policy.dtypes'; did you mean dtype?"),
+        ('select = ["case-colision"]', "unknown rule 'case-colision'; did you mean case-collision?"),
+        ('[severity]\nnames = "fatal"', "severity.names: 'fatal' is not a severity; write note, warning, error"),
         ("[severity]\nnames = 3", "severity.names: expected a text, got a whole number"),
-        ('fail-on = "fatal"', "fail-on: 'fatal' is no severity; write note, warning, error"),
+        ('fail-on = "fatal"', "fail-on: 'fatal' is not a severity; write note, warning, error"),
         ("select = 3", "select: expected a list, got a whole number"),
         ("policy = 3", "policy: expected a table, got a whole number"),
         ("[policy]\nfrozen = [1]", "policy.frozen[0]: expected a text, got a whole number"),
         ("[tool.statecli]", "has no [tool.statecli], which is pyproject.toml's: write its keys at the top"),
-        ('[policy]\nmax-bytes = "much"', "'much' is no size"),
+        ('[policy]\nmax-bytes = "much"', "'much' is not a size"),
         (f'[policy]\nmax-bytes = "{"9" * 400}"', "policy.max-bytes: '999"),
         ("[policy]\nmax-bytes = -1", "policy.max-bytes: expected a whole number >= 0"),
         (f"[policy]\nmax-bytes = {10**30}", "policy.max-bytes: expected a whole number <= 9223372036854775807"),
         ('[policy]\nmax-bytes = "99999999 TiB"', "policy.max-bytes: expected a whole number <= 9223372036854775807"),
         ('[per-target-ignore."*.pt"]\nrules = [3]\nreason = "x"', "per-target-ignore.*.pt.rules[0]: expected a text"),
         ('[per-target-ignore."*.pt"]\nrules = ["nan"]\nreason = " "', "per-target-ignore.*.pt: its reason is empty"),
-        ('[policy]\ndtype = "float"', "there is no dtype 'float'"),
+        ('[policy]\ndtype = "float"', "unknown dtype 'float'"),
         ('[per-target-ignore."*.pt"]\nrules = ["names"]', "missing required field `reason`"),
     ],
 )
@@ -91,7 +91,7 @@ def test_a_mistake_is_one_line_that_names_the_file_and_the_near_names(written, t
 
 def test_what_is_no_toml_is_said_with_its_place(written):
     """As TOML's reader says it."""
-    with pytest.raises(UnreadableError, match=r"statecli\.toml: is no TOML: .*line 1"):
+    with pytest.raises(UnreadableError, match=r"statecli\.toml: is not valid TOML: .*line 1"):
         written("select = nothing")
 
 
@@ -99,7 +99,7 @@ def test_what_is_no_toml_is_said_with_its_place(written):
 def test_what_no_reader_of_toml_reads_is_one_line(tmp_path, text):
     """Arrays in arrays, a number of thousands of digits, bytes that are no text."""
     (tmp_path / "c.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(UnreadableError, match=r"c\.toml: (nests too deep|is no TOML: .*)$"):
+    with pytest.raises(UnreadableError, match=r"c\.toml: (is nested too deeply|is not valid TOML: .*)$"):
         config.load_config(str(tmp_path / "c.toml"))
 
 

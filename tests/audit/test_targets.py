@@ -454,7 +454,7 @@ def test_a_folder_of_which_a_part_is_listed_has_failed_for_the_rest(tmp_path, mo
     monkeypatch.setattr(files, "explain_missing_names", lambda path: "its server stopped")
     paths, (one,) = found(tmp_path)
     assert paths == [str(tmp_path / "a.pt")]
-    reason = f"{tmp_path}: what else is in it is not known: its server stopped: name its files"
+    reason = f"{tmp_path}: the other files in it are unknown: its server stopped: name the files"
     assert told(one) == (str(tmp_path / "*"), Status.FAILED, reason)
 
 

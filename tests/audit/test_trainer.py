@@ -159,15 +159,15 @@ def test_a_lock_of_the_model_alone_is_not_of_what_lies_beside_it(statecli):
     result = statecli("audit", "ck", "--lock", "l.json")
     assert (result.code, result.err) == (
         2,
-        "statecli: ck/other.safetensors: is not in the lock, which is of one target alone: "
-        "take it away if it is not meant to be here, else lock again\n",
+        "statecli: ck/other.safetensors: is not in the lock, which has only one target: "
+        "remove it if it should not be here; otherwise lock again\n",
     )
     Path("ck/other.safetensors").unlink()
     Path("ck/model.safetensors").unlink()
     result = statecli("audit", "ck", "--lock", "l.json")
     assert (result.code, result.err) == (
         2,
-        "statecli: the lock: nothing was held to it: ck/optimizer.pt holds an optimizer's state, no model\n",
+        "statecli: the lock: no target was compared with it: ck/optimizer.pt holds an optimizer's state, no model\n",
     )
 
 
@@ -265,7 +265,8 @@ def test_a_part_of_a_model_is_held_to_nothing_and_a_step_of_its_training_is(stat
         reasons = {one["target"]: one["reason"] for one in result.json["skipped"] if one["rule"] == "missing-entry"}
         (part,) = (target for target in reasons if "2_Dense" in target)
         assert reasons[part] == (
-            "lies in the folder of a model and is no step of its training: name the folder to have it held"
+            "is in the folder of a model but is not one of its training steps; "
+            "to compare this folder, name it as a target"
         )
         assert "out/checkpoint-1" not in reasons
     assert statecli("audit", "out/2_Dense", "--against", "ck").code == 1
@@ -281,7 +282,9 @@ def test_what_lies_beside_a_model_and_is_no_part_of_it_is_held_to_nothing(statec
     result = statecli("audit", "ck", "--against", "before", "-f", "json")
     assert result.code == 0
     reasons = {one["target"]: one["reason"] for one in result.json["skipped"] if one["rule"] == "missing-entry"}
-    assert reasons["ck/probe.pt"] == "lies beside a model and is no part of it: name the file to have it held"
+    assert (
+        reasons["ck/probe.pt"] == "is next to a model but is not part of it; to compare this file, name it as a target"
+    )
     assert statecli("audit", "ck/probe.pt", "--against", "before").code == 1
 
 
@@ -292,8 +295,8 @@ def test_nothing_held_is_no_success(statecli):
     result = statecli("audit", "run", "--against", "ck")
     assert result.code == 2
     assert (
-        result.err
-        == "statecli: --against ck: nothing was held to it: run/optimizer.pt holds an optimizer's state, no model\n"
+        result.err == "statecli: --against ck: no target was compared with it: "
+        "run/optimizer.pt holds an optimizer's state, no model\n"
     )
 
 

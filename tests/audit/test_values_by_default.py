@@ -11,7 +11,7 @@ import torch
 from statecli.commands.audit import values_budget
 from statecli.commands.audit.run import Request, audit
 
-WHY = "values not read: more than the 256 MB that are read by default, needs --values"
+WHY = "values not read: above the default limit of 256 MB; add --values"
 
 
 @pytest.fixture

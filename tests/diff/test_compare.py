@@ -327,7 +327,7 @@ def test_settings_that_a_filter_hides(filters, diff):
     """Left out of the comparison, and said to be."""
     found = diff({**BEFORE, "epoch": 1, "run": "a"}, {**BEFORE, "epoch": 2, "run": "a"}, **filters)
     assert nothing_else(found)
-    assert [note.message for note in found.notes] == ["1 setting differs and was not asked for: epoch"]
+    assert [note.message for note in found.notes] == ["1 setting differs and was not requested: epoch"]
 
 
 def test_a_glob_of_settings_alone(diff):
@@ -393,7 +393,7 @@ def test_what_a_reader_finds_odd_is_a_note(statecli, tmp_path):
 def test_two_empty_files_are_no_clean_diff(diff):
     """Neither side holds a tensor: nothing was compared, which is never 0. One empty side is a difference."""
     empty = ("a.safetensors", "b.safetensors")
-    with pytest.raises(NothingMatched, match="neither holds a tensor"):
+    with pytest.raises(NothingMatched, match="no side contains a tensor"):
         diff({}, {}, names=empty)
     assert rules(diff({}, {"a": torch.ones(2)}, names=empty)) == [("added", "a")]
 
@@ -550,7 +550,7 @@ def test_a_file_that_changes_is_noticed_where_nothing_is_paired(name, save, monk
     result = statecli("diff", before, after)
     assert result.code == 2
     assert result.err.splitlines() == [
-        f"statecli: {before}: changed while it was read: nothing it says counts; compare again"
+        f"statecli: {before}: changed while it was read, so the result is not valid; compare again"
     ]
 
 

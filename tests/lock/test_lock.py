@@ -311,13 +311,13 @@ HEAD = '{"schema": "statecli.lock/1", "digest": "%s", "targets": [{"target": nul
     ("text", "says"),
     [
         ("", "is an empty file"),
-        ("[]", "no JSON object"),
+        ("[]", "not a JSON object"),
         ('{"schema": "statecli.lock/2"}', "statecli.lock/2"),
         ('{"schema": "statecli.inspect/1"}', "statecli.inspect/1"),
         ("{}", "schema is None"),
         (HEAD % "md5" + "]}]}", "md5"),
         (HEAD % "blake3" + LINE % "null" + "," + LINE % "null" + "]}]}", "model.w twice"),
-        (HEAD % "blake3" + LINE % '"abc"' + "]}]}", "no digest"),
+        (HEAD % "blake3" + LINE % '"abc"' + "]}]}", "not a digest"),
         (HEAD % "blake3" + (LINE % "null").replace("[1]", "[-1]") + "]}]}", r"has shape \[-1\]"),
         (HEAD % "blake3" + (LINE % "null").replace('"w"', '"w", "fqn": "v"') + "]}]}", "twice"),
         (HEAD % "blake3" + (LINE % "null").replace("null", '"x"', 1) + "]}]}", "'x'"),
@@ -330,7 +330,7 @@ HEAD = '{"schema": "statecli.lock/1", "digest": "%s", "targets": [{"target": nul
         ("{\n=======\n{}\n", "conflict markers"),
         ("{\n>>>>>>> theirs\n{}\n", "conflict markers"),
         ('{"schema": "\\ud800"}', "surrogate"),
-        ("\0" * 100, "no valid JSON"),
+        ("\0" * 100, "not valid JSON"),
     ],
 )
 def test_what_is_no_lock_file_is_told_in_a_line(tmp_path, statecli, text, says):
@@ -393,5 +393,5 @@ def test_a_lock_that_has_what_callbacks_keep_holds_it(tmp_path):
 def test_callbacks_alone_are_nothing_to_lock(tmp_path):
     """And that is why."""
     torch.save(kept_by("/here"), tmp_path / "a.ckpt")
-    with pytest.raises(NothingMatched, match="holds nothing but what callbacks keep"):
+    with pytest.raises(NothingMatched, match="holds only the state of callbacks"):
         locked(f"{tmp_path / 'a.ckpt'}#callbacks")

@@ -72,23 +72,23 @@ def test_what_can_be_written(text, read):
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("2,3", "'2,3' is no shape; write 2x3"),
+    ("2,3", "'2,3' is not a shape; write 2x3"),
     ("", "it has no shape; write 2x3"),
     ("x=", "it has no shape; write 2x3"),
-    ("2x", "'2x' is no shape"),
-    ("٢x٣", "'٢x٣' is no shape"),
-    ("int64:2x3<٩", "the bound '٩' is no number"),
-    ("-2x3", "'-2x3' is no shape"),
-    ("2.5", "'2.5' is no shape"),
-    ("flaot32:2", "'flaot32' is no dtype; did you mean float32?"),
-    ("q:2", "'q' is no dtype; write one of float32, float16"),
+    ("2x", "'2x' is not a shape"),
+    ("٢x٣", "'٢x٣' is not a shape"),
+    ("int64:2x3<٩", "the bound '٩' is not a number"),
+    ("-2x3", "'-2x3' is not a shape"),
+    ("2.5", "'2.5' is not a shape"),
+    ("flaot32:2", "'flaot32' is not a dtype; did you mean float32?"),
+    ("q:2", "'q' is not a dtype; write one of float32, float16"),
     ("float32:2x3<5", "only integers have a bound, float32 has none; write int64:2x16<5"),
     ("bool:2<5", "only integers have a bound, bool has none"),
-    ("int64:2<0", "the bound '0' is no number above 0"),
-    ("int64:2<", "the bound '' is no number above 0"),
-    ("int64:2<-3", "the bound '-3' is no number above 0"),
+    ("int64:2<0", "the bound '0' is not a number above 0"),
+    ("int64:2<", "the bound '' is not a number above 0"),
+    ("int64:2<-3", "the bound '-3' is not a number above 0"),
     ("int8:2<300", "int8 holds nothing above 127; write int64"),
-    ("a b=2", "'a b' is no argument's name"),
+    ("a b=2", "'a b' is not an argument name"),
     ("99999x99999", "that is 9,999,800,001 elements"),
 ])  # fmt: skip
 def test_what_cannot(text, message):
@@ -214,8 +214,8 @@ def test_a_function_may_have_arguments(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("body", "message"), [
     ("return None", "mine.py:make: it gave nothing; give a tensor"),
     ("return ()", "mine.py:make: it gave an empty tuple; give a tensor"),
-    ("return 3", "mine.py:make: it gave an int, in which there is no tensor"),
-    ("return {1: torch.ones(2)}", "mine.py:make: 1 is no name of a keyword argument"),
+    ("return 3", "mine.py:make: it gave an int, which contains no tensor"),
+    ("return {1: torch.ones(2)}", "mine.py:make: 1 is not a keyword argument"),
     ("raise ValueError('no data')", "mine.py:make: calling it raised ValueError: no data (mine.py:4)"),
 ])  # fmt: skip
 def test_a_function_that_gives_none(of_function, body, message):
@@ -240,7 +240,7 @@ def test_a_function_that_is_not_there(of_function, spec, kind, message):
 
 def test_both_ways_at_once():
     """Two answers to one question."""
-    with pytest.raises(UsageError, match="--input and --input-from both say"):
+    with pytest.raises(UsageError, match="--input and --input-from both set"):
         find_inputs(["2x3"], "mine.py:make", live(nn.Identity()))
 
 
@@ -273,7 +273,7 @@ def test_real_classes_run_on_what_they_carry(name):
     found, why_not = find_inputs((), None, built)
     if name in HEARS:
         assert found is None
-        assert why_not.endswith(f"it wants {HEARS[name]}")
+        assert why_not.endswith(f"forward needs {HEARS[name]}")
         return
     args, kwargs = found.make()
     built.module(*args, **kwargs)

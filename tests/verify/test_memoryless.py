@@ -104,7 +104,7 @@ def test_a_proof_writes_nothing_through_an_address_of_zero():
     assert not has_memory(wrapper.untyped_storage())
     assert tensor_bits.get_flat_memory(wrapper) is None
     assert tensor_bits.perturb([wrapper]) == set()
-    with pytest.raises(UnreadableError, match="holds no data of its own"):
+    with pytest.raises(UnreadableError, match="has no data in memory"):
         build_view(wrapper)
 
 

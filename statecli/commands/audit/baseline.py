@@ -86,24 +86,26 @@ def read_baseline(path: str) -> Baseline:
     document = read_document(path, "the baseline")
     if document.get("schema") == SCHEMA_BY_NAME:
         again = "delete it and write it again: --write-baseline FILE --reason TEXT"
-        raise MalformedError(f"{path}: accepts findings by name, whatever their content ({SCHEMA_BY_NAME}); {again}")
+        raise MalformedError(
+            f"{path}: uses the old schema {SCHEMA_BY_NAME}, which does not record the content of findings; {again}"
+        )
     if document.get("schema") != SCHEMA:
         raise MalformedError(
-            f"{path}: is no baseline that this version reads: its schema is {document.get('schema')!r}"
+            f"{path}: is not a baseline that this version can read: its schema is {document.get('schema')!r}"
         )
     try:
         baseline = msgspec.convert(document, Baseline)
     except msgspec.ValidationError as error:
-        raise MalformedError(f"{path}: is no baseline: {error}; write it again") from error
+        raise MalformedError(f"{path}: is not a valid baseline: {error}; write it again") from error
     rules = [rule.name for rule in RULES]
     for entry in baseline.findings:
         if entry.rule not in rules:
             suggestion = config.suggest_names(entry.rule, rules)
-            accepted = f"{entry.rule!r} of {entry.target}, and there is no such rule"
+            accepted = f"{entry.rule!r} of {entry.target}, but this rule does not exist"
             raise MalformedError(f"{path}: accepts {accepted}{suggestion or '; drop the entry'}")
         if not entry.reason.strip():
             raise MalformedError(
-                f"{path}: accepts {entry.rule} of {entry.target} without a reason; say why, it is shown"
+                f"{path}: accepts {entry.rule} of {entry.target} without a reason; add a reason for the report"
             )
     return _rename_targets(baseline, lambda target: resolve_name(target, files.get_folder(path)))
 
@@ -186,9 +188,9 @@ def _list_complete_rules(target: TargetResult, unfiltered: bool) -> frozenset[st
 def _build_note(key: _Key, remaining: Container[tuple[str | None, ...]]) -> Oddity:
     """Return the note about an unneeded entry; `remaining` has the keys of remaining findings, without content."""
     _, rule, _, fqn, about, content = key
-    remedy = "it is fixed, drop it from there"
+    remedy = "it is fixed; remove the entry"
     if (fqn or about) and key[:5] in remaining:
-        remedy = "its content has changed, review it and write the baseline again"
+        remedy = "its content has changed; review it and write the baseline again"
     return Oddity(
         OddityKind.BASELINE_FIXED.value, f"the baseline accepts {rule} of {fqn or about or content}: {remedy}", fqn
     )

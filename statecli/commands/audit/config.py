@@ -103,7 +103,7 @@ def load_config(path: str | None = None, start: str = ".", *, no_config: bool = 
         return LoadedConfig()
     if path is not None:
         if files.is_remote(path):
-            raise UsageError(f"{option('--config', path)}: is a URL, and a configuration is a file here: copy it")
+            raise UsageError(f"{option('--config', path)}: is a URL; copy the configuration to a local file")
         table = _read_table(path)
         if table is None:
             raise UsageError(f"{option('--config', path)}: has no [tool.statecli]")
@@ -192,9 +192,9 @@ def _read_table(path: str) -> Mapping[str, Any] | None:
     try:
         table = tomllib.loads(raw.decode("utf-8"))
     except ValueError as error:  # also a number of more digits than Python reads
-        raise UnreadableError(f"{path}: is no TOML: {error}") from error
+        raise UnreadableError(f"{path}: is not valid TOML: {error}") from error
     except RecursionError as error:
-        raise UnreadableError(f"{path}: nests too deep") from error
+        raise UnreadableError(f"{path}: is nested too deeply") from error
     if is_own_file:
         return table
     tool = table.get("tool", {})
@@ -241,7 +241,7 @@ def _parse_table(table: Mapping[str, Any], path: str) -> LoadedConfig:
             raise UsageError(f"{path}: {key}: is empty; name a file, or leave it out")
     for glob, entry in config.per_target_ignore.items():
         if not entry.reason.strip():
-            raise UsageError(f"{path}: per-target-ignore.{glob}: its reason is empty; say why, it is shown")
+            raise UsageError(f"{path}: per-target-ignore.{glob}: its reason is empty; add a reason for the report")
     return LoadedConfig(_resolve_paths(config, os.path.dirname(path) if _is_in_repository(path) else ""), path, table)
 
 
@@ -263,7 +263,7 @@ def _convert(value: Any, type_: type[T], where: str, path: str) -> T:
     except msgspec.ValidationError as error:
         message, _, inner = str(error).partition(" - at ")
         if message.startswith("Invalid enum value"):
-            message = f"{message.removeprefix('Invalid enum value ')} is no severity; write {', '.join(Severity)}"
+            message = f"{message.removeprefix('Invalid enum value ')} is not a severity; write {', '.join(Severity)}"
         message = re.sub(r"`([^`]+)`", lambda match: _TYPE_NAMES.get(match[1], f"`{match[1]}`"), message)
         place = ".".join(filter(None, (where, inner.strip("`").removeprefix("$").removeprefix(".")))) or "it"
         raise UsageError(f"{path}: {place}: {message[:1].lower()}{message[1:]}") from error
@@ -275,7 +275,7 @@ def _check_keys(table: Mapping[str, Any], type_: type[msgspec.Struct], path: str
         if key == "tool" and not prefix:
             raise UsageError(f"{path}: has no [tool.statecli], which is pyproject.toml's: write its keys at the top")
         if key not in fields:
-            raise UsageError(f"{path}: there is no key {prefix + key!r}{suggest_names(key, fields)}")
+            raise UsageError(f"{path}: unknown key {prefix + key!r}{suggest_names(key, fields)}")
 
 
 def _list_ignored_rules(config: Config) -> Iterable[str]:
@@ -298,7 +298,7 @@ def expand_rules(names: Sequence[str], where: str, known: Collection[Rule] = RUL
         if not matching:
             known_names = [*(rule.name for rule in known), *(rule.group for rule in known)]
             raise UsageError(
-                f"{where}: there is no rule {name!r}{suggest_names(name, known_names)}; statecli rules lists them"
+                f"{where}: unknown rule {name!r}{suggest_names(name, known_names)}; statecli rules lists them"
             )
         rules.update(dict.fromkeys(matching))
     return tuple(rules)
@@ -320,7 +320,7 @@ def suggest_names(word: str, candidates: Iterable[str]) -> str:
 def _check_dtypes(names: Sequence[str], path: str) -> None:
     for name in names:
         if name not in ELEMENT_BITS:
-            raise UsageError(f"{path}: policy.dtype: there is no dtype {name!r}{suggest_names(name, ELEMENT_BITS)}")
+            raise UsageError(f"{path}: policy.dtype: unknown dtype {name!r}{suggest_names(name, ELEMENT_BITS)}")
 
 
 # --- normalizing ------------------------------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ def _parse_size(text: str, path: str) -> int:
     match = re.fullmatch(r"(\d{1,30})(?:\.(\d{1,30}))?\s*([a-zA-Z]*)", text.strip(), re.ASCII)
     if match is None or match[3].lower() not in _UNITS:
         excerpt = text if len(text) < 40 else text[:40] + "…"
-        raise UsageError(f"{path}: policy.max-bytes: {excerpt!r} is no size; write 5000000, '500MB' or '2 GiB'")
+        raise UsageError(f"{path}: policy.max-bytes: {excerpt!r} is not a size; write 5000000, '500MB' or '2 GiB'")
     whole, fraction = match[1], match[2] or ""
     return int(whole + fraction) * _UNITS[match[3].lower()] // int("1" + "0" * len(fraction))
 

@@ -28,7 +28,7 @@ LOCK_RULE = "lock-mismatch"
 #: The rule that compares settings and companion files with the lock.
 SETTINGS_RULE = "settings-mismatch"
 #: Help of the finding about a missing locked file.
-MISSING_FILE_HELP = "restore it; if it was meant to go, lock again"
+MISSING_FILE_HELP = "restore it; if the removal is intended, lock again"
 
 
 def check_lock(subject: Subject, request: Request, progress: Progress | None) -> Subject:
@@ -83,7 +83,7 @@ def find_missing(request: Request, audited: Collection[str], same: Mapping[str, 
             reason = same.get(text, "was not found")
             yield (
                 text,
-                Issue(f"the lock has {plural(tensor_count, 'tensor')} of it, and it {reason}", help=MISSING_FILE_HELP),
+                Issue(f"the lock has {plural(tensor_count, 'tensor')} of it, but it {reason}", help=MISSING_FILE_HELP),
             )
 
 

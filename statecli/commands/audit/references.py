@@ -126,8 +126,10 @@ def _compare(before: Side, after: Side, request: Request) -> Diff:
 NO_TENSOR = "holds no tensor"
 ONLY_OPTIMIZER = "holds an optimizer's state, no model"
 NO_MODEL_TENSOR = "holds no model's tensors"
-NOT_PART_OF_MODEL = "lies beside a model and is no part of it: name the file to have it held"
-INSIDE_MODEL_FOLDER = "lies in the folder of a model and is no step of its training: name the folder to have it held"
+NOT_PART_OF_MODEL = "is next to a model but is not part of it; to compare this file, name it as a target"
+INSIDE_MODEL_FOLDER = (
+    "is in the folder of a model but is not one of its training steps; to compare this folder, name it as a target"
+)
 #: Reasons for files without a model.
 REASONS_WITHOUT_MODEL = frozenset([NO_TENSOR, ONLY_OPTIMIZER, NO_MODEL_TENSOR])
 NOT_COMPARED_REASONS = REASONS_WITHOUT_MODEL | {NOT_PART_OF_MODEL, INSIDE_MODEL_FOLDER}

@@ -40,7 +40,7 @@ def check_required_rules(request: Request, given: Collection[str], loaded: Loade
     """
     if not request.rules:
         filters = f"{option('--select')} and {option('--ignore')}"
-        raise UsageError(f"no rule is left: {filters}, or those of the configuration, leave all of them out")
+        raise UsageError(f"no rule is selected: {filters}, or the configuration, leave out all rules")
     for key, rules in RULES_BY_OPTION.items():
         if key in given and not _is_any_selected(rules, request):
             raise UsageError(
@@ -80,4 +80,4 @@ def _is_any_selected(rules: Collection[str], request: Request) -> bool:
 
 
 def _describe_unselected(rules: Collection[str]) -> str:
-    return f"is judged by {join_names(list(rules))}, which --select, --ignore or the configuration leaves out"
+    return f"needs {join_names(list(rules))}, which --select, --ignore or the configuration leaves out"

@@ -181,7 +181,7 @@ class _Run:
             ):
                 continue
             finding = _build_finding(rule, issue, text, self.request.severity.get(rule.name))
-            reason = duplicates.get(text, "is locked and was not found")
+            reason = duplicates.get(text, "is in the lock but was not found")
             yield _accept_ignored(
                 TargetResult(text, Status.SKIPPED, reason, findings=(finding,), ran=(rule.name,)), self.request
             )
@@ -213,10 +213,10 @@ class _Run:
         if (request.model or request.against) and self.not_compared:
             option = f"--model {request.model}" if request.model else f"--against {request.against}"
             first, reason = next(iter(self.not_compared.items()))
-            return f"{option}: nothing was held to it: {first} {reason}"
+            return f"{option}: no target was compared with it: {first} {reason}"
         if self.not_locked and not any(lock_check.LOCK_RULE in target.ran for target in targets):
             first, reason = next(iter(self.not_locked.items()))
-            return f"the lock: nothing was held to it: {first} {reason}"
+            return f"the lock: no target was compared with it: {first} {reason}"
         return None
 
     def _scan_pickles(self, text: str) -> tuple[tuple[ScannedPickle, ...], str | None]:
@@ -239,7 +239,7 @@ class _Run:
             self.not_compared[text] = reason
         if self.request.lock is not None and self.request.checks_lock:
             self.not_locked[text] = reason
-        oddity = Oddity(OddityKind.NO_TENSORS.value, f"{reason}: only what loading it runs was checked")
+        oddity = Oddity(OddityKind.NO_TENSORS.value, f"{reason}: only the code that loading runs was checked")
         state = ModelState(text, "pickle", (), oddities=(oddity,))
         subject = Subject(text, state, self.request.policy, pickles=pickles)
         result = _run_rules(subject, [rule for rule in self.rules if _is_about_pickles(rule)], self.request.severity)
@@ -498,7 +498,7 @@ def _count_unread_values(subject: Subject) -> tuple[NotChecked, ...]:
     if subject.unread_because and count:
         return (NotChecked("tensor", count, subject.unread_because),)
     uncheckable = sum(facts.reason is not None and not facts.damaged for facts in subject.values or ())
-    return (NotChecked("tensor", uncheckable, "values that no rule can judge (unread-values)"),) if uncheckable else ()
+    return (NotChecked("tensor", uncheckable, "values that no rule can check (unread-values)"),) if uncheckable else ()
 
 
 def _run_rule(rule: AuditRule, subject: Subject, severity: Severity | None) -> Iterator[Finding]:

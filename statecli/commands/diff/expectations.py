@@ -176,8 +176,8 @@ def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[Entry]) -> 
     for glob in frozen if more else ():
         matched = [entry for entry in listed if entry.matches((glob,))]
         if more and matched and glob not in {entry.name for entry in matched}:
-            why = "more settings differ than are told one by one; name each that is meant"
-            yield Broken(MORE, "", f"{more.target}: cannot tell whether --frozen {glob!r} holds: {why}")
+            why = "too many settings differ to list each of them; name each setting in full"
+            yield Broken(MORE, "", f"{more.target}: cannot check --frozen {glob!r}: {why}")
 
 
 def _require_matches(expected: Expectations, entries: Sequence[Entry], targets: tuple[str, str]) -> None:
@@ -198,7 +198,7 @@ def _unchanged_finding(glob: str, matched: Sequence[Entry], targets: tuple[str, 
 def _inconclusive_glob(glob: str, not_compared: Sequence[Entry]) -> Broken:
     first = not_compared[0]
     reason = f"the values of {_list_names(not_compared)} were not compared, and nothing else in it changed"
-    message = f"{first.target}: cannot tell whether --changed {glob!r} holds: {reason}"
+    message = f"{first.target}: cannot check --changed {glob!r}: {reason}"
     return Broken(first.name, first.section or "", message)
 
 

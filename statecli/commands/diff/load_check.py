@@ -41,7 +41,7 @@ def select_expected(state: ModelState) -> tuple[ModelState, list[Oddity]]:
     left_out = len(state.tensors) - len(selected)
     if not left_out:
         return state, []
-    message = f"{count_tensors(left_out)} of {state.target} are in none of its state_dicts, and not looked for"
+    message = f"{count_tensors(left_out)} of {state.target} are in no state_dict and are not compared"
     return replace(state, tensors=selected), [Oddity("not-expected", message)]
 
 
@@ -56,17 +56,17 @@ def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list
     """
     sections = list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS))
     if not sections:
-        raise NothingMatched(f"{state.target}: holds no model's tensors that {model.target} could load")
+        raise NothingMatched(f"{state.target}: contains no model tensors that {model.target} could load")
     meant = kinds.select_loaded_sections(sections)
     if len(meant) > 1:
         names = ", ".join(f"{state.target}#{section}" for section in sections[:4])
-        raise UsageError(f"{state.target}: holds {len(sections)} models' states; name the one that is meant: {names}")
+        raise UsageError(f"{state.target}: holds {len(sections)} models; name the section to compare: {names}")
     section = meant[0]
     others = [other for other in state.sections if other != section]
     if not others:
         return state, []
     tensors = tuple(tensor for tensor in state.tensors if tensor.section == section)
-    message = f"{', '.join(others)} of {state.target}: left out, {model.target} loads {section}"
+    message = f"{', '.join(others)} of {state.target}: left out, because {model.target} loads {section}"
     return replace(state, sections=(section,), tensors=tensors), [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)]
 
 
@@ -123,7 +123,7 @@ def match_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelSta
     for whole, kept in zip((before, after), both, strict=True):
         left = [section for section in whole.sections if section not in kept.sections]
         if left:
-            message = f"{', '.join(left)} of {whole.target}: left out, for the other side holds a model alone"
+            message = f"{', '.join(left)} of {whole.target}: left out, because the other side contains only a model"
             notes.append(Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message))
     return joined, notes
 
@@ -145,7 +145,7 @@ def _select_models(state: ModelState, other: ModelState) -> ModelState:
     )
 
 
-#: What Flax calls the collection that is trained; `batch_stats` and others lie beside it.
+#: What Flax calls the collection that is trained; `batch_stats` and others lie next to it.
 PARAMS = "params"
 
 
@@ -208,7 +208,7 @@ def check_load(
     try:
         answer = live.load(built, load.entries())
     except ModelError as error:
-        message = f"{load.checkpoint.target}: cannot tell what load_state_dict says to it: {error}"
+        message = f"{load.checkpoint.target}: cannot call load_state_dict: {error}"
         return LoadCheck(tuple(load.wrappers()), (), (Broken("(load_state_dict)", load.section, message),))
     return LoadCheck(tuple(load.findings(answer, ignore)), tuple(load.notes(answer)))
 
@@ -293,18 +293,20 @@ class _Load:
         return rule.finding(about + message, target=self.checkpoint.target, fqn=name, section=self.section)
 
     def _report_missing(self, name: str) -> Finding:
-        message = f"missing: {self.model.target} asks for it, {self.checkpoint.target} lacks it"
+        message = f"missing: {self.model.target} requires it, {self.checkpoint.target} does not have it"
         return self._finding(MISSING_ENTRY, name, message)
 
     def _report_unexpected(self, name: str) -> Finding:
         return self._finding(
-            UNEXPECTED_ENTRY, self._own.get(name, name), f"unexpected: {self.model.target} takes no such entry"
+            UNEXPECTED_ENTRY, self._own.get(name, name), f"unexpected: {self.model.target} does not have this key"
         )
 
     def _report_mismatch(self, name: str) -> Finding:
         row = self.tensors.get(name)
         shape = "" if row is None or row.shape is None else f" {list(row.shape)}"
-        message = f"{self.checkpoint.target} holds{shape or ' it in another shape'}, {self.model.target} takes another"
+        message = (
+            f"{self.checkpoint.target} has{shape or ' another shape'}, but {self.model.target} expects another shape"
+        )
         return self._finding(SHAPE_MISMATCH, name, message)
 
     # --- what it makes good -----------------------------------------------------------------------------------------
@@ -313,36 +315,39 @@ class _Load:
         """Yield notes on entries that the class loads although names and shapes alone would be refused."""
         target, model = self.checkpoint.target, self.model.target
         if filled := self._list_filled(answer):
-            message = f"{target} lacks {_list_names(filled)}, and {model} loads without: {_CODE} fills in or renames"
+            message = f"{target} lacks {_list_names(filled)}, but {model} loads: {_CODE} fills or renames them"
             yield Oddity("filled-in", message)
         if taken := self._list_taken(answer):
-            message = f"{model} registers no {_list_names(taken)}, and loads all the same: {_CODE} renames or drops"
+            message = f"{model} does not register {_list_names(taken)}, but loads: {_CODE} renames or drops them"
             yield Oddity("taken-over", message)
         if adapted := self._list_adapted(answer):
-            yield Oddity("shape-adapted", f"{model} loads {_list_names(adapted)} of another shape: {_CODE} adapts it")
+            yield Oddity("shape-adapted", f"{model} loads {_list_names(adapted)} of another shape: {_CODE} adapts them")
         yield from self._of_transformers(answer)
         if answer.extra:
-            yield Oddity("extra-state", f"whether set_extra_state takes {_list_names(answer.extra)} is not tried")
+            yield Oddity("extra-state", f"not tried: whether set_extra_state accepts {_list_names(answer.extra)}")
 
     def _of_transformers(self, answer: Answer) -> Iterator[Oddity]:
         target, model = self.checkpoint.target, self.model.target
         if answer.unsaved:
-            message = f"{target} lacks {_list_names(answer.unsaved)}, which {model} is neither to save nor to miss"
+            message = (
+                f"{target} lacks {_list_names(answer.unsaved)}; {model} lists these names as not saved and not required"
+            )
             yield Oddity(
                 OddityKind.NOT_SAVED_BY_CLASS.value,
-                f"{message}: from_pretrained loads without, a strict load_state_dict does not",
+                f"{message}: from_pretrained accepts this, a strict load_state_dict does not",
             )
         if answer.unread:
             names = [self._own.get(name, name) for name in answer.unread]
             yield Oddity(
                 OddityKind.NOT_READ_BY_CLASS.value,
-                f"{model} passes over {_list_names(names)}: a strict load_state_dict does not",
+                f"{model} ignores {_list_names(names)}; a strict load_state_dict does not",
             )
         if answer.converted:
             names = [self._own.get(name, name) for name in answer.converted]
             message = f"transformers converts these names of {target} on load: {_list_names(names)}"
             yield Oddity(
-                OddityKind.CONVERTED_ON_LOAD.value, f"{message}: as many elements as {model} has; more cannot be told"
+                OddityKind.CONVERTED_ON_LOAD.value,
+                f"{message}; statecli only checked that the number of elements equals that of {model}",
             )
 
     def _list_filled(self, answer: Answer) -> list[str]:

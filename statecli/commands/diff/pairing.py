@@ -179,7 +179,9 @@ def pair_sections(before: ModelState, after: ModelState) -> tuple[dict[str, str]
 
 def _describe_unpaired(before: ModelState, left: list[str], after: ModelState, right: list[str]) -> str:
     which = f"which section of {before.target} ({', '.join(left)}) is which of {after.target} ({', '.join(right)})"
-    return f"cannot tell {which}: name one of each, as {before.target.partition('#')[0]}#{left[0]}"
+    return (
+        f"cannot pair the sections: {which}; name one section of each, as {before.target.partition('#')[0]}#{left[0]}"
+    )
 
 
 def _sections_with(state: ModelState, kinds: Sequence[Kind]) -> list[str]:
@@ -211,7 +213,7 @@ def _apply_rule(rule: str, names: list[str], target: str) -> list[str]:
         mapped = [regex.sub(replacement, name) for name in names]
         matches = any(map(regex.search, names))
     except (re.error, IndexError, RecursionError, OverflowError) as error:
-        problem = f"is no regular expression and replacement: {error}"
+        problem = f"is not a regular expression with a replacement: {error}"
         raise UsageError(f"{option('--map', rule, quoted=True)}: {problem}") from error
     if not matches:
         raise UsageError(f"{option('--map', rule, quoted=True)}: matches none of the {len(names)} names of {target}")
@@ -371,7 +373,7 @@ def _prefix_notes(pairs: list[Match], before: ModelState, after: ModelState) -> 
     return [
         Oddity(
             OddityKind.WRAPPER_PREFIX.value,
-            f"looked through {prefix!r} in the names of {count_tensors(count)} of {state.target}",
+            f"stripped the prefix {prefix!r} from the names of {count_tensors(count)} of {state.target}",
         )
         for state, prefixes in zip((before, after), counts, strict=True)
         for prefix, count in prefixes.items()

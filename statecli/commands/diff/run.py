@@ -198,7 +198,7 @@ class _Comparison:
         if not matches and not (all_matches and settings):
             raise NothingMatched(self._describe_nothing_compared(len(all_matches)))
         if not matches:
-            self._note("settings-alone", f"only settings were asked for: {len(settings)} compared")
+            self._note("settings-alone", f"only settings were requested: {len(settings)} compared")
         differing = changed_fields.find_changed_fields(matches, self.request.ignore, devices=not self.any_class)
         outcomes = self._outcomes(matches, progress)
         changes, broken = self._changes(matches, differing, outcomes)
@@ -233,7 +233,7 @@ class _Comparison:
 
     def _note_values(self) -> None:
         if self.any_class:
-            why = f"{self.model.target} is a class: its values are only initial ones, and its device where it was built"
+            why = f"{self.model.target} is a class: its values are initial values, and its device is the build device"
             self._note(OddityKind.VALUES_NOT_COMPARED.value, f"values are not compared: {why}")
         elif not self.values:
             option = "--ignore values" if self.request.values else "--metadata-only"
@@ -324,7 +324,7 @@ class _Comparison:
     def _describe_nothing_compared(self, count: int) -> str:
         both = f"{self.request.before} and {self.request.after}"
         if not count:
-            return f"{both}: neither holds a tensor, so nothing was compared"
+            return f"{both}: no side contains a tensor, so nothing was compared"
         return f"{both}: none of their {count} tensors matches {self.selection.name_options()}"
 
     # --- what differs -----------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class _Comparison:
             elif match.way is MatchedBy.BYTES:
                 continue  # equal bit for bit: that is how they were found
             elif _has_no_values(match.before) and _has_no_values(match.after):
-                outcomes[n] = _Outcome(not_compared="neither side holds values")
+                outcomes[n] = _Outcome(not_compared="no side has values")
             else:
                 to_compare.append(n)
         if to_compare:
@@ -456,7 +456,7 @@ class _Comparison:
         left_out = [change.key for change in changes if not self._is_wanted_setting(change.key)]
         if left_out:
             differ = "setting differs" if len(left_out) == 1 else "settings differ"
-            message = f"{len(left_out)} {differ} and {'was' if len(left_out) == 1 else 'were'} not asked for"
+            message = f"{len(left_out)} {differ} and {'was' if len(left_out) == 1 else 'were'} not requested"
             notes.append(Oddity("settings-left-out", f"{message}: {quoting.names(left_out)}"))
         self.notes += notes
         selected = [change for change in changes if self._is_wanted_setting(change.key)]

@@ -71,13 +71,13 @@ def compare_settings(
 
 def _format_note(keys: Sequence[str]) -> list[Oddity]:
     """Return a note on settings that only one side's format records. `keys` may repeat a file next to the weights."""
-    message = f"only one side's format records {quoting.names(list(dict.fromkeys(keys)))}: no difference"
+    message = f"not compared: only the format of one side records {quoting.names(list(dict.fromkeys(keys)))}"
     return [Oddity("format-metadata", message)] if keys else []
 
 
 def _modules_note(keys: Sequence[str]) -> list[Oddity]:
     shown = quoting.names(list(dict.fromkeys(key.rpartition(".")[2] for key in keys)))
-    message = f"only one side records these attributes of whole modules ({shown}): no difference"
+    message = f"not compared: only one side records these attributes of whole modules ({shown})"
     return [Oddity("module-attributes", message)] if keys else []
 
 

@@ -53,7 +53,8 @@ def suggest_prefix_rule(
         if pairs((*rules, rule)) >= pairs(rules) + count:
             long, short = (after, before) if side else (before, after)
             message = (
-                f"{count_tensors(count)} of {long.target} would be those of {short.target} but for {prefix!r} in front"
+                f"{count_tensors(count)} of {long.target} differ from those of {short.target} "
+                f"only by the prefix {prefix!r}"
             )
             return [Oddity("prefix-apart", f"{message}: give --map {shlex.quote(rule)}")]
     return []

@@ -79,7 +79,9 @@ def inspect(request: Request, progress: Progress | None = None, python_inputs: A
     if spec is not None:
         return _inspect_class(request, spec, python_inputs)
     if request.init_device != "cpu" and request.model is None:
-        raise UsageError(f"{option('--init-device', request.init_device)}: {request.target} is no class to be built")
+        raise UsageError(
+            f"{option('--init-device', request.init_device)}: {request.target} is not a model class to build"
+        )
     if request.input or request.inputs is not None or python_inputs is not None:
         option_text = (
             option("--input", request.input[0]) if request.input else option("--input-from", request.inputs or None)

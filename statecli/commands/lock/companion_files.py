@@ -110,7 +110,7 @@ def compute_companion_digests(text: str, algorithm: Algorithm) -> dict[str, str]
 
 
 def find_companion_files(folder: str) -> list[str]:
-    """Return the files of the folder that change the model, also in subfolders that are no target of their own."""
+    """Return the files of the folder that change the model, also in subfolders that are not targets of their own."""
     from statecli.targets.expand import list_members, skip_subfolder
 
     companions: list[str] = []
@@ -120,7 +120,9 @@ def find_companion_files(folder: str) -> list[str]:
     while pending:
         inner, depth, is_walked = pending.pop()
         if depth > MAX_DEPTH:
-            raise UnreadableError(f"{folder}: {inner} is nested deeper than {MAX_DEPTH} folders: lock it by itself")
+            raise UnreadableError(
+                f"{folder}: {inner} is nested deeper than {MAX_DEPTH} folders: lock that folder separately"
+            )
         here = files.join(folder, inner) if inner else folder
         if files.resolve_links(here) in seen:  # a link to a folder that was read
             continue
@@ -265,7 +267,7 @@ def _compare_settings(
     counted = tuple(change for change in changes if _is_comparable(change, state, locked, files_of_both))
     beside = tuple(f"{name}." for name in frozenset(locked.beside) - files_of_both)
     left = len(changes) - len(counted) + sum(bool(beside) and key.startswith(beside) for key in locked.values)
-    why = "not compared with the lock, which was made of another format or of a folder"
+    why = "not compared, because the lock was made from another format or from a folder"
     return counted, (NotChecked("setting", left, why),) if left else ()
 
 

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 #: Differing fields of a tensor that is not part of a model, if the lock has nothing of its section.
 OTHER_SECTION = ("beside",)
 #: Remedy for a target that is not in the lock.
-NEW_TARGET_ADVICE = "take it away if it is not meant to be here, else lock again"
+NEW_TARGET_ADVICE = "remove it if it should not be here; otherwise lock again"
 #: Remedy for a local copy of a target that was locked by URL, or the other way round.
 OTHER_SIDE_ADVICE = (
-    "URLs are compared whole, files by their way from the lock; to hold a copy that lies elsewhere, lock each target "
-    "alone, or lock them on disk and keep the lock file beside them"
+    "a URL must match the lock exactly, a file its path relative to the lock; for a copy in another place, lock each "
+    "target separately, or lock the local files and keep the lock file in their folder"
 )
 
 
@@ -92,10 +92,10 @@ def _is_on_other_side(text: str, lock: Lock) -> bool:
 def _describe_lock(text: str, request: Request) -> str:
     """Return the targets of the lock in words."""
     if request.lock.has_no_names:
-        return "is of one target alone"
+        return "has only one target"
     names = [str(target.target) for target in request.lock.targets]
     near = (get_close_matches(make_relative_name(text, request.folder), names, n=1) or names)[0]
-    return f"has {near} and {len(names) - 1} more" if len(names) > 1 else f"has {near} alone"
+    return f"has {near} and {len(names) - 1} more" if len(names) > 1 else f"has only {near}"
 
 
 def _is_frozen(line: LockedTensor, globs: Sequence[str]) -> bool:
@@ -117,7 +117,7 @@ def compare_with_lock(
     """
     pairs = [pair for pair in _match_lines(state, target, request) if _is_wanted(pair, state, request)]
     if not pairs and not request.by_name:
-        raise NothingMatched(f"{state.target}: the filters leave nothing that is locked")
+        raise NothingMatched(f"{state.target}: the filters leave out all locked tensors")
     return tuple(_compare_values(pairs, state, request, progress))
 
 

@@ -153,11 +153,13 @@ def read_lock(path: str) -> Lock:
     document = read_document(path, "the lock file")
     schema = document.get("schema")
     if schema != SCHEMA:
-        raise MalformedError(f"{path}: is no lock file that this version reads: its schema is {schema!r}, not {SCHEMA}")
+        raise MalformedError(
+            f"{path}: is not a lock file that this version of statecli can read: its schema is {schema!r}, not {SCHEMA}"
+        )
     try:
         lock = msgspec.convert(document, Lock)
     except msgspec.ValidationError as error:
-        raise MalformedError(f"{path}: is no lock file: {error}; lock again") from error
+        raise MalformedError(f"{path}: is not a valid lock file: {error}; lock again") from error
     _check_lock(lock, path)
     return lock
 
@@ -170,7 +172,7 @@ def read_document(path: str, what: str) -> dict[str, object]:
     try:
         with Source(path) as source:
             if source.size > MAX_BYTES:
-                raise MalformedError(f"has {source.size:,} bytes, more than the {MAX_BYTES:,} that one may have")
+                raise MalformedError(f"has {source.size:,} bytes, more than the limit of {MAX_BYTES:,}")
             raw = source.read(0, source.size)
     except UnreadableError as error:
         raise type(error)(f"{path}: {quoting.append_reason(what, error)}") from error
@@ -185,7 +187,7 @@ def _check_lock(lock: Lock, path: str) -> None:
     """Check what JSON types do not express. Raises `MalformedError`."""
     names = [target.target for target in lock.targets]
     if not names or (None in names and len(names) > 1):
-        raise MalformedError(f"{path}: has {len(names)} targets, not all of them named; lock again")
+        raise MalformedError(f"{path}: has {len(names)} targets, but not all have a name; lock again")
     refuse_twins([str(name) for name in names], f"{path}: locks the target")
     for target in lock.targets:
         refuse_twins([f"{tensor.section}.{tensor.fqn}" for tensor in target.tensors], f"{path}: locks")
@@ -197,7 +199,9 @@ def _check_tensor(tensor: LockedTensor, path: str) -> None:
     if tensor.shape is not None and any(size < 0 for size in tensor.shape):
         raise MalformedError(f"{path}: {tensor.fqn}: has shape {list(tensor.shape)}; lock again")
     if tensor.digest is not None and (len(tensor.digest) != 64 or set(tensor.digest) - set("0123456789abcdef")):
-        raise MalformedError(f"{path}: {tensor.fqn}: {tensor.digest[:80]!r} is no digest of 64 digits; lock again")
+        raise MalformedError(
+            f"{path}: {tensor.fqn}: {tensor.digest[:80]!r} is not a digest of 64 hexadecimal digits; lock again"
+        )
 
 
 def refuse_twins(names: Sequence[str], what: str) -> None:
@@ -205,5 +209,5 @@ def refuse_twins(names: Sequence[str], what: str) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise UsageError(f"{what} {name} twice: which of the two is meant cannot be told")
+            raise UsageError(f"{what} {name} twice; rename one of the two")
         seen.add(name)

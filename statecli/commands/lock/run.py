@@ -49,7 +49,7 @@ class LockInput(msgspec.Struct, frozen=True):
     Attributes:
         name: Name in the lock.
         stamps: Versions of the files before they were read.
-        unlocked: Reason why nothing of the target is locked, which is no failure if there are other targets.
+        unlocked: Reason why nothing of the target is locked, which is not a failure if there are other targets.
         kept: Number of tensors that callbacks keep, which are left out.
     """
 
@@ -68,7 +68,7 @@ def read_targets(request: Request) -> list[LockInput]:
     texts = _expand_targets(request.targets)
     inputs = [item for text in texts if (item := _read_checkpoint(text, request)) is not None]
     if all(item.unlocked for item in inputs):
-        nothing = f"{' '.join(request.targets)}: no checkpoint there, nothing to lock"
+        nothing = f"{' '.join(request.targets)}: no checkpoint found, nothing to lock"
         raise NothingMatched(inputs[0].unlocked if inputs else nothing)
     if len(inputs) == 1 and inputs[0].name == make_relative_name(request.targets[0], request.folder):
         return [msgspec.structs.replace(inputs[0], name=None)]
@@ -109,7 +109,7 @@ def _read_target(text: str, request: Request) -> LockInput:
     tensors = tuple(tensor for tensor in state.tensors if not is_bookkeeping(tensor))
     kept = len(state.tensors) - len(tensors)
     state = msgspec.structs.replace(state, tensors=tensors) if kept else state
-    what = "nothing but what callbacks keep" if kept else "no tensor"
+    what = "only the state of callbacks" if kept else "no tensor"
     unlocked = None if tensors else f"{text}: holds {what}, nothing to lock"
     try:
         state = state if unlocked else select(state, request.selection, text)
@@ -175,12 +175,12 @@ def report_unlocked(inputs: Sequence[LockInput], lock: Lock) -> Iterator[Finding
             yield rules.NOTHING_TO_LOCK.finding(item.unlocked, target=item.state.target)
         elif item.kept:
             tensors = count_tensors(item.kept)
-            message = f"{item.state.target}: {tensors} that callbacks keep are not locked: they are no weights"
+            message = f"{item.state.target}: {tensors} that callbacks keep are not locked, because they are not weights"
             yield rules.CALLBACKS_NOT_LOCKED.finding(message, target=item.state.target)
     for item, lines in zip((item for item in inputs if item.unlocked is None), lock.targets, strict=True):
         count = sum(line.digest is None for line in lines.tensors)
         if count:
-            why = "a class has those of its constructor" if item.state.traits.is_class else "they are not in the file"
+            why = "a class has only initial values" if item.state.traits.is_class else "they are not in the file"
             message = (
                 f"{item.state.target}: the values of {count} of {len(lines.tensors)} tensors are not locked: {why}"
             )

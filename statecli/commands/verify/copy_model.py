@@ -193,7 +193,7 @@ def _deepcopy(module: nn.Module, memo: dict[Any, Any]) -> nn.Module:
             f"it cannot be copied, for {attribute}: {type(error).__name__}: {get_exception_text(error)}"
         ) from error
     if not isinstance(copy_of_model, nn.Module) or copy_of_model is module:
-        raise ModelError("it cannot be copied: its __deepcopy__ gives no other module")
+        raise ModelError("it cannot be copied: its __deepcopy__ does not return a new module")
     return copy_of_model
 
 

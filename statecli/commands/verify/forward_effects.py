@@ -223,5 +223,5 @@ def _find_changed_in_training(subject: ModelUnderTest) -> tuple[list[str], tuple
         subject.call(module, training=True)
     except ModelError as error:
         why = str(error).removeprefix(f"{subject.target}: ")
-        return [], (Oddity("not-tried-in-training", f"cannot tell what forward changes in training mode: {why}"),)
+        return [], (Oddity("not-tried-in-training", f"cannot check what forward changes in training mode: {why}"),)
     return before.find_changed(module), ()

@@ -50,7 +50,7 @@ _ALIASES = {
 #: Integers without a bound are 0 and 1: every table has these two rows.
 _DEFAULT_BOUND = 2
 _SHAPE = re.compile(r"[0-9]+([x×][0-9]+)*")
-#: Elements of one input; 8 GB of float32. A slip of the finger is told, not tried.
+#: Elements of one input; 8 GB of float32. A slip of the finger is reported, not tried.
 _MAX_ELEMENTS = 2**31
 _EXAMPLES = "2x3, 'int64:2x16<30522' or name=2x3"
 #: What nobody would pass to forward as a text.
@@ -110,7 +110,7 @@ def parse_input(text: str) -> InputSpec:
     """Parse `[NAME=][DTYPE:][SHAPE][<BOUND]`; a bound alone means int64. Raises UsageError."""
     name, equals, rest = text.rpartition("=")
     if equals and not name.strip().isidentifier():
-        raise UsageError(f"{option('--input', text)}: {name!r} is no argument's name; write name=2x3")
+        raise UsageError(f"{option('--input', text)}: {name!r} is not an argument name; write name=2x3")
     rest, less, limit = rest.partition("<")
     dtype, colon, shape = rest.rpartition(":")
     kind = _parse_dtype(text, dtype.strip()) if colon else ("int64" if less else "float32")
@@ -131,14 +131,14 @@ def _parse_dtype(text: str, name: str) -> str:
         return dtype
     near = difflib.get_close_matches(plain_name, [*_DTYPES, *_ALIASES], 1)
     hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(_DTYPES)}"
-    raise UsageError(f"{option('--input', text)}: {name!r} is no dtype; {hint}")
+    raise UsageError(f"{option('--input', text)}: {name!r} is not a dtype; {hint}")
 
 
 def _parse_shape(text: str, shape_text: str, *, scalar: bool) -> tuple[int, ...]:
     if not shape_text and scalar:
         return ()
     if not _SHAPE.fullmatch(shape_text):
-        problem = f"{shape_text!r} is no shape" if shape_text else "it has no shape"
+        problem = f"{shape_text!r} is not a shape" if shape_text else "it has no shape"
         raise UsageError(f"{option('--input', text)}: {problem}; write {_EXAMPLES}")
     sizes = tuple(map(int, re.split("[x×]", shape_text)))
     elements = 1
@@ -154,7 +154,7 @@ def _parse_bound(text: str, dtype: str, bound_text: str) -> int:
     if dtype not in _INTEGERS:
         problem = f"only integers have a bound, {dtype} has none; write int64:2x16<{bound_text}"
     elif not (bound_text.isascii() and bound_text.isdecimal()) or int(bound_text) == 0:
-        problem = f"the bound {bound_text!r} is no number above 0; write int64:2x16<30522"
+        problem = f"the bound {bound_text!r} is not a number above 0; write int64:2x16<30522"
     elif int(bound_text) - 1 > _INTEGERS[dtype]:
         problem = f"{dtype} holds nothing above {_INTEGERS[dtype]}; write int64 for {dtype}"
     else:
@@ -189,7 +189,7 @@ def find_inputs(input: Sequence[str], inputs: str | None, built: BuiltModel) -> 
     """
     if input and inputs is not None:
         both = f"{option('--input')} and {option('--input-from')}"
-        raise UsageError(f"{both} both say what forward is called with; give one of them")
+        raise UsageError(f"{both} both set the inputs of forward; give one of them")
     if input:
         return _build_from_texts(input), ""
     if inputs is not None:
@@ -208,7 +208,7 @@ def _build_from_function(text: str, built: BuiltModel) -> Inputs:
         raise UsageError(
             f"{option('--input-from', text)}: it is {type(function).__name__}, not a function that makes inputs"
         )
-    # The model's own guard with another name: what the function raises is told as that of --input-from.
+    # The model's own guard with another name: what the function raises is reported as that of --input-from.
     model = dataclasses.replace(built, spec=spec)
 
     def make(seed: int = 0) -> Call:
@@ -239,10 +239,10 @@ def _convert_to_call(text: str, value: Any, is_or_gave: str = "it gave") -> Call
             f"{text}: {is_or_gave} {description}; give a tensor, a tuple of arguments, a dict of keyword arguments"
         )
     if not any(issubclass(type(leaf), torch.Tensor) for leaf in iter_leaves((args, kwargs))):
-        raise ModelError(f"{text}: {is_or_gave} {describe_type(value)}, in which there is no tensor")
+        raise ModelError(f"{text}: {is_or_gave} {describe_type(value)}, which contains no tensor")
     bad_key = next((key for key in kwargs if type(key) is not str), None)
     if bad_key is not None:
-        raise ModelError(f"{text}: {bad_key!r} is no name of a keyword argument; give a dict with names")
+        raise ModelError(f"{text}: {bad_key!r} is not a keyword argument name; give a dict with names as keys")
     call: Call = map_tensors((args, kwargs), _copy_tensor)
     return call
 
@@ -396,7 +396,7 @@ def _build_from_config(built: BuiltModel) -> tuple[Inputs | None, str]:
     inputs = _build_from_texts(input_texts) if input_texts else None
     main_input = str(built.module.main_input_name)
     if inputs is None or not _fits_signature(signature, inputs.make()) or main_input not in inputs.make()[1]:
-        return None, f"{NO_INPUT}; it wants {main_input}"
+        return None, f"{NO_INPUT}; forward needs {main_input}"
     return Inputs(f"{inputs.text} (for its config)", inputs.make, chosen_by_user=False), ""
 
 

@@ -239,7 +239,7 @@ def _save_gradients(tensors: list[torch.Tensor]) -> Callable[[], None]:
     return restore
 
 
-#: Bytes up to which what is no parameter is kept beside the model. More is a table that forward reads.
+#: Bytes up to which what is not a parameter is kept next to the model. More is a table that forward reads.
 _SAVED_TENSOR_BYTES = 1 << 20
 
 

@@ -27,10 +27,10 @@ from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_bits
 from statecli.live.device_rules import DeviceWatch, DeviceWatchMode
 from statecli.live.tensors import storage
 
-EACH_TIME_REASON = "every forward makes it anew, whatever it held"
-ELSEWHERE_REASON = "forward makes it anew for another {}"
-#: What to do about one that forward does not make anew.
-HELP = "an earlier forward left it there: keep one for each {0}, or make it again where the {0} is another"
+EACH_TIME_REASON = "every forward replaces it without reading the old value"
+ELSEWHERE_REASON = "forward replaces it when the {} changes"
+#: Remedy for a tensor that forward does not create again.
+HELP = "an earlier forward created it: keep one tensor per {0}, or create it again when the {0} changes"
 
 
 def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:

@@ -14,7 +14,7 @@ from statecli.core.state import ModelState, Oddity
 class Verdict(str, Enum):
     """What a proof says of one tensor, or of all of them.
 
-    `skipped` does not apply or was not asked for; `inconclusive` was tried and could not be told, and is no pass.
+    `skipped` does not apply or was not asked for; `inconclusive` was tried without a result, and is not a pass.
     """
 
     PASSED = "passed"

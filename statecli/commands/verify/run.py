@@ -258,7 +258,7 @@ def _doubt_unlike_copies(check: Check, state: ModelState) -> Check:
 
 
 _NON_LEAF_REASON = (
-    "{} was computed from other tensors before the model was copied, and no gradient finds its way back through a copy"
+    "{} was computed from other tensors before the model was copied, so no gradient flows back through the copy"
 )
 
 
@@ -293,7 +293,7 @@ def _recompute_verdict(check: Check, columns: tuple[Column, ...], findings: tupl
     return replace(restricted, verdict=worst, reason=_summarize_reasons(columns, worst) or _NO_TENSOR_SELECTED)
 
 
-_NO_TENSOR_SELECTED = "the filters leave no tensor that it says anything of"
+_NO_TENSOR_SELECTED = "the filters leave no tensor for this check"
 
 
 def _list_reasons(columns: Iterable[Column], verdict: Verdict) -> list[str]:

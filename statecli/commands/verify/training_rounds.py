@@ -273,7 +273,7 @@ def _train_round(run: Training) -> str | None:
         run.rounds = DEFAULT_ROUNDS
         return None
     if not outputs:
-        return "forward gives no floating-point tensor, so there is no loss to train with"
+        return "forward returns no floating-point tensor, so statecli cannot compute a loss"
     run.finite = run.finite and all(bool(torch.isfinite(_widen(output)).all()) for output in outputs)
     loss = compute_loss(outputs)
     run.is_cut_off = not loss.requires_grad
@@ -350,7 +350,7 @@ def _run_step(run: Training, loss: torch.Tensor) -> None:
     trained = {name: seen for name, seen in trained.items() if seen.peaks[-1] and seen.tensor.grad is not None}
     before = {name: _ValuesBefore(seen.tensor, sample=run.rounds == 1) for name, seen in trained.items()}
     with run.subject.user_code(f"the step of {run.made_by.__name__}"):
-        # LBFGS asks for the loss again, and is told the same.
+        # LBFGS asks for the loss again, and gets the same.
         run.optimizer.step(lambda: float(loss.detach()))
     for name, seen in trained.items():
         seen.updated = before[name].was_updated()

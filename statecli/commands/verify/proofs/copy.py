@@ -69,7 +69,7 @@ class _Proof:
         self._module, self._class_attributes = module, _find_class_attributes(module)
         self._flat_weights = _find_flat_weights(module)
         if module is not self._subject.original:
-            # Parameters are left undrawn, and zeros are no proof of anything. Their ends will do: memory that nobody
+            # Parameters are left undrawn, and zeros are not proof of anything. Their ends will do: memory that nobody
             # has written to costs nothing until it is copied.
             tensor_bits.perturb((one for one in self._tensors.values() if type(one) is nn.Parameter), ends_alone=True)
         self._copy(module)

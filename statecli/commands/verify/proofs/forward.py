@@ -57,7 +57,7 @@ _ADVICE = {
 
 
 #: Seconds of runs that carry over no more than the mismatches which ended those before: what a model catches is its
-#: own. After them one run carries over all that was not caught so far, and what it finds is told.
+#: own. After them one run carries over all that was not caught so far, and what it finds is reported.
 _CAREFUL_RUNS_S = 2.0
 
 

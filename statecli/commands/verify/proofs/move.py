@@ -118,7 +118,7 @@ def parse_device(text: str) -> torch.device:
         raise UsageError(f"{option('--device', text)}: torch knows no such device; {known}") from error
     instead = f"{option('--device', 'fake-cuda')} makes the same check on any machine"
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"{option('--device', text)}: there is no CUDA here; {instead}")
+        raise UsageError(f"{option('--device', text)}: CUDA is not available on this machine; {instead}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise UsageError(f"{option('--device', text)}: this machine has {count} CUDA device(s), numbered from 0")

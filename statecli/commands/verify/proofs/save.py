@@ -118,7 +118,7 @@ class _Proof:
     def _load(self, target: nn.Module, loaded: Any) -> bool:
         """Return True if a strict load succeeds. torch's own load fills B before it raises; other loads may not."""
         self._loaded = loaded
-        doing = "load_state_dict(strict=True) of its own state_dict"
+        doing = "load_state_dict(strict=True) with the model's state_dict"
         _, raised = judging.run_user_code(self._subject, doing, lambda: target.load_state_dict(loaded, strict=True))
         if raised is None:
             return True

@@ -374,7 +374,7 @@ def _judge_frozen(verdicts: _StepVerdicts, name: str) -> Cell:
 
 
 def _list_changed_by_forward(run: Training) -> dict[str, Cell]:
-    """Told, not judged: BatchNorm's statistics, a counter, a cache; a mean of others' values; weights put in range."""
+    """Noted, not judged: BatchNorm's statistics, a counter, a cache; a mean of others' values; weights put in range."""
     changed = [name for name, causes in run.changed_by.items() if "forward" in causes]
     frozen = run.frozen - set(run.seen)
     return {
