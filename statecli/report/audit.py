@@ -366,7 +366,7 @@ def _format_verdict(audit: Audit, problems: Collection[Problem]) -> str:
     failed and skipped targets are counted too.
     """
     targets_with_findings = sum(bool(target.findings) for target in audit.targets)
-    counts_text = _format_counts(audit, problems) if audit.ran or audit.findings else "no rule judged it"
+    counts_text = _format_counts(audit, problems) if audit.ran or audit.findings else "no rule checked it"
     parts = [f"{audit.count(Status.AUDITED):,} audited: {counts_text}"]
     if not audit.count(Status.AUDITED):
         parts = [f"nothing audited: {counts_text}" if audit.findings else "nothing audited"]

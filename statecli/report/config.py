@@ -17,13 +17,15 @@ def build_config_report(settings: Sequence[Setting], path: str | None) -> Report
     columns = (Column("key"), Column("value"), Column("from"))
     rows = tuple((key, format_value(value), source) for key, value, source in settings)
     plain = tuple((key, _make_cell(value), source) for key, value, source in settings)
-    title = path or "no configuration: neither statecli.toml nor [tool.statecli] in a pyproject.toml, here or above"
+    title = (
+        path or "no configuration: no statecli.toml and no [tool.statecli] in a pyproject.toml, in this folder or above"
+    )
     lines = tuple(Line(row, mood="" if row[2] != "default" else "dim") for row in rows)
     return Report(
         title=title,
         document=lambda: documents.build_config_document(settings, path),
         table=lambda: Table(columns, plain, has_findings=False),
-        page=lambda: Page("what is in force", columns, (Group("settings", f"{len(rows)} keys", lines),), ()),
+        page=lambda: Page("configuration", columns, (Group("settings", f"{len(rows)} keys", lines),), ()),
     )
 
 

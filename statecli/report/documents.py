@@ -112,7 +112,7 @@ class Counts(msgspec.Struct, frozen=True):
 
 class DiffSummary(Counts, frozen=True):
     """The same for all tensors and by kind. `not_compared` are pairs whose values could not be compared, `broken`
-    those whose file failed; `metadata` counts the entries beside the tensors that differ.
+    those whose file failed; `metadata` counts the entries next to the tensors that differ.
     """
 
     not_compared: int = 0
@@ -190,7 +190,7 @@ class CellRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class CheckRow(msgspec.Struct, frozen=True):
-    """One proof. `passed` is null where it was skipped or cannot be told; `how` says what was done.
+    """One proof. `passed` is null where it was skipped or is inconclusive; `how` says what was done.
 
     `tensors` has an entry for each tensor and column that the proof has something to say of.
     """
@@ -267,7 +267,7 @@ class AcceptedRow(msgspec.Struct, frozen=True):
 class AuditDocument(msgspec.Struct, frozen=True):
     """`statecli audit -f json`. Consumers ignore keys they do not know.
 
-    `passed` is what the exit code says: no finding is of `fail_on` or worse, and no target failed. `notes` are told on
+    `passed` is the exit status: no finding is of `fail_on` or worse, and no target failed. `notes` are printed on
     standard error too: what is of no one target, and accepted findings that are fixed. `verdict` is the line that ends
     the text output; `not_checked` lists what no rule has looked at.
     """
@@ -341,7 +341,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
 def encode_schema(command: str) -> bytes:
     """Return the JSON Schema (2020-12) of a command's document, generated from its type."""
     if command not in DOCUMENTS:
-        raise UsageError(f"no command {command!r} has a schema; those that have: {', '.join(DOCUMENTS)}")
+        raise UsageError(f"the command {command!r} has no schema; commands with a schema: {', '.join(DOCUMENTS)}")
     schema = msgspec.json.schema(DOCUMENTS[command])
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
     return msgspec.json.format(msgspec.json.encode(schema), indent=2) + b"\n"

@@ -107,7 +107,7 @@ def limit_notes(oddities: Sequence[Oddity], verbose: bool) -> tuple[Oddity, ...]
     for name, same_name in _group_by_name(shown).items():
         limited.extend(same_name[:MAX_NOTES_PER_NAME])
         if len(same_name) > MAX_NOTES_PER_NAME:
-            limited.append(Oddity(name, f"and {len(same_name) - MAX_NOTES_PER_NAME} more of this kind (-v tells each)"))
+            limited.append(Oddity(name, f"and {len(same_name) - MAX_NOTES_PER_NAME} more of this kind (-v lists each)"))
     return tuple(limited)
 
 

@@ -452,7 +452,7 @@ def _describe_status(tensor: TensorInfo, live: bool) -> str:
         parts.append("not saved")
     if tensor.after is None and live:
         if tensor.moves is not True:
-            parts.append({False: "stays behind on a move", None: "cannot tell if it moves"}[tensor.moves])
+            parts.append({False: "stays on the old device", None: "cannot tell if it moves"}[tensor.moves])
         elif tensor.kind is Kind.UNREGISTERED:
             parts.append("follows a move")
     return ", ".join(parts)

@@ -34,7 +34,7 @@ def explain_rule(name: str) -> RuleText:
     if name not in DICTIONARY:
         near = get_close_matches(name.lower(), DICTIONARY, n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "run statecli rules for the list"
-        raise UsageError(f"there is no rule {name!r}; {hint}")
+        raise UsageError(f"unknown rule {name!r}; {hint}")
     return describe_rule(DICTIONARY[name])
 
 

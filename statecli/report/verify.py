@@ -163,7 +163,7 @@ def _describe_reason(check: Check) -> str:
         return "does not apply to this model" if check.verdict is Verdict.SKIPPED else "cannot tell"
     fqn, cell = inconclusive[0]
     count = len({fqn for fqn, _ in inconclusive})
-    more = f"; nor of {plural(count - 1, 'other tensor')}" if count > 1 else ""
+    more = f"; {plural(count - 1, 'other tensor')} also inconclusive" if count > 1 else ""
     return f"{fqn}: {cell.reason or 'cannot tell'}{more}"
 
 

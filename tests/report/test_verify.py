@@ -224,7 +224,7 @@ def test_what_is_no_row_is_counted_apart():
 def test_a_proof_that_is_unsure_of_some_tensors_names_the_first():
     """There is no reason of the whole, so that of a tensor stands for the others."""
     found = run(moved(UNSURE, a=Cell(UNSURE, reason="sparse"), b=Cell(UNSURE), c=passed()), rows=map(tensor, "abc"))
-    assert done(found) == [("? move", '.to("meta"): a: sparse; nor of 1 other tensor')]
+    assert done(found) == [("? move", '.to("meta"): a: sparse; 1 other tensor also inconclusive')]
 
 
 def test_the_verdict_names_what_failed_first():
