@@ -137,7 +137,7 @@ class Flow:
         elif id(target) in self._dtype_by_fields:
             self.note_misuse(self._dtype_by_fields[id(target)], "is given other fields after its state was set")
         elif type(target) is Persistent:
-            self.note_misuse(target, "tells a storage, and it changes that")
+            self.note_misuse(target, "describes a storage, and the pickle modifies it")
         elif type(target) is Obj:
             root = self.get_root(target)
             if id(target) in self._finished:
@@ -265,7 +265,7 @@ class Flow:
         """Check a call, and each call made by it at once with its arguments."""
         if depth > _MAX_INDIRECT_CALLS:
             self.note_misuse(
-                call.cls, f"is called through more than {_MAX_INDIRECT_CALLS} functions that call what they are given"
+                call.cls, f"is called through more than {_MAX_INDIRECT_CALLS} functions that call their arguments"
             )
             return
         if type(call.cls) is not Global:
@@ -290,7 +290,7 @@ class Flow:
         if name in known_names.BIT_GENERATORS and call.how == "newobj":
             self.note_misuse(call.cls, "is made without its state, which crashes the process that uses it")
         if call.args and _SPARSE_CLASS.fullmatch(name):
-            self.note_misuse(call.cls, "makes a sparse tensor whose indices neither torch nor statecli can check")
+            self.note_misuse(call.cls, "makes a sparse tensor whose indices torch and statecli cannot check")
         if name == _POLYNOMIAL and (call.how != "newobj" or call.args or call.kwargs):
             self.note_misuse(call.cls, "is called with arguments, where pickle makes an empty object")
         self._check_written_values(call, name)
@@ -310,7 +310,7 @@ class Flow:
         if self._get_root_name(call) in _PLACEMENT_CLASSES and type(call.state) is not dict:
             self.note_misuse(call, "is made without the state that torch writes, so that its memory is never written")
         if name == "numpy.dtype" and call.args and type(call.args[0]) not in (str, Global):
-            self.note_misuse(call.cls, "is told by something else than its code")
+            self.note_misuse(call.cls, "is called with something else than a dtype code")
         elif name in _SCALARS and not self._array_types.is_sound_scalar(call.args):
             self.note_misuse(call.cls, "is given something else than the bytes or the array of its type")
         if name == "types.SimpleNamespace":
@@ -345,7 +345,7 @@ class Flow:
         """Check the later call of a partial with its arguments; names that are not clean are reported anyway."""
         name = self._get_root_name(function[0]) if function else None
         if name and _is_clean(name) and not self._deferred_calls.builds_data(name, args, kwargs):
-            why = "would be called by a partial, and is no function of tensors or is not given plain values"
+            why = "functools.partial would call it with arguments that are not plain data"
             self.note_misuse(function[0], why)
 
     def _check_conversion(self, name: Global, args: tuple[Value, ...]) -> None:
@@ -394,7 +394,7 @@ class Flow:
         parts_and_names = [(part, self._get_root_name(part)) for part in parts[:_SPARSE_PARTS] if type(part) is Obj]
         tensors = [part for part, name_of_part in parts_and_names if name_of_part != "torch.Size"]
         if not tensors or not all(part.args and type(part.args[0]) is Persistent for part in tensors):
-            self.note_misuse(name, "makes a sparse tensor whose indices neither torch nor statecli can check")
+            self.note_misuse(name, "makes a sparse tensor whose indices torch and statecli cannot check")
 
     def _is_empty(self, hooks: Obj) -> bool:
         return kept_functions.pairs_of(hooks, self._get_root_name) == []
@@ -405,7 +405,7 @@ class Flow:
             return
         name = get_plain_name(root)
         if name not in _ITEM_CONTAINERS and _is_clean(name):
-            self.note_misuse(root, "is no container, and is given items")
+            self.note_misuse(root, "is not a container, but is given items")
         elif call.items and name in _HOLD_ELEMENTS:
             self.note_misuse(root, "is a sequence, and is given items")
         elif call.items and name.endswith(".AttributeDict"):
@@ -419,7 +419,7 @@ class Flow:
             return
         name = get_plain_name(root)
         if _is_clean(name) and not _is_state(name, state):
-            self.note_misuse(root, "is given a state that is no dict of attributes")
+            self.note_misuse(root, "is given a state that is not a dict of attributes")
         if name == "types.GenericAlias":
             self.note_misuse(root, "hands the state that it is given on to what it stands for")
         if name == "functools.partial" and type(state) is tuple and state:
@@ -437,13 +437,13 @@ class Flow:
             and not packed_weights.is_convolution(name)
             and not kept_functions.has_modules(state, self._get_root_name)
         ):
-            self.note_misuse(root, "is given a state that is no module's")
+            self.note_misuse(root, "is given a state that does not belong to a module")
         if name == _HOOK_HANDLE and not self._is_handle_state(state):
             self.note_misuse(
-                root, "is given a state that is no hook's, by which it changes the numbers of all later hooks"
+                root, "is given a state that does not belong to a hook and changes the numbers of all later hooks"
             )
         if name == _POLYNOMIAL and not self._is_polynomial_state(state):
-            self.note_misuse(root, "is given a state that is none of an array and a name")
+            self.note_misuse(root, "is given a state that is not an array and a name")
         if name in _GENERATORS and not self._is_generator_state(state):
             self.note_misuse(root, "is given a state that torch does not write, by which bytes may become addresses")
         if name.startswith(_NUMPY_RANDOM) and not random_states.is_numpy_state(name, state, self._get_root_name):
@@ -549,7 +549,7 @@ class Flow:
                 self.note_misuse(value, why)
                 self.note_misuse(caller, "calls what another call gave")
         elif value is not None and type(value) is not str:
-            self.note_misuse(caller, "calls what is no name")
+            self.note_misuse(caller, "calls an object that is not named by a string")
 
     def _is_factory(self, value: Obj, name: str) -> bool:
         """Return True for a partial of a container, which a defaultdict may call for a missing key.
@@ -810,7 +810,7 @@ _PLACEMENT_CLASSES = frozenset(
     for name in known_names.qualify_names(module, "Shard Replicate Partial _Partial _StridedShard")
 )
 _CPP_CLASSES = _PLACEMENT_CLASSES | {_SCRIPT_OBJECT}
-_UNINITIALIZED = "is memory that nobody has written"
+_UNINITIALIZED = "is uninitialized memory"
 #: Keys and elements whose hash is computed of other values.
 _COMPOSITE_KEY_TYPES = frozenset([Key, Obj, SetOf, tuple])
 _REBUILD_JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"
@@ -824,7 +824,7 @@ _ITEM_CONTAINERS = _DICT_CLASSES | {
     "torch.nn.utils.prune.PruningContainer",
     *(name for name in known_names.DATA_NAMES if name.endswith(".AttributeDict")),
 }
-#: What makes a container or a number of what it is given; what picklers give to it beside literals.
+#: What makes a container or a number of what it is given; what picklers give to it next to literals.
 _CONVERTERS = frozenset(
     [
         *known_names.qualify_names("builtins", "dict list tuple set frozenset int float bool str bytes bytearray"),
@@ -895,7 +895,7 @@ _MAY_HOLD = frozenset([dict, list, tuple, SetOf, Obj])
 
 #: Characters of a name that is called which count as a step.
 _NAME_CHARACTERS_PER_STEP = 64
-#: How many functions that call what they are given may stand one in another.
+#: How many functions that call their arguments may stand one in another.
 _MAX_INDIRECT_CALLS = 8
 #: What picklers put where a function takes something to call, by its plain name's beginning. Other clean names there
 #: are misused; names that are not clean are reported by themselves.

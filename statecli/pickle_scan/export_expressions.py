@@ -165,7 +165,7 @@ def describe_cost(text: str, has_symbols: bool = True) -> str | None:
     except _Unmeasurable as error:
         return str(error)
     except (RecursionError, MemoryError, ValueError, OverflowError):
-        return "computes an expression that nests too deep to be judged"
+        return "computes an expression that is nested too deeply to be judged"
     if cost.bits > _MAX_BITS or _LONG_EXPONENT.search(text):
         return f"computes a number of more than {_MAX_BITS:,} bits"
     if has_symbols and cost.terms > _MAX_TERMS:
@@ -423,7 +423,7 @@ def _check_operator(text: str) -> ProgramCall | None:
     match = _OPERATOR.fullmatch(text)
     if not match:
         module, _, name = text.rpartition(".")
-        why = None if _ARITHMETIC.fullmatch(text) else "is no operator of torch"
+        why = None if _ARITHMETIC.fullmatch(text) else "is not an operator of torch"
         return ProgramCall(text, module or "torch", name, why, doer="its graph") if why else None
     operator = f"{match[1]}::{match[2]}"
     if match[1] == "aten" and match[2] in operator_names.ATEN_OF_EXPORT:

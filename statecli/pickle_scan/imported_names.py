@@ -77,7 +77,7 @@ class Scanner(Machine):
         self._refused_opcode: int | None = None
         self.handlers = _WATCHING_HANDLERS
         self._called_names: set[int] = set()
-        #: Names of the functions that records call, told apart once.
+        #: Names of the functions that records call, distinguished once.
         self._record_names: set[int] = set()
         #: Names that were called only to spell others out.
         self._spelling_names: set[int] = set()
@@ -282,7 +282,7 @@ class Scanner(Machine):
             if len(line) > _MAX_DIGITS and _NUMBER.fullmatch(line):
                 digits = line.strip().lstrip(b"+-0_")
                 return int(digits) if len(digits) <= _MAX_DIGITS and digits.isdigit() else _TOO_LARGE
-            return _parse_integer(line, self.make_error(pos, "a number that is none"))
+            return _parse_integer(line, self.make_error(pos, "an invalid number"))
 
     def parse_c_integer(self, line: bytes, pos: int) -> int:
         """Do the same as the machine; `strtol` accepts a line without digits as 0."""
@@ -297,7 +297,7 @@ class Scanner(Machine):
         try:
             return float(line)
         except ValueError as error:
-            raise self.make_error(pos, "a number that is none") from error
+            raise self.make_error(pos, "an invalid number") from error
 
     # What may be a pickle itself.
 

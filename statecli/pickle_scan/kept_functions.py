@@ -43,7 +43,7 @@ _TRANSFORMS = frozenset(
     ]
 )
 _DISTRIBUTIONS = "torch.distributions."
-#: What a hook keeps beside its function.
+#: What a hook keeps next to its function.
 _OF_HOOKS = _FUNCTIONS | {"module"}
 _HOOKS = re.compile(r"_\w*hooks(?:_with_kwargs|_always_called)?")
 _TENSORS = frozenset(["_parameters", "_buffers"])
@@ -144,7 +144,7 @@ class Attributes:
             if type(name) is Key or (type(name) is str and name.startswith("__")):
                 return f"is given a {noun} in its {key} by a name that code looks up"
             if not fits(held):
-                return f"is given what is no {noun} in its {key}"
+                return f"is given an object that is not a {noun} in its {key}"
         self._sound.add((key, id(value)))
         return None
 

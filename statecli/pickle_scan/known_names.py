@@ -58,7 +58,7 @@ _PYTHON_ENUMS = (
     *qualify_names("socket", "AddressFamily SocketKind"),
     *qualify_names("uuid", "SafeUUID"),
 )
-#: What ordinary training checkpoints hold beside tensors. Each builds a value of its arguments and runs nothing.
+#: What ordinary training checkpoints hold next to tensors. Each builds a value of its arguments and runs nothing.
 DATA_NAMES = frozenset(
     [
         # Python's containers and numbers, as protocols 0 to 5 spell them.
@@ -126,7 +126,7 @@ DATA_NAMES = frozenset(
         *qualify_names("numpy.random._sfc64", "SFC64"),
         *qualify_names("numpy.random.bit_generator", "SeedSequence __pyx_unpickle_SeedSequence"),
         *qualify_names("numpy.random._bit_generator", "SeedSequence __pyx_unpickle_SeedSequence"),
-        # torch, beside what its restricted unpickler admits.
+        # torch, next to what its restricted unpickler admits.
         *qualify_names("torch", "Generator iinfo finfo memory_format layout dtype"),
         *qualify_names("torch._C", "Generator"),
         # `torch.__version__`, which is text.
@@ -205,7 +205,7 @@ DATA_NAMES = frozenset(
         ),
         *qualify_names("accelerate.utils.deepspeed", "HfDeepSpeedConfig"),
         *qualify_names("accelerate.parallelism_config", "ParallelismConfig"),
-        # What DeepSpeed keeps beside the shards of its optimizers.
+        # What DeepSpeed keeps next to the shards of its optimizers.
         *qualify_names("deepspeed.runtime.fp16.loss_scaler", "LossScaler DynamicLossScaler"),
         *qualify_names("deepspeed.runtime.zero.config", "ZeroStageEnum"),
         # By the names of its members, as Python 3.11.0 to 3.11.2 pickle them; they are not written large.
@@ -386,7 +386,7 @@ _CALLED_CLASSES = frozenset(
 _CONFIGURATION_PATTERN = re.compile(
     r"(?:transformers|accelerate|omegaconf|deepspeed|torch\.distributed\.(?:device_mesh|_shard\.sharded_tensor))\.(?:\w+\.)*[A-Z]\w*\Z"
 )
-#: Known of names, and no harm: Python's own, beside what is data.
+#: Known of names, and no harm: Python's own, next to what is data.
 _HARMLESS = frozenset(qualify_names("operator", "itemgetter"))
 #: The name of an enumeration's member, behind that of the enumeration.
 _MEMBER = re.compile(r"[A-Z][A-Z0-9_]*\Z", re.ASCII)
@@ -415,7 +415,7 @@ _HARMS = {
     "code": "runs any Python code",
     "codeop": "compiles any Python code",
     "commands": "runs shell commands",
-    "copyreg._inverted_registry": "is a copyreg extension code: whatever the loading program has registered",
+    "copyreg._inverted_registry": "is a copyreg extension code; its target depends on the loading program",
     "ctypes": "calls any C function",
     "cgitb": "runs what it is given",
     "dill": "unpickles again, without limits",
@@ -459,7 +459,7 @@ _HARMS = {
     "pickle": "unpickles again, without limits",
     # In the name of these, opcodes that do what no pickler writes.
     "pickle.Unpickler.load_setitems": "sets a key or an element again, which no pickler does",
-    "pickle.Unpickler.persistent_load": "may give back what is in an id that torch does not write",
+    "pickle.Unpickler.persistent_load": "may return the contents of an id that torch does not write",
     "_pickle": "unpickles again, without limits",
     "picklescan": "changes how pickles are checked",
     "pickletools": "is of no use to a checkpoint",
@@ -515,7 +515,7 @@ _HARMS = {
     "torch.utils.bottleneck": "runs any Python file",
     "torch.utils.cpp_extension": "compiles and runs programs",
     "torch.utils.collect_env": "runs shell commands",
-    "torch.utils.data": "loads data, and is none of a checkpoint",
+    "torch.utils.data": "loads data sets and does not belong in a checkpoint",
     "torch.classes": "loads libraries",
     "torchvision.io": "reads and writes files",
     "trace": "runs any Python code",
@@ -679,7 +679,7 @@ def _describe_torch_harm(parts: list[str], name: str, reason: str | None, called
         return _HARMS["torch.fx"]
     is_class = parts[-1].lstrip("_")[:1].isupper() and "." not in name
     if is_class and reason == _HARMS[parts[0]]:
-        return f"is a class of {parts[0]} that is no data of a checkpoint" if called else None
+        return f"is a {parts[0]} class that does not belong in a checkpoint" if called else None
     return reason
 
 

@@ -110,7 +110,7 @@ def _read_numbers(version: Value, parts: Value, read: ReadStorage) -> list[Any]:
 
 
 def _is_context_part(value: Value) -> bool:
-    """Return whether a part of a context of xnnpack or mkldnn is no number, or one of groups, or a list of sizes."""
+    """Return whether a part of a context of xnnpack or mkldnn is not a number, or one of groups, or a list of sizes."""
     numbers = _strip_type_tag(value)
     if type(numbers) is list:
         return all(type(number) is int and 0 <= number < _NUMBER_LIMIT for number in numbers)

@@ -256,7 +256,7 @@ def _check_path(where: str, value: Value) -> Iterator[Hazard]:
     if name in ("http", "https"):
         why = 'Lightning downloads it for ckpt_path="best" and unpickles it with weights_only=False'
     elif _PARENT.search(text):
-        why = "Lightning removes that folder after the next save, though the path leads out of its own"
+        why = "Lightning removes that folder after the next save, though the path points outside that folder"
     elif name in _STORES and "::" not in text:
         yield Hazard(f"{where} lies in a store ({name}); Lightning removes it after the next save", is_error=False)
         return

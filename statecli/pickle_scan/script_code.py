@@ -3,7 +3,7 @@
 `torch.jit.load`, and `torch.load` of such an archive, compile the text in `code/` and run each `__setstate__` of it;
 the rest runs when the module is called. Its functions can do what torch's operators do, and a few of these read and
 write files. The text is searched, not parsed: each way to such an operator begins with `torch` or `ops`, and to a class
-of C++ with `__torch__`; where one of these is given another name that is told, for torch's printer never does it.
+of C++ with `__torch__`; where one of these is given another name that is reported, for torch's printer never does it.
 Methods of values are aten operators whose first argument is called `self`; other methods have a `def` in the archive.
 Sources: torch/csrc/jit of torch 2.13 (serialization/import_source.cpp, frontend/lexer.h, frontend/sugared_value.cpp).
 """
@@ -21,7 +21,7 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 #: Namespaces of classes written in C++ that archives of torch's own keep their packed weights in.
 _PACKED_NAMESPACES = frozenset(["quantized", "rnn", "sparse", "mkldnn", "xnnpack", "vulkan", "metal", "_nnapi"])
 _CPP_CLASS_PATH = ("__torch__", "torch", "classes")
-_RENAMED_HARM = "is given another name there, so that what is called by it cannot be told"
+_RENAMED_HARM = "is given another name there, so the calls by that name cannot be checked"
 #: Comments are white space, but for those of types, which are tokens.
 _SPACE = r"(?:\s|\\\n|\#(?! type:)[^\n]*\n)*"
 #: What is looked at. Strings and comments are passed over, so that nothing in them is.
@@ -118,7 +118,7 @@ _MAX_ASSIGNMENTS = 8
 _OTHER_NUMBERS_HARM = "its __setstate__ packs by other numbers than those of the state of a quantized convolution"
 _MAX_LISTED_CALLS = 8
 _RUNS_HARM = "its __setstate__ runs, and which packs no weights"
-_UNBOUNDED_HARM = "its __setstate__ runs, and whose end or result cannot be told"
+_UNBOUNDED_HARM = "its __setstate__ runs, and its end or result cannot be determined"
 
 
 class Call(NamedTuple):
@@ -348,7 +348,7 @@ def _iter_mentions(text: str, steps: Steps, defined: Collection[str]) -> Iterato
 
 
 def _gives_odd_format(text: str, at: int) -> bool:
-    """Return whether the call of `torch.to` that begins at `at` gives a number that is no memory format."""
+    """Return whether the call of `torch.to` that begins at `at` gives a number that is not a memory format."""
     depth, commas = 0, [at]
     for match in _ARGUMENT.finditer(text, at, at + _MAX_TO_CHARACTERS):
         depth += {"(": 1, "[": 1, ")": -1, "]": -1, ",": 0}[match[0]]

@@ -17,7 +17,7 @@ from statecli.rules.subject import Subject
 def needs_policy(subject: Subject) -> str | None:
     """Return why neither `policy.frozen` nor `policy.trainable` applies; None if one of them does."""
     if not (subject.policy.frozen or subject.policy.trainable):
-        return "neither policy.frozen nor policy.trainable is configured"
+        return "policy.frozen and policy.trainable are not configured"
     return None if _select_model_tensors(subject) else "the target has no model tensors"
 
 

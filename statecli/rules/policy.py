@@ -61,7 +61,7 @@ def _select_changes(subject: Subject, glob: str) -> list[Change]:
 def missing_metadata(subject: Subject) -> Iterator[Issue]:
     """A key that the policy requires is not in the checkpoint's metadata, or has no value.
 
-    Why: without the epoch, the commit or the licence that a registry requires, nobody can identify the checkpoint
+    Why: without the epoch, the commit or the licence that a registry requires, users cannot identify the checkpoint
     later.
 
     Example: `policy.require-metadata = ["license"]`, and `__metadata__` has no `license`.

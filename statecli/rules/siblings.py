@@ -19,7 +19,7 @@ from statecli.rules.subject import Subject
 if TYPE_CHECKING:
     from statecli.values.summary import Facts
 
-#: Layers of a stack from which on one of them can be said to differ: with fewer, two halves are not told from one gap.
+#: Layers of a stack from which on one of them counts as different: with fewer, two halves look like one gap.
 MIN_LAYERS = 8
 #: Elements of a tensor from which on its values have a size: without its three largest, one of four is its smallest.
 MIN_ELEMENTS = 64

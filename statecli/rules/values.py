@@ -16,7 +16,7 @@ from statecli.rules.subject import Subject, needs_values
 if TYPE_CHECKING:
     from statecli.values.summary import Facts
 
-#: The share of denormals from which on a tensor is told: a product with a float32 matrix takes 11 to 22 times as long
+#: The share of denormals that is reported: a product with a float32 matrix takes 11 to 22 times as long
 #: on a current x86 core then, with a tenth of it 2 to 3 times.
 DENORMAL_SHARE = 0.01
 #: And their number. Each costs about 34 ns for each row of the input there: fewer take less than 0.15 ms, whatever the
@@ -313,7 +313,7 @@ def unread_values(subject: Subject) -> Iterator[Issue]:
     Why: a rule that did not run has not passed. A dtype that holds no numbers, a quantized tensor without its scale, or
     windows that overlap without end are warnings. Text is a note, and so is a tensor on meta, which has no values on
     purpose. Without `--values` all of these are notes, and the verdict counts them. Unreadable bytes are not a finding:
-    the target fails, whatever is selected or accepted.
+    the target fails, with any selection and baseline.
 
     Example: `codes` of dtype bits8.
 

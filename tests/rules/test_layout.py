@@ -96,7 +96,7 @@ def test_trailing_bytes_spares_what_torch_writes(found, saved, legacy):
 def test_unused_bytes_finds_a_storage_that_no_tensor_refers_to(found, written):
     """Weights that are gone from the pickle and still in the archive."""
     (finding,) = found("unused-bytes", written(build([*records(), Member("archive/data/7", b"secret!")])))
-    assert finding.message == "7 bytes are of storages that no tensor uses: data/7"
+    assert finding.message == "7 bytes belong to storages that no tensor uses: data/7"
     assert at(finding.place) == b"secret!"
 
 
@@ -106,7 +106,7 @@ def test_unused_bytes_finds_a_record_that_torch_does_not_know(found, saved):
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("a/payload.py", b"import os")
     (finding,) = found("unused-bytes", path)
-    assert finding.message == "9 bytes are of records that torch does not know: payload.py"
+    assert finding.message == "9 bytes belong to records that torch does not know: payload.py"
     assert at(finding.place) == b"import os"
 
 
@@ -434,19 +434,19 @@ def test_missing_shard_spares_a_checkpoint_that_is_whole(found, sharded):
 def test_index_mismatch_finds_a_tensor_in_another_shard(sharded):
     """The loader would open the one that the index names."""
     path = sharded(lambda index: index.update(a="m-2.safetensors", b="m-1.safetensors"))
-    assert "a: the index says m-2.safetensors, it is in m-1.safetensors" in failed(path, "index-mismatch")
+    assert "a: the index says m-2.safetensors, but it is in m-1.safetensors" in failed(path, "index-mismatch")
 
 
 def test_index_mismatch_finds_a_tensor_in_no_shard(sharded):
     """It is named and nowhere."""
     path = sharded(lambda index: index.update(c="m-2.safetensors"))
-    assert "c: the index says it is in m-2.safetensors, it is in no shard" in failed(path, "index-mismatch")
+    assert "c: the index says it is in m-2.safetensors, but it is in no shard" in failed(path, "index-mismatch")
 
 
 def test_index_mismatch_names_the_file_beside_the_shards_that_has_the_tensor(sharded):
     """Though the index names that file nowhere."""
     path = sharded(lambda index: index.update(b="m-1.safetensors"))
-    expected = "b: the index says it is in m-1.safetensors, it is in m-2.safetensors, which the index does not name"
+    expected = "b: the index says it is in m-1.safetensors, but it is in m-2.safetensors, which the index does not name"
     (target, _) = audit(Request((str(path),))).targets
     assert expected in target.reason
     (path / "m-2.safetensors").write_bytes(b"no shard")
@@ -457,7 +457,7 @@ def test_index_mismatch_finds_a_shard_that_the_index_does_not_name(found, sharde
     """A note where the index itself is the target; a folder's other files are targets of their own."""
     path = sharded(lambda index: index.pop("b"), metadata={"format": "pt"})
     (finding,) = found("index-mismatch", path / "model.safetensors.index.json")
-    assert finding.message == "beside its shards, not named and not read: m-2.safetensors"
+    assert finding.message == "not read: weight files next to the shards that the index does not name: m-2.safetensors"
     assert finding.severity.value == "note"
     names = [one.target for one in audit(Request((str(path),), select=("index-mismatch",))).targets]
     assert names == [str(path), str(path / "m-2.safetensors")]
