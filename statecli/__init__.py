@@ -174,7 +174,7 @@ def diff(
     executor: "str | Executor | None" = None,
     init_device: str = "cpu",
 ) -> "Diff":
-    """What differs between two checkpoints, or a checkpoint and a model class, as `statecli diff` tells it.
+    """What differs between two checkpoints, or a checkpoint and a model class, as `statecli diff` shows it.
 
     `before`, `after`: as the target of `inspect`, but no live model. `map`: "REGEX=REPLACEMENT" rewrites names of
     before first. `ignore`: "dtype", "shape", "kind", "requires_grad", "device", "tying", "values". Elements are equal
@@ -214,7 +214,7 @@ def merge(
     job had a copy of its own of the files, and they are the same by size and samples alone. `jobs`, `executor`: as in
     `diff`, for what only all parts together make known.
 
-    Raises StateError, with one line: UnreadableError (what is no part, one that is missing or there twice, a target
+    Raises StateError, with one line: UnreadableError (a file that is not a part, a missing or duplicate part, a target
     that has changed), EngineError (parts of another version), UsageError (parts of an audit or a lock).
     """
     arguments = dict(locals())
@@ -243,7 +243,7 @@ def verify(
     gradients, values), and so are the random generators: all is done to copies. A move to "meta" copies no values.
 
     `checks`: some of "move", "cast", "save", "copy", "step", "forward"; () or None for all. `device`: where it is
-    moved: "fake-cuda" (no GPU is needed; the default where there is none), "meta", "cpu", "cuda:0". `dtype`: to which
+    moved: "fake-cuda" (no GPU is needed; the default without a GPU), "meta", "cpu", "cuda:0". `dtype`: to which
     it is cast. `optimizer`: that of the step: "sgd" (None), "adamw", or a class such as torch.optim.Adam. These three
     are refused where `checks` leaves their proofs out. `include`, `exclude`: globs on names; `kind`: as in `inspect`.
 

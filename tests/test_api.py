@@ -324,7 +324,7 @@ def test_a_model_that_cannot_be_copied_fails_that_proof_and_is_listed():
         ("fc.weight", True, None),
         ("fc.bias", True, None),
     ]
-    assert "cannot tell what moves: it cannot be copied, for lock (a lock)" in state.oddities[0].message
+    assert "cannot check which tensors move: it cannot be copied, for lock (a lock)" in state.oddities[0].message
 
 
 def test_a_parameter_that_copies_share_is_never_spoiled():
@@ -495,15 +495,15 @@ def test_verify_of_a_spec_is_the_commands_own():
         (lambda: statecli.inspect(3), UsageError, "not int"),
         (lambda: statecli.inspect(nn.Linear), UsageError, "Linear is a class"),
         (lambda: statecli.inspect(nn.Linear(2, 2), model="net.py:Net"), UsageError, "model already"),
-        (lambda: statecli.inspect(nn.Linear(2, 2), kind="weights"), UsageError, "'weights' is none of parameter"),
+        (lambda: statecli.inspect(nn.Linear(2, 2), kind="weights"), UsageError, "'weights' is not one of parameter"),
         (lambda: statecli.inspect(nn.Linear(2, 2), include="x"), NothingMatched, "none of its 2 tensors"),
         (lambda: statecli.inspect(nn.Linear(2, 2), inputs="2x3"), ModelError, "shapes cannot be multiplied"),
         (lambda: statecli.inspect("a.pt", inputs="2x3"), UsageError, "a.pt is a checkpoint"),
         (lambda: statecli.diff(nn.Linear(2, 2), "a.pt"), UsageError, "save it first"),
         (lambda: statecli.diff("a.pt", "b.pt", atol=-1), UsageError, "tolerance"),
         (lambda: statecli.verify("a.pt"), UsageError, "is not a model class"),
-        (lambda: statecli.verify(nn.Linear(2, 2), checks=["moves"]), UsageError, "'moves' is none of move"),
-        (lambda: statecli.verify(nn.Linear(2, 2), checks=5), UsageError, "checks: 5 is no text"),
+        (lambda: statecli.verify(nn.Linear(2, 2), checks=["moves"]), UsageError, "'moves' is not one of move"),
+        (lambda: statecli.verify(nn.Linear(2, 2), checks=5), UsageError, "checks: 5 is not a string"),
         (lambda: statecli.verify(nn.Linear(2, 2), include=[nn]), UsageError, "include: <module"),
         (lambda: statecli.verify(nn.Linear(2, 2), device="gpu"), UsageError, "device='gpu': no such device"),
         (lambda: statecli.verify(nn.Linear(2, 2), checks="cast", device="gpu"), UsageError, "device='gpu': no such"),
@@ -525,7 +525,7 @@ def test_verify_of_a_spec_is_the_commands_own():
             UsageError,
             "optimizer='Adam': checks leaves out step",
         ),
-        (lambda: statecli.verify(nn.Linear(2, 2), inputs="2xx"), UsageError, "inputs='2xx': '2xx' is no shape"),
+        (lambda: statecli.verify(nn.Linear(2, 2), inputs="2xx"), UsageError, "inputs='2xx': '2xx' is not a shape"),
         (
             lambda: statecli.verify(nn.Linear(2, 2), inputs=("2x2", torch.ones(2))),
             UsageError,
@@ -533,7 +533,7 @@ def test_verify_of_a_spec_is_the_commands_own():
         ),
         (lambda: statecli.verify(nn.Linear(2, 2), inputs=lambda: 1 / 0), ModelError, "ZeroDivisionError"),
         (lambda: statecli.verify(nn.Linear(2, 2), inputs=lambda: None), ModelError, "gave nothing"),
-        (lambda: statecli.verify(nn.Linear(2, 2), inputs=3), ModelError, "it is an int, in which there is no"),
+        (lambda: statecli.verify(nn.Linear(2, 2), inputs=3), ModelError, "it is an int, which contains no"),
         (lambda: statecli.verify(f"{SAMPLES}/net.py:Nett"), ModelError, "Net"),
     ],
 )

@@ -51,7 +51,7 @@ def test_what_stays_behind_on_a_move_ends_1(statecli):
     ("words", "said"),
     [
         ([CACHED, "--input", "2x4x8", "--input-from", "a.py:b"], "--input and --input-from contradict each other"),
-        ([CACHED, "--input", "2xx8"], "--input 2xx8: '2xx8' is no shape"),
+        ([CACHED, "--input", "2xx8"], "--input 2xx8: '2xx8' is not a shape"),
         ([CACHED, "--input", "2x4x7"], "calling it raised RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
         ([CACHED, "--input-from", "a.py"], "--input-from a.py: names no function"),
         ([CACHED, "--input", "a=2x4x8"], "calling it raised TypeError"),
@@ -68,7 +68,7 @@ def test_a_cache_is_mended_where_forward_assigns_it(statecli):
     """There is nothing to paste: the advice is in words, for the line that made it."""
     found = statecli("verify", CACHED, "--input", "2x4x8", "--check", "move", "--device", "meta", "-f", "plain")
     assert found.code == 1
-    advice = "an earlier forward left it there: keep one for each device, or make it again where the device is another"
+    advice = "an earlier forward created it: keep one tensor per device, or create it again when the device changes"
     assert "[sample_models/cached_mask.py:23]\n" in found.out
     assert f"fix: {advice}\n" in found.out
     document = statecli("verify", CACHED, "--input", "2x4x8", "--check", "move", "--device", "meta", "-f", "json").json

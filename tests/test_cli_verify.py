@@ -252,7 +252,7 @@ def test_an_empty_optimizer_is_no_optimizer(statecli):
     """A script's variable that is not set is not SGD."""
     result = statecli("verify", NET, "--check", "step", "--input", "4x3", "--optimizer", "")
     assert result.code == 2
-    assert "--optimizer: is empty; name something, or leave it out" in result.err
+    assert "--optimizer: is empty; give a value, or leave the option out" in result.err
 
 
 def test_the_models_file_is_not_overwritten(statecli, proofs, tmp_path):

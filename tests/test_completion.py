@@ -122,7 +122,7 @@ def test_rules_are_those_that_the_command_takes(statecli):
         names = {rule.name for rule in DICTIONARY.values() if command in rule.commands}
         assert names < set(offered(f"statecli {command} --ignore "))
     for name in offered("statecli inspect --ignore non"):
-        assert "there is no rule" not in statecli("inspect", "nope.pt", "--ignore", name).err
+        assert "unknown rule" not in statecli("inspect", "nope.pt", "--ignore", name).err
 
 
 def test_what_is_offered_for_the_schema_has_one(statecli):

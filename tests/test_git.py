@@ -343,4 +343,4 @@ def test_the_difftool_compares_folders_by_their_files(repository):
     assert shown.startswith("deleted: gone.pt\nw float32 [3]")
     assert "changed: sub/here.pt\n" in shown
     assert "changed" in shown.partition("sub/here.pt")[2]
-    assert shown.endswith("not compared, for they are not called like checkpoints: notes.txt\n")
+    assert shown.endswith("not compared, because their names are not those of checkpoints: notes.txt\n")

@@ -66,7 +66,8 @@ def test_groups_of_an_optimizer_are_compared_up_to_a_number(tmp_path, monkeypatc
     monkeypatch.setattr(kinds, "MAX_GROUP_ENTRY_PAIRS", len(groups) * 2)
     (oddity,) = kinds.classify_tensors(state).oddities
     assert (
-        oddity.message == f"1 optimizer(s) with {len(groups)} groups are too many to find out what each of them trains"
+        oddity.message
+        == f"1 optimizer(s) with {len(groups)} groups are too many to find out which tensors each one trains"
     )
 
 

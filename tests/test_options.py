@@ -37,7 +37,7 @@ def test_an_empty_value_is_refused(statecli, line, option, form):
     word = form.format(option)
     result = statecli(*line.split(), *((word,) if word.endswith("=") else (word, "")))
     assert (result.code, result.out) == (2, "")
-    assert result.err == f"statecli: --{option}: is empty; name something, or leave it out\n"
+    assert result.err == f"statecli: --{option}: is empty; give a value, or leave the option out\n"
 
 
 @pytest.mark.parametrize("line", ["audit", "lock", "inspect", "verify", "diff a.pt", "audit a.pt"])
@@ -45,7 +45,7 @@ def test_an_empty_target_is_refused(statecli, line):
     """`: cannot be opened` names nothing."""
     result = statecli(*line.split(), "")
     assert (result.code, result.out) == (2, "")
-    assert result.err == "statecli: a target: is empty; name something, or leave it out\n"
+    assert result.err == "statecli: a target: is empty; give a value, or leave the option out\n"
 
 
 @pytest.mark.parametrize("key", ["lock", "baseline", "reference"])

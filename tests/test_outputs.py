@@ -64,8 +64,8 @@ def reports(*outputs):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--report", "sarf=x"), "--report sarf=x: 'sarf' is no format; did you mean sarif?"),
-        (("--report", "=x"), "is no format; those that there are: table, plain, json"),
+        (("--report", "sarf=x"), "--report sarf=x: 'sarf' is not a format; did you mean sarif?"),
+        (("--report", "=x"), "is not a format; choose one of: table, plain, json"),
         (("--report", "sarif"), "--report sarif: names no file; write --report sarif=FILE"),
         (("--report", "sarif="), "names no file"),
         (("--report", "sarif=-"), "a report goes to a file; for standard output write -f sarif"),
@@ -73,7 +73,10 @@ def reports(*outputs):
         (("--report", "sarif=x", "-o", "x"), "-o x: --report sarif=x is written to the same file; name another"),
         (("--report", "sarif=no/x"), "--report sarif=no/x: cannot be written: there is no folder no"),
         (("--report", "sarif=."), "cannot be written: is a folder"),
-        (("--report", "sarif=a.pt"), "--report sarif=a.pt: a.pt is read from it; write elsewhere"),
+        (
+            ("--report", "sarif=a.pt"),
+            "--report sarif=a.pt: the command reads a.pt from this file; write to another file",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", [("inspect", "a.pt"), ("diff", "a.pt", "b.pt"), ("audit", "a.pt", "b.pt")])
@@ -89,7 +92,7 @@ def test_a_report_that_cannot_be_is_one_line(statecli, here, command, words, sai
 @pytest.mark.parametrize("command", [("inspect", "no.pt"), ("audit", "no.pt"), ("verify", "no.py:Net")])
 def test_a_wrong_report_is_told_before_anything_is_read(statecli, here, command):
     """What else is wrong with the line is not looked at."""
-    assert "is no format" in statecli(*command, "--report", "x=y").err
+    assert "is not a format" in statecli(*command, "--report", "x=y").err
 
 
 @pytest.mark.parametrize("path", ["statecli.toml", "l.json", "b.json", "a.safetensors"])
@@ -103,7 +106,7 @@ def test_what_the_configuration_names_is_never_written_to(statecli, here, path, 
     before = Path(path).read_bytes()
     result = statecli("audit", "b.pt", *((option, path) if option == "-o" else (option, f"json={path}")))
     assert (result.code, result.out) == (2, "")
-    assert f"{path} is read from it; write elsewhere" in result.err
+    assert f"the command reads {path} from this file; write to another file" in result.err
     assert Path(path).read_bytes() == before
 
 
@@ -126,7 +129,7 @@ def test_what_is_read_is_never_written_to(statecli, here, words, path, option):
     before = Path(path).read_bytes()
     result = statecli(*words, *((option, path) if option == "-o" else (option, f"json={path}")))
     assert result.code == 2
-    assert "is read from it" in result.err
+    assert "the command reads " in result.err
     assert Path(path).read_bytes() == before
 
 

@@ -155,7 +155,7 @@ def test_a_process_that_ends_without_a_verdict_is_one_line_and_2(case, late):
     assert (code, out) == (2, "")
     line = err.splitlines()[-1]
     assert line.startswith("statecli: net.py:Net: the model's code ")
-    assert line.endswith("; nothing was concluded")
+    assert line.endswith("; there is no result")
     assert reason in line
 
 
@@ -170,7 +170,7 @@ def test_a_verdict_for_another_result_is_not_accepted():
     """What a fork of the pipe, or a lost message, makes of the result: length and checksum do not fit."""
     code, out, err = finish(supervised(late="supervisor.get_connection()._size += 1"))
     assert (code, out) == (2, "")
-    assert "nothing was concluded" in err
+    assert "there is no result" in err
 
 
 def test_a_limit_ends_code_that_ignores_interrupts():
@@ -180,7 +180,7 @@ def test_a_limit_ends_code_that_ignores_interrupts():
     begun = time.monotonic()
     code, out, err = finish(supervised(loop))
     assert (code, out) == (2, "")
-    assert err == "statecli: net.py:Net: not done after 0.5 s (--timeout); nothing was concluded\n"
+    assert err == "statecli: net.py:Net: not done after 0.5 s (--timeout); there is no result\n"
     assert time.monotonic() - begun < 30
 
 
@@ -315,7 +315,7 @@ def test_a_finalizer_of_a_model_does_not_turn_1_into_0():
 def test_a_model_that_crashes_is_one_line_and_2():
     """The signal by its name."""
     code, out, err = inspected(constructor="ctypes.string_at(0)")
-    expected = "statecli: net.py:Net: the model's code crashed (SIGSEGV); nothing was concluded\n"
+    expected = "statecli: net.py:Net: the model's code crashed (SIGSEGV); there is no result\n"
     assert (code, out, err) == (2, "", expected)
 
 
@@ -323,7 +323,7 @@ def test_a_model_that_loops_ends_at_the_timeout():
     """The limit is one of the whole command."""
     code, out, err = inspected("--timeout", "1", constructor="\n        while True: pass")
     assert (code, out) == (2, "")
-    assert err.endswith("not done after 1 s (--timeout); nothing was concluded\n")
+    assert err.endswith("not done after 1 s (--timeout); there is no result\n")
 
 
 def test_dev_stdout_is_standard_output():
@@ -374,7 +374,7 @@ def test_a_system_exit_that_model_code_raises_is_no_verdict(code, tmp_path, monk
     code_, out, err = inspected("--to", "meta", constructor=f"import sys; {code}")
     assert code_ == 2
     assert out == ""
-    assert "nothing was concluded" in err
+    assert "there is no result" in err
 
 
 def test_processes_that_a_model_leaves_end_with_the_command(tmp_path):

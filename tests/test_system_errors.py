@@ -255,7 +255,7 @@ def test_no_memory_for_the_supervisor_is_2():
     body += "class Finder:\n    def find_spec(*_): raise MemoryError\n"
     body += "sys.modules.pop('statecli.cli.supervisor', None)\nsys.meta_path.insert(0, Finder)\n"
     done = _program(body + MAIN.format(["inspect", "net.py:Net"]))
-    assert (done.returncode, done.stderr) == (2, "statecli: there is not enough memory; nothing was concluded\n")
+    assert (done.returncode, done.stderr) == (2, "statecli: not enough memory; there is no result\n")
 
 
 @linux

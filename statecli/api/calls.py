@@ -67,7 +67,7 @@ def to_texts(argument: str, words: Iterable[str] | None) -> tuple[str, ...]:
     texts = to_tuple(argument, words)
     invalid = next((text for text in texts if not isinstance(text, str)), None)
     if invalid is not None:
-        raise UsageError(f"{argument}: {invalid!r} is no text")
+        raise UsageError(f"{argument}: {invalid!r} is not a string")
     return texts
 
 
@@ -76,7 +76,7 @@ def to_tuple(argument: str, value: Any) -> tuple[Any, ...]:
     if value is None or isinstance(value, str):
         return () if value is None else (value,)
     if not isinstance(value, Iterable):
-        raise UsageError(f"{argument}: {value!r} is no text, nor a list of some")
+        raise UsageError(f"{argument}: {value!r} is not a string or an iterable of strings")
     return tuple(value)
 
 
@@ -96,7 +96,7 @@ def _to_choices(parameter: Parameter, value: Iterable[Any] | None) -> tuple[Any,
     words = to_tuple(parameter.argument, value)
     unknown = next((word for word in words if word not in list(choices)), None)
     if unknown is not None:
-        raise UsageError(f"{parameter.argument}: {str(unknown)!r} is none of {', '.join(choices)}")
+        raise UsageError(f"{parameter.argument}: {str(unknown)!r} is not one of {', '.join(choices)}")
     return tuple(choices[word] for word in words)
 
 
@@ -178,7 +178,7 @@ class _ForPython(Caller):
 
     def check_command(self, options: Options) -> None:
         if not isinstance(options, (DiffOptions, InspectOptions)):
-            raise UsageError(f"{self._part}: is of a command that only the command line merges: statecli merge")
+            raise UsageError(f"{self._part}: only the command line can merge this part: run statecli merge")
 
 
 def verify(model: Any, inputs: Any, checks: Any = (), **arguments: Any) -> Verification:

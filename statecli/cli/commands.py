@@ -51,10 +51,10 @@ def run_body_and_exit(body: Callable[[], int], *, debug: bool) -> NoReturn:
     except OSError as error:
         code = console.print_system_error(error, debug)
     except MemoryError:
-        code = console.print_error("there is not enough memory; nothing was concluded", debug)
+        code = console.print_error("not enough memory; there is no result", debug)
     except SystemExit as done:
-        code = console.print_error(f"model code raised SystemExit({done.code!r}); nothing was concluded", debug)
-    except Exception as error:  # noqa: BLE001  # a bug of ours is told in one line and ends 2
+        code = console.print_error(f"model code raised SystemExit({done.code!r}); there is no result", debug)
+    except Exception as error:  # noqa: BLE001  # an internal error is one line and status 2
         code = console.print_crash(error, debug)
     console.flush_stderr()
     raise Verdict(130 if interrupts.was_interrupted else code)
@@ -144,7 +144,9 @@ class _CommandLine(Caller):
             read = {where.path for tensor in state.tensors for where in tensor.ranges}
             for output, path in itertools.product(existing, read):
                 if os.path.exists(path) and os.path.samefile(path, str(output.path)):
-                    raise UsageError(f"{output.option_text}: {state.target} is read from it; write elsewhere")
+                    raise UsageError(
+                        f"{output.option_text}: the command reads {state.target} from this file; write to another file"
+                    )
 
     def check_files(self, paths: Sequence[str]) -> None:
         for output in self._outputs:

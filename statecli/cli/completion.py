@@ -55,7 +55,7 @@ def read_script(shell: Shell) -> str:
 
 
 def answer(arguments: Sequence[str]) -> None:
-    """Print the answer to a script. Prints nothing if anything fails, because a prompt is no place for an error."""
+    """Print the answer to a script. Prints nothing if anything fails, because a prompt is not a place for an error."""
     with contextlib.suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if hasattr(signal, "setitimer"):

@@ -149,7 +149,7 @@ def open_stdout() -> Stream:
     if _result_stream is not None:
         return _result_stream
     if sys.stdout is None:
-        raise UnreadableError("there is no standard output to write to; name a file with -o")
+        raise UnreadableError("standard output is not available; name a file with -o")
     return Stream(sys.stdout.buffer, sys.stdout.encoding or "utf-8")
 
 
@@ -273,7 +273,7 @@ def _describe_system_error(error: OSError) -> str:
         return "the working directory does not exist any more; change to another one"
     if error.filename:
         return f"{os.fsdecode(error.filename)}: {reason}" if isinstance(error.filename, (str, bytes)) else reason
-    return f"the system refused: {reason}; nothing was concluded"
+    return f"the system refused: {reason}; there is no result"
 
 
 def _scrub(text: str) -> str:

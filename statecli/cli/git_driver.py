@@ -221,7 +221,7 @@ def _is_fault_of_file(error: BaseException | None) -> bool:
 def describe_failure(error: BaseException) -> str:
     """Return the text for an error outside of the file; unique, because git shows no difference of equal texts."""
     message = str(error) if isinstance(error, StateError) else f"{type(error).__name__}: {error}"
-    return f"not read at {time.time_ns()} ({escape(message)}); when that is mended: git update-ref -d {_CACHE}"
+    return f"not read at {time.time_ns()} ({escape(message)}); after the correction run: git update-ref -d {_CACHE}"
 
 
 def _describe_tensors(tensors: tuple[TensorInfo, ...], *, by_section: bool) -> Iterator[str]:
@@ -292,7 +292,7 @@ def _compare_folders(before: str, after: str, compare: Callable[[str, str, str],
         except StateError as error:
             yield escape(str(error))
     if others:
-        yield f"not compared, for they are not called like checkpoints: {', '.join(map(escape, others))}"
+        yield f"not compared, because their names are not those of checkpoints: {', '.join(map(escape, others))}"
 
 
 def _list_files(folder: str) -> Iterator[str]:

@@ -135,8 +135,8 @@ MANUALS: dict[str, Manual] = {
             Example("statecli merge 1.part 2.part --copies", "Merge parts of jobs with their own copies of the files."),
         ),
         {
-            0: "As the command that wrote the parts, without --shard.",
-            1: "As the command that wrote the parts: findings or differences.",
+            0: "The unsharded command would exit with status 0.",
+            1: "The unsharded command would exit with status 1: findings or differences.",
             2: f"A part is missing, unreadable or of other files, {_WRONG_LINE}",
         },
     ),
@@ -181,7 +181,7 @@ MANUALS: dict[str, Manual] = {
             Example("statecli rules nan", "Explain one rule: why it matters, an example and the fix."),
             Example("statecli rules -f markdown -o rules.md", "Write the rules as a Markdown table."),
         ),
-        {0: "The rules were printed.", 2: f"There is no rule of this name, {_WRONG_LINE}"},
+        {0: "The rules were printed.", 2: f"The rule does not exist, {_WRONG_LINE}"},
     ),
     "config": Manual(
         (
@@ -212,6 +212,6 @@ MANUALS: dict[str, Manual] = {
                 "PowerShell: add this line to the file $PROFILE.",
             ),
         ),
-        {0: "The script was printed.", 2: f"There is no script for this shell, {_WRONG_LINE}"},
+        {0: "The script was printed.", 2: f"statecli has no script for this shell, {_WRONG_LINE}"},
     ),
 }

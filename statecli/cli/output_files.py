@@ -67,8 +67,8 @@ def _parse_report(text: str) -> OutputTarget:
     forms = [output.value for output in Output]
     if form not in forms:
         near = get_close_matches(form, forms, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"those that there are: {', '.join(forms)}"
-        raise UsageError(f"{option_text}: {form!r} is no format; {hint}")
+        hint = f"did you mean {near[0]}?" if near else f"choose one of: {', '.join(forms)}"
+        raise UsageError(f"{option_text}: {form!r} is not a format; {hint}")
     if not equals or not path:
         raise UsageError(f"{option_text}: names no file; write {option('--report', f'{form}=FILE')}")
     if path == STDOUT:
@@ -117,7 +117,7 @@ def check_not_read(target: OutputTarget, paths: Iterable[str]) -> None:
         return
     for text in paths:
         if os.path.exists(text) and (os.path.samefile(text, target.path) or _is_part(target.path, text)):
-            raise UsageError(f"{target.option_text}: {text} is read from it; write elsewhere")
+            raise UsageError(f"{target.option_text}: the command reads {text} from this file; write to another file")
 
 
 def check_place(path: str, option_text: str) -> None:
@@ -126,7 +126,7 @@ def check_place(path: str, option_text: str) -> None:
         raise UsageError(f"{option_text}: cannot be written: it is a URL; write a file and copy it there")
     folder = os.path.dirname(path)
     if os.path.isdir(path) or (folder and not os.path.isdir(folder)):
-        why = "is a folder" if os.path.isdir(path) else f"there is no folder {folder}"
+        why = "is a folder" if os.path.isdir(path) else f"the folder {folder} does not exist"
         raise UsageError(f"{option_text}: cannot be written: {why}")
 
 

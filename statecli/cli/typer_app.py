@@ -124,7 +124,7 @@ def run() -> int:
     """
     word = parser.find_ambiguous_word(sys.argv[1:])
     if word is not None:
-        raise UsageError(f"{word}: reads as an option and is a file here; write ./{word}, or -- before the targets")
+        raise UsageError(f"{word}: looks like an option but is a file; write ./{word}, or -- before the targets")
     before = sys.stdout
     try:
         code = build_app()(prog_name="statecli", standalone_mode=False)
