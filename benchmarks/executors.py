@@ -80,7 +80,7 @@ def rows(folder: Path) -> list[Row]:
 def _parcel(to: str, command: list[str]) -> Row:
     handing, work = json.loads(_said(command, code=0))
     return Row(
-        f"handing a parcel to {to}, beside what is in one",
+        f"sending a batch to {to}, compared with its work",
         f"{handing * 1e3:.2f} ms",
         f"the work: {work * 1e3:.0f} ms",
         f"{handing / work:.1%}",

@@ -45,7 +45,7 @@ class Diff:
     request: float = _given(2 * 2**20, "statecli's own: bytes of a range that it asks for")
     latency: float = _given(0.03, "chosen: seconds to the first byte")
     price: float = _given(0.0004, "chosen: dollars for 1,000 requests (S3's standard class)")
-    uneven: float = _given(1.015, "made: the fullest of 64 shares beside an even one, `plan`")
+    uneven: float = _given(1.015, "made: the fullest of 64 parts compared with an even one, `plan`")
     task: float = _given(512 * 2**20, "statecli's own: bytes of one side that are handed out together, at most")
     overhead: float = _given(0.003, "measured: seconds to hand out a task of Dask, `run.py executors`; 0 for shares")
 

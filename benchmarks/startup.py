@@ -39,11 +39,11 @@ def rows(folder: Path) -> list[Row]:
     ratio, heavy = ours.wall / peer.wall, imported(target)
     return [
         Row(
-            f"`inspect` of a small safetensors, `-f json`; imports {' and '.join(heavy) or 'neither torch nor numpy'}",
+            f"`inspect` of a small safetensors, `-f json`; imports {' and '.join(heavy) or 'no torch and no numpy'}",
             seconds(ours),
             f"empty Typer command: {seconds(peer)}",
             f"{ratio:.2f} ×",
-            f"≤ {LIMIT} ×, neither torch nor numpy",
+            f"≤ {LIMIT} ×, no torch and no numpy",
             ratio <= LIMIT and not heavy,
         )
     ]

@@ -216,7 +216,7 @@ def rooms() -> None:
         import tomli as tomllib
 
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    print("| room | what is in it |\n| --- | --- |")
+    print("| room | contents |\n| --- | --- |")
     for name in (name for layer in contracts[0]["layers"] for name in layer.split(" : ")):
         path = ROOT / Path(*name.split("."))
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

@@ -1,4 +1,4 @@
-"""A frozen parameter beside a buffer: both are constant, and they are not the same.
+"""A frozen parameter next to a buffer: both are constant, and they are not the same.
 
 Try:    statecli inspect sample_models/frozen.py:Frozen
 

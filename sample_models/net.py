@@ -1,4 +1,4 @@
-"""A plain tensor attribute beside a registered buffer and a parameter.
+"""A plain tensor attribute next to a registered buffer and a parameter.
 
 Try:    statecli inspect sample_models/net.py:Net --to meta
 
