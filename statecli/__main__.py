@@ -126,7 +126,7 @@ def _complain(error: BaseException) -> None:
     """Write a line about an error of the process, with as few means as possible."""
     with contextlib.suppress(BaseException):
         if isinstance(error, MemoryError):
-            os.write(2, b"statecli: there is not enough memory; nothing was concluded\n")
+            os.write(2, b"statecli: not enough memory; there is no result\n")
         else:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:1000]
             os.write(2, f"statecli: cannot run: {text}\n".encode("ascii", "backslashreplace"))

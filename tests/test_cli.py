@@ -215,7 +215,7 @@ def test_output_goes_to_the_file(statecli, small, tmp_path):
 def test_output_that_cannot_be_written_is_one_line(refused, small, tmp_path):
     """A missing folder is named."""
     assert refused(small, "-o", tmp_path / "no" / "out.json").endswith(
-        f"cannot be written: there is no folder {tmp_path / 'no'}"
+        f"cannot be written: the folder {tmp_path / 'no'} does not exist"
     )
 
 
@@ -461,8 +461,8 @@ def test_version_and_help():
 def test_the_output_is_never_what_is_read(refused, small, tmp_path):
     """-o of the checkpoint itself would destroy it."""
     before = small.read_bytes()
-    assert "write elsewhere" in refused(small, "-o", small)
-    assert "write elsewhere" in refused(tmp_path, "-o", small)
+    assert "write to another file" in refused(small, "-o", small)
+    assert "write to another file" in refused(tmp_path, "-o", small)
     assert small.read_bytes() == before
 
 

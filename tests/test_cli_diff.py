@@ -184,11 +184,11 @@ def test_what_makes_no_sense_is_refused(statecli, words):
 @pytest.mark.parametrize(
     ("targets", "words", "said"),
     [
-        (("a.pt", "b.pt"), ("--init-device", "bogus"), "neither a.pt nor b.pt is a class"),
-        (("net.py:Net", "b.pt"), ("--bitwise",), "net.py:Net is a class"),
-        (("a.pt", "net.py:Net"), ("--atol", "1"), "net.py:Net is a class"),
-        (("a.pt", "net.py:Net"), ("--rtol", "1"), "net.py:Net is a class"),
-        (("net.py:Net", "net.py:Net"), ("--device", "cuda"), "net.py:Net is a class"),
+        (("a.pt", "b.pt"), ("--init-device", "bogus"), "a.pt and b.pt are not model classes"),
+        (("net.py:Net", "b.pt"), ("--bitwise",), "the values of the class net.py:Net are not compared"),
+        (("a.pt", "net.py:Net"), ("--atol", "1"), "the values of the class net.py:Net are not compared"),
+        (("a.pt", "net.py:Net"), ("--rtol", "1"), "the values of the class net.py:Net are not compared"),
+        (("net.py:Net", "net.py:Net"), ("--device", "cuda"), "the values of the class net.py:Net are not compared"),
     ],
 )
 def test_what_does_not_go_with_the_targets_is_refused(statecli, targets, words, said):

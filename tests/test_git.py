@@ -186,7 +186,7 @@ def test_what_is_missing_here_is_no_fact_of_the_file(repository, monkeypatch):
     (line,) = [line for line in shown.splitlines() if line.startswith("+not read at ")]
     assert "ImportError: built for another" in line
     monkeypatch.setenv("PYTHONPATH", found)
-    call(*line.partition("mended: ")[2].split())
+    call(*line.partition("after the correction run: ")[2].split())
     assert "+w float32 [3]" in call("git", "diff", "HEAD~1", "HEAD", "--", "m.pt")
 
 

@@ -262,7 +262,7 @@ def test_a_file_without_a_models_tensors_cannot_be_grouped(refused, tmp_path, sp
     """ "Nothing was checked" is never 0."""
     linear = nn.Linear(2, 2)
     torch.save(stepped(linear, torch.optim.AdamW(linear.parameters())), tmp_path / "opt.pt")
-    assert "holds no model's tensors" in refused(tmp_path / "opt.pt", "--model", spec)
+    assert "contains no model tensors" in refused(tmp_path / "opt.pt", "--model", spec)
 
 
 def test_findings_of_several_sections_say_which(statecli, tmp_path, spec):
@@ -350,7 +350,7 @@ def test_a_class_makes_the_grouping_exact(statecli, tmp_path, spec):
     """--model: what the class registers, and nothing to find. A tied name that safetensors dropped is told."""
     result = inspected(statecli, tmp_path, spec, entries())
     assert result.code == 0, result
-    assert "leaves tied.weight out, which is tied to fc.weight" in result.json["notes"][0]["message"]
+    assert "has no tied.weight, which is tied to fc.weight" in result.json["notes"][0]["message"]
     assert {row["evidence"] for row in result.json["tensors"]} == {"registered"}
     assert result.rows()["scale"]["kind"] == "buffer"
 

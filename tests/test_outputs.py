@@ -71,7 +71,7 @@ def reports(*outputs):
         (("--report", "sarif=-"), "a report goes to a file; for standard output write -f sarif"),
         (("--report", "sarif=x", "--report", "json=./x"), "--report json=./x: --report sarif=x is written to the same"),
         (("--report", "sarif=x", "-o", "x"), "-o x: --report sarif=x is written to the same file; name another"),
-        (("--report", "sarif=no/x"), "--report sarif=no/x: cannot be written: there is no folder no"),
+        (("--report", "sarif=no/x"), "--report sarif=no/x: cannot be written: the folder no does not exist"),
         (("--report", "sarif=."), "cannot be written: is a folder"),
         (
             ("--report", "sarif=a.pt"),

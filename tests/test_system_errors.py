@@ -157,7 +157,7 @@ def test_only_a_write_to_standard_output_is_an_error_of_standard_output():
     for error, line in (
         (OSError(errno.ENOSPC, "No space left on device"), "the system refused: no space left on device"),
         (OSError(errno.EACCES, "Permission denied", "x.json"), "x.json: permission denied"),
-        (MemoryError(), "there is not enough memory"),
+        (MemoryError(), "not enough memory; there is no result"),
     ):
         given = (*error.args, *filter(None, [getattr(error, "filename", None)]))
         raised = f"raise {type(error).__name__}{given!r}"

@@ -118,7 +118,7 @@ def test_what_is_filtered_out_is_not_judged():
 
 def test_what_cannot_be_tried_raises_its_own_error():
     """No AssertionError: it is not the model that is at fault."""
-    with pytest.raises(StateError, match="no shape"):
+    with pytest.raises(StateError, match="is not a shape"):
         checked(nn.Linear(2, 2), inputs="2xx")
 
 

@@ -382,7 +382,7 @@ def _read_metadata(path: str) -> tuple[dict[str, Metadata], dict[str, Unreadable
     names = [name for name in members(path) if _METADATA.fullmatch(name)]
     if not names:
         raise UnreadableError(
-            "is a torch.distributed.checkpoint folder without .metadata: the save did not finish, or the file was not copied"
+            "is a torch.distributed.checkpoint folder without .metadata: the save did not finish, or the copy failed"
         )
     metadatas: dict[str, Metadata] = {}
     bad: dict[str, UnreadableError] = {}

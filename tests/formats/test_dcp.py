@@ -439,7 +439,7 @@ def test_no_metadata(mixed, line):
     """What does not say where the tensors lie cannot be put together."""
     (mixed / ".metadata").unlink()
     assert line(mixed) == (
-        "is a torch.distributed.checkpoint folder without .metadata: the save did not finish, or the file was not copied"
+        "is a torch.distributed.checkpoint folder without .metadata: the save did not finish, or the copy failed"
     )
 
 
