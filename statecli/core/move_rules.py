@@ -35,7 +35,8 @@ STALE_VIEW = Rule(
     ("inspect", "verify", "audit"),
     Severity.WARNING,
     summary="A second name or view of a registered tensor still points to the old memory after a move.",
-    why="""a move gives a buffer new memory only under its registered name. A view or second name of the buffer keeps
+    why="""after a move, only the registered name of a buffer has the new tensor. A view
+or second name of the buffer keeps
 the old values on the old device, and later updates silently reach only one of the two.""",
     example='`self.cos = self.table[0]` next to `self.register_buffer("table", table)`.',
     fix="replace the attribute with a property that computes the view at each access, or register it too.",

@@ -141,7 +141,7 @@ def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
             data = read(at + BLOCK, min(header.size, _MAX_EXTENDED))
             sizes = _SIZES.findall(data)
             if header.size > _MAX_EXTENDED or len(sizes) > (header.type != b"g"):
-                raise MalformedError("has a long extended header, or sizes in one")
+                raise MalformedError("has an extended header that is too long or sets sizes")
             if not all(map(_PLAIN_SIZE.fullmatch, sizes)):
                 raise MalformedError("has a size in an extended header that is not a number")
             size_of_next = int(sizes[0]) if sizes else size_of_next

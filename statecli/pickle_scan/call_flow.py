@@ -519,7 +519,7 @@ class Flow:
                 ):
                     self.note_misuse(root, f"is given an object for its {key}, whose methods it calls")
             elif self._hides_function(name, key, value) and _is_clean(name):
-                self.note_misuse(root, f"is given what can be called in the place of {quoting.name(str(key))}")
+                self.note_misuse(root, f"gets a function in the place of {quoting.name(str(key))}")
 
     def _hides_function(self, holder: str, key: Value, value: Value) -> bool:
         """Return True if a function is stored where code finds it as a method, or calls it with other functions."""

@@ -457,7 +457,7 @@ def _check_symbol(text: str) -> ProgramCall | None:
         number = int(text.lstrip(string.ascii_letters))
     except ValueError:
         return None
-    why = f"counts to the number of the symbol {quoting.quote(text)}"
+    why = f"counts one by one up to the value of the symbol {quoting.quote(text)}"
     return ProgramCall(text, "builtins", "range", why) if number > _MAX_SYMBOL_NUMBER else None
 
 

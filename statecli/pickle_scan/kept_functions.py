@@ -130,7 +130,7 @@ class Attributes:
         else:
             is_named = key in _TRANSFORMS and all((self._root(one) or "").startswith(_DISTRIBUTIONS) for one in values)
         if not is_named and any(map(self._may_be_called, values)):
-            return f"is given what can be called in the place of {quoting.name(key)}"
+            return f"gets a function in the place of {quoting.name(key)}"
         return None
 
     def _misuse_in(self, key: str, value: Value, fits: Callable[[Value], bool], noun: str) -> str | None:

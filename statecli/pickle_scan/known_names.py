@@ -317,7 +317,7 @@ BIT_GENERATORS = tuple(
     f"numpy.random.{name}"
     for name in ("_mt19937.MT19937", "_pcg64.PCG64", "_pcg64.PCG64DXSM", "_philox.Philox", "_sfc64.SFC64")
 )
-#: What calls what it is given, and at which places of its arguments: a plain name must stand there.
+#: What calls a function that it receives, and at which places of its arguments: a plain name must stand there.
 CALLEE_POSITIONS = {
     "functools.partial": (0,),
     "copyreg._reconstructor": (0, 1),
@@ -433,7 +433,7 @@ _HARMS = {
     "importlib": "imports any module",
     "inspect": "reaches any function's globals",
     "IPython": "runs any Python code",
-    "itertools": "calls what it is given",
+    "itertools": "calls a function that it receives",
     "jax": "runs compiled code",
     "joblib": "unpickles again, without limits",
     "keras": "loads models that carry code",
@@ -528,7 +528,7 @@ _HARMS = {
     "uv": "runs programs",
     "venv": "makes environments, which runs programs",
     "webbrowser": "starts programs and talks to the network",
-    "weakref": "calls what it is given",
+    "weakref": "calls a function that it receives",
     "zipimport": "imports any module",
 }
 #: Parts of the longest of these names.

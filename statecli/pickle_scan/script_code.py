@@ -35,7 +35,7 @@ _MENTION = re.compile(
 )
 #: Enumerations that code writes as numbers: up to where torch 2.13 has values, with room for later releases.
 _ENUMERATION_SIZES = {"memory_format": 4, "dtype": 64, "layout": 16}
-_ENUMERATION_HARM = "is given a number that stands for nothing, which torch does not check"
+_ENUMERATION_HARM = "gets a number without a meaning, which torch does not check"
 #: `torch.to` takes a memory format without its name, as its last argument.
 _TO, _MAX_TO_CHARACTERS, _TO_ARGUMENTS = ["torch", "to"], 400, 5
 _ARGUMENT = re.compile(r"[(\[]|[)\]]|,")

@@ -125,7 +125,10 @@ InitDevice = Annotated[
 All = Annotated[
     bool, Option(("--all",), "Show every tensor on its own line; do not fold repeated layers.", group=Group.ROWS)
 ]
-Tree = Annotated[bool, Option(("--tree",), "Show a tree of modules with the sum of each.", group=Group.ROWS)]
+Tree = Annotated[
+    bool,
+    Option(("--tree",), "Show a tree of modules with the number of tensors and the size of each.", group=Group.ROWS),
+]
 NameOnly = Annotated[bool, Option(("--name-only",), "Print only the names of changed tensors.", group=Group.ROWS)]
 NameStatus = Annotated[
     bool,
@@ -153,7 +156,11 @@ Quiet = Annotated[
 ]
 Verbose = Annotated[
     bool,
-    Option(("--verbose", "-v"), "Also show how each kind is known, other names and source lines.", group=Group.ROWS),
+    Option(
+        ("--verbose", "-v"),
+        "Also show how the kind of each tensor was found, its other names and its source line.",
+        group=Group.ROWS,
+    ),
 ]
 OutputFormat = Annotated[
     Output | None,
@@ -293,7 +300,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         str | None,
         Option(
             ("--to",),
-            "Move the tensors to DEVICE, and report what does not follow.",
+            "Move the tensors to DEVICE and report those that do not follow.",
             "DEVICE",
             suggestions=("cuda", "cpu", "meta"),
         ),
@@ -303,7 +310,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         str | None,
         Option(
             ("--model",),
-            "Take the kinds of a checkpoint's tensors from this model class. auto: the class named in config.json.",
+            "Tell parameters from buffers by this model class. auto: the class named in config.json.",
             "SPEC",
             suggestions=("auto",),
         ),
@@ -316,7 +323,8 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--input",),
-            "Call forward once with a tensor of this shape before listing: 2x3, int64:2x16<30522 (repeatable).",
+            "Before listing, call forward once with a tensor of this shape: 2x3, or 'int64:2x16<30522' for integers "
+            "below 30522 (repeatable).",
             "SHAPE",
             argument="inputs",
         ),
@@ -325,7 +333,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         str | None,
         Option(
             ("--input-from",),
-            "Call forward once with the value that MAKE returns before listing.",
+            "Before listing, call forward once with the value that the function MAKE of FILE.PY returns.",
             "FILE.PY:MAKE",
             argument="inputs",
             aliases=("--inputs",),
@@ -367,14 +375,15 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
     no_renames: Annotated[bool, Option(("--no-renames",), "Do not detect renamed tensors.")] = False
     only: Annotated[
         tuple[str, ...],
-        Option(("--only",), "Fail if a tensor changed whose name does not match GLOB (repeatable).", "GLOB"),
+        Option(("--only",), "Allow changes only in tensors whose name matches GLOB (repeatable).", "GLOB"),
     ] = ()
     frozen: Annotated[
-        tuple[str, ...], Option(("--frozen",), "Fail if a tensor changed whose name matches GLOB (repeatable).", "GLOB")
+        tuple[str, ...],
+        Option(("--frozen",), "Forbid changes in tensors whose name matches GLOB (repeatable).", "GLOB"),
     ] = ()
     changed: Annotated[
         tuple[str, ...],
-        Option(("--changed",), "Fail if no tensor changed whose name matches GLOB (repeatable).", "GLOB"),
+        Option(("--changed",), "Fail unless at least one tensor whose name matches GLOB changed (repeatable).", "GLOB"),
     ] = ()
     sort: Annotated[
         ChangeOrder | None,
@@ -410,7 +419,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
 
     target: Annotated[str, Target("MODEL", "A model class: file.py:Class or package.module:Class(arg=1).")]
     check: Annotated[
-        tuple[Name, ...], Option(("--check",), "Run only this proof (repeatable).", "PROOF", argument="checks")
+        tuple[Name, ...], Option(("--check",), "Run only this check (repeatable).", "PROOF", argument="checks")
     ] = ()
     device: Annotated[
         str | None,
@@ -444,7 +453,8 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--input",),
-            "Call forward with a tensor of this shape: 2x3x224x224, int64:2x16<30522, name=2x3 (repeatable).",
+            "Call forward with a tensor of this shape: 2x3x224x224, 'int64:2x16<30522' (integers below 30522), "
+            "name=2x3 (repeatable).",
             "SHAPE",
             argument="inputs",
         ),
@@ -453,7 +463,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
         str | None,
         Option(
             ("--input-from",),
-            "Call forward with the arguments that MAKE returns.",
+            "Call forward with the arguments that the function MAKE of FILE.PY returns.",
             "FILE.PY:MAKE",
             argument="inputs",
             aliases=("--inputs",),
@@ -500,7 +510,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     )
     lock: Annotated[str | None, Option(("--lock",), "Check the targets against this lock file.", "FILE")] = None
     frozen_only: Annotated[
-        bool, Option(("--frozen-only",), "Check only the tensors that policy.frozen covers against the lock file.")
+        bool, Option(("--frozen-only",), "Compare with the lock file only the tensors that match policy.frozen.")
     ] = False
     weights_only: Annotated[
         bool, Option(("--weights-only",), "Check only tensors against the lock file, not settings and other files.")
@@ -528,7 +538,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--as-found",),
-            "Audit each file as part of its folder: a shard stands for the whole model (for pre-commit).",
+            "Audit each file with its folder: for a shard, the whole model (for pre-commit).",
             hidden=True,
         ),
     ] = False
@@ -588,7 +598,7 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--url",),
-            "A URL of the parts as you typed it, with its password or signature (repeatable).",
+            "A URL that the parts name without its password or signature, in full (repeatable).",
             "URL",
             Group.DISTRIBUTION,
         ),
@@ -657,7 +667,9 @@ class GitTextconvOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Print a line for each tensor, for git diff. An error in the file is a line too, with exit status 0."""
 
     path: Annotated[str, Target("FILE")]
-    made_by: Annotated[str, Option(("--made-by",), "Version that git stores with cached lines.")] = ""
+    made_by: Annotated[str, Option(("--made-by",), "Version of statecli to record with the lines that git caches.")] = (
+        ""
+    )
 
 
 class GitDifftoolOptions(msgspec.Struct, frozen=True, kw_only=True):

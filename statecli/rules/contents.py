@@ -111,7 +111,7 @@ def _is_placeholder(tensor: TensorInfo, present: set[tuple[str, str]]) -> bool:
 
 
 def _lacks_values(subject: Subject) -> str | None:
-    return None if subject.values is None else "the values were read, which checks the indices too"
+    return None if subject.values is None else "the values were read, so the indices were checked too"
 
 
 @rule(Severity.WARNING, needs_file, _lacks_values)

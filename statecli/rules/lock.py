@@ -23,8 +23,8 @@ _RESTORE_FILE = "restore the file, or run `statecli lock` again if the change is
 def lock_mismatch(subject: Subject) -> Iterator[Issue]:
     """A tensor is new, missing, or differs from the lock file (values, dtype, shape, kind or requires_grad).
 
-    Why: a lock records the weights that were reviewed. A checkpoint that was trained further, converted with a loss,
-    taken from another run or tampered with loads without an error.
+    Why: a lock records the weights that were reviewed. A checkpoint still loads if it was trained further, lost
+    precision in a conversion, is of another run, or was tampered with.
 
     Example: `encoder.weight` is frozen, but one step of fine-tuning changed it: its digest differs.
 

@@ -255,7 +255,7 @@ def allocation_bomb(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.ERROR, needs_file, needs_pickles)
 def unsafe_data(subject: Subject) -> Iterator[Issue]:
-    """The file holds plain data by which an ordinary loader does harm, although loading the file runs no code.
+    """Loading the file runs no code, but its plain data makes an ordinary loader do harm.
 
     Why: `torch.load(weights_only=True)` returns numbers and text as they are, and loaders trust them. numpy and torch
     take a position in the table of a random generator unchecked, so that the next draw reads memory elsewhere. Python

@@ -68,7 +68,10 @@ def test_values_come_as_they_are_meant(written):
         ("select = 3", "select: expected a list, got a whole number"),
         ("policy = 3", "policy: expected a table, got a whole number"),
         ("[policy]\nfrozen = [1]", "policy.frozen[0]: expected a text, got a whole number"),
-        ("[tool.statecli]", "has no [tool.statecli], which is pyproject.toml's: write its keys at the top"),
+        (
+            "[tool.statecli]",
+            "has no [tool.statecli], which belongs into pyproject.toml: write its keys at the top level",
+        ),
         ('[policy]\nmax-bytes = "much"', "'much' is not a size"),
         (f'[policy]\nmax-bytes = "{"9" * 400}"', "policy.max-bytes: '999"),
         ("[policy]\nmax-bytes = -1", "policy.max-bytes: expected a whole number >= 0"),

@@ -1150,7 +1150,7 @@ def test_symbols_are_counted_by_their_numbers(symbol, parts, tmp_path):
         program["range_constraints"] = {name: {"min_val": 0, "max_val": 5}}
         path = built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)})
         assert len(findings(path)) == count
-    assert "counts to the number of the symbol" in findings(path)[0][1]
+    assert "counts one by one up to the value of the symbol" in findings(path)[0][1]
     assert ends_early(f"import torch; torch.export.load({str(path)!r})")
 
 

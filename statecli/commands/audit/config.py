@@ -273,7 +273,9 @@ def _check_keys(table: Mapping[str, Any], type_: type[msgspec.Struct], path: str
     fields = type_.__struct_encode_fields__
     for key in table:
         if key == "tool" and not prefix:
-            raise UsageError(f"{path}: has no [tool.statecli], which is pyproject.toml's: write its keys at the top")
+            raise UsageError(
+                f"{path}: has no [tool.statecli], which belongs into pyproject.toml: write its keys at the top level"
+            )
         if key not in fields:
             raise UsageError(f"{path}: unknown key {prefix + key!r}{suggest_names(key, fields)}")
 

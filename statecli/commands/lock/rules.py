@@ -21,8 +21,8 @@ CALLBACKS_NOT_LOCKED = Rule(
     ("lock",),
     Severity.NOTE,
     summary="Tensors that callbacks keep in a checkpoint are not in the lock file.",
-    why="""these tensors are bookkeeping of the training, such as the best score, and not weights. A lock of them would
-report each further epoch.""",
+    why="""these tensors record the training, such as the best score; they are not weights. A lock of them would
+report each new epoch.""",
     example="a Lightning checkpoint whose `ModelCheckpoint` keeps `best_model_score` as a tensor.",
     fix="ignore the note, unless one of these tensors is a weight: then save the weight in the state_dict.",
 )

@@ -149,7 +149,7 @@ class Decoder:
                 return self._build_old_parameter(node.args, fqn, node.state)
             if node.state is not None and (builder or _LEGACY_CLASS.fullmatch(get_name(node.cls))):
                 raise MalformedError(
-                    f"{fqn}: its values or its shape are set again after it is created: no torch version saves this"
+                    f"{fqn}: its values or its shape are set again after it is created; no version of torch writes that"
                 )
             return builder(node.args, fqn) if builder else _decode_numpy(node)
         finally:
@@ -309,7 +309,9 @@ class Decoder:
         grad = args[1] if len(args) > 1 else True
         if state is not None:
             if type(state) is not tuple or len(state) != 3:
-                raise MalformedError(f"{fqn}: its data are set again after it is created: no torch version saves this")
+                raise MalformedError(
+                    f"{fqn}: its data are set again after it is created; no version of torch writes that"
+                )
             grad = state[0]
         inner = self.require_tensor(args[0] if args else None, fqn, "data")
         return msgspec.structs.replace(inner, is_parameter=True, requires_grad=grad is True)
@@ -525,7 +527,7 @@ def _refuse_replaced(attributes: Mapping[str, Any], fqn: str) -> None:
     replaced = REPLACING.intersection(attributes)
     if replaced:
         raise MalformedError(
-            f"{fqn}: its {min(replaced)} is set again after it is created: no torch version saves this"
+            f"{fqn}: its {min(replaced)} is set again after it is created; no version of torch writes that"
         )
 
 
