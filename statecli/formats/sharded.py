@@ -114,6 +114,8 @@ def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) ->
     choice = checkpoint_folder.choose_checkpoint(path)
     where = files.join(path, choice.name)
     files.prefetch((where, *config_files.list_config_files(path, choice.names)))
+    if (elsewhere := checkpoint_folder.explain_weights_elsewhere(path, choice.names)) is not None:
+        raise UnreadableError(elsewhere)
     used: list[str] = []
     if checkpoint_folder.INDEX.search(choice.name):
         index = _read_index(where, choice.name)

@@ -70,18 +70,18 @@ def choose_checkpoint(path: str) -> Choice:
 
 
 def _choose_configured(path: str, names: Collection[str], candidates: Collection[str]) -> str | None:
-    """Return the candidate that `config.json` names as the weights; None if it names none.
+    """Return the candidate that `config.json` names as the weights; None if it names none of them.
 
-    Raises UnreadableError for the name of a file elsewhere.
+    `config.json` is read here only if there is another candidate than a usual file, or a usual index and its shards;
+    the reader of the folder fetches it together with other files, and checks it by `explain_weights_elsewhere`.
     """
-    if (reason := explain_weights_elsewhere(path, names)) is not None:
-        raise UnreadableError(reason)
+    safe = [name for name in candidates if name.endswith((".safetensors", ".safetensors.index.json"))]
+    roots = [name for name in safe if not SERIES.match(name)]
+    is_index = len(roots) == 1 and roots[0].removesuffix(".index.json") in SINGLE and roots[0] not in SINGLE
+    if not safe or is_index or (safe == roots and len(roots) == 1 and roots[0] in SINGLE):
+        return None
     named = _read_configured_name(path, names)
-    return (
-        named
-        if named is not None and named in candidates and named.endswith((".safetensors", ".safetensors.index.json"))
-        else None
-    )
+    return named if named in safe else None
 
 
 def explain_weights_elsewhere(path: str, names: Collection[str]) -> str | None:
