@@ -182,3 +182,11 @@ def test_options_that_would_be_ignored_are_refused(statecli, checkpoints, comman
     result = statecli(*command, *options)
     assert (result.code, result.out) == (2, "")
     assert options[0] in result.err or "-n" in result.err
+
+
+@pytest.mark.parametrize("options", [("--top", "2"), ("--sort", "name"), ("-n", "1")])
+def test_a_list_of_names_is_refused_with_options_of_rows(statecli, checkpoints, options):
+    """--name-only lists every name, in the order of the file."""
+    result = statecli("diff", *BOTH, "--name-only", *options)
+    assert (result.code, result.out) == (2, "")
+    assert f"--name-only and {' '.join(options)} contradict each other" in result.err

@@ -577,7 +577,7 @@ def _list_shown_changes(diff: Diff, view: DiffView) -> Sequence[Change]:
 
 def _format_hidden_count(diff: Diff, view: DiffView) -> tuple[str, ...]:
     """Return the line that counts the hidden rows, for plain text; groups of a page have their own."""
-    if view.tree:
+    if view.tree or not view.hides_rows:
         return ()
     hidden = len(select_different(diff)) - len(_list_shown_changes(diff, view))
     if view.lines is not None:

@@ -193,8 +193,10 @@ def _list_shown_tensors(inspection: Inspection, view: RowView) -> Sequence[Tenso
 
 
 def _count_hidden(inspection: Inspection, view: RowView) -> int:
-    """Return the number of tensors without a row in the flat table; a tree counts its own."""
-    return 0 if view.tree else len(inspection.state.tensors) - len(_list_shown_tensors(inspection, view))
+    """Return the number of tensors without a row in the flat table; 0 for a tree, which has no rows of tensors."""
+    if view.tree or not view.hides_rows:
+        return 0
+    return len(inspection.state.tensors) - len(_list_shown_tensors(inspection, view))
 
 
 def _list_table_columns(inspection: Inspection) -> Iterator[_Measure]:

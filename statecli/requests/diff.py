@@ -14,7 +14,7 @@ from statecli.render import Output
 from statecli.report.diff import DiffView, NameList, build_diff_report, list_broken
 from statecli.requests.options import CUDA, DiffOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
-from statecli.requests.row_options import COMPLETE_OUTPUTS, check_rows, refuse_contradictions
+from statecli.requests.row_options import COMPLETE_OUTPUTS, check_rows, name_row_options, refuse_contradictions
 from statecli.targets import load
 from statecli.values.delta import CompareOptions
 from statecli.workers import executors
@@ -45,7 +45,7 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
     name_only, name_status = _name_if(options.name_only, "--name-only"), _name_if(options.name_status, "--name-status")
     names = name_only or name_status
     output = option("-f", options.output_format.value) if options.output_format is not None else ""
-    rows = _name_if(options.tree, "--tree") if options.lines is None else option("-n", options.lines)
+    rows = _name_if(options.tree, "--tree") or next(filter(None, name_row_options(options)), "")
     without_values = _name_if(options.metadata_only, "--metadata-only")
     if not without_values and Field.VALUES in options.ignore:
         without_values = option("--ignore", "values")

@@ -18,12 +18,19 @@ def check_rows(options: InspectOptions | DiffOptions) -> None:
     for flag, count, least in (("--lines", options.lines, 0), ("--top", options.top, 1)):
         if count is not None and count < least:
             raise UsageError(f"{option(flag, count)}: must be {least} or more")
+    top, lines, order = name_row_options(options)
     tree = option("--tree") if options.tree else ""
-    order = option("--sort", options.sort.value) if options.sort is not None else ""
-    top = option("--top", options.top) if options.top is not None else ""
-    lines = option("-n", options.lines) if options.lines is not None else ""
     complete = option("-f", options.output_format.value) if options.output_format in COMPLETE_OUTPUTS else ""
     refuse_contradictions([(top, lines), (tree, top or order), (top or lines or order, complete)])
+
+
+def name_row_options(options: InspectOptions | DiffOptions) -> tuple[str, str, str]:
+    """Return `--top`, `-n` and `--sort` with their values, for a message; "" for an option that is not given."""
+    return (
+        option("--top", options.top) if options.top is not None else "",
+        option("-n", options.lines) if options.lines is not None else "",
+        option("--sort", options.sort.value) if options.sort is not None else "",
+    )
 
 
 def refuse_contradictions(pairs: Iterable[tuple[str, str]]) -> None:
