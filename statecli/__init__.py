@@ -174,7 +174,7 @@ def diff(
     executor: "str | Executor | None" = None,
     init_device: str = "cpu",
 ) -> "Diff":
-    """What differs between two checkpoints, or a checkpoint and a model class, as `statecli diff` shows it.
+    """Differences between two checkpoints, or a checkpoint and a model class, as `statecli diff` shows them.
 
     `before`, `after`: as the target of `inspect`, but no live model. `map`: "REGEX=REPLACEMENT" rewrites names of
     before first. `ignore`: "dtype", "shape", "kind", "requires_grad", "device", "tying", "values". Elements are equal

@@ -33,7 +33,7 @@ Candidates = Iterable[tuple[str, str]]
 
 
 class Kind(str, Enum):
-    """What a script does with the candidates: insert a word and a space, a word alone, or complete names of files."""
+    """Use of the candidates by a script: insert a word and a space, a word alone, or complete names of files."""
 
     WORDS = "words"
     STEMS = "stems"

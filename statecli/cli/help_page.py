@@ -205,7 +205,7 @@ def format_help(page: HelpPage, width: int, *, color: bool = False) -> str:
 
 
 class _Style(NamedTuple):
-    """How a page is laid out: width in columns, and whether it has colours."""
+    """Layout of a page: width in columns, and whether it has colours."""
 
     width: int
     color: bool

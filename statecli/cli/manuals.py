@@ -1,4 +1,4 @@
-"""What the help of a command has besides its options: examples and exit statuses, for each command of the table.
+"""Examples and exit statuses in the help of each command of the table of options.
 
 A test runs every example (`tests/test_help.py`), so a line may name only files that its fixture writes.
 """

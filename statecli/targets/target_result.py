@@ -12,7 +12,7 @@ from statecli.core.state import Oddity, TensorInfo
 
 
 class Status(str, Enum):
-    """What became of a target: its rules ran, it could not be read, or it is not a checkpoint."""
+    """Result for a target: its rules ran, it could not be read, or it is not a checkpoint."""
 
     AUDITED = "audited"
     FAILED = "failed"

@@ -1,4 +1,4 @@
-"""What a model's section says to `load_state_dict` next to its tensors: keys of other values, and `_metadata`."""
+"""Entries of a section that `load_state_dict` reads next to its tensors: keys of other values, and `_metadata`."""
 
 from __future__ import annotations
 
