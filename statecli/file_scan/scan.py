@@ -582,6 +582,9 @@ class FileScan:
         else:
             data = region.read(0, min(region.size, MAX_CODE_BYTES))
             self.steps.take(Budget.BYTES, len(data))
+            if script_nesting.has_deep_type(data.decode("latin-1")):
+                why = f"a type of more than {script_nesting.MAX_TYPE_DEPTH} nested brackets, at which torch crashes"
+                self._add_unread(_Piece(region, where, 0, hidden=False), why)
             self._add_calls(region, where, script_code.find_bytecode_calls(data, self.steps))
 
     def _report_compiled(self, folder: str, pieces: list[_Piece]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from statecli.core.errors import MalformedError
 from statecli.core.state import Bomb, Hazard, Mention
-from statecli.pickle_scan import known_names, plain_data
+from statecli.pickle_scan import known_names, plain_data, script_nesting
 from statecli.pickle_scan.allocations import Allocations
 from statecli.pickle_scan.call_flow import Flow, get_plain_name, iter_indirect_calls, named_arguments
 from statecli.pickle_scan.compiled_modules import calls_of_modules, names_of
@@ -128,6 +128,7 @@ class Scanner(Machine):
         try:
             bombs += self.allocations.find_storage_bombs(self.persistent, file_bytes)
             bombs += self.allocations.find_bombs(self.flow.calls, self._builds, len(self.data), self._highest_memo)
+            bombs += script_nesting.find_deep_types(self.flow.calls)
         except OutOfSteps as error:
             self.unfollowed = self.unfollowed or error
         return tuple(bombs)

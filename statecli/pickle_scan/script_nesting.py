@@ -1,18 +1,25 @@
-"""Statements of TorchScript code that nest so deep that the parser of torch.jit.load overflows the stack.
+"""Statements and types of TorchScript that nest so deep that the parser of torch.jit.load overflows the stack.
 
 The parser and the compiler call themselves for each operator, call, index and bracket of an expression. torch 2.13
-crashes at some thousands of them: at 5,000 unary minus signs, at 20,000 additions.
+crashes at some thousands of them: at 5,000 unary minus signs, at 20,000 additions. Types are texts in the pickles too.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 
+from statecli.core.state import Bomb
 from statecli.pickle_scan.script_code import Strings
 from statecli.pickle_scan.step_budget import Steps
+from statecli.pickles.nodes import Global, Obj
 
 #: Operators, brackets and attributes of a statement. Programs that torch wrote have some tens.
 MAX_LINKS = 2_000
+#: Brackets inside one another in the text of a type. Types that torch wrote have fewer than ten.
+MAX_TYPE_DEPTH = 200
+_TYPE_TAG = "torch.jit._pickle.restore_type_tag"
+_TYPE_TEXT = re.compile(rf"[\w.,\[\] ]{{{MAX_TYPE_DEPTH},}}", re.ASCII)
 _TOKEN = re.compile(
     r"(?P<quote>'''|\"\"\"|['\"])|(?P<comment>#[^\n]*)|(?P<joined>\\\n)|(?P<line>\n)"
     r"|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<comma>[,:;])"
@@ -47,3 +54,23 @@ def has_deep_statement(code: bytes) -> bool:
         if kind not in ("comment", "joined") and not (kind == "line" and depth):
             previous = kind
     return False
+
+
+def has_deep_type(text: str) -> bool:
+    """Return True if part of the text has brackets as those of a type, more than MAX_TYPE_DEPTH inside one another."""
+    for match in _TYPE_TEXT.finditer(text):
+        depth = 0
+        for bracket in re.findall(r"[\[\]]", match[0]):
+            depth = max(0, depth + (1 if bracket == "[" else -1))
+            if depth > MAX_TYPE_DEPTH:
+                return True
+    return False
+
+
+def find_deep_types(calls: Iterable[Obj]) -> Iterator[Bomb]:
+    """Yield the calls of a pickle that give torch.jit.load a type whose text nests too deep."""
+    for call in calls:
+        is_tag = type(call.cls) is Global and call.cls.qualified == _TYPE_TAG
+        if is_tag and any(has_deep_type(text) for text in call.args if type(text) is str):
+            why = f"names a type of more than {MAX_TYPE_DEPTH} nested brackets, at which torch.jit.load crashes"
+            yield Bomb(why, call.cls.position)

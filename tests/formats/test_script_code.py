@@ -552,3 +552,45 @@ def test_an_archive_with_a_deep_statement_is_not_passed(statecli, in_tmp_path):
     result = statecli("audit", "deep.pt", "--select", "pickles")
     assert result.code != 0
     assert "at which torch.jit.load crashes" in result.out + result.err
+
+
+class Pairs(nn.Module):
+    """Keeps a list of which the archive says the type."""
+
+    def __init__(self):
+        super().__init__()
+        self.pairs = [("a", 1)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * len(self.pairs)
+
+
+_LIST_OF_PAIRS = b"List[Tuple[str, int]]"
+
+
+@pytest.mark.parametrize("record", ["data.pkl", "bytecode.pkl"])
+def test_a_type_text_that_overflows_the_stack_is_not_passed(record, statecli, in_tmp_path, tmp_path, forked_python):
+    """torch.jit.load and the lite interpreter parse the text of a type; both crash."""
+    module = torch.jit.script(Pairs())
+    module.save("pairs.pt") if record == "data.pkl" else module._save_for_lite_interpreter("pairs.pt")
+    reader, writer = torch._C.PyTorchFileReader("pairs.pt"), torch._C.PyTorchFileWriter("deep.pt")
+    deep = b"List[" * 100_000 + b"int" + b"]" * 100_000
+    long_text = b"X" + len(deep).to_bytes(4, "little") + deep
+    replaced = 0
+    for name in reader.get_all_records():
+        data = reader.get_record(name)
+        if name == record:
+            old = _LIST_OF_PAIRS if record == "data.pkl" else b"Tensor"
+            begin = b"X" + len(old).to_bytes(4, "little") + old
+            replaced = data.count(begin)
+            data = data.replace(begin, long_text, 1)
+        if name not in ("version", ".data/serialization_id"):
+            writer.write_record(name, data, len(data))
+    writer.write_end_of_file()
+    assert replaced
+    load = "torch.jit.load" if record == "data.pkl" else "torch.jit.mobile._load_for_lite_interpreter"
+    assert forked_python(f"import torch, torch.jit.mobile; {load}('deep.pt')", cwd=tmp_path).returncode < 0
+    assert statecli("audit", "pairs.pt", "--select", "pickles").code == 0
+    result = statecli("audit", "deep.pt", "--select", "pickles")
+    assert result.code != 0
+    assert "nested brackets, at which torch" in result.out + result.err
