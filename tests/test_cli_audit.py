@@ -153,9 +153,9 @@ def test_several_targets_are_a_group_each():
     text = shown(target("a.pt", finding()), target("b.pt"), target("c.pt", finding("inf", NOTE, target="c.pt")))
     assert [line for line in text.splitlines() if "." in line] == [
         "a.pt  1 error",
-        "  error[nan]: fc.weight: is nan",
+        "error[nan]: fc.weight: is nan",
         "c.pt  1 note",
-        "  note[inf]: fc.weight: is inf",
+        "note[inf]: fc.weight: is inf",
     ]
     assert text.splitlines()[1] == "3 audited: 1 error, 1 note in 2 targets; 2 rules ran"
 

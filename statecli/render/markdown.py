@@ -62,7 +62,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
     head = "".join(_format_head(report, page))
     outcome_budget = _CharacterBudget((limit - len(head)) / 3)
     head += _format_outcomes(page, outcome_budget)
-    row_count = 0 if options.quiet else sum(len(group.lines) for group in page.groups)
+    row_count = 0 if options.quiet else sum(len(group.lines) + len(group.problems) for group in page.groups)
     # Failures and rows get half of the space each.
     below_budget = _CharacterBudget((limit - len(head)) / (2 if row_count else 1))
     closing = _format_problems(report.select_problems(page, quiet=options.quiet), below_budget, quiet=options.quiet)
@@ -98,6 +98,10 @@ def _format_outcomes(page: Page, budget: _CharacterBudget) -> str:
 
 
 def _format_problems(problems: Sequence[Problem], budget: _CharacterBudget, *, quiet: bool) -> str:
+    return _format_list("Problems", _format_problem_lines(problems, quiet=quiet), budget)
+
+
+def _format_problem_lines(problems: Sequence[Problem], *, quiet: bool) -> list[str]:
     lines = []
     for problem in problems:
         place = f" ({format_origin(problem.origin)})" if problem.origin is not UNSET else ""
@@ -106,7 +110,7 @@ def _format_problems(problems: Sequence[Problem], budget: _CharacterBudget, *, q
             continue
         lines += [f"  - {_format_code(text)}\n" for text in (problem.source, *problem.effects) if text]
         lines += [f"  - fix: {_format_code(text)}\n" for text in (problem.help or "").splitlines()]
-    return _format_list("Problems", lines, budget)
+    return lines
 
 
 def _format_notes(report: Report, budget: _CharacterBudget) -> str:
@@ -118,6 +122,12 @@ def _format_list(heading: str, lines: list[str], budget: _CharacterBudget) -> st
 
 
 def _format_group(group: Group, columns: tuple[Column, ...], budget: _CharacterBudget, is_folded: bool) -> str:
+    if group.problems:
+        start = f"\n**{_escape_text(group.heading)}**: {_escape_text(group.summary)}\n\n"
+        lines = _format_problem_lines(group.problems, quiet=False)
+        lines += [f"- {_escape_text(line.cells[0])}\n" for line in group.lines]
+        budget.characters_left -= len(start)
+        return start + budget.fit_lines(lines)
     remarks = any(line.remark for line in group.lines)
     heads = [escape(column.name).replace("|", "\\|") for column in columns] + ([""] if remarks else [])
     rules = ["---:" if column.right else "---" for column in columns] + (["---"] if remarks else [])

@@ -6,6 +6,7 @@ Names are never cut to fit a column.
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -26,6 +27,12 @@ GAP = 2
 #: Smallest width of the name column; in less space, names are above the other columns.
 MIN_NAME_WIDTH = 12
 STYLES = {"good": "green", "info": "cyan", "bad": "red", "warn": "yellow", "dim": "dim", "strong": "bold", "": ""}
+
+#: The beginning of a line of Python or of a shell, among lines that say in words what to do.
+_TO_PASTE = re.compile(
+    r"\s+|[\w.]+(?:\[[^\]]*\])*(?: *, *[\w.]+)* *(?:[-+*/|&@]?=(?!=)|\()|@\w|(?:statecli|pip|python) \S"
+    r"|(?:def|class|if|for|with|try|return|raise|del|import|from)\b.*(?:[:)]|import \w+)"
+)
 
 
 def write(report: Report, sink: Sink, options: RenderOptions) -> None:
@@ -216,6 +223,7 @@ class _PageWriter:
             self.write_heading(escape_name(group.heading), escape_sentence(group.summary))
             for line in self.layout.format_row(heads) if number == 0 and len(heads) > 1 else ():
                 self.write_line((line, "dim"))
+            self.write_problem_blocks(group.problems)
             for row in group.lines:
                 self.write_row(row)
 
@@ -297,11 +305,18 @@ class _PageWriter:
             self.write_wrapped(text, "bold", "")
 
     def write_problems(self) -> None:
-        is_quiet = self.options.quiet
-        previous_is_block = True
-        for problem in self.report.select_problems(self.page, quiet=is_quiet):
-            is_block = not is_quiet and bool(problem.source or problem.effects or problem.help)
-            if not is_quiet and (is_block or previous_is_block):
+        """Write the problems next to the rows, or with `-q` instead of them."""
+        problems = self.report.select_problems(self.page, quiet=self.options.quiet)
+        if problems and not self.options.quiet:
+            self.write_line(("", ""))
+        self.write_problem_blocks(problems)
+
+    def write_problem_blocks(self, problems: Sequence[Problem]) -> None:
+        """Write each problem with its source line, consequences and fix; with `-q` its first line."""
+        previous_is_block = False
+        for n, problem in enumerate(problems):
+            is_block = not self.options.quiet and bool(problem.source or problem.effects or problem.help)
+            if n and not self.options.quiet and (is_block or previous_is_block):
                 self.write_line(("", ""))
             previous_is_block = is_block
             self.write_problem_head(problem)
@@ -333,10 +348,11 @@ class _PageWriter:
             self.write_wrapped(line, "", margin + "  ", margin)
         for n, line in enumerate((problem.help or "").splitlines()):
             label = "  fix  " if not n else "       "
-            if not line.startswith("#"):  # code is never wrapped, because a wrapped line cannot be pasted
+            if _TO_PASTE.match(line):  # a wrapped line cannot be pasted
                 self.write_line((label, "bold"), (line, ""))
                 continue
-            for part in textwrap.wrap(escape_sentence(line), self.width - len(label), subsequent_indent="# "):
+            indent = "# " if line.startswith("#") else ""
+            for part in textwrap.wrap(escape_sentence(line), self.width - len(label), subsequent_indent=indent) or [""]:
                 self.write_line((label, "bold"), (part, ""))
                 label = "       "
 

@@ -78,14 +78,6 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     mood: str = ""
 
 
-class Group(msgspec.Struct, frozen=True):
-    """Related rows, under a heading and a summary."""
-
-    heading: str
-    summary: str
-    lines: tuple[Line, ...]
-
-
 class Fix(msgspec.Struct, frozen=True):
     """Lines to paste, and their place, such as `net.py:9`."""
 
@@ -142,6 +134,15 @@ class Problem(msgspec.Struct, frozen=True):
             origin=self.origin or first.origin,
             about=first.about if len(names) < 2 else self.message.partition(":")[0],
         )
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Related rows, or the problems of a target, under a heading and a summary; lines follow the problems."""
+
+    heading: str
+    summary: str
+    lines: tuple[Line, ...]
+    problems: tuple[Problem, ...] = ()
 
 
 def build_problem(finding: Finding) -> Problem:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from statecli import report
@@ -17,7 +16,6 @@ from statecli.core.units import (
     describe_configuration,
     describe_not_checked,
     format_fix_in_line,
-    format_origin,
     format_size,
     join_names,
     plural,
@@ -34,7 +32,6 @@ from statecli.report import (
     Trouble,
     View,
     documents,
-    fold,
     rule_texts,
     test_cases,
 )
@@ -42,9 +39,8 @@ from statecli.report.problems import format_severities, group_findings
 from statecli.targets import location
 from statecli.targets.target_result import Status, TargetResult
 
-_MOODS = {Severity.ERROR: "bad", Severity.WARNING: "warn", Severity.NOTE: "dim"}
-#: Largest number of lines of a group without `--all`.
-MAX_GROUP_LINES = 50
+#: Largest number of problems of a group without `--all`.
+MAX_GROUP_PROBLEMS = 20
 #: Largest number of targets with equal findings that a summary lists, and characters of each.
 MAX_LISTED_TARGETS, MAX_TARGET_CHARACTERS = 10, 180
 
@@ -254,33 +250,9 @@ def _group_by_target(targets: Sequence[TargetResult], view: View) -> Iterator[Gr
                 MAX_LISTED_TARGETS,
             )
             summary = f"and {len(same_targets) - 1:,} more like it, each {summary}: {others}"
-        yield Group(heading, summary, _limit_lines(list(map(_build_line, problems)), view))
-
-
-def _build_line(problem: Problem) -> Line:
-    place = f" [{format_origin(problem.origin)}]" if problem.origin is not UNSET else ""
-    text = f"{problem.severity.value}[{problem.rule}]: {problem.message}{place}"
-    return Line(
-        (text,),
-        "; ".join([*problem.effects, format_fix_in_line(problem.help or "")]).strip("; "),
-        _MOODS[problem.severity],
-    )
-
-
-def _limit_lines(lines: Sequence[Line], view: View) -> tuple[Line, ...]:
-    """Return the lines, folded and limited; help that several lines in a row share is shown once."""
-    if view.unfold:
-        return tuple(lines)
-    folded = fold.fold_lines(lines) if len(lines) > fold.MAX_UNFOLDED_FINDINGS else list(lines)
-    hidden = len(folded) - MAX_GROUP_LINES
-    shown = folded if hidden <= 0 else folded[:MAX_GROUP_LINES]
-    more = [Line((f"… and {plural(hidden, 'line')} more (--all)",), mood="dim")] if hidden > 0 else []
-    next_remarks = [line.remark for line in shown[1:]] + [""]
-    once = [
-        replace(line, remark="" if line.remark == next_remark else line.remark)
-        for line, next_remark in zip(shown, next_remarks, strict=True)
-    ]
-    return (*once, *more)
+        hidden = 0 if view.unfold else max(0, len(problems) - MAX_GROUP_PROBLEMS)
+        more = (Line((f"… and {plural(hidden, 'problem')} more (--all)",), mood="dim"),) if hidden else ()
+        yield Group(heading, summary, more, problems[: len(problems) - hidden])
 
 
 # Lines next to the findings, so that nothing is left out silently.

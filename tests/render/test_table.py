@@ -90,7 +90,7 @@ def test_the_lines_of_a_long_cell_hang():
     two = (long, finding("inf"))
     lines = audited("table", target("a.pt", *two), target("b.pt"), terminal=True).splitlines()
     at = lines.index("a.pt  2 errors")
-    assert [len(line) - len(line.lstrip()) for line in lines[at + 1 : at + 4]] == [2, 4, 4]
+    assert [len(line) - len(line.lstrip()) for line in lines[at + 1 : at + 4]] == [0, 4, 4]
     assert not [line for line in lines if line.endswith(" ")]
 
 
