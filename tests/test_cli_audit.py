@@ -142,7 +142,7 @@ def test_one_target_is_grouped_by_rule():
         "torch-zip, 2 tensors, 64 B",
         "",
         "error[nan]: b, c: is nan",
-        "  fix  go back",
+        "  help  go back",
         "",
         "warning[inf]: a: is inf",
     ]

@@ -109,7 +109,8 @@ def _format_problem_lines(problems: Sequence[Problem], *, quiet: bool) -> list[s
         if quiet:
             continue
         lines += [f"  - {_format_code(text)}\n" for text in (problem.source, *problem.effects) if text]
-        lines += [f"  - fix: {_format_code(text)}\n" for text in (problem.help or "").splitlines()]
+        help_lines = (problem.help or "").splitlines()
+        lines += [f"  - {problem.label_help()}: {_format_code(text)}\n" for text in help_lines]
     return lines
 
 

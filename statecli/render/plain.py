@@ -49,8 +49,9 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         write_line(target + format_problem(problem) + place, "bold red")
         for effect in () if options.quiet else problem.effects:
             write_line(f"  {escape_sentence(effect)}")
+        label = f"{problem.label_help()}: "
         for n, code in enumerate(() if options.quiet else (problem.help or "").splitlines()):
-            write_line(f"  {'     ' if n else 'fix: '}{code}")
+            write_line(f"  {' ' * len(label) if n else label}{code}")
     if options.quiet and (weakening := report.describe_weakening()):
         write_line(weakening)
 

@@ -6,7 +6,6 @@ Names are never cut to fit a column.
 from __future__ import annotations
 
 import io
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from msgspec import UNSET
 from statecli.core.escaping import escape_line, escape_name, escape_sentence
 from statecli.core.units import format_origin
 from statecli.render._ansi import paint
-from statecli.report import MAX_EFFECTS, Line, Page, Problem, Report
+from statecli.report import MAX_EFFECTS, Line, Page, Problem, Report, is_code
 from statecli.report.problems import format_severities
 
 if TYPE_CHECKING:
@@ -27,12 +26,6 @@ GAP = 2
 #: Smallest width of the name column; in less space, names are above the other columns.
 MIN_NAME_WIDTH = 12
 STYLES = {"good": "green", "info": "cyan", "bad": "red", "warn": "yellow", "dim": "dim", "strong": "bold", "": ""}
-
-#: The beginning of a line of Python or of a shell, among lines that say in words what to do.
-_TO_PASTE = re.compile(
-    r"\s+|[\w.]+(?:\[[^\]]*\])*(?: *, *[\w.]+)* *(?:[-+*/|&@]?=(?!=)|\()|@\w|(?:statecli|pip|python) \S"
-    r"|(?:def|class|if|for|with|try|return|raise|del|import|from)\b.*(?:[:)]|import \w+)"
-)
 
 
 def write(report: Report, sink: Sink, options: RenderOptions) -> None:
@@ -346,15 +339,16 @@ class _PageWriter:
                 number = ""
         for line in _pack_effects(problem.effects, self.width - len(margin), show_all=self.report.show_all):
             self.write_wrapped(line, "", margin + "  ", margin)
-        for n, line in enumerate((problem.help or "").splitlines()):
-            label = "  fix  " if not n else "       "
-            if _TO_PASTE.match(line):  # a wrapped line cannot be pasted
+        label = f"  {problem.label_help()}  "
+        for line in (problem.help or "").splitlines():
+            if is_code(line):  # a wrapped line cannot be pasted
                 self.write_line((label, "bold"), (line, ""))
+                label = " " * len(label)
                 continue
             indent = "# " if line.startswith("#") else ""
             for part in textwrap.wrap(escape_sentence(line), self.width - len(label), subsequent_indent=indent) or [""]:
                 self.write_line((label, "bold"), (part, ""))
-                label = "       "
+                label = " " * len(label)
 
 
 def _pack_effects(effects: Sequence[str], width: int, *, show_all: bool) -> Iterator[str]:

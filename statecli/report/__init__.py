@@ -8,6 +8,7 @@ command builds its report.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, Generic, TypeVar
@@ -110,6 +111,10 @@ class Problem(msgspec.Struct, frozen=True):
     origin: Origin | UnsetType = UNSET
     source: str = ""
 
+    def label_help(self) -> str:
+        """Return `fix` if the help begins with a line to paste, `help` if it says in words what to do."""
+        return "fix" if is_code((self.help or "").partition("\n")[0]) else "help"
+
     def list_names(self) -> list[str]:
         """Return the names of the tensors, each once."""
         return list(dict.fromkeys(finding.fqn for finding in self.findings if finding.fqn))
@@ -158,6 +163,16 @@ def build_problem(finding: Finding) -> Problem:
     )
 
 
+def is_code(line: str) -> bool:
+    """Return whether a line of help is Python or a command to paste, not a sentence or a comment."""
+    return _CODE.match(line) is not None
+
+
+#: The beginning of a line to paste.
+_CODE = re.compile(
+    r"\s+|[\w.]+(?:\[[^\]]*\])*(?: *, *[\w.]+)* *(?:[-+*/|&@]?=(?!=)|\()|@\w|(?:statecli|pip|python) \S"
+    r"|(?:def|class|if|for|with|try|return|raise|del|import|from)\b.*(?:[:)]|import \w+)"
+)
 #: Consequences of a problem that are shown without --all.
 MAX_EFFECTS = 8
 
