@@ -70,7 +70,7 @@ def test_a_cache_is_mended_where_forward_assigns_it(statecli):
     assert found.code == 1
     advice = "an earlier forward created it: keep one tensor per device, or create it again when the device changes"
     assert "[sample_models/cached_mask.py:23]\n" in found.out
-    assert f"fix: {advice}\n" in found.out
+    assert f"help: {advice}\n" in found.out
     document = statecli("verify", CACHED, "--input", "2x4x8", "--check", "move", "--device", "meta", "-f", "json").json
     assert [one["help"] for one in document["findings"]] == [f"{advice}; assigned at sample_models/cached_mask.py:23"]
     assert [row["fqn"] for row in document["tensors"] if row.get("appeared")] == ["mask"]
