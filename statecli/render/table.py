@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from statecli.core.escaping import escape_line, escape_name, escape_sentence
-from statecli.core.units import format_origin
+from statecli.core.units import format_origin, plural
 from statecli.render._ansi import paint
 from statecli.report import MAX_EFFECTS, Line, Page, Problem, Report, is_code
 from statecli.report.problems import format_severities
@@ -289,7 +289,10 @@ class _PageWriter:
         if not self.page.verdict or status is None:
             return
         in_rows = status != 0 and not self.page.problems
-        result = f"{self.page.verdict if in_rows else format_severities(self.page.problems)}: exit status {status}"
+        counts = self.page.verdict if in_rows else format_severities(self.page.problems)
+        if self.report.accepted and not in_rows:
+            counts += f" ({plural(len(self.report.accepted), 'finding')} accepted)"
+        result = f"{counts}: exit status {status}"
         self.write_line(("", ""))
         self.write_wrapped(result, "bold", "")
 

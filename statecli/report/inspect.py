@@ -54,7 +54,7 @@ from statecli.report import (
     test_cases,
     tree,
 )
-from statecli.report.problems import group_findings, select_fixes
+from statecli.report.problems import build_accepted_notes, group_findings, select_fixes
 from statecli.report.row_order import (
     arrange_tensors,
     format_hidden_count,
@@ -62,17 +62,23 @@ from statecli.report.row_order import (
     limit_lines,
 )
 from statecli.targets.location import add_places
+from statecli.targets.target_result import Accepted
 
 
-def build_inspect_report(inspection: Inspection, view: RowView, fail_on: Severity = Severity.ERROR) -> Report:
-    """Return the report of `inspect`. Findings of `fail_on` or a higher severity set exit status 1."""
+def build_inspect_report(
+    inspection: Inspection, view: RowView, fail_on: Severity = Severity.ERROR, accepted: Sequence[Accepted] = ()
+) -> Report:
+    """Return the report of `inspect`. Findings of `fail_on` or a higher severity set exit status 1.
+
+    The `accepted` findings are not among those of the inspection.
+    """
     state = inspection.state
     findings = add_places(inspection.findings, state.tensors)
     group_problems = cache(lambda: group_findings(findings, state.tensors))
     return Report(
         title=state.target,
         document=lambda: documents.build_inspect_document(
-            inspection, group_problems(), sizes.sum_by_kind(state.tensors), _format_verdict(inspection)
+            inspection, group_problems(), sizes.sum_by_kind(state.tensors), _format_verdict(inspection), accepted
         ),
         table=lambda: _build_table(inspection, view),
         short_table=lambda: _build_table(inspection, view, details=False),
@@ -83,7 +89,11 @@ def build_inspect_report(inspection: Inspection, view: RowView, fail_on: Severit
         problems=group_problems,
         fail_on=fail_on,
         show_all=view.unfold,
-        notes=fold.limit_notes([*_describe_target(state), *_list_unreported_oddities(inspection)], view.verbose),
+        notes=(
+            *build_accepted_notes(accepted),
+            *fold.limit_notes([*_describe_target(state), *_list_unreported_oddities(inspection)], view.verbose),
+        ),
+        accepted=tuple((entry.finding, entry.reason) for entry in accepted),
         rules=lambda: rule_texts.list_rule_texts(group_problems()),
         cases=lambda: _build_cases(inspection, group_problems()),
         troubles=tuple(Trouble(state.target, message) for _, message in inspection.broken),

@@ -17,10 +17,11 @@ from msgspec import UNSET
 
 from statecli.core.finding import Finding, Severity
 from statecli.core.registration_rules import UNREGISTERED_MODULE, UNREGISTERED_PARAMETER, UNREGISTERED_TENSOR
-from statecli.core.state import Kind, Origin, TensorInfo
+from statecli.core.state import Kind, Oddity, Origin, TensorInfo
 from statecli.core.units import format_shape, join_names, plural
 from statecli.report import Fix, Line, Problem, fold
 from statecli.targets.location import is_installed
+from statecli.targets.target_result import Accepted
 
 #: Causes, by what is not registered.
 MODULE, PARAMETER, TENSOR = UNREGISTERED_MODULE.name, UNREGISTERED_PARAMETER.name, UNREGISTERED_TENSOR.name
@@ -65,6 +66,16 @@ def select_fixes(fixes: Iterable[Fix], problems: Iterable[Problem]) -> tuple[Fix
     """Return the fixes that no problem shows."""
     shown = [problem.help for problem in problems if problem.help]
     return tuple(fix for fix in fixes if not any(fix.text in help for help in shown))
+
+
+def build_accepted_notes(accepted: Iterable[Accepted]) -> Iterator[Oddity]:
+    """Yield a note for each reason for which findings are accepted: how many, and of which rules."""
+    rules_by_reason: dict[str, list[str]] = {}
+    for entry in accepted:
+        rules_by_reason.setdefault(entry.reason, []).append(entry.finding.rule)
+    for reason, rules in rules_by_reason.items():
+        names = join_names(list(dict.fromkeys(rules)), MAX_NAMES)
+        yield Oddity("accepted", f"{plural(len(rules), 'finding')} accepted ({names}): {reason}")
 
 
 def format_severities(problems: Iterable[Problem]) -> str:

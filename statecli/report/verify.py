@@ -32,8 +32,9 @@ from statecli.report import (
     rule_texts,
     test_cases,
 )
-from statecli.report.problems import group_findings
+from statecli.report.problems import build_accepted_notes, group_findings
 from statecli.targets.location import add_places
+from statecli.targets.target_result import Accepted
 
 #: The sign of each verdict; a tensor without a cell gets the sign of SKIPPED.
 SIGNS = {Verdict.PASSED: "✓", Verdict.FAILED: "✗", Verdict.SKIPPED: "–", Verdict.INCONCLUSIVE: "?"}
@@ -70,10 +71,12 @@ def build_verify_report(
     view: View,
     requested: Sequence[Name] = (),
     fail_on: Severity = Severity.ERROR,
+    accepted: Sequence[Accepted] = (),
 ) -> Report:
     """Return the report of `verify`; `requested` are the proofs requested by name.
 
-    Findings of `fail_on` or a higher severity set exit status 1.
+    Findings of `fail_on` or a higher severity set exit status 1. The `accepted` findings are not among those of the
+    verification.
     """
     findings = add_places(verification.findings, verification.state.tensors)
     group_problems = cache(lambda: group_findings(findings, verification.state.tensors))
@@ -82,13 +85,14 @@ def build_verify_report(
     return Report(
         title=verification.state.target,
         document=lambda: documents.build_verify_document(
-            verification, group_problems(), _format_verdict(verification), _list_not_checked(verification)
+            verification, group_problems(), _format_verdict(verification), _list_not_checked(verification), accepted
         ),
         table=lambda: _build_table(verification, view.verbose),
         page=lambda: _build_page(verification, group_problems(), view),
         findings=findings,
         fail_on=fail_on,
-        notes=fold.limit_notes(notes, view.verbose),
+        notes=(*build_accepted_notes(accepted), *fold.limit_notes(notes, view.verbose)),
+        accepted=tuple((entry.finding, entry.reason) for entry in accepted),
         show_all=view.unfold,
         problems=group_problems,
         rules=lambda: rule_texts.list_rule_texts(group_problems()),

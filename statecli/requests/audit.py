@@ -14,6 +14,7 @@ from statecli.core.finding import Severity
 from statecli.core.scope import Configuration
 from statecli.report import View
 from statecli.report.audit import build_audit_report, list_inconclusive
+from statecli.requests.accepted_findings import check_reason
 from statecli.requests.options import AuditOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, OutputFile
 from statecli.rules import RULES
@@ -152,13 +153,8 @@ def _read_lock(path: str | None, options: AuditOptions) -> Lock | None:
 
 
 def _read_baseline(options: AuditOptions, loaded: LoadedConfig) -> Baseline | None:
-    path, reason = options.write_baseline, options.reason
-    if path is not None and not (reason or "").strip():
-        advice = f"say why with {option('--reason', 'TEXT')}; statecli shows the reason next to each accepted finding"
-        raise UsageError(f"{option('--write-baseline', path)}: {advice}")
-    if path is None and reason is not None:
-        raise UsageError(f"{option('--reason')}: needs {option('--write-baseline', 'FILE')}; give both")
-    paths = (options.baseline or loaded.config.baseline, baseline.find_existing_file(path))
+    check_reason(options.write_baseline, options.reason)
+    paths = (options.baseline or loaded.config.baseline, baseline.find_existing_file(options.write_baseline))
     left_out = config.PICKLE_RULES if loaded.is_judged and options.baseline is None else frozenset()
     return baseline.join_baselines(paths, left_out)
 

@@ -9,7 +9,7 @@ from statecli.core.errors import UsageError, option
 from statecli.core.progress import Progress
 from statecli.report import RowView
 from statecli.report.inspect import build_inspect_report
-from statecli.requests.ignored_rules import drop_ignored, expand_rules
+from statecli.requests.accepted_findings import check_options, drop_accepted, list_accepted
 from statecli.requests.options import InspectOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
 from statecli.requests.row_options import check_rows, refuse_contradictions
@@ -23,7 +23,7 @@ def check(options: InspectOptions, extra: ExtraInputs) -> None:
     check_rows(options)
     if options.cuda and options.to not in (None, "cuda"):
         raise UsageError(f"{option('--cuda')} and {option('--to', options.to)} contradict each other")
-    expand_rules(options.ignore)
+    check_options(options)
     if extra.model is not None and options.model is not None:
         raise UsageError(f"{option('--model')} groups a checkpoint; {options.target} is a model already")
 
@@ -42,7 +42,8 @@ def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraI
     with caller.progress(values=request.stats or request.to is not None) as progress:
         inspection = _inspect(request, progress, extra)
     caller.check_states(inspection.state)
-    inspection = replace(inspection, findings=drop_ignored(inspection.findings, inspection.state, options.ignore))
+    accepted, files = list_accepted(inspection.findings, inspection.state, options)
+    inspection = replace(inspection, findings=drop_accepted(inspection.findings, accepted))
     view = RowView(
         unfold=options.all,
         tree=options.tree,
@@ -51,8 +52,8 @@ def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraI
         top=options.top,
         lines=options.lines,
     )
-    report = build_inspect_report(inspection, view, options.fail_on)
-    return Outcome(inspection, report, failures=describe_failures(inspection.broken, "read"))
+    report = build_inspect_report(inspection, view, options.fail_on, accepted)
+    return Outcome(inspection, report, failures=describe_failures(inspection.broken, "read"), files=files)
 
 
 def _inspect(request: Request, progress: Progress | None, extra: ExtraInputs) -> Inspection:

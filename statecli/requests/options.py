@@ -239,6 +239,17 @@ IgnoredRules = Annotated[
     tuple[str, ...],
     Option(("--ignore",), "Do not report findings of this rule or rule group (repeatable).", "RULE", Group.TASK),
 ]
+BaselineFile = Annotated[str | None, Option(("--baseline",), "Accept the findings listed in FILE.", "FILE", Group.TASK)]
+WriteBaseline = Annotated[
+    str | None,
+    Option(
+        ("--write-baseline",),
+        "Accept all findings of this run: write them to FILE; needs --reason.",
+        "FILE",
+        Group.TASK,
+    ),
+]
+Reason = Annotated[str | None, Option(("--reason",), "Reason to record with --write-baseline.", "TEXT", Group.TASK)]
 
 
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -341,6 +352,9 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
     ] = None
     fail_on: FailOn = Severity.ERROR
     ignore: IgnoredRules = ()
+    baseline: BaselineFile = None
+    write_baseline: WriteBaseline = None
+    reason: Reason = None
     executor: Executor = None
     shard: Shard = None
     sort: Annotated[
@@ -471,6 +485,9 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
     ] = None
     fail_on: FailOn = Severity.ERROR
     ignore: IgnoredRules = ()
+    baseline: BaselineFile = None
+    write_baseline: WriteBaseline = None
+    reason: Reason = None
     verbose: Annotated[
         bool, Option(("--verbose", "-v"), "Also show the measured values and all notes.", group=Group.ROWS)
     ] = False
@@ -521,16 +538,9 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
             ("--against",), "Check that each target has the tensors, dtypes and shapes of CHECKPOINT.", "CHECKPOINT"
         ),
     ] = None
-    baseline: Annotated[str | None, Option(("--baseline",), "Accept the findings listed in FILE.", "FILE")] = None
-    write_baseline: Annotated[
-        str | None,
-        Option(
-            ("--write-baseline",),
-            "Accept all findings of this run (narrow them with --select or -i): write them to FILE; needs --reason.",
-            "FILE",
-        ),
-    ] = None
-    reason: Annotated[str | None, Option(("--reason",), "Reason to record with --write-baseline.", "TEXT")] = None
+    baseline: BaselineFile = None
+    write_baseline: WriteBaseline = None
+    reason: Reason = None
     config: Config = None
     no_config: NoConfig = False
     allow_empty: Annotated[bool, Option(("--allow-empty",), "Exit with status 0 if there is nothing to audit.")] = False

@@ -10,7 +10,7 @@ from statecli.commands.verify.run import Request
 from statecli.core.errors import UsageError, option
 from statecli.report import View
 from statecli.report.verify import build_verify_report, list_inconclusive
-from statecli.requests.ignored_rules import drop_ignored_of_checks, expand_rules
+from statecli.requests.accepted_findings import check_options, drop_accepted_of_checks, list_accepted
 from statecli.requests.options import CUDA, VerifyOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 
@@ -21,7 +21,7 @@ _PROOFS_OF = {"--device": {"move", "forward"}, "--dtype": {"cast"}, "--optimizer
 
 def check(options: VerifyOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
     """Raise UsageError for contradictory options and unknown rules, before the model is built."""
-    expand_rules(options.ignore)
+    check_options(options)
     if options.input and options.input_from:
         both = f"{option('--input')} and {option('--input-from')}"
         raise UsageError(f"{both} contradict each other; leave one of them out")
@@ -59,10 +59,17 @@ def run(options: VerifyOptions, request: Request, caller: Caller, extra: ExtraIn
         else:
             verification = verify_run.run(request, lambda _: step(), extra.inputs)
     caller.check_states(verification.state)
-    verification = drop_ignored_of_checks(verification, options.ignore)
+    accepted, files = list_accepted(verification.findings, verification.state, options)
+    verification = drop_accepted_of_checks(verification, accepted)
     view = View(unfold=options.all, verbose=options.verbose)
-    report = build_verify_report(verification, view, options.check, options.fail_on)
-    return Outcome(verification, report, failures=list_inconclusive(verification, options.check), findings_first=True)
+    report = build_verify_report(verification, view, options.check, options.fail_on, accepted)
+    return Outcome(
+        verification,
+        report,
+        failures=list_inconclusive(verification, options.check),
+        findings_first=True,
+        files=files,
+    )
 
 
 def build_request(options: VerifyOptions) -> Request:

@@ -277,7 +277,7 @@ def test_what_is_written_accepts_exactly_what_was_found(tmp_path_factory, found,
     audit = audited(*(finding(rule, message, fqn, "model") for rule, message, fqn in found), ran=("nan", "inf"))
     made = baseline.build_baseline(audit, None, reason, unfiltered=True)
     path = tmp_path_factory.mktemp("b") / "b.json"
-    path.write_bytes(b"".join(baseline.encode_baseline(made, str(path.parent))))
+    path.write_bytes(b"".join(baseline.encode_baseline(made, str(path))))
     assert baseline.read_baseline(str(path)) == made
     done = baseline.accept_findings(audit, made, unfiltered=True)
     assert (done.findings, len(done.targets[0].accepted), done.targets[0].notes) == ((), len(found), ())

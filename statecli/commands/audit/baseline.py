@@ -17,12 +17,13 @@ from msgspec.structs import replace
 from statecli.commands.audit import config
 from statecli.commands.audit.result import Audit
 from statecli.commands.lock.lock_file import read_document
+from statecli.core import registration_rules
 from statecli.core.errors import MalformedError
 from statecli.core.finding import Finding
 from statecli.core.json_text import encode_json
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Oddity
-from statecli.rules import RULES, run_notes
+from statecli.rules import DICTIONARY, run_notes
 from statecli.storage import files
 from statecli.targets.location import find_path, is_in_folder, make_relative_name, resolve_name
 from statecli.targets.target_result import Accepted, Status, TargetResult
@@ -32,6 +33,14 @@ SCHEMA = "statecli.baseline/2"
 SCHEMA_BY_NAME = "statecli.baseline/1"
 #: The rule of findings about a bug in statecli, which no baseline accepts.
 INTERNAL_ERROR_RULE = run_notes.INTERNAL_ERROR.name
+_CAUSES = frozenset(
+    rule.name
+    for rule in (
+        registration_rules.UNREGISTERED_TENSOR,
+        registration_rules.UNREGISTERED_PARAMETER,
+        registration_rules.UNREGISTERED_MODULE,
+    )
+)
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -97,10 +106,9 @@ def read_baseline(path: str) -> Baseline:
         baseline = msgspec.convert(document, Baseline)
     except msgspec.ValidationError as error:
         raise MalformedError(f"{path}: is not a valid baseline: {error}; write it again") from error
-    rules = [rule.name for rule in RULES]
     for entry in baseline.findings:
-        if entry.rule not in rules:
-            suggestion = config.suggest_names(entry.rule, rules)
+        if entry.rule not in DICTIONARY:
+            suggestion = config.suggest_names(entry.rule, list(DICTIONARY))
             accepted = f"{entry.rule!r} of {entry.target}, but this rule does not exist"
             raise MalformedError(f"{path}: accepts {accepted}{suggestion or '; drop the entry'}")
         if not entry.reason.strip():
@@ -229,8 +237,22 @@ def _make_sort_key(entry: Entry) -> list[tuple[bool, str]]:
     return [(part is not None, part or "") for part in _make_entry_key(entry)]
 
 
-def encode_baseline(baseline: Baseline, folder: str = ".") -> Iterator[bytes]:
-    """Yield the pieces of the file for `folder`."""
+def list_reasons_by_tensor(baseline: Baseline, target: str) -> dict[tuple[str, str | None], str]:
+    """Return the reasons for which tensors of a target may be unregistered, by rule and tensor, whatever the message.
+
+    Each command words another consequence of the same cause: not saved, left behind, not trained.
+    """
+    name = make_relative_name(target)
+    return {
+        (entry.rule, entry.fqn): entry.reason
+        for entry in baseline.findings
+        if entry.target == name and entry.rule in _CAUSES and entry.fqn is not None
+    }
+
+
+def encode_baseline(baseline: Baseline, path: str) -> Iterator[bytes]:
+    """Yield the pieces of the file at `path`."""
+    folder = os.path.dirname(path) or "."
     baseline = _rename_targets(baseline, lambda target: make_relative_name(target, folder))
     yield b'{"schema": %b, "findings": [' % encode_json(baseline.schema)
     for n, entry in enumerate(baseline.findings):

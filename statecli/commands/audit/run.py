@@ -73,9 +73,7 @@ def accept_all(result: Audit, path: str, reason: str, request: Request) -> tuple
     accepted = build_baseline(
         result, request.baseline, reason, unfiltered=request.is_unfiltered, targets=request.targets
     )
-    return accept_findings(result, accepted, unfiltered=request.is_unfiltered), encode_baseline(
-        accepted, os.path.dirname(path) or "."
-    )
+    return accept_findings(result, accepted, unfiltered=request.is_unfiltered), encode_baseline(accepted, path)
 
 
 class _Run:

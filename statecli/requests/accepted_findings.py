@@ -1,0 +1,108 @@
+"""Set apart the findings that `--ignore` and `--baseline` accept, in inspect and verify; write the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from statecli.commands.verify.result import Verification
+from statecli.core.errors import UsageError, option
+from statecli.core.finding import Finding
+from statecli.core.state import ModelState
+from statecli.report.problems import group_findings
+from statecli.requests.options import InspectOptions, VerifyOptions
+from statecli.requests.outcome import OutputFile
+from statecli.targets.target_result import Accepted, Status, TargetResult
+
+
+def check_options(options: InspectOptions | VerifyOptions) -> None:
+    """Raise UsageError for an unknown rule, and for a baseline to write without a reason."""
+    expand_rules(options.ignore)
+    check_reason(options.write_baseline, options.reason)
+
+
+def check_reason(path: str | None, reason: str | None) -> None:
+    """Raise UsageError unless a baseline to write has a reason, and a reason a baseline."""
+    if path is not None and not (reason or "").strip():
+        advice = f"say why with {option('--reason', 'TEXT')}; statecli shows the reason next to each accepted finding"
+        raise UsageError(f"{option('--write-baseline', path)}: {advice}")
+    if path is None and reason is not None:
+        raise UsageError(f"{option('--reason')}: needs {option('--write-baseline', 'FILE')}; give both")
+
+
+def expand_rules(names: Sequence[str]) -> frozenset[str]:
+    """Return the rules for these names: a rule, or each rule of a group. Raises UsageError for any other name."""
+    if not names:
+        return frozenset()
+    # Both are imported here, because most commands ignore no rule.
+    from statecli.commands.audit import config
+    from statecli.rules import DICTIONARY
+
+    return frozenset(config.expand_rules(names, option("--ignore"), DICTIONARY.values()))
+
+
+def list_accepted(
+    findings: Sequence[Finding], state: ModelState, options: InspectOptions | VerifyOptions
+) -> tuple[tuple[Accepted, ...], tuple[OutputFile, ...]]:
+    """Return the accepted findings, each with its reason, and the baseline to write, if any.
+
+    Raises UnreadableError and MalformedError for a baseline that cannot be read.
+    """
+    accepted = _list_ignored(findings, state, options.ignore)
+    if options.baseline is None and options.write_baseline is None:
+        return accepted, ()
+    # Both are imported here, because most runs have no baseline.
+    from statecli.commands.audit import baseline
+    from statecli.commands.audit.result import Audit
+
+    ignored = {id(entry.finding) for entry in accepted}
+    remaining = tuple(finding for finding in findings if id(finding) not in ignored)
+    # No rule counts as complete, because other commands report other findings of the same tensors.
+    audit = Audit((TargetResult(state.target, Status.AUDITED, findings=remaining),))
+    known = baseline.join_baselines((options.baseline, baseline.find_existing_file(options.write_baseline)))
+    files: tuple[OutputFile, ...] = ()
+    if options.write_baseline is not None:
+        known = baseline.build_baseline(audit, known, options.reason or "", unfiltered=False)
+        files = (OutputFile(options.write_baseline, baseline.encode_baseline(known, options.write_baseline)),)
+    if known is None:
+        return accepted, files
+    by_content = baseline.accept_findings(audit, known, unfiltered=False).targets[0].accepted
+    rest, by_cause = drop_accepted(remaining, by_content), baseline.list_reasons_by_tensor(known, state.target)
+    return (
+        *accepted,
+        *by_content,
+        *(
+            Accepted(finding, by_cause[problem.rule, finding.fqn])
+            for problem in group_findings(rest, state.tensors)
+            for finding in problem.findings
+            if (problem.rule, finding.fqn) in by_cause
+        ),
+    ), files
+
+
+def _list_ignored(findings: Sequence[Finding], state: ModelState, names: Sequence[str]) -> tuple[Accepted, ...]:
+    """Return the findings of ignored rules, and those of problems that have an ignored rule's name."""
+    ignored = expand_rules(names)
+    problems = group_findings(findings, state.tensors) if ignored else ()
+    return tuple(
+        Accepted(finding, f"--ignore {rule}")
+        for problem in problems
+        for finding in problem.findings
+        for rule in [problem.rule if problem.rule in ignored else finding.rule]
+        if rule in ignored
+    )
+
+
+def drop_accepted(findings: Iterable[Finding], accepted: Iterable[Accepted]) -> tuple[Finding, ...]:
+    """Return the findings that are not accepted."""
+    dropped = {id(entry.finding) for entry in accepted}
+    return tuple(finding for finding in findings if id(finding) not in dropped)
+
+
+def drop_accepted_of_checks(verification: Verification, accepted: Sequence[Accepted]) -> Verification:
+    """Return the verification without the accepted findings of each proof."""
+    if not accepted:
+        return verification
+    checks = tuple(replace(check, findings=drop_accepted(check.findings, accepted)) for check in verification.checks)
+    return replace(verification, checks=checks)

@@ -1,0 +1,95 @@
+"""`--ignore` and `--baseline` of inspect and verify: what is accepted is counted, named with its reason, and kept."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+NET = """import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(2, 2)
+        self.table = torch.randn(5, 5)
+"""
+
+
+@pytest.fixture
+def net(in_tmp_path, tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    return "net.py:Net"
+
+
+def read_rules(path) -> list[tuple[str, str]]:
+    return [(entry["rule"], entry["reason"]) for entry in json.loads(path.read_text())["findings"]]
+
+
+def test_a_baseline_of_audit_accepts_the_same_cause_in_inspect_and_verify(statecli, net, tmp_path):
+    """Each command words another consequence of the tensor that is not registered."""
+    assert statecli("audit", net, "--write-baseline", "known.json", "--reason", "mended in v2", "-q").code == 0
+    for words in (["inspect", net], ["inspect", net, "--to", "meta"], ["verify", net, "--check", "move"]):
+        assert statecli(*words, "-q").code == 1
+        assert statecli(*words, "--baseline", "known.json", "-q").code == 0
+        document = statecli(*words, "--baseline", "known.json", "-f", "json").json
+        assert not document["findings"] and not document.get("problems")
+        assert {(row["fqn"], row["reason"]) for row in document["accepted"]} == {("table", "mended in v2")}
+
+
+def test_another_tensor_is_not_accepted(statecli, net, tmp_path):
+    """Nor the same tensor of another class."""
+    statecli("audit", net, "--write-baseline", "known.json", "--reason", "mended in v2", "-q")
+    (tmp_path / "net.py").write_text(NET + "        self.other = torch.randn(5, 5)\n" + NET.replace("Net", "Net2"))
+    result = statecli("verify", net, "--check", "move", "--baseline", "known.json", "-f", "json")
+    assert result.code == 1
+    assert {finding["fqn"] for finding in result.json["findings"]} == {"other"}
+    assert statecli("verify", "net.py:Net2", "--check", "move", "--baseline", "known.json", "-q").code == 1
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_baseline_is_written_and_read_again(command, statecli, net, tmp_path):
+    """The run that writes the baseline accepts its findings; what other commands wrote stays."""
+    statecli("audit", net, "--write-baseline", "known.json", "--reason", "by audit", "-q")
+    kept = read_rules(tmp_path / "known.json")
+    (tmp_path / "net.py").write_text(NET + "        self.other = torch.randn(5, 5)\n")
+    write = (command, net, "--write-baseline", "known.json", "--reason", "later", "-q")
+    assert statecli(*write).code == 0
+    written = read_rules(tmp_path / "known.json")
+    assert set(kept) < set(written)
+    assert {reason for _, reason in written} == {"by audit", "later"}
+    assert statecli(command, net, "--baseline", "known.json", "-q").code == 0
+    assert statecli(*write).code == 0
+    assert read_rules(tmp_path / "known.json") == written
+    assert statecli("audit", net, "--baseline", "known.json", "-f", "json").json["findings"]
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_outputs_say_what_is_accepted_and_why(command, statecli, net):
+    """So that "clean" next to a cross is not a riddle."""
+    words = (command, net, "--ignore", "unregistered-tensor")
+    table = " ".join(statecli(*words, "-f", "table").out.split())
+    assert "accepted (" in table
+    assert "--ignore unregistered-tensor" in table
+    assert "clean (" in table or command == "inspect"
+    assert "--ignore unregistered-tensor" in statecli(*words, "-f", "plain").out
+    assert "--ignore unregistered-tensor" in statecli(*words, "-f", "markdown").out
+    results = statecli(*words, "-f", "sarif").json["runs"][0]["results"]
+    assert results and all(result["suppressions"] for result in results)
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--write-baseline", "new.json"), "--write-baseline new.json: say why with --reason TEXT"),
+        (("--reason", "known"), "--reason: needs --write-baseline FILE"),
+        (("--baseline", "missing.json"), "missing.json: the baseline cannot be opened"),
+    ],
+)
+def test_a_wrong_line_is_an_error(command, options, error, statecli, net, tmp_path):
+    """And writes nothing."""
+    result = statecli(command, net, *options)
+    assert result.code == 2
+    assert error in result.err
+    assert not (tmp_path / "new.json").exists()
