@@ -33,7 +33,8 @@ def test_a_baseline_of_audit_accepts_the_same_cause_in_inspect_and_verify(statec
         assert statecli(*words, "-q").code == 1
         assert statecli(*words, "--baseline", "known.json", "-q").code == 0
         document = statecli(*words, "--baseline", "known.json", "-f", "json").json
-        assert not document["findings"] and not document.get("problems")
+        assert not document["findings"]
+        assert not document.get("problems")
         assert {(row["fqn"], row["reason"]) for row in document["accepted"]} == {("table", "mended in v2")}
 
 
@@ -75,7 +76,8 @@ def test_outputs_say_what_is_accepted_and_why(command, statecli, net):
     assert "--ignore unregistered-tensor" in statecli(*words, "-f", "plain").out
     assert "--ignore unregistered-tensor" in statecli(*words, "-f", "markdown").out
     results = statecli(*words, "-f", "sarif").json["runs"][0]["results"]
-    assert results and all(result["suppressions"] for result in results)
+    assert results
+    assert all(result["suppressions"] for result in results)
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
