@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from statecli import render
-from statecli.cli import interrupts, output_files
+from statecli.cli import interrupts, output_files, pager
 from statecli.core.errors import OutputError, UnreadableError, UsageError, option
 from statecli.core.escaping import escape_line, truncate_middle
 from statecli.core.finding import Finding
@@ -159,7 +159,8 @@ def _open_sink(path: str | None) -> Iterator[Stream]:
     if interrupts.was_interrupted:
         raise KeyboardInterrupt
     if path is None:
-        yield open_stdout()
+        with _open_paged_stdout() as stdout:
+            yield stdout
         return
     number = output_files.find_descriptor(path)
     try:
@@ -171,6 +172,41 @@ def _open_sink(path: str | None) -> Iterator[Stream]:
         raise
     except OSError as error:
         raise UnreadableError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def _open_paged_stdout() -> Iterator[Stream]:
+    """Yield standard output; on a terminal, a stream whose text goes to the pager if it is longer than the screen.
+
+    The parent of a supervised process pages what it writes.
+    """
+    stdout = open_stdout()
+    if _find_parent() is not None or not stdout.raw.isatty() or pager.find_pager(stdout.raw.fileno()) is None:
+        yield stdout
+        return
+    collected = _CollectedOutput(stdout.raw.fileno())
+    try:
+        yield Stream(collected, stdout.encoding, stdout.columns)
+    finally:
+        data = collected.getvalue()
+        if not pager.show(data, stdout.raw.fileno()):
+            stdout.utf8(data)
+
+
+class _CollectedOutput(io.BytesIO):
+    """Bytes for the terminal behind a descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+
+    def isatty(self) -> bool:
+        """Return True: it is a terminal's text."""
+        return True
+
+    def fileno(self) -> int:
+        """Return the terminal's descriptor, which tells its width."""
+        return self._descriptor
 
 
 def _reopen_descriptor(number: int) -> IO[bytes]:

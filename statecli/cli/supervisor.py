@@ -304,6 +304,9 @@ class _Watch:
     def _print(self, code: int) -> int:
         """Write the result to standard output and notes to standard error, in order; return the exit code."""
         try:
+            result = b"".join(piece for descriptor, piece in self._output if descriptor == 1)
+            if result and _is_tty(1) and _show_in_pager(result):
+                self._output = [entry for entry in self._output if entry[0] != 1]
             for descriptor, piece in self._output:
                 _write_all(1, piece) if descriptor == 1 else _write_error(piece)
         except BrokenPipeError:
@@ -406,6 +409,12 @@ def _write_error(data: bytes) -> None:
 def _complain(message: str) -> int:
     _write_error(f"statecli: {message}\n".encode(errors="backslashreplace"))
     return 2
+
+
+def _show_in_pager(data: bytes) -> bool:
+    from statecli.cli import pager
+
+    return pager.show(data, 1)
 
 
 def _name_signal(number: int) -> str:

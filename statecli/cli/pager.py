@@ -1,0 +1,72 @@
+"""Show a result that is longer than the terminal in a pager, as git does: `STATECLI_PAGER`, else `PAGER`, else `less`.
+
+An empty value or `cat` switches the pager off. Nothing is paged in pipes, in CI, and where nobody can press a key.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+from statecli.core.terminal_width import get_terminal_width
+
+#: less quits if the text fits on the screen, shows colours, and leaves the text on the screen.
+_LESS_OPTIONS = "FRX"
+_ESCAPE_SEQUENCE = re.compile(rb"\x1b\[[0-9;]*m")
+
+
+def find_pager(descriptor: int) -> str | None:
+    """Return the command of the pager for results on this descriptor; None if they are written there directly."""
+    is_interactive = _is_terminal(descriptor) and _is_terminal(0)
+    if not is_interactive or os.name != "posix" or os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("CI"):
+        return None
+    for name in ("STATECLI_PAGER", "PAGER"):
+        command = os.environ.get(name)
+        if command is not None:
+            return command if command.strip() not in ("", "cat") else None
+    from shutil import which
+
+    return "less" if which("less") else None
+
+
+def show(data: bytes, descriptor: int) -> bool:
+    """Show the text in a pager if it is longer than the terminal; return False if it is to be written directly."""
+    command = find_pager(descriptor)
+    if command is None or not _is_longer_than_screen(data, descriptor):
+        return False
+    from subprocess import PIPE, Popen
+
+    environment = {"LESS": _LESS_OPTIONS, "LV": "-c", **os.environ}
+    # Ctrl-C is for the pager. A handler, because a new process would ignore what this one ignores.
+    wakeup, before = signal.set_wakeup_fd(-1), signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        shell = ["/bin/sh", "-c", command]
+        with Popen(shell, stdin=PIPE, stdout=descriptor, env=environment) as pager:  # noqa: S603 - the user's own command
+            pager.communicate(data)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    return pager.returncode != _NOT_FOUND
+
+
+#: Exit statuses of a shell that found no such command.
+_NOT_FOUND = 127
+
+
+def _is_longer_than_screen(data: bytes, descriptor: int) -> bool:
+    """Return whether the text takes more lines than the terminal has, without one for the prompt."""
+    try:
+        rows = os.get_terminal_size(descriptor).lines
+    except OSError:
+        return False
+    columns = get_terminal_width(descriptor)
+    lines = _ESCAPE_SEQUENCE.sub(b"", data).decode("utf-8", "replace").splitlines()
+    return rows > 0 and sum(max(1, -(-len(line) // columns)) for line in lines) > rows - 1
+
+
+def _is_terminal(descriptor: int) -> bool:
+    try:
+        return os.isatty(descriptor)
+    except OSError:
+        return False
