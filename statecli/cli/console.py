@@ -17,7 +17,7 @@ from statecli.cli import interrupts, output_files, pager
 from statecli.core.errors import OutputError, UnreadableError, UsageError, option
 from statecli.core.escaping import escape_line, truncate_middle
 from statecli.core.finding import Finding
-from statecli.core.progress import Progress
+from statecli.core.progress import Progress, watch_stages
 from statecli.core.terminal_width import get_requested_width, get_terminal_width
 from statecli.render import RenderOptions
 from statecli.render.plain import format_problem
@@ -406,12 +406,29 @@ def show_progress(*, enabled: bool, color: str, values: bool = True) -> Iterator
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    with prefetch_progress.watch_prefetch(lambda total: _show_fetched_files(total, color)):
-        if not values:
-            yield None
-            return
-        with _show_read_bytes(color) as start:
-            yield start
+    with watch_stages(_show_stage), prefetch_progress.watch_prefetch(lambda total: _show_fetched_files(total, color)):
+        try:
+            if not values:
+                yield None
+                return
+            with _show_read_bytes(color) as start:
+                yield start
+        finally:
+            _show_stage("")
+
+
+def _show_stage(text: str) -> None:
+    """Show what takes seconds now, in the place of the stage before; "" clears the line.
+
+    The cursor stays at the start of the line, so that whatever is printed next takes the place of the text.
+    """
+    stream = sys.__stderr__  # a model's code may replace sys.stderr
+    if stream is not None:
+        with suppress(OSError, ValueError):
+            width = get_terminal_width(stream.fileno())
+            line = f"{truncate_middle(escape_line(text), width - 2)} …" if text else ""
+            stream.write(f"\r\x1b[2K{line}\r")
+            stream.flush()
 
 
 @contextmanager
@@ -419,7 +436,8 @@ def _show_fetched_files(total: int, color: str) -> Iterator[Callable[[], None]]:
     """Show a bar of `total` files; yields the function to call after each."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("files"))
+    _show_stage("")
+    columns = (TextColumn("reading headers"), BarColumn(), MofNCompleteColumn(), TextColumn("files"))
     with Progress(*columns, console=_create_console(color), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda: bar.advance(task)
@@ -427,14 +445,21 @@ def _show_fetched_files(total: int, color: str) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _show_read_bytes(color: str) -> Iterator[Progress]:
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("reading values"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     bar = Progress(*columns, console=_create_console(color), transient=True)
     task = bar.add_task("", total=0)
 
     def start(total: int) -> Callable[[str, int], None]:
         bar.update(task, total=(bar.tasks[0].total or 0) + total)
+        _show_stage("")
         bar.start()
         return lambda _, done: bar.advance(task, done)
 
@@ -446,16 +471,18 @@ def _show_read_bytes(color: str) -> Iterator[Progress]:
 
 @contextmanager
 def show_steps(total: int, *, enabled: bool, color: str) -> Iterator[Callable[[], None]]:
-    """Show a bar of `total` steps on stderr if it is a terminal; yields the function to call after each."""
+    """Show a bar of `total` steps on stderr if it is a terminal, next to the stage; yields what to call after each."""
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield lambda: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=_create_console(color), transient=True) as bar:
         task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)
+        with watch_stages(lambda text: bar.update(task, description=escape(escape_line(text)), refresh=True)):
+            yield lambda: bar.advance(task)
 
 
 def _create_console(color: str) -> Console:

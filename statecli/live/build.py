@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from statecli.core.errors import MissingDependency, ModelError, UsageError
+from statecli.core.progress import report_stage
 from statecli.live.built_model import BuiltModel
 from statecli.live.import_model import load_object
 from statecli.live.model_errors import describe_type, format_exception, get_typed_paths, report_as_model_error
@@ -36,7 +37,9 @@ def build(spec: ModelSpec, *, init_device: str = "cpu", values: bool = False) ->
 
     _check_device(torch, init_device)
     origins = Origins(get_typed_paths(spec))
+    report_stage(f"importing {spec.module}")
     obj = load_object(spec)
+    report_stage(f"building {spec.attribute}")
     make = functools.partial(_build_once, spec, obj, init_device, None)
     with torch_settings.keep_settings_and_grad_mode():
         module = _build_once(spec, obj, init_device, origins, values)
@@ -45,6 +48,7 @@ def build(spec: ModelSpec, *, init_device: str = "cpu", values: bool = False) ->
 
 
 def _import_torch() -> Any:
+    report_stage("importing torch")
     try:
         import torch
     except ImportError as error:

@@ -66,3 +66,23 @@ def test_nothing_is_drawn_into_a_pipe(net):
     """Neither bar is for a log."""
     found = run_python([*COMMAND, "inspect", "--stats", net], "statecli", text=False, check=True)
     assert found.stderr == b""
+
+
+NET = """import torch
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+"""
+
+
+@pytest.mark.parametrize("command", [("inspect",), ("verify", "--check", "move")])
+def test_stages_that_take_seconds_are_named(command, tmp_path):
+    """Importing torch takes two seconds and more, and a constructor as long as it likes."""
+    (tmp_path / "net.py").write_text(NET)
+    shown = stderr_on_a_terminal(*command, f"{tmp_path}/net.py:Net")
+    stages = ["importing torch", "net.py", "building Net"] + ["proof move"] * (command[0] == "verify")
+    places = [shown.find(stage) for stage in stages]
+    assert -1 not in places
+    assert places == sorted(places)
+    (tmp_path / "net.py").write_text(NET)
+    assert stderr_on_a_terminal(*command, f"{tmp_path}/net.py:Net", "--no-progress") == ""

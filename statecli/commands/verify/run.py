@@ -29,6 +29,7 @@ from statecli.core.errors import ModelError, UsageError
 from statecli.core.finding import Finding, Severity
 from statecli.core.move_rules import LEFT_BEHIND
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.progress import report_stage
 from statecli.core.selection import Selection, select
 from statecli.core.state import SAMPLE_INPUT_NOTE, ModelState
 from statecli.live.model_errors import describe_model_error
@@ -141,6 +142,7 @@ def verify_model(
     state = select(subject.state, request.selection, request.target)
     checks = []
     for name in request.checks or tuple(Name):
+        report_stage(f"proof {name.value}")
         checks.append(_restrict_to_selection(_run_proof(name, subject, request), state, subject.state))
         on_check_done(checks[-1])
     return Verification(state, _lower_harmless_severities(checks), subject.state.oddities)
