@@ -25,7 +25,7 @@ from statecli.report import Report
 from statecli.storage import prefetch_progress
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from statecli.cli.output_files import OutputTarget
 
@@ -443,6 +443,28 @@ def _show_fetched_files(total: int, color: str) -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
+class _ReadBytes:
+    """Bytes of values that are read: those of whole tensors, or those that arrived of remote files if they are more."""
+
+    def __init__(self) -> None:
+        self.total = self._done = self._done_before = self._fetched_before = 0
+
+    def start(self, total: int) -> None:
+        """Expect so many bytes more."""
+        self.total += total
+        self._done_before = self._done
+        self._fetched_before = prefetch_progress.count_fetched_values().bytes
+
+    def add(self, done: int) -> None:
+        """Count the bytes of tensors that are done."""
+        self._done += done
+
+    def count(self) -> int:
+        """Return the bytes so far."""
+        fetched = prefetch_progress.count_fetched_values().bytes - self._fetched_before
+        return max(self._done, min(self.total, self._done_before + fetched))
+
+
 @contextmanager
 def _show_read_bytes(color: str) -> Iterator[Progress]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -454,14 +476,24 @@ def _show_read_bytes(color: str) -> Iterator[Progress]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    bar = Progress(*columns, console=_create_console(color), transient=True)
-    task = bar.add_task("", total=0)
+    read = _ReadBytes()
+
+    class _Bar(Progress):
+        """A bar that asks for the bytes that arrived each time it is drawn: a large tensor arrives in many pieces."""
+
+        def get_renderables(self) -> Iterable[RenderableType]:
+            for task in self.task_ids:
+                self.update(task, completed=read.count(), total=read.total)
+            return super().get_renderables()
+
+    bar = _Bar(*columns, console=_create_console(color), transient=True, auto_refresh=True)
+    bar.add_task("", total=0)
 
     def start(total: int) -> Callable[[str, int], None]:
-        bar.update(task, total=(bar.tasks[0].total or 0) + total)
+        read.start(total)
         _show_stage("")
         bar.start()
-        return lambda _, done: bar.advance(task, done)
+        return lambda _, done: read.add(done)
 
     try:
         yield start

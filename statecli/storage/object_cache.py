@@ -16,7 +16,7 @@ from itertools import pairwise
 from operator import itemgetter
 
 from statecli.core.errors import UnreadableError
-from statecli.storage import session
+from statecli.storage import prefetch_progress, session
 from statecli.storage.checksums import Checksums
 from statecli.storage.object_store import ObjectStore, Unfetched, confirm_version
 from statecli.storage.parallel import run_in_threads
@@ -295,7 +295,9 @@ class RemoteFile:
                 break
         guards = self._find_guards(offset, stop)
         begin = min([offset, *(guard.header for guard in guards if guard.header >= offset - MIN_REQUEST_BYTES)])
-        return self._confirm_window(offset, stop, begin, memoryview(self.request(begin, stop - begin)))
+        data = memoryview(self.request(begin, stop - begin))
+        prefetch_progress.count_fetched_values().bytes += len(data)
+        return self._confirm_window(offset, stop, begin, data)
 
     def _confirm_window(self, offset: int, stop: int, begin: int, data: memoryview) -> memoryview:
         """Return the part of `data`, which begins at `begin`, from `offset` on up to bytes that lie elsewhere."""

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from ..forked_python import run_python, start_python
+from .server import Delay
 from .test_requests import sharded
 
 COMMAND = ["-m", "statecli"]
@@ -54,6 +55,15 @@ def test_values_are_counted_in_bytes(served):
     save_file({"a": torch.zeros(3_000_000)}, served.folder / "m.safetensors")
     shown = stderr_on_a_terminal("inspect", "--stats", served.url("m.safetensors"))
     assert re.search(r"[\d.]+/12\.0 MB", shown)
+
+
+def test_the_bytes_of_one_large_tensor_are_counted_as_they_arrive(served):
+    """Its tensor is done at the end; until then a slow server would show 0."""
+    save_file({"a": torch.zeros(3_000_000)}, served.folder / "m.safetensors")
+    served.behave("m.safetensors", Delay(0.2))
+    shown = stderr_on_a_terminal("inspect", "--stats", served.url("m.safetensors"))
+    counts = {float(count) for count in re.findall(r"([\d.]+)/12\.0 MB", shown)}
+    assert [count for count in counts if 0 < count < 12]
 
 
 @pytest.mark.parametrize("options", [["--no-progress"], ["--no-progress", "--stats"]])
