@@ -321,8 +321,8 @@ def test_a_name_that_is_no_utf8(statecli, here):
 
 
 def test_the_page_of_the_outputs_has_each():
-    """docs/outputs.md names every output there is, and none else."""
-    page = (SAMPLES.parent / "docs" / "outputs.md").read_text("utf-8")
+    """docs/reference/outputs.md names every output there is, and none else."""
+    page = (SAMPLES.parent / "docs" / "reference" / "outputs.md").read_text("utf-8")
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     assert sorted(re.findall(r"`(\w+)`", "".join(rows))) == sorted(output.value for output in Output)
 

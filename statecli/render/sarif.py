@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from statecli.core.documentation import rule_url
 from statecli.core.escaping import escape_name, escape_sentence
 from statecli.core.finding import Finding
 from statecli.core.json_text import encode_json
@@ -57,6 +58,7 @@ def _describe_rule(rule: RuleText) -> dict[str, Any]:
         "shortDescription": {"text": rule.summary},
         "fullDescription": {"text": full_description.strip() or rule.summary},
         "help": {"text": rule.explanation or rule.summary, "markdown": rule.explanation or rule.summary},
+        "helpUri": rule_url(rule.name),
         "defaultConfiguration": {"level": rule.severity.value},
     }
     return {**described, "properties": {"tags": [rule.about]}} if rule.about else described

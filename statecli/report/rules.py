@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from difflib import get_close_matches
 
+from statecli.core.documentation import rule_url
 from statecli.core.errors import UsageError
 from statecli.core.finding import Severity
 from statecli.core.rule import FORMER_NAMES
@@ -80,12 +81,15 @@ def _build_groups(texts: Sequence[RuleText]) -> tuple[Group, ...]:
 
 
 def format_explanation(rule: RuleText, width: int) -> str:
-    """Return the whole explanation, each paragraph filled to the width; `Why`, `Example` and `Fix` stand out."""
+    """Return the whole explanation, each paragraph filled to the width; `Why`, `Example` and `Fix` stand out.
+
+    The last line is the address of the rule's page.
+    """
     width = max(20, min(width, MAX_TEXT_WIDTH))
     first, *rest = rule.explanation.split("\n\n")
     heading = f"{rule.name} ({rule.severity.value})\nreported by {', '.join(rule.commands)}"
     parts = [_fill(first, width, ""), *(_fill(part, width, "  ") for part in rest)]
-    return "\n\n".join((heading, *parts)) + "\n"
+    return "\n\n".join((heading, *parts, rule_url(rule.name))) + "\n"
 
 
 def _fill(text: str, width: int, indent: str) -> str:

@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 from hypothesis import example, given
 
+from statecli.core.documentation import DOCUMENTATION_URL
 from statecli.core.state import Origin, Place
 from statecli.render.sarif import make_uri
 from statecli.rules import RULES
@@ -42,6 +43,7 @@ def test_a_rule_has_its_explanation():
     (known,) = (one for one in RULES if one.name == "nan")
     assert rule["shortDescription"]["text"] == known.summary
     assert rule["help"] == {"text": known.explanation, "markdown": known.explanation}
+    assert rule["helpUri"] == f"{DOCUMENTATION_URL}reference/rules/nan.html"
     assert rule["defaultConfiguration"] == {"level": "error"}
     assert rule["properties"] == {"tags": [known.group]}
     assert "\n" not in rule["fullDescription"]["text"]

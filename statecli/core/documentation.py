@@ -1,0 +1,12 @@
+"""Addresses of pages of the documentation."""
+
+from __future__ import annotations
+
+#: Where the site of `make site` is published, with a slash at the end. The host is a placeholder (RFC 2606): set the
+#: address here before a release. SARIF, `statecli rules NAME` and the site itself take the address from here.
+DOCUMENTATION_URL = "https://statecli.example/"
+
+
+def rule_url(name: str) -> str:
+    """Return the address of the page of a rule."""
+    return f"{DOCUMENTATION_URL}reference/rules/{name}.html"
