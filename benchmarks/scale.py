@@ -1,4 +1,4 @@
-"""What outgrows one machine, on paper: the figures of docs/scale.md, each of which a command here repeats.
+"""What outgrows one machine, on paper: the figures of docs/explanation/scale.md, each of which a command here repeats.
 
 python benchmarks/scale.py make FOLDER       two checkpoints of 1.34 TB, sparse: headers are real, no byte of a tensor
 python benchmarks/scale.py plan FOLDER       what `diff` of them hands out: tasks, shares, bytes

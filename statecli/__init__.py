@@ -1,11 +1,11 @@
-"""statecli: see, prove and audit the state of PyTorch models and checkpoints.
+"""Inspect, compare, verify and audit the state of PyTorch models and checkpoints.
 
-    statecli.inspect("net.pt")                      # what is in it
-    statecli.diff("before.pt", "after.pt")          # what differs
-    statecli.verify(model, inputs="2x3")            # what becomes of each tensor
+    statecli.inspect("net.pt")                      # list the tensors of a checkpoint
+    statecli.diff("before.pt", "after.pt")          # compare two checkpoints
+    statecli.verify(model, inputs="2x3")            # test a model
 
-Each takes what the command of the same name takes and gives what that shows, as data. Whatever cannot be done raises
-`StateError` or a child of it, with the one line that the command would print. Importing this imports no torch.
+Each function has the arguments of the command with the same name, and returns the result as data. Errors are
+`StateError` or a subclass, with the one line that the command would print. Importing this package imports no torch.
 """
 
 import os
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from statecli.core.state import Kind, ModelState, Stats, TensorInfo
     from statecli.values.delta import Delta
 
-#: Where the types of results are; each is imported when it is asked for.
+#: Modules of the result types; each is imported on first use.
 _TYPES = {
     "statecli.commands.diff.result": ("Change", "Diff", "Field"),
     "statecli.core.finding": ("Finding", "Severity"),
@@ -120,28 +120,39 @@ def inspect(
     ignore: "Iterable[str] | None" = (),
     executor: "str | Executor | None" = None,
 ) -> "Inspection":
-    """Every tensor of a checkpoint, of a model class or of a live model, as `statecli inspect` lists it.
+    """List every tensor of a checkpoint, a model class or a live model.
 
-    `target`: a path, "train.ckpt#optimizer", "file.py:Class", "package.module:Class(hidden=32)" or an nn.Module. A live
-    module is left as it was: its own tensors are listed, and copies without its values are moved and called. A module
-    that cannot be copied is listed too, without what moves.
+    A live model is not changed: statecli lists its own tensors, and moves and calls copies without its values. A model
+    that cannot be copied is listed without the results of a move.
 
-    `to`: a device ("meta", "cuda:0") to which everything is moved; `findings` then has the tensors that stayed.
-    Without `to`, `findings` has the unregistered tensors of a class or module that may do harm. `ignore`: rules or rule
-    groups that are not reported. `model`: a spec by whose registrations a checkpoint is grouped. `stats`: min, max,
-    mean, std (n - 1), zeros, NaN and Inf of each tensor, in float64.
-    `include`, `exclude`: globs on names (FQNs). `kind`: "parameter", "buffer", "unregistered",
-    "optimizer", "other". `dtype`: globs such as "float8*"; `shape`: shapes such as "768x3072" or "*x768".
-    `init_device`: where a class is built. `inputs`: what forward is called with, as in `verify`:
-    what it adds, shapes and changes is listed too; None: it is not called. `executor`: who reads the values of a
-    checkpoint for `stats`, as in `diff`.
+    Args:
+        target: A path, "train.ckpt#optimizer", "file.py:Class", "package.module:Class(hidden=32)" or an nn.Module.
+        to: Device to move the tensors to, such as "meta" or "cuda:0"; `findings` then has the tensors that did not
+            follow. Without `to`, `findings` has the unregistered tensors of a model that may do harm.
+        model: Spec of a class; the kinds of a checkpoint's tensors are taken from it.
+        stats: Read the values and compute min, max, mean, std (divided by n - 1) and the numbers of zeros, NaN and
+            Inf of each tensor, in float64.
+        inputs: Arguments of forward, as in `verify`. The result then includes tensors that forward creates or
+            changes. None: forward is not called.
+        include: Globs; only tensors whose name matches one are listed.
+        exclude: Globs; tensors whose name matches one are left out.
+        kind: Kinds to list: "parameter", "buffer", "unregistered", "optimizer" or "other".
+        dtype: Globs of dtypes to list, such as "float8*".
+        shape: Shapes to list, such as "768x3072" or "*x768".
+        init_device: Device on which a class is built.
+        ignore: Rules or rule groups that are not reported.
+        executor: Engine that reads values for `stats`, as in `diff`.
 
-    In the result `state.tensors` has a row a tensor: `shape` in elements, `nbytes` in bytes, `fqn` as Python reaches it
-    ("blocks.0.weight", "cache['cos']").
+    Returns:
+        The state and the findings. `state.tensors` has one entry for each tensor: `shape` in elements, `nbytes` in
+            bytes, and `fqn`, the name as Python reaches it ("blocks.0.weight", "cache['cos']").
 
-    Raises StateError, with one line: UsageError (a contradiction, or NothingMatched: the filters left no tensor),
-    UnreadableError (the file), ModelError (the class, its forward, or a live model that cannot be copied for `to` or
-    `inputs`), MissingDependency.
+    Raises:
+        UsageError: The arguments contradict each other, or name something that does not exist.
+        NothingMatched: The filters left no tensor.
+        UnreadableError: The file cannot be read.
+        ModelError: The class cannot be built, its forward raises, or a live model cannot be copied.
+        MissingDependency: An optional package is missing.
     """
     arguments = dict(locals())
     del target, model
@@ -174,22 +185,47 @@ def diff(
     executor: "str | Executor | None" = None,
     init_device: str = "cpu",
 ) -> "Diff":
-    """Differences between two checkpoints, or a checkpoint and a model class, as `statecli diff` shows them.
+    """Compare two checkpoints, a checkpoint and a model class, or two classes.
 
-    `before`, `after`: as the target of `inspect`, but no live model. `map`: "REGEX=REPLACEMENT" rewrites names of
-    before first. `ignore`: "dtype", "shape", "kind", "requires_grad", "device", "tying", "values". Elements are equal
-    exactly, to the bit (`bitwise`), or where |after - before| <= `atol` + `rtol` * |before|. `metadata_only` reads no
-    values, `no_renames` looks for no tensor under another name. `only`, `frozen`, `changed`: globs of what alone may
-    change, may not, and must; with one of them `findings` is what breaks them, else every difference. `include`,
-    `exclude`, `kind`, `dtype`, `shape`, `init_device`: as in `inspect`. `device`: "cpu" or "cuda:0" computes.
-    `jobs`: number of processes, 0 for one a core. `executor` compares values instead: "threads:2", "processes:4",
-    "dask:tcp://HOST:PORT", "mpi", "ray", or an Executor of concurrent.futures, which stays open.
+    By default two elements are equal if their values are equal. With a tolerance they are equal if
+    |after - before| <= `atol` + `rtol` * |before|.
 
-    In the result `changes` has each pair, `values.max_abs` and the like of Δ = after - before in float64, and `broken`
-    the pairs that could not be compared.
+    Args:
+        before: First target: a path or a spec, as in `inspect`, but not a live model.
+        after: Second target, in any format.
+        map: "REGEX=REPLACEMENT" texts that rename the tensors of `before` first.
+        ignore: Fields whose differences do not count: "dtype", "shape", "kind", "requires_grad", "device", "tying" or
+            "values".
+        bitwise: Compare bits: -0.0 differs from 0.0, and a NaN from a NaN with other bits.
+        atol: Absolute tolerance.
+        rtol: Relative tolerance.
+        metadata_only: Read no values.
+        no_renames: Do not detect renamed tensors.
+        only: Globs; only these tensors may change.
+        frozen: Globs; these tensors must not change.
+        changed: Globs; for each, at least one tensor must change.
+        include: Globs; only tensors whose name matches one are compared.
+        exclude: Globs; tensors whose name matches one are left out.
+        kind: Kinds to compare, as in `inspect`.
+        dtype: Globs of dtypes to compare.
+        shape: Shapes to compare.
+        device: Device that compares values: "cpu" or "cuda:0".
+        jobs: Number of processes that read values; 0 means one per core.
+        executor: Engine that reads values: "threads:2", "processes:4", "dask:tcp://HOST:PORT", "mpi", "ray", or an
+            Executor of concurrent.futures, which stays open.
+        init_device: Device on which a class is built.
 
-    Raises StateError, with one line: UsageError (a contradiction, or NothingMatched), UnreadableError (a file),
-    ModelError (a class), EngineError (`executor` does not answer).
+    Returns:
+        The differences. `changes` has each pair of tensors, with statistics of after - before in float64 such as
+            `values.max_abs`. `broken` has the pairs that could not be compared. `findings` has every difference; with
+            `only`, `frozen` or `changed` it has the differences that they forbid.
+
+    Raises:
+        UsageError: The arguments contradict each other, or name something that does not exist.
+        NothingMatched: The filters left no tensor.
+        UnreadableError: A file cannot be read.
+        ModelError: A class cannot be built.
+        EngineError: `executor` does not answer.
     """
     arguments = dict(locals())
     del before, after
@@ -207,15 +243,25 @@ def merge(
     jobs: int = 0,
     executor: "str | Executor | None" = None,
 ) -> "Inspection | Diff":
-    """What `inspect` or `diff` gives, from the parts that `statecli … --shard 1/N` to `--shard N/N` wrote.
+    """Merge the parts that `--shard 1/N` to `--shard N/N` wrote, and return the result of the whole command.
 
-    `parts`: their files, or a glob; all of them, in any order, read in the folder where they were made. `code`: the
-    classes that they name, whose code may run. `url`: URLs that they name, with what is secret in them. `copies`: each
-    job had a copy of its own of the files, and they are the same by size and samples alone. `jobs`, `executor`: as in
-    `diff`, for what only all parts together make known.
+    Call it in the folder in which the parts were made.
 
-    Raises StateError, with one line: UnreadableError (a file that is not a part, a missing or duplicate part, a target
-    that has changed), EngineError (parts of another version), UsageError (parts of an audit or a lock).
+    Args:
+        parts: The files of all parts in any order, or a glob.
+        code: Classes that the parts name and that may be imported and built.
+        url: URLs that the parts name without their password or signature, in full.
+        copies: Accept parts made from separate copies of the files; compare only sizes and samples of the copies.
+        jobs: Number of processes for the rest of the work, as in `diff`.
+        executor: Engine for the rest of the work, as in `diff`.
+
+    Returns:
+        An Inspection for parts of `inspect`, a Diff for parts of `diff`.
+
+    Raises:
+        UnreadableError: A file is not a part, a part is missing or given twice, or a target has changed.
+        EngineError: The parts are of another version.
+        UsageError: The parts are of an audit or of a lock; merge them on the command line.
     """
     arguments = dict(locals())
     del parts, code, url
@@ -237,29 +283,35 @@ def verify(
     kind: "Iterable[Kind | str] | None" = (),
     ignore: "Iterable[str] | None" = (),
 ) -> "Verification":
-    """Prove what becomes of each tensor when a model is moved, cast, saved, copied, trained and called.
+    """Test what happens to each tensor when a model is moved, cast, saved, copied, trained and called.
 
-    `model`: an nn.Module, or a spec such as "file.py:Class". A live module is left as it was (device, dtype, mode,
-    gradients, values), and so are the random generators: all is done to copies. A move to "meta" copies no values.
+    A live model is not changed (device, dtype, mode, gradients, values), and the random generators are restored: every
+    operation is done on copies. A move to "meta" copies no values.
 
-    `checks`: some of "move", "cast", "save", "copy", "step", "forward"; () or None for all. `device`: where it is
-    moved: "fake-cuda" (no GPU is needed; the default without a GPU), "meta", "cpu", "cuda:0". `dtype`: to which
-    it is cast. `optimizer`: that of the step: "sgd" (None), "adamw", or a class such as torch.optim.Adam. These three
-    are refused where `checks` leaves their proofs out. `include`, `exclude`: globs on names; `kind`: as in `inspect`.
+    Args:
+        model: An nn.Module, or a spec such as "file.py:Class".
+        checks: Proofs to run: "move", "cast", "save", "copy", "step" or "forward". () or None: all.
+        device: Device to move to: "fake-cuda" (needs no GPU; the default without one), "meta", "cpu" or "cuda:0".
+        dtype: Dtype to cast to.
+        optimizer: Optimizer of the training step: "sgd" (the default), "adamw", or a class such as torch.optim.Adam.
+        inputs: Arguments of forward. A tensor; a tuple or list of positional arguments; a dict of keyword arguments;
+            (args, kwargs); a function that returns one of these. Or texts DTYPE:SHAPE<BOUND with the shape in
+            elements: "2x3", ("2x3", "ids=int64:2x16<30522"), {"x": "2x3"}. None: the inputs that the model carries
+            (`dummy_inputs`, `example_input_array`); without them, step and forward are skipped.
+        include: Globs; only tensors whose name matches one are shown.
+        exclude: Globs; tensors whose name matches one are left out.
+        kind: Kinds to show, as in `inspect`.
+        ignore: Rules or rule groups that are not reported.
 
-    `inputs`: what forward is called with: a tensor; a tuple or list (positional), a dict (by keyword) or
-    (args, kwargs); a function that gives one of these; or texts alone: "2x3", ("2x3", "ids=int64:2x16<30522"),
-    {"x": "2x3"} (DTYPE:SHAPE<BOUND, the shape in elements). None: what the model carries (`dummy_inputs`,
-    `example_input_array`); where there is nothing, step and forward are skipped.
+    Returns:
+        A verdict for each check (passed, failed, skipped or inconclusive) with its reason, and a cell for each tensor.
+            `findings` has everything that failed. A forward that raises makes its proofs inconclusive.
 
-    `ignore`: rules or rule groups that are not reported.
-
-    In the result each of `checks` has a verdict (passed, failed, skipped or inconclusive), its reason and a cell for
-    each tensor; `findings` has all that was proved false, each with its severity. A forward that raises makes its
-    proofs inconclusive.
-
-    Raises StateError, with one line: UsageError (an option, an input's text, or NothingMatched: the filters left no
-    tensor), ModelError (a spec whose class cannot be built, a function of inputs that raises).
+    Raises:
+        UsageError: An argument is wrong, or `device`, `dtype` or `optimizer` is given and `checks` leaves out its
+            proof.
+        NothingMatched: The filters left no tensor.
+        ModelError: The class cannot be built, or the function of `inputs` raises.
     """
     arguments = dict(locals())
     del model

@@ -5,7 +5,7 @@
     def test_state():
         assert_state_follows(Net(), inputs="2x3", device="fake-cuda")
 
-Also a pytest fixture, without an import: `def test_state(assert_state_follows): …`. Only the call imports torch.
+The pytest fixture `assert_state_follows` is the same function, without an import. Only a call imports torch.
 """
 
 from __future__ import annotations
@@ -39,14 +39,31 @@ def assert_state_follows(
     fail_on: str = "warning",
     ignore: Iterable[str] | None = (),
 ) -> Verification:
-    """Verify `model` and return the result; the parameters are those of `statecli.verify`.
+    """Verify a model, and raise AssertionError if its state does not follow.
 
-    Raises AssertionError, with the table of `statecli verify`, for a finding of `fail_on` or a higher severity, if a
-    proof was inconclusive, if a proof in `checks` was skipped, or if all were. Other proofs may be skipped, for
-    instance without inputs. Raises StateError if the model could not be tested at all.
-
-    `fail_on` is "warning" and not "error" as on the command line: a test builds the model itself, so that statecli
+    The default of `fail_on` is "warning", and "error" on the command line: a test builds the model itself, so statecli
     cannot build it again to learn whether an unregistered value is random.
+
+    Args:
+        model: An nn.Module, or a spec such as "file.py:Class".
+        checks: Proofs to run, as in `statecli.verify`. A proof that is named here must not be skipped.
+        device: Device to move to, as in `statecli.verify`.
+        dtype: Dtype to cast to.
+        optimizer: Optimizer of the training step.
+        inputs: Arguments of forward, as in `statecli.verify`. Without inputs some proofs are skipped.
+        include: Globs; only tensors whose name matches one are tested.
+        exclude: Globs; tensors whose name matches one are left out.
+        kind: Kinds to test, as in `statecli.inspect`.
+        fail_on: Lowest severity that fails: "note", "warning" or "error".
+        ignore: Rules or rule groups that are not reported.
+
+    Returns:
+        The result of `statecli.verify`.
+
+    Raises:
+        AssertionError: A finding has the severity of `fail_on` or a higher one, a proof is inconclusive, a proof in
+            `checks` was skipped, or all were. The message is the table of `statecli verify`.
+        StateError: The model could not be tested.
     """
     __tracebackhide__ = True  # pytest shows the caller's line
     import statecli

@@ -628,20 +628,22 @@ def test_a_checkpoint_is_inspected_without_torch(tmp_path):
 
 # --- the documentation ----------------------------------------------------------------------------------------------
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "reference" / "python.md").read_text(), re.DOTALL)
 
 
 def test_the_documentations_first_example_runs(capsys):
     """It prints what stands below it."""
     exec(BLOCKS[0], {})  # noqa: S102 - our own
-    assert capsys.readouterr().out in (ROOT / "docs" / "python.md").read_text()
+    assert capsys.readouterr().out in (ROOT / "docs" / "reference" / "python.md").read_text()
 
 
-@pytest.mark.parametrize("function", [statecli.inspect, statecli.diff, statecli.merge, statecli.verify])
+@pytest.mark.parametrize(
+    "function", [statecli.inspect, statecli.diff, statecli.merge, statecli.verify, assert_state_follows]
+)
 def test_every_parameter_is_documented(function):
-    """By its name, in the docstring."""
-    text = inspect.getdoc(function)
-    assert [name for name in inspect.signature(function).parameters if f"`{name}`" not in text] == []
+    """In the order of the signature, and no other, in the section Args of the docstring."""
+    arguments = inspect.getdoc(function).partition("Args:\n")[2].partition("\n\n")[0]
+    assert re.findall(r"^    (\w+): ", arguments, re.MULTILINE) == [*inspect.signature(function).parameters]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_all_files_are_of_one_commit(net, statecli):
 
 
 def test_what_an_audit_of_a_repository_asks_for(net, statecli):
-    """Two calls of the API, and the beginning of each file once: what docs/scale.md counts with."""
+    """Two calls of the API, and the beginning of each file once: what docs/explanation/scale.md counts with."""
     for name in ("README.md", "tokenizer.json"):
         (net.folder / "org" / "net" / name).write_text("{}")
     assert statecli("audit", "hf://org/net").code == 0
