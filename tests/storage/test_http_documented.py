@@ -1,4 +1,4 @@
-"""docs/remote.md and the README: their examples of http run, and what it says of names is so."""
+"""docs/reference/urls.md and other pages: their examples of http run, and names are masked as the page says."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from statecli.storage import files
 from statecli.storage.limits import Settings
 
 pytest.importorskip("urllib3")
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "remote.md").read_text("utf-8")
+DOCUMENTS = Path(__file__).parent.parent.parent / "docs"
+PAGE = (DOCUMENTS / "reference" / "urls.md").read_text("utf-8")
 HOST = "https://models.example/"
-README = (Path(__file__).parent.parent.parent / "README.md").read_text("utf-8")
-LINES = [line for line in (PAGE + README).splitlines() if line.startswith("statecli ") and HOST in line]
+LINES = [
+    line
+    for path in sorted(DOCUMENTS.rglob("*.md"))
+    for line in path.read_text("utf-8").splitlines()
+    if line.startswith("statecli ") and HOST in line
+]
 ROWS = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", PAGE.partition("## Masked secrets")[2], re.MULTILINE)
 
 

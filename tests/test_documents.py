@@ -1,0 +1,272 @@
+"""The examples of the documents run, everything has its page, and the pictures show the output of the program."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+import yaml
+from safetensors.torch import save_file
+
+from statecli.cli.typer_app import build_app
+from statecli.commands.audit import config
+from statecli.commands.audit.config import Config, IgnoreEntry
+from statecli.core.documentation import DOCUMENTATION_URL, rule_url
+from statecli.report.documents import DOCUMENTS
+from statecli.rules import DICTIONARY
+from statecli.rules.policy_config import Policy
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+import pictures  # noqa: E402 - the documents are not a package
+import site_pages  # noqa: E402
+
+README = (ROOT / "README.md").read_text("utf-8")
+#: Path -> text of the README and of every page of docs/.
+PAGES = {"README.md": README} | {
+    path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in sorted((ROOT / "docs").rglob("*.md"))
+}
+
+
+def blocks(text, language):
+    """The fenced blocks of a page that are in this language."""
+    return re.findall(rf"^ *```{language}\n(.*?)```", text, re.DOTALL | re.MULTILINE)
+
+
+RUN = tuple(f"statecli {command}" for command in ("inspect", "diff", "verify", "audit", "lock", "rules", "config"))
+#: Examples that need servers, clusters or parts: tests/storage, tests/executors and tests/shards run theirs.
+ELSEWHERE = ("docs/how-to/split-the-work.md", "docs/how-to/one-terabyte.md", "docs/reference/executors.md")
+#: What else they may not name: the files of explanation/scale.md take too long to write.
+REMOTE = re.compile(r"\b(https?|s3|gs|hf)://|\bmoe/|< targets")
+LINES = [
+    line.strip()
+    for name, text in PAGES.items()
+    if name not in ELSEWHERE
+    for block in blocks(text, "sh")
+    for line in block.splitlines()
+    if line.strip().startswith(RUN) and not REMOTE.search(line)
+]
+#: Files that other examples write -> the command that writes them, because tests run in any order.
+WRITTEN = {
+    "statecli.lock.json": ("lock", "checkpoints"),
+    "known.json": ("audit", "checkpoints", "-q", "--write-baseline", "known.json", "--reason", "as it was"),
+}
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """A folder that holds every file the examples name."""
+    for name in ("net.py", "finetune.py"):
+        shutil.copy(ROOT / "sample_models" / name, tmp_path / name)
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "mod.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Linear):\n    def __init__(self, hidden=2):\n"
+        "        super().__init__(hidden, hidden)\n\n\ndef build():\n    return Net()\n\n\n"
+        "def batch():\n    import torch\n\n    return torch.ones(1, 2)\n"
+    )
+    state = {"param": torch.ones(3, 3), "mybuffer1": torch.ones(2, 2)}
+    save_file(state, tmp_path / "model.safetensors")
+    torch.save(state, tmp_path / "net.pt")
+    optimizer = {"state": {0: {"exp_avg": torch.ones(3, 3)}}, "param_groups": [{"params": [0]}]}
+    torch.save({"model": state, "optimizer": optimizer}, tmp_path / "train.ckpt")
+    torch.save(state, tmp_path / "a.pt")
+    for name, prefix in (("old.pt", "net."), ("new.pt", "model.")):
+        torch.save({prefix + key: value for key, value in state.items()}, tmp_path / name)
+    for name in ("epoch1.ckpt", "epoch2.ckpt"):
+        torch.save({"model": state, "optimizer": optimizer}, tmp_path / name)
+    save_file(state, tmp_path / "b.safetensors")
+    runpy.run_path(str(ROOT / "sample_models" / "finetune.py"))["main"](str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    shutil.copy(tmp_path / "net.pt", tmp_path / "checkpoints" / "net.pt")
+    return tmp_path
+
+
+def test_there_are_examples():
+    """The pattern finds them."""
+    assert len(LINES) >= 30
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_an_example_runs(statecli, desk, line):
+    """Each ends 0 or 1, or, where it needs CUDA and there is none, says so."""
+    words = shlex.split(re.split(r" #| \|", line)[0])
+    for path, made_by in WRITTEN.items():
+        if path in words:
+            assert statecli(*made_by, *(() if path in made_by else ("-o", path))).code == 0
+    result = statecli(*words[1:])
+    if result.code == 2 and not torch.cuda.is_available():
+        assert "--to meta" in result.err or "--device fake-cuda" in result.err
+        assert any("cuda" in word for word in words)
+    else:
+        assert result.code in (0, 1), result
+
+
+def keys(kind):
+    return dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
+
+
+@pytest.fixture
+def whole(tmp_path, monkeypatch):
+    """The configuration that has every key, of docs/reference/configuration.md: its text, and the loaded one."""
+    (text,) = blocks(PAGES["docs/reference/configuration.md"], "toml")
+    (tmp_path / "pyproject.toml").write_text(text, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    return text, config.load_config()
+
+
+def test_the_whole_configuration_has_every_key(whole):
+    """Each that there is has a value other than its default, which no unknown key can have."""
+    _, loaded = whole
+    for kind, given in ((Config, loaded.config), (Policy, loaded.config.policy)):
+        same = [key for field, key in keys(kind).items() if getattr(given, field) == getattr(kind(), field)]
+        assert not same
+    assert all(one.rules and one.reason for one in loaded.config.per_target_ignore.values())
+
+
+def test_the_whole_configuration_says_what_each_key_is_for(whole):
+    """A comment stands behind each."""
+    text, _ = whole
+    said = [line for line in text.splitlines() if re.search(r"\S  +# \S", line)]
+    for key in (*keys(Config).values(), *keys(Policy).values(), *keys(IgnoreEntry).values()):
+        assert [
+            line for line in said if re.match(rf"({re.escape(key)} =|\[tool\.statecli\.{re.escape(key)}\b)", line)
+        ], key
+
+
+@pytest.mark.parametrize("page", [name for name, text in PAGES.items() if blocks(text, "toml")])
+def test_every_configuration_of_a_page_can_be_read(page, tmp_path, monkeypatch):
+    """No unknown key, no value of another type."""
+    monkeypatch.chdir(tmp_path)
+    for text in blocks(PAGES[page], "toml"):
+        (tmp_path / "pyproject.toml").write_text(text, "utf-8")
+        assert config.load_config().path
+
+
+def uses(found):
+    """Each mapping in a YAML document, however deep."""
+    inner = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+    return [found] * isinstance(found, dict) + [one for value in inner for one in uses(value)]
+
+
+def steps_of(page):
+    return [one for text in blocks(PAGES[page], "yaml") for one in uses(yaml.safe_load(text))]
+
+
+def test_the_integrations_are_called_as_they_are():
+    """The action with inputs that it has, the hook by its id, the component with inputs that it has."""
+    action = yaml.safe_load((ROOT / "action.yml").read_text())["inputs"]
+    component = next(yaml.safe_load_all((ROOT / "templates" / "audit.yml").read_text()))["spec"]["inputs"]
+    hooks = {one["id"] for one in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
+    steps = steps_of("docs/how-to/ci.md")
+    actions = [one["with"] for one in steps if "statecli" in one.get("uses", "")]
+    components = [one["inputs"] for one in steps if "component" in one]
+    assert {one["id"] for one in steps if "id" in one and "uses" not in one} == hooks
+    assert (len(actions), len(components)) == (1, 1)
+    tutorial = [one["with"] for one in steps_of("docs/tutorial/gate-in-ci.md") if "uses" in one]
+    assert len(tutorial) == 1
+    assert all("targets" in one and set(one) <= set(action) for one in actions + tutorial)
+    assert all("targets" in one and set(one) <= set(component) for one in components)
+
+
+# --- the README -------------------------------------------------------------------------------------------------------
+
+
+def test_the_readme_is_short():
+    """Everything else has a page."""
+    assert len(README.splitlines()) <= 200
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"])
+def test_every_link_of_a_document_leads_somewhere(document):
+    """The site's own links are checked by `make site`."""
+    path = ROOT / document
+    for link in re.findall(r"(?:\]\(|src(?:set)?=\")([^)\s\"]+)", path.read_text("utf-8")):
+        if "://" not in link:
+            assert (path.parent / link.partition("#")[0]).exists(), link
+
+
+@pytest.mark.parametrize("theme", pictures.THEMES)
+@pytest.mark.parametrize("name", pictures.COMMANDS)
+def test_a_picture_shows_the_output_of_the_program(name, theme, monkeypatch):
+    """Letter by letter, and loads nothing from the network."""
+    monkeypatch.chdir(ROOT)
+    svg = (pictures.FOLDER / f"{name}-{theme}.svg").read_text("utf-8")
+    line = pictures.COMMANDS[name]
+    output = [f"$ {line}", *pictures.run(line).splitlines()]
+    lines = [re.sub(r"\s", "", text) for text in output if text.strip()]
+    assert pictures.read_text(svg) == ["statecli", *lines]
+    assert not re.findall(r"url\((?!#)|href=|@import|@font-face", svg)
+
+
+# --- the pages of the site --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pages():
+    return site_pages.build_pages()
+
+
+def test_every_rule_has_the_page_that_its_address_names(pages):
+    """With why, an example and the fix."""
+    for name, rule in DICTIONARY.items():
+        path = rule_url(name).removeprefix(DOCUMENTATION_URL).replace(".html", ".md")
+        assert all(text in pages[path] for text in (rule.summary, rule.why, rule.example, rule.fix))
+
+
+def test_every_schema_has_a_page(pages):
+    """As `statecli schema` prints it."""
+    assert {f"reference/schemas/{name}.md" for name in DOCUMENTS} <= set(pages)
+
+
+def test_every_format_has_a_page(pages):
+    """A reader that no page names fails the list of formats; the page of each names it."""
+    from statecli.formats import FORMATS
+
+    text = "".join(text for path, text in pages.items() if path.startswith("reference/formats/"))
+    assert all(f"\n### {module.NAME}\n" in text for module in FORMATS)
+
+
+def commands(group, before=""):
+    """Each command's words, and the command."""
+    for name, command in group.commands.items():
+        yield from commands(command, f"{name} ") if hasattr(command, "commands") else [(before + name, command)]
+
+
+def test_every_command_and_option_is_documented(pages):
+    """On the page of the command; the hook's own option, which the help hides, on the page about CI."""
+    ci = pages["how-to/ci.md"]
+    for words, command in commands(typer.main.get_command(build_app())):
+        if words in ("help", "version"):  # not in the table of options
+            assert f"`statecli {words}`" in pages["reference/commands/index.md"]
+            continue
+        page = pages[f"reference/commands/{words.replace(' ', '-')}.md"]
+        for one in command.params:
+            if one.param_type_name == "option" and one.name != "help":
+                assert {*one.opts} & {*re.findall(r"[^\s`,|()]+", page + ci)}, (words, one.name)
+
+
+def test_the_code_of_cog_is_not_on_the_site(pages):
+    assert not [path for path, text in pages.items() if "[[[cog" in text and "contributing" not in path]
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "converted"),
+    [
+        ("docs/how-to/x.md", "[a](../reference/b.md#c)", "[a](../reference/b.md#c)"),
+        ("docs/x.md", "[a](../CONTRIBUTING.md)", "[a](contributing/contributing.md)"),
+        ("CONTRIBUTING.md", "[a](docs/explanation/security.md)", "[a](../explanation/security.md)"),
+        ("docs/reference/x.md", "[a](../../sample_models/net.py)", "[a](sample-models.md#net)"),
+        ("docs/x.md", "[a](https://b.example/c)", "[a](https://b.example/c)"),
+        ("docs/x.md", "```\n[a](../CONTRIBUTING.md)\n```", "```\n[a](../CONTRIBUTING.md)\n```"),
+    ],
+)
+def test_a_link_to_a_file_becomes_a_link_to_its_page(source, text, converted):
+    assert site_pages.convert_links(text, source) == converted
