@@ -277,6 +277,17 @@ def formats() -> None:
         print(f"| `{module.NAME}` | {(module.__doc__ or '').splitlines()[0]} |")
 
 
+def fields() -> None:
+    """Print the result types of the Python API with the fields of each."""
+    import statecli
+
+    names = ("Inspection", "Diff", "Change", "Delta", "Verification", "Check", "Column", "Cell")
+    print("| type | fields |\n| --- | --- |")
+    for name in (*names, "Finding", "ModelState", "TensorInfo", "Stats"):
+        listed = ", ".join(f"`{field}`" for field in getattr(statecli, name).__struct_fields__)
+        print(f"| `{name}` | {listed} |")
+
+
 def figures(**works: str) -> None:
     """Print rows of benchmarks/results.md: each keyword is a label (_ for a space), and its value begins the row."""
     lines = (ROOT / "benchmarks" / "results.md").read_text("utf-8").splitlines()

@@ -88,8 +88,13 @@ def format_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def code_cell(text: str) -> str:
-    """Return text as a span of code that a cell of a table may have."""
-    return f"`{text}`".replace("|", r"\|")
+    """Return text as a span of code for a cell of a table; the site takes a bar in code as it is."""
+    return f"`{text}`"
+
+
+def capitalize(text: str) -> str:
+    """Return a text that begins as a sentence does; code stays."""
+    return text[:1].upper() + text[1:]
 
 
 # --- a page for each command ------------------------------------------------------------------------------------------
@@ -119,7 +124,9 @@ def format_help(page: object) -> str:
             kind = "option" if section in page.options else "argument"
             title = section.title.capitalize() if section.title.isupper() else section.title
             parts.append(f"### {title}\n\n{format_table((kind, 'meaning'), rows)}")
-    examples = "\n\n".join(f"{escape(example.purpose)}\n\n```sh\n{example.line}\n```" for example in page.examples)
+    examples = "\n\n".join(
+        f"{escape(example.purpose).removesuffix('.')}:\n\n```sh\n{example.line}\n```" for example in page.examples
+    )
     statuses = format_table(("status", "when"), ((status, escape(text)) for status, text in page.statuses))
     return "\n\n".join([*parts, f"## Examples\n\n{examples}", f"## Exit status\n\n{statuses}"]) + "\n"
 
@@ -212,7 +219,12 @@ def format_rule(rule: object) -> str:
     group = f"[{rule.group}](index.md#{slug(rule.group)})"
     facts = format_table(("severity", "group", "reported by"), [(rule.severity.value, group, commands)])
     texts = {"Why": rule.why, "Example": rule.example, "Fix": rule.fix}
-    parts = [f"# {rule.name}", rule.summary, facts, *(f"## {title}\n\n{text}" for title, text in texts.items())]
+    parts = [
+        f"# {rule.name}",
+        rule.summary,
+        facts,
+        *(f"## {title}\n\n{capitalize(text)}" for title, text in texts.items()),
+    ]
     parts.append(format_acceptance(rule))
     return "\n\n".join(parts) + "\n"
 
@@ -299,7 +311,7 @@ def list_samples() -> tuple[str, str]:
         lesson, _, rest = (ast.get_docstring(ast.parse(text)) or "").partition("\n")
         code = "\n".join(text.splitlines()[first.end_lineno :]).strip()
         about = re.sub(r"(?m)^Try: +(.*(?:\n {8}.*)*)", lambda match: format_lines(match[1]), rest.strip())
-        about = re.sub(r"(?m)^Shows: +", "", about)
+        about = re.sub(r"(?m)^Shows: +(.)", lambda match: match[1].upper(), about)
         parts.append(f"## {path.stem}\n\n{lesson}\n\n{re.sub(r'(?m)^ +', '', about)}\n\n```python\n{code}\n```")
     head = (
         "The folder `sample_models` has small models with one mistake each. The model of the same name with `_fixed` "

@@ -2,8 +2,8 @@
 
 Try:    statecli inspect sample_models/anchors.py:Head --to meta
 
-Shows:  `anchors[0]`, `anchors[1]` and `anchors[2]` are unregistered and stay behind; detection models in the field do
-        this. The fix registers one buffer for each.
+Shows:  `anchors[0]`, `anchors[1]` and `anchors[2]` are unregistered and left on the CPU, as in some detection
+        models. The fix registers one buffer for each.
 """
 
 import torch

@@ -3,8 +3,8 @@
 Try:    statecli inspect sample_models/detached.py:Net
         statecli verify sample_models/detached.py:Net --input 4x8 --check step
 
-Shows:  `encoder.weight` and `encoder.bias` get no gradient though forward uses them: what comes of them is cut off from
-        the output. The running mean, for which detach() was meant, is a buffer that forward updates.
+Shows:  `encoder.weight` and `encoder.bias` get no gradient although forward uses them: detach() cuts their result off
+        from the output. Only the running mean needs detach(): it is a buffer that forward updates.
         detached_fixed.py is the same model fixed.
 """
 

@@ -3,9 +3,9 @@
 Try:    statecli inspect sample_models/finetune.py:Net
         python sample_models/finetune.py . && statecli diff before.ckpt after.ckpt --changed 'adapter.*'
 
-Shows:  the optimizer was given the head alone. `diff` says what one step changed: two parameters of thirteen, and the
-        buffers of the norm, which no optimizer is needed for. `--changed` makes it a failure that the adapter stood
-        still; nothing else in a training log would have told.
+Shows:  the optimizer has the parameters of the head only. `diff` shows the changes of one step: two parameters of
+        thirteen, and the buffers of the norm, which need no optimizer. `--changed` fails, because the adapter did not
+        change; a training log does not show that.
 """
 
 import sys

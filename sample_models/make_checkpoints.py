@@ -75,7 +75,7 @@ def halves(state: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
 
 
 def write_sharded(folder: Path, stem: str, suffix: str, state: dict[str, torch.Tensor]) -> None:
-    """The shards and the index that transformers writes beside them."""
+    """The shards and the index that transformers writes next to them."""
     folder.mkdir(exist_ok=True)
     weight_map = {}
     shards = halves(state)

@@ -3,8 +3,8 @@
 Try:    statecli inspect sample_models/net.py:Net --to meta
 
 Shows:  `param` and `mybuffer1` are registered, so they are saved and follow the move. `table` is a tensor that Python
-        holds and PyTorch does not know: it is missing from state_dict(), stays on the CPU after `.cuda()`, and the
-        line that assigned it stands in the table with the line that would fix it. net_fixed.py is the same model fixed.
+        holds and PyTorch does not know: it is missing from state_dict() and left on the CPU after `.cuda()`. The
+        finding has the line that assigned it and the line that fixes it. net_fixed.py is the same model fixed.
 """
 
 import torch

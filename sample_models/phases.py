@@ -3,8 +3,8 @@
 Try:    statecli inspect sample_models/phases.py:Phases
         statecli verify sample_models/phases.py:Phases --check cast
 
-Shows:  `.to(torch.bfloat16)` casts complex tensors with the others, and what is left of `phases` is its real part;
-        torch only warns. `.half()` leaves it alone.
+Shows:  `.to(torch.bfloat16)` casts complex tensors with the others and keeps only the real part of `phases`;
+        torch only warns. `.half()` does not cast `phases`.
 """
 
 import torch

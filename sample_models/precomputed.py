@@ -3,8 +3,8 @@
 Try:    statecli inspect sample_models/precomputed.py:Normed --to meta
         statecli verify sample_models/precomputed.py:Normed --check copy
 
-Shows:  `direction` is no leaf: autograd computed it from `weight`. It keeps the first value of `weight` whatever is
-        loaded or learned, stays on the CPU, and copy.deepcopy refuses the model because of it.
+Shows:  `direction` is not a leaf: autograd computed it from `weight`. It keeps its value when `weight` is loaded or
+        trained, stays on the CPU, and copy.deepcopy refuses the model because of it.
 """
 
 import torch

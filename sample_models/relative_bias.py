@@ -2,8 +2,8 @@
 
 Try:    statecli inspect sample_models/relative_bias.py:Attention --to meta
 
-Shows:  `distance` is unregistered and stays behind. Window attention in the field has such tables. On a GPU the
-        embedding's weight is there and its indices are not; `statecli verify --device fake-cuda` says so on any
+Shows:  `distance` is unregistered and left on the CPU. Window attention has such tables. After a move to a GPU the
+        weight of the embedding is there and its indices are not; `statecli verify --device fake-cuda` shows that on any
         machine. relative_bias_fixed.py is the same model fixed.
 """
 

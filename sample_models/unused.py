@@ -3,8 +3,8 @@
 Try:    statecli inspect sample_models/unused.py:Net
         statecli verify sample_models/unused.py:Net --input 4x8 --check step
 
-Shows:  `skip.weight` and `skip.bias` get no gradient, as forward does not use them. Nothing else tells: an optimizer
-        passes over a parameter without a gradient in silence. unused_fixed.py is the same model fixed.
+Shows:  `skip.weight` and `skip.bias` get no gradient, as forward does not use them. There is no error: an
+        optimizer skips a parameter without a gradient. unused_fixed.py is the same model fixed.
 """
 
 import torch

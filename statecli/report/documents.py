@@ -25,13 +25,13 @@ from statecli.core.state import After, Evidence, Kind, Oddity, Origin, Scalar, S
 from statecli.core.version import __version__
 from statecli.report import Problem, Rows, RuleText
 from statecli.targets.location import compute_fingerprint
-from statecli.targets.target_result import Accepted, Skipped
+from statecli.targets.target_result import Skipped
 from statecli.targets.target_result import Status as AuditStatus
 from statecli.values.delta import CompareOptions, Delta
 
 
 class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One tensor in the JSON of `inspect`. The keys after `layout` are left out where they say nothing."""
+    """One tensor in the JSON of `inspect`. The keys after `layout` are left out if they have no value."""
 
     fqn: str
     section: str
@@ -78,20 +78,10 @@ class ProblemRow(msgspec.Struct, frozen=True, omit_defaults=True):
     source: str = ""
 
 
-class AcceptedRow(msgspec.Struct, frozen=True):
-    """A finding that is accepted, and the reason that was given."""
-
-    rule: str
-    target: str
-    fqn: str | None
-    fingerprint: str
-    reason: str
-
-
 class InspectDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """`statecli inspect -f json`. Consumers ignore keys they do not know.
 
-    `inputs` says what forward was called with, in words; where it was not called the key is left out.
+    `inputs` describes the arguments of forward; the key is left out if forward was not called.
     """
 
     schema: str
@@ -108,11 +98,10 @@ class InspectDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     inputs: str | UnsetType = UNSET
     verdict: str = ""
     problems: tuple[ProblemRow, ...] = ()
-    accepted: tuple[AcceptedRow, ...] = ()
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """How many tensors became what."""
+    """Numbers of tensors by result."""
 
     added: int = 0
     removed: int = 0
@@ -122,8 +111,10 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class DiffSummary(Counts, frozen=True):
-    """The same for all tensors and by kind. `not_compared` are pairs whose values could not be compared, `broken`
-    those whose file failed; `metadata` counts the entries next to the tensors that differ.
+    """Numbers of tensors by result, in all and by kind.
+
+    `not_compared` counts pairs whose values could not be compared, `broken` pairs whose file could not be read, and
+    `metadata` the differing settings next to the tensors.
     """
 
     not_compared: int = 0
@@ -133,7 +124,7 @@ class DiffSummary(Counts, frozen=True):
 
 
 class Side(msgspec.Struct, frozen=True, gc=False):
-    """One tensor as one of the two states has it."""
+    """One tensor of one of the two states."""
 
     dtype: str
     shape: tuple[int, ...] | None
@@ -147,7 +138,7 @@ class Side(msgspec.Struct, frozen=True, gc=False):
 
 
 class DiffRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One tensor that is not identical. `before` is null where it was added, `after` where it was removed."""
+    """One tensor that is not identical. `before` is null for an added tensor, `after` for a removed one."""
 
     fqn: str
     section: str
@@ -162,7 +153,7 @@ class DiffRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """What counted as equal: `values` false where none were read, else when two elements are equal (`How`)."""
+    """How values were compared; `values` is false if none were read."""
 
     values: bool
     bitwise: bool
@@ -190,7 +181,7 @@ class DiffDocument(msgspec.Struct, frozen=True):
 
 
 class CellRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One tensor in one column of a proof. `before` and `after` are what was measured there, null where nothing was."""
+    """One tensor in one column of a proof. `before` and `after` are the measured values, or null."""
 
     fqn: str
     column: str
@@ -201,9 +192,9 @@ class CellRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class CheckRow(msgspec.Struct, frozen=True):
-    """One proof. `passed` is null where it was skipped or is inconclusive; `how` says what was done.
+    """One proof. `passed` is null if the proof was skipped or is inconclusive; `how` describes the operation.
 
-    `tensors` has an entry for each tensor and column that the proof has something to say of.
+    `tensors` has an entry for each tensor and column with a verdict.
     """
 
     check: Name
@@ -216,10 +207,10 @@ class CheckRow(msgspec.Struct, frozen=True):
 
 
 class VerifySummary(msgspec.Struct, frozen=True):
-    """How many proofs ended how; of how many tensors nothing (`passed`) or something (`failed`) was proved false.
+    """Numbers of proofs and of tensors by verdict.
 
-    A tensor of which a column is inconclusive, and none failed, is in `inconclusive`; one without any verdict in
-    `skipped`.
+    A tensor is `failed` if any proof failed for it, else `inconclusive` if any proof was, else `passed`. A tensor
+    without a verdict is `skipped`.
     """
 
     checks: dict[str, int]
@@ -240,11 +231,10 @@ class VerifyDocument(msgspec.Struct, frozen=True):
     verdict: str = ""
     not_checked: tuple[NotChecked, ...] = ()
     problems: tuple[ProblemRow, ...] = ()
-    accepted: tuple[AcceptedRow, ...] = ()
 
 
 class AuditSummary(msgspec.Struct, frozen=True):
-    """How many targets became what, and how many findings there are of each severity; accepted ones apart."""
+    """Numbers of targets by status, and of findings by severity; accepted findings are counted separately."""
 
     audited: int
     failed: int
@@ -256,7 +246,7 @@ class AuditSummary(msgspec.Struct, frozen=True):
 
 
 class TargetRow(msgspec.Struct, frozen=True):
-    """One target: what became of it and why, and how much of it there is."""
+    """One target: its status with the reason, and the size of its tensors."""
 
     target: str
     status: AuditStatus
@@ -266,12 +256,22 @@ class TargetRow(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class AcceptedRow(msgspec.Struct, frozen=True):
+    """An accepted finding, with the reason."""
+
+    rule: str
+    target: str
+    fqn: str | None
+    fingerprint: str
+    reason: str
+
+
 class AuditDocument(msgspec.Struct, frozen=True):
     """`statecli audit -f json`. Consumers ignore keys they do not know.
 
-    `passed` is the exit status: no finding is of `fail_on` or worse, and no target failed. `notes` are printed on
-    standard error too: what is of no one target, and accepted findings that are fixed. `verdict` is the line that ends
-    the text output; `not_checked` lists what no rule has looked at.
+    `passed` is true for exit status 0: no finding has the severity of `fail_on` or a higher one, and no target failed.
+    `notes` are printed on standard error too: notes about the whole run, and accepted findings that are fixed.
+    `verdict` is the last line of the text output; `not_checked` lists files and tensors that no rule checked.
     """
 
     schema: str
@@ -292,7 +292,7 @@ class AuditDocument(msgspec.Struct, frozen=True):
 
 
 class RuleRow(msgspec.Struct, frozen=True):
-    """One rule. `explanation` has the parts what, why, example and fix, a paragraph each."""
+    """One rule. `explanation` has four paragraphs: summary, why, example and fix."""
 
     name: str
     severity: Severity
@@ -320,7 +320,7 @@ class SettingRow(msgspec.Struct, frozen=True):
 
 
 class ConfigDocument(msgspec.Struct, frozen=True):
-    """`statecli config -f json`. `file` is null where no configuration was found."""
+    """`statecli config -f json`. `file` is null if no configuration was found."""
 
     schema: str
     statecli: str
@@ -378,25 +378,8 @@ def _build_problem_row(problem: Problem) -> ProblemRow:
     )
 
 
-def _build_accepted_rows(accepted: Iterable[Accepted]) -> tuple[AcceptedRow, ...]:
-    return tuple(
-        AcceptedRow(
-            entry.finding.rule,
-            entry.finding.target,
-            entry.finding.fqn,
-            compute_fingerprint(entry.finding),
-            entry.reason,
-        )
-        for entry in accepted
-    )
-
-
 def build_inspect_document(
-    inspection: Inspection,
-    problems: Iterable[Problem],
-    summary: dict[str, Totals],
-    verdict: str,
-    accepted: Iterable[Accepted] = (),
+    inspection: Inspection, problems: Iterable[Problem], summary: dict[str, Totals], verdict: str
 ) -> InspectDocument:
     """Return the document of an inspection."""
     state = inspection.state
@@ -415,7 +398,6 @@ def build_inspect_document(
         inspection.inputs if inspection.inputs is not None else UNSET,
         verdict,
         tuple(map(_build_problem_row, problems)),
-        _build_accepted_rows(accepted),
     )
 
 
@@ -516,7 +498,6 @@ def build_verify_document(
     problems: Iterable[Problem],
     verdict: str,
     not_checked: tuple[NotChecked, ...] = (),
-    accepted: Iterable[Accepted] = (),
 ) -> VerifyDocument:
     """Return the document of one run of the proofs."""
     return VerifyDocument(
@@ -531,7 +512,6 @@ def build_verify_document(
         verdict,
         not_checked,
         tuple(map(_build_problem_row, problems)),
-        _build_accepted_rows(accepted),
     )
 
 
@@ -584,7 +564,13 @@ def build_audit_document(
     """Return the document of an audit. `notes` are not among its findings."""
     counts = Counter(finding.severity for finding in audit.findings)
     statuses = Counter(target.status for target in audit.targets)
-    accepted = _build_accepted_rows(entry for target in audit.targets for entry in target.accepted)
+    accepted = tuple(
+        AcceptedRow(
+            entry.finding.rule, target.target, entry.finding.fqn, compute_fingerprint(entry.finding), entry.reason
+        )
+        for target in audit.targets
+        for entry in target.accepted
+    )
     summary = AuditSummary(
         **{status.value: statuses[status] for status in AuditStatus},
         **{severity.value: counts[severity] for severity in Severity},
