@@ -1,4 +1,4 @@
-"""Malicious files that each scanner names, and honest files that it complains about: the table of docs/explanation/security.md.
+"""Malicious files that each scanner names, and honest files that it complains about: a table of the documents.
 
     python -m venv scanners && scanners/bin/pip install picklescan modelscan modelaudit
     SCANNERS=scanners/bin python benchmarks/detection.py > benchmarks/detection.md

@@ -37,17 +37,17 @@ class Diff:
     """Constants of the diff. A worker is one machine, or one container of it."""
 
     bytes: float = _given(1_342_052_838_400, "made: `statecli inspect` of one side")
-    metadata: float = _given(2.0, "measured: seconds until both are listed and paired, 30 ms to the first byte")
+    metadata: float = _given(2.0, "measured: seconds to list and pair both sides, 30 ms to the first byte")
     cores: float = _given(16, "chosen: of a worker")
     rate: float = _given(0.28 * GB, "measured: bytes of one side that a core fetches and compares in a second")
     network: float = _given(25 / 8 * GB, "chosen: bytes a second into a worker")
-    store: float = _given(0, "chosen: bytes a second out of the store, 0 for no bound")
+    store: float = _given(0, "chosen: bytes a second out of the store, 0 for no limit")
     request: float = _given(2 * 2**20, "statecli's own: bytes of a range that it asks for")
     latency: float = _given(0.03, "chosen: seconds to the first byte")
     price: float = _given(0.0004, "chosen: dollars for 1,000 requests (S3's standard class)")
-    uneven: float = _given(1.015, "made: the fullest of 64 parts compared with an even one, `plan`")
+    uneven: float = _given(1.015, "made: the largest of 64 parts compared with an even one, `plan`")
     task: float = _given(512 * 2**20, "statecli's own: bytes of one side that are handed out together, at most")
-    overhead: float = _given(0.003, "measured: seconds to hand out a task of Dask, `run.py executors`; 0 for shares")
+    overhead: float = _given(0.003, "measured: seconds to hand out a task of Dask, `run.py executors`; 0 for parts")
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Hub:
 
     repositories: float = _given(1_000_000, "chosen")
     files: float = _given(3, "chosen: files with weights of a repository")
-    requests: float = _given(1.1, "chosen: of a file; a second one where the header is longer than 64 KiB")
+    requests: float = _given(1.1, "chosen: of a file; a second request if the header is longer than 64 KiB")
     listing: float = _given(2, "counted in tests/storage/test_hub.py: the commit, the listing")
-    beside: float = _given(8, "chosen: other files, of each of which a walk asks for the beginning")
+    beside: float = _given(8, "chosen: other files, of which statecli reads the beginning")
     bytes: float = _given(64 * 2**10, "statecli's own: bytes of a request, at most")
     cpu: float = _given(0.0027, "measured: CPU seconds of a file")
     cores: float = _given(2, "chosen")
