@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -145,8 +146,6 @@ def sample_folder() -> Iterator[None]:
 @functools.cache
 def _sample_files() -> Path:
     """Return a folder with the sample models and the checkpoints of the examples."""
-    import runpy
-
     import torch
     from safetensors.torch import save_file
 
@@ -154,10 +153,10 @@ def _sample_files() -> Path:
     atexit_remove(folder)
     for name in ("net.py", "net_fixed.py", "finetune.py", "tied.py"):
         shutil.copy(ROOT / "sample_models" / name, folder / name)
-    program = runpy.run_path(str(folder / "finetune.py"))
-    program["main"](str(folder))
-    write_checkpoints(folder / "checkpoints")
-    state = program["Net"]().state_dict()
+    finetune = _load_sample("finetune")
+    finetune["main"](str(folder))
+    _load_sample("bad_checkpoints")["main"](str(folder / "checkpoints"))
+    state = finetune["Net"]().state_dict()
     # As saved from DistributedDataParallel, by an older version of the class.
     state["classifier.weight"], state["head.bias"] = state.pop("head.weight"), torch.zeros(3)
     torch.save({f"module.{name}": tensor for name, tensor in state.items()}, folder / "trained.pt")
@@ -168,36 +167,17 @@ def _sample_files() -> Path:
     return folder
 
 
-class _RunsCommand:
-    """Payload of a malicious checkpoint: its pickle calls os.system."""
+@functools.cache
+def _load_sample(name: str) -> dict[str, Any]:
+    """Return the functions and classes of a sample."""
+    import runpy
 
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, ("true",)
-
-
-def write_checkpoints(folder: Path) -> None:
-    """Write a sound checkpoint, a checkpoint with NaN values, and a download that runs a command when it is loaded."""
-    import torch
-    from safetensors.torch import save_file
-
-    state = {"encoder.weight": torch.arange(64.0).reshape(8, 8), "encoder.bias": torch.ones(8)}
-    state |= {"head.weight": torch.arange(16.0).reshape(2, 8), "head.bias": torch.ones(2)}
-    folder.mkdir()
-    save_file(state, folder / "step-100.safetensors")
-    torch.save({"state_dict": state, "callback": _RunsCommand()}, folder / "downloaded.ckpt")
-    damaged = state["head.weight"].index_fill(1, torch.tensor(3), torch.nan)
-    torch.save(state | {"head.weight": damaged}, folder / "step-200.pt")
+    return runpy.run_path(str(ROOT / "sample_models" / f"{name}.py"))
 
 
 def move_one_weight() -> None:
     """one weight of head.bias moves from 1 to 1.0000001"""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    path = "checkpoints/step-100.safetensors"
-    state = load_file(path)
-    state["head.bias"][0] = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
-    save_file(state, path)
+    _load_sample("bad_checkpoints")["move_one_weight"]("checkpoints")
 
 
 def remove_bad_checkpoints() -> None:

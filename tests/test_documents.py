@@ -6,6 +6,7 @@ import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from statecli.rules.policy_config import Policy
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 import pictures  # noqa: E402 - the documents are not a package
+import shown  # noqa: E402
 import site_pages  # noqa: E402
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -107,6 +109,15 @@ def test_an_example_runs(statecli, desk, line):
         assert any("cuda" in word for word in words)
     else:
         assert result.code in (0, 1), result
+
+
+def test_the_remedy_for_a_checkpoint_that_does_not_load_loads_it():
+    """The code of the how-to runs where its other examples run."""
+    (code,) = blocks(PAGES["docs/how-to/load-state-dict-fails.md"], "python")
+    program = "import sys; sys.path.insert(0, '')\n" + code + "\nassert model.head.weight.equal(state['head.weight'])"
+    with shown.sample_folder():
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def keys(kind):

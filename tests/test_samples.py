@@ -12,8 +12,8 @@ from statecli.commands.verify.result import Name, Verdict  # noqa: E402
 from statecli.commands.verify.run import Request, run  # noqa: E402
 
 SAMPLES = Path(__file__).parents[1] / "sample_models"
-#: It writes files and holds no model.
-OTHERS = {"make_checkpoints"}
+#: They write files and have no model.
+OTHERS = {"make_checkpoints", "bad_checkpoints"}
 
 #: Sample and class -> what its forward is called with, and the proofs that fail.
 FAILING = {
