@@ -76,7 +76,7 @@ mutants: .venv/.mutants
 	@touch $@
 
 # zensical, which nothing else needs, in a folder of its own.
-.venv/.site: .venv/.test
+.venv/.site: .venv/.demo constraints.txt
 	$(PIP) --target .venv/site --upgrade --no-warn-conflicts zensical mkdocstrings-python
 	@touch $@
 

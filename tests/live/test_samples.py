@@ -19,7 +19,8 @@ from statecli.live.spec import parse_spec
 from ..forked_python import run_python
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
-MODELS = sorted(path for path in SAMPLES.glob("*.py") if path.name != "make_checkpoints.py")
+#: The others write files and have no model.
+MODELS = sorted(path for path in SAMPLES.glob("*.py") if not path.stem.endswith("_checkpoints"))
 
 
 def _spec(path: Path) -> str:
