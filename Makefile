@@ -1,4 +1,4 @@
-# make demo: what statecli shows, on a real sample.  make check: the tests of what you changed.  make test: all that CI runs.
+# make demo: the first command on a sample.  make check: the tests of your changes.  make test: everything that CI runs.
 # Both make a virtual environment in .venv and install into it; nothing else is needed but Python 3.10 or newer.
 
 PYTHON ?= python3
@@ -18,7 +18,7 @@ COG := $(BIN)/cog -P -p 'import sys; sys.path.insert(0, "docs"); import shown'
 demo: .venv/.demo
 	@echo '$$ statecli inspect sample_models/net.py:Net --to meta'
 	@$(BIN)/statecli inspect sample_models/net.py:Net --to meta || test $$? -eq 1
-	@echo '(exit code 1: something stayed behind)'
+	@echo '(exit status 1: a tensor is not registered)'
 
 test: .venv/.test lint
 	$(BIN)/python -m pytest -n 2
