@@ -268,6 +268,16 @@ def fields() -> None:
         print(f"| `{name}` | {listed} |")
 
 
+def enumerations() -> None:
+    """Print the enumerations of the Python API with their values."""
+    import statecli
+
+    print("| type | values |\n| --- | --- |")
+    for name in ("Kind", "Severity", "Field", "Name", "Verdict"):
+        values = ", ".join(f'`"{member.value}"`' for member in getattr(statecli, name))
+        print(f"| `{name}` | {values} |")
+
+
 def figures(**works: str) -> None:
     """Print rows of benchmarks/results.md: each keyword is a label (_ for a space), and its value begins the row."""
     lines = (ROOT / "benchmarks" / "results.md").read_text("utf-8").splitlines()

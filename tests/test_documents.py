@@ -20,6 +20,7 @@ from statecli.cli.typer_app import build_app
 from statecli.commands.audit import config
 from statecli.commands.audit.config import Config, IgnoreEntry
 from statecli.core.documentation import DOCUMENTATION_URL, rule_url
+from statecli.formats import FORMATS
 from statecli.report.documents import DOCUMENTS
 from statecli.rules import DICTIONARY
 from statecli.rules.policy_config import Policy
@@ -195,6 +196,11 @@ def test_the_readme_is_short():
     assert len(README.splitlines()) <= 200
 
 
+def test_the_readme_counts_the_formats():
+    """In the second of its five examples."""
+    assert f"[{len(FORMATS)} formats]" in README
+
+
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"])
 def test_every_link_of_a_document_leads_somewhere(document):
     """The site's own links are checked by `make site`."""
@@ -239,8 +245,6 @@ def test_every_schema_has_a_page(pages):
 
 def test_every_format_has_a_page(pages):
     """A reader that no page names fails the list of formats; the page of each names it."""
-    from statecli.formats import FORMATS
-
     text = "".join(text for path, text in pages.items() if path.startswith("reference/formats/"))
     assert all(f"\n### {module.NAME}\n" in text for module in FORMATS)
 

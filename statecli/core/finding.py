@@ -28,10 +28,20 @@ class Severity(str, Enum):
 
 
 class Finding(msgspec.Struct, frozen=True, gc=False):
-    """One problem: the rule's name, one line, the target, the tensor and its section, and the fix.
+    """One finding of a rule.
 
-    `origin` is the source line concerned, `place` the bytes, `about` another name (`os.system`, which a pickle
-    imports), `content` a digest of the bytes that were checked ("" if there are too many). Each is omitted if unknown.
+    Attributes:
+        rule: Name of the rule.
+        severity: Severity of this finding.
+        message: The problem in one line.
+        target: Path, URL or spec of the target.
+        fqn: Name of the tensor; None for a finding about the whole target.
+        help: The fix: code to paste, or an instruction.
+        section: Section of the tensor.
+        origin: Source line of a model class; omitted if unknown.
+        place: Bytes in a file; omitted if unknown.
+        about: Another name, such as `os.system` that a pickle imports; omitted if there is none.
+        content: Digest of the checked bytes, "" if there are too many; omitted if there are none.
     """
 
     rule: str

@@ -47,9 +47,13 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """Result of `inspect`: the selected state, the findings, and the device of the move.
+    """Result of `inspect`.
 
-    `inputs` describes the inputs of forward; None if forward was not called.
+    Attributes:
+        state: The selected tensors, and the settings next to them.
+        findings: Reasons for exit status 1.
+        to: Device to which the tensors were moved; None without a move.
+        inputs: Description of the inputs of forward; None if forward was not called.
     """
 
     state: ModelState

@@ -1,4 +1,4 @@
-"""What `verify` found, as data: proofs across, tensors down."""
+"""Result of `verify` as data: a column for each property, with a cell for each tensor."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from statecli.core.state import ModelState, Oddity
 
 
 class Verdict(str, Enum):
-    """What a proof says of one tensor, or of all of them.
+    """Result of a proof for one tensor, or for all tensors.
 
-    `skipped` does not apply or was not asked for; `inconclusive` was tried without a result, and is not a pass.
+    `skipped`: not applicable or not requested. `inconclusive`: tried without a result, which is not a pass.
     """
 
     PASSED = "passed"
@@ -24,7 +24,7 @@ class Verdict(str, Enum):
 
 
 class Name(str, Enum):
-    """The proofs, in the order in which they are run and shown."""
+    """Names of the proofs, in the order in which they run."""
 
     MOVE = "move"
     CAST = "cast"
@@ -35,7 +35,14 @@ class Name(str, Enum):
 
 
 class Cell(msgspec.Struct, frozen=True, gc=False):
-    """One tensor in one column. `before` and `after` are what was measured: a device, a dtype, "saved", a norm."""
+    """One tensor in one column.
+
+    Attributes:
+        verdict: Result for this tensor.
+        before: Measured value before the operation, such as a device or a dtype.
+        after: Measured value after the operation.
+        reason: Reason of a verdict other than passed.
+    """
 
     verdict: Verdict
     before: str | None = None
@@ -44,9 +51,11 @@ class Cell(msgspec.Struct, frozen=True, gc=False):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """One thing a proof shows of each tensor: `moves`, `saved`, `restored`, `gradient`. Cells by FQN.
+    """One property that a proof tests of each tensor.
 
-    A tensor without a cell was gone, or has no part in it.
+    Attributes:
+        name: Name of the property: `moves`, `saved`, `restored`, `gradient`.
+        cells: Result for each tensor by FQN. A tensor that the proof does not concern has no cell.
     """
 
     name: str
@@ -54,9 +63,15 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One proof. `verdict` is the worst that its cells and findings say; `reason` why it is not simply passed.
+    """One proof.
 
-    `findings` are what was proved false, one a tensor and rule; `how` says in a few words what was done.
+    Attributes:
+        check: Name of the proof.
+        verdict: Worst verdict of the cells and findings.
+        how: Short description of the operation.
+        reason: Reason of a verdict other than passed.
+        columns: Results for each tensor.
+        findings: Everything that failed, one finding for each tensor and rule.
     """
 
     check: Name
@@ -92,7 +107,13 @@ def _skip_cell(cell: Cell) -> Cell:
 
 
 class Verification(msgspec.Struct, frozen=True):
-    """One run: every tensor of the model (`state`, those that forward added last), and what each proof says."""
+    """Result of `verify`.
+
+    Attributes:
+        state: Every tensor of the model; tensors that forward added come last.
+        checks: Result of each proof.
+        notes: Facts about the model that are not findings.
+    """
 
     state: ModelState
     checks: tuple[Check, ...]
@@ -100,5 +121,5 @@ class Verification(msgspec.Struct, frozen=True):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All that was proved false."""
+        """Findings of all proofs."""
         return tuple(finding for check in self.checks for finding in check.findings)
