@@ -25,7 +25,7 @@ from statecli.core.state import After, Evidence, Kind, Oddity, Origin, Scalar, S
 from statecli.core.version import __version__
 from statecli.report import Problem, Rows, RuleText
 from statecli.targets.location import compute_fingerprint
-from statecli.targets.target_result import Skipped
+from statecli.targets.target_result import Accepted, Skipped
 from statecli.targets.target_result import Status as AuditStatus
 from statecli.values.delta import CompareOptions, Delta
 
@@ -78,6 +78,16 @@ class ProblemRow(msgspec.Struct, frozen=True, omit_defaults=True):
     source: str = ""
 
 
+class AcceptedRow(msgspec.Struct, frozen=True):
+    """An accepted finding, with the reason."""
+
+    rule: str
+    target: str
+    fqn: str | None
+    fingerprint: str
+    reason: str
+
+
 class InspectDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """`statecli inspect -f json`. Consumers ignore keys they do not know.
 
@@ -98,6 +108,7 @@ class InspectDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     inputs: str | UnsetType = UNSET
     verdict: str = ""
     problems: tuple[ProblemRow, ...] = ()
+    accepted: tuple[AcceptedRow, ...] = ()
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -231,6 +242,7 @@ class VerifyDocument(msgspec.Struct, frozen=True):
     verdict: str = ""
     not_checked: tuple[NotChecked, ...] = ()
     problems: tuple[ProblemRow, ...] = ()
+    accepted: tuple[AcceptedRow, ...] = ()
 
 
 class AuditSummary(msgspec.Struct, frozen=True):
@@ -254,16 +266,6 @@ class TargetRow(msgspec.Struct, frozen=True):
     format: str | None
     tensors: int
     bytes: int
-
-
-class AcceptedRow(msgspec.Struct, frozen=True):
-    """An accepted finding, with the reason."""
-
-    rule: str
-    target: str
-    fqn: str | None
-    fingerprint: str
-    reason: str
 
 
 class AuditDocument(msgspec.Struct, frozen=True):
@@ -378,8 +380,25 @@ def _build_problem_row(problem: Problem) -> ProblemRow:
     )
 
 
+def _build_accepted_rows(accepted: Iterable[Accepted]) -> tuple[AcceptedRow, ...]:
+    return tuple(
+        AcceptedRow(
+            entry.finding.rule,
+            entry.finding.target,
+            entry.finding.fqn,
+            compute_fingerprint(entry.finding),
+            entry.reason,
+        )
+        for entry in accepted
+    )
+
+
 def build_inspect_document(
-    inspection: Inspection, problems: Iterable[Problem], summary: dict[str, Totals], verdict: str
+    inspection: Inspection,
+    problems: Iterable[Problem],
+    summary: dict[str, Totals],
+    verdict: str,
+    accepted: Iterable[Accepted] = (),
 ) -> InspectDocument:
     """Return the document of an inspection."""
     state = inspection.state
@@ -398,6 +417,7 @@ def build_inspect_document(
         inspection.inputs if inspection.inputs is not None else UNSET,
         verdict,
         tuple(map(_build_problem_row, problems)),
+        _build_accepted_rows(accepted),
     )
 
 
@@ -498,6 +518,7 @@ def build_verify_document(
     problems: Iterable[Problem],
     verdict: str,
     not_checked: tuple[NotChecked, ...] = (),
+    accepted: Iterable[Accepted] = (),
 ) -> VerifyDocument:
     """Return the document of one run of the proofs."""
     return VerifyDocument(
@@ -512,6 +533,7 @@ def build_verify_document(
         verdict,
         not_checked,
         tuple(map(_build_problem_row, problems)),
+        _build_accepted_rows(accepted),
     )
 
 
@@ -564,13 +586,7 @@ def build_audit_document(
     """Return the document of an audit. `notes` are not among its findings."""
     counts = Counter(finding.severity for finding in audit.findings)
     statuses = Counter(target.status for target in audit.targets)
-    accepted = tuple(
-        AcceptedRow(
-            entry.finding.rule, target.target, entry.finding.fqn, compute_fingerprint(entry.finding), entry.reason
-        )
-        for target in audit.targets
-        for entry in target.accepted
-    )
+    accepted = _build_accepted_rows(entry for target in audit.targets for entry in target.accepted)
     summary = AuditSummary(
         **{status.value: statuses[status] for status in AuditStatus},
         **{severity.value: counts[severity] for severity in Severity},
