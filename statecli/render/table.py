@@ -6,6 +6,7 @@ Names are never cut to fit a column.
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -189,7 +190,10 @@ class _PageWriter:
     def write_line(self, *parts: tuple[str, str]) -> None:
         self.out.write("".join(paint(escape_line(text), style, self.color) for text, style in parts) + "\n")
 
-    def write_wrapped(self, text: str, style: str, indent: str, first_indent: str | None = None) -> None:
+    def write_wrapped(
+        self, text: str, style: str, indent: str, first_indent: str | None = None, *, only_signs: bool = False
+    ) -> None:
+        """Write a text in lines of the width. `only_signs`: the first line is painted as a row is, others are not."""
         lines = textwrap.wrap(
             escape_sentence(text),
             self.width,
@@ -197,8 +201,11 @@ class _PageWriter:
             subsequent_indent=indent,
             break_on_hyphens=False,
         )
-        for line in lines:
-            self.write_line((line, style))
+        for n, line in enumerate(lines):
+            if only_signs and style != "dim":
+                self.write_line(*(_color_signs(line, style) if n == 0 else ((line, ""),)))
+            else:
+                self.write_line((line, style))
 
     def write_head(self) -> None:
         for part in self.layout.split_text(escape_name(self.report.title), self.width):
@@ -232,11 +239,12 @@ class _PageWriter:
             name = escape_name(row.cells[0])
             if INDENT + width + GAP <= remark_column:
                 name = " " * INDENT + name + " " * (remark_column - INDENT - width)
-                self.write_wrapped(row.remark, STYLES[row.mood], " " * remark_column, name)
+                self.write_wrapped(row.remark, STYLES[row.mood], " " * remark_column, name, only_signs=True)
                 continue
             for part in self.layout.wrap_hanging(name, self.width - INDENT):
-                self.write_line((" " * INDENT + part, STYLES[row.mood]))
-            self.write_wrapped(row.remark, STYLES[row.mood], " " * max(remark_column, INDENT * 2))
+                self.write_line(*_color_signs(" " * INDENT + part, STYLES[row.mood]))
+            style = STYLES[row.mood] if row.mood == "dim" else ""
+            self.write_wrapped(row.remark, style, " " * max(remark_column, INDENT * 2))
 
     def write_heading(self, heading: str, summary: str) -> None:
         if self.layout.cell_len(heading) + GAP + self.layout.cell_len(summary) <= self.width:
@@ -247,19 +255,20 @@ class _PageWriter:
         self.write_wrapped(summary, "", " " * INDENT)
 
     def write_row(self, line: Line) -> None:
+        """Write a row: only its signs have colours, or its name if the row has no sign."""
         style = STYLES[line.mood]
         *upper_lines, last_line = self.layout.format_row(tuple(map(escape_name, line.cells)))
         remark = escape_sentence(line.remark)
         for text in upper_lines:
-            self.write_line((text, style))
+            self.write_line(*_color_signs(text, style))
         remark_column = self.measure_remark_column(line) if self.layout.name_width else 0
         gap = " " * (remark_column - self.layout.cell_len(last_line))
         if remark and len(gap) >= GAP and remark_column + self.layout.cell_len(remark) <= self.width:
-            self.write_line((last_line + gap, style), (remark, style or "dim"))
+            self.write_line(*_color_signs(last_line + gap, style), (remark, "dim"))
             return
-        self.write_line((last_line, style))
+        self.write_line(*_color_signs(last_line, style))
         if remark:
-            self.write_wrapped(remark, style or "dim", " " * (INDENT + 4), " " * (INDENT + 2) + "↳ ")
+            self.write_wrapped(remark, "dim", " " * (INDENT + 4), " " * (INDENT + 2) + "↳ ")
 
     def measure_remark_column(self, line: Line) -> int:
         """Return the column of the remark: after the other columns, or after the name if all others are empty."""
@@ -352,6 +361,28 @@ class _PageWriter:
             for part in textwrap.wrap(escape_sentence(line), self.width - len(label), subsequent_indent=indent) or [""]:
                 self.write_line((label, "bold"), (part, ""))
                 label = " " * len(label)
+
+
+def _color_signs(text: str, style: str) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a row with their styles: of a row in a colour only the signs, or the name without a sign."""
+    if style in ("dim", "bold"):
+        yield text, style
+        return
+    at = 0
+    for sign in _SIGN.finditer(text):
+        yield text[at : sign.start()], ""
+        yield sign[0], _SIGN_STYLES[sign[0]]
+        at = sign.end()
+    if not at and style:
+        at = len(text) - len(text.lstrip())
+        at = text.find(" " * GAP, at) if " " * GAP in text[at:] else len(text)
+        yield text[:at], style
+    yield text[at:], ""
+
+
+_SIGN_STYLES = {"✓": "green", "✗": "red", "A": "green", "D": "red", "M": "yellow", "R": "cyan", "?": "yellow"}
+#: Verdicts anywhere in a row, and the letter of a change before the name.
+_SIGN = re.compile(rf"[✓✗]|(?<=^{' ' * INDENT})[ADMR?](?= )")
 
 
 def _pack_effects(effects: Sequence[str], width: int, *, show_all: bool) -> Iterator[str]:

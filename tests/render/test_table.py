@@ -9,6 +9,7 @@ import pytest
 from statecli.commands.diff.result import Field
 from statecli.core.state import Kind
 from statecli.render import RenderOptions, table
+from statecli.render._ansi import paint as paint_ansi
 from statecli.report import Column, Page, Report, Table, build_problem
 
 from ..audits import failed_target, finding, target
@@ -102,3 +103,21 @@ def test_what_is_beside_the_findings_stands_in_two_columns(width):
     assert max(map(len, lines)) <= width
     starts = {line.index(said) for line in lines for said in ("is too", "is empty") if said in line}
     assert len(starts) == 1
+
+
+def test_only_the_signs_of_a_row_have_colours():
+    """A red row would hide which of its columns failed; a row without a sign has a coloured name."""
+    style = {"A": "32", "D": "31", "M": "33", "✓": "32", "✗": "31"}
+
+    def paint(text: str, mood: str) -> str:
+        return "".join(
+            paint_ansi(part, of_part, True) for part, of_part in table._color_signs(text, table.STYLES[mood])
+        )
+
+    for sign in "ADM":
+        assert paint(f"  {sign} fc.weight  A  12", "good") == f"  \x1b[{style[sign]}m{sign}\x1b[0m fc.weight  A  12"
+    for sign in "✓✗":
+        assert paint(f"  fc.weight  {sign}  –", "bad") == f"  fc.weight  \x1b[{style[sign]}m{sign}\x1b[0m  –"
+    assert paint("  table  float32", "bad") == "\x1b[31m  table\x1b[0m  float32"
+    assert paint("  table  float32", "") == "  table  float32"
+    assert paint("  ✓ fc  float32", "dim") == "\x1b[2m  ✓ fc  float32\x1b[0m"
