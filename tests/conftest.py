@@ -18,6 +18,8 @@ from statecli.cli import interrupts
 
 # torch is imported later. Two workers of several threads each would wait for each other: a test of 8 s took 31.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A pager waits for a key on the terminals of the tests.
+os.environ["STATECLI_PAGER"] = "cat"
 
 # No test is timed: a machine may be busy. `make fuzz` tries more for as long as one likes.
 settings.register_profile("statecli", deadline=None, max_examples=50)

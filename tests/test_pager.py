@@ -14,6 +14,7 @@ import torch
 from .forked_python import start_python
 
 ROWS = 20
+_UNSET = ("CI", "STATECLI_PAGER", "PAGER", "LESS", "COLUMNS")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def run_on_terminal(folder, *words, libraries="statecli", **environment) -> tupl
     """Return the exit status and what a terminal of 20 lines shows of `statecli WORD...`."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, 100, 0, 0))
-    settings = {name: value for name, value in os.environ.items() if name not in ("CI", "PAGER", "LESS", "COLUMNS")}
+    settings = {name: value for name, value in os.environ.items() if name not in _UNSET}
     settings |= {"TERM": "xterm", "NO_COLOR": "1", **environment}
     process = start_python(
         ["-m", "statecli", *words],

@@ -406,24 +406,36 @@ def show_progress(*, enabled: bool, color: str, values: bool = True) -> Iterator
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    with watch_stages(_show_stage), prefetch_progress.watch_prefetch(lambda total: _show_fetched_files(total, color)):
+    line = _StageLine()
+    with (
+        watch_stages(line.show),
+        prefetch_progress.watch_prefetch(lambda total: _show_fetched_files(total, color, line)),
+    ):
         try:
             if not values:
                 yield None
                 return
-            with _show_read_bytes(color) as start:
+            with _show_read_bytes(color, line) as start:
                 yield start
         finally:
-            _show_stage("")
+            line.show("")
 
 
-def _show_stage(text: str) -> None:
-    """Show what takes seconds now, in the place of the stage before; "" clears the line.
+class _StageLine:
+    """The line of stderr that names what takes seconds now."""
 
-    The cursor stays at the start of the line, so that whatever is printed next takes the place of the text.
-    """
-    stream = sys.__stderr__  # a model's code may replace sys.stderr
-    if stream is not None:
+    def __init__(self) -> None:
+        self._is_shown = False
+
+    def show(self, text: str) -> None:
+        """Show a stage in the place of the stage before; "" clears the line.
+
+        The cursor stays at the start of the line, so that whatever is printed next takes the place of the text.
+        """
+        stream = sys.__stderr__  # a model's code may replace sys.stderr
+        if stream is None or not (text or self._is_shown):
+            return
+        self._is_shown = bool(text)
         with suppress(OSError, ValueError):
             width = get_terminal_width(stream.fileno())
             line = f"{truncate_middle(escape_line(text), width - 2)} …" if text else ""
@@ -432,11 +444,11 @@ def _show_stage(text: str) -> None:
 
 
 @contextmanager
-def _show_fetched_files(total: int, color: str) -> Iterator[Callable[[], None]]:
+def _show_fetched_files(total: int, color: str, line: _StageLine) -> Iterator[Callable[[], None]]:
     """Show a bar of `total` files; yields the function to call after each."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    _show_stage("")
+    line.show("")
     columns = (TextColumn("reading headers"), BarColumn(), MofNCompleteColumn(), TextColumn("files"))
     with Progress(*columns, console=_create_console(color), transient=True) as bar:
         task = bar.add_task("", total=total)
@@ -466,7 +478,7 @@ class _ReadBytes:
 
 
 @contextmanager
-def _show_read_bytes(color: str) -> Iterator[Progress]:
+def _show_read_bytes(color: str, line: _StageLine) -> Iterator[Progress]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (
@@ -491,7 +503,7 @@ def _show_read_bytes(color: str) -> Iterator[Progress]:
 
     def start(total: int) -> Callable[[str, int], None]:
         read.start(total)
-        _show_stage("")
+        line.show("")
         bar.start()
         return lambda _, done: read.add(done)
 

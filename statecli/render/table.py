@@ -224,8 +224,9 @@ class _PageWriter:
             for line in self.layout.format_row(heads) if number == 0 and len(heads) > 1 else ():
                 self.write_line((line, "dim"))
             self.write_problem_blocks(group.problems)
+            column = self.measure_remark_column_of_names(group.lines)
             for row in group.lines:
-                self.write_row(row)
+                self.write_row(row, column)
 
     def write_outcomes(self) -> None:
         group = self.page.outcomes
@@ -254,21 +255,38 @@ class _PageWriter:
             self.write_line((part, "bold"))
         self.write_wrapped(summary, "", " " * INDENT)
 
-    def write_row(self, line: Line) -> None:
-        """Write a row: only its signs have colours, or its name if the row has no sign."""
+    def write_row(self, line: Line, names_end: int) -> None:
+        """Write a row: only its signs have colours, or its name if the row has no sign.
+
+        `names_end` is the column of remarks in rows without other cells.
+        """
         style = STYLES[line.mood]
         *upper_lines, last_line = self.layout.format_row(tuple(map(escape_name, line.cells)))
         remark = escape_sentence(line.remark)
         for text in upper_lines:
             self.write_line(*_color_signs(text, style))
         remark_column = self.measure_remark_column(line) if self.layout.name_width else 0
-        gap = " " * (remark_column - self.layout.cell_len(last_line))
+        length = self.layout.cell_len(last_line)
+        if not any(line.cells[1:]):
+            remark_column = max(remark_column, names_end, length + GAP)
+            if remark_column + self.layout.cell_len(remark) > self.width:
+                remark_column = length + GAP
+        gap = " " * (remark_column - length)
         if remark and len(gap) >= GAP and remark_column + self.layout.cell_len(remark) <= self.width:
             self.write_line(*_color_signs(last_line + gap, style), (remark, "dim"))
             return
         self.write_line(*_color_signs(last_line, style))
         if remark:
             self.write_wrapped(remark, "dim", " " * (INDENT + 4), " " * (INDENT + 2) + "↳ ")
+
+    def measure_remark_column_of_names(self, lines: Sequence[Line]) -> int:
+        """Return the column of remarks that follow names: after the longest name whose remark fits into its line."""
+        ends = [0]
+        for line in lines:
+            if line.remark and not any(line.cells[1:]):
+                end = INDENT + self.layout.cell_len(escape_name(line.cells[0])) + GAP
+                ends.append(end if end + self.layout.cell_len(escape_sentence(line.remark)) <= self.width else 0)
+        return max(ends)
 
     def measure_remark_column(self, line: Line) -> int:
         """Return the column of the remark: after the other columns, or after the name if all others are empty."""
