@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import struct
 import termios
 
@@ -53,7 +54,8 @@ def run_on_terminal(folder, *words, libraries="statecli", **environment) -> tupl
     except OSError:  # the other end is closed
         pass
     os.close(ours)
-    return process.wait(timeout=60), shown.decode().replace("\r\n", "\n")
+    without_progress = re.sub(r"\r\x1b\[2K[^\r]*\r", "", shown.decode().replace("\r\n", "\n"))
+    return process.wait(timeout=60), without_progress
 
 
 PAGER = "sed 's/^/paged: /'"
