@@ -5,6 +5,8 @@ PYTHON ?= python3
 SECONDS ?= 60
 SAMPLE ?= 150
 BIN := .venv/bin
+# Each worker runs files next to each other, so that the other need not import and build the same.
+WORKERS := -n 2 --dist worksteal
 # Python compiles what is imported, once: compiling all of torch and transformers takes a minute. Where the environment
 # forbids Python to keep what it compiled, each process of the tests would compile torch and statecli again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,12 +23,12 @@ demo: .venv/.demo
 	@echo '(exit status 1: a tensor is not registered)'
 
 test: .venv/.test lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest $(WORKERS)
 	$(COG) --check --check-fail-msg 'run: make docs' $(DOCUMENTS)
 	$(MAKE) --no-print-directory site
 
 check: .venv/.test lint
-	$(BIN)/python -m pytest -n 2 $$($(BIN)/python tools/tests_of_change.py $(SINCE))
+	$(BIN)/python -m pytest $(WORKERS) $$($(BIN)/python tools/tests_of_change.py $(SINCE))
 
 lint: .venv/.test
 	$(BIN)/ruff check .
