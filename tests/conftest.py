@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -30,6 +31,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the libraries hold out of each garbage collection, which takes 0.3 s otherwise."""
+    gc.collect()
+    gc.freeze()
 
 
 @dataclass(frozen=True)
