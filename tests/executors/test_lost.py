@@ -179,7 +179,6 @@ def test_all_workers_die(workers, statecli, monkeypatch):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_scheduler_dies(pairs, tmp_path, monkeypatch, how):
     """What it had not told by then is lost; one that is stopped, and says nothing, is not waited for either."""
-    monkeypatch.setattr(dask, "TIMEOUT_S", 5.0)
     line = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
     file = tmp_path / "scheduler.json"
     line += ["--dashboard-address", ":0", "--scheduler-file", str(file)]
@@ -191,6 +190,7 @@ def test_the_scheduler_dies(pairs, tmp_path, monkeypatch, how):
             time.sleep(0.05)
         address = distributed.Client(scheduler_file=str(file), set_as_default=False)
         with address, use_executor(f"dask:{address.scheduler.address}"):
+            monkeypatch.setattr(dask, "TIMEOUT_S", 1.0)
             found = compare_pairs(pairs, CompareOptions(), progress=once(lambda: scheduler.send_signal(how)))
     finally:
         for process in (scheduler, worker):

@@ -21,7 +21,7 @@ from .server import Cut, Headers, Refuse, Reply, Request, Stall
 def _at_once(monkeypatch):
     """No request is tried a second time."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
-    monkeypatch.setenv("STATECLI_TIMEOUT", "1")
+    monkeypatch.setenv("STATECLI_TIMEOUT", "0.3")
     storage_files.forget_command()
 
 

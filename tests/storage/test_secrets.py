@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 import statecli
 from statecli.storage import connections, files, redact
 from statecli.storage.http import Http
+from statecli.workers.executors import dask
 
 from .s3 import S3
 from .server import After, Basic, Cut, Redirect, Refuse, Server, Signed, login_page
@@ -400,8 +401,9 @@ def test_objects_do_not_show_what_they_hold(secret):
 
 
 @pytest.mark.parametrize("option", ["executor", "jobs"])
-def test_an_argument_that_is_wrong_shows_none(secret, option):
+def test_an_argument_that_is_wrong_shows_none(secret, option, monkeypatch):
     """In the error, what is behind it, and the variables of frames, but for the one that was called."""
+    monkeypatch.setattr(dask, "TIMEOUT_S", 0.3)
     wrong = {option: "x" if option == "jobs" else f"dask:tcp://me:{TOKEN}@127.0.0.1:1"}
     with pytest.raises(statecli.StateError) as raised:
         statecli.diff(secret("a.safetensors"), secret("b.safetensors"), **wrong)
