@@ -29,6 +29,7 @@ TIMEOUT_S = 120
 LIBRARIES = {
     "torch": ("torch", "torch.distributed.checkpoint", "torch.export", "numpy", "statecli.cli.commands"),
     "statecli": ("numpy", "statecli.cli.commands", "statecli.cli.parser", "statecli.formats.registry"),
+    "dask": ("numpy", "distributed.cli.dask_scheduler", "distributed.cli.dask_worker"),
 }
 #: Variables that Python reads when it starts, except those that the server applies to a process.
 _START_VARIABLES = ("PYTHON", "LD_", "LC_", "LANG")

@@ -25,6 +25,8 @@ from statecli.workers.executors import batch as parcel
 from statecli.workers.executors import dask, use_executor
 from statecli.workers.executors.futures import ExecutorEngine
 
+from ..forked_python import start_python
+
 distributed = pytest.importorskip("distributed")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX: signals")
 
@@ -56,11 +58,11 @@ def workers(dask_cluster, tmp_path):
         (tmp_path / "elsewhere").mkdir()
         (tmp_path / "preload.py").write_text(preload)
         cluster = dask_cluster(0)
-        line = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address, "--no-nanny"]
+        line = ["-m", "distributed.cli.dask_worker", cluster.scheduler_address, "--no-nanny"]
         line += ["--nthreads", "1", "--no-dashboard", "--preload", str(tmp_path / "preload.py")]
         for n in range(count):
             log = open(tmp_path / f"log{n}", "w")  # noqa: SIM115 - the worker's
-            begun.append(subprocess.Popen(line, cwd=tmp_path / "elsewhere", stdout=log, stderr=log))
+            begun.append(start_python(line, "dask", cwd=tmp_path / "elsewhere", stdout=log, stderr=log))
         cluster.wait_for_workers(count, timeout=60)
         return cluster, begun
 
@@ -179,12 +181,12 @@ def test_all_workers_die(workers, statecli, monkeypatch):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_scheduler_dies(pairs, tmp_path, monkeypatch, how):
     """What it had not told by then is lost; one that is stopped, and says nothing, is not waited for either."""
-    line = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+    line = ["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
     file = tmp_path / "scheduler.json"
     line += ["--dashboard-address", ":0", "--scheduler-file", str(file)]
-    scheduler = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    line = [sys.executable, "-m", "distributed.cli.dask_worker", "--scheduler-file", str(file), "--no-nanny"]
-    worker = subprocess.Popen([*line, "--no-dashboard"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    scheduler = start_python(line, "dask", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    line = ["-m", "distributed.cli.dask_worker", "--scheduler-file", str(file), "--no-nanny"]
+    worker = start_python([*line, "--no-dashboard"], "dask", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while not file.exists():
             time.sleep(0.05)
