@@ -292,7 +292,7 @@ def test_optimizer_entries_name_their_parameter(tmp_path):
 shapes = st.lists(st.sampled_from([(1,), (2,), (3, 3)]), min_size=1, max_size=9)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(shapes, st.data())
 def test_what_is_forced_is_true_whatever_was_frozen(held, data):
     """Drop any entries from the optimizer: none of the dropped ones is ever said to be trained."""

@@ -119,7 +119,7 @@ def lines(draw):
     return words
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(lines())
 def test_whatever_it_parses_typer_parses_the_same(words):
     """Equal options, or it leaves the line to Typer."""

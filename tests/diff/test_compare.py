@@ -152,7 +152,7 @@ def mutate(draw, state):
     return after, "added", (Status.ADDED, ())
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_single_mutation_is_found_exactly(data, diff):
     """One element, dtype, shape, drop, add, rename or tie of a random state is all that differs."""

@@ -240,7 +240,7 @@ def test_a_scalar_of_bfloat16(flax, tmp_path):
         max_leaves=40,
     )
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_parser_agrees_with_msgpack(tmp_path, value):
     """Every kind of value, and every width of lengths and numbers that the library chooses."""
     library = pytest.importorskip("msgpack")
@@ -405,7 +405,7 @@ def test_names_have_a_budget(tmp_path, line, monkeypatch):
 @given(
     data=st.binary(max_size=200), start=st.sampled_from([b"\x81\xa1a", b"\x82\xa6params", b"\xde\x00\x01\xa1k", b""])
 )
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes(tmp_path, data, start):
     """They are read, or refused in one line."""
     path = tmp_path / "any.msgpack"

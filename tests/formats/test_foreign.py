@@ -342,7 +342,7 @@ def test_a_file_name_that_acts_on_the_terminal(tmp_path, inspect):
     assert "\\x1b[31mred.pt: is not a checkpoint" in err
 
 
-@settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300) | st.text(max_size=99).map(str.encode))
 def test_any_bytes(tmp_path, data):
     """No content raises anything but UnreadableError, in one line that starts with the path."""

@@ -152,7 +152,7 @@ def test_what_the_format_does_not_record(tmp_path):
     assert (found.device, found.requires_grad, found.saved) == (None, None, True)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 4), max_size=5), st.sampled_from(CODES), st.booleans(), st.sampled_from("<>"))
 def test_any_array(tmp_path, shape, code, fortran, order):
     """Whatever its shape, type and order, its values are numpy's."""
@@ -546,7 +546,7 @@ def test_every_beginning_is_refused(tmp_path, packed, line):
 
 
 @given(st.binary(max_size=100))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_behind_the_magic_number(tmp_path, data):
     """They are read, or refused in one line."""
     for version in (b"\1\0", b"\2\0", b"\3\0", b""):
@@ -555,7 +555,7 @@ def test_any_bytes_behind_the_magic_number(tmp_path, data):
 
 
 @given(st.text(alphabet="(){}[],:'\"0129LTrueFalsdc<f4 \\", max_size=60))
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_literal(tmp_path, text):
     """Whatever stands in a header."""
     (tmp_path / "any.npy").write_bytes(npy(text, bytes(8)))

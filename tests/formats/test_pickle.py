@@ -44,7 +44,7 @@ def root(body: bytes) -> object:
 
 
 @given(values, st.sampled_from(PROTOCOLS))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_plain_data_comes_back(value, protocol):
     """None, numbers, text, bytes, lists, tuples and dicts are what pickle.loads gives, in every protocol."""
     data = pickle.dumps(value, protocol)

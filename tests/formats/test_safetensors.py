@@ -678,7 +678,7 @@ def mutated(header: dict, rng: random.Random) -> bytes:
 
 
 def test_mutated_headers_agree_with_safe_open(tmp_path):
-    """Thousands of headers changed in their structure: never accepted where safe_open refuses, and then the same."""
+    """Many headers changed in their structure: never accepted where safe_open refuses, and then the same."""
     path = tmp_path / "mutant.safetensors"
     rng = random.Random(20260101)  # noqa: S311  # reproducible, no secret
     tensors = {
@@ -691,13 +691,13 @@ def test_mutated_headers_agree_with_safe_open(tmp_path):
     start = 8 + int.from_bytes(whole[:8], "little")
     header, data = json.loads(whole[8:start]), whole[start:]
     accepted = 0
-    for _ in range(4000):
+    for _ in range(1500):
         path.write_bytes(packed(mutated(header, rng), data))
         accepted += judged(path)
     assert accepted > 100, "most mutants being refused at once would test nothing"
 
 
-@settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(head=st.binary(max_size=40), body=st.binary(max_size=200), honest=st.booleans())
 @example(head=b"", body=b"{", honest=True)
 @example(head=b"", body=b"{\xff", honest=True)
@@ -723,7 +723,7 @@ ENTRY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(header=st.dictionaries(st.text(max_size=4), ENTRY | JSON, max_size=3), data=st.binary(max_size=24))
 def test_any_json(header, data, tmp_path):
     """No JSON in the header's place raises anything but UnreadableError, and none passes that safe_open refuses."""
@@ -857,7 +857,7 @@ def test_the_plain_path_tells_what_the_strict_parser_tells(tmp_path, monkeypatch
         raise safetensors._NotPlain
 
     accepted = 0
-    for _ in range(3000):
+    for _ in range(1000):
         path.write_bytes(packed(with_repeats(rng), bytes(8)))
         monkeypatch.setattr(safetensors, "_read_plain_header", counted)
         quick = state_or_error(path)

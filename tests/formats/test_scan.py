@@ -141,7 +141,7 @@ values = st.recursive(
 
 @given(values, st.sampled_from(range(6)))
 @example(2.1703873502658385e-153, 1)  # its ninth byte is that of a safetensors header
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_the_names_of_an_honest_pickle_are_those_that_the_unpickler_asks_for(tmp_path_factory, value, protocol):
     """No more, no fewer, in every protocol."""
     data = pickle.dumps(value, protocol)
@@ -218,7 +218,7 @@ WEIGHTED = PIECES + 3 * [piece for piece in PIECES if len(piece) > 6] + 4 * [b"N
 
 
 @given(st.sampled_from([b"", b"(NNN", b"NNNNN(N", b"](", b"}("]), st.lists(st.sampled_from(WEIGHTED), max_size=30))
-@settings(max_examples=1000)
+@settings(max_examples=100)
 def test_no_unpickler_asks_for_a_name_that_the_scan_does_not_know(tmp_path_factory, begin, pieces):
     """Whatever opcodes in whatever order: what either unpickler asks for is known, or the rest is said to be unread."""
     data = b"\x80\x04" + named("zeroth", "Zero") + begin + b"".join(pieces) + b"."
@@ -246,7 +246,7 @@ def test_that_property_can_fail():
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_any_bytes_are_scanned(tmp_path_factory, data):
     """As a file, as a record, as what follows a protocol: there is always an answer."""
     path = tmp_path_factory.getbasetemp() / "bytes"
@@ -256,7 +256,7 @@ def test_any_bytes_are_scanned(tmp_path_factory, data):
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_a_damaged_archive_still_gives_its_pickle(tmp_path_factory, data):
     """Whatever byte is changed outside of the pickle and its local header, its name is found."""
     whole = build(records(state_dict(w=tensor(), x=SYSTEM)))

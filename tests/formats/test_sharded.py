@@ -677,7 +677,7 @@ def test_an_index_under_another_name(folder):
     assert names(folder / "map.json") == ["model.a", "model.b"]
 
 
-@settings(max_examples=150, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.sampled_from([ONE, TWO, INDEX, "..", "x"]),

@@ -295,7 +295,7 @@ ODD = st.sampled_from(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_bytes_are_refused_or_merged(statecli, parts, data):
     """Never a traceback, nor a bug of ours: a bit, a cut, lines in another order, another value anywhere."""
@@ -636,7 +636,7 @@ def test_each_kind_of_result_is_tried():
     assert set(RESULTS) == set(tasks.RESULTS) == set(FUNCTIONS)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_a_result_is_the_same_bit_for_bit(tmp_path_factory, data):
     """NaN, infinities, -0.0, integers of more than 64 bits, bytes, lone surrogates."""

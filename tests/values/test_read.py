@@ -76,7 +76,7 @@ def test_lazy_conjugates_and_negatives_are_applied(store, lazy):
     offset=st.integers(0, 9),
     chunk=st.sampled_from([1, 2, 7, 65536]),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
 def test_any_strides_any_chunk_size(store, monkeypatch, shape, strides, offset, chunk):
     """Merging dimensions and cutting chunks never loses, repeats or reorders an element."""
     monkeypatch.setattr(read, "CHUNK_ELEMENTS", chunk)
@@ -340,7 +340,7 @@ def test_quantized_values_without_a_scale_are_refused(store):
     gap=st.sampled_from([0, 8, 1000]),
     dtype=st.sampled_from([torch.uint8, torch.float32, torch.complex32, torch.complex128]),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
 def test_any_strides_any_bands(store, monkeypatch, shape, strides, band, window, gap, dtype):
     """However a file is gathered, band by band and window by window, every element arrives where it belongs."""
     for name, value in (("BAND_BYTES", band), ("CHUNK_ELEMENTS", 8)):

@@ -111,7 +111,7 @@ def test_a_live_tensor_is_what_torch_says(dtype, layout):
     ),
     chunk=st.integers(1, 40),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
 def test_any_values_at_all(monkeypatch, values, chunk):
     """NaN payloads, infinities, subnormals, maxima: extremes and counts exact, moments right where float64 can say."""
     monkeypatch.setattr(read, "CHUNK_ELEMENTS", chunk)
@@ -136,7 +136,7 @@ def test_any_values_at_all(monkeypatch, values, chunk):
 @given(
     parts=st.lists(st.lists(st.floats(-1e300, 1e300), max_size=6), max_size=5),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @example(parts=[[0.0], [5e-324, 5e-324]])
 def test_merging_parts_is_the_same_as_one_whole(parts):
     """In any grouping, with empty parts."""
