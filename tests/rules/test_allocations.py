@@ -400,33 +400,33 @@ BOMBS = {
     "an element of a frozenset": (LAUGHS + b"(" + get(99) + b"\x91", "hashes its keys in more than"),
     "an element of a called set": (LAUGHS + builtin("set", b"]" + get(99) + b"a"), "hashes its keys in more than"),
     "complex keys of one hash": (
-        b"}(" + b"".join(builtin("complex", number(-1_000_003 * n), number(n)) + b"N" for n in range(6000)) + b"u",
-        "compares 6,000 keys of one hash",
+        b"}(" + b"".join(builtin("complex", number(-1_000_003 * n), number(n)) + b"N" for n in range(600)) + b"u",
+        "compares 600 keys of one hash",
     ),
     "complex elements of a set": (
-        b"\x8f(" + b"".join(builtin("complex", number(-1_000_003 * n), number(n)) for n in range(6000)) + b"\x90",
-        "compares 6,000 keys of one hash",
+        b"\x8f(" + b"".join(builtin("complex", number(-1_000_003 * n), number(n)) for n in range(600)) + b"\x90",
+        "compares 600 keys of one hash",
     ),
     "sizes of one hash": (
-        b"}(" + b"".join(called(stacked("torch", "Size"), numbers(*minuses(n))) + b"N" for n in range(6000)) + b"u",
-        "compares 6,000 keys of one hash",
+        b"}(" + b"".join(called(stacked("torch", "Size"), numbers(*minuses(n))) + b"N" for n in range(600)) + b"u",
+        "compares 600 keys of one hash",
     ),
     "long tuples of one hash": (
         numbers(*[0] * 64)
         + put(0)
         + b"0}("
-        + b"".join(get(0) + numbers(*minuses(n)) + b"\x86N" for n in range(6000))
+        + b"".join(get(0) + numbers(*minuses(n)) + b"\x86N" for n in range(600))
         + b"u",
-        "compares 6,000 keys of one hash",
+        "compares 600 keys of one hash",
     ),
     "named tuples of one hash": (
         b"}("
         + b"".join(
             stacked("torch.ao.quantization.qconfig", "QConfig") + numbers(*minuses(n)) + b"N\x86\x81N"
-            for n in range(6000)
+            for n in range(600)
         )
         + b"u",
-        "compares 6,000 keys of one hash",
+        "compares 600 keys of one hash",
     ),
     "places in tensors of one hash": (
         b"}("
@@ -438,28 +438,28 @@ BOMBS = {
             + text("offset")
             + numbers(*minuses(n))
             + b"ubN"
-            for n in range(6000)
+            for n in range(600)
         )
         + b"u",
-        "compares 6,000 keys of one hash",
+        "compares 600 keys of one hash",
     ),
     "ranges of one hash": (
-        b"}(" + b"".join(builtin("range", number(P * n)) + b"N" for n in range(1, 6001)) + b"u",
-        "compares 6,000 keys of one hash",
+        b"}(" + b"".join(builtin("range", number(P * n)) + b"N" for n in range(1, 601)) + b"u",
+        "compares 600 keys of one hash",
     ),
     "frozensets of one hash": (
-        b"}(" + b"".join(b"(" + number(P * n) + b"\x91N" for n in range(1, 6001)) + b"u",
-        "compares 6,000 keys of one hash",
+        b"}(" + b"".join(b"(" + number(P * n) + b"\x91N" for n in range(1, 601)) + b"u",
+        "compares 600 keys of one hash",
     ),
     "complex numbers of numpy": (
-        b"}(" + b"".join(scalar("c8", struct.pack("<ff", -n, n)) + b"N" for n in range(6000)) + b"u",
-        "compares 6,000 keys of one hash",
+        b"}(" + b"".join(scalar("c8", struct.pack("<ff", -n, n)) + b"N" for n in range(600)) + b"u",
+        "compares 600 keys of one hash",
     ),
     "fractions, whose hashes are not known": (
         b"}("
-        + b"".join(called(stacked("fractions", "Fraction"), short(f"{P * n}/1")) + b"N" for n in range(6000))
+        + b"".join(called(stacked("fractions", "Fraction"), short(f"{P * n}/1")) + b"N" for n in range(600))
         + b"u",
-        "compares 6,000 keys of one hash",
+        "compares 600 keys of one hash",
     ),
     "a pattern of 400 classes": (
         called(stacked("re", "_compile"), text("[\u0100-\uffff]" * 400), number(2)),
@@ -503,20 +503,20 @@ SPARED = {
     "a list": builtin("list", b"](NNe"),
     "a range": RANGE,
     "a key of numbers": b"}" + numbers(1, 2) + b"Ns",
-    "6,000 numbers of numpy": b"}(" + b"".join(scalar("i8", struct.pack("<q", n)) + b"N" for n in range(6000)) + b"u",
-    "6,000 paths": b"}("
-    + b"".join(called(stacked("pathlib", "PosixPath"), short(f"{n}.png")) + b"N" for n in range(6000))
+    "600 numbers of numpy": b"}(" + b"".join(scalar("i8", struct.pack("<q", n)) + b"N" for n in range(600)) + b"u",
+    "600 paths": b"}("
+    + b"".join(called(stacked("pathlib", "PosixPath"), short(f"{n}.png")) + b"N" for n in range(600))
     + b"u",
-    "6,000 parameters": b"}("
+    "600 parameters": b"}("
     + b"".join(
-        called(stacked("torch._utils", "_rebuild_parameter"), tensor(), b"\x88", b"}") + b"N" for _ in range(6000)
+        called(stacked("torch._utils", "_rebuild_parameter"), tensor(), b"\x88", b"}") + b"N" for _ in range(600)
     )
     + b"u",
     "fractions and decimals": called(stacked("fractions", "Fraction"), short("1.5e3"))
     + called(stacked("decimal", "Decimal"), number(0) + number(1) + b"\x85" + number(-2) + b"\x87")
     + b"\x86",
     "a key that cannot be hashed": b"}(]tNs",
-    "6,000 places in tensors": b"}("
+    "600 places in tensors": b"}("
     + b"".join(
         stacked("torch.distributed.checkpoint.metadata", "MetadataIndex")
         + b")\x81}("
@@ -525,7 +525,7 @@ SPARED = {
         + text("offset")
         + numbers(0, 0)
         + b"ubN"
-        for n in range(6000)
+        for n in range(600)
     )
     + b"u",
     "a long pattern": called(stacked("re", "_compile"), text(r"\d+[a-z]|" * 200), number(32)),
@@ -567,6 +567,14 @@ def valued(body):
     return build(records(b"\x80\x04}" + short("x") + body + b"s."))
 
 
+@pytest.fixture
+def low_limits(monkeypatch):
+    """A tenth of what is allowed. The limits themselves: `test_a_key_that_takes_for_ever_is_found`."""
+    monkeypatch.setattr(allocations, "_MAX_COLLISIONS", 500)
+    monkeypatch.setattr(allocations, "_MAX_NESTING", 1_000)
+
+
+@pytest.mark.usefixtures("low_limits")
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_found(name, tmp_path):
     """One finding, with the amount and what allocates it."""
@@ -584,6 +592,7 @@ def test_the_hashes_of_all_keys_are_counted_together(count, is_bomb, tmp_path, m
     assert ["hashes its keys in more than 5,000,000 steps" in message for message in found] == [True] * is_bomb
 
 
+@pytest.mark.usefixtures("low_limits")
 @pytest.mark.parametrize("name", SPARED)
 def test_ordinary_data_is_no_bomb(name, tmp_path):
     """The same names, with what picklers give them."""
@@ -722,19 +731,21 @@ FREED_BY_RECURSION = {
 }
 
 
+@pytest.mark.usefixtures("low_limits")
 @pytest.mark.parametrize("name", FREED_BY_RECURSION)
 def test_objects_that_overflow_the_stack_when_they_are_freed_are_found(name, tmp_path):
     """Python frees lists, tuples and dicts without recursion, and what they hold with them."""
-    (message,) = bombs(tmp_path / "a.pt", valued(deep(10_001, FREED_BY_RECURSION[name])))
-    assert "nests more than 10,000 objects, which overflows the stack when they are freed" in message
-    assert bombs(tmp_path / "a.pt", valued(deep(1_000, FREED_BY_RECURSION[name]))) == []
+    (message,) = bombs(tmp_path / "a.pt", valued(deep(1_001, FREED_BY_RECURSION[name])))
+    assert "nests more than 1,000 objects, which overflows the stack when they are freed" in message
+    assert bombs(tmp_path / "a.pt", valued(deep(900, FREED_BY_RECURSION[name]))) == []
 
 
+@pytest.mark.usefixtures("low_limits")
 def test_many_objects_that_are_not_nested_are_no_bomb(tmp_path):
     """A list of slices; a chain of objects, each of which has the one before among its attributes."""
-    slices = b"](" + called(stacked("builtins", "slice"), number(1)) * 10_500 + b"e"
+    slices = b"](" + called(stacked("builtins", "slice"), number(1)) * 1_050 + b"e"
     node = stacked("argparse", "Namespace") + b")\x81}" + short("before")
-    chain = b"N" + put(0) + b"0" + (node + get(0) + b"sb" + put(0) + b"0") * 10_500 + get(0)
+    chain = b"N" + put(0) + b"0" + (node + get(0) + b"sb" + put(0) + b"0") * 1_050 + get(0)
     assert bombs(tmp_path / "a.pt", valued(slices)) == []
     assert bombs(tmp_path / "a.pt", valued(chain)) == []
 
