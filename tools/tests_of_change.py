@@ -2,7 +2,8 @@
 
     python tools/tests_of_change.py [COMMIT]
 
-A room is a package of statecli; its tests are the folder of its name, or those named here.
+A room is a package of statecli; its tests are the folder of its name, or those named here. The tests of all formats
+take minutes, so a format that has tests of its name is tested by these and by those that all formats share.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 ALWAYS = ("tests/test_house.py", "tests/test_light_start.py", "tests/test_parser.py")
+FORMATS = ("tests/formats/test_any_bytes.py", "tests/formats/test_same_everywhere.py")
 #: Rooms whose tests do not lie in the folder of their name.
 TESTS = {
     "core": ("tests/test_kinds.py", "tests/test_ties.py", "tests/test_sizes.py", "tests/test_float_mode.py"),
@@ -39,6 +41,9 @@ def tests_of(path: str) -> tuple[str, ...]:
         return ()
     room = parts[2] if parts[1] == "commands" else parts[1]
     folder = f"tests/{room}"
+    own = f"{folder}/test_{parts[-1]}"
+    if room == "formats" and Path(own).exists():
+        return (own, *FORMATS)
     return TESTS.get(room, (folder,) if Path(folder).exists() else ())
 
 
