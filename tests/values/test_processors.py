@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-#: Each command in a fork, its output in a file; without the kernel in C where the first word says so.
+#: Each command in a fork of a process that has imported what it needs, its output in a file; without the kernel in C
+#: where the first word says so.
 CHILD = """
 import json, numpy, os, runpy, sys
 kernel, folder, commands = sys.argv[1:]
 if kernel == "numpy":
     sys.modules["statecli.values._native"] = None
+from statecli.requests import audit, diff, inspect
+from statecli.values import compare, stats
 for name, words in json.loads(commands).items():
     if os.fork() == 0:
         os.dup2(os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT), 1)
