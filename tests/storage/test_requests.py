@@ -332,9 +332,9 @@ def legacy(path: Path) -> Path:
 
 def gguf(path: Path) -> Path:
     writer = pytest.importorskip("gguf").GGUFWriter(path / "m.gguf", "llama")
-    writer.add_token_list([f"token {i:06d} {'x' * 20}" for i in range(130_000)])
+    writer.add_token_list([f"token {i:06d} {'x' * 20}" for i in range(30_000)])
     for i in range(20):
-        writer.add_tensor(f"blk.{i}.weight", np.zeros((5000, 2000), np.float32))
+        writer.add_tensor(f"blk.{i}.weight", np.zeros((1250, 2000), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
