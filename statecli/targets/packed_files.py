@@ -8,9 +8,11 @@ archives. A file that holds a checkpoint fails the audit: unpack it. An archive 
 from __future__ import annotations
 
 import re
+import sys
 import zlib
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.formats import registry, torch_tar
@@ -19,19 +21,31 @@ from statecli.storage.source import HEAD_BYTES, Source
 
 #: Bytes of an archive that are unpacked to look for checkpoints: some seconds of work.
 MAX_UNPACKED_BYTES = 128 * 2**20
+#: Compressed streams one after another that are unpacked.
+_MAX_STREAMS = 10_000
 _CHUNK_BYTES = 2**18
-#: Bytes that tell a compression.
-_MAGIC_BYTES = 6
-_XZ_MEMORY = 2**26
-_ZLIB, _GZIP = re.compile(rb"\x78[\x01\x5e\x9c\xda]"), b"\x1f\x8b"
+#: Bytes that are unpacked from at a time while single bytes are taken, because zlib copies the rest each time.
+_SMALL_CHUNK_BYTES = 2**9
+#: Bytes of the longest header of a compressed stream that is read, and of one that is enough for nearly all.
+_MAX_HEADER_BYTES, _MIN_HEADER_BYTES = 2**20, 64
+#: Memory for an xz file: its dictionary, of which only as much is touched as was unpacked.
+_XZ_MEMORY = 2**28
+#: The dictionary of an LZMA file: as many bytes as are unpacked need no larger one.
+_LZMA_DICTIONARY_BYTES = MAX_UNPACKED_BYTES + HEAD_BYTES
+_GZIP, _BZIP2, _XZ, _LZIP = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"LZIP"
+_ZLIB = re.compile(rb"\x78[\x01\x5e\x9c\xda]")
+#: Joblib's format before 0.10: the length of the data in 19 characters, and a zlib stream.
+_JOBLIB_ZFILE = re.compile(rb"ZF.{19} ?(?=[\x08-\x78].)", re.DOTALL)
+#: LZMA without a container: a byte of properties below 225, the size of the dictionary, and the size of the data, which
+#: liblzma takes up to 256 GiB, or -1.
+_LZMA = re.compile(rb"(?!\0{13})[\x00-\xe0].{4}(?:.{4}[\x00-\x3f]\0\0\0|\xff{8})", re.DOTALL)
+_LZMA_HEADER_BYTES, _LZIP_HEADER_BYTES = 13, 6
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 #: Compressions that Python cannot unpack.
 _UNKNOWN_COMPRESSIONS = (b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
 _TAR_SUFFIXES = re.compile(r"\.(?:tar(?:\.\w{1,5})?|t[gbxz]z\w?|tzst)\Z")
 #: Names of archives that loaders unpack, whatever is first in them.
 _MODEL_NAME = re.compile(r"model|checkpoint|ckpt|weights|params|state", re.IGNORECASE)
-#: Errors of the decompressors for damaged data.
-_DAMAGE = (zlib.error, OSError, EOFError, ValueError)
 
 
 class _TooLarge(Exception):
@@ -47,18 +61,22 @@ def holds_checkpoint(path: str, source: Source, is_named: Callable[[str], bool])
     is_model = _MODEL_NAME.search(files.get_name(path)) is not None
     if source.head.startswith(_UNKNOWN_COMPRESSIONS):
         return is_model and _TAR_SUFFIXES.search(files.get_name(path).lower()) is not None
-    decompressor = _create_decompressor(source.head)
-    if decompressor is None and not _is_tar(source.head):
-        return False
-    unpacked = _Unpacked(source, decompressor)
-    read = source.read_up_to if decompressor is None else unpacked.read
+    unpacked = _Unpacked(source)
     try:
-        head = read(0, HEAD_BYTES)
-        return _holds_checkpoint(source, read, is_named) if _is_tar(head) else _begins_as_checkpoint(source, head)
+        if _is_tar(source.head) and _holds_checkpoint(source, source.read_up_to, is_named):
+            return True
+        head = unpacked.read(0, HEAD_BYTES)
+        is_tar = _is_tar(head)
+        if _holds_checkpoint(source, unpacked.read, is_named) if is_tar else _begins_as_checkpoint(source, head):
+            return True
     except MalformedError:  # a loader may find other members than statecli
         return True
     except _TooLarge:
         return is_model
+    if unpacked.damage is not None and (is_tar or (unpacked.stream and unpacked.stream.is_certain)):
+        what = f"a compressed file that cannot be unpacked ({unpacked.damage}), and may hold a checkpoint"
+        raise UnreadableError(f"is {what}: replace the file by a sound copy, or remove it")
+    return False
 
 
 def _is_tar(head: bytes) -> bool:
@@ -89,72 +107,173 @@ def _holds_checkpoint(source: Source, read: Callable[[int, int], bytes], is_name
 _LINE_END = re.compile(r"[\n\0]")
 
 
-class _Unpacked:
-    """The content of a compressed file, of which a window is kept."""
+class _Stream(NamedTuple):
+    """A compressed stream: its decompressor, and the bytes around its data.
 
-    def __init__(self, source: Source, decompressor: Any) -> None:
-        self._source, self._decompressor = source, decompressor
-        self._start = self._taken = 0
-        self._window = self._packed = b""
+    `is_certain`: its first bytes are no chance; text may begin as zlib data does.
+    """
+
+    decompressor: Any
+    header_bytes: int
+    trailer_bytes: int
+    is_certain: bool
+
+
+class _Unpacked:
+    """The content of a compressed file, of which a window is kept.
+
+    The first bytes are unpacked one by one, so that all bytes before damage are seen, as a loader may see them.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._start = self._taken = self._streams = 0
+        self._window = self._packed = self._input = b""
+        self.damage: str | None = None
+        self.stream: _Stream | None = None
+        self._begin_stream()
 
     def read(self, offset: int, length: int) -> bytes:
         """Return these bytes; fewer at the end or before damage. Raises _TooLarge."""
-        while self._start + len(self._window) < offset + length:
-            if self._start + len(self._window) > MAX_UNPACKED_BYTES:
-                raise _TooLarge
-            if not (chunk := self._unpack()):
-                break
-            drop = max(0, min(offset - self._start, len(self._window)))
-            self._window, self._start = self._window[drop:] + chunk, self._start + drop
+        end = self._start + len(self._window)
+        if end < offset + length:
+            chunks = [self._window]
+            while end < offset + length:
+                if end > MAX_UNPACKED_BYTES:
+                    raise _TooLarge
+                if not (chunk := self._unpack(1 if end < HEAD_BYTES else _CHUNK_BYTES)):
+                    break
+                if end <= offset:
+                    chunks, self._start = [], end
+                chunks.append(chunk)
+                end += len(chunk)
+            self._window = b"".join(chunks)
         begin = offset - self._start
         return self._window[begin : begin + length]
 
-    def _unpack(self) -> bytes:
-        """Return the next unpacked bytes, at most a chunk; none at the end and where the data is damaged."""
-        while self._decompressor is not None:
-            if self._decompressor.eof:
-                self._begin_next_stream()
+    def _unpack(self, limit: int) -> bytes:
+        """Return the next unpacked bytes, at most `limit`; none at the end and where the data is damaged."""
+        while self.stream is not None and self.damage is None:
+            decompressor = self.stream.decompressor
+            if decompressor.eof:
+                self._end_stream(decompressor.unused_data, self.stream.trailer_bytes)
                 continue
-            if not self._packed:
-                self._packed = self._read_packed()
-            ended = not self._packed
+            if not self._input:
+                self._fill(1)
+                size = _SMALL_CHUNK_BYTES if limit == 1 else _CHUNK_BYTES
+                self._input, self._packed = self._packed[:size], self._packed[size:]
+            is_last = not self._input
             try:
-                chunk: bytes = self._decompressor.decompress(self._packed, _CHUNK_BYTES)
-            except _DAMAGE:
+                chunk: bytes = decompressor.decompress(self._input, limit)
+            except _list_errors() as error:
+                self.damage = "needs too much memory" if "emory" in repr(error) else "it is damaged"
                 return b""
-            self._packed = getattr(self._decompressor, "unconsumed_tail", b"")
-            if chunk or (ended and not self._decompressor.eof):
+            self._input = b"" if decompressor.eof else getattr(decompressor, "unconsumed_tail", b"")
+            if chunk:
                 return chunk
+            if is_last and not decompressor.eof:
+                self.damage = "it ends too early"
         return b""
 
-    def _begin_next_stream(self) -> None:
-        """Go on after the end of a stream: gzip, bzip2 and xz files may be several, with zeros between them."""
-        self._packed = self._decompressor.unused_data.lstrip(b"\0")
-        while len(self._packed) < _MAGIC_BYTES and (more := self._read_packed()):
-            self._packed = (self._packed + more).lstrip(b"\0")
-        self._decompressor = _create_decompressor(self._packed)
+    def _fill(self, length: int) -> None:
+        """Read compressed bytes until there are `length` of them, or until the end of the file."""
+        while len(self._packed) < length and self._taken < self._source.size:
+            data = self._source.read(self._taken, min(_CHUNK_BYTES, self._source.size - self._taken))
+            self._taken += len(data)
+            self._packed += data
 
-    def _read_packed(self) -> bytes:
-        data = self._source.read(self._taken, min(_CHUNK_BYTES, self._source.size - self._taken))
-        self._taken += len(data)
-        return data
+    def _end_stream(self, unused: bytes, trailer_bytes: int) -> None:
+        """Go on after the end of a stream: a file may have several, with zeros between them."""
+        limit = self._source.size if self.stream and self.stream.is_certain else self._taken + _MAX_HEADER_BYTES
+        self._packed = unused + self._packed
+        self._fill(trailer_bytes + _MIN_HEADER_BYTES)
+        self._packed = self._packed[trailer_bytes:]
+        if not _LZMA.match(self._packed):  # whose first byte may be a zero
+            self._packed = self._packed.lstrip(b"\0")
+            while len(self._packed) < _MIN_HEADER_BYTES and self._taken < min(limit, self._source.size):
+                self._fill(_MIN_HEADER_BYTES)
+                self._packed = self._packed.lstrip(b"\0")
+        self._begin_stream()
+
+    def _begin_stream(self) -> None:
+        """Open the stream that begins here; none for other bytes. Raises UnreadableError without a module of Python."""
+        self._streams += 1
+        if self._streams > _MAX_STREAMS:
+            self.stream = _Stream(None, 0, 0, is_certain=True)
+            self.damage = f"more than {_MAX_STREAMS:,} streams"
+            return
+        self._fill(_MIN_HEADER_BYTES)
+        self.stream = _open_stream(self._packed)
+        if self.stream is None and self._packed.startswith(_GZIP):
+            self._fill(_MAX_HEADER_BYTES)
+            self.stream = _open_stream(self._packed) or _Stream(None, 0, 0, is_certain=True)
+            self.damage = None if self.stream.decompressor else "its header is damaged or too long"
+        self._packed = self._packed[self.stream.header_bytes :] if self.stream else b""
 
 
-def _create_decompressor(head: bytes) -> Any:
-    """Return an object that unpacks what begins so; None for other files. Raises UnreadableError without a module."""
+def _open_stream(packed: bytes) -> _Stream | None:
+    """Return the stream that begins so, None for other bytes. Raises UnreadableError without a module of Python.
+
+    Checksums of gzip and zlib are not compared, because a pickle runs before a loader compares them.
+    """
+    if packed.startswith(_GZIP):
+        header_bytes = _measure_gzip_header(packed)
+        return _Stream(zlib.decompressobj(-15), header_bytes, 8, is_certain=True) if header_bytes else None
+    if (zfile := _JOBLIB_ZFILE.match(packed)) and _is_zlib(packed[zfile.end() :]):
+        return _Stream(zlib.decompressobj(-15), zfile.end() + 2, 4, is_certain=False)
+    if _ZLIB.match(packed):
+        return _Stream(zlib.decompressobj(-15), 2, 4, is_certain=False)
     try:
-        if head.startswith(_GZIP):
-            return zlib.decompressobj(31)
-        if _ZLIB.match(head):
-            return zlib.decompressobj()
-        if head.startswith(b"BZh"):
+        if packed.startswith(_BZIP2):
             import bz2
 
-            return bz2.BZ2Decompressor()
-        if head.startswith((b"\xfd7zXZ\0", b"\x5d\0\0")):
+            return _Stream(bz2.BZ2Decompressor(), 0, 0, is_certain=True)
+        if packed.startswith(_XZ):
             import lzma
 
-            return lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
+            return _Stream(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY), 0, 0, is_certain=True)
+        if packed.startswith(_LZIP):  # lzma.open reads it with liblzma 5.4
+            return _Stream(_open_lzma(0x5D, b"\xff" * 8), _LZIP_HEADER_BYTES, 20, is_certain=False)
+        if _LZMA.match(packed):
+            size = packed[_LZMA_HEADER_BYTES - 8 : _LZMA_HEADER_BYTES]
+            return _Stream(_open_lzma(packed[0], size), _LZMA_HEADER_BYTES, 0, is_certain=False)
     except ImportError as error:  # Python can be built without them
         raise UnreadableError("is compressed, and this Python cannot unpack it") from error
     return None
+
+
+def _is_zlib(head: bytes) -> bool:
+    return len(head) >= 2 and head[0] & 15 == 8 and int.from_bytes(head[:2], "big") % 31 == 0
+
+
+def _open_lzma(properties: int, size: bytes) -> Any:
+    """Return a decompressor of LZMA data, to which its header was given with a smaller dictionary."""
+    import lzma
+
+    decompressor = lzma.LZMADecompressor(lzma.FORMAT_ALONE)
+    with suppress(lzma.LZMAError):  # raised again by the next call
+        decompressor.decompress(bytes([properties]) + _LZMA_DICTIONARY_BYTES.to_bytes(4, "little") + size)
+    return decompressor
+
+
+def _list_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of the decompressors for damaged data; lzma is imported only if it unpacks."""
+    errors = (zlib.error, OSError, EOFError, ValueError, MemoryError)
+    return (*errors, lzma.LZMAError) if (lzma := sys.modules.get("lzma")) else errors
+
+
+def _measure_gzip_header(data: bytes) -> int | None:
+    """Return the bytes before the data as Python's gzip counts them; None for another method or a longer header."""
+    if len(data) < 10 or data[2] != 8:
+        return None
+    flags, at = data[3], 10
+    if flags & 4:
+        at += 2 + int.from_bytes(data[10:12], "little")
+    for text in (8, 16):
+        if flags & text:
+            end = data.find(b"\0", at)
+            if end < 0:
+                return None
+            at = end + 1
+    at += 2 if flags & 2 else 0
+    return at if at <= len(data) else None

@@ -136,6 +136,29 @@ OLD_PICKLE = b"cos\nsystem\n(S'true'\ntR."
 LINK = tarfile.TarInfo("link")
 LINK.type, LINK.size = tarfile.LNKTYPE, 4096
 LINKED = LINK.tobuf() + tarred("w", ("x.pkl", PICKLE))
+GZIP = gzip.compress(PICKLE, mtime=0)
+
+
+def alone(data, **filter):
+    """LZMA data without a container."""
+    return lzma.compress(data, format=lzma.FORMAT_ALONE, filters=[{"id": lzma.FILTER_LZMA1, **filter}])
+
+
+def sized(data, dictionary):
+    """LZMA data whose header has the size of the data, and this size of the dictionary."""
+    return b"\x5d" + dictionary.to_bytes(4, "little") + len(data).to_bytes(8, "little") + alone(data)[13:]
+
+
+def zfile(data):
+    """What joblib wrote before 0.10."""
+    return b"ZF" + hex(len(data)).encode().ljust(19) + zlib.compress(data)
+
+
+def damaged(data, at):
+    """The data with another byte at a place."""
+    return data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
+
+
 PACKED = {
     "x.tar": tarred("w", ("a/weights.ckpt", b"")),
     "link.tar": LINKED,
@@ -150,6 +173,30 @@ PACKED = {
     "two.gz": gzip.compress(b"") + bytes(600_000) + gzip.compress(PICKLE),
     "two.bz2": bz2.compress(b"") + bz2.compress(PICKLE),
     "model.tar.zst": b"\x28\xb5\x2f\xfd" + bytes(99),
+    # Python's gzip ignores reserved flags and the checksum of a header, and compares that of the data last.
+    "reserved.sav": GZIP[:3] + bytes([0x20]) + GZIP[4:],
+    "header.sav": GZIP[:3] + b"\2" + GZIP[4:10] + b"\0\0" + GZIP[10:],
+    "named.sav": GZIP[:3] + b"\x1e" + GZIP[4:10] + b"\2\0ab" + b"n" * 300_000 + b"\0c\0??" + GZIP[10:],
+    "checksum.sav": GZIP[:-8] + bytes(8),
+    "zlib.sav": zlib.compress(PICKLE)[:-4] + bytes(4),
+    "tail.sav": damaged(zlib.compress(PICKLE + os.urandom(9000)), 300),
+    "zf.sav": zfile(PICKLE),
+    "wide_zf.sav": b"ZF" + hex(len(PICKLE)).encode().ljust(20) + zlib.compress(PICKLE),
+    "dict.sav": alone(PICKLE, dict_size=4096),
+    "lc0.sav": alone(PICKLE, lc=0),
+    "zero.sav": alone(PICKLE, lc=0, lp=0, pb=0),
+    "large.sav": b"\x5d" + b"\xff" * 4 + alone(PICKLE)[5:],
+    "size.sav": sized(PICKLE, 2**16),
+    "after.sav": sized(b"", 2**16) + lzma.compress(PICKLE),
+    "second.sav": lzma.compress(b"") + alone(PICKLE, lc=0, lp=0, pb=0),
+    "tar.sav": gzip.compress(tarred("w", ("m.pkl", PICKLE)))[:-8] + bytes(8),
+    # Nobody knows what another program makes of them.
+    "broken.gz": b"\x1f\x8b\x08\0" + b"\xff" * 99,
+    "method.gz": b"\x1f\x8b\x09\0" + bytes(99),
+    "cut.csv.gz": gzip.compress(b"id,name\n1,some\n")[:-12],
+    "broken.xz": damaged(lzma.compress(b"a" * 1000 + os.urandom(500)), 60),
+    "broken.bz2": damaged(bz2.compress(b"id,name\n1,some\n"), 20),
+    "cut.tar.gz": tarred("w:gz", ("a.jpg", os.urandom(90_000)))[:70_000],
 }
 NOT_PACKED = {
     "data.tar": tarred("w", ("a.jpg", b"\xff\xd8\xff" + bytes(999))),
@@ -157,8 +204,17 @@ NOT_PACKED = {
     "data.tar.zst": b"\x28\xb5\x2f\xfd" + bytes(99),
     "words.csv.gz": gzip.compress(b"id,name\n1,some\n"),
     "idx.gz": gzip.compress(b"\0\0\x08\x03" + bytes(999)),
-    "broken.gz": b"\x1f\x8b\x08\0" + b"\xff" * 99,
+    "long.csv.gz": damaged(gzip.compress(os.urandom(20_000)), 15_000),
     "x.dat": b"\x78\x9c" + b"\xff" * 99,
+    "x.txt": b"x^2 + y^2 = z^2, and so on for other numbers\n" * 9,
+    "ZF.txt": b"ZF Friedrichshafen, x^2\n" * 9,
+    "words.lzma": alone(b"id,name\n1,some\n"),
+    "words.csv.xz": lzma.compress(b"id,name\n1,some\n", preset=9),
+    "zeros.dat": bytes(300),
+    "one.dat": b"\1" + bytes(300),
+    "numbers.dat": b"".join(n.to_bytes(8, "little") for n in range(1000)),
+    "checksum.csv.gz": gzip.compress(b"id,name\n1,some\n")[:-8] + bytes(8),
+    "a.tar": b"a" + bytes(99) + tarred("w")[100:],
 }
 
 
@@ -166,6 +222,14 @@ NOT_PACKED = {
 def test_archives_that_hold_a_checkpoint_fail(tmp_path, name):
     """By the name or the beginning of any member, and of anything that is compressed."""
     assert status_beside_a_model(tmp_path, name, PACKED[name]) is Status.FAILED
+
+
+def test_a_damaged_archive_says_what_to_do(tmp_path):
+    """A truncated log stops a gate that looks for checkpoints, so the message names a way out."""
+    (tmp_path / "log.gz").write_bytes(gzip.compress(b"epoch 1\nloss 2\n")[:-12])
+    (result,) = audit(Request((str(tmp_path),))).targets
+    what = "is a compressed file that cannot be unpacked (it ends too early), and may hold a checkpoint"
+    assert result.reason == f"{result.target}: {what}: replace the file by a sound copy, or remove it"
 
 
 @pytest.mark.parametrize("name", NOT_PACKED)
