@@ -188,17 +188,51 @@ def test_a_judged_folder_does_not_excuse_its_pickles(how, target, statecli, mode
 
 @pytest.mark.parametrize("how", EXCUSES)
 def test_a_configuration_of_the_user_excuses_pickles(how, statecli, model, monkeypatch):
-    """In a repository, above the judged folder, and by --config."""
+    """In a repository, and by --config."""
     excuse(statecli, how)
     assert statecli("audit", "a.pt", "--config", "statecli.toml").code == 0
     Path(".git").mkdir()
     assert statecli("audit", ".").code == 0
-    Path(".git").rmdir()
-    for name in ("statecli.toml", "b.json"):
-        Path(name).rename(f"../{name}")
-    monkeypatch.chdir(model.parent)
-    if how != "baseline":  # which names a target by its path
-        assert statecli("audit", "model").code == 0
+
+
+@pytest.fixture
+def snapshot(tmp_path, monkeypatch):
+    """A snapshot as in the cache of the Hub, whose files are links; the current folder is the snapshot."""
+    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "c"
+    blobs.mkdir(parents=True)
+    (snapshot / "sub").mkdir(parents=True)
+    torch.save({"w": torch.ones(2), "x": Command()}, blobs / "e1")
+    (blobs / "e2").write_text('ignore = ["pickles"]\n')
+    for name, blob in (("a.bin", "../../blobs/e1"), ("statecli.toml", "../../blobs/e2"), ("sub/b.pt", "../a.bin")):
+        (snapshot / name).symlink_to(blob)
+    (snapshot / "sub" / "c.pt").write_bytes((blobs / "e1").read_bytes())
+    # By a link to the snapshot, by one to a link in it, and by a folder of links.
+    (tmp_path / "current").symlink_to("models--a--b/snapshots/c")
+    (tmp_path / "far.pt").symlink_to(snapshot / "a.bin")
+    (tmp_path / "view").symlink_to(snapshot / "inner")
+    (snapshot / "inner").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "d.pt").write_bytes((blobs / "e1").read_bytes())
+    monkeypatch.chdir(snapshot)
+    return snapshot
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["a.bin", "a*.bin", "sub/c.pt", "sub/b.pt", "sub", "sub/", "sub/*.pt", "s*/c.pt", "inner/d.pt", "sub/../a.bin"]
+    + [f"../../../{name}" for name in ("current/a.bin", "far.pt", "view/d.pt", "current/sub/*.pt")],
+)
+def test_a_configuration_above_the_target_excuses_no_pickle(target, statecli, snapshot):
+    """The files of a download lie in its subfolders, and are links in the cache of the Hub."""
+    found = statecli("audit", target, "-f", "json")
+    assert found.code == 1
+    assert "unsafe-global" in {finding["rule"] for finding in found.json["findings"]}
+
+
+def test_a_configuration_excuses_pickles_of_other_folders(statecli, snapshot, tmp_path):
+    """The user stands in a folder of their own, next to the download."""
+    assert statecli("audit", str(tmp_path / "elsewhere")).code == 0
+    assert statecli("audit", str(tmp_path / "elsewhere" / "*.pt")).code == 0
 
 
 def test_a_configuration_without_excuses_is_as_before(statecli, model):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -33,6 +33,8 @@ _PICKLES = "pickles"
 PICKLE_RULES = frozenset(rule.name for rule in RULES if rule.group == _PICKLES)
 #: Size of the largest file that is read.
 MAX_CONFIG_BYTES = 1 << 22
+#: Links that are followed to one file: Linux follows 40.
+_MAX_LINKS = 64
 
 T = TypeVar("T")
 
@@ -116,9 +118,9 @@ def load_config(path: str | None = None, start: str = ".", *, no_config: bool = 
 
 
 def distrust_judged_config(loaded: LoadedConfig, targets: Iterable[str]) -> LoadedConfig:
-    """Return the configuration without what lets more pickles pass, if it lies in a judged folder and no repository.
+    """Return the configuration without what lets more pickles pass, if it is of a judged folder and no repository.
 
-    Whoever wrote the folder of a model wrote that file too. A repository is taken for the user's own.
+    The author of a download wrote the configuration in it too. A repository is taken for the user's own.
     """
     folder = os.path.realpath(os.path.dirname(loaded.path or "") or os.curdir)
     if loaded.path is None or has_repository(folder) or not any(_is_judged_with(folder, text) for text in targets):
@@ -150,14 +152,32 @@ def _remove_pickle_rules(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _is_judged_with(folder: str, target: str) -> bool:
-    """Return whether a target is the folder, is above the folder, or is a file or a glob in the folder."""
+    """Return whether the folder is a target, or lies above or below a target, with or without links on the way."""
     path = find_path(target)
     if path is None or files.is_remote(path):
         return False
-    path = os.path.realpath(path.partition("**")[0] or os.curdir)
-    if not os.path.isdir(path):
-        return folder == os.path.dirname(path)
-    return os.path.join(folder, "").startswith(os.path.join(path, ""))
+    if not os.path.lexists(path):  # a glob, of which the steps before its first wildcard are known
+        path = re.split(r"[^/\\]*[*?\[]", path, maxsplit=1)[0]
+    folders = list(_iter_resolved(path or os.curdir))
+    return folder in folders or os.path.join(folder, "").startswith(os.path.join(folders[-1], ""))
+
+
+def _iter_resolved(path: str) -> Iterator[str]:
+    """Yield each file and folder that the system passes to reach the path: also links, and where they lead."""
+    drive, rest = os.path.splitdrive(os.path.join(os.getcwd(), path))
+    here = drive + os.sep
+    steps = rest.replace(os.altsep or os.sep, os.sep).split(os.sep)[::-1]
+    links = 0
+    while steps:
+        step = steps.pop()
+        here = os.path.dirname(here) if step == os.pardir else os.path.join(here, step) if step != os.curdir else here
+        yield here
+        if os.path.islink(here) and links < _MAX_LINKS:
+            links += 1
+            leads = os.readlink(here)
+            steps.extend(leads.split(os.sep)[::-1])
+            here = drive + os.sep if os.path.isabs(leads) else os.path.dirname(here)
+            yield here
 
 
 def _iter_config_files(start: str) -> Iterable[str]:
