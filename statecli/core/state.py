@@ -417,7 +417,9 @@ class ScannedPickle(msgspec.Struct, frozen=True):
         protocol: Pickle protocol that it declares, 0 if none.
         bombs: Calls that take more memory or time to load than the file's size explains.
         hazards: Plain data by which loaders do harm.
-        digest: SHA-256 of its bytes, of all bytes that could follow if it has no end; "" if there are too many.
+        uses_storages: It names storages of the file, so that its calls may be given their bytes.
+        digest: SHA-256 of its bytes, of all bytes that could follow if it has no end; "" if there are too many. Of the
+            whole file, if loading is harmful and other bytes of the file may decide how.
         refused_opcode: An opcode that the unpickler of `torch.load(path)` does not know.
     """
 
@@ -433,5 +435,6 @@ class ScannedPickle(msgspec.Struct, frozen=True):
     protocol: int = 0
     bombs: tuple[Bomb, ...] = ()
     hazards: tuple[Hazard, ...] = ()
+    uses_storages: bool = False
     digest: str = ""
     refused_opcode: int | None = None

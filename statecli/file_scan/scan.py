@@ -27,7 +27,7 @@ from statecli.core.state import Bomb, Mention, Place, ScannedPickle
 from statecli.formats import dcp, torch_legacy, torch_tar
 from statecli.formats.shared import npy_array
 from statecli.formats.shared.dcp_metadata import Stored
-from statecli.pickle_scan import frames, script_code, script_nesting
+from statecli.pickle_scan import frames, known_names, script_code, script_nesting
 from statecli.pickle_scan.archive_records import Use, classify_records
 from statecli.pickle_scan.export_expressions import find_program_calls
 from statecli.pickle_scan.imported_names import Scanner
@@ -221,6 +221,8 @@ def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
 
 #: Bytes of pickles and code of one file whose digests are computed, and bytes that are read at once for them.
 _MAX_DIGESTED, _DIGESTED_AT_ONCE = 1 << 30, 1 << 22
+#: Bytes of a whole file on disk whose digest is computed, once: 10 to 40 seconds. Behind a URL it is _MAX_DIGESTED.
+_MAX_DIGESTED_FILE = 1 << 34
 
 
 class _Piece(NamedTuple):
@@ -244,6 +246,7 @@ class FileScan:
         self.steps = Steps()
         self.reader = PickleReader(source.path, self.steps)
         self.digested_bytes = 0
+        self.file_digest: str | None = None
         #: Small pickles that were read to their end, by their bytes.
         self.cached_pickles: dict[bytes, ScannedPickle] = {}
         #: Small records of the archive by name in lower case, because torch's reader ignores case; None for others.
@@ -292,7 +295,26 @@ class FileScan:
                     raise self.steps.exceeded
                 self.steps.take(Budget.PIECES)
                 self._scan_piece(self.pieces.popleft())
+        self._widen_digests()
         return self.pickles
+
+    def _widen_digests(self) -> None:
+        """Digest the whole file for harmful calls whose arguments may be other bytes of the file.
+
+        `exec` of a storage runs other code if only the storage changes, and `from_file` of TorchScript reads another
+        path if only an attribute does.
+        """
+        is_script = any(pickle.where.endswith("/constants.pkl") for pickle in self.pickles)
+        for n, pickle in enumerate(self.pickles):
+            if pickle.uses_storages and pickle.digest != self.file_digest and _is_harmful(pickle, is_script):
+                if self.file_digest is None:
+                    self.file_digest = self._digest_file()
+                self.pickles[n] = structs.replace(pickle, digest=self.file_digest)
+
+    def _digest_file(self) -> str:
+        """Return the SHA-256 of the whole file; "" if there are too many bytes."""
+        limit = _MAX_DIGESTED if self.whole.is_remote else _MAX_DIGESTED_FILE
+        return _hash_regions([self.whole], ()) if self.whole.size <= limit else ""
 
     @contextmanager
     def _within_budgets(self) -> Iterator[None]:
@@ -308,19 +330,15 @@ class FileScan:
         self.pickles.append(pickle)
         self.steps.take(Budget.PICKLES)
 
-    def _compute_digest(self, regions: Sequence[Region]) -> str:
-        """Return the SHA-256 of these bytes; "" where the scan of the file has digested _MAX_DIGESTED without them."""
-        import hashlib  # loads OpenSSL, which no other command has to wait for
+    def _compute_digest(self, regions: Sequence[Region], names: Sequence[str] = ()) -> str:
+        """Return the SHA-256 of these bytes; "" where the scan of the file has digested _MAX_DIGESTED without them.
 
+        `names`: the names of the regions, if they decide what runs.
+        """
         self.digested_bytes += sum(region.size for region in regions)
         if self.digested_bytes > _MAX_DIGESTED:
             return ""
-        hashed = hashlib.sha256()
-        for region in regions:
-            hashed.update(region.size.to_bytes(8, "little"))
-            for at in range(0, region.size, _DIGESTED_AT_ONCE):
-                hashed.update(region.read(at, min(_DIGESTED_AT_ONCE, region.size - at)))
-        return hashed.hexdigest()
+        return _hash_regions(regions, names)
 
     def _add_unread(self, piece: _Piece, why: str) -> None:
         digest = self._compute_digest([piece.region])
@@ -381,7 +399,12 @@ class FileScan:
             pickle = ScannedPickle(
                 where, region.span, mentions, modules, piece.hidden, exact, why, protocol=protocol, bombs=bombs
             )
-            pickle = structs.replace(pickle, refused_opcode=scanner.refused_opcode, hazards=hazards)
+            pickle = structs.replace(
+                pickle,
+                refused_opcode=scanner.refused_opcode,
+                hazards=hazards,
+                uses_storages=bool(scanner.persistent),
+            )
             bounds = region if scanner.end and not unread else piece.region.get_part(at, piece.region.size - at)
             self._add_pickle(structs.replace(pickle, digest=self._compute_digest([bounds])))
             if (
@@ -598,7 +621,7 @@ class FileScan:
         path, dot, suffix = main.where.rpartition(".")
         name = Mention(path if dot else folder, suffix, 0, called=True, misuse=why)
         exact = main.region.base is not None
-        digest = self._compute_digest([piece.region for piece in pieces])
+        digest = self._compute_digest([piece.region for piece in pieces], [piece.where for piece in pieces])
         code = ScannedPickle(main.where, main.region.span, (name,), exact=exact, doer="loading it", digest=digest)
         self._add_pickle(code)
 
@@ -612,7 +635,8 @@ class FileScan:
             called=True,
             misuse="torch.package runs as Python code",
         )
-        exact, digest = first.region.base is not None, self._compute_digest([piece.region for piece in pieces])
+        digest = self._compute_digest([piece.region for piece in pieces], [piece.where for piece in pieces])
+        exact = first.region.base is not None
         self._add_pickle(
             ScannedPickle(first.where, first.region.span, (name,), exact=exact, doer="loading it", digest=digest)
         )
@@ -624,7 +648,8 @@ class FileScan:
             doer = "loading it" if call.on_load else "its code"
             names = (Mention(call.module, call.name, call.at, called=True, misuse=call.why),)
             exact = region.base is not None
-            self._add_pickle(ScannedPickle(line, region.span, names, exact=exact, doer=doer, digest=digest))
+            code = ScannedPickle(line, region.span, names, exact=exact, doer=doer, uses_storages=True)
+            self._add_pickle(structs.replace(code, digest=digest))
 
     def _scan_program(self, region: Region, where: str) -> None:
         """A program of torch.export: loading it evaluates its sizes, compiles its names and imports what they say."""
@@ -640,7 +665,7 @@ class FileScan:
             at = max(data.find(json.dumps(call.text).encode()), 0) if number < _MAX_LOCATED_TEXTS else 0
             names = (Mention(call.module, call.name, at, called=call.called, misuse=call.why),)
             code = ScannedPickle(where, region.span, names, exact=region.base is not None, doer=call.doer)
-            self._add_pickle(structs.replace(code, digest=digest))
+            self._add_pickle(structs.replace(code, digest=digest, uses_storages=True))
 
     def _add_member(
         self, region: Region, name: str, depth: int, deflated: bool, sure: bool, hidden: bool, copied: bool = False
@@ -684,6 +709,29 @@ class FileScan:
                 self._add_member(rest, name, piece.depth, fields[3] != STORED, sure, last not in own)
                 own.discard(last)
             at += 4
+
+
+def _hash_regions(regions: Sequence[Region], names: Sequence[str]) -> str:
+    import hashlib  # loads OpenSSL, which no other command has to wait for
+
+    hashed = hashlib.sha256()
+    for name in names:
+        text = name.encode("utf-8", "surrogatepass")
+        hashed.update(len(text).to_bytes(8, "little") + text)
+    for region in regions:
+        hashed.update(region.size.to_bytes(8, "little"))
+        for at in range(0, region.size, _DIGESTED_AT_ONCE):
+            hashed.update(region.read(at, min(_DIGESTED_AT_ONCE, region.size - at)))
+    return hashed.hexdigest()
+
+
+def _is_harmful(pickle: ScannedPickle, is_script: bool) -> bool:
+    """Return whether loading calls a name with a known harm, or trusts harmful data. `is_script`: of TorchScript."""
+    if pickle.doer:
+        return any(mention.misuse for mention in pickle.names)
+    names = (known_names.find_harm(mention) for mention in pickle.names)
+    is_class = not is_script and any(mention.module.partition(".")[0] == "__torch__" for mention in pickle.names)
+    return is_class or any(names) or any(hazard.is_error for hazard in pickle.hazards)
 
 
 def _mark_loaded_by_torch(pickles: list[ScannedPickle], whole: Region) -> list[ScannedPickle]:

@@ -20,6 +20,7 @@ import sys
 from functools import lru_cache
 
 from statecli.core.dtypes import SCRIPT_STORAGE_DTYPES
+from statecli.core.state import Mention
 from statecli.pickle_scan import torch_classes
 from statecli.pickles import safe_globals
 
@@ -641,6 +642,20 @@ def is_made_empty(whole: str) -> bool:
     if whole in _CALLED_CLASSES or whole in SHARED_OBJECTS:
         return False
     return is_class(whole) or is_configuration(whole)
+
+
+def is_clean_mention(mention: Mention) -> bool:
+    """Return True if the name as Python 3 knows it only builds checkpoint data."""
+    return is_clean(*rename_python2(mention.module, mention.name), called=mention.called)
+
+
+def find_harm(mention: Mention) -> str | None:
+    """Return the known harm of a name that is not clean or is misused; None if nothing is known."""
+    harm = None
+    if not is_clean_mention(mention):
+        for module, name in (rename_python2(mention.module, mention.name), (mention.module, mention.name)):
+            harm = harm or describe_harm(module, name, called=mention.called)
+    return harm or mention.misuse
 
 
 def describe_harm(module: str, name: str, *, called: bool = False) -> str | None:

@@ -36,7 +36,7 @@ def _find_foreign_names(pickle: ScannedPickle, of_script: bool = False) -> list[
     if pickle.doer:
         return [(mention, mention.misuse) for mention in pickle.names]
     names = [name if of_script else _treat_as_python(name) for name in pickle.names]
-    return [(mention, _find_harm(mention)) for mention in names if not _is_clean(mention)]
+    return [(mention, known_names.find_harm(mention)) for mention in names if not _is_clean(mention)]
 
 
 def _find_all_foreign_names(subject: Subject) -> Iterator[tuple[ScannedPickle, Mention, str | None]]:
@@ -58,21 +58,7 @@ def _treat_as_python(mention: Mention) -> Mention:
 
 
 def _is_clean(mention: Mention) -> bool:
-    return not mention.misuse and _is_data(mention)
-
-
-def _is_data(mention: Mention) -> bool:
-    module, name = known_names.rename_python2(mention.module, mention.name)
-    return known_names.is_clean(module, name, called=mention.called)
-
-
-def _find_harm(mention: Mention) -> str | None:
-    """Return the known harm of a name that is not clean; None if nothing is known."""
-    harm = None
-    if not _is_data(mention):
-        for module, name in (known_names.rename_python2(mention.module, mention.name), (mention.module, mention.name)):
-            harm = harm or known_names.describe_harm(module, name, called=mention.called)
-    return harm or mention.misuse
+    return not mention.misuse and known_names.is_clean_mention(mention)
 
 
 def _describe_use(mention: Mention) -> str:
@@ -387,7 +373,7 @@ def _opcode_name(code: int) -> str:
 
 def _suggest_replacements(names: list[str], pickle: ScannedPickle) -> str:
     """Return what to do about each refused name: what to save in place of its object, or not to load the file."""
-    if any(_find_harm(mention) for mention in pickle.names if not _is_clean(mention)):
+    if any(known_names.find_harm(mention) for mention in pickle.names if not _is_clean(mention)):
         return "do not load the file with weights_only=False; ask who published it"
     imports = dict.fromkeys(map(safe_globals.find_admitting_module, names))
     if None not in imports:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.package import PackageExporter
+
+from statecli.file_scan import scan
 
 
 class Command:
@@ -47,12 +51,103 @@ def test_another_command_of_an_accepted_call_fails(statecli, folder):
     assert "its content has changed" in found.err
 
 
-def test_the_same_payload_with_other_weights_is_accepted(statecli, folder):
-    """The digest is that of the pickle, not of the tensors."""
-    torch.save({"w": torch.zeros(4), "x": Command("echo")}, "a.pt")
+class Settings:
+    """An object that statecli does not know, with no known harm."""
+
+
+def test_an_unknown_class_with_other_weights_is_accepted(statecli, folder):
+    """The digest is that of the pickle, not of the tensors: the next training writes the same object."""
+    for weights in (torch.zeros(4), torch.ones(4)):
+        torch.save({"w": weights, "x": Settings()}, "a.pt")
+        if not weights.any():
+            statecli(*PICKLES, *ACCEPT)
+            rules = {entry["rule"] for entry in json.loads(Path("b.json").read_text())["findings"]}
+            assert rules == {"unknown-global", "needs-weights-only-false"}
+        assert statecli(*PICKLES, "--baseline", "b.json").code == 0
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_a_harmful_call_with_other_tensors_fails(statecli, folder, legacy):
+    """`exec` of a tensor runs what the tensor holds."""
+    for code, expected in (("print(1)", 0), ("print(2)", 1)):
+        tensor = torch.tensor(list(code.encode()), dtype=torch.uint8)
+        torch.save({"w": tensor, "x": Command(tensor)}, "a.pt", _use_new_zipfile_serialization=not legacy)
+        if not expected:
+            statecli(*PICKLES, *ACCEPT)
+            assert json.loads(Path("b.json").read_text())["findings"]
+        assert statecli(*PICKLES, "--baseline", "b.json").code == expected
+
+
+def test_harmful_data_with_other_tensors_fails(statecli, folder):
+    """A path that a callback loads may lie in a file with tensors: they are accepted together."""
+    for weights, expected in ((torch.zeros(4), 0), (torch.ones(4), 1)):
+        callback = {"ModelCheckpoint": {"best_model_path": "http://host/best.ckpt"}}
+        torch.save({"state_dict": {"w": weights}, "callbacks": callback, "pytorch-lightning_version": "2"}, "a.pt")
+        if not expected:
+            statecli(*PICKLES, *ACCEPT)
+            assert "unsafe-data" in {entry["rule"] for entry in json.loads(Path("b.json").read_text())["findings"]}
+        assert statecli(*PICKLES, "--baseline", "b.json").code == expected
+
+
+def test_a_file_of_too_many_bytes_is_not_accepted(statecli, folder, monkeypatch):
+    """Its digest is unknown, so that other bytes would pass."""
+    save("echo")
+    monkeypatch.setattr(scan, "_MAX_DIGESTED_FILE", 100)
     statecli(*PICKLES, *ACCEPT)
-    torch.save({"w": torch.ones(4), "x": Command("echo")}, "a.pt")
-    assert statecli(*PICKLES, "--baseline", "b.json").code == 0
+    assert statecli(*PICKLES, "--baseline", "b.json").code == 1
+
+
+def package(path, *names):
+    """A torch.package with a harmful and a harmless module of these names."""
+    sources = ("import os\nos.getcwd()\nclass C: pass\n", "class C: pass\n")
+    with PackageExporter(path) as exporter:
+        for name, source in zip(names, sources, strict=True):
+            exporter.save_source_string(f"pkg.{name}", source)
+        exporter.save_pickle("m", "m.pkl", {"a": 1})
+
+
+def digest_of(path, name):
+    """The content of the finding about this file of an archive."""
+    return next(pickle.digest for pickle in scan.scan_pickles(path) if pickle.where.endswith(name))
+
+
+def test_modules_of_a_package_that_exchange_their_names_are_another_content(folder):
+    """A module that nothing imported runs under the name of another."""
+    (folder / "b").mkdir()
+    package("a.pt", "unused", "used")
+    package("b/a.pt", "used", "unused")
+    assert digest_of("a.pt", ".py") != digest_of("b/a.pt", ".py")
+
+
+def test_files_of_a_compiled_model_that_exchange_their_names_are_another_content(folder):
+    """The loader opens the library of one name."""
+    digests = set()
+    for names in (("x.so", "y.so"), ("y.so", "x.so")):
+        with zipfile.ZipFile("a.pt2", "w") as archive:
+            archive.writestr("a/archive_format", "pt2")
+            for name, data in zip(names, (b"1", b"2"), strict=True):
+                archive.writestr(f"a/data/aotinductor/model/{name}", b"\x7fELF" + data)
+        digests.add(digest_of("a.pt2", names[0]))
+    assert len(digests) == 2
+
+
+def test_a_script_that_reads_a_file_with_another_path_fails(statecli, folder):
+    """The path is an attribute, which lies in another record than the code."""
+
+    class Reader(torch.nn.Module):
+        def __init__(self, path):
+            super().__init__()
+            self.path = path
+
+        def forward(self):
+            return torch.from_file(self.path, False, 4)
+
+    for path, code in (("weights.bin", 0), ("/etc/shadow", 1)):
+        torch.jit.save(torch.jit.script(Reader(path)), "a.pt")
+        if not code:
+            statecli(*PICKLES, *ACCEPT)
+            assert json.loads(Path("b.json").read_text())["findings"]
+        assert statecli(*PICKLES, "--baseline", "b.json").code == code
 
 
 @pytest.mark.parametrize("legacy", [True, False])
