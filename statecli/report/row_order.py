@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from statecli.commands.diff.result import Change, Field
+from statecli.core.natural_order import make_natural_key
 from statecli.core.output import ChangeOrder, TensorOrder
 from statecli.core.state import Kind, TensorInfo
 from statecli.report import Group, Line, RowView, change_text
 
-_NUMBER = re.compile(r"(\d+)")
 _Row = TypeVar("_Row", TensorInfo, Change)
 
 
@@ -68,8 +67,7 @@ def format_hidden_count(hidden: int, view: RowView) -> tuple[str, ...]:
 
 def _order_name(row: TensorInfo | Change) -> tuple[str, list[str | int]]:
     """Return a sort key by which `layers.2` comes before `layers.10`."""
-    parts = _NUMBER.split(row.fqn)
-    return row.section, [int(part) if n % 2 else part for n, part in enumerate(parts)]
+    return row.section, make_natural_key(row.fqn)
 
 
 def _order_change(change: Change) -> tuple[int, float, float, int]:

@@ -37,7 +37,8 @@ ISOLATION = 3.0
 MAX_SCALE_RANGE = 10.0
 #: Parts of names that start at 0, and stay there in a layer that is not trained: all of its values may be 0.
 _STARTS_AT_ZERO = re.compile(r"bias|lora_")
-_INDEX = re.compile(r"(?:(?<=\.)|^)\d+(?=\.)")
+#: The number of a layer; a list of layers has no longer one.
+_INDEX = re.compile(r"(?:(?<=\.)|^)\d{1,9}(?=\.)")
 
 _T = TypeVar("_T", bound=Hashable)
 
@@ -105,6 +106,8 @@ def find_stacks(tensors: tuple[TensorInfo, ...]) -> list[Stack]:
 
 def _report_missing_layer(subject: Subject, stack: Stack) -> Iterator[Issue]:
     indexes = sorted(stack.layers)
+    if indexes[-1] - indexes[0] != len(indexes):  # none or several are missing
+        return
     holes = sorted(set(range(indexes[0], indexes[-1])) - set(indexes))
     common = frozenset.intersection(*map(frozenset, stack.layers.values()))
     kinds = {
@@ -112,7 +115,7 @@ def _report_missing_layer(subject: Subject, stack: Stack) -> Iterator[Issue]:
         for layer in stack.layers.values()
     }
     is_block = len(kinds) == 1 and any("." in name for name in common)
-    if len(holes) == 1 and len(common) >= (MIN_TENSORS_OF_EQUAL_BLOCK if is_block else MIN_TENSORS_OF_BLOCK):
+    if len(common) >= (MIN_TENSORS_OF_EQUAL_BLOCK if is_block else MIN_TENSORS_OF_BLOCK):
         name = f"{stack.prefix}{holes[0]}"
         message = f"{name}: layer is missing; the other {len(indexes)} layers have {len(common)} tensors in common"
         yield Issue(message, None, stack.section, "save the missing layer too", about=name)

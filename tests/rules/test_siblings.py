@@ -49,6 +49,13 @@ def test_a_layer_that_is_missing_is_found(gaps):
     assert gaps(state) == ["layers.5: layer is missing; the other 11 layers have 12 tensors in common"]
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, str(10**9), str(10**8)])
+def test_a_number_far_from_the_others_is_no_gap(gaps, number):
+    """The numbers between are not made, and Python converts no number of thousands of digits."""
+    state = stack()
+    assert gaps(state | {f"layers.{number}.linear1.weight": state["layers.0.linear1.weight"]}) == []
+
+
 def test_values_of_another_scale_are_found(gaps):
     """A scale that was applied twice."""
     state = stack()
