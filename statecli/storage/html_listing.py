@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import SplitResult, unquote, urljoin, urlsplit
+
+from statecli.core import quoting
+from statecli.core.errors import UnreadableError
 
 _BEGINS = (b"<!doctype html", b"<html", b"<head", b"<body", b"<title", b"<script", b"<!--")
 #: Title of an empty listing.
@@ -38,8 +41,9 @@ class _Links(HTMLParser):
 def parse_names(page: str, url: str) -> dict[str, bool] | None:
     """Return the names in the folder at `url` from the listing, with True for a folder.
 
-    Names are the links to files and folders directly in the folder. None for a page that asks for a password, and for a
-    page without such a link that is not called a listing.
+    Names are the links to files and folders directly in the folder; a query is dropped. None for a page that asks for
+    a password, and for a page without such a link that is not called a listing. Raises UnreadableError for a name of a
+    file and a folder.
     """
     links = _Links()
     links.feed(page)
@@ -47,8 +51,22 @@ def parse_names(page: str, url: str) -> dict[str, bool] | None:
     if links.asks_password:
         return None
     base = urljoin(url, links.base) if links.base else url
-    names = dict(sorted(_find_names(links.hrefs, base, url)))
+    links_by_name = set(_find_names(links.hrefs, base, url))
+    names = dict(sorted(links_by_name))
+    if len(names) < len(links_by_name):
+        name = next(name for name, is_folder in sorted(links_by_name) if not is_folder and names[name])
+        raise UnreadableError(f"lists {quoting.quote(name)} as a file and as a folder: name the files")
     return names if names or _LISTING.search(page[:4096]) else None
+
+
+def _has_same_host(link: SplitResult, folder: SplitResult) -> bool:
+    """Return whether both URLs are of one scheme and one server, with or without the default port and a user."""
+    default = {"http": 80, "https": 443}.get(folder.scheme)
+    try:
+        ports = link.port or default, folder.port or default
+    except ValueError:  # not a number
+        return False
+    return (link.scheme, link.hostname, ports[0]) == (folder.scheme, folder.hostname, ports[1])
 
 
 def _find_names(hrefs: list[str], base: str, url: str) -> Iterator[tuple[str, bool]]:
@@ -59,9 +77,9 @@ def _find_names(hrefs: list[str], base: str, url: str) -> Iterator[tuple[str, bo
             link = urlsplit(urljoin(base, href))
         except ValueError:  # not a URL
             continue
-        # A link with a query sorts the listing.
-        if (link.scheme, link.netloc) != (folder.scheme, folder.netloc) or link.query or link.fragment:
+        if not _has_same_host(link, folder):
             continue
+        # A link with a query downloads a file; one that sorts the listing leads to the folder itself.
         around, _, last = link.path.rstrip("/").rpartition("/")
         # A name with an encoded slash stays encoded, so that the name is listed although no path leads to the file.
         name = last if "/" in unquote(last) else unquote(last)

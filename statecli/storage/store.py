@@ -6,8 +6,38 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
+from statecli.core.errors import UnreadableError
+
 #: Most folders inside one another: a server may list a folder as part of the same folder.
 MAX_FOLDER_DEPTH = 64
+#: Most folders of a server that are listed for one target, and most names in them: a server may make up more.
+MAX_LISTED_FOLDERS, MAX_LISTED_NAMES = 1_000, 200_000
+
+
+class ListingBudget:
+    """Folders and names that a server has listed for one target."""
+
+    def __init__(self, target: str) -> None:
+        self._target, self._names = target, 0
+        self._folders: set[str] = set()
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether more was listed than one target may have."""
+        return len(self._folders) > MAX_LISTED_FOLDERS or self._names > MAX_LISTED_NAMES
+
+    def exhaust(self) -> None:
+        """Leave nothing of the budget."""
+        self._names = MAX_LISTED_NAMES + 1
+
+    def take(self, folder: str, names: int) -> None:
+        """Count a folder with so many names, once. Raises UnreadableError if that is too much."""
+        if folder not in self._folders:
+            self._folders.add(folder)
+            self._names += names
+        if self.exceeded:
+            limits = f"{MAX_LISTED_FOLDERS:,} folders or {MAX_LISTED_NAMES:,} names"
+            raise UnreadableError(f"the server lists more than {limits} below {self._target}: name folders below it")
 
 
 class FileVersion(NamedTuple):

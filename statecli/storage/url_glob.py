@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from statecli.core.errors import UnreadableError
-from statecli.storage.store import MAX_FOLDER_DEPTH, Store
+from statecli.storage.store import MAX_FOLDER_DEPTH, ListingBudget, Store
 from statecli.storage.url import GLOB, join, split_url
 
 
@@ -20,37 +20,43 @@ def match_url_glob(store: Store, pattern: str) -> list[str]:
         raise UnreadableError(f"{pattern}: a glob cannot match a host or a bucket: write its name")
     # To fnmatch, `?` is a wildcard, but in brackets.
     globs = [re.sub(r"(\[[^]]+\])|\?", lambda match: match[1] or "[?]", step) for step in steps[fixed:]]
-    return list(dict.fromkeys(_match(store, scheme + "/".join(steps[:fixed]) + rest, globs)))
+    return list(dict.fromkeys(_Matcher(store, pattern).match(scheme + "/".join(steps[:fixed]) + rest, globs)))
 
 
-def _match(store: Store, folder: str, steps: list[str], depth: int = 0) -> Iterator[str]:
-    """Yield what matches the remaining steps of a glob in a folder; an empty last step matches folders alone."""
-    if depth > MAX_FOLDER_DEPTH:
-        raise UnreadableError(f"{folder}: lies in more than {MAX_FOLDER_DEPTH} folders: name a folder below it")
-    if not any(steps):
-        scheme, path, end = split_url(folder)
-        yield scheme + "/".join((path.rstrip("/"), *steps)) + end if steps else folder
-        return
-    first, rest = steps[0], steps[1:]
-    if first == "**":
-        yield from _match(store, folder, rest, depth)
-    for name in _list_names(store, folder):
-        inner = join(folder, name)
-        if name.startswith(".") and not first.startswith(".") and store.is_folder(inner):
-            yield from (inner,) if first == "**" or fnmatchcase(name.rstrip("/"), first) else ()
-        elif first == "**":
-            yield from () if rest else (inner,)
-            yield from _match(store, inner, steps, depth + 1) if store.is_folder(inner) else ()
-        elif fnmatchcase(name.rstrip("/"), first) and (not rest or store.is_folder(inner)):
-            yield from _match(store, inner, rest, depth + 1)
+class _Matcher:
+    """Matcher of one glob, with the budget of the folders that it lists."""
 
+    def __init__(self, store: Store, pattern: str) -> None:
+        self._store, self._budget = store, ListingBudget(pattern)
 
-def _list_names(store: Store, folder: str) -> list[str]:
-    needed = f"{folder}: the glob needs a list of the names in this folder"
-    try:
-        names = store.list_names(folder)
-    except UnreadableError as why:
-        raise UnreadableError(f"{needed}: {why}") from why
-    if (missing := store.explain_missing_names(folder)) is not None:
-        raise UnreadableError(f"{needed}: {missing}")
-    return names
+    def match(self, folder: str, steps: list[str], depth: int = 0) -> Iterator[str]:
+        """Yield what matches the remaining steps of a glob in a folder; an empty last step matches folders alone."""
+        if depth > MAX_FOLDER_DEPTH:
+            raise UnreadableError(f"{folder}: lies in more than {MAX_FOLDER_DEPTH} folders: name a folder below it")
+        if not any(steps):
+            scheme, path, end = split_url(folder)
+            yield scheme + "/".join((path.rstrip("/"), *steps)) + end if steps else folder
+            return
+        first, rest = steps[0], steps[1:]
+        if first == "**":
+            yield from self.match(folder, rest, depth)
+        for name in self._list_names(folder):
+            inner = join(folder, name)
+            if name.startswith(".") and not first.startswith(".") and self._store.is_folder(inner):
+                yield from (inner,) if first == "**" or fnmatchcase(name.rstrip("/"), first) else ()
+            elif first == "**":
+                yield from () if rest else (inner,)
+                yield from self.match(inner, steps, depth + 1) if self._store.is_folder(inner) else ()
+            elif fnmatchcase(name.rstrip("/"), first) and (not rest or self._store.is_folder(inner)):
+                yield from self.match(inner, rest, depth + 1)
+
+    def _list_names(self, folder: str) -> list[str]:
+        needed = f"{folder}: the glob needs a list of the names in this folder"
+        try:
+            names = self._store.list_names(folder)
+            self._budget.take(folder, len(names))
+        except UnreadableError as why:
+            raise UnreadableError(f"{needed}: {why}") from why
+        if (missing := self._store.explain_missing_names(folder)) is not None:
+            raise UnreadableError(f"{needed}: {missing}")
+        return names

@@ -17,11 +17,13 @@ from typing import NamedTuple, TypeAlias
 
 from statecli import formats
 from statecli.core.errors import UnreadableError
+from statecli.core.natural_order import make_natural_key
 from statecli.core.scope import NotChecked
 from statecli.formats import FORMATS, torch_tar, unsupported
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.checkpoint_names import METADATA
 from statecli.storage.source import Source
+from statecli.storage.store import ListingBudget
 from statecli.targets import packed_files
 from statecli.targets.target_result import Status, TargetResult
 
@@ -236,20 +238,16 @@ def _expand_text(text: str, empty_status: Status, model_folders: ModelFolders) -
 
 
 def _expand_folder(path: str) -> Iterator[_Candidate]:
-    candidates = list(_walk_folder(path, _Links(files.resolve_links(path).rstrip("/"), set())))
+    candidates = list(_walk_folder(path, _Walk(files.resolve_links(path).rstrip("/"), set(), ListingBudget(path))))
     yield from candidates or [TargetResult(path, Status.SKIPPED, "a folder that holds no file")]
 
 
-def make_natural_key(text: str) -> list[int | str]:
-    """Return a sort key that puts `step-2` before `step-10`: texts and numbers alternate."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text)]
-
-
-class _Links(NamedTuple):
-    """Links to folders in one walk: the typed folder and the folders that were entered by a link, all without links."""
+class _Walk(NamedTuple):
+    """One walk: the typed folder and those that were entered by a link, all without links, and the budget of a URL."""
 
     root: str
     entered: set[str]
+    budget: ListingBudget
 
     def skip_folder(self, path: str) -> TargetResult | None:
         """Return the skipped or failed target for a folder in the walk; None for a folder to walk.
@@ -281,18 +279,24 @@ def _holds_checkpoint(path: str) -> bool:
     return False
 
 
-def _walk_folder(path: str, links: _Links, taken: frozenset[str] = frozenset(), depth: int = 0) -> Iterator[_Candidate]:
+def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), depth: int = 0) -> Iterator[_Candidate]:
     """Yield the targets in a folder, except files in `taken`, which belong to the model of a folder around it.
 
-    `depth` counts the folders from the typed one.
+    `depth` counts the folders from the typed one. Behind a URL the walk ends where its budget is exceeded.
     """
+    if walk.budget.exceeded:
+        return
     if depth > files.MAX_FOLDER_DEPTH:
+        if files.is_remote(path):  # a server that makes up folders has more of them
+            walk.budget.exhaust()
         yield TargetResult(
             path, Status.FAILED, f"{path}: lies in more than {files.MAX_FOLDER_DEPTH} folders: name a folder below it"
         )
         return
     try:
         names = sorted(files.list_names(path), key=make_natural_key)
+        if files.is_remote(path):
+            walk.budget.take(path, len(names))
     except OSError as error:
         yield TargetResult(
             path, Status.FAILED, f"{path}: cannot be listed: {(error.strerror or 'unknown error').lower()}"
@@ -315,14 +319,14 @@ def _walk_folder(path: str, links: _Links, taken: frozenset[str] = frozenset(), 
     prefetched = _prefetch(files.join(prefix, name) for name in names)
     for inner in prefetched:
         if files.is_folder(inner):
-            skipped = links.skip_folder(inner)
+            skipped = walk.skip_folder(inner)
             if skipped is not None and files.get_name(inner) in checkpoint_folder.list_tracked_folders(path):
                 reason = (
                     f"{inner}: is {skipped.reason}, but loaders read it with the file next to it: name it as a target"
                 )
                 skipped = TargetResult(inner, Status.FAILED, reason)
-            walked = _walk_folder(inner, links, taken | member_paths, depth + 1)
-            yield from walked if skipped is None else (skipped,)
+            inner_walk = _walk_folder(inner, walk, taken | member_paths, depth + 1)
+            yield from inner_walk if skipped is None else (skipped,)
         elif inner not in taken | member_paths:
             yield from _expand_file(inner)
     if (missing_reason := files.explain_missing_names(path)) is not None:

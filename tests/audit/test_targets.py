@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 
 from statecli.commands.audit.run import Request, audit
 from statecli.core.errors import UnreadableError
+from statecli.core.natural_order import make_natural_key
 from statecli.core.scope import NotChecked
 from statecli.pickle_scan.one_pickle import begins_as_pickle
 from statecli.storage import files
@@ -244,6 +245,12 @@ def test_the_name_decides_for_an_archive_that_is_not_looked_through(tmp_path, mo
     monkeypatch.setattr(packed_files, "MAX_UNPACKED_BYTES", 10**6)
     content = tarred("w:gz", ("junk", bytes(2_000_000)), ("x.pkl", PICKLE))
     assert status_beside_a_model(tmp_path, name, content) is status
+
+
+def test_names_are_sorted_by_their_numbers():
+    """Also by a number of more digits than Python converts, which a server may list."""
+    names = ["step-" + "9" * 5000, "step-10", "step-2"]
+    assert sorted(names, key=make_natural_key) == names[::-1]
 
 
 def test_hidden_folders_and_links_to_folders_are_skipped_with_their_reason(tmp_path):

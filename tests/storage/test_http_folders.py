@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from statecli.core.errors import UnreadableError
-from statecli.storage import html_listing, unlisted_folder
+from statecli.storage import html_listing, store, unlisted_folder
 from statecli.storage.http import Http
 from statecli.storage.url import is_folder_url
 
@@ -65,17 +65,43 @@ def test_a_folder_is_read_as_on_disk(folder, style, slash, statecli):
 
 
 def test_links_that_lead_away_are_no_names():
-    """Absolute, relative, of other hosts, upwards, with a query. Nobody hides a file by an odd name: that is there."""
+    """Absolute, relative, of other hosts, upwards. Nobody hides a file by an odd name or a query: that is there."""
     hrefs = [
         "a.bin", "./b.bin", "/d/c.bin", "http://host/d/d.bin", "sub/", "?C=N;O=D", "#top", "../", "/", "..", ".",
         "sub/e.bin", "//other/d/f.bin", "https://host/d/g.bin", "http://host:81/d/h.bin", "/dd/i.bin", "a.bin?x=1",
         "%2e%2e%2fetc", "a%2Fb", "a%5Cb", "a%00b", "javascript:alert(1)", "mailto:me@host", "http://[", "data:,x", "",
+        "l.pkl?download=1", "/d/m.pkl?raw#L1", "n.pkl#x", "sub/?C=N", "http://HOST:80/d/o.pkl", "http://me@host/d/p.pkl",
+        "http://host:x/d/q.pkl",
         "../d/j.bin", "../other/k.bin",
     ]  # fmt: skip
     text = "".join(f'<a href="{href}">x</a>' for href in hrefs)
     found = html_listing.parse_names(f"<html><body>{text}</body></html>", "http://host/d/")
     odd = dict.fromkeys(["%2e%2e%2fetc", "a%2Fb", "a\\b", "a\0b"], False)
-    assert found == {**dict.fromkeys(["a.bin", "b.bin", "c.bin", "d.bin", "j.bin"], False), "sub": True, **odd}
+    assert found == {
+        **dict.fromkeys([f"{name}.bin" for name in "abcdj"] + [f"{name}.pkl" for name in "lmnop"], False),
+        "sub": True,
+        **odd,
+    }
+
+
+def test_a_name_of_a_file_and_of_a_folder_fails(served, statecli):
+    """A path names one of both, so the other would be left out silently."""
+    listing = page(200, '<title>Index of /</title><a href="x.pkl">x</a><a href="x.pkl/">x</a>')
+    served.behave("d/", lambda request, reply: reply.become(listing))
+    found = statecli("audit", served.url("d/"))
+    assert (found.code, "lists 'x.pkl' as a file and as a folder: name the files" in found.err) == (2, True)
+
+
+def test_a_file_behind_a_link_with_a_query_is_audited(served, statecli):
+    """Scripts that download what a page lists follow the link."""
+    torch.save({"w": torch.ones(1)}, served.folder / "a.pt")
+    served.behave(
+        "", lambda request, reply: reply.become(page(200, '<title>Index of</title><a href="a.pt?raw=1">a</a>'))
+    )
+    found = statecli("audit", served.url(""), "-f", "json")
+    assert [(target["target"], target["status"]) for target in found.json["targets"]] == [
+        (served.url("a.pt"), "audited")
+    ]
 
 
 @pytest.mark.parametrize("style", ["python", "nginx", "apache"])
@@ -103,6 +129,31 @@ def test_a_folder_that_lists_itself_ends(served, statecli):
         assert found.code == 2
         assert "lies in more than 64 folders: name a folder below it" in found.err
         assert found.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("target", ["", "**", "**/*.pt"])
+def test_a_tree_without_end_ends(served, statecli, monkeypatch, target):
+    """Each folder has many folders, so that the depth alone limits nothing."""
+    monkeypatch.setattr(store, "MAX_LISTED_FOLDERS", 30)
+    links = "".join(f'<a href="{n}/">{n}</a>' for n in range(5))
+    tree = page(200, f"<title>Index of /</title>{links}")
+    end = page(200, "<title>Index of /</title>")
+    served.behave("*/", lambda request, reply: reply.become(end if request.path.count("/") > 6 else tree))
+    found = statecli("audit", served.url("d/") + target)
+    assert found.code == 2
+    assert "the server lists more than 30 folders or 200,000 names below" in found.err
+    assert "name folders below it" in found.err
+    assert len(served.requests) < 400
+
+
+def test_a_folder_with_too_many_names_fails(served, statecli, monkeypatch):
+    """Each of them is a request."""
+    monkeypatch.setattr(store, "MAX_LISTED_NAMES", 10)
+    links = "".join(f'<a href="{n}.pt">{n}</a>' for n in range(20))
+    served.behave("d/", lambda request, reply: reply.become(page(200, f"<title>Index of /</title>{links}")))
+    found = statecli("audit", served.url("d/"))
+    assert (found.code, "1,000 folders or 10 names below" in found.err) == (2, True)
+    assert len(served.requests) < 10
 
 
 def test_a_base_of_a_page_is_heeded():

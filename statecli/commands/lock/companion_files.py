@@ -42,8 +42,9 @@ TRAINING = (
     *("trainer_state", "optimizer", "optimizers", "optimizer_state_dict", "optimizer_states", "scheduler"),
     *("lr_scheduler", "lr_schedulers", "scheduler_state_dict", "scaler", "callbacks", "loops"),
 )
-#: Files of one folder and levels of subfolders that are read: a folder with more is not a model's.
+#: Files of one folder, its subfolders and their levels that are read: a folder with more is not a model's.
 MAX_FILES = 2_000
+MAX_FOLDERS = 5_000
 MAX_DEPTH = 16
 #: Levels of folders above a model that may be its pipeline: `pipeline/unet/diffusion_pytorch_model.safetensors`.
 PIPELINE_DEPTH = 2
@@ -139,6 +140,8 @@ def find_companion_files(folder: str) -> list[str]:
                 pending.append((path, depth + 1, is_inner and skip_subfolder(files.join(folder, path)) is None))
             elif _changes_model(files.join(folder, path), name):
                 companions.append(path)
+        if len(seen) > MAX_FOLDERS:
+            raise UnreadableError(f"{folder}: has more than {MAX_FOLDERS:,} folders: lock subfolders")
         if len(companions) > MAX_FILES:
             raise UnreadableError(f"{folder}: has more than {MAX_FILES:,} files next to its weights: lock subfolders")
     return companions
