@@ -59,6 +59,8 @@ _MAX_SECTION_DEPTH = 4
 
 _CHUNKED = "__msgpack_chunked_array__"
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3
+#: Characters of a dtype's name: `datetime64[ns]`.
+_MAX_DTYPE = 64
 #: Bytes that are reported by their digest.
 _MAX_BYTES = 64 << 20
 #: The first byte of a map with an entry, and of a text that is short.
@@ -177,7 +179,9 @@ class _Tree:
             raise MalformedError(
                 "is of dtype object: its bytes are memory addresses of the process that wrote it, not values"
             )
-        dtype = name if name in ELEMENT_BITS else f"numpy {name[:64]}"
+        if len(name) > _MAX_DTYPE:
+            raise MalformedError(f"its dtype has a name of {len(name):,} characters: no version of flax writes that")
+        dtype = name if name in ELEMENT_BITS else f"numpy {name}"
         if dtype is not name and elements and (size % elements or not size):
             raise MalformedError(
                 f"{dtype} {quoting.shape(shape)}: its {size} bytes are not a whole number of bytes per element"

@@ -65,7 +65,8 @@ COMPLEX = frozenset(["complex128", "complex64", "complex32"])
 
 #: Types without numbers: whole elements are equal or different, nothing else is known. dtype -> numpy's name.
 OPAQUE = {"bits8": "u1", "bits16": "u2", "bits1x8": "u1", "bits2x4": "u1", "bits4x2": "u1"}
-_TEXT = re.compile(r"numpy (?:([SUV])([1-9][0-9]{0,8})|[mM]8(?:\[\w+\])?)")
+#: Records have their fields after the size.
+_TEXT = re.compile(r"numpy (?:([SUV])([1-9][0-9]{0,8})(?: .*)?|[mM]8(?:\[\w+\])?)", re.DOTALL)
 #: numpy's longdouble and clongdouble, which are compared by their bits.
 _LONG = re.compile(r"numpy (?:float(?:96|128)|complex(?:192|256))")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.lib import format as library
@@ -102,9 +103,21 @@ def test_complex_numbers(tmp_path, code, packed):
         (numpy.zeros(2, "V2"), "numpy V2", "void of 2 bytes: numpy saves bfloat16 as void"),
         (numpy.zeros(2, "V1"), "numpy V1", "void of 1 byte: numpy saves float8 types as void"),
         (numpy.zeros(2, "V5"), "numpy V5", "void of 5 bytes"),
-        (numpy.ones(2, [("a", "<f4"), ("b", ">i8", (2, 3))]), "numpy V52", "records of 52 bytes: a, b"),
-        (numpy.ones(2, [("a", [("x", "u1"), ("y", "<f8")])]), "numpy V9", "records of 9 bytes: a"),
-        (numpy.ones(2, numpy.dtype([("a", "u1"), ("b", "<f8")], align=True)), "numpy V16", "records of 16 bytes: a, b"),
+        (
+            numpy.ones(2, [("a", "<f4"), ("b", ">i8", (2, 3))]),
+            "numpy V52 [('a', '<f4'), ('b', '>i8', (2, 3))]",
+            "records of 52 bytes: a, b",
+        ),
+        (
+            numpy.ones(2, [("a", [("x", "u1"), ("y", "<f8")])]),
+            "numpy V9 [('a', [('x', '|u1'), ('y', '<f8')])]",
+            "records of 9 bytes: a",
+        ),
+        (
+            numpy.ones(2, numpy.dtype([("a", "u1"), ("b", "<f8")], align=True)),
+            "numpy V16 [('a', '|u1'), ('', '|V7'), ('b', '<f8')]",
+            "records of 16 bytes: a, b",
+        ),
     ],
     ids=lambda one: one if isinstance(one, str) else None,
 )
@@ -113,6 +126,94 @@ def test_what_is_no_number(tmp_path, made, dtype, note, packed):
     (found,) = formats.read(saved(tmp_path, packed, a=made)).tensors
     assert (found.dtype, found.shape, found.nbytes, found.note) == (dtype, made.shape, made.nbytes, note)
     assert raw_of(found) == made.tobytes()
+
+
+RECORD = [("lr", "<f4"), ("wd", "<f4")]
+OTHER_RECORDS = {
+    "names": [("lr", "<f4"), ("eps", "<f4")],
+    "types": [("lr", "<i4"), ("wd", "<f4")],
+    "byte order": [("lr", ">f4"), ("wd", "<f4")],
+    "order": [("wd", "<f4"), ("lr", "<f4")],
+    "one field of two": [("lr", "<f4", (2,))],
+    "a record in a record": [("lr", RECORD)],
+    "a title": [(("rate", "lr"), "<f4"), ("wd", "<f4")],
+    "times": [("lr", "<M8[s]")],
+    "times of another unit": [("lr", "<M8[ms]")],
+    "text": [("lr", "U1"), ("wd", "S4")],
+    "bool": [("lr", "?"), ("wd", "<f4"), ("x", "V3")],
+    "padding": {"names": ["lr"], "formats": ["<f4"], "itemsize": 8},
+    "many fields": [(f"field{n}", "u1") for n in range(8)],
+}
+
+
+@pytest.mark.parametrize("case", OTHER_RECORDS)
+@pytest.mark.parametrize("in_pickle", [False, True], ids=["npz", "pt"])
+def test_records_of_equal_bytes_differ_in_their_dtype(tmp_path, case, in_pickle):
+    """The same bytes are other values under other fields."""
+    made = numpy.array([(1.0, 2.0)], RECORD)
+    paths = []
+    for name, array in (("a", made), ("b", made.view(OTHER_RECORDS[case]))):
+        paths.append(str(tmp_path / f"{name}.{'pt' if in_pickle else 'npz'}"))
+        torch.save({"r": array, "w": torch.ones(1)}, paths[-1]) if in_pickle else numpy.savez(paths[-1], r=array)
+    first, second = (next(t for t in formats.read(path).tensors if t.fqn == "r") for path in paths)
+    assert first.dtype == "numpy V8 [('lr', '<f4'), ('wd', '<f4')]"
+    assert (second.dtype[:10], second.dtype != first.dtype) == ("numpy V8 [", True)
+    assert len(second.dtype) <= 120
+
+
+@pytest.mark.parametrize("case", OTHER_RECORDS)
+def test_a_record_has_one_dtype_in_all_formats(tmp_path, case):
+    """A pickle has offsets where a .npy has padding; a recarray has the class numpy.record."""
+    made = numpy.array([(1.0, 2.0)], RECORD).view(OTHER_RECORDS[case])
+    numpy.savez(tmp_path / "a.npz", r=made)
+    torch.save({"r": made, "w": torch.ones(1)}, tmp_path / "a.pt")
+    torch.save({"r": made.view(numpy.recarray), "w": torch.ones(1)}, tmp_path / "b.pt")
+    read = [formats.read(str(tmp_path / name)).tensors[0] for name in ("a.npz", "a.pt", "b.pt")]
+    assert len({one.dtype for one in read}) == 1
+    assert [raw_of(one) for one in read] == [made.tobytes()] * 3
+
+
+def test_fields_out_of_order_have_their_offsets(tmp_path):
+    """numpy saves such records in pickles alone."""
+    dtypes = []
+    for n, offsets in enumerate(([0, 2], [2, 0], [0, 4])):
+        made = numpy.zeros(1, numpy.dtype({"names": ["a", "b"], "formats": ["<i4", "<i2"], "offsets": offsets}))
+        torch.save({"r": made, "w": torch.ones(1)}, tmp_path / f"{n}.pt")
+        dtypes.append(formats.read(str(tmp_path / f"{n}.pt")).tensors[0].dtype)
+    assert dtypes == [
+        "numpy V4 [('a', '<i4'), ('b', '<i2', offset 2)]",
+        "numpy V6 [('', '|V2'), ('a', '<i4'), ('b', '<i2', offset 0), ('', '|V4')]",
+        "numpy V6 [('a', '<i4'), ('b', '<i2')]",
+    ]
+
+
+def test_long_dtypes_end_in_a_digest(tmp_path):
+    """Two of them that differ in their last field differ."""
+    dtypes = []
+    for last in ("x", "y"):
+        made = numpy.zeros(1, [(f"field{n}", "<f4") for n in range(500)] + [(last, "<f4")])
+        dtypes.append(formats.read(saved(tmp_path, a=made)).tensors[0].dtype)
+    assert dtypes[0] != dtypes[1]
+    assert max(map(len, dtypes)) <= 120
+
+
+@pytest.mark.parametrize("unit", ["M8[s]", "M8[25s]", "m8[ns]", "M8"])
+def test_times_in_a_pickle_have_their_unit(tmp_path, unit):
+    """The unit is in the state of the dtype, as numpy's own name of the dtype has it in a .npy."""
+    made = numpy.zeros(2, unit)
+    torch.save({"r": made, "w": torch.ones(1)}, tmp_path / "a.pt")
+    assert formats.read(str(tmp_path / "a.pt")).tensors[0].dtype == f"numpy {unit}"
+    numpy.savez(tmp_path / "a.npz", r=made)
+    assert formats.read(str(tmp_path / "a.npz")).tensors[0].dtype == f"numpy {unit}"
+
+
+def test_records_that_share_records_without_end_are_refused(tmp_path):
+    """Each level doubles the fields; the pickle has each level once."""
+    dtype = numpy.dtype("u1")
+    for _ in range(16):
+        dtype = numpy.dtype([("a", dtype), ("b", dtype)])
+    torch.save({"r": numpy.zeros(0, dtype), "w": torch.ones(1)}, tmp_path / "a.pt")
+    assert "records with more than 10,000 fields" in formats.read(str(tmp_path / "a.pt")).tensors[0].damage
 
 
 def test_bfloat16_is_void(tmp_path):
@@ -215,7 +316,7 @@ def test_records_with_objects_are_objects(tmp_path):
     """An object among fields makes a pickle of all of it."""
     made = numpy.zeros(2, [("a", "<f4"), ("b", object)])
     (found,) = formats.read(saved(tmp_path, a=made)).tensors
-    assert (found.dtype, found.data) == ("numpy O", None)
+    assert (found.dtype, found.data) == ("numpy O [('a', '<f4'), ('b', '|O')]", None)
 
 
 def test_an_audit_does_not_inflate_numbers(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.state import Box, Boxes, ByteRange, Evidence, Kind, TensorData, TensorInfo
+from statecli.formats.shared import record_dtypes
 from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS
 
 MAGIC = b"\x93NUMPY"
@@ -167,28 +168,50 @@ def _parse_element(descr: Any) -> Element:
     """Parse a descr: a code, a list of fields, or a code and a shape."""
     if type(descr) is str:
         return _parse_code(descr)
-    size, has_objects = _measure_layout(descr)
-    if has_objects:
-        return Element("numpy O", size, _OBJECTS, has_objects=True, is_number=False)
+    layout = _parse_layout(descr)
+    if layout.has_objects:
+        return Element(
+            record_dtypes.name_dtype("O", layout.dtype), layout.size, _OBJECTS, has_objects=True, is_number=False
+        )
     named = [field[0] for field in descr if type(field[0]) is str and field[0]] if type(descr) is list else []
-    note = f"records of {size} bytes: {quoting.names(named)}" if named else None
-    return Element(f"numpy V{size}", size, note, is_number=False)
+    note = f"records of {layout.size} bytes: {quoting.names(named)}" if named else None
+    dtype = record_dtypes.name_dtype(f"V{layout.size}", layout.dtype)
+    return Element(dtype, layout.size, note, is_number=False)
 
 
-def _measure_layout(descr: Any) -> tuple[int, bool]:
-    """Return the size of an element of this descr, and whether the element holds objects."""
+class _Layout(NamedTuple):
+    """An element of a descr: its type as numpy prints it, its size in bytes, and whether it holds objects."""
+
+    dtype: str
+    size: int
+    has_objects: bool
+
+
+def _parse_layout(descr: Any) -> _Layout:
     if type(descr) is str:
         element = _parse_code(descr)
-        return element.size, element.has_objects
+        return _Layout(record_dtypes.format_code(descr), element.size, element.has_objects)
     if type(descr) is list and all(type(field) is tuple and len(field) in (2, 3) for field in descr):
-        parts = [_measure_layout(field[1:] if len(field) == 3 else field[1]) for field in descr]
-        return sum(size for size, _ in parts), any(objects for _, objects in parts)
+        return _parse_fields(descr)
     if type(descr) is tuple and len(descr) == 2:
-        size, objects = _measure_layout(descr[0])
+        base = _parse_layout(descr[0])
         shape = descr[1] if type(descr[1]) is tuple else (descr[1],)
-        if all(type(count) is int for count in shape) and prod(shape) * size <= MAX_ELEMENTS:
-            return prod(shape) * size, objects
+        if all(type(count) is int for count in shape) and prod(shape) * base.size <= MAX_ELEMENTS:
+            dtype = f"{base.dtype}, {record_dtypes.format_shape(shape)}"
+            return _Layout(dtype, prod(shape) * base.size, base.has_objects)
     raise MalformedError("its descr is not a dtype code or a list of fields")
+
+
+def _parse_fields(descr: list[tuple[Any, ...]]) -> _Layout:
+    """Parse a list of fields. Void without a name is padding, as numpy reads it."""
+    fields, size, has_objects = [], 0, False
+    for name, *dtype in descr:
+        layout = _parse_layout(dtype[0] if len(dtype) == 1 else tuple(dtype))
+        if name or not layout.dtype.startswith("'|V"):
+            fields.append(record_dtypes.Field(repr(name), layout.dtype, size, layout.size))
+        size += layout.size
+        has_objects |= layout.has_objects
+    return _Layout(record_dtypes.format_fields(fields, size), size, has_objects)
 
 
 def _parse_code(descr: str) -> Element:

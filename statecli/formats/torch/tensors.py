@@ -18,6 +18,7 @@ import msgspec
 from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES, VALUES_PER_BYTE, contiguous_strides, nbytes
 from statecli.core.errors import MalformedError
 from statecli.core.state import ByteRange, Quantizer, TensorData
+from statecli.formats.torch.array_dtypes import format_array_dtype
 from statecli.formats.torch.checkpoint_pickle import REPLACING
 from statecli.pickles.graph import (
     as_mapping,
@@ -577,7 +578,7 @@ def _decode_numpy(node: Obj) -> Tensor | None:
     state = node.state
     descr = state[2].args[0] if type(state[2]) is Obj and state[2].args else None
     name = descr if type(descr) is str else get_name(descr).removeprefix("numpy.") or "of no name"
-    dtype = _NUMPY_DTYPES.get(name, f"numpy {name}")
+    dtype = _NUMPY_DTYPES.get(name) or format_array_dtype(state[2])
     if name in _NUMPY_DTYPES and read_number_type(state[2]) is None:
         raise MalformedError(f"numpy array whose type {_truncate_value(name)} is not as numpy saves it")
     shape = _decode_ints(state[1], "shape", "numpy array")

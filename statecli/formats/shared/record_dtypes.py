@@ -1,0 +1,60 @@
+"""The dtype of numpy's records as one text: fields, their types, byte orders and offsets, as numpy prints them.
+
+Two records whose bytes are equal have other values if their fields differ, so that the whole dtype is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+#: Characters of a dtype that are shown; a longer one ends in a digest of the whole.
+MAX_CHARACTERS = 100
+
+
+class Field(NamedTuple):
+    """A field of a record: its name as a Python literal, its type as `dtype.descr` has it, and its bytes."""
+
+    name: str
+    dtype: str
+    offset: int
+    size: int
+
+
+def format_fields(fields: Iterable[Field], size: int) -> str:
+    """Format the fields of a record of `size` bytes as `dtype.descr` does: bytes of no field are void without a name.
+
+    A field that begins before the end of the field before has its offset: `dtype.descr` has no form for it.
+    """
+    parts, end = [], 0
+    for field in fields:
+        if field.offset > end:
+            parts.append(f"('', '|V{field.offset - end}')")
+        offset = f", offset {field.offset}" if field.offset < end else ""
+        parts.append(f"({field.name}, {field.dtype}{offset})")
+        end = field.offset + field.size
+    if size > end:
+        parts.append(f"('', '|V{size - end}')")
+    return f"[{', '.join(parts)}]"
+
+
+def format_code(code: str) -> str:
+    """Format a type code (`<f4`, `f4`, `=f4`) as `dtype.descr` does: with the byte order, `|` for bytes of no order."""
+    order, plain = (code[0], code[1:]) if code[0] in "<>|=" else ("<", code)
+    plain = {"?": "b1", "a": "S"}.get(plain[0], plain[0]) + plain[1:]
+    return repr(f"{'|' if plain[0] in 'SVO' or plain[1:] == '1' else '>' if order == '>' else '<'}{plain}")
+
+
+def format_shape(shape: tuple[int, ...]) -> str:
+    """Format the shape of a field as Python prints a tuple."""
+    return f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})"
+
+
+def name_dtype(code: str, fields: str) -> str:
+    """Return the dtype `numpy V8 [('lr', '<f4'), ('wd', '<f4')]`; the end of a long one is a digest."""
+    if len(fields) > MAX_CHARACTERS:
+        import hashlib  # OpenSSL below it takes longer to load than most checkpoints to list
+
+        digest = hashlib.sha256(fields.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        fields = f"{fields[: MAX_CHARACTERS - 50]}..., sha256 {digest}]"
+    return f"numpy {code} {fields}"
