@@ -41,17 +41,35 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     with Source(path) as source:
         archive = Archive(source, looked_at=2 * npy_array.USUAL)
         budget = 0 if source.is_remote else MAX_VERIFIED
-        arrays = {name: record for name, record in archive.records.items() if name.endswith(_SUFFIX)}
+        arrays = {
+            name: record
+            for name, record in archive.records.items()
+            if name.endswith(_SUFFIX) or _is_bare_array(record, source, archive)
+        }
         rows: dict[str, TensorInfo] = {}
         for name, record in arrays.items():
             fqn = name.removesuffix(_SUFFIX)
             budget -= record.size
             row = _read_row(fqn, record, source, archive, verify=budget >= 0)
-            rows[fqn] = _mark_disputed(row, source.path) if fqn in archive.records else row
+            is_disputed = fqn != name and fqn in archive.records
+            rows[fqn] = _mark_disputed(row, source.path) if is_disputed else row
         oddities = archive.oddities
         if others := [name for name in archive.records if name not in arrays]:
             oddities.append(Oddity("no-arrays", f"not read: other files next to its arrays: {quoting.names(others)}"))
         return ModelState(path, NAME, tuple(rows.values()), oddities=tuple(oddities), traits=TRAITS)
+
+
+def _is_bare_array(record: Record, source: Source, archive: Archive) -> bool:
+    """Return whether numpy.load gives an array for a record without the suffix: it decides by the first bytes.
+
+    The name of a record may also be that of an array with the suffix, whose row says so.
+    """
+    if record.name + _SUFFIX in archive.records:
+        return False
+    try:
+        return _read_head(record, source, len(npy_array.MAGIC)) == npy_array.MAGIC
+    except MalformedError:  # numpy.load fails for it, too
+        return False
 
 
 def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:

@@ -626,6 +626,28 @@ def test_what_lies_beside_arrays(tmp_path):
     assert (odd.name, odd.message) == ("no-arrays", "not read: other files next to its arrays: notes.txt, b.pkl")
 
 
+@pytest.mark.parametrize("method", [0, 8], ids=["stored", "deflated"])
+def test_an_array_without_the_suffix_is_an_array(tmp_path, method):
+    """numpy.load decides by the first bytes of a record, not by its name."""
+    members = [Member("w.npy", ARRAY), *(Member(name, ARRAY, method=method) for name in ("bias", "b.txt", "folder/x"))]
+    path = file(tmp_path, build([*members, Member("cut", ARRAY[:5]), Member("none", b"")]), "a.npz")
+    state = formats.read(path)
+    with numpy.load(path) as loaded:
+        names = [name for name in loaded.files if isinstance(loaded[name], numpy.ndarray)]
+        assert [one.fqn for one in state.tensors] == names
+        for one in state.tensors:
+            assert numpy.array_equal(read_all_values(one.data).reshape(one.shape), loaded[one.fqn])
+    assert [odd.message for odd in state.oddities] == ["not read: other files next to its arrays: cut, none"]
+
+
+@pytest.mark.parametrize("method", [0, 8], ids=["stored", "deflated"])
+def test_a_damaged_array_without_the_suffix_spoils_itself_alone(tmp_path, method):
+    """It begins as an array, so that numpy.load fails for it."""
+    members = [Member("w.npy", ARRAY), Member("bias", npy(described(), bytes(7)), method=method)]
+    first, second = formats.read(file(tmp_path, build(members), "a.npz")).tensors
+    assert (first.damage, "truncated" in second.damage) == (None, True)
+
+
 def test_an_archive_of_torch_stays_one(tmp_path):
     """An array that rides along in it makes no archive of numpy's of it."""
     from .attacks import records
