@@ -249,10 +249,11 @@ def _blocks_to_delta(total: Tally, dtype: str, shape: tuple[int, ...], options: 
 
 
 def _build_delta(total: Tally, pair: Pair, shape: tuple[int, ...]) -> Delta:
-    if pair.after.data is not None:
+    if pair.after.data is not None and not pair.after.parts:
         return total.to_delta(shape, _explain_not_numeric(pair.after.data))
     parts = dict(pair.after.parts)
-    reason_for_parts = f"of its parts taken together: {', '.join(parts)}"
+    names = [*(("its own values",) if pair.after.data is not None else ()), *parts]
+    reason_for_parts = f"of its parts taken together: {', '.join(names)}"
     reason = _explain_not_numeric(parts["values"]) if pair.after.layout in RAGGED else reason_for_parts
     delta = total.to_delta((total.finite + total.left_out,), reason)
     return msgspec.structs.replace(delta, elements=pair.after.elements, first=None)
@@ -476,13 +477,18 @@ def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCo
     if before.dtype != after.dtype and "numpy" in (before.dtype + after.dtype):
         return NotCompared(f"{before.dtype} and {after.dtype} are not compared with each other")
     if before.data is not None and after.data is not None:
-        return [(after.fqn, *_convert_alike(before.data, after.data))]
+        # Other parts are tensors among its attributes; their names are settings.
+        attributes = dict(before.parts)
+        pairs = [(f"{after.fqn}: {name}", attributes[name], new) for name, new in after.parts if name in attributes]
+        if other := next((name for name, old, new in pairs if old.shape != new.shape), None):
+            return NotCompared(f"the shapes of its attribute {other.removeprefix(f'{after.fqn}: ')} differ")
+        return [(after.fqn, *_convert_alike(before.data, after.data)), *pairs]
     names = [name for name, _ in before.parts]
     if before.parts and after.parts and before.layout == after.layout and names == [name for name, _ in after.parts]:
         if before.layout in RAGGED:
             return _match_ragged(pair)
-        pairs = zip(names, before.parts, after.parts, strict=True)
-        return [(f"{after.fqn}: {name}", old, new) for name, (_, old), (_, new) in pairs]
+        both = zip(names, before.parts, after.parts, strict=True)
+        return [(f"{after.fqn}: {name}", old, new) for name, (_, old), (_, new) in both]
     if before.layout != after.layout:
         return NotCompared(f"{before.layout} before, {after.layout} after")
     return NotCompared(next(filter(None, map(_explain_no_values, (before, after))), "made of different parts"))

@@ -136,10 +136,13 @@ def _content_key(tensor: TensorInfo) -> Any:
 
 
 def _digest_tensor(tensor: TensorInfo, new: Callable[[], Any]) -> str:
-    if tensor.data is not None:
-        return _digest_data(to_stored_blocks(tensor.data), tensor.fqn, new)
+    own = "" if tensor.data is None else _digest_data(to_stored_blocks(tensor.data), tensor.fqn, new)
+    if own and not tensor.parts:
+        return own
     parts = sorted(tensor.parts, key=lambda part: part[0])
     lines = [_describe_part(name, data, f"{tensor.fqn}: {name}", new) for name, data in parts]
+    if own:  # the parts are attributes
+        return _digest_lines([own, *lines], new)
     # Compressed columns have parts of the same names and shapes as compressed rows, and are the transposed matrix.
     return _digest_lines([tensor.layout, *lines] if tensor.layout in ("sparse_csc", "sparse_bsc") else lines, new)
 

@@ -486,3 +486,83 @@ def test_more_than_half_a_million_entries_are_read(tmp_path):
     one, state = settings(tmp_path, x=[1] * 500_001)
     assert one != settings(tmp_path, x=[1] * 500_000 + [2])[0]
     assert not state.oddities
+
+
+# Python attributes of tensors.
+
+
+class Marked(torch.Tensor):
+    """A subclass with its own attributes."""
+
+
+def with_attributes(cls=torch.Tensor, **attributes):
+    made = torch.ones(2) if cls is torch.Tensor else cls(torch.ones(2))
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
+@pytest.mark.parametrize("cls", [torch.Tensor, torch.nn.Parameter, Marked])
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (1, 1000, {"x.scale": 1}),
+        ([1, {"k": 2}], [1, {"k": 3}], {"x.scale.0": 1, "x.scale.1.k": 2}),
+        (None, False, {"x.scale": None}),
+        ("a", 1, {"x.scale": "a"}),
+    ],
+    ids=["number", "nested", "none", "type"],
+)
+def test_attributes_of_a_tensor_are_settings(tmp_path, cls, before, after, expected):
+    """pickle keeps them, and a program may compute with them."""
+    found = settings(tmp_path, x=with_attributes(cls, scale=before))[0]
+    assert found == expected
+    assert settings(tmp_path, x=with_attributes(cls, scale=after))[0] != found
+
+
+def test_attributes_of_tensors_in_a_long_list_are_in_its_digest(tmp_path):
+    """The list is one setting."""
+    whole = [settings(tmp_path, x=[torch.ones(1)] * 99 + [with_attributes(scale=n)])[0]["x"] for n in (1, 1, 2)]
+    assert whole[0] == whole[1] != whole[2]
+
+
+def test_attributes_of_a_tensor_saved_by_itself(tmp_path):
+    """The tensor is the whole file."""
+    torch.save(with_attributes(scale=3), tmp_path / "a.pt")
+    assert formats.read(str(tmp_path / "a.pt")).metadata.values == {"scale": 3}
+
+
+def test_marks_of_torch_are_not_settings(tmp_path):
+    """nn.Buffer, torch.compile and nested tensors have attributes of torch's own."""
+    compiled = torch.ones(3, 2)
+    torch._dynamo.mark_dynamic(compiled, 0)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    found = settings(tmp_path, a=torch.nn.Buffer(torch.ones(2)), b=compiled, c=nested, d=torch.nn.Parameter(compiled))[
+        0
+    ]
+    assert found == {"c._ragged_idx": 1}
+
+
+@pytest.mark.parametrize("cls", [torch.Tensor, torch.nn.Parameter, Marked])
+def test_tensors_among_the_attributes_are_compared(tmp_path, cls, statecli):
+    """They are parts of the tensor, and their names are settings."""
+    made = {
+        "one": with_attributes(cls, scale=torch.tensor([1.0])),
+        "same": with_attributes(cls, scale=torch.tensor([1.0])),
+        "value": with_attributes(cls, scale=torch.tensor([2.0])),
+        "name": with_attributes(cls, zero=torch.tensor([1.0])),
+        "none": with_attributes(cls),
+        "shape": with_attributes(cls, scale=torch.ones(2)),
+    }
+    for name, tensor in made.items():
+        torch.save({"x": tensor}, tmp_path / f"{name}.pt")
+    codes = {name: statecli("diff", tmp_path / "one.pt", tmp_path / f"{name}.pt").code for name in made}
+    assert codes == {"one": 0, "same": 0, "value": 1, "name": 1, "none": 1, "shape": 2}
+
+
+def test_parameters_in_attributes_of_parameters_without_end(tmp_path):
+    """A chain of them is no damage."""
+    made = with_attributes(torch.nn.Parameter)
+    for _ in range(40):
+        made = with_attributes(torch.nn.Parameter, previous=made)
+    assert settings(tmp_path, x=made)[1].tensors[1].damage is None

@@ -76,10 +76,16 @@ class Digests:
         """Return whether the node is a tensor or a part of a tensor, which is not compared as a setting."""
         return type(node) is Persistent or self._reading.decoder.is_tensor(node)
 
+    def get_attributes(self, tensor: Any) -> dict[str, Any]:
+        """Return the Python attributes of a tensor, which are settings."""
+        return self._reading.decoder.get_attributes(tensor)
+
     def is_leaf(self, node: Any) -> bool:
         """Whether nothing hangs below that would be a setting."""
-        if type(node) in _SCALARS or type(node) in (Global, bytes) or self.is_tensor(node):
+        if type(node) in _SCALARS or type(node) in (Global, bytes):
             return True
+        if self.is_tensor(node):
+            return not self.get_attributes(node)
         return type(node) is Obj and (read_raw_bytes(node) is not None or numpy_scalar(node) is not None)
 
     def _read(self, root: Any) -> None:
@@ -134,7 +140,12 @@ class Digests:
         if type(node) in (list, tuple):
             self._left -= len(node)
             return [(b"", (child,)) for child in node]
-        parts = list(_list_parts(node))
+        is_tensor = self.is_tensor(node)
+        parts: list[_Part] = (
+            [(b"attribute", pair) for pair in self.get_attributes(node).items()]
+            if is_tensor
+            else list(_list_parts(node))
+        )
         self._left -= len(parts)
         return parts
 

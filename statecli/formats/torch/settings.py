@@ -124,13 +124,15 @@ def collect_settings(root: Any, reading: Reading) -> Settings:
     collected = _CollectedSettings()
     digests = Digests(reading)
     looked_at = 0
-    stack: list[tuple[str, str, Any, tuple[Any, ...]]] = [] if digests.is_tensor(root) else [("", "", root, (root,))]
+    root = _replace_tensor(root, digests)
+    stack: list[tuple[str, str, Any, tuple[Any, ...]]] = [] if root is None else [("", "", root, (root,))]
     while stack:
         path, types, node, above = stack.pop()
         collected.add_container(path, node)
         below = []
-        for step, letter, child in _list_entries(node, digests):
-            if digests.is_tensor(child):
+        for step, letter, entry in _list_entries(node, digests):
+            child = _replace_tensor(entry, digests)
+            if child is None and entry is not None:
                 continue
             looked_at += 1
             if len(path) > MAX_SETTING or len(collected.told) == MAX_METADATA or looked_at > MAX_LOOKED_AT:
@@ -143,6 +145,14 @@ def collect_settings(root: Any, reading: Reading) -> Settings:
                 collected.told.append((where, letters, _describe_value(child, where, digests)))
         stack.extend(reversed(below))
     return collected.settings()
+
+
+def _replace_tensor(node: Any, digests: Digests) -> Any:
+    """Return the attributes of a tensor instead of the tensor, None for a tensor without; other nodes as they are."""
+    if not digests.is_tensor(node):
+        return node
+    attributes = digests.get_attributes(node)
+    return digests.keep(attributes) if attributes else None
 
 
 class _CollectedSettings:

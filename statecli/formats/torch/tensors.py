@@ -39,6 +39,8 @@ MAX_ELEMENTS = 2**63 - 1
 MAX_DEVICE = 64
 #: A Parameter of a subclass of a sparse tensor of plain ones is four deep.
 MAX_NESTING = 16
+#: Tensors that one tensor may consist of.
+MAX_PARTS = 1_000
 
 #: Takes a rebuild call's arguments and the FQN.
 Builder = Callable[[tuple[Any, ...], str], "Tensor"]
@@ -166,6 +168,38 @@ class Decoder:
         """Whether Python would have a torch.Tensor there, as `load_state_dict` demands: no array and no storage."""
         node = node.pid if type(node) is Persistent else node
         return type(node) is Tensor or (type(node) is Obj and self._find_builder(node.cls) is not None)
+
+    def get_attributes(self, node: Any, depth: int = 0) -> dict[str, Any]:
+        """Return the Python attributes of a tensor: of a Parameter, of a subclass, or set by hand.
+
+        A name stands for each tensor, because tensors are compared as parts. Those by which torch marks parameters and
+        buffers are facts of the tensor, and those of distributed tensors are its place among processes.
+        """
+        if type(node) is not Obj or depth == MAX_NESTING:
+            return {}
+        builder, args = self._find_builder(node.cls), node.args
+        if builder == self._build_parameter and args:
+            return {**self.get_attributes(args[0], depth + 1), **self._select_attributes(args[3:4])}
+        cls = get_name(args[1]) if builder == self._build_subclass and len(args) > 3 else ""
+        if not cls or cls.startswith("torch.distributed."):
+            return {}
+        attributes = self._select_attributes(args[3:4])
+        if cls.startswith("torch.nested."):  # the other attributes are parts and caches
+            return {name: value for name, value in attributes.items() if name == "_ragged_idx"}
+        is_wrapper = self._find_builder(args[0]) == self._build_wrapper
+        return {name: value for name, value in attributes.items() if not (is_wrapper and value is _TENSOR)}
+
+    def _select_attributes(self, states: tuple[Any, ...]) -> dict[str, Any]:
+        """Select from the state of a rebuild call, which a class with its own `__getstate__` may give any type."""
+        attributes = {name: value for state in states for name, value in get_state_attributes(state).items()}
+        if not attributes:
+            return {"__state__": state for state in states if state and not self.is_tensor(state)}
+        marks = _MARKS if attributes.get("_is_buffer") is True else _MARKS[:2]
+        return {
+            name: _TENSOR if self.is_tensor(value) else value
+            for name, value in attributes.items()
+            if name not in marks and not name.startswith(_COMPILER_MARKS)
+        }
 
     def _find_builder(self, cls: Any) -> Builder | None:
         key = id(cls)
@@ -303,6 +337,7 @@ class Decoder:
             attributes = get_state_attributes(args[3])
             _refuse_replaced(attributes, fqn)
             _copy_marks(tensor, attributes)
+            tensor.parts = tensor.parts or self._collect_inner(attributes, fqn)
         return tensor
 
     def _build_old_parameter(self, args: tuple[Any, ...], fqn: str, state: Any = None) -> Tensor:
@@ -338,8 +373,18 @@ class Decoder:
         return tensor
 
     def _collect_inner(self, attributes: Mapping[str, Any], fqn: str) -> tuple[tuple[str, TensorData], ...]:
-        inner = ((name, self.tensor(value, f"{fqn}.{name}")) for name, value in attributes.items())
-        return tuple((name, tensor.data) for name, tensor in inner if tensor is not None and tensor.data is not None)
+        """Collect the tensors among the attributes of a tensor, and the parts of those that have no data themselves."""
+        parts: list[tuple[str, TensorData]] = []
+        # Parameters may have attributes that are parameters, and so on; they are no parts of the first.
+        for name, value in attributes.items() if self.depth < MAX_NESTING else ():
+            inner = self.tensor(value, f"{fqn}.{name}")
+            if inner is not None and inner.data is not None:
+                parts.append((name, inner.data))
+            elif inner is not None:
+                parts += [(f"{name}.{part}", data) for part, data in inner.parts]
+            if len(parts) > MAX_PARTS:
+                raise MalformedError(f"{fqn}: consists of more than {MAX_PARTS:,} tensors")
+        return tuple(parts)
 
     def _build_wrapper(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         _require_arguments(args, 8, fqn)
@@ -534,6 +579,14 @@ def _refuse_replaced(attributes: Mapping[str, Any], fqn: str) -> None:
 
 #: Classes of tensors that files of torch before 0.1.10 set to a storage.
 _LEGACY_CLASS = re.compile(r"torch\.(?:cuda\.)?\w*Tensor")
+
+
+#: Attributes by which torch marks a parameter, a buffer, and whether a buffer is saved.
+_MARKS = ("_is_param", "_is_buffer", "persistent")
+#: Stands for a tensor among the attributes of a tensor.
+_TENSOR = Global("torch", "Tensor", 0)
+#: Attributes by which torch.compile notes which sizes of a tensor vary.
+_COMPILER_MARKS = ("_dynamo_", "_has_dynamo_", "_specialize_on")
 
 
 def _copy_marks(tensor: Tensor, attributes: Mapping[str, Any]) -> None:
