@@ -532,8 +532,8 @@ def test_attributes_of_a_tensor_saved_by_itself(tmp_path):
     assert formats.read(str(tmp_path / "a.pt")).metadata.values == {"scale": 3}
 
 
-def test_marks_of_torch_are_not_settings(tmp_path):
-    """nn.Buffer, torch.compile and nested tensors have attributes of torch's own."""
+def test_marks_of_libraries_are_not_settings(tmp_path):
+    """nn.Buffer, torch.compile, nested tensors and transformers have attributes of their own."""
     compiled = torch.ones(3, 2)
     torch._dynamo.mark_dynamic(compiled, 0)
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
@@ -554,8 +554,8 @@ def test_tensors_among_the_attributes_are_compared(tmp_path, cls, statecli):
         "none": with_attributes(cls),
         "shape": with_attributes(cls, scale=torch.ones(2)),
     }
-    for name, tensor in made.items():
-        torch.save({"x": tensor}, tmp_path / f"{name}.pt")
+    for name, value in made.items():
+        torch.save({"x": value}, tmp_path / f"{name}.pt")
     codes = {name: statecli("diff", tmp_path / "one.pt", tmp_path / f"{name}.pt").code for name in made}
     assert codes == {"one": 0, "same": 0, "value": 1, "name": 1, "none": 1, "shape": 2}
 

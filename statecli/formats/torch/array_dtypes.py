@@ -112,12 +112,12 @@ def _format_unit(code: str, state: tuple[Any, ...]) -> str:
     metadata = state[8]
     if code not in ("M8", "m8") or type(metadata) is not tuple or len(metadata) != 2 or type(metadata[1]) is not tuple:
         return ""
-    unit, count, *others = *metadata[1], None, None
+    unit, count, other = (*metadata[1], None, None, None)[:3]
     raw = read_raw_bytes(unit)
     name = unit if raw is None else raw.decode("latin-1")
     if type(name) is not str or type(count) is not int or abs(count) >= 2**63:
         raise _malformed("the unit of its times is not a text and a number")
-    divisor = f"/{others[0]}" if type(others[0]) is int and others[0] != 1 and abs(others[0]) < 2**63 else ""
+    divisor = f"/{other}" if type(other) is int and other != 1 and abs(other) < 2**63 else ""
     return "" if name == "generic" else f"[{'' if count == 1 else count}{name}{divisor}]"
 
 

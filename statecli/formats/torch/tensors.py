@@ -193,12 +193,12 @@ class Decoder:
         """Select from the state of a rebuild call, which a class with its own `__getstate__` may give any type."""
         attributes = {name: value for state in states for name, value in get_state_attributes(state).items()}
         if not attributes:
-            return {"__state__": state for state in states if state and not self.is_tensor(state)}
+            return {f"__state__{n or ''}": state for n, state in enumerate(states) if state}
         marks = _MARKS if attributes.get("_is_buffer") is True else _MARKS[:2]
         return {
             name: _TENSOR if self.is_tensor(value) else value
             for name, value in attributes.items()
-            if name not in marks and not name.startswith(_COMPILER_MARKS)
+            if name not in marks and not name.startswith(_TRANSIENT_MARKS)
         }
 
     def _find_builder(self, cls: Any) -> Builder | None:
@@ -585,8 +585,8 @@ _LEGACY_CLASS = re.compile(r"torch\.(?:cuda\.)?\w*Tensor")
 _MARKS = ("_is_param", "_is_buffer", "persistent")
 #: Stands for a tensor among the attributes of a tensor.
 _TENSOR = Global("torch", "Tensor", 0)
-#: Attributes by which torch.compile notes which sizes of a tensor vary.
-_COMPILER_MARKS = ("_dynamo_", "_has_dynamo_", "_specialize_on")
+#: Attributes by which torch.compile notes which sizes vary, and transformers which tensors are initialized.
+_TRANSIENT_MARKS = ("_dynamo_", "_has_dynamo_", "_specialize_on", "_is_hf_initialized")
 
 
 def _copy_marks(tensor: Tensor, attributes: Mapping[str, Any]) -> None:
