@@ -190,3 +190,28 @@ def test_a_list_of_names_is_refused_with_options_of_rows(statecli, checkpoints, 
     result = statecli("diff", *BOTH, "--name-only", *options)
     assert (result.code, result.out) == (2, "")
     assert f"--name-only and {' '.join(options)} contradict each other" in result.err
+
+
+#: Names with numbers that Python does not convert (more than 4,300 digits), and that no character counts.
+DIGITS = {"thousands": "9" * 5_000, "a million": "1" * 1_200_000}
+
+
+@pytest.mark.parametrize("digits", DIGITS.values(), ids=DIGITS)
+def test_names_with_numbers_of_any_length_are_sorted(statecli, digits):
+    """A number is ordered by its digits, never converted."""
+    for name, numbers in (("before.pt", ("2", "10", digits)), ("after.pt", ("3", "10", f"{digits}0"))):
+        torch.save({f"layers.{n}.w": torch.ones(1) for n in numbers}, name)
+    result = statecli("inspect", BOTH[0], "--sort", "name")
+    places = [result.out.index(f"layers.{n}.w") for n in ("2", "10")]
+    assert (result.code, places) == (0, sorted(places))
+    assert statecli("diff", *BOTH).code == statecli("diff", *BOTH, "--sort", "name").code == 1
+
+
+def test_a_number_after_a_colon_need_not_be_a_line(statecli):
+    """A name may read as a place in a file whose line is a number that Python does not convert."""
+    name = f"assigned at net.py:{'9' * 5_000}"
+    torch.save({name: torch.ones(1)}, BOTH[0])
+    assert statecli("lock", BOTH[0], "-o", "lock.json").code == 0
+    torch.save({name: torch.zeros(1)}, BOTH[0])
+    result = statecli("audit", BOTH[0], "--lock", "lock.json")
+    assert (result.code, "internal" in result.err) == (1, False)

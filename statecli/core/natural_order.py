@@ -1,14 +1,17 @@
-"""Natural order of names: `step-2` comes before `step-10`."""
+"""Natural order of names: `layers.2` comes before `layers.10`."""
 
 from __future__ import annotations
 
 import re
 
-#: Digits of a number in a name that count, because Python refuses to convert numbers of thousands of digits.
-_MAX_DIGITS = 1000
-_NUMBER = re.compile(r"(\d+)")
+_NUMBER = re.compile(r"0*([0-9]+)")
+#: Digits that a character can count.
+_MAX_COUNTED_DIGITS = 0x10FFFF
 
 
-def make_natural_key(text: str) -> list[int | str]:
-    """Return a sort key of texts and numbers, which alternate."""
-    return [int(part[:_MAX_DIGITS]) if n % 2 else part for n, part in enumerate(_NUMBER.split(text))]
+def make_natural_key(name: str) -> str:
+    """Return a text that sorts a name by its numbers: of two numbers, the one with more digits is larger.
+
+    No number is converted, because Python converts 4,300 digits at most.
+    """
+    return _NUMBER.sub(lambda match: f"{min(len(match[1]), _MAX_COUNTED_DIGITS):c}{match[1]}", name)

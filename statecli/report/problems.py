@@ -29,8 +29,8 @@ MODULE, PARAMETER, TENSOR = UNREGISTERED_MODULE.name, UNREGISTERED_PARAMETER.nam
 #: Parts of a name up to a subscript: `blocks[0]` is an element of `blocks`.
 _ELEMENT = re.compile(r"(?P<container>[^\[]*)\[(?P<key>[^\]]*)\]")
 #: Source lines in texts: before the advice for the line, and after a message about an assignment.
-_LEADING_LINE = re.compile(r"(?P<file>\S[^:\n]*):(?P<line>\d+): ")
-_ASSIGNED_LINE = re.compile(r"assigned at (?P<file>\S+?):(?P<line>\d+)")
+_LEADING_LINE = re.compile(r"(?P<file>\S[^:\n]*):(?P<line>\d{1,9}): ")
+_ASSIGNED_LINE = re.compile(r"assigned at (?P<file>\S+?):(?P<line>\d{1,9})(?!\d)")
 _WORST_FIRST = tuple(sorted(Severity, key=lambda severity: -severity.rank))
 #: Names of a problem that are listed.
 MAX_NAMES = 3

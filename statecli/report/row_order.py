@@ -65,7 +65,7 @@ def format_hidden_count(hidden: int, view: RowView) -> tuple[str, ...]:
     return (f"… and {hidden:,} more ({flag})",) if hidden else ()
 
 
-def _order_name(row: TensorInfo | Change) -> tuple[str, list[str | int]]:
+def _order_name(row: TensorInfo | Change) -> tuple[str, str]:
     """Return a sort key by which `layers.2` comes before `layers.10`."""
     return row.section, make_natural_key(row.fqn)
 

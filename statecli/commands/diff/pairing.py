@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from statecli.core.errors import UsageError, option
 from statecli.core.kinds import MODEL_KINDS, WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES, select_loaded_sections
 from statecli.core.model_kinds import find_common_prefix
+from statecli.core.natural_order import make_natural_key
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Kind, ModelState, Oddity, TensorInfo
 
@@ -135,16 +136,8 @@ def _has_own_order(state: ModelState) -> bool:
 def _sort_by_number(matches: list[Match]) -> list[Match]:
     """Return matches by section in order of appearance, then by name, with numbers in names ordered as numbers."""
     first = {section: n for n, section in enumerate(dict.fromkeys(match.shown.section for match in matches))}
-    ordered = sorted(matches, key=lambda match: _natural_key(match.shown.fqn))
+    ordered = sorted(matches, key=lambda match: make_natural_key(match.shown.fqn))
     return ordered if len(first) == 1 else sorted(ordered, key=lambda match: first[match.shown.section])
-
-
-_NUMBER = re.compile(r"0*([0-9]+)")
-
-
-def _natural_key(name: str) -> str:
-    """Return a text that sorts a name by its numbers: of two numbers, the one with more digits is larger."""
-    return _NUMBER.sub(lambda match: f"{len(match[1]):c}{match[1]}", name)
 
 
 # --- sections --------------------------------------------------------------------------------------------------------
