@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from statecli.core.errors import MalformedError
-from statecli.formats.shared.record_dtypes import Field, format_code, format_fields, format_shape, name_dtype
+from statecli.core.record_dtypes import Field, format_code, format_fields, format_shape, name_dtype
 from statecli.pickles.graph import as_mapping, get_name, read_raw_bytes
 from statecli.pickles.nodes import Obj
 

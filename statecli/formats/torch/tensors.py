@@ -375,7 +375,7 @@ class Decoder:
     def _collect_inner(self, attributes: Mapping[str, Any], fqn: str) -> tuple[tuple[str, TensorData], ...]:
         """Collect the tensors among the attributes of a tensor, and the parts of those that have no data themselves."""
         parts: list[tuple[str, TensorData]] = []
-        # Parameters may have attributes that are parameters, and so on; they are no parts of the first.
+        # Parameters may have attributes that are parameters, and so on; those are not parts of the first.
         for name, value in attributes.items() if self.depth < MAX_NESTING else ():
             inner = self.tensor(value, f"{fqn}.{name}")
             if inner is not None and inner.data is not None:
