@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from statecli.core.scope import Configuration, NotChecked
@@ -106,22 +105,6 @@ def describe_configuration(configuration: Configuration) -> str:
 def join_names(names: Sequence[str], limit: int = 2) -> str:
     """Return the first `limit` names and the number of the rest: `a, b and 3 more`."""
     return ", ".join(names[:limit]) + (f" and {len(names) - limit:,} more" if len(names) > limit else "")
-
-
-#: Width of a bar in cells, and the powers of ten that a full bar spans: from a float32 rounding error to a change as
-#: large as the value.
-BAR_CELLS = 10
-BAR_DECADES = 8
-_EIGHTHS = " ▏▎▍▌▋▊▉"
-
-
-def draw_bar(relative: float | None) -> str:
-    """Return a relative change as a bar on a log scale: full at 1, empty for None and 0, else visible."""
-    if not relative:
-        return ""
-    filled = min(1.0, max(0.0, 1 + math.log10(relative) / BAR_DECADES))
-    eighths = max(1, round(filled * BAR_CELLS * 8))
-    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
 def format_fix_in_line(fix: str) -> str:

@@ -9,7 +9,6 @@ from statecli.commands.diff.result import Change, Diff, Field, Status
 from statecli.core.state import Kind, TensorInfo
 from statecli.core.units import (
     BAR_DECADES,
-    draw_bar,
     format_count,
     format_flag,
     format_fqn,
@@ -20,6 +19,7 @@ from statecli.core.units import (
     plural,
 )
 from statecli.report import Column, Group, Line, tree
+from statecli.report.bars import draw_bar
 from statecli.values.delta import Delta
 
 #: The letters of git.

@@ -19,7 +19,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.output import ChangeOrder
 from statecli.core.scope import NotChecked, merge_not_checked
 from statecli.core.state import Kind, ModelState, TensorInfo
-from statecli.core.units import KIND_NOUNS, draw_bar, format_fqn, format_shape, format_size, format_yes_no, plural
+from statecli.core.units import KIND_NOUNS, format_fqn, format_shape, format_size, format_yes_no, plural
 from statecli.report import (
     Bars,
     Case,
@@ -43,6 +43,7 @@ from statecli.report import (
     rule_texts,
     test_cases,
 )
+from statecli.report.bars import draw_bar
 from statecli.report.change_text import (
     BAR_COLUMN,
     DELTA_COLUMNS,

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from statecli.core.error_causes import group_by_cause
+from statecli.core.exit_code import decide_exit_code
 from statecli.core.finding import Finding
 from statecli.core.progress import Progress
 from statecli.core.state import ModelState
@@ -58,10 +59,11 @@ class Outcome(msgspec.Struct, frozen=True):
     @property
     def exit_code(self) -> int:
         """Exit status: 0 without findings, 1 for findings, 2 for failures."""
-        has_findings = self.report is not None and self.report.has_failed()
-        if self.failures and not (has_findings and self.findings_first):
-            return 2
-        return int(has_findings)
+        return decide_exit_code(
+            has_findings=self.report is not None and self.report.has_failed(),
+            has_failures=bool(self.failures),
+            findings_first=self.findings_first,
+        )
 
 
 class ExtraInputs(msgspec.Struct, frozen=True):

@@ -6,7 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from statecli.core.units import draw_bar, format_count, format_shape, format_size
+from statecli.core.units import format_count, format_shape, format_size
+from statecli.report.bars import draw_bar
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,20 @@
+"""Bars of relative changes, in the cells of a row."""
+
+from __future__ import annotations
+
+import math
+
+#: Width of a bar in cells, and the powers of ten that a full bar spans: from a float32 rounding error to a change as
+#: large as the value.
+BAR_CELLS = 10
+BAR_DECADES = 8
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def draw_bar(relative: float | None) -> str:
+    """Return a relative change as a bar on a log scale: full at 1, empty for None and 0, else visible."""
+    if not relative:
+        return ""
+    filled = min(1.0, max(0.0, 1 + math.log10(relative) / BAR_DECADES))
+    eighths = max(1, round(filled * BAR_CELLS * 8))
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
