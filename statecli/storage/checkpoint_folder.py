@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Collection
 from typing import NamedTuple
@@ -181,6 +182,35 @@ def list_tracked_folders(path: str) -> set[str]:
                 word = raw.decode("utf-8", "surrogateescape").strip()
                 tracked |= {word, f"iter_{int(word):07d}"} if word.isascii() and word.isdecimal() else {word}
     return tracked
+
+
+#: The files in which sentence-transformers names the folders of its modules, and most bytes that are read of them.
+MODULES, ROUTERS, MAX_MODULES_BYTES = "modules.json", ("router_config.json", "config.json"), 4 << 20
+
+
+def list_module_folders(path: str, names: Collection[str]) -> list[str]:
+    """Return the folders in `path` that sentence-transformers loads modules from, hidden or not, as its files say.
+
+    `names` are the files of the folder.
+    """
+    found: list[object] = []
+    for name in (MODULES, *ROUTERS):
+        if name in names:
+            with contextlib.suppress(UnreadableError, ValueError, RecursionError):  # then the loader fails too
+                document = json.loads(read_small_file(on_disk.join(path, name), MAX_MODULES_BYTES))
+                if name == MODULES and isinstance(document, list):
+                    found.extend(module.get("path") for module in document if isinstance(module, dict))
+                if name in ROUTERS and isinstance(document, dict) and isinstance(document.get("structure"), dict):
+                    found.extend(document["types"] if isinstance(document.get("types"), dict) else ())
+    return list(dict.fromkeys(folder for folder in found if isinstance(folder, str) and folder))
+
+
+def split_module_folder(folder: str) -> list[str] | None:
+    """Return the folder and those around it, outermost first; None for a path that leads out of where it is named."""
+    steps = [step for step in folder.replace("\\", "/").split("/") if step not in ("", ".")]
+    if folder.startswith("/") or ".." in steps or ":" in folder:
+        return None
+    return ["/".join(steps[: n + 1]) for n in range(len(steps))]
 
 
 def list_inner_folders(path: str) -> list[str]:

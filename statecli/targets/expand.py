@@ -16,6 +16,7 @@ from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from statecli import formats
+from statecli.core import quoting
 from statecli.core.errors import UnreadableError
 from statecli.core.natural_order import make_natural_key
 from statecli.core.scope import NotChecked
@@ -238,15 +239,21 @@ def _expand_text(text: str, empty_status: Status, model_folders: ModelFolders) -
 
 
 def _expand_folder(path: str) -> Iterator[_Candidate]:
-    candidates = list(_walk_folder(path, _Walk(files.resolve_links(path).rstrip("/"), set(), ListingBudget(path))))
+    candidates = list(
+        _walk_folder(path, _Walk(files.resolve_links(path).rstrip("/"), set(), set(), ListingBudget(path)))
+    )
     yield from candidates or [TargetResult(path, Status.SKIPPED, "a folder that holds no file")]
 
 
 class _Walk(NamedTuple):
-    """One walk: the typed folder and those that were entered by a link, all without links, and the budget of a URL."""
+    """One walk: the typed folder and those that were entered by a link, all without links, and the budget of a URL.
+
+    `modules` are folders that a loader takes modules from, which are walked also if they are hidden.
+    """
 
     root: str
     entered: set[str]
+    modules: set[str]
     budget: ListingBudget
 
     def skip_folder(self, path: str) -> TargetResult | None:
@@ -255,7 +262,9 @@ class _Walk(NamedTuple):
         A loader that is given the link reads the folder behind it, which may be hidden or outside of the walk.
         """
         skipped = skip_subfolder(path)
-        if skipped is None or checkpoint_folder.is_of_tool(path):
+        if skipped is not None and path in self.modules and not files.is_link(path):
+            return None
+        if skipped is None or (checkpoint_folder.is_of_tool(path) and path not in self.modules):
             return skipped
         real = files.resolve_links(path)
         if real != self.root and not real.startswith(f"{self.root}/"):
@@ -313,6 +322,14 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
         yield TargetResult(path, Status.FAILED, reason)
     if (elsewhere := checkpoint_folder.explain_weights_elsewhere(path, names)) is not None:
         yield TargetResult(path, Status.FAILED, f"{path}: {elsewhere}")
+    for folder in checkpoint_folder.list_module_folders(path, names):
+        around = checkpoint_folder.split_module_folder(folder)
+        if around is None:
+            reason = (
+                f"{path}: {checkpoint_folder.MODULES} names a folder elsewhere ({quoting.quote(folder)}): move it here"
+            )
+            yield TargetResult(path, Status.FAILED, reason)
+        walk.modules.update(files.join(prefix, *name.split("/")) for name in around or ())
     # A file belongs to one model only.
     if not member_paths <= taken:
         yield _ModelFolder(path, member_names)

@@ -40,6 +40,66 @@ def folder(tmp_path):
     return folder
 
 
+@pytest.fixture
+def sentences(folder):
+    """A model of sentence-transformers whose modules lie in hidden folders, one of them behind a router."""
+    for name in (".2_Dense", "deep/.3_Dense", ".4_Router/.query"):
+        (folder / name).mkdir(parents=True)
+        save_file({"linear.bias": torch.ones(2)}, folder / name / "model.safetensors")
+        (folder / name / "config.json").write_text('{"out_features": 2}')
+    (folder / ".5_Pooling").mkdir()
+    (folder / ".5_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    router = {"types": {".query": "Dense"}, "structure": {"query": [".query"]}}
+    (folder / ".4_Router" / "router_config.json").write_text(json.dumps(router))
+    paths = ("", "1_Pooling", ".2_Dense", "./deep/.3_Dense/", ".4_Router", ".5_Pooling")
+    (folder / "modules.json").write_text(json.dumps([{"idx": n, "path": path} for n, path in enumerate(paths)]))
+    return folder
+
+
+HIDDEN = [".2_Dense", "deep/.3_Dense", ".4_Router/.query"]
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_weights_in_a_hidden_folder_of_modules_json_are_locked(sentences, tmp_path, name):
+    """sentence-transformers loads them, whatever the folder is called."""
+    locked = lock(sentences, folder=str(tmp_path))
+    assert not held(sentences, locked, tmp_path / "lock.json", values=True).findings
+    save_file({"linear.bias": torch.full((2,), 666.0)}, sentences / name / "model.safetensors")
+    (finding,) = held(sentences, locked, tmp_path / "lock.json", values=True).findings
+    assert (finding.rule, finding.target) == ("lock-mismatch", str(sentences / name))
+
+
+@pytest.mark.parametrize("name", [*(f"{name}/config.json" for name in HIDDEN), ".5_Pooling/config.json"])
+def test_settings_in_a_hidden_folder_of_modules_json_are_locked(sentences, tmp_path, name):
+    """As those in a visible one."""
+    locked = lock(sentences, folder=str(tmp_path))
+    (sentences / name).write_text('{"pooling_mode_mean_tokens": false}')
+    assert mismatches(held(sentences, locked, tmp_path / "lock.json"))
+
+
+def test_a_pickle_in_a_hidden_folder_of_modules_json_is_audited(sentences):
+    """Dense loads pytorch_model.bin if there is no safetensors file."""
+    torch.save({"linear.bias": BarePickle}, sentences / ".2_Dense" / "pytorch_model.bin")
+    (sentences / ".2_Dense" / "model.safetensors").unlink()
+    found = audit(Request((str(sentences),)))
+    assert "unknown-global" in {finding.rule for finding in found.findings}
+
+
+@pytest.mark.parametrize("path", ["../other", "/other", "deep/../../other"])
+def test_a_module_outside_of_the_folder_fails(sentences, path):
+    """Nobody has looked into it."""
+    (sentences / "modules.json").write_text(json.dumps([{"path": ""}, {"path": path}]))
+    statuses = {result.target: result.status for result in audit(Request((str(sentences),))).targets}
+    assert statuses[str(sentences)] is Status.FAILED
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", '[{"path": 1}]', "[" * 9999, "nothing", '[{"path": "away"}]'])
+def test_a_modules_json_of_another_kind_is_no_error(folder, text):
+    """The loader reports it."""
+    (folder / "modules.json").write_text(text)
+    assert {result.status for result in audit(Request((str(folder),))).targets} == {Status.AUDITED, Status.SKIPPED}
+
+
 def lock(*targets, **options):
     """The lock of these targets, as it is read back from its file."""
     request = run.Request(tuple(map(str, targets)), **options)

@@ -117,6 +117,7 @@ def find_companion_files(folder: str) -> list[str]:
     companions: list[str] = []
     of_model = {files.join(folder, path) for path in list_members(folder)}
     seen: set[str] = set()
+    modules: set[str] = set()
     pending = [("", 0, False)]
     while pending:
         inner, depth, is_walked = pending.pop()
@@ -130,14 +131,19 @@ def find_companion_files(folder: str) -> list[str]:
         seen.add(files.resolve_links(here))
         if is_walked and not of_model.issuperset(files.join(here, path) for path in list_members(here)):
             continue
-        for name in files.list_names(here):
-            path = f"{inner}/{name}" if inner else name
+        names = files.list_names(here)
+        prefix = f"{inner}/" if inner else ""
+        for module in checkpoint_folder.list_module_folders(here, names):
+            modules.update(prefix + name for name in checkpoint_folder.split_module_folder(module) or ())
+        for name in names:
+            path = prefix + name
             # No import statement can name a hidden file.
-            if name.startswith("."):
+            if name.startswith(".") and path not in modules:
                 continue
-            if files.is_folder(files.join(folder, path)):
-                is_inner = is_walked or not inner
-                pending.append((path, depth + 1, is_inner and skip_subfolder(files.join(folder, path)) is None))
+            place = files.join(folder, path)
+            if files.is_folder(place):
+                is_entered = skip_subfolder(place) is None or (path in modules and not files.is_link(place))
+                pending.append((path, depth + 1, is_entered and (is_walked or not inner)))
             elif _changes_model(files.join(folder, path), name):
                 companions.append(path)
         if len(seen) > MAX_FOLDERS:
