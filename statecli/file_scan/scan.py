@@ -221,8 +221,8 @@ def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
 
 #: Bytes of pickles and code of one file whose digests are computed, and bytes that are read at once for them.
 _MAX_DIGESTED, _DIGESTED_AT_ONCE = 1 << 30, 1 << 22
-#: Bytes of a whole file on disk whose digest is computed, once: 10 to 40 seconds. Behind a URL it is _MAX_DIGESTED.
-_MAX_DIGESTED_FILE = 1 << 34
+#: Bytes of a whole file whose digest is computed, once: on disk 10 to 40 seconds, behind a URL a download.
+_MAX_DIGESTED_FILE, _MAX_DIGESTED_REMOTE_FILE = 1 << 34, 1 << 28
 
 
 class _Piece(NamedTuple):
@@ -313,7 +313,7 @@ class FileScan:
 
     def _digest_file(self) -> str:
         """Return the SHA-256 of the whole file; "" if there are too many bytes."""
-        limit = _MAX_DIGESTED if self.whole.is_remote else _MAX_DIGESTED_FILE
+        limit = _MAX_DIGESTED_REMOTE_FILE if self.whole.is_remote else _MAX_DIGESTED_FILE
         return _hash_regions([self.whole], ()) if self.whole.size <= limit else ""
 
     @contextmanager
