@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from statecli.commands.diff.result import Change, Diff, Field, Status
 from statecli.core.state import Kind, TensorInfo
 from statecli.core.units import (
-    BAR_DECADES,
     format_count,
     format_flag,
     format_fqn,
@@ -19,7 +18,7 @@ from statecli.core.units import (
     plural,
 )
 from statecli.report import Column, Group, Line, tree
-from statecli.report.bars import draw_bar
+from statecli.report.bars import BAR_DECADES, draw_bar
 from statecli.values.delta import Delta
 
 #: The letters of git.
