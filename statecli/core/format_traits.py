@@ -41,6 +41,8 @@ class FormatTraits(msgspec.Struct, frozen=True):
         weights_are_optimizer_copies: Weights exist as float32 copies of the optimizer only.
         is_partitioned: Weights without elements may be in the partitions of other ranks.
         has_own_loader: A library loads the pickles, not `torch.load(path)`.
+        key_setting: Last key of the settings that name the keys of tensors whose names do not show them; other formats
+            have no such keys.
         has_collections: A model's collections (trained parameters, statistics) are sections of their own.
     """
 
@@ -62,6 +64,7 @@ class FormatTraits(msgspec.Struct, frozen=True):
     weights_are_optimizer_copies: bool = False
     is_partitioned: bool = False
     has_own_loader: bool = False
+    key_setting: str = ""
     has_collections: bool = False
 
 

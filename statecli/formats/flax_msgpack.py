@@ -29,10 +29,12 @@ from statecli.core.state import (
     OptimizerFacts,
     OptimizerGroup,
     Scalar,
+    Settings,
     TensorData,
     TensorInfo,
 )
 from statecli.formats import safetensors as _safetensors
+from statecli.formats.torch.digest import of_text
 from statecli.formats.torch.objects import build_info
 from statecli.formats.torch.reading import MAX_CHARACTERS, MAX_ROWS, Reading, Row, build_row, mark_damaged
 from statecli.formats.torch.sections import OTHER_WORDS
@@ -44,7 +46,9 @@ from statecli.storage.source import Source
 
 NAME = "flax-msgpack"
 TRAITS = FormatTraits(
-    never_mapped="numpy and Flax read archives and messages, and never map them", has_collections=True
+    never_mapped="numpy and Flax read archives and messages, and never map them",
+    has_collections=True,
+    key_setting="(keys)",
 )
 
 #: Collections of variables, and fields of a TrainState, each a section of its own.
@@ -61,6 +65,8 @@ _CHUNKED = "__msgpack_chunked_array__"
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3
 #: Characters of a dtype's name: `datetime64[ns]`.
 _MAX_DTYPE = 64
+#: Characters of the keys of a tensor in a setting.
+_MAX_PATH = 200
 #: Bytes that are reported by their digest.
 _MAX_BYTES = 64 << 20
 #: The first byte of a map with an entry, and of a text that is short.
@@ -115,13 +121,14 @@ def read(path: str, section: str | None = None) -> ModelState:
             raise UnreadableError("is msgpack without an array of flax: nothing that statecli reads")
     reading = Reading(Decoder({}), [])
     leaves = _move_into_section(list(_find_leaves(root, ())), section)
+    settings = _add_keys(collect_settings(root, reading), leaves)
     tensors = _assign_owners([build_info(row, section_name, path) for section_name, row in _build_rows(leaves)])
     return ModelState(
         path,
         NAME,
         tuple(tensors),
         sections=tuple(dict.fromkeys(tensor.section for tensor in tensors)),
-        metadata=collect_settings(root, reading),
+        metadata=settings,
         oddities=tuple(reading.oddities),
         optimizers=tuple(_collect_optimizer_facts(tensors)),
         traits=TRAITS,
@@ -276,6 +283,8 @@ class _Leaf(NamedTuple):
     section: tuple[str, ...]
     keys: tuple[str, ...]
     tensor: Tensor
+    #: The keys of the file that lead to the tensor; those above are their texts.
+    path: tuple[Any, ...]
     #: Whether it lies next to sections, as the step of a TrainState does.
     is_loose: bool = False
 
@@ -285,18 +294,24 @@ class _Leaf(NamedTuple):
         return ".".join(self.section) if self.section or self.is_loose else "model"
 
 
-def _find_leaves(root: Any, path: tuple[str, ...]) -> Iterator[_Leaf]:
+def _find_leaves(root: Any, path: tuple[Any, ...]) -> Iterator[_Leaf]:
     """Find all tensors; a map with tensors is a section if some are named like flax's collections."""
+    section = tuple(map(str, path))
     if not _is_split(root):
-        yield from (_Leaf(path, keys, tensor) for keys, tensor in _find_model_level(root))
+        yield from (_Leaf(section, _to_texts(keys), tensor, path + keys) for keys, tensor in _find_model_level(root))
         return
     for key, child in root.items():
         if type(child) is Tensor:
-            yield _Leaf(path, (str(key),), child, is_loose=True)
+            yield _Leaf(section, (str(key),), child, (*path, key), is_loose=True)
         elif _is_whole(str(key), child):
-            yield from (_Leaf((*path, str(key)), keys, tensor) for keys, tensor in _find_model_level(child))
+            for keys, tensor in _find_model_level(child):
+                yield _Leaf((*section, str(key)), _to_texts(keys), tensor, (*path, key, *keys))
         else:
-            yield from _find_leaves(child, (*path, str(key)))
+            yield from _find_leaves(child, (*path, key))
+
+
+def _to_texts(keys: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(map(str, keys))
 
 
 def _is_split(node: Any, depth: int = 0) -> bool:
@@ -314,16 +329,16 @@ def _is_whole(key: str, node: Any) -> bool:
     return alone or _OPTIMIZER.search(key) is not None or not _is_split(node)
 
 
-def _find_model_level(root: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+def _find_model_level(root: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
     """Yield each tensor in file order, with the keys that lead to the tensor."""
-    stack: list[tuple[tuple[str, ...], Any]] = [((), root)]
+    stack: list[tuple[tuple[Any, ...], Any]] = [((), root)]
     while stack:
         keys, node = stack.pop()
         if type(node) is Tensor:
             yield keys, node
         items: Iterable[tuple[Any, Any]] = node.items() if type(node) is dict else ()
         items = enumerate(node) if type(node) is list else items
-        stack.extend(reversed([((*keys, str(key)), child) for key, child in items]))
+        stack.extend(reversed([((*keys, key), child) for key, child in items]))
 
 
 def _move_into_section(leaves: list[_Leaf], wanted: str | None) -> list[_Leaf]:
@@ -333,7 +348,9 @@ def _move_into_section(leaves: list[_Leaf], wanted: str | None) -> list[_Leaf]:
     keys = tuple(wanted.split("."))
     paths = [(leaf, (*leaf.section, *leaf.keys)) for leaf in leaves]
     return [
-        _Leaf(keys, path[len(keys) :], leaf.tensor) if path[: len(keys)] == keys and len(path) > len(keys) else leaf
+        _Leaf(keys, path[len(keys) :], leaf.tensor, leaf.path)
+        if path[: len(keys)] == keys and len(path) > len(keys)
+        else leaf
         for leaf, path in paths
     ]
 
@@ -351,6 +368,33 @@ def _build_rows(leaves: list[_Leaf]) -> Iterator[tuple[str, Row]]:
         if characters > MAX_CHARACTERS:
             raise MalformedError(f"its names would take more than {MAX_CHARACTERS} characters, at {fqn[:40]!r}…")
         yield leaf.title, _build_row(fqn, leaf)
+
+
+def _add_keys(settings: Settings, leaves: list[_Leaf]) -> Settings:
+    """Return the settings, and for each section those keys of its tensors that its dotted names do not show.
+
+    These are texts with dots, and numbers: `{"a.b": x}` and `{"a": {"b": x}}` have the tensor `a.b`, and flax loads
+    one of them into a model that has the other.
+    """
+    unusual: dict[str, list[str]] = {}
+    for leaf in leaves:
+        if any(type(key) is not str or "." in key for key in leaf.path):
+            start = f"{leaf.title}." if leaf.section else ""
+            unusual.setdefault(start, []).append("".join(f"[{_format_key(key)}]" for key in leaf.path))
+    values = dict(settings.values)
+    for start, paths in unusual.items():
+        key = f"{start}{TRAITS.key_setting}"
+        while key in values:
+            key += "'"
+        shown = paths[0] if len(paths[0]) <= _MAX_PATH else f"{paths[0][:_MAX_PATH]}..."
+        more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
+        # In the form of a digest, which no text of the file has.
+        values[key] = f"{shown}{more}, {of_text(' '.join(sorted(paths)))}"
+    return replace(settings, values=values)
+
+
+def _format_key(key: Any) -> str:
+    return repr(key) if type(key) in (str, int, float, bool, bytes, type(None)) else type(key).__name__
 
 
 def _build_row(fqn: str, leaf: _Leaf) -> Row:

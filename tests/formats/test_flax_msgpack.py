@@ -491,3 +491,62 @@ def test_the_first_key_may_be_long(tmp_path):
     name = "x" * 40
     path = written(tmp_path, b"\x81\xd9\x28" + name.encode() + pack(array([1])), "checkpoint")
     assert set(tensors(path)) == {("model", name)}
+
+
+# Keys that dotted names do not show.
+
+SAME_NAMES = {
+    "a dot": ({"params": {"a": {"b": array([2])}}}, {"params": {"a.b": array([2])}}),
+    "a dot without sections": ({"a": {"b": array([2])}}, {"a.b": array([2])}),
+    "a dot of a section": ({"x": {"y_params": {"b": array([2])}}}, {"x.y_params": {"b": array([2])}}),
+    "a number": ({"params": {"0": array([2])}}, {"params": {0: array([2])}}),
+    "a list": ({"params": {"a": {"0": array([2])}}}, {"params": {"a": [array([2])]}}),
+    "two dots": ({"params": {"a.b": {"c": array([2])}}}, {"params": {"a": {"b.c": array([2])}}}),
+}
+
+
+@pytest.mark.parametrize("section", ["", "#params"])
+@pytest.mark.parametrize("case", SAME_NAMES)
+def test_keys_of_the_same_name_differ(tmp_path, statecli, case, section):
+    """Flax loads one of them where the other fails; the names and values are equal."""
+    paths = [written(tmp_path, content, f"{n}.msgpack") for n, content in enumerate(SAME_NAMES[case])]
+    names = [sorted(one.fqn for one in formats.read(path).tensors) for path in paths]
+    assert names[0] == names[1]
+    if section and "params" in formats.read(paths[0]).sections:
+        paths = [path + section for path in paths]
+    assert statecli("diff", *paths).code == statecli("diff", *reversed(paths)).code == 1
+    assert statecli("diff", paths[1], paths[1]).code == 0
+
+
+def test_the_text_of_unusual_keys_is_not_a_setting_of_theirs(tmp_path):
+    """A file cannot have the setting by itself, nor hide it."""
+    found = formats.read(written(tmp_path, {"params": {"a.b": array([2])}})).metadata.values["params.(keys)"]
+    forged = {"params": {"a": {"b": array([2])}, "(keys)": found}}
+    assert formats.read(written(tmp_path, forged)).metadata.values["params.(keys)"] == f"'{found}'"
+    hidden = {"params": {"a.b": array([2]), "(keys)": 1}}
+    assert formats.read(written(tmp_path, hidden)).metadata.values == {"params.(keys)": 1, "params.(keys)'": found}
+
+
+def test_a_lock_has_unusual_keys(tmp_path, statecli):
+    """The audit of the other file fails; a lock without settings cannot say whether the keys were others."""
+    nested, dotted = SAME_NAMES["a dot"]
+    for locked, other, code, text in (
+        (dotted, nested, 1, "setting differs from the lock: params.(keys)"),
+        (nested, dotted, 0, "not checked: 1 setting"),
+    ):
+        path = written(tmp_path, locked)
+        assert statecli("lock", path, "-o", tmp_path / "lock.json").code == 0
+        assert "not checked" not in statecli("audit", path, "--lock", tmp_path / "lock.json").out
+        written(tmp_path, other)
+        result = statecli("audit", path, "--lock", tmp_path / "lock.json")
+        assert (result.code, text in result.out) == (code, True)
+
+
+def test_another_format_has_no_keys_to_compare(tmp_path, statecli):
+    """Dotted keys of msgpack are the names of safetensors."""
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    save_file({"a.b": torch.zeros(2)}, tmp_path / "a.safetensors")
+    result = statecli("diff", written(tmp_path, {"a.b": array([2])}), tmp_path / "a.safetensors")
+    assert (result.code, "only the format of one side records (keys)" in result.out) == (0, True)

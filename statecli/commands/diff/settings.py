@@ -212,6 +212,8 @@ def _format_keys(state: ModelState, other: ModelState) -> frozenset[str]:
         keys |= _dropped_names(state)
     if traits.settings_vocabulary and traits.settings_vocabulary != other.traits.settings_vocabulary:
         keys |= state.metadata.values.keys()
+    if traits.key_setting and traits.key_setting != other.traits.key_setting:
+        keys |= frozenset(key for key in state.metadata.values if key.split(".")[-1] == traits.key_setting)
     companions = tuple(f"{name}." for name in _companion_files(state))
     if companions and not _companion_files(other):
         keys |= frozenset(key for key in state.metadata.values if key.startswith(companions))

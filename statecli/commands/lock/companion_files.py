@@ -271,7 +271,9 @@ def _compare_settings(
     """Return the settings that differ. A setting of one side counts only if both sides have the same format or file."""
     section = split_section(state.target)[1]
     current = replace(state, metadata=select_lockable_settings(state, section))
-    changes, _, _ = compare_settings(to_state(locked), current, (None, None))
+    # Which settings the format of a lock without settings could have is unknown.
+    before = to_state(locked) if locked.format else replace(to_state(locked), traits=state.traits)
+    changes, _, _ = compare_settings(before, current, (None, None))
     files_of_both = frozenset(locked.beside) & current.metadata.beside
     counted = tuple(change for change in changes if _is_comparable(change, state, locked, files_of_both))
     beside = tuple(f"{name}." for name in frozenset(locked.beside) - files_of_both)
