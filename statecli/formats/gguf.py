@@ -10,7 +10,7 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -53,12 +53,12 @@ SCALARS: dict[int, tuple[str, str]] = {
     4: ("uint32", "I"),
     5: ("int32", "i"),
     6: ("float32", "f"),
-    7: ("bool", "?"),
+    7: ("bool", "B"),
     10: ("uint64", "Q"),
     11: ("int64", "q"),
     12: ("float64", "d"),
 }
-TEXT, ARRAY = 8, 9
+_BOOL, TEXT, ARRAY = 7, 8, 9
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
@@ -84,7 +84,8 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
             raise MalformedError(
                 f"its header claims {tensors} tensors and {keys} keys, more than {MAX_TENSORS} and {MAX_KEYS}"
             )
-        metadata, oddities = _read_metadata(header, keys)
+        settings, oddities = _read_metadata(header, keys)
+        metadata = settings.values
         lines, twice = _read_lines(header, tensors)
         alignment = _read_alignment(metadata)
         start = -(-header.at // alignment) * alignment
@@ -99,7 +100,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         path,
         NAME,
         tuple(rows.values()),
-        metadata=Settings(metadata),
+        metadata=settings,
         oddities=(*oddities, *_note_part(metadata)),
         traits=TRAITS,
     )
@@ -199,25 +200,45 @@ def _check_version(version: int) -> None:
 # --- metadata --------------------------------------------------------------------------------------------------------
 
 
-def _read_metadata(header: _Header, count: int) -> tuple[dict[str, Scalar], list[Oddity]]:
-    settings: dict[str, Scalar] = {}
+class _Value(NamedTuple):
+    """A value of the metadata, and its type in words: two types may have the same value in JSON."""
+
+    shown: Scalar
+    type: str
+
+
+def _read_metadata(header: _Header, count: int) -> tuple[Settings, list[Oddity]]:
+    values: dict[str, _Value] = {}
     oddities: list[Oddity] = []
     for n in range(count):
         key = _decode_text(header.read_text(f"metadata key {n + 1} of {count}"), f"metadata key {n + 1} of {count}")
         what = f"metadata {quoting.quote(key)}"
         value = _read_value(header, header.read_number("I", what), what)
-        if key in settings:
+        if key in values:
             oddities.append(Oddity("metadata-set-twice", f"its metadata sets {quoting.quote(key)} twice"))
-        settings[key] = value
-    return settings, oddities
+        values[key] = value
+    shown = {key: value.shown for key, value in values.items()}
+    return Settings(shown, kinds={key: value.type for key, value in values.items()}), oddities
 
 
-def _read_value(header: _Header, kind: int, what: str) -> Scalar:
+def _read_value(header: _Header, kind: int, what: str) -> _Value:
     if kind == ARRAY:
         return _read_array(header, what)
     if kind == TEXT:
-        return _describe_text(header.read_text(what).decode("utf-8", "backslashreplace"))
-    return _convert_scalar(header.read_number(_code(kind, what), what), kind)
+        raw = header.read_text(what)
+        return _Value(_describe_text(raw.decode("utf-8", "backslashreplace")), _name_text_type([raw]))
+    value = header.read_number(_code(kind, what), what)
+    return _Value(_convert_scalar(value, kind), SCALARS[kind][0])
+
+
+def _name_text_type(texts: Sequence[bytes]) -> str:
+    """Return the type of texts; of invalid UTF-8 with a digest, because an escape is shown for each invalid byte."""
+    try:
+        for raw in texts:
+            raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return f"text that is not UTF-8, {_hash_bytes(b''.join(struct.pack('<Q', len(raw)) + raw for raw in texts))}"
+    return "text"
 
 
 def _describe_text(text: str) -> str:
@@ -242,6 +263,8 @@ def _code(kind: int, what: str) -> str:
 
 def _convert_scalar(value: Any, kind: int) -> Scalar:
     """Convert for JSON: numbers without a JSON form become text, a float32 keeps its own digits."""
+    if kind == _BOOL:
+        return bool(value) if value < 2 else f"true (byte {value})"
     if type(value) is not float:
         return value if type(value) is not int or abs(value) < 2**63 else str(value)
     if not math.isfinite(value):
@@ -258,21 +281,23 @@ def _round_float(value: float) -> float:
     )
 
 
-def _read_array(header: _Header, what: str) -> Scalar:
+def _read_array(header: _Header, what: str) -> _Value:
     start = header.at
     kind, count = header.read_number("I", what), header.read_number("Q", what)
     if kind in SCALARS and count <= MAX_LISTED:
         numbers = header.read_numbers(SCALARS[kind][1], count, what)
-        return json.dumps([_convert_scalar(number, kind) for number in numbers])
+        shown = json.dumps([_convert_scalar(number, kind) for number in numbers])
+        return _Value(shown, f"array of {SCALARS[kind][0]}")
     _skip(header, kind, count, what, 1)
     raw = header.check_reach(header.at, what)[start : header.at]
     if kind == TEXT and count <= MAX_LISTED and len(raw) <= MAX_LISTED_TEXT:
-        listed = [text.decode("utf-8", "backslashreplace") for text in _decode_texts(raw, header.order)]
-        return json.dumps(listed, ensure_ascii=False)
+        texts = list(_decode_texts(raw, header.order))
+        listed = [text.decode("utf-8", "backslashreplace") for text in texts]
+        return _Value(json.dumps(listed, ensure_ascii=False), f"array of {_name_text_type(texts)}")
     if header.is_big_endian:
         raw = _convert_to_little_endian(raw, kind, count)
     named = "text" if kind == TEXT else "arrays" if kind == ARRAY else SCALARS[kind][0]
-    return f"array of {count:,} {named}, {_hash_bytes(raw)}"
+    return _Value(f"array of {count:,} {named}, {_hash_bytes(raw)}", f"array of {named}")
 
 
 def _skip(header: _Header, kind: int, count: int, what: str, depth: int) -> None:

@@ -699,6 +699,43 @@ def test_text_that_is_none_is_escaped(tmp_path):
     assert state.metadata.values == {"k": "a\\xff"}
 
 
+def array_of(kind: int, *values: bytes) -> bytes:
+    return struct.pack("<IQ", kind, len(values)) + b"".join(values)
+
+
+FOUR, EIGHT = struct.pack("<I", 7), struct.pack("<Q", 7)
+OTHER_VALUES = {
+    "integers": (key("k", 4, FOUR), key("k", 5, FOUR)),
+    "integers of two sizes": (key("k", 4, FOUR), key("k", 10, EIGHT)),
+    "floats of two sizes": (key("k", 6, struct.pack("<f", 0.5)), key("k", 12, struct.pack("<d", 0.5))),
+    "a float and an integer": (key("k", 6, struct.pack("<f", 7)), key("k", 4, FOUR)),
+    "bytes of a bool": (key("k", 7, b"\1"), key("k", 7, b"\2")),
+    "infinity and its text": (key("k", 6, struct.pack("<f", float("inf"))), key("k", 8, text(b"inf"))),
+    "an invalid byte and its escape": (key("k", 8, text(b"a\xff")), key("k", 8, text(b"a\\xff"))),
+    "invalid bytes at two places": (key("k", 8, text(b"\xff\\xff")), key("k", 8, text(b"\\xff\xff"))),
+    "arrays": (key("k", 9, array_of(4, FOUR)), key("k", 9, array_of(5, FOUR))),
+    "an array and its text": (key("k", 9, array_of(4, FOUR)), key("k", 8, text(b"[7]"))),
+    "arrays of bools": (key("k", 9, array_of(7, b"\1")), key("k", 9, array_of(7, b"\2"))),
+    "arrays of invalid texts": (
+        key("k", 9, array_of(8, text(b"a\xff"))),
+        key("k", 9, array_of(8, text(b"a\\xff"))),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_VALUES)
+def test_values_that_look_alike_differ_by_their_types(tmp_path, run, case):
+    """llama.cpp refuses a value of another type; a lock has the types too."""
+    paths = [tmp_path / "one.gguf", tmp_path / "two.gguf"]
+    for path, entry in zip(paths, OTHER_VALUES[case], strict=True):
+        path.write_bytes(raw_file([entry], [tensor("w", [2])], bytes(8)))
+    assert [run("diff", *pair)[0] for pair in (paths, paths[::-1], paths[:1] * 2)] == [1, 1, 0]
+    assert run("lock", paths[0], "-o", tmp_path / "lock.json")[0] == 0
+    assert run("audit", paths[0], "--lock", tmp_path / "lock.json")[0] == 0
+    paths[0].write_bytes(paths[1].read_bytes())
+    assert run("audit", paths[0], "--lock", tmp_path / "lock.json")[0] == 1
+
+
 def test_an_attack_in_the_metadata_is_inert(tmp_path, run):
     """A pickle in a text is bytes to llama.cpp and to statecli."""
     marker = tmp_path / "ran"
