@@ -288,6 +288,18 @@ def _holds_checkpoint(path: str) -> bool:
     return False
 
 
+def _find_module_folders(path: str, names: list[str], prefix: str, walk: _Walk) -> Iterator[TargetResult]:
+    """Note the folders that modules.json of this folder names; yield a failure for each that lies elsewhere."""
+    for folder in checkpoint_folder.list_module_folders(path, names):
+        around = checkpoint_folder.split_module_folder(folder)
+        if around is None:
+            reason = (
+                f"{path}: {checkpoint_folder.MODULES} names a folder elsewhere ({quoting.quote(folder)}): move it here"
+            )
+            yield TargetResult(path, Status.FAILED, reason)
+        walk.modules.update(files.join(prefix, *name.split("/")) for name in around or ())
+
+
 def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), depth: int = 0) -> Iterator[_Candidate]:
     """Yield the targets in a folder, except files in `taken`, which belong to the model of a folder around it.
 
@@ -322,14 +334,7 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
         yield TargetResult(path, Status.FAILED, reason)
     if (elsewhere := checkpoint_folder.explain_weights_elsewhere(path, names)) is not None:
         yield TargetResult(path, Status.FAILED, f"{path}: {elsewhere}")
-    for folder in checkpoint_folder.list_module_folders(path, names):
-        around = checkpoint_folder.split_module_folder(folder)
-        if around is None:
-            reason = (
-                f"{path}: {checkpoint_folder.MODULES} names a folder elsewhere ({quoting.quote(folder)}): move it here"
-            )
-            yield TargetResult(path, Status.FAILED, reason)
-        walk.modules.update(files.join(prefix, *name.split("/")) for name in around or ())
+    yield from _find_module_folders(path, names, prefix, walk)
     # A file belongs to one model only.
     if not member_paths <= taken:
         yield _ModelFolder(path, member_names)
