@@ -20,7 +20,7 @@ interrupts.handle_interrupts()
 thing = Thing()
 ref = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
 del thing
-time.sleep(30)
+time.sleep(300)
 """
 IGNORED = """
 import os, signal
@@ -53,7 +53,7 @@ def test_an_interrupt_lost_in_a_callback_still_ends_the_process():
     begun = time.monotonic()
     done = ran(SWALLOWED)
     assert (done.returncode, done.stderr) == (130, "")
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 100
 
 
 def test_an_error_that_an_interrupt_caused_is_not_told():
