@@ -18,6 +18,7 @@ from statecli.core.errors import MalformedError, UnreadableError
 from statecli.formats import registry, torch_tar
 from statecli.storage import files
 from statecli.storage.source import HEAD_BYTES, Source
+from statecli.targets import lz4_head
 
 #: Bytes of an archive that are unpacked to look for checkpoints: some seconds of work.
 MAX_UNPACKED_BYTES = 128 * 2**20
@@ -41,8 +42,8 @@ _JOBLIB_ZFILE = re.compile(rb"ZF.{19} ?(?=[\x08-\x78].)", re.DOTALL)
 _LZMA = re.compile(rb"(?!\0{13})[\x00-\xe0].{4}(?:.{4}[\x00-\x3f]\0\0\0|\xff{8})", re.DOTALL)
 _LZMA_HEADER_BYTES, _LZIP_HEADER_BYTES = 13, 6
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
-#: Compressions that Python cannot unpack.
-_UNKNOWN_COMPRESSIONS = (b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
+#: A compression that Python cannot unpack before 3.14.
+_ZSTD = b"\x28\xb5\x2f\xfd"
 _TAR_SUFFIXES = re.compile(r"\.(?:tar(?:\.\w{1,5})?|t[gbxz]z\w?|tzst)\Z")
 #: Names of archives that loaders unpack, whatever is first in them.
 _MODEL_NAME = re.compile(r"model|checkpoint|ckpt|weights|params|state", re.IGNORECASE)
@@ -59,7 +60,10 @@ def holds_checkpoint(path: str, source: Source, is_named: Callable[[str], bool])
     holds one if it is named like a model.
     """
     is_model = _MODEL_NAME.search(files.get_name(path)) is not None
-    if source.head.startswith(_UNKNOWN_COMPRESSIONS):
+    is_lz4 = source.head.startswith(lz4_head.MAGIC) or lz4_head.SKIPPED.match(source.head) is not None
+    if is_lz4 and _is_packed_pickle(source):
+        return True
+    if is_lz4 or source.head.startswith(_ZSTD):
         return is_model and _TAR_SUFFIXES.search(files.get_name(path).lower()) is not None
     unpacked = _Unpacked(source)
     try:
@@ -74,8 +78,22 @@ def holds_checkpoint(path: str, source: Source, is_named: Callable[[str], bool])
     except _TooLarge:
         return is_model
     if unpacked.damage is not None and (is_tar or (unpacked.stream and unpacked.stream.is_certain)):
-        what = f"a compressed file that cannot be unpacked ({unpacked.damage}), and may hold a checkpoint"
-        raise UnreadableError(f"is {what}: replace the file by a sound copy, or remove it")
+        raise _build_damage_error(unpacked.damage)
+    return False
+
+
+def _build_damage_error(damage: str) -> UnreadableError:
+    what = f"a compressed file that cannot be unpacked ({damage}), and may hold a checkpoint"
+    return UnreadableError(f"is {what}: replace the file by a sound copy, or remove it")
+
+
+def _is_packed_pickle(source: Source) -> bool:
+    """Return whether an LZ4 file begins as a checkpoint. Raises UnreadableError for a damaged file."""
+    head, is_damaged = lz4_head.unpack_head(source.read_up_to(0, lz4_head.MAX_READ_BYTES), HEAD_BYTES)
+    if _begins_as_checkpoint(source, head):
+        return True
+    if is_damaged or (len(head) < HEAD_BYTES and source.size > lz4_head.MAX_READ_BYTES):
+        raise _build_damage_error("it is damaged")
     return False
 
 
