@@ -288,18 +288,6 @@ def _holds_checkpoint(path: str) -> bool:
     return False
 
 
-def _find_module_folders(path: str, names: list[str], prefix: str, walk: _Walk) -> Iterator[TargetResult]:
-    """Note the folders that modules.json of this folder names; yield a failure for each that lies elsewhere."""
-    for folder in checkpoint_folder.list_module_folders(path, names):
-        around = checkpoint_folder.split_module_folder(folder)
-        if around is None:
-            reason = (
-                f"{path}: {checkpoint_folder.MODULES} names a folder elsewhere ({quoting.quote(folder)}): move it here"
-            )
-            yield TargetResult(path, Status.FAILED, reason)
-        walk.modules.update(files.join(prefix, *name.split("/")) for name in around or ())
-
-
 def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), depth: int = 0) -> Iterator[_Candidate]:
     """Yield the targets in a folder, except files in `taken`, which belong to the model of a folder around it.
 
@@ -329,12 +317,10 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
     prefix = "" if path in (os.curdir, files.join(os.curdir, "")) else path
     member_names = list_members(path)
     member_paths = frozenset(files.join(prefix, name) for name in member_names)
-    if TORCH_PACKAGE_FILE[0] in names and files.is_file(files.join(path, *TORCH_PACKAGE_FILE)):
-        reason = f"{path}: is an unpacked torch.package, whose loader runs its Python files: pack it into one file"
-        yield TargetResult(path, Status.FAILED, reason)
-    if (elsewhere := checkpoint_folder.explain_weights_elsewhere(path, names)) is not None:
-        yield TargetResult(path, Status.FAILED, f"{path}: {elsewhere}")
-    yield from _find_module_folders(path, names, prefix, walk)
+    yield from (TargetResult(path, Status.FAILED, reason) for reason in _find_unread_parts(path, names))
+    for folder in checkpoint_folder.list_module_folders(path, names):
+        around = checkpoint_folder.split_module_folder(folder) or ()
+        walk.modules.update(files.join(prefix, *name.split("/")) for name in around)
     # A file belongs to one model only.
     if not member_paths <= taken:
         yield _ModelFolder(path, member_names)
@@ -355,6 +341,18 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
         # Files that were not read have not passed.
         reason = f"{path}: the other files in it are unknown: {missing_reason}: name the files"
         yield TargetResult(files.join(prefix, "*"), Status.FAILED, reason)
+
+
+def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
+    """Yield why a loader of the folder reads files, or runs code, that the walk does not check."""
+    if TORCH_PACKAGE_FILE[0] in names and files.is_file(files.join(path, *TORCH_PACKAGE_FILE)):
+        yield f"{path}: is an unpacked torch.package, whose loader runs its Python files: pack it into one file"
+    if (elsewhere := checkpoint_folder.explain_weights_elsewhere(path, names)) is not None:
+        yield f"{path}: {elsewhere}"
+    for folder in checkpoint_folder.list_module_folders(path, names):
+        if checkpoint_folder.split_module_folder(folder) is None:
+            what = f"{quoting.quote(folder)}, which is not below this folder"
+            yield f"{path}: sentence-transformers would load {what}: move the module into the folder"
 
 
 def _prefetch(paths: Iterable[str]) -> Iterator[str]:

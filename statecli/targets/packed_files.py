@@ -128,7 +128,7 @@ _LINE_END = re.compile(r"[\n\0]")
 class _Stream(NamedTuple):
     """A compressed stream: its decompressor, and the bytes around its data.
 
-    `is_certain`: its first bytes do not occur by chance; text may begin as zlib data does.
+    `is_certain`: its first bytes name the compression; text may begin as zlib data does.
     """
 
     decompressor: Any
