@@ -108,7 +108,7 @@ class Flow:
         root = self._roots[id(call)] = self.get_root(call.args[0] if _is_copyreg_call(call) else call.cls)
         for unbuilt in self._uninitialized.values():
             if self._get_root_name(unbuilt) in _PLACEMENT_CLASSES:
-                self.note_misuse(unbuilt, f"{_UNINITIALIZED} when the next call is made")
+                self.note_misuse(unbuilt, f"{_UNINITIALIZED} when the pickle makes its next call")
         if root is not None and get_plain_name(root) in _CPP_CLASSES:
             self._uninitialized[id(call)] = call
 
@@ -119,7 +119,7 @@ class Flow:
         """
         if self._uninitialized and any(type(key) in _COMPOSITE_KEY_TYPES for key in keys):
             for unbuilt in self._uninitialized.values():
-                self.note_misuse(unbuilt, f"{_UNINITIALIZED} when objects are hashed")
+                self.note_misuse(unbuilt, f"{_UNINITIALIZED} when the pickle hashes objects")
 
     def get_root(self, value: Value) -> Global | None:
         """Return the name whose call built an object, through calls of calls; a name itself."""
@@ -133,15 +133,17 @@ class Flow:
         Picklers write the elements of an object, then its items, then its state, each once.
         """
         if type(target) is Global:
-            self.note_misuse(target, "is changed by it for the whole process")
+            self.note_misuse(target, "the pickle changes for the whole process")
         elif id(target) in self._dtype_by_fields:
-            self.note_misuse(self._dtype_by_fields[id(target)], "is given other fields after its state was set")
+            self.note_misuse(
+                self._dtype_by_fields[id(target)], "gets other fields after its state was set; numpy never writes that"
+            )
         elif type(target) is Persistent:
-            self.note_misuse(target, "describes a storage, and the pickle modifies it")
+            self.note_misuse(target, "is the type of a storage that the pickle modifies; torch never writes that")
         elif type(target) is Obj:
             root = self.get_root(target)
             if id(target) in self._finished:
-                self.note_misuse(root, "is changed again after its state was set, which runs a method of it")
+                self.note_misuse(root, "is changed again after its state was set, which runs one of its methods")
             name = get_plain_name(root) if root else ""
             own = target.how == "newobj" and name.startswith("accelerate.state.")
             if not own and (
@@ -149,7 +151,9 @@ class Flow:
                 or name in known_names.SPELLING_FUNCTIONS
                 or _may_return_shared_object(name)
             ):
-                self.note_misuse(root, "gives an object of the whole process, and it changes that")
+                self.note_misuse(
+                    root, "returns an object that the whole process shares, and the pickle changes that object"
+                )
 
     def add_state(self, target: Value, state: Value) -> None:
         """Check a state set on `target`. Raises OutOfSteps."""
@@ -161,11 +165,13 @@ class Flow:
         if name.startswith("numpy.dtype") and not (
             type(target) is Obj and name == "numpy.dtype" and self._array_types.is_sound(target, state)
         ):
-            self.note_misuse(root, "is given a state that numpy does not write, by which bytes may become addresses")
+            self.note_misuse(
+                root, "gets a state that numpy never writes: bytes of the file may become memory addresses"
+            )
         elif name == "numpy.dtype" and type(state[4]) is dict:
             self._dtype_by_fields[id(state[4])] = root
         elif name.startswith(_ARRAY_PREFIXES) and not self._array_types.is_sound_array(state):
-            self.note_misuse(root, "is given no state of an array, or other objects than the array has elements")
+            self.note_misuse(root, "gets a state that is not of an array, or a wrong number of elements")
         if root is not None and type(target) is Obj:
             # What is in the state may grow until the pickle ends, so that it is judged again then.
             self._check_build(target, state)
@@ -220,9 +226,7 @@ class Flow:
         self._attributes_of_torch = kept_functions.Attributes(self._get_root_name, self.steps)
         for root, state in self._packed:
             if not _is_packable(get_plain_name(root), state, self.read_storage):
-                self.note_misuse(
-                    root, "is given numbers that packing its weights crashes by, or reads and writes memory by"
-                )
+                self.note_misuse(root, "gets numbers by which packing its weights crashes or accesses other memory")
         for call in self.calls:
             self.steps.take(Budget.FLOW, 1 + len(call.args))
             if id(call) in excused:
@@ -248,37 +252,37 @@ class Flow:
             self.steps.take(Budget.FLOW, len(storage.pid) if type(storage.pid) is tuple else 1)
             for part in storage.pid if type(storage.pid) is tuple else (storage.pid,):
                 if type(part) is Obj:
-                    self.note_misuse(part, "gives what a storage is looked up by")
+                    self.note_misuse(part, "computes the key of a storage; torch writes plain text there")
 
     def _check_written_values(self, call: Obj, name: str) -> None:
         """Check arguments of which C code takes only what Python and numpy write for granted."""
         if exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name):
-            self.note_misuse(call.cls, "is given a position outside its text, at which its message reads memory")
+            self.note_misuse(call.cls, "gets a position outside its text, so that its message reads other memory")
         if not dates.has_valid_value(name, call):
-            self.note_misuse(call.cls, "is given bytes that are not a date or a time, which its methods do not check")
+            self.note_misuse(call.cls, "gets bytes that are not a valid date or time; its methods do not check them")
         if name == array_dtypes.STRING_DTYPE and not array_dtypes.is_string_dtype(call):
-            self.note_misuse(call.cls, "is given other values than numpy writes for a type of texts")
+            self.note_misuse(call.cls, "gets values that numpy never writes for a string dtype")
         if name == "numpy.dtype" and not array_dtypes.is_named_by_code(call):
-            self.note_misuse(call.cls, "is given a type in another way than by the code that numpy writes")
+            self.note_misuse(call.cls, "gets no dtype code such as 'f4'; numpy always writes a code")
 
     def _check_call(self, call: Obj, depth: int = 0) -> None:
         """Check a call, and each call made by it at once with its arguments."""
         if depth > _MAX_INDIRECT_CALLS:
             self.note_misuse(
-                call.cls, f"is called through more than {_MAX_INDIRECT_CALLS} functions that call their arguments"
+                call.cls, f"is called through a chain of more than {_MAX_INDIRECT_CALLS} functions, too long to check"
             )
             return
         if type(call.cls) is not Global:
-            self.note_misuse(call.cls, "returns what it calls next")
+            self.note_misuse(call.cls, "returns a function that the pickle then calls")
             return
         name = get_plain_name(call.cls)
         self.steps.take(Budget.FLOW, len(name) // _NAME_CHARACTERS_PER_STEP)
         if name in known_names.SPELLING_FUNCTIONS:
             self.kept_names.add(id(call.cls))
         if call.kwargs and _is_clean(name):
-            self.note_misuse(call.cls, "is given keyword arguments, which no pickler writes for it")
+            self.note_misuse(call.cls, "is called with keyword arguments, which no pickler writes for it")
         if (call.how != "newobj" and known_names.is_made_empty(name)) or name in _ARRAY_CLASSES:
-            self.note_misuse(call.cls, "is called with arguments, where pickle makes an empty object")
+            self.note_misuse(call.cls, "is called with arguments, but picklers create it empty")
         for place in known_names.CALLEE_POSITIONS.get(name, ()):
             if place < len(call.args):
                 self._check_callee(call.cls, name, place, call.args[place])
@@ -288,31 +292,33 @@ class Flow:
                 self._check_call(indirect, depth + 1)
         self._check_rebuild(call.cls, name, call.args)
         if name in known_names.BIT_GENERATORS and call.how == "newobj":
-            self.note_misuse(call.cls, "is made without its state, which crashes the process that uses it")
+            self.note_misuse(call.cls, "is created without its state, which crashes the process that uses it")
         if call.args and _SPARSE_CLASS.fullmatch(name):
             self.note_misuse(call.cls, "makes a sparse tensor whose indices torch and statecli cannot check")
         if name == _POLYNOMIAL and (call.how != "newobj" or call.args or call.kwargs):
-            self.note_misuse(call.cls, "is called with arguments, where pickle makes an empty object")
+            self.note_misuse(call.cls, "is called with arguments, but picklers create it empty")
         self._check_written_values(call, name)
         if _uses_unknown_codec(name, call):
-            self.note_misuse(call.cls, "is given a codec that no pickler names; some take hours for a megabyte")
+            self.note_misuse(call.cls, "gets a codec that no pickler writes; some codecs need hours for a megabyte")
         if name in _CONVERTERS:
             self._check_conversion(call.cls, call.args)
         elif name == "functools.partial":
             self._check_deferred_call(call.args[:1], call.args[1:], call.kwargs)
         elif name.startswith("accelerate.state.") and (call.how != "newobj" or call.args or call.kwargs):
-            self.note_misuse(call.cls, "sets up the whole process when it is called")
+            self.note_misuse(call.cls, "configures the whole process when the pickle calls it")
         elif not _keeps_arguments(call.how, name):
             of = (self._get_root_name(call) or name) if _is_copyreg_call(call) else name
             self._check_arguments(call.cls, of, (call.args, call.kwargs))
         if name == _SCRIPT_OBJECT and type(call.state) is not tuple:
-            self.note_misuse(call.cls, "is called and gets no state, so that there is an address of 0 in it")
+            self.note_misuse(call.cls, "is created without a state, so that it holds a null pointer")
         if self._get_root_name(call) in _PLACEMENT_CLASSES and type(call.state) is not dict:
-            self.note_misuse(call, "is made without the state that torch writes, so that its memory is never written")
+            self.note_misuse(
+                call, "is created without the state that torch writes, so that its memory stays uninitialized"
+            )
         if name == "numpy.dtype" and call.args and type(call.args[0]) not in (str, Global):
-            self.note_misuse(call.cls, "is called with something else than a dtype code")
+            self.note_misuse(call.cls, "is called with an argument that is not a dtype code such as 'f4'")
         elif name in _SCALARS and not self._array_types.is_sound_scalar(call.args):
-            self.note_misuse(call.cls, "is given something else than the bytes or the array of its type")
+            self.note_misuse(call.cls, "gets an argument that is not the bytes or the array of its dtype")
         if name == "types.SimpleNamespace":
             self._check_attributes(call.cls, name, call.args[0] if call.args else None)
         self._check_attributes(call.cls, name, call.kwargs)
@@ -328,7 +334,7 @@ class Flow:
                 root = self._get_root_name(value)
                 if not (root is None or root.startswith(_ARGUMENT_PREFIXES) or root in _ENUMERATIONS):
                     if _is_clean(called):
-                        self.note_misuse(name, "is given an object, whose methods it calls")
+                        self.note_misuse(name, "gets an object that the pickle chose, and calls methods of that object")
                     return
                 within: Sequence[Value] = ()
                 if root in _GONE_THROUGH:
@@ -345,7 +351,7 @@ class Flow:
         """Check the later call of a partial with its arguments; names that are not clean are reported anyway."""
         name = self._get_root_name(function[0]) if function else None
         if name and _is_clean(name) and not self._deferred_calls.builds_data(name, args, kwargs):
-            why = "functools.partial would call it with arguments that are not plain data"
+            why = "functools.partial would call with arguments that are not plain data"
             self.note_misuse(function[0], why)
 
     def _check_conversion(self, name: Global, args: tuple[Value, ...]) -> None:
@@ -353,13 +359,15 @@ class Flow:
         for arg in args:
             root = self.get_root(arg) if type(arg) is Obj else None
             if type(arg) is Obj and (root is None or not get_plain_name(root).startswith(_LITERAL_PREFIXES)):
-                self.note_misuse(name, "is given an object, whose methods compute what it holds")
+                self.note_misuse(
+                    name, "gets an object where picklers write plain values, and calls methods of that object"
+                )
 
     def _check_rebuild(self, name: Global, called: str, args: Any) -> None:
         """Check that a tensor is rebuilt from a storage or a tensor; methods of other objects would be called."""
         if called == "torch._tensor._rebuild_from_type_v2" and len(args) > 2:
             if type(args[2]) is not tuple or type(args[-1]) is Obj:
-                self.note_misuse(name, "is given an object where arguments or a state belong")
+                self.note_misuse(name, "gets an object in place of its arguments or its state")
             for part in args[3] if len(args) > 3 and type(args[3]) is tuple else args[3:]:
                 self._check_attributes(name, called, part)
         elif called == "torch._utils._rebuild_parameter_with_state" and len(args) > 3:
@@ -379,11 +387,11 @@ class Flow:
                     and self._get_root_name(part) == "collections.OrderedDict"
                     and not self._is_empty(part)
                 ):
-                    self.note_misuse(name, "is given hooks, which torch does not write for tensors")
+                    self.note_misuse(name, "gets hooks, which torch never writes for tensors")
         if called.startswith(("torch._utils._rebuild_", "torch.nn.parameter.")) and args and type(args[0]) is Obj:
             root = self.get_root(args[0])
             if root is None or not _is_tensor_data(get_plain_name(root)):
-                self.note_misuse(name, "is given an object where a tensor's data belongs")
+                self.note_misuse(name, "gets an object in place of a tensor's data")
 
     def _check_sparse_parts(self, name: Global, args: Any) -> None:
         """Check that the parts of a sparse tensor are tensors of the file, whose indices `sparse-indices` checks.
@@ -405,13 +413,13 @@ class Flow:
             return
         name = get_plain_name(root)
         if name not in _ITEM_CONTAINERS and _is_clean(name):
-            self.note_misuse(root, "is not a container, but is given items")
+            self.note_misuse(root, "is not a container, but gets items")
         elif call.items and name in _HOLD_ELEMENTS:
-            self.note_misuse(root, "is a sequence, and is given items")
+            self.note_misuse(root, "is a sequence, but gets items with keys")
         elif call.items and name.endswith(".AttributeDict"):
             self._check_attributes(root, name, call.items)
         if name not in _DICT_CLASSES and any(type(key) is Key for key in call.items or ()):
-            self.note_misuse(root, "is given an attribute whose name is computed")
+            self.note_misuse(root, "gets an attribute whose name a call computes, so that the name cannot be checked")
 
     def _check_build(self, target: Obj, state: Value) -> None:
         root = self.get_root(target)
@@ -419,9 +427,9 @@ class Flow:
             return
         name = get_plain_name(root)
         if _is_clean(name) and not _is_state(name, state):
-            self.note_misuse(root, "is given a state that is not a dict of attributes")
+            self.note_misuse(root, "gets a state that is not a dict of attributes")
         if name == "types.GenericAlias":
-            self.note_misuse(root, "hands the state that it is given on to what it stands for")
+            self.note_misuse(root, "passes its state on to the class that it wraps")
         if name == "functools.partial" and type(state) is tuple and state:
             self._check_callee(root, "functools.partial", 0, state[0])
             self._check_deferred_call(state[:1], *(*state[1:3], None, None)[:2])
@@ -431,34 +439,36 @@ class Flow:
             and type(state) is dict
             and not _is_layer_count(state.get("num_layers"))
         ):
-            self.note_misuse(root, "is given a number of layers that no memory holds")
+            self.note_misuse(root, "gets more layers than memory can hold")
         if (
             kept_functions.is_module_class(name)
             and not packed_weights.is_convolution(name)
             and not kept_functions.has_modules(state, self._get_root_name)
         ):
-            self.note_misuse(root, "is given a state that does not belong to a module")
+            self.note_misuse(root, "gets a state that is not of a module")
         if name == _HOOK_HANDLE and not self._is_handle_state(state):
-            self.note_misuse(
-                root, "is given a state that does not belong to a hook and changes the numbers of all later hooks"
-            )
+            self.note_misuse(root, "gets a state that is not of a hook and changes the numbers of all later hooks")
         if name == _POLYNOMIAL and not self._is_polynomial_state(state):
-            self.note_misuse(root, "is given a state that is not an array and a name")
+            self.note_misuse(root, "gets a state that is not of arrays and text")
         if name in _GENERATORS and not self._is_generator_state(state):
-            self.note_misuse(root, "is given a state that torch does not write, by which bytes may become addresses")
+            self.note_misuse(
+                root, "gets a state that torch never writes: bytes of the file may become memory addresses"
+            )
         if name.startswith(_NUMPY_RANDOM) and not random_states.is_numpy_state(name, state, self._get_root_name):
-            self.note_misuse(root, "is given a state that numpy does not write, by which a draw reads memory elsewhere")
+            self.note_misuse(root, "gets a state that numpy never writes: a random draw may read other memory")
         if name == "random.Random" and not random_states.is_python_state(state):
-            self.note_misuse(root, "is given a state that Python does not write, and computes with its parts")
+            self.note_misuse(root, "gets a state that Python never writes, and computes with parts of that state")
         if exceptions.is_exception(name) and not exceptions.is_state(name, state):
-            self.note_misuse(root, "is given a state that sets what its class has, such as a position in its text")
+            self.note_misuse(
+                root, "gets a state that overwrites attributes of its class, such as a position in its text"
+            )
         if type(state) is Obj and not name.startswith(_NUMPY_RANDOM) and _is_clean(name):
-            self.note_misuse(root, "is given a state that a call computed")
+            self.note_misuse(root, "gets a state that a call computes, so that the state cannot be checked")
         parts = state if type(state) is tuple and len(state) == 2 else (state,)
         if name == _ORDERED_DICT and any(type(part) is dict and part.keys() & _METHODS_OF_DICT for part in parts):
-            self.note_misuse(root, "is given an attribute in the place of a method, so that it hides its items")
+            self.note_misuse(root, "gets an attribute in place of a method, so that its items are hidden")
         if type(parts[-1]) is dict and len(parts) == 2 and _is_clean(name) and not name.startswith(_SLOTTED_PREFIXES):
-            self.note_misuse(root, "is given a state by setting attributes, which runs what they are properties of")
+            self.note_misuse(root, "gets a state that sets attributes, which runs the setters of its properties")
         for part in parts:
             self._check_attributes(root, name, part)
 
@@ -502,13 +512,15 @@ class Flow:
         is_of_torch = known_names.is_class(name)
         for key, value in state.items() if type(state) is dict else ():
             if type(key) is Key and _is_clean(name):
-                self.note_misuse(root, "is given an attribute whose name is computed")
+                self.note_misuse(
+                    root, "gets an attribute whose name a call computes, so that the name cannot be checked"
+                )
             elif key in _CLASS_ATTRIBUTES:
-                self.note_misuse(root, f"is given another {key} than it has")
+                self.note_misuse(root, f"gets another {key} than its own")
             elif key == "__overloads__" and value == {}:  # torch.jit.script sets it on each module
                 continue
             elif type(value) in (dict, list, tuple) and _is_dunder(key) and _is_clean(name):
-                self.note_misuse(root, f"is given {quoting.name(key)}, by which code finds out what it is")
+                self.note_misuse(root, f"gets {quoting.name(key)}, an attribute that code uses to detect a type")
             elif is_of_torch and type(key) is str:
                 if why := self._attributes_of_torch.misuse(name, key, value):
                     self.note_misuse(root, why)
@@ -517,9 +529,9 @@ class Flow:
                     and key in _OPTIMIZER_ATTRIBUTES
                     and not _OPTIMIZER_ATTRIBUTES[key](self, value)
                 ):
-                    self.note_misuse(root, f"is given an object for its {key}, whose methods it calls")
+                    self.note_misuse(root, f"gets an object as its {key}, and calls methods of that object")
             elif self._hides_function(name, key, value) and _is_clean(name):
-                self.note_misuse(root, f"gets a function in the place of {quoting.name(str(key))}")
+                self.note_misuse(root, f"gets a function in place of {quoting.name(str(key))}")
 
     def _hides_function(self, holder: str, key: Value, value: Value) -> bool:
         """Return True if a function is stored where code finds it as a method, or calls it with other functions."""
@@ -547,9 +559,9 @@ class Flow:
             root = self.get_root(value)
             if name != "collections.defaultdict" or root is None or not self._is_factory(value, get_plain_name(root)):
                 self.note_misuse(value, why)
-                self.note_misuse(caller, "calls what another call gave")
+                self.note_misuse(caller, "calls a function that another call returned")
         elif value is not None and type(value) is not str:
-            self.note_misuse(caller, "calls an object that is not named by a string")
+            self.note_misuse(caller, "calls a value that is not an imported name")
 
     def _is_factory(self, value: Obj, name: str) -> bool:
         """Return True for a partial of a container, which a defaultdict may call for a missing key.
@@ -587,9 +599,9 @@ class Flow:
     def _check_hook_place(self, value: Obj, holds: bool) -> None:
         root = self.get_root(value)
         if not holds and root is not None and get_plain_name(root) in known_names.HOOK_CLASSES:
-            self.note_misuse(root, "is put where no module has its hooks")
+            self.note_misuse(root, "is stored where no module keeps hooks")
         if id(value) in self._excused and not compiled_modules.is_module(value):
-            self.note_misuse(root, "is put where no compiled module has it")
+            self.note_misuse(root, "is stored where no compiled module keeps it")
 
     def _list_contents(self, value: Any) -> Sequence[Value]:
         """Return the contents of a container; note pairs whose key is an attribute called by Python."""

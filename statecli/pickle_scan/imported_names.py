@@ -227,7 +227,7 @@ class Scanner(Machine):
         module, name = (str(text, "latin-1") if type(text) is bytes else text for text in (module, name))
         found = super().intern_name(module, name, pos)
         if self.protocol > _LAST_OF_PYTHON_2 and known_names.rename_python2(module, name) != (module, name):
-            why = "is a name of Python 2 in a later protocol, for which Python imports a file of that name"
+            why = "is a name of Python 2 in a later protocol: Python imports a file of that name"
             self.flow.note_misuse(found, why)
         return found
 
@@ -412,7 +412,7 @@ def _read_name_lines(m: MachineState, pos: int) -> tuple[Global, int]:
 
 def _require_line_end(m: MachineState, end: int) -> int:
     if not end:
-        raise m.make_truncated_error("a line has no end")
+        raise m.make_truncated_error("a text line has no line break")
     return end
 
 

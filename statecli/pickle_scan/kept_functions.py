@@ -130,7 +130,7 @@ class Attributes:
         else:
             is_named = key in _TRANSFORMS and all((self._root(one) or "").startswith(_DISTRIBUTIONS) for one in values)
         if not is_named and any(map(self._may_be_called, values)):
-            return f"gets a function in the place of {quoting.name(key)}"
+            return f"gets a function in place of {quoting.name(key)}"
         return None
 
     def _misuse_in(self, key: str, value: Value, fits: Callable[[Value], bool], noun: str) -> str | None:
@@ -138,13 +138,13 @@ class Attributes:
             return None
         pairs = pairs_of(value, self._root)
         if pairs is None:
-            return f"is given no dict for its {key}"
+            return f"gets a value that is not a dict as its {key}"
         self._steps.take(Budget.FLOW, len(pairs))
         for name, held in pairs:
             if type(name) is Key or (type(name) is str and name.startswith("__")):
-                return f"is given a {noun} in its {key} by a name that code looks up"
+                return f"gets a {noun} in its {key} under a name that code looks up"
             if not fits(held):
-                return f"is given an object that is not a {noun} in its {key}"
+                return f"gets an object in its {key} that is not a {noun}"
         self._sound.add((key, id(value)))
         return None
 

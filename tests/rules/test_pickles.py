@@ -63,7 +63,7 @@ def test_unsafe_global_finds_a_clean_class_that_is_changed(tmp_path):
     for change in (b"N}" + text("update") + named("_codecs", "encode") + b"s\x86b", text("a") + text("b") + b"s"):
         pickle = state_dict(w=tensor(), x=named("collections", "OrderedDict") + change)
         (finding,) = judged(write(tmp_path / "a.pt", pickle), "unsafe-global").findings
-        assert "collections.OrderedDict, which is changed by it for the whole process" in finding.message
+        assert "collections.OrderedDict, which the pickle changes for the whole process" in finding.message
 
 
 def test_unsafe_global_spares_a_partial_of_clean_names(found, tmp_path):
@@ -276,7 +276,7 @@ def test_unsafe_global_finds_a_state_dict_that_hides_its_items(found, tmp_path, 
     assert not found("unsafe-global", tmp_path / "good.pt")
     setattr(state, name, OrderedDict)
     torch.save(state, tmp_path / "bad.pt")
-    assert any("hides its items" in finding.message for finding in found("unsafe-global", tmp_path / "bad.pt"))
+    assert any("its items are hidden" in finding.message for finding in found("unsafe-global", tmp_path / "bad.pt"))
 
 
 def test_allocation_bomb_finds_a_pattern_of_many_ranges(found, tmp_path):
