@@ -328,7 +328,7 @@ class Net(nn.Linear):
     assert done.returncode == 2
     verdicts = {check["check"]: check["verdict"] for check in json.loads(done.stdout)["checks"]}
     assert (verdicts["move"], verdicts["step"], verdicts["forward"]) == ("passed", "inconclusive", "inconclusive")
-    assert "forward: calling it raised Odd: (its message cannot be shown) (net.py:9)" in done.stderr
+    assert "forward: calling the model raised Odd: (its message cannot be shown) (net.py:9)" in done.stderr
 
 
 def test_what_a_constructor_sets_of_torch_does_not_reach_the_next_instance(tmp_path):

@@ -217,7 +217,7 @@ def test_a_forward_that_raises_has_its_own_message_and_line(after):
     """One line."""
     with pytest.raises(ModelError) as raised:
         after("raise ValueError('no such size')")
-    expected = f"net.py:Net: calling it raised ValueError: no such size (net.py:{line_of('raise Value')})"
+    expected = f"net.py:Net: calling the model raised ValueError: no such size (net.py:{line_of('raise Value')})"
     assert str(raised.value) == expected
 
 

@@ -333,7 +333,7 @@ def test_a_forward_that_raises(train):
     """Its own message and its own line; no verdict."""
     check = train(linear(forward="raise ValueError('needs labels in training')"))
     assert check.verdict is Verdict.INCONCLUSIVE
-    assert check.reason == "calling it in train mode raised ValueError: needs labels in training (net.py:10)"
+    assert check.reason == "calling the model in train mode raised ValueError: needs labels in training (net.py:10)"
 
 
 def test_a_graph_that_is_kept_from_one_step_to_the_next(train):

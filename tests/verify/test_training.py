@@ -133,7 +133,7 @@ def test_an_eval_mode_that_cannot_be_called_does_not_tell(draw):
     check = dropping("self.training", draw=f"{draw}\nif not self.training: raise ValueError('labels')")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     told = cell(check, "gradient", "branch.weight").reason
-    assert "eval mode does not show whether by chance: calling it in eval mode raised ValueError: labels" in told
+    assert "eval mode does not show whether by chance: calling the model in eval mode raised ValueError: labels" in told
 
 
 def test_the_modes_are_as_before_after_a_call_in_eval_mode():
@@ -304,5 +304,7 @@ def test_batch_norms_that_cannot_be_called_in_eval_mode_do_not_tell():
     check = normed(f"{raises}return self.out(self.norm(x + self.shift))")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     told = cell(check, "gradient", "shift").reason
-    assert told.startswith("the gradient is zero; inconclusive whether batch statistics cancel it: calling it in train")
+    assert told.startswith(
+        "the gradient is zero; inconclusive whether batch statistics cancel it: calling the model in train"
+    )
     assert "raised ValueError: no statistics yet" in told

@@ -92,7 +92,7 @@ class ModelUnderTest:
         args, kwargs = self.inputs.make(seed=seed)
         # A frozen ScriptModule has no mode.
         modes = [(part, part.training) for part in module.modules() if hasattr(part, "training")]
-        with self.user_code("calling it"), use_seed(seed, module), torch.set_grad_enabled(grad):
+        with self.user_code("calling the model"), use_seed(seed, module), torch.set_grad_enabled(grad):
             try:
                 return (module if training else module.eval())(*args, **kwargs)
             finally:

@@ -162,7 +162,7 @@ def _find_recreated(subject: ModelUnderTest, conversion: _Conversion, read: set[
             for name in subject.created_by_forward
             if name in before and not conversion.has_arrived(before[name])
         }
-        with subject.user_code(f"calling it {conversion.description}"), _ReadRecorder(left_behind, read):
+        with subject.user_code(f"calling the model {conversion.description}"), _ReadRecorder(left_behind, read):
             args, kwargs = tree_map(conversion.convert, subject.inputs.make(seed=0))  # type: ignore[union-attr]
             module.eval()(*args, **kwargs)
         after = measure.map_tensors(module)

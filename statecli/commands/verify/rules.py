@@ -92,7 +92,7 @@ NOT_RESTORED = _rule(
     summary="A saved entry is not restored when the model is loaded.",
     why="`load_state_dict` succeeds, and the tensor keeps other values. Training continues from a wrong state.",
     example="the class overrides `_load_from_state_dict` and removes the entry before it calls `super()`.",
-    fix="pass every saved entry to `super()`, and register the tensor in the constructor, not in forward.",
+    fix="pass every saved entry to `super()._load_from_state_dict`; register the tensor in `__init__`, not in forward.",
 )
 NOT_LOADABLE = _rule(
     "not-loadable",

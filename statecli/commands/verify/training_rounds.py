@@ -296,7 +296,7 @@ def call_forward(run: Training, mode: str = "train mode") -> Any:
     number = run.rounds + 1
     args, kwargs = run.subject.inputs.make(seed=number)
     before = _read_generators()
-    with run.subject.user_code(f"calling it in {mode}{_format_round(number) if mode == 'train mode' else ''}"):
+    with run.subject.user_code(f"calling the model in {mode}{_format_round(number) if mode == 'train mode' else ''}"):
         output = run.module(*args, **kwargs)
     run.draws = run.draws or before != _read_generators()
     return output

@@ -175,7 +175,8 @@ class _Proof:
         steps = self._steps.get(row.fqn)
         if steps is None:
             return judging.build_inconclusive_cell(
-                "; ".join(self._reasons) or "a second instance of the model does not have this tensor"
+                "; ".join(self._reasons)
+                or "a second instance of the model lacks this tensor, so its values cannot be compared"
             )
         before = _format_dtype(steps.before)
         if not steps.dtypes:

@@ -95,7 +95,9 @@ class _Proof:
             return None
         module = self._subject.build_fresh()
         before = _find_non_leaves(module)
-        _, raised = judging.run_user_code(self._subject, "calling it", lambda: self._subject.call(module, grad=True))
+        _, raised = judging.run_user_code(
+            self._subject, "calling the model", lambda: self._subject.call(module, grad=True)
+        )
         if raised:
             return None
         self._non_leaves_of_forward = _find_non_leaves(module) - before
@@ -173,7 +175,9 @@ class _Proof:
     def _build_cell(self, row: TensorInfo, copied_tensors: dict[str, torch.Tensor], what: str) -> Cell:
         original, other = self._tensors.get(row.fqn), copied_tensors.get(row.fqn)
         if original is None:
-            return judging.build_inconclusive_cell("a second instance of the model does not have this tensor")
+            return judging.build_inconclusive_cell(
+                "a second instance of the model lacks this tensor, so its values cannot be compared"
+            )
         if row.fqn in self._class_attributes:
             return judging.skip_cell("class attribute: one tensor for all instances")
         if other is None:

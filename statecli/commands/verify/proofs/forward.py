@@ -196,7 +196,7 @@ def _run_once(subject: ModelUnderTest, trial: _Trial, watch: DeviceWatch) -> _Ru
                 module = measure.get_moved_model(module, module.to(trial.device))
             run.cuda_checks = record.cuda_checks
             _record_devices(run, module, record)
-            with subject.user_code(f"calling it on {trial.device_name}"):
+            with subject.user_code(f"calling the model on {trial.device_name}"):
                 args, kwargs = tree_map(lambda leaf: _move_input(leaf, trial.device), inputs)
                 module.train(trial.training)(*args, **kwargs)
     except ModelError as error:

@@ -208,7 +208,9 @@ class _Proof:
     def _build_cell(self, row: TensorInfo) -> Cell:
         before, after = self._moved.before.get(row.fqn), self._moved.after.get(row.fqn)
         if before is None:
-            return judging.build_inconclusive_cell("a second instance of the model does not have this tensor")
+            return judging.build_inconclusive_cell(
+                "a second instance of the model lacks this tensor, so its values cannot be compared"
+            )
         if not self._moved.after or before == self._device_name:
             return self._judge_by_stand_in(row, before)
         if after is None:

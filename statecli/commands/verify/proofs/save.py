@@ -140,7 +140,7 @@ class _Proof:
         name, expected = row.fqn, self._expected.get(row.fqn)
         if expected is None:
             self._saved[name] = judging.build_inconclusive_cell(
-                "a second instance of the model does not have this tensor"
+                "a second instance of the model lacks this tensor, so its values cannot be compared"
             )
             return True
         if judging.is_lazy_tensor(expected):
