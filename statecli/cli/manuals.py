@@ -62,8 +62,8 @@ MANUALS: dict[str, Manual] = {
             Example("statecli inspect model.safetensors --top 10", "List the ten largest tensors."),
         ),
         {
-            0: "The target was listed, and no finding has the severity of --fail-on.",
-            1: "A finding has that severity or a higher one, such as a tensor that does not follow --to.",
+            0: "The target was listed, and no finding reaches the severity of --fail-on.",
+            1: "A finding reaches that severity, such as a tensor that does not follow --to.",
             2: f"The target could not be read or built, no tensor matched, {_WRONG_LINE}",
         },
     ),
@@ -96,7 +96,7 @@ MANUALS: dict[str, Manual] = {
             ),
         ),
         {
-            0: "Every proof that ran has passed.",
+            0: "Every proof that ran has passed, or its failures are accepted (--ignore, --baseline).",
             1: "A proof failed: a tensor did not move, cast, save, copy or train as the model does.",
             2: f"A proof is inconclusive, the model could not be built, {_WRONG_LINE}",
         },
@@ -112,8 +112,8 @@ MANUALS: dict[str, Manual] = {
             Example("statecli audit checkpoints/ -f sarif -o audit.sarif", "Write a report for code scanning."),
         ),
         {
-            0: "All targets were checked, and no finding has the severity of --fail-on.",
-            1: "A finding has that severity or a higher one.",
+            0: "All targets were checked, and no finding reaches the severity of --fail-on.",
+            1: "A finding reaches that severity.",
             2: f"A target could not be read, nothing was audited, a requested rule did not run, {_WRONG_LINE}",
         },
     ),
@@ -154,7 +154,7 @@ MANUALS: dict[str, Manual] = {
     "git textconv": Manual(
         (
             Example("statecli git textconv model.safetensors", "Print the lines that git diff compares."),
-            Example("statecli git textconv train.ckpt", "Print those of a training checkpoint."),
+            Example("statecli git textconv train.ckpt", "Print the lines of a training checkpoint."),
             Example("statecli git textconv net.py", "For a file that is not a checkpoint, the line is the error."),
         ),
         {

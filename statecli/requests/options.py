@@ -88,26 +88,32 @@ class Target(msgspec.Struct, frozen=True):
 
 Include = Annotated[
     tuple[str, ...],
-    Option(("--include", "-i"), "Show only tensors whose name matches GLOB (repeatable).", "GLOB", Group.TENSORS),
+    Option(
+        ("--include", "-i"),
+        "Use only tensors whose name matches GLOB; ignore all others (repeatable).",
+        "GLOB",
+        Group.TENSORS,
+    ),
 ]
 Exclude = Annotated[
     tuple[str, ...],
-    Option(("--exclude", "-x"), "Leave out tensors whose name matches GLOB (repeatable).", "GLOB", Group.TENSORS),
+    Option(("--exclude", "-x"), "Ignore tensors whose name matches GLOB (repeatable).", "GLOB", Group.TENSORS),
 ]
 Kinds = Annotated[
-    tuple[Kind, ...], Option(("--kind",), "Show only tensors of this kind (repeatable).", "KIND", Group.TENSORS)
+    tuple[Kind, ...],
+    Option(("--kind",), "Use only tensors of this kind; ignore all others (repeatable).", "KIND", Group.TENSORS),
 ]
 Dtypes = Annotated[
     tuple[str, ...],
     Option(
-        ("--dtype",), "Show only tensors of this dtype, such as bf16 or float8* (repeatable).", "GLOB", Group.TENSORS
+        ("--dtype",), "Use only tensors of this dtype, such as bf16 or float8* (repeatable).", "GLOB", Group.TENSORS
     ),
 ]
 Shapes = Annotated[
     tuple[str, ...],
     Option(
         ("--shape",),
-        "Show only tensors of this shape, such as 768x3072 or *x768 (repeatable).",
+        "Use only tensors of this shape, such as 768x3072 or *x768 (repeatable).",
         "SHAPE",
         Group.TENSORS,
     ),
@@ -123,7 +129,7 @@ InitDevice = Annotated[
     ),
 ]
 All = Annotated[
-    bool, Option(("--all",), "Show every tensor on its own line; do not fold repeated layers.", group=Group.ROWS)
+    bool, Option(("--all",), "Show each listed tensor on its own line; do not fold repeated layers.", group=Group.ROWS)
 ]
 Tree = Annotated[
     bool,
@@ -303,8 +309,8 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         str,
         Target(
             "TARGET",
-            "A checkpoint, a folder with one, - for standard input, or a model class: file.py:Class or "
-            "package.module:Class(arg=1).",
+            "A checkpoint, a folder with one, - for standard input, or a model: file.py:Class, "
+            "package.module:Class(arg=1), or file.py:make, a function that builds the model.",
         ),
     ]
     to: Annotated[
@@ -321,7 +327,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         str | None,
         Option(
             ("--model",),
-            "Tell parameters from buffers by this model class. auto: the class named in config.json.",
+            "Take the kinds of the tensors from this model class. auto: the class named in config.json.",
             "SPEC",
             suggestions=("auto",),
         ),
@@ -429,11 +435,16 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
 
 
 class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
-    """Test what moves, casts, saves, copies and trains with a model. Exit with status 1 if a tensor does not."""
+    """Test that each tensor of a model moves, casts, saves, copies and trains. Exit with status 1 if a tensor fails."""
 
-    target: Annotated[str, Target("MODEL", "A model class: file.py:Class or package.module:Class(arg=1).")]
+    target: Annotated[
+        str,
+        Target(
+            "MODEL", "A model: file.py:Class, package.module:Class(arg=1), or file.py:make, a function that builds it."
+        ),
+    ]
     check: Annotated[
-        tuple[Name, ...], Option(("--check",), "Run only this check (repeatable).", "PROOF", argument="checks")
+        tuple[Name, ...], Option(("--check",), "Run only this proof (repeatable).", "PROOF", argument="checks")
     ] = ()
     device: Annotated[
         str | None,
@@ -527,7 +538,11 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     )
     lock: Annotated[str | None, Option(("--lock",), "Check the targets against this lock file.", "FILE")] = None
     frozen_only: Annotated[
-        bool, Option(("--frozen-only",), "Compare with the lock file only the tensors that match policy.frozen.")
+        bool,
+        Option(
+            ("--frozen-only",),
+            "Compare only frozen tensors with the lock file: requires_grad false, or named by policy.frozen.",
+        ),
     ] = False
     weights_only: Annotated[
         bool, Option(("--weights-only",), "Check only tensors against the lock file, not settings and other files.")
@@ -599,7 +614,7 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--code",),
-            "Allow this model class, which the parts name, to be imported and built (repeatable).",
+            "Allow merge to import and build this model class of the parts (repeatable).",
             "SPEC",
             Group.DISTRIBUTION,
         ),
@@ -608,7 +623,7 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--url",),
-            "A URL that the parts name without its password or signature, in full (repeatable).",
+            "Full URL, with its password or signature, of a file of the parts (repeatable).",
             "URL",
             Group.DISTRIBUTION,
         ),
@@ -617,7 +632,7 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--copies",),
-            "Accept parts made from separate copies of the files; compare only sizes and samples of the copies.",
+            "Accept parts made from separate copies of the files; check only the sizes and samples of the copies.",
             group=Group.DISTRIBUTION,
         ),
     ] = False
@@ -677,16 +692,16 @@ class GitTextconvOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Print a line for each tensor, for git diff. An error in the file is a line too, with exit status 0."""
 
     path: Annotated[str, Target("FILE")]
-    made_by: Annotated[str, Option(("--made-by",), "Version of statecli to record with the lines that git caches.")] = (
-        ""
-    )
+    made_by: Annotated[
+        str, Option(("--made-by",), "Version of statecli. git caches the printed lines again if it changes.")
+    ] = ""
 
 
 class GitDifftoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Compare two versions of a file for git difftool. An error in a file is a line too, with exit status 0."""
 
-    before: Annotated[str, Target("LOCAL")]
-    after: Annotated[str, Target("REMOTE")]
+    before: Annotated[str, Target("LOCAL", "The old version of the file.")]
+    after: Annotated[str, Target("REMOTE", "The new version of the file.")]
     name: Annotated[str, Target("[NAME]", "Path of the file in the repository.")] = ""
 
 
