@@ -136,7 +136,7 @@ def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
         if header is None:
             return
         if header.size < 0 or header.type == b"S":
-            raise MalformedError("has a member with holes, or of a negative size")
+            raise MalformedError("has a sparse member or a member of negative size; torch.save writes neither")
         if header.type in _EXTENDED:
             data = read(at + BLOCK, min(header.size, _MAX_EXTENDED))
             sizes = _SIZES.findall(data)
@@ -270,7 +270,7 @@ class _Contents:
 
     def _add_view(self, view: Any, stream: _Stream) -> None:
         if type(view) is not tuple or len(view) != 4 or any(type(number) is not int for number in view):
-            raise stream.error("a view of a storage is not four numbers")
+            raise stream.error("a view of a storage is not a tuple of four integers")
         key, root, offset, size = view
         if root not in self.ids:
             raise stream.error("a view needs a storage that is not in the archive")

@@ -84,7 +84,7 @@ def _parse_literal(text: str, name: str, node: ast.expr) -> Any:
         return _restore_urls(ast.literal_eval(node))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise UsageError(
-            f"{text}: {name} is not a literal; numbers, strings, lists and dicts are, code is not"
+            f"{text}: {name} is code, not a literal; write a function that builds the model, and name it: build.py:make"
         ) from error
 
 

@@ -269,7 +269,7 @@ def _describe_chart(bars: Sequence[_Bar], size: int) -> str:
     zero, not_finite = sum(value == 0 for value in values), sum(map(math.isnan, values))
     parts = [f"{plural(len(values), 'value')}, in order"]
     if size > 1:
-        parts.append(f"each bar is {size:,} neighbours, faint up to the largest, strong up to the smallest")
+        parts.append(f"each bar merges {size:,} values: strong up to their smallest, faint up to their largest")
     if zero:
         parts.append(f"{zero:,} zero (grey)")
     boundless = Counter(bar.word for bar in bars if math.isinf(bar.value))

@@ -104,7 +104,7 @@ def _find_wrapper(fqn: str) -> str | None:
 def _build_wrapper_issue(subject: Subject, added: str, marked: list[TensorInfo], count: int) -> Issue:
     first, section = marked[0], marked[0].section
     share = f"all {count:,} names" if len(marked) == count else f"{len(marked):,} of {count:,} names"
-    message = f"{subject.name_of(first)}: {share} of {section} contain {added!r}, which a wrapper added"
+    message = f"{subject.name_of(first)}: {share} in section {section!r} contain {added!r}, which a wrapper added"
     bare = f"removeprefix({added!r})" if first.fqn.startswith(added) else f"replace({added!r}, '')"
     help = f"load {{k.{bare}: v for k, v in state.items()}}, or save the module inside the wrapper"
     return Issue(message, None, section, help)

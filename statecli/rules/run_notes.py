@@ -51,7 +51,7 @@ IGNORED_NOTHING = _note(
 CONTENT_NOT_LISTED = _note(
     "content-not-listed",
     summary="`per-target-ignore` accepts the rule, but not the content of this finding.",
-    why="a finding about code or a lock is accepted only with its content, so that changed code is reported again.",
+    why="`per-target-ignore` lists the contents that were reviewed. A replaced file has other contents.",
     example="`unsafe-global` is accepted for `model.pt`, and somebody replaced the file.",
     fix="review the file. If it is sound, add the content in the note to `contents`.",
 )

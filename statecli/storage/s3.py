@@ -261,7 +261,9 @@ def _translate_error(why: Exception, *, anonymous: bool) -> Exception:
     if name == "ParamValidationError":
         return UnreadableError(_CODES["InvalidBucketName"])
     if name in ("SSLError", "CertificateError"):
-        return UnreadableError("the server's certificate is not trusted: set AWS_CA_BUNDLE to the one that signed it")
+        return UnreadableError(
+            "the server's certificate is not trusted: set AWS_CA_BUNDLE to the file of its CA certificate"
+        )
     inner = getattr(why, "kwargs", {}).get("error")
     if isinstance(inner, UnreadableError):
         return inner

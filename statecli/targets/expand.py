@@ -299,7 +299,7 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
         if files.is_remote(path):  # a server that makes up folders has more of them
             walk.budget.exhaust()
         yield TargetResult(
-            path, Status.FAILED, f"{path}: lies in more than {files.MAX_FOLDER_DEPTH} folders: name a folder below it"
+            path, Status.FAILED, f"{path}: is more than {files.MAX_FOLDER_DEPTH} folders deep: audit a deeper folder"
         )
         return
     try:

@@ -392,10 +392,12 @@ def _dequantize_chunk(view: Strided, affine: Affine, chunk: Array, start: int, d
     if affine.axis is None:
         return dequantize(chunk, affine.zero_points, affine.scales, decoder)
     if not 0 <= affine.axis < len(view.shape):
-        raise UnreadableError(f"quantized along axis {affine.axis} of {len(view.shape)}")
+        raise UnreadableError(f"quantized along axis {affine.axis}, but the tensor has {len(view.shape)} axes")
     channels, inner = view.shape[affine.axis], prod(view.shape[affine.axis + 1 :])
     if affine.scales.size != channels or affine.zero_points.size not in (1, channels):
-        raise UnreadableError(f"{affine.scales.size} scales for {channels} channels")
+        raise UnreadableError(
+            f"{affine.scales.size} scales and {affine.zero_points.size} zero points do not fit {channels} channels"
+        )
     index = np.arange(start, start + chunk.size) // inner % channels
     zero_points = affine.zero_points[index] if affine.zero_points.size > 1 else affine.zero_points
     return dequantize(chunk, zero_points, affine.scales[index], decoder)

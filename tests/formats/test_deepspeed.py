@@ -362,7 +362,7 @@ LATEST = {
         "latest names 'global_step9', but no folder of this name has files of a rank; here are",
     ),
     "empty": ("\n", "latest points outside its folder: '' is not a plain folder name"),
-    "long": ("x" * 600, "latest has 600 bytes, and names no folder"),
+    "long": ("x" * 600, "latest has 600 bytes; expected the name of a folder"),
     "escape": ("a\x1b[2J", "latest points outside its folder: 'a\\x1b[2J' is not a plain folder name"),
 }
 

@@ -118,7 +118,7 @@ TRACKERS = {
         "release",
         "latest_checkpointed_iteration.txt names release, but no folder release has files of a rank;",
     ),
-    "long": ("9" * 500, "latest_checkpointed_iteration.txt has 500 bytes, and names no folder"),
+    "long": ("9" * 500, "latest_checkpointed_iteration.txt has 500 bytes; expected the name of a folder"),
 }
 
 

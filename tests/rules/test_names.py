@@ -55,7 +55,9 @@ def test_wrapper_prefix_finds_the_state_dict_of_a_wrapper(found, tmp_path, prefi
     state = WRAPPED[prefix](net).state_dict()
     torch.save(state, tmp_path / "a.pt")
     (finding,) = found("wrapper-prefix", tmp_path / "a.pt")
-    assert finding.message == f"{prefix}0.weight: all 4 names of model contain {prefix!r}, which a wrapper added"
+    assert (
+        finding.message == f"{prefix}0.weight: all 4 names in section 'model' contain {prefix!r}, which a wrapper added"
+    )
     assert f"removeprefix({prefix!r})" in finding.help
     assert [name.removeprefix(prefix) for name in state] == list(net.state_dict())
 
@@ -78,7 +80,7 @@ def test_wrapper_prefix_finds_what_lightning_hands_to_deepspeed(found, tmp_path)
     state = {f"_forward_module.model.{key}": one for key, one in torch.nn.Linear(2, 2).state_dict().items()}
     torch.save({"module": state, "global_steps": 3}, tmp_path / "mp_rank_00_model_states.pt")
     (finding,) = found("wrapper-prefix", tmp_path / "mp_rank_00_model_states.pt")
-    assert "all 2 names of module contain '_forward_module.'" in finding.message
+    assert "all 2 names in section 'module' contain '_forward_module.'" in finding.message
 
 
 def test_wrapper_prefix_finds_a_part_that_was_compiled(found, tmp_path):
@@ -86,7 +88,7 @@ def test_wrapper_prefix_finds_a_part_that_was_compiled(found, tmp_path):
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.compile(torch.nn.Linear(2, 2)))
     torch.save({"model": net.state_dict(), "ema": {"0.weight": torch.zeros(2)}}, tmp_path / "a.pt")
     (finding,) = found("wrapper-prefix", tmp_path / "a.pt")
-    assert "2 of 4 names of model contain '_orig_mod.'" in finding.message
+    assert "2 of 4 names in section 'model' contain '_orig_mod.'" in finding.message
     assert "replace('_orig_mod.', '')" in finding.help
 
 

@@ -126,7 +126,7 @@ def test_a_wrong_number_of_scales_is_refused(store):
     tensor = torch.quantize_per_channel(torch.rand(3, 7), torch.rand(3) + 0.1, torch.zeros(3), 0, torch.qint8)
     data = store(tensor).data
     lying = TensorData(data.storage, data.dtype, (7, 3), quantizer=data.quantizer)
-    with pytest.raises(UnreadableError, match="3 scales for 7 channels"):
+    with pytest.raises(UnreadableError, match="3 scales and 3 zero points do not fit 7 channels"):
         read_all_values(lying)
 
 

@@ -89,8 +89,8 @@ def _report_unlisted_contents(audit: Audit, request: Request) -> Iterator[Findin
             }
             for content, rule in contents.items():
                 if isinstance(content, str):
-                    message = f'per-target-ignore.{pattern}: {rule} is accepted only with its content: "{content}"'
-                    message = f"{message}; review it, then add it to contents"
+                    message = f'per-target-ignore.{pattern}: {rule} is not accepted for this content: "{content}"'
+                    message = f"{message}; review the file, then add the content to `contents`"
                     yield rules.CONTENT_NOT_LISTED.finding(message, target=target.target)
 
 

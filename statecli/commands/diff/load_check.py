@@ -41,7 +41,7 @@ def select_expected(state: ModelState) -> tuple[ModelState, list[Oddity]]:
     left_out = len(state.tensors) - len(selected)
     if not left_out:
         return state, []
-    message = f"{count_tensors(left_out)} of {state.target} are in no state_dict and are not compared"
+    message = f"not compared: {count_tensors(left_out)} of {state.target} outside its state_dict()"
     return replace(state, tensors=selected), [Oddity("not-expected", message)]
 
 

@@ -23,7 +23,7 @@ BYTES_DIFFER = Rule(
     ("inspect",),
     Severity.ERROR,
     summary="The bytes on the device differ from the bytes of the file.",
-    why="the model would compute with weights that the file does not have. The device or its driver is faulty.",
+    why="the model would compute with other weights than those in the file. The device or its driver is faulty.",
     example="a GPU with broken memory returns other bytes than the bytes that were copied to it.",
     fix="run the command again. If the finding remains, test the device and its driver, and do not use its results.",
 )

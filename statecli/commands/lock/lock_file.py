@@ -197,7 +197,7 @@ def _check_lock(lock: Lock, path: str) -> None:
 
 def _check_tensor(tensor: LockedTensor, path: str) -> None:
     if tensor.shape is not None and any(size < 0 for size in tensor.shape):
-        raise MalformedError(f"{path}: {tensor.fqn}: has shape {list(tensor.shape)}; lock again")
+        raise MalformedError(f"{path}: {tensor.fqn}: has shape {list(tensor.shape)} with a negative size; lock again")
     if tensor.digest is not None and (len(tensor.digest) != 64 or set(tensor.digest) - set("0123456789abcdef")):
         raise MalformedError(
             f"{path}: {tensor.fqn}: {tensor.digest[:80]!r} is not a digest of 64 hexadecimal digits; lock again"

@@ -13,7 +13,7 @@ NOTHING_TO_LOCK = Rule(
     summary="A target has no tensor that can be locked, so it is not in the lock file.",
     why="`audit --lock` compares only tensors in the lock file. A later version of this target always passes.",
     example="`statecli lock runs/` where one checkpoint holds only the state of callbacks.",
-    fix="check that the note names no model file; name the targets one by one to leave this file out.",
+    fix="check that the target is not a model. To leave the file out, list the other targets in the command.",
 )
 CALLBACKS_NOT_LOCKED = Rule(
     "callbacks-not-locked",
