@@ -435,7 +435,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
 
 
 class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
-    """Test that each tensor of a model moves, casts, saves, copies and trains. Exit with status 1 if a tensor fails."""
+    """Test that the tensors of a model move, cast, save, copy and train. Exit with status 1 if a tensor fails."""
 
     target: Annotated[
         str,
