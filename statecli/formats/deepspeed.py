@@ -113,7 +113,9 @@ def _resolve_step(path: str) -> str:
         return folders[0]
     if not folders:
         raise MalformedError("is a DeepSpeed checkpoint without a folder of its ranks' files; copy it again")
-    raise UnreadableError(f"holds {len(folders)} checkpoints and no file latest; name one of: {quoting.names(folders)}")
+    raise UnreadableError(
+        f"holds {len(folders)} checkpoints but no file `latest`; name one of: {quoting.names(folders)}"
+    )
 
 
 def _find_tracker(names: Collection[str]) -> str | None:

@@ -118,7 +118,7 @@ def read(path: str, section: str | None = None) -> ModelState:
         if not tree.arrays and parser.cut:
             raise MalformedError(parser.cut.why)
         if not tree.arrays:
-            raise UnreadableError("is msgpack without an array of flax: nothing that statecli reads")
+            raise UnreadableError("is msgpack without an array of Flax, so it holds no tensor")
     reading = Reading(Decoder({}), [])
     leaves = _move_into_section(list(_find_leaves(root, ())), section)
     settings = _add_keys(collect_settings(root, reading), leaves)

@@ -169,7 +169,7 @@ class Allocations:
                 )
                 return
             if again > _ALLOWED_BYTES:
-                yield Bomb(f"reads the record {record} again by the key of another storage", pid[1].position)
+                yield Bomb(f"reads the record {record} again under the key of another storage", pid[1].position)
                 return
 
     # Calls.
@@ -381,7 +381,7 @@ class Allocations:
             hashes[holder, self._hashes.compute_hash(key)] += 1
         for (_, _), count in hashes.most_common(1):
             if count > _MAX_COLLISIONS:
-                yield Bomb(f"compares {count:,} keys of one hash with each other", 0)
+                yield Bomb(f"compares {count:,} keys with the same hash with each other", 0)
 
     def _measure_expansion(self, root: Value, *, iterated: bool = False) -> tuple[int, int]:
         """Return the number of values in a container, shared values counted each time, and the depth.

@@ -136,7 +136,7 @@ class MachineState:
         """Return the text argument at byte `pos`, without its newline, and the byte after the newline."""
         end = self.data.find(b"\n", pos)
         if end < 0:
-            raise self.make_truncated_error("a line does not end")
+            raise self.make_truncated_error("a text line has no line break")
         return self.data[pos:end], end + 1
 
     def put_memo(self, index: int, value: Value) -> None:
@@ -205,7 +205,7 @@ class MachineState:
     def _check_held_values(self, count: int, pos: int) -> None:
         if count > MAX_HELD_VALUES and count > MAX_HELD_VALUES + MAX_HELD_VALUES_PER_OPCODE * self.opcodes:
             raise self.make_budget_error(
-                pos, f"objects share values that count as {count:,}, more than 16 for each opcode"
+                pos, f"objects hold shared values that expand to {count:,}, more than 16 for each opcode"
             )
 
     def set_items(self, target: Value, flat: list[Value], pos: int) -> None:

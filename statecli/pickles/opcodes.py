@@ -159,7 +159,7 @@ def do_text_string(m: MachineState, pos: int) -> int:
     line, end = m.read_line(pos)
     line = line.strip()
     if len(line) < 2 or line[0] != line[-1] or line[0] not in b"'\"":
-        raise m.make_error(pos, "a string without its quotes")
+        raise m.make_error(pos, "a string without quotes")
     try:
         m.stack.append(decode_python2_string(escape_decode(line[1:-1])[0]))
     except ValueError as error:

@@ -32,7 +32,9 @@ class _Matcher:
     def match(self, folder: str, steps: list[str], depth: int = 0) -> Iterator[str]:
         """Yield what matches the remaining steps of a glob in a folder; an empty last step matches folders alone."""
         if depth > MAX_FOLDER_DEPTH:
-            raise UnreadableError(f"{folder}: lies in more than {MAX_FOLDER_DEPTH} folders: name a folder below it")
+            raise UnreadableError(
+                f"{folder}: is more than {MAX_FOLDER_DEPTH} folders deep: start the glob in a deeper folder"
+            )
         if not any(steps):
             scheme, path, end = split_url(folder)
             yield scheme + "/".join((path.rstrip("/"), *steps)) + end if steps else folder

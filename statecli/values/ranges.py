@@ -365,7 +365,7 @@ class Assembled(Range):
             filled += self._copy_piece(n, into, start)
             n += 1
         if filled != into.size:
-            raise MalformedError(f"{self._where.path}: {self._what}: its pieces do not hold each element once")
+            raise MalformedError(f"{self._where.path}: {self._what}: its chunks overlap or leave out elements")
 
     def _copy_piece(self, number: int, into: Array, start: tuple[int, ...]) -> int:
         """Copy the bytes of a piece that belong to the box from `start` on; return how many."""
@@ -434,7 +434,7 @@ def open_range(where: ByteRange, what: str = "storage") -> Iterator[Range]:
     Raises `UnreadableError` if a file is gone or cannot be read, `MalformedError` for bytes that cannot be unpacked.
     """
     if where.length < 0 or where.offset < 0:
-        raise MalformedError(f"{where.path}: {what}: impossible place: {where.length} bytes at byte {where.offset}")
+        raise MalformedError(f"{where.path}: {what}: impossible position: {where.length} bytes at byte {where.offset}")
     with ExitStack() as stack:
         if where.boxes is not None:
             yield Assembled(where, what, stack)

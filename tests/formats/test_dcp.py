@@ -473,7 +473,7 @@ DAMAGED: dict[str, tuple[Any, str]] = {
     "outside": (moved("rows", 3, [9, 0], [2, 3]), "rows: a chunk covers [9:11, 0:3], outside the shape [10, 3]"),
     "dimensions": (
         moved("rows", 3, [9], [1]),
-        "rows: a chunk of 1 dimensions at one of 1, and it has 2: [10, 3]",
+        "rows: a chunk has 1 sizes and 1 offsets for 2 dimensions: [10, 3]",
     ),
     "blocks that overlap": (
         moved("blocks", 3, [2, 4], [3, 3]),

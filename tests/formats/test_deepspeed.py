@@ -517,7 +517,7 @@ def test_without_latest_one_folder_is_enough(line, tmp_path):
     (folder / "latest").unlink()
     assert section(formats.read(str(folder)), "module")
     shutil.copytree(folder / "checkpoint", folder / "other")
-    assert line(folder) == "holds 2 checkpoints and no file latest; name one of: checkpoint, other"
+    assert line(folder) == "holds 2 checkpoints but no file `latest`; name one of: checkpoint, other"
 
 
 def test_without_any_model_nothing_has_a_name(line, tmp_path):

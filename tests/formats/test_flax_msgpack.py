@@ -292,8 +292,8 @@ def test_numbers_as_keys(tmp_path):
 # What is no checkpoint of it, or a damaged one.
 
 REFUSED = {
-    "nothing but a map": (b"\x80", "is msgpack without an array of flax: nothing that statecli reads"),
-    "no array": ({"params": {}}, "is msgpack without an array of flax: nothing that statecli reads"),
+    "nothing but a map": (b"\x80", "is msgpack without an array of Flax, so it holds no tensor"),
+    "no array": ({"params": {}}, "is msgpack without an array of Flax, so it holds no tensor"),
     "bytes behind it": (
         pack({"a": array([1])}) + b"xyz",
         "3 bytes follow its map, which ends at byte 49: flax refuses it",

@@ -399,17 +399,17 @@ BOMBS = {
     "an element of a set": (LAUGHS + b"\x8f(" + get(99) + b"\x90", "hashes its keys in more than"),
     "an element of a frozenset": (LAUGHS + b"(" + get(99) + b"\x91", "hashes its keys in more than"),
     "an element of a called set": (LAUGHS + builtin("set", b"]" + get(99) + b"a"), "hashes its keys in more than"),
-    "complex keys of one hash": (
+    "complex keys with the same hash": (
         b"}(" + b"".join(builtin("complex", number(-1_000_003 * n), number(n)) + b"N" for n in range(600)) + b"u",
-        "compares 600 keys of one hash",
+        "compares 600 keys with the same hash",
     ),
     "complex elements of a set": (
         b"\x8f(" + b"".join(builtin("complex", number(-1_000_003 * n), number(n)) for n in range(600)) + b"\x90",
-        "compares 600 keys of one hash",
+        "compares 600 keys with the same hash",
     ),
     "sizes of one hash": (
         b"}(" + b"".join(called(stacked("torch", "Size"), numbers(*minuses(n))) + b"N" for n in range(600)) + b"u",
-        "compares 600 keys of one hash",
+        "compares 600 keys with the same hash",
     ),
     "long tuples of one hash": (
         numbers(*[0] * 64)
@@ -417,7 +417,7 @@ BOMBS = {
         + b"0}("
         + b"".join(get(0) + numbers(*minuses(n)) + b"\x86N" for n in range(600))
         + b"u",
-        "compares 600 keys of one hash",
+        "compares 600 keys with the same hash",
     ),
     "named tuples of one hash": (
         b"}("
@@ -426,7 +426,7 @@ BOMBS = {
             for n in range(600)
         )
         + b"u",
-        "compares 600 keys of one hash",
+        "compares 600 keys with the same hash",
     ),
     "places in tensors of one hash": (
         b"}("
@@ -441,25 +441,25 @@ BOMBS = {
             for n in range(600)
         )
         + b"u",
-        "compares 600 keys of one hash",
+        "compares 600 keys with the same hash",
     ),
     "ranges of one hash": (
         b"}(" + b"".join(builtin("range", number(P * n)) + b"N" for n in range(1, 601)) + b"u",
-        "compares 600 keys of one hash",
+        "compares 600 keys with the same hash",
     ),
     "frozensets of one hash": (
         b"}(" + b"".join(b"(" + number(P * n) + b"\x91N" for n in range(1, 601)) + b"u",
-        "compares 600 keys of one hash",
+        "compares 600 keys with the same hash",
     ),
     "complex numbers of numpy": (
         b"}(" + b"".join(scalar("c8", struct.pack("<ff", -n, n)) + b"N" for n in range(600)) + b"u",
-        "compares 600 keys of one hash",
+        "compares 600 keys with the same hash",
     ),
     "fractions, whose hashes are not known": (
         b"}("
         + b"".join(called(stacked("fractions", "Fraction"), short(f"{P * n}/1")) + b"N" for n in range(600))
         + b"u",
-        "compares 600 keys of one hash",
+        "compares 600 keys with the same hash",
     ),
     "a pattern of 400 classes": (
         called(stacked("re", "_compile"), text("[\u0100-\uffff]" * 400), number(2)),
@@ -604,7 +604,7 @@ def test_ordinary_data_is_no_bomb(name, tmp_path):
     [
         (hash_bomb(), "loading it hashes its keys in more than 50,000,000 steps (archive/data.pkl)"),
         (deep_key(100_000), "loading it hashes a key that nests more than 10,000 tuples, which overflows the stack"),
-        (colliding_ints(6000), "loading it compares 6,000 keys of one hash with each other"),
+        (colliding_ints(6000), "loading it compares 6,000 keys with the same hash with each other"),
     ],
     ids=["shared", "deep", "colliding"],
 )

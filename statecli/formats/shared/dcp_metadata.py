@@ -241,7 +241,7 @@ class _Reader:
         start, size = self.sizes(fields.get("offsets"), "chunk"), self.sizes(fields.get("sizes"), "chunk")
         if not len(start) == len(size) == len(shape):
             raise MalformedError(
-                f"a chunk of {len(size)} dimensions at one of {len(start)}, and it has {len(shape)}: {list(shape)[:8]}"
+                f"a chunk has {len(size)} sizes and {len(start)} offsets for {len(shape)} dimensions: {list(shape)[:8]}"
             )
         return Chunk(start, size)
 

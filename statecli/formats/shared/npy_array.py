@@ -127,7 +127,7 @@ def build_row(fqn: str, header: Header, storage: ByteRange) -> TensorInfo:
         damage = f"{storage.path}: {quoting.name(fqn)}: {why}"
         return replace(bare, note=f"cannot be read: {why}", damage=damage)
     if not element.size and elements > storage.length:
-        raise MalformedError(f"claims {elements} elements of no bytes, in a file of {storage.length}")
+        raise MalformedError(f"claims {elements} elements of 0 bytes each, in a file of {storage.length} bytes")
     strides = tuple(prod(header.shape[:axis]) for axis in range(len(header.shape))) if header.is_fortran else None
     data = _build_data(header, storage, strides)
     return replace(bare, nbytes=header.nbytes, note=element.note, data=data)

@@ -105,7 +105,7 @@ def name_globals(pickle: Pickle, reading: Reading) -> None:
         what = "a name" if len(names) == 1 else f"{len(names)} names"
         reading.add_oddity(
             OddityKind.FOREIGN_GLOBALS.value,
-            f"torch.load(weights_only=False) imports or calls {what} of this file: {shown}; statecli audit judges them",
+            f"torch.load(weights_only=False) imports or calls {what} of this file: {shown}; statecli audit checks them",
         )
 
 

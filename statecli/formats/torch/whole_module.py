@@ -126,7 +126,7 @@ class _ModuleWalk:
         name = get_name(node.cls) or "a class"
         fqn = path.rstrip(".")
         self.reading.add_oddity(
-            OddityKind.OPAQUE_CLASS.value, f"{fqn}: {name} pickles itself: its tensors cannot be listed", fqn
+            OddityKind.OPAQUE_CLASS.value, f"{fqn}: {name} defines its own pickling: its tensors cannot be listed", fqn
         )
         for where, child, tensor in self.reading.walk(node, fqn, seen=self.seen):
             if tensor is not None:
