@@ -34,7 +34,7 @@ def check(options: DiffOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - e
         raise UsageError(f"{option('--jobs', options.jobs)}: must be 0 or more")
     check_rows(options)
     if not _DEVICE.fullmatch(options.device):
-        raise UsageError(f"{option('--device', options.device)}: cpu, cuda or cuda:N")
+        raise UsageError(f"{option('--device', options.device)}: must be cpu, cuda or cuda:N")
     executors.check_executor(options.executor, jobs=options.jobs, device=options.device)
     refuse_contradictions(_find_contradictions(options))
     _check_classes(options)

@@ -84,7 +84,9 @@ def _check_same_run(part: ShardFile, first: ShardFile) -> None:
     maker = f"statecli {head.statecli} with its kernel in {head.kernel}"
     own = f"statecli {__version__} with its kernel in {kernels.kernel_name()}"
     if maker != own:
-        raise EngineError(f"{part.path}: was made by {maker[:200]}, and this is {own}: install the same for all")
+        raise EngineError(
+            f"{part.path}: was made by {maker[:200]}, and this is {own}: install the same version everywhere"
+        )
     if head.shard[1] != first_head.shard[1]:
         why = f"is one of {head.shard[1]} parts, but {first.path} is one of {first_head.shard[1]}"
         raise UnreadableError(f"{part.path}: {why}: merge parts of one run")
@@ -272,7 +274,7 @@ class _MergedResults:
         earlier = self._get_stored(key) if key in self._owners else stored
         if earlier is not stored and not _is_same(earlier.result, stored.result):
             where = f"{self._parts[part].path}: line {stored.line}"
-            raise UnreadableError(f"{where}: contradicts another part about a task: {_REDO_ADVICE}")
+            raise UnreadableError(f"{where}: has another result for a task than another part: {_REDO_ADVICE}")
         if not stored.derived or earlier is stored:
             self._owners[key] = part
         if stored.derived and key.function not in tasks.UNPLANNED:

@@ -258,7 +258,7 @@ def _decode_head(path: str, raw: bytes) -> Head:
 def _decode_task(path: str, number: int, raw: bytes) -> tuple[Key, StoredResult]:
     line = _decode(Line, raw, path, number)
     if line.function not in RESULTS:
-        _refuse(path, number, f"is of {line.function[:40]!r}, which statecli does not run as a task")
+        _refuse(path, number, f"contains the task {line.function[:40]!r}, which statecli does not know")
     key = Key(sys.intern(line.function), line.key)
     if line.error is not None:
         return key, StoredResult(_decode_error(line.error, path, number), number, line.derived)

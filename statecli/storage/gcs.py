@@ -68,7 +68,9 @@ def _create_filesystem() -> Any:
     credentials = None if filesystem is None else filesystem.credentials
     if credentials is None or (path and not credentials.token and credentials.method != "google_default"):
         what = "a file that holds no Google credentials" if os.path.isfile(path or "") else "no file"
-        raise UnreadableError(f"GOOGLE_APPLICATION_CREDENTIALS names {what}: name one, or unset it")
+        raise UnreadableError(
+            f"GOOGLE_APPLICATION_CREDENTIALS names {what}: set it to a file of credentials, or unset it"
+        )
     return filesystem
 
 

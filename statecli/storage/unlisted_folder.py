@@ -32,7 +32,7 @@ def try_usual_names(
     prefetch(list(paths.values()))
     errors = {name: _find_error(open_file(path)) for name, path in paths.items()}
     for name, error in _find_inconclusive(errors):
-        return UnreadableError(f"{name} may be in it: {error}") if isinstance(error, Unsure) else error
+        return UnreadableError(f"the folder may contain {name}: {error}") if isinstance(error, Unsure) else error
     present = {name: False for name, error in errors.items() if error is None}
     if present:
         names = ", ".join(list_usual_names())

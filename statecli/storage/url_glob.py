@@ -17,7 +17,7 @@ def match_url_glob(store: Store, pattern: str) -> list[str]:
     steps = path.split("/")
     fixed = next(n for n, step in enumerate(steps) if GLOB.search(step))
     if fixed == 0:
-        raise UnreadableError(f"{pattern}: a glob cannot match a host or a bucket: write its name")
+        raise UnreadableError(f"{pattern}: a glob cannot match a host or a bucket: write the full name")
     # To fnmatch, `?` is a wildcard, but in brackets.
     globs = [re.sub(r"(\[[^]]+\])|\?", lambda match: match[1] or "[?]", step) for step in steps[fixed:]]
     return list(dict.fromkeys(_Matcher(store, pattern).match(scheme + "/".join(steps[:fixed]) + rest, globs)))

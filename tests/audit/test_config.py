@@ -70,7 +70,7 @@ def test_values_come_as_they_are_meant(written):
         ("[policy]\nfrozen = [1]", "policy.frozen[0]: expected a text, got a whole number"),
         (
             "[tool.statecli]",
-            "has no [tool.statecli], which belongs into pyproject.toml: write its keys at the top level",
+            "[tool.statecli] belongs in pyproject.toml; write its keys at the top level of this file",
         ),
         ('[policy]\nmax-bytes = "much"', "'much' is not a size"),
         (f'[policy]\nmax-bytes = "{"9" * 400}"', "policy.max-bytes: '999"),

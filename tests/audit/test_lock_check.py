@@ -37,8 +37,8 @@ def audit(statecli, *words, lock="l.json"):
     return result.code, [(one["target"], one["message"]) for one in result.json["findings"]]
 
 
-LINKED = ("ck/in/b.pt", "the lock has 1 tensor of it, but it is the same file as ck/a.pt")
-GONE = ("ck/in/b.pt", "the lock has 1 tensor of it, but it was not found")
+LINKED = ("ck/in/b.pt", "the lock has 1 tensor of this target, which is the same file as ck/a.pt")
+GONE = ("ck/in/b.pt", "the lock has 1 tensor of this target, which was not found")
 
 
 @pytest.mark.parametrize("asked", ["ck", ".", "ck/", "./ck/in/..", "c*", "ck/**", "ck/*", "*/i[n]/*.pt"])
@@ -75,7 +75,7 @@ def test_a_model_whose_files_are_gone_is_missed(statecli):
     """Though its folder is there; a checkpoint that became a text file, or a link to another, is none either."""
     for name in os.listdir("ck/m"):
         Path("ck/m", name).unlink()
-    assert audit(statecli, "ck") == (1, [("ck/m", "the lock has 2 tensors of it, but it was not found")])
+    assert audit(statecli, "ck") == (1, [("ck/m", "the lock has 2 tensors of this target, which was not found")])
     sharded("ck/m")
     Path("ck/in/b.pt").unlink()
     Path("ck/in/b.pt").symlink_to("../a.pt")

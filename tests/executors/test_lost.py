@@ -256,7 +256,7 @@ NONE = f"import sys; sys.path[:] = [one for one in sys.path if one not in ('', {
 @pytest.mark.parametrize(
     ("preload", "said"),
     [
-        (OLDER, "a worker refuses: it is statecli 0.0.9 with its kernel in "),
+        (OLDER, "a worker refuses the task: it runs statecli 0.0.9 with its kernel in "),
         pytest.param(
             NUMPY,
             "with its kernel in numpy, this command is ",
@@ -427,7 +427,9 @@ def test_a_refusal_ends_the_others():
             return submitted[-1]
 
     pairs = [Pair(*both) for both in zip(*(formats.read(name).tensors for name in ("a", "b")), strict=True)]
-    refusal = pytest.raises(EngineError, match=r"--executor Refusing: a worker refuses: it is statecli 0\.0\.9")
+    refusal = pytest.raises(
+        EngineError, match=r"--executor Refusing: a worker refuses the task: it runs statecli 0\.0\.9"
+    )
     with refusal, use_executor(Refusing()):
         compare_pairs(pairs, CompareOptions())
     assert all(future.cancelled() for future in submitted[1:])

@@ -122,7 +122,10 @@ def test_parts_of_another_version_or_kernel_are_refused(parts, refusal, key, val
     forged(parts[1], documents)
     made = f"{documents[0]['statecli']} with its kernel in {documents[0]['kernel']}"
     here = f"statecli {lines(parts[0])[0]['statecli']} with its kernel in {kernels.kernel_name()}"
-    assert refusal(*parts) == f"{parts[1]}: was made by statecli {made}, and this is {here}: install the same for all"
+    assert (
+        refusal(*parts)
+        == f"{parts[1]}: was made by statecli {made}, and this is {here}: install the same version everywhere"
+    )
 
 
 def test_a_part_of_a_later_form_is_refused(parts, refusal):
@@ -334,7 +337,7 @@ def _put(documents: list, data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"function": "system"}, "is of 'system', which statecli does not run as a task"),
+        ({"function": "system"}, "contains the task 'system', which statecli does not know"),
         ({"function": 3}, "does not have the format that --shard writes: Expected `str`, got `int` - at `$.function`"),
         ({"result": None}, "does not have the format that --shard writes: Expected `object`, got `null`"),
         ({"error": {"type": "SystemExit", "message": "0"}}, "has an error of unknown type 'SystemExit'"),
@@ -567,7 +570,7 @@ def test_parts_that_contradict_each_other_are_refused(parts, refusal):
     documents[1].insert(1, other)
     documents[1][0]["own"] += 1
     forged(parts[1], documents[1])
-    why = "line 2: contradicts another part about a task: run all shards again"
+    why = "line 2: has another result for a task than another part: run all shards again"
     assert refusal(*parts) == f"{parts[1]}: {why}"
 
 

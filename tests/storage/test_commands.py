@@ -104,7 +104,7 @@ def test_a_glob_that_matches_nothing_or_cannot_be_asked(web, statecli):
 
 def test_a_glob_of_hosts_is_none():
     """Nobody lists those."""
-    with pytest.raises(UnreadableError, match="a glob cannot match a host or a bucket: write its name"):
+    with pytest.raises(UnreadableError, match="a glob cannot match a host or a bucket: write the full name"):
         files.match_glob("s3://*/m.pt")
 
 

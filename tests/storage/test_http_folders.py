@@ -253,7 +253,7 @@ def test_a_usual_name_that_is_refused_is_not_taken_for_absent(folder, statecli, 
     for command in ("inspect", "audit", "lock"):
         found = statecli(command, url, *(("-o", "-") if command == "lock" else ()))
         assert found.code == 2, found
-        assert "model.safetensors may be in it: " in found.err
+        assert "the folder may contain model.safetensors: " in found.err
 
 
 def test_the_usual_names_are_asked_for_once_each(folder, statecli):

@@ -294,7 +294,7 @@ def _check_keys(table: Mapping[str, Any], type_: type[msgspec.Struct], path: str
     for key in table:
         if key == "tool" and not prefix:
             raise UsageError(
-                f"{path}: has no [tool.statecli], which belongs into pyproject.toml: write its keys at the top level"
+                f"{path}: [tool.statecli] belongs in pyproject.toml; write its keys at the top level of this file"
             )
         if key not in fields:
             raise UsageError(f"{path}: unknown key {prefix + key!r}{suggest_names(key, fields)}")

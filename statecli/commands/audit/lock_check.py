@@ -83,7 +83,10 @@ def find_missing(request: Request, audited: Collection[str], same: Mapping[str, 
             reason = same.get(text, "was not found")
             yield (
                 text,
-                Issue(f"the lock has {plural(tensor_count, 'tensor')} of it, but it {reason}", help=MISSING_FILE_HELP),
+                Issue(
+                    f"the lock has {plural(tensor_count, 'tensor')} of this target, which {reason}",
+                    help=MISSING_FILE_HELP,
+                ),
             )
 
 

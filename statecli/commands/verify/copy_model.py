@@ -262,7 +262,7 @@ def _check_no_shared_parameter(contents: ModelContents, copy_of_model: nn.Module
         original = names_by_storage.get(storage(tensor)[0]) if _is_written(tensor) else None
         if original is not None:
             why = f"{name} of the copy is still {original} of the model itself"
-            raise ModelError(f"it cannot be copied so that it is left as it is: {why}")
+            raise ModelError(f"it cannot be copied without changes to the original: {why}")
 
 
 def _is_written(tensor: torch.Tensor) -> bool:

@@ -156,7 +156,7 @@ def unpack(answer: bytes | str) -> Sequence[Any] | StateError:
     bug in the worker.
     """
     if isinstance(answer, str):
-        raise EngineError(f"a worker refuses: it is {answer}")
+        raise EngineError(f"a worker refuses the task: it runs {answer}")
     try:
         unpickled = pickle.loads(answer)  # noqa: S301 - as the batch that was sent
     except Exception as error:  # arbitrary bytes may raise any exception
@@ -227,7 +227,7 @@ def _require_same_files(folder: str, versions: dict[str, LocalVersion | None]) -
         if difference is not None:
             raise UnreadableError(
                 f"{path}: {difference.format(there=f'on the worker {socket.gethostname()}')}: workers need the same "
-                "file by the same path: on a shared disk, or as a copy that keeps times (cp -p, rsync -t)"
+                "file at the same path: on a shared disk, or as a copy that keeps times (cp -p, rsync -t)"
             )
 
 
