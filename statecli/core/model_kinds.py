@@ -103,7 +103,7 @@ def _compare_entry(
 ) -> tuple[TensorInfo, list[Finding]]:
     if registration is None:
         classified = replace(tensor, kind=Kind.UNREGISTERED, evidence=Evidence.REGISTERED, persistent=None)
-        message = f"{tensor.fqn}: unexpected: {model.target} registers no such tensor"
+        message = f"{tensor.fqn}: unexpected: {model.target} does not register this tensor"
         return classified, [_report_entry(load_rules.UNEXPECTED_ENTRY, message, state, tensor.section, tensor.fqn)]
     classified = replace(
         tensor,
