@@ -69,6 +69,8 @@ class Scanner(Machine):
         self.nested_data: list[tuple[int, bytes]] = []
         self.module_classes: list[str] = []
         self.call_count = 0
+        #: States, items and elements that an imported or called object is given, which runs methods of the object.
+        self.change_count = 0
         self.flow = Flow(steps or Steps())
         self.allocations = Allocations(get_plain_name, iter_indirect_calls, steps or Steps())
         #: The highest memo entry that was written out of order.
@@ -233,6 +235,7 @@ class Scanner(Machine):
 
     def set_items(self, target: Value, flat: list[Value], pos: int) -> None:
         """Set keys and values on any target; keep replaced values for the check."""
+        self._count_change(target)
         if type(target) in (dict, Obj) and not len(flat) % 2:
             items = (target.items or {}) if type(target) is Obj else target
             keys = list(map(wrap_key, flat[::2]))
@@ -256,6 +259,7 @@ class Scanner(Machine):
 
     def add_elements(self, target: Value, elements: list[Value], pos: int, opcode: str) -> None:
         """Append elements to any target."""
+        self._count_change(target)
         if type(target) in (list, Obj):
             super().add_elements(target, elements, pos, "APPEND")
         if type(target) is SetOf:
@@ -267,8 +271,12 @@ class Scanner(Machine):
 
     def add_build(self, target: Value, state: Value) -> None:
         """Remember a BUILD."""
+        self._count_change(target)
         self.flow.add_state(target, state)
         self._builds.append((target, state))
+
+    def _count_change(self, target: Value) -> None:
+        self.change_count += type(target) in (Global, Obj)
 
     def parse_decimal(self, line: bytes, pos: int) -> int:
         """Parse an integer as Python and C do: with spaces and underscores, hexadecimal, octal, of any length.

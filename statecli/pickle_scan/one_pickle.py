@@ -159,7 +159,8 @@ def is_harmless(scanner: Scanner, unread: MalformedError | None, *, copied: bool
     """
     plain = any(_PLAIN.match(name.module) and _PLAIN.match(name.name) for name in scanner.globals.values())
     chance = copied or _TEXT.fullmatch(scanner.data)
-    meant = unread is None or scanner.data[:1] == b"\x80" or scanner.call_count or not chance
+    acts = scanner.call_count or scanner.change_count
+    meant = unread is None or scanner.data[:1] == b"\x80" or acts or not chance
     # A float may have the byte of FRAME, and what follows is the length of no frame.
     misframed = isinstance(unread, (MisframedPickle, TruncatedFrame)) and not copied
     odd = misframed or isinstance(unread, OverBudget)

@@ -23,6 +23,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from statecli.core.errors import MalformedError
 from statecli.file_scan import scan as _scan
@@ -350,6 +351,26 @@ def test_a_walk_takes_a_long_line_of_text_for_none(tmp_path, text, end):
     path.write_bytes(text + text * MANY + end)
     with Source(str(path)) as source:
         assert not begins_as_pickle(source)
+
+
+#: Pickles of printable text that break off, and call nothing by an opcode: what they change runs methods.
+_TEXT_THAT_ACTS = {
+    "a state of a function": b"cshutil\nwhich\n(dS'__setstate__'\ncos\nsystem\nsbS'touch PWNED'\nb~",
+    "an item of an imported object": b"cos\nenviron\nS'PWNED'\nS'1'\ns~",
+    "items of an imported object": b"cos\nenviron\n(S'PWNED'\nS'1'\nu~",
+    "an element of an imported object": b"csys\npath_hooks\nS'PWNED'\na~",
+    "a state of a class": b"ccollections\nUserList\n(dS'__init_subclass__'\ncos\nsystem\nsb~",
+}
+
+
+@pytest.mark.parametrize("pickled", _TEXT_THAT_ACTS.values(), ids=list(_TEXT_THAT_ACTS))
+def test_text_that_changes_what_it_imports_is_a_pickle(tmp_path, pickled, statecli, forked_python):
+    """The first of them writes PWNED when it is loaded; a sound model next to it does not excuse it."""
+    save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "checkpoint.pth.tar").write_bytes(pickled)
+    forked_python("import torch; torch.load('checkpoint.pth.tar', weights_only=False)", cwd=tmp_path)
+    assert (tmp_path / "PWNED").exists() == (b"touch" in pickled)
+    assert statecli("audit", str(tmp_path)).code != 0
 
 
 def test_getattr_of_a_name_is_the_longer_name(scanned):
