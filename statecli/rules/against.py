@@ -36,7 +36,16 @@ def _report_load_notes(subject: Subject, *kinds: OddityKind) -> Iterator[Issue]:
 
 def _convert_finding(finding: Finding) -> Issue:
     origin = finding.origin if finding.origin is not UNSET else None
-    return Issue(finding.message, finding.fqn, finding.section, finding.help, origin=origin)
+    help = finding.help or _HELP_OF_LOADING.get(finding.rule)
+    return Issue(finding.message, finding.fqn, finding.section, help, origin=origin)
+
+
+#: What to do if a strict load into the class is refused, by rule.
+_HELP_OF_LOADING = {
+    MISSING_ENTRY.name: "load with strict=False, which keeps the initial values, or add the tensor to the checkpoint",
+    UNEXPECTED_ENTRY.name: "load with strict=False, which ignores the tensor, or register a tensor of this name",
+    SHAPE_MISMATCH.name: "build the class with the arguments of the saved model; strict=False accepts no other shape",
+}
 
 
 def _select_changes(subject: Subject, field: Field | None = None, status: Status | None = None) -> Iterator[Change]:
