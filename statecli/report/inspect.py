@@ -401,7 +401,7 @@ def _format_elements(count: int) -> str:
 
 def _describe_evidence(rows: list[TensorInfo]) -> str:
     words = {
-        Evidence.ASSUMED: "assumed: nothing in the file says so",
+        Evidence.ASSUMED: "assumed: the file does not say; --model CLASS does",
         Evidence.CONVENTION: "by convention",
         Evidence.OPTIMIZER: "the optimizer trains them",
         Evidence.TYPE: "pickled as nn.Parameter",
