@@ -128,5 +128,5 @@ def test_credentials_that_are_named_and_none(gs, statecli, monkeypatch, tmp_path
         path.write_text(written)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
     found = statecli("inspect", URL)
-    told = f"statecli: {URL}: GOOGLE_APPLICATION_CREDENTIALS {line}: name one, or unset it\n"
+    told = f"statecli: {URL}: GOOGLE_APPLICATION_CREDENTIALS {line}: set it to a file of credentials, or unset it\n"
     assert (found.code, found.err, gs.requests) == (2, told, [])
