@@ -38,13 +38,14 @@ from statecli.pickle_scan.one_pickle import (
     PickleReader,
     Region,
     is_harmless,
+    is_magic_number,
 )
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.machine import pause_gc
 from statecli.storage import checkpoint_folder, files, json_object
 from statecli.storage.checkpoint_names import METADATA
 from statecli.storage.source import HEAD_BYTES, Source
-from statecli.storage.zip_archive import BEGINNING, FARTHEST_END, STORED, Archive, Record
+from statecli.storage.zip_archive import BEGINNING, STORED, Archive, Record, ends_as_zip
 
 #: Bytes of one inflated record. What one file may cost in all is in `step_budget.Budget`.
 MAX_INFLATED_BYTES = 64 * 2**20
@@ -68,7 +69,7 @@ _PICKLE_BEGINNING = re.compile(
 _INERT = re.compile(rb"[\d\n]{0,64}|little|big")
 _MAX_INERT_BYTES = 64
 _ZIP = b"PK\3\4"
-_END, _LOCATOR = 22, 20
+_END = 22
 #: Bytes of the three end records of an archive that torch writes: zip64's, its locator, the old one.
 _END_RECORDS_BYTES = 56 + 20 + _END
 _LOCAL_HEADER = struct.Struct("<4sHHHHHIIIHH")
@@ -245,6 +246,8 @@ class FileScan:
         self.pieces: deque[_Piece] = deque()
         self.steps = Steps()
         self.reader = PickleReader(source.path, self.steps)
+        #: Whether the pickle that was scanned last is the number that begins a legacy file.
+        self.last_is_magic = False
         self.digested_bytes = 0
         self.file_digest: str | None = None
         #: Small pickles that were read to their end, by their bytes.
@@ -264,7 +267,7 @@ class FileScan:
         sure = is_metadata or (head[:1] == b"\x80" and not header)
         first = _Piece(self.whole, "the file", 0, sure=sure, hidden=False)
         with self._within_budgets():
-            if not head.startswith(_ZIP) and _ends_as_zip(self.whole):
+            if not head.startswith(_ZIP) and ends_as_zip(self.whole):
                 self._scan_archive(first._replace(hidden=True))
             if torch_tar.parse_header(head) is not None and not head.startswith(_ZIP):
                 self._scan_tar(first)
@@ -365,6 +368,7 @@ class FileScan:
         legacy = piece.sure and torch_legacy.sniff("", piece.region.head)
         while at < size and (end := self._scan_pickle(piece, at)):
             at, count = at + end, count + 1
+            legacy = legacy or (piece.sure and count == 1 and self.last_is_magic)
             if not legacy or count >= _LEGACY_PICKLES:
                 rest = piece.region.read(at, min(REGION_HEAD_BYTES, size - at))
                 begins = _PICKLE_BEGINNING.match(rest) is not None
@@ -385,6 +389,7 @@ class FileScan:
         scanner, unread = self.reader.read(
             piece.region, at, where, piece.region.size if length_known else FIRST_WINDOW_BYTES
         )
+        self.last_is_magic = is_magic_number(scanner)
         region = piece.region.get_part(at, scanner.end or len(scanner.data))
         read: list[str] = []
         scanner.flow.read_storage = lambda key: self._read_storage(piece, key, read)
@@ -754,25 +759,6 @@ def _mark_loaded_by_torch(pickles: list[ScannedPickle], whole: Region) -> list[S
 def _read_cache_key(region: Region) -> bytes | None:
     """Return the bytes of a small pickle as its cache key: tensors of one shape have equal pickles."""
     return region.read(0, region.size) if region.base is not None and region.size <= _ARRAY_HEADER_BYTES else None
-
-
-def _ends_as_zip(region: Region) -> bool:
-    """Whether there is an end record where torch's zip reader and Python's look for it, and a directory.
-
-    Both take the last one, whatever comes before the archive and after its end. torch's reader does not look at the
-    record's comment, and reads on by whole buffers.
-    """
-    start = max(0, region.size - FARTHEST_END)
-    tail = region.read(start, region.size - start)
-    at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END + 4))
-    if at < 0:
-        return False
-    if tail[max(0, at - _LOCATOR) : at].startswith(b"PK\6\7"):
-        return True
-    size, offset = struct.unpack_from("<II", tail, at + 12)
-    begins = (offset, start + at - size)  # zipfile finds the directory by its size
-    signatures = (region.read(begin, 4) for begin in begins if 0 <= begin <= region.size - 4)
-    return b"PK\1\2" in signatures
 
 
 def _split_consecutive_archives(region: Region) -> list[Region]:

@@ -24,13 +24,13 @@ from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.reading import Contents
 from statecli.pickles.errors import TruncatedPickle
 from statecli.pickles.nodes import Global, Pickle
+from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER
 from statecli.storage.files import Guard
 from statecli.storage.source import Source, Window
 
 NAME = "torch-legacy"
 TRAITS = FormatTraits(legacy=frozenset((Legacy.STREAM,)), may_hold_settings_alone=True)
 
-MAGIC = 0x1950A86A20F9469CFC6C
 VERSION = 1001
 #: Bytes of one pickle, as for data.pkl in a zip.
 MAX_PICKLE = 256 * 2**20
@@ -100,7 +100,7 @@ def read_pickle_at(source: Source, at: int, what: str, window: int) -> Pickle:
 
 
 def _check_version(magic: Any, version: Any) -> None:
-    if type(magic) is not int or magic != MAGIC:
+    if type(magic) is not int or magic != LEGACY_MAGIC_NUMBER:
         raise UnreadableError("is a pickle, but not one that torch.save wrote: its magic number is missing")
     if type(version) is not int or version != VERSION:
         shown_version = version if type(version) is int and abs(version) < 2**63 else "something else"

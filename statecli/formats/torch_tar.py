@@ -50,7 +50,7 @@ _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
 #: Extended headers that give the next member a size, the name `storages`, or holes.
 _SIZES = re.compile(rb" size=([^\n]*)")
 _PLAIN_SIZE = re.compile(rb"\d{1,19}")
-_RENAMED = re.compile(rb"(?:\A|path=|name=)storages/*[\0\n]|\Astorages/*\Z|GNU\.sparse")
+_RENAMED = re.compile(rb"(?:path|name)=storages|[\0\n]storages/*[\0\n]|\nstorages/*\Z|GNU\.sparse")
 #: Extended records that say nothing of a member's name, size or bytes.
 _HARMLESS = frozenset(["mtime", "atime", "ctime", "uid", "gid", "uname", "gname", "comment"])
 _RECORD = re.compile(rb"(\d{1,5}) ([^=\n]{1,100})=")
@@ -145,7 +145,7 @@ def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
             if not all(map(_PLAIN_SIZE.fullmatch, sizes)):
                 raise MalformedError("has a size in an extended header that is not a number")
             size_of_next = int(sizes[0]) if sizes else size_of_next
-            extended += data
+            extended += b"\n" + data  # each header is read by itself
             at = next_header(at, header.size)
             continue
         size = header.size if size_of_next is None else size_of_next

@@ -17,7 +17,7 @@ from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.errors import MisframedPickle, OverBudget, TruncatedFrame, TruncatedPickle
 from statecli.pickles.machine import METADATA_BUDGET_FACTOR
 from statecli.storage import files
-from statecli.storage.checkpoint_names import METADATA
+from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER, METADATA
 from statecli.storage.source import Source
 
 #: Bytes of one pickle.
@@ -134,7 +134,8 @@ def begins_as_pickle(source: Source) -> bool:
     """Return True if the file begins with a pickle of any protocol, whatever follows.
 
     Such a pickle declares its protocol, calls an imported name, reaches STOP after an import, exhausts memory or time,
-    or ends with the file. Raises UnreadableError if bytes could not be fetched.
+    ends with the file, or is the magic number of torch.save, which torch compares by its value. Raises UnreadableError
+    if bytes could not be fetched.
     """
     if source.head[:1] == b"\x80":
         return source.head[1:2] <= b"\x05" and source.size > 2
@@ -149,7 +150,14 @@ def begins_as_pickle(source: Source) -> bool:
         return True
     if unread or scanner.globals:
         return False
+    if is_magic_number(scanner):
+        return True
     return scanner.end == source.size or bool(scanner.find_bombs(source.size))
+
+
+def is_magic_number(scanner: Scanner) -> bool:
+    """Return True for the first pickle of a legacy file of torch.save, however the number is spelled."""
+    return type(scanner.root) is int and scanner.root == LEGACY_MAGIC_NUMBER
 
 
 def is_harmless(scanner: Scanner, unread: MalformedError | None, *, copied: bool = False) -> bool:

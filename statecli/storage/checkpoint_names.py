@@ -22,3 +22,6 @@ SETTINGS_FILES = {
 }
 #: The pickle of torch.distributed.checkpoint with the position of each tensor; other such names end like this.
 METADATA = ".metadata"
+
+#: The number that begins a legacy file of torch.save; torch compares its value.
+LEGACY_MAGIC_NUMBER = 0x1950A86A20F9469CFC6C

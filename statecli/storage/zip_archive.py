@@ -10,6 +10,7 @@ stored, sizes in the directory and in a descriptor after the data, zip64 end rec
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -545,3 +546,44 @@ def _limit_error(record: Record, limit: int) -> MalformedError:
             f"{record.name} is compressed and inflates to {record.size:,} bytes: refused, the limit is {limit:,}"
         )
     return MalformedError(f"{record.name} has {record.size:,} bytes: refused, the limit is {limit:,}")
+
+
+#: Parts of the names of records that torch's loaders open.
+_LOADED_NAMES = re.compile(rb"\.pkl|\.data/|archive_format|aotinductor|model\.json", re.IGNORECASE)
+
+
+def ends_as_zip(source: Source) -> bool:
+    """Whether there is an end record where torch's zip reader and Python's look for it, and a directory.
+
+    Both take the last one, whatever comes before the archive and after its end. torch's reader does not look at the
+    record's comment, and reads on by whole buffers.
+    """
+    return _find_directory(source) is not None
+
+
+def is_loaded_by_torch(source: Source) -> bool:
+    """Whether the file ends as an archive with a record that a loader of torch opens, whatever the file begins with."""
+    directory = _find_directory(source)
+    if directory is None:
+        return False
+    offset = max(0, min(directory, source.size - FARTHEST_END))
+    return _LOADED_NAMES.search(source.read(offset, min(source.size - offset, MAX_SEARCHED_BYTES))) is not None
+
+
+#: Bytes of a directory in which names are searched.
+MAX_SEARCHED_BYTES = 4 * 2**20
+
+
+def _find_directory(source: Source) -> int | None:
+    """Return where the directory of an archive at the end of the file begins, or may begin; None without one."""
+    start = max(0, source.size - FARTHEST_END)
+    tail = source.read(start, source.size - start)
+    at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END.size + 4))
+    if at < 0:
+        return None
+    if tail[max(0, at - _END64_LOCATOR.size) : at].startswith(b"PK\6\7"):
+        return start
+    size, offset = struct.unpack_from("<II", tail, at + 12)
+    begins = (offset, start + at - size)  # zipfile finds the directory by its size
+    found = (begin for begin in begins if 0 <= begin <= source.size - 4 and source.read(begin, 4) == b"PK\1\2")
+    return next(found, None)

@@ -21,7 +21,7 @@ from statecli.core.errors import UnreadableError
 from statecli.core.natural_order import make_natural_key
 from statecli.core.scope import NotChecked
 from statecli.formats import FORMATS, torch_tar, unsupported
-from statecli.storage import checkpoint_folder, files
+from statecli.storage import checkpoint_folder, files, zip_archive
 from statecli.storage.checkpoint_names import METADATA
 from statecli.storage.source import Source
 from statecli.storage.store import ListingBudget
@@ -448,6 +448,8 @@ def _is_checkpoint(path: str, source: Source) -> bool:
     if not source.head.startswith(b"PK\3\4") and torch_tar.has_pickles(source):
         return True
     if packed_files.holds_checkpoint(path, source, _is_named):
+        return True
+    if not source.head.startswith(b"PK\3\4") and zip_archive.is_loaded_by_torch(source):
         return True
     # Every command imports this module; only a walk over a folder needs the pickle reader.
     from statecli.pickle_scan.one_pickle import begins_as_pickle

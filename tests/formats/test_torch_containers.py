@@ -14,6 +14,7 @@ from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.state import ByteRange
 from statecli.formats import torch_legacy, torch_zip
 from statecli.pickles.nodes import Pickle
+from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER
 from statecli.storage.source import HEAD_BYTES, Source, Window
 
 from .attacks import Lies, Member, build, changed, legacy, number, pickled, records, state_dict, tensor, text, without
@@ -399,8 +400,8 @@ def test_the_stream_is_told_by_its_magic_number_in_any_protocol(protocol):
     """Protocol 0 writes it in digits, 4 and 5 in a frame."""
     import pickle
 
-    assert torch_legacy.sniff("x", pickle.dumps(torch_legacy.MAGIC, protocol) + b"more")
-    assert not torch_legacy.sniff("x", pickle.dumps(torch_legacy.MAGIC + 1, protocol) + b"more")
+    assert torch_legacy.sniff("x", pickle.dumps(LEGACY_MAGIC_NUMBER, protocol) + b"more")
+    assert not torch_legacy.sniff("x", pickle.dumps(LEGACY_MAGIC_NUMBER + 1, protocol) + b"more")
 
 
 # Real files.

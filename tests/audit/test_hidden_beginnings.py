@@ -1,0 +1,113 @@
+"""Files that a loader of torch runs and whose first bytes do not say so, next to a sound model."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER
+
+EVIL = b"\x80\x02}U\x01wcposix\nsystem\nU\x0btouch PWNED\x85Rs."
+#: Spellings of the number that torch compares, each a pickle.
+SPELLINGS = {
+    "a value popped before": b"N0L%dL\n." % LEGACY_MAGIC_NUMBER,
+    "hexadecimal": b"L0x%x\n." % LEGACY_MAGIC_NUMBER,
+    "INT": b"I%d\n." % LEGACY_MAGIC_NUMBER,
+    "a space": b"L %d\n." % LEGACY_MAGIC_NUMBER,
+    "LONG4": b"\x80\x02\x8b\x0a\0\0\0" + LEGACY_MAGIC_NUMBER.to_bytes(10, "little") + b".",
+}
+LOADS = "import torch; torch.load({name!r}, weights_only=False)"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def build_tar(*extended: tuple[bytes, bytes]) -> bytes:
+    """A member that extended headers, each a type and its data, call `storages`."""
+
+    def build_member(name: str, kind: bytes, data: bytes) -> bytes:
+        header = tarfile.TarInfo(name)
+        header.size, header.type = len(data), kind
+        return header.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)
+
+    members = (*(("x", *header) for header in extended), ("z", b"0", b"I1\n." + EVIL))
+    return b"".join(build_member(*member) for member in members) + bytes(1024)
+
+
+#: What torch.load runs.
+LOADED = {
+    **{f"a legacy file, {name}": magic + b"M\xe9\x03.}." + EVIL + b"]." for name, magic in SPELLINGS.items()},
+    "a legacy file, text in the place of the object": SPELLINGS["LONG4"]
+    + b"I1001\n.}."
+    + b"cshutil\nwhich\n(dS'__setstate__'\ncos\nsystem\nsbS'touch PWNED'\nb~",
+    "a tar with a long link before a long name": build_tar((b"K", b"foo"), (b"L", b"storages\0")),
+    "a tar with a record of another end": build_tar((b"x", b"17 path=storages_")),
+}
+
+
+@pytest.mark.parametrize("name", ["weights", "checkpoint.pth.tar", "model.bin"])
+@pytest.mark.parametrize("kind", LOADED)
+def test_a_file_that_torch_runs_is_not_passed(kind, name, folder, statecli):
+    """Whatever it is called."""
+    (folder / name).write_bytes(LOADED[kind])
+    assert statecli("audit", str(folder)).code != 0
+
+
+@pytest.mark.parametrize("kind", LOADED)
+def test_torch_runs_it(kind, folder, forked_python):
+    """The installed torch does what the files want of it."""
+    (folder / "weights").write_bytes(LOADED[kind])
+    forked_python(LOADS.format(name="weights"), cwd=folder)
+    assert (folder / "PWNED").exists()
+
+
+@pytest.mark.parametrize("prefix", [b"#!package\n", b"\x89PNG\r\n\x1a\n", b"\xff\xff\xff\xff"])
+@pytest.mark.parametrize("name", ["model.package", "model.zip"])
+def test_an_archive_behind_other_bytes_is_not_passed(name, prefix, folder, statecli, forked_python):
+    """torch finds an archive from its end; PackageImporter runs the Python files in it."""
+    path = folder / name
+    path.write_bytes(prefix)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
+        archive.writestr("p/.data/extern_modules", b"")
+        archive.writestr("p/.data/version", b"6\n")
+        archive.writestr("p/.data/python_version", b"3.11.7")
+        archive.writestr("p/model/model.pkl", b"\x80\x02cnet\nmake\n)R.")
+        archive.writestr("p/net.py", b"open('PWNED', 'w')\ndef make():\n    return {}\n")
+    code = f"from torch.package import PackageImporter as P; P({name!r}).load_pickle('model', 'model.pkl')"
+    forked_python(code, cwd=folder)
+    assert (folder / "PWNED").exists()
+    assert statecli("audit", str(folder)).code != 0
+
+
+def test_an_archive_of_other_files_behind_other_bytes_is_skipped(folder, statecli):
+    """An installer that unpacks itself."""
+    path = folder / "setup.exe"
+    path.write_bytes(b"MZ" + bytes(500))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("README.txt", "install")
+    assert statecli("audit", str(folder)).code == 0
+
+
+@pytest.mark.parametrize("separator", ["/", "\\", "//"])
+def test_a_library_below_a_first_record_without_a_folder_is_code(separator, tmp_path, statecli):
+    """AOTInductor's loader takes the whole name of the first record for the folder of the archive."""
+    array = io.BytesIO()
+    np.save(array, np.ones(2, dtype="f4"))
+    with zipfile.ZipFile(tmp_path / "model.pt2", "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("w.npy", array.getvalue())
+        inside = separator.join(("w.npy", "data", "aotinductor", "model", "m"))
+        archive.writestr(f"{inside}_metadata.json", json.dumps({"AOTI_DEVICE_KEY": "cpu"}))
+        archive.writestr(f"{inside}.so", b"\x7fELF")
+    result = statecli("audit", str(tmp_path / "model.pt2"))
+    assert result.code != 0
+    assert "aotinductor" in result.out
