@@ -95,7 +95,7 @@ def test_inconclusive_is_no_pass():
     """A forward that raises: the assertion says what."""
     with pytest.raises(AssertionError, match="step inconclusive") as raised:
         checked(nn.Linear(4, 4), checks=["step"], inputs="2x5")
-    assert "shapes cannot be multiplied" in str(raised.value)
+    assert "shapes cannot be multiplied" in " ".join(str(raised.value).split())
 
 
 def test_a_proof_asked_for_is_not_skipped_in_silence():
