@@ -108,6 +108,22 @@ def prove(subject: ModelUnderTest, optimizer: str | type = "sgd") -> Check:
     return _judge_training(run)
 
 
+#: Reason of a parameter of which the inputs of the user's choice may prove more.
+_NOT_REACHED = "forward does not use the parameter with the inputs that statecli chose; give --input or --input-from"
+
+
+def skip_unreached(check: Check) -> Check:
+    """Return the proof as skipped if all that is inconclusive is what the inputs that statecli chose do not reach.
+
+    For a user who asked neither for the proof nor for these inputs.
+    """
+    cells = [cell for column in check.columns for cell in column.cells.values()]
+    unsure = {cell.reason for cell in cells if cell.verdict is Verdict.INCONCLUSIVE}
+    if check.verdict is Verdict.INCONCLUSIVE and unsure == {_NOT_REACHED}:
+        return replace(check, verdict=Verdict.SKIPPED)
+    return check
+
+
 def _is_empty_batch(inputs: Inputs) -> bool:
     """Whether forward is called with tensors, and all of them are empty: a batch of none."""
     tensors = [
@@ -170,8 +186,7 @@ def _judge_gradient(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cel
         return judging.build_inconclusive_cell(_describe_not_chosen(sibling))
     inputs, paths = verdicts.run.subject.inputs, verdicts.gradient_paths
     if paths and name not in paths.used and inputs and not inputs.chosen_by_user:
-        reason = "forward does not use the parameter with the inputs that statecli chose; give --input or --input-from"
-        return judging.build_inconclusive_cell(reason)
+        return judging.build_inconclusive_cell(_NOT_REACHED)
     return _judge_no_gradient(verdicts, name)
 
 
