@@ -54,10 +54,16 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
     A file that begins like text may be a pickle of protocol 0 or 1.
     """
     description = describe_content(path, head, size)
-    if description in (_TEXT, _UNKNOWN):
-        from statecli.pickle_scan.one_pickle import begins_as_pickle
+    # Imported here, because most commands refuse no file.
+    from statecli.pickle_scan.one_pickle import begins_as_pickle
+    from statecli.storage import zip_archive
 
-        with Source(path) as source:
+    with Source(path) as source:
+        if not head.startswith(b"PK\3\4") and zip_archive.is_loaded_by_torch(source):
+            return UnreadableError(
+                "is an archive of torch behind other bytes, which torch loads and statecli cannot read: do not load it"
+            )
+        if description in (_TEXT, _UNKNOWN):
             description = _PICKLE if begins_as_pickle(source) else description
     if description == _PICKLE:
         return BarePickle(f"is {description}")

@@ -86,7 +86,9 @@ def test_an_archive_behind_other_bytes_is_not_passed(name, prefix, folder, state
     code = f"from torch.package import PackageImporter as P; P({name!r}).load_pickle('model', 'model.pkl')"
     forked_python(code, cwd=folder)
     assert (folder / "PWNED").exists()
-    assert statecli("audit", str(folder)).code != 0
+    result = statecli("audit", str(folder))
+    assert result.code == 2
+    assert f"{name}: is an archive of torch behind other bytes" in result.out
 
 
 def test_an_archive_of_other_files_behind_other_bytes_is_skipped(folder, statecli):
