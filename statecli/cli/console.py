@@ -194,7 +194,7 @@ def _open_paged_stdout() -> Iterator[Stream]:
 
 
 class _CollectedOutput(io.BytesIO):
-    """Bytes for the terminal behind a descriptor."""
+    """Bytes that are written to a terminal later."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 
-from statecli.core.terminal_width import get_terminal_width
+from statecli.core.terminal_width import get_terminal_width, is_terminal
 
 #: less quits if the text fits on the screen, shows colours, and leaves the text on the screen.
 _LESS_OPTIONS = "FRX"
@@ -18,7 +18,7 @@ _ESCAPE_SEQUENCE = re.compile(rb"\x1b\[[0-9;]*m")
 
 def find_pager(descriptor: int) -> str | None:
     """Return the command of the pager for results on this descriptor; None if they are written there directly."""
-    is_interactive = _is_terminal(descriptor) and _is_terminal(0)
+    is_interactive = is_terminal(descriptor) and is_terminal(0)
     if not is_interactive or os.name != "posix" or os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("CI"):
         return None
     for name in ("STATECLI_PAGER", "PAGER"):
@@ -63,10 +63,3 @@ def _is_longer_than_screen(data: bytes, descriptor: int) -> bool:
     columns = get_terminal_width(descriptor)
     lines = _ESCAPE_SEQUENCE.sub(b"", data).decode("utf-8", "replace").splitlines()
     return rows > 0 and sum(max(1, -(-len(line) // columns)) for line in lines) > rows - 1
-
-
-def _is_terminal(descriptor: int) -> bool:
-    try:
-        return os.isatty(descriptor)
-    except OSError:
-        return False

@@ -29,7 +29,7 @@ from contextlib import suppress
 from typing import IO, Any, NoReturn, Protocol
 
 from statecli.core.exit_code import Verdict
-from statecli.core.terminal_width import get_terminal_width
+from statecli.core.terminal_width import get_terminal_width, is_terminal
 
 #: Seconds for a child to end after its verdict: exit handlers, threads and processes of the model.
 END_TIMEOUT_S = 2.0
@@ -60,7 +60,7 @@ class Child:
         self.pid = os.getpid()
         self._crc = self._size = 0
         self._model = ""
-        self.is_terminal = _is_tty(1)
+        self.is_terminal = is_terminal(1)
         self.columns = get_terminal_width(1)
         self._stderr_encoding = sys.stderr.encoding if sys.stderr is not None else None
 
@@ -154,7 +154,7 @@ def run(command: Callable[[], None]) -> int:
 
 def _run_child(command: Callable[[], None], pipe: int, mark: bytes, parent: int) -> NoReturn:
     global _child
-    if not _is_tty(0):
+    if not is_terminal(0):
         os.setpgid(0, 0)
     _end_with(parent)
     _child = child = Child(_create_sender(pipe, mark))
@@ -214,7 +214,7 @@ class _Watch:
 
     def __init__(self, pid: int, pipe: int, mark: bytes) -> None:
         self._pid, self._pipe, self._mark = pid, pipe, mark
-        self._group = not _is_tty(0)
+        self._group = not is_terminal(0)
         self._start = time.monotonic()
         self._received = bytearray()
         #: Descriptors and pieces to write, in order: the result, then notes.
@@ -305,7 +305,7 @@ class _Watch:
         """Write the result to standard output and notes to standard error, in order; return the exit code."""
         try:
             result = b"".join(piece for descriptor, piece in self._output if descriptor == 1)
-            if result and _is_tty(1) and _show_in_pager(result):
+            if result and is_terminal(1) and _show_in_pager(result):
                 self._output = [entry for entry in self._output if entry[0] != 1]
             for descriptor, piece in self._output:
                 _write_all(1, piece) if descriptor == 1 else _write_error(piece)
@@ -355,7 +355,7 @@ class _Watch:
             os.kill(self._pid, signal.SIGINT)
             self._wait_for_end(INTERRUPT_TIMEOUT_S)
         self._kill()
-        if _is_tty(2):
+        if is_terminal(2):
             _write_error(_SHOW_CURSOR)
 
     def _kill(self) -> None:
@@ -422,10 +422,3 @@ def _name_signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _is_tty(descriptor: int) -> bool:
-    try:
-        return os.isatty(descriptor)
-    except OSError:
-        return False

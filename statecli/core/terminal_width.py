@@ -1,4 +1,4 @@
-"""Width of the terminal behind a file descriptor."""
+"""Whether a file descriptor is a terminal, and how wide that is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import os
 
 #: Columns of an output whose width is unknown.
 DEFAULT_WIDTH = 80
+
+
+def is_terminal(descriptor: int) -> bool:
+    """Return whether the descriptor is a terminal; False for a descriptor that is closed."""
+    try:
+        return os.isatty(descriptor)
+    except OSError:
+        return False
 
 
 def get_terminal_width(descriptor: int) -> int:

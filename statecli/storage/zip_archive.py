@@ -567,11 +567,13 @@ def is_loaded_by_torch(source: Source) -> bool:
     if directory is None:
         return False
     offset = max(0, min(directory, source.size - FARTHEST_END))
-    return _LOADED_NAMES.search(source.read(offset, min(source.size - offset, MAX_SEARCHED_BYTES))) is not None
+    if source.size - offset > _MAX_SEARCHED_BYTES:
+        return True
+    return _LOADED_NAMES.search(source.read(offset, source.size - offset)) is not None
 
 
-#: Bytes of a directory in which names are searched.
-MAX_SEARCHED_BYTES = 4 * 2**20
+#: Bytes of a directory in which names are searched; a longer one may hold any name.
+_MAX_SEARCHED_BYTES = 4 * 2**20
 
 
 def _find_directory(source: Source) -> int | None:
