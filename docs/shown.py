@@ -74,24 +74,11 @@ def run_on_terminal(words: list[str], width: int, *, color: bool = False) -> tup
         # As on a machine without a GPU, on every machine that makes the documents.
         options = replace(options, device=FAKE_CUDA)
     outcome = run(options)
-    sink = _Text()
+    sink = render.TextSink()
     quiet = bool(getattr(options, "quiet", False))
     view = render.RenderOptions(terminal=True, width=width, color=color, quiet=quiet, exit_status=outcome.exit_code)
     render.write(outcome.report, render.Output.TABLE, sink, view)
     return "".join(sink.parts), outcome.exit_code
-
-
-class _Text:
-    """A sink of a renderer that keeps the text."""
-
-    def __init__(self) -> None:
-        self.parts: list[str] = []
-
-    def text(self, text: str) -> None:
-        self.parts.append(text)
-
-    def utf8(self, raw: bytes) -> None:
-        self.parts.append(raw.decode())
 
 
 def run_in_shell(line: str) -> tuple[str, int]:

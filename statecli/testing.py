@@ -112,16 +112,6 @@ _TABLE_COLUMNS = 100
 def _format_table(report: Report) -> str:
     from statecli import render
 
-    class Text:
-        def __init__(self) -> None:
-            self.parts: list[str] = []
-
-        def text(self, text: str) -> None:
-            self.parts.append(text)
-
-        def utf8(self, raw: bytes) -> None:
-            self.parts.append(raw.decode())
-
-    sink = Text()
+    sink = render.TextSink()
     render.write(report, render.Output.TABLE, sink, render.RenderOptions(terminal=True, width=_TABLE_COLUMNS))
     return "".join(sink.parts)

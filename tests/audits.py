@@ -38,18 +38,9 @@ def skipped_rule(rule, reason):
     return Skipped(rule, reason)
 
 
-class Sink:
-    def __init__(self):
-        self.parts = []
-        self.text = self.parts.append
-
-    def utf8(self, raw):
-        self.parts.append(raw.decode("utf-8"))
-
-
 def render_audit(output, *targets, fail_on=WARNING, view=None, **options):
     """Return an audit of these targets in this output format."""
-    sink = Sink()
+    sink = render.TextSink()
     report = build_audit_report(Audit(targets, fail_on), view or View())
     render.write(report, Output(output), sink, RenderOptions(**options))
     return "".join(sink.parts)

@@ -34,6 +34,19 @@ class Sink(Protocol):
     def utf8(self, raw: bytes) -> None: ...
 
 
+class TextSink:
+    """A sink that keeps the output as text, in `parts`."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+
+    def text(self, text: str) -> None:
+        self.parts.append(text)
+
+    def utf8(self, raw: bytes) -> None:
+        self.parts.append(raw.decode())
+
+
 #: A test compares the folder with this table.
 OUTPUTS: dict[Output, ModuleType] = {
     Output.TABLE: table,

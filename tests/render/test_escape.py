@@ -14,10 +14,10 @@ from statecli import render
 from statecli.core.escaping import escape, escape_json, escape_line
 from statecli.core.finding import Finding, Severity
 from statecli.core.state import Oddity, Origin
-from statecli.render import Output, RenderOptions
+from statecli.render import Output, RenderOptions, TextSink
 from statecli.report import Column, Fix, Group, Line, Page, Problem, Report, Table
 
-from ..audits import Sink, accepted, failed_target, finding, render_audit, skipped_rule, skipped_target, target
+from ..audits import accepted, failed_target, finding, render_audit, skipped_rule, skipped_target, target
 
 PEOPLE = (Output.TABLE, Output.PLAIN, Output.MARKDOWN, Output.HTML)
 #: What a terminal or a workflow's runner would act on, and texts with it in every place.
@@ -78,7 +78,7 @@ def report(text, outline=False):
 
 
 def shown(output, made, **look):
-    sink = Sink()
+    sink = TextSink()
     render.write(made, output, sink, RenderOptions(terminal=True, **look))
     return "".join(sink.parts)
 
