@@ -63,6 +63,7 @@ def test_each_option_reaches_the_comparison(given, wanted):
         ({"tree": True}, {"tree": True}),
         ({"verbose": True}, {"verbose": True}),
         ({"lines": 0}, {"lines": 0}),
+        ({"unchanged": True}, {"unchanged": True}),
         ({"name_only": True}, {"names": NameList.ONLY}),
         ({"name_status": True}, {"names": NameList.STATUS}),
         ({"atol": 0.5, "ignore": (Field.DTYPE,)}, {"within": " with --atol 0.5 --ignore dtype"}),

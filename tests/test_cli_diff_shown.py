@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,33 @@ def test_rows_stand_in_the_order_of_layers(statecli, layers):
     assert [line.split()[1] for line in table.splitlines() if line.startswith("  M ")] == layers
     told = statecli("diff", *both, "-q").out.splitlines()
     assert [line.split()[1].removesuffix(":") for line in told] == layers
+
+
+def test_unchanged_tensors_are_listed_on_request(statecli):
+    """With `--unchanged` each tensor has a row in every output; without it, identical tensors are only counted."""
+    save_file({name: torch.ones(2) for name in ("frozen", "head")}, "a.safetensors")
+    save_file({"frozen": torch.ones(2), "head": torch.zeros(2)}, "b.safetensors")
+    both = ("a.safetensors", "b.safetensors")
+    assert [row["fqn"] for row in statecli("diff", *both, "-f", "json").json["changes"]] == ["head"]
+    done = statecli("diff", *both, "--unchanged", "-f", "json")
+    assert done.code == 1
+    assert [(row["fqn"], row["status"]) for row in done.json["changes"]] == [
+        ("frozen", "identical"),
+        ("head", "changed"),
+    ]
+    plain = statecli("diff", *both, "--unchanged", "-f", "plain").out.splitlines()
+    assert [line.split()[:3] for line in plain[1:3]] == [
+        ["identical", "parameter", "frozen"],
+        ["changed", "parameter", "head"],
+    ]
+    table = statecli("diff", *both, "--unchanged", "-f", "table").out
+    assert "parameters  1 of 2 changed" in table
+    assert re.search(r"^    frozen +unchanged$", table, re.MULTILINE)
+    same = statecli("diff", both[0], both[0], "--unchanged", "-f", "table")
+    assert (same.code, "parameters  2 unchanged" in same.out) == (0, True)
+    for other in ("--tree", "--name-only", "--name-status"):
+        refused = statecli("diff", *both, "--unchanged", other)
+        assert (refused.code, refused.err.count("contradict each other")) == (2, 1)
 
 
 def test_a_page_of_the_largest_differences():

@@ -76,9 +76,10 @@ class NameList(str, Enum):
 
 
 class DiffView(RowView, frozen=True):
-    """The options of a diff for people. `within` describes the tolerances of the comparison."""
+    """The options of a diff. `within` describes the tolerances of the comparison, `unchanged` lists identical tensors."""
 
     names: NameList | None = None
+    unchanged: bool = False
     within: str = ""
 
 
@@ -88,7 +89,9 @@ def build_diff_report(diff: Diff, view: DiffView) -> Report:
     in_rows = frozenset[str]() if diff.expected or _is_load(diff) else ROW_RULES
     report = Report(
         title=f"{diff.before.target} → {diff.after.target}",
-        document=lambda: documents.build_diff_document(diff, _format_verdict(diff, view), _list_not_checked(diff)),
+        document=lambda: documents.build_diff_document(
+            diff, _format_verdict(diff, view), _list_not_checked(diff), unchanged=view.unchanged
+        ),
         table=lambda: _build_table(diff, view),
         short_table=lambda: _build_table(diff, view, details=False),
         page=lambda: _build_page(diff, view, report),
@@ -249,6 +252,11 @@ def select_different(diff: Diff) -> list[Change]:
     return [change for change in diff.changes if change.status is not Status.IDENTICAL]
 
 
+def _select_listed(diff: Diff, view: DiffView) -> Sequence[Change]:
+    """Return the changes that have a row: the different ones or, with `--unchanged`, all."""
+    return diff.changes if view.unchanged else select_different(diff)
+
+
 # Sums.
 
 
@@ -319,6 +327,8 @@ def _format_counts(counts: documents.Counts, noun: str = "") -> str:
     texts = [
         f"{number:,} {word}" for word in ("changed", "renamed", "added", "removed") if (number := getattr(counts, word))
     ]
+    if not texts:
+        return ""
     if shared and (counts.changed or counts.renamed):
         count, word = texts[0].split()
         texts[0] = f"{count} of {shared:,}{' ' * bool(noun)}{noun} {word}"
@@ -362,10 +372,10 @@ def _choose_columns(diff: Diff) -> tuple[Column, ...]:
 
 
 def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tuple[Group, ...]:
-    different = select_different(diff)
-    rows = arrange_changes(different, view)
+    listed = _select_listed(diff, view)
+    rows = arrange_changes(listed, view)
     if view.top is not None:
-        return _build_top_group(rows, len(different), columns, view, has_sections=_has_sections(diff))
+        return _build_top_group(rows, len(listed), columns, view, has_sections=_has_sections(diff))
     is_folded = len(rows) > fold.MAX_UNFOLDED_ROWS and not view.unfold and not view.verbose
     has_sections = _has_sections(diff)
     roles: dict[tuple[str, Kind], list[Change]] = {}
@@ -411,7 +421,7 @@ def _summarize_group(rows: Sequence[Change], both: int) -> str:
         counts[Status.RENAMED],
         both - counts[Status.CHANGED] - counts[Status.RENAMED],
     )
-    return _format_counts(numbers)
+    return _format_counts(numbers) or f"{both:,} unchanged"
 
 
 def _build_lines(rows: Sequence[Change], measured: bool, view: DiffView, is_folded: bool) -> list[Line]:
@@ -419,7 +429,7 @@ def _build_lines(rows: Sequence[Change], measured: bool, view: DiffView, is_fold
     # bracket makes a number at the start of the name before such a number.
     unfolded = [
         Line(
-            (format_fqn(change.fqn), STATUS_LETTERS[change.status], describe_change(change)),
+            (format_fqn(change.fqn), STATUS_LETTERS[change.status], _describe_row(change)),
             f"[{_format_former_name(change)}",
             change_text.choose_mood(change),
         )
@@ -427,6 +437,10 @@ def _build_lines(rows: Sequence[Change], measured: bool, view: DiffView, is_fold
     ]
     folded = fold.fold_rows(unfolded) if is_folded else [(line, [n]) for n, line in enumerate(unfolded)]
     return [_build_line(line, [rows[n] for n in positions], measured, view) for line, positions in folded]
+
+
+def _describe_row(change: Change) -> str:
+    return describe_change(change) if change.status is not Status.IDENTICAL else "unchanged"
 
 
 def _format_former_name(change: Change) -> str:
@@ -573,14 +587,14 @@ def _get_side_field(name: str, when: str, change: Change) -> Cell:
 
 
 def _list_shown_changes(diff: Diff, view: DiffView) -> Sequence[Change]:
-    return limit_by_group(arrange_changes(select_different(diff), view), view)
+    return limit_by_group(arrange_changes(_select_listed(diff, view), view), view)
 
 
 def _format_hidden_count(diff: Diff, view: DiffView) -> tuple[str, ...]:
     """Return the line that counts the hidden rows, for plain text; groups of a page have their own."""
     if view.tree or not view.hides_rows:
         return ()
-    hidden = len(select_different(diff)) - len(_list_shown_changes(diff, view))
+    hidden = len(_select_listed(diff, view)) - len(_list_shown_changes(diff, view))
     if view.lines is not None:
         hidden += sum(max(0, count - view.lines) for count in (len(diff.scalars), len(diff.broken)))
     return format_hidden_count(hidden, view)

@@ -149,7 +149,7 @@ class Side(msgspec.Struct, frozen=True, gc=False):
 
 
 class DiffRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One tensor that is not identical. `before` is null for an added tensor, `after` for a removed one."""
+    """One tensor that differs, or any with `--unchanged`. `before` is null for an added tensor, `after` for a removed one."""
 
     fqn: str
     section: str
@@ -449,8 +449,10 @@ def _build_tensor_row(t: TensorInfo) -> TensorRow:
     )
 
 
-def build_diff_document(diff: Diff, verdict: str, not_checked: tuple[NotChecked, ...] = ()) -> DiffDocument:
-    """Return the document of a diff; identical pairs are only counted."""
+def build_diff_document(
+    diff: Diff, verdict: str, not_checked: tuple[NotChecked, ...] = (), *, unchanged: bool = False
+) -> DiffDocument:
+    """Return the document of a diff; identical pairs are only counted, unless `unchanged` lists them too."""
     return DiffDocument(
         "statecli.diff/1",
         __version__,
@@ -459,7 +461,7 @@ def build_diff_document(diff: Diff, verdict: str, not_checked: tuple[NotChecked,
         count_changes(diff),
         cast(
             "tuple[DiffRow, ...]",
-            Rows(_build_diff_row, [change for change in diff.changes if change.status is not Status.IDENTICAL]),
+            Rows(_build_diff_row, [c for c in diff.changes if unchanged or c.status is not Status.IDENTICAL]),
         ),
         diff.findings,
         diff.scalars,

@@ -45,7 +45,8 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
     name_only, name_status = _name_if(options.name_only, "--name-only"), _name_if(options.name_status, "--name-status")
     names = name_only or name_status
     output = option("-f", options.output_format.value) if options.output_format is not None else ""
-    rows = _name_if(options.tree, "--tree") or next(filter(None, name_row_options(options)), "")
+    unchanged = _name_if(options.unchanged, "--unchanged")
+    rows = _name_if(options.tree, "--tree") or unchanged or next(filter(None, name_row_options(options)), "")
     without_values = _name_if(options.metadata_only, "--metadata-only")
     if not without_values and Field.VALUES in options.ignore:
         without_values = option("--ignore", "values")
@@ -55,6 +56,7 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
         (without_values, _name_value_option(options)),
         (name_only, name_status),
         (names, output if options.output_format not in (None, Output.TABLE, Output.PLAIN) else ""),
+        (_name_if(options.tree, "--tree"), unchanged),
         (names, _name_if(options.quiet, "--quiet") or rows),
         (_name_if(options.tree, "--tree") or _name_if(options.all, "--all"), output if is_complete else ""),
     ]
@@ -157,6 +159,7 @@ def build_view(options: DiffOptions) -> DiffView:
         sort=options.sort,
         top=options.top,
         lines=options.lines,
+        unchanged=options.unchanged,
         names=NameList.ONLY if options.name_only else NameList.STATUS if options.name_status else None,
         within=f" with {' '.join(tolerances + ignored)}" if tolerances or ignored else "",
     )

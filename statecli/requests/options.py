@@ -135,6 +135,9 @@ Tree = Annotated[
     bool,
     Option(("--tree",), "Show a tree of modules with the number of tensors and the size of each.", group=Group.ROWS),
 ]
+Unchanged = Annotated[
+    bool, Option(("--unchanged",), "Also list the tensors that did not change.", group=Group.ROWS)
+]
 NameOnly = Annotated[bool, Option(("--name-only",), "Print only the names of changed tensors.", group=Group.ROWS)]
 NameStatus = Annotated[
     bool,
@@ -409,6 +412,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
         ChangeOrder | None,
         Option(("--sort",), "Sort tensors by name or, largest first, by size or change.", group=Group.ROWS),
     ] = None
+    unchanged: Unchanged = False
     name_only: NameOnly = False
     name_status: NameStatus = False
     verbose: Annotated[
@@ -639,6 +643,7 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
     jobs: Jobs = 0
     executor: Executor = None
     tree: Tree = False
+    unchanged: Unchanged = False
     name_only: NameOnly = False
     name_status: NameStatus = False
     lines: Lines = None

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 #: Options that do not change the result, only who does the work and how the output is written: `merge` has its own.
 OUTPUT_OPTIONS = frozenset(
     [
-        *("all", "tree", "lines", "name_only", "name_status", "output_format", "output", "report", "color", "quiet"),
-        *("verbose", "no_progress", "debug", "jobs", "executor", "shard", "timeout"),
+        *("all", "tree", "lines", "unchanged", "name_only", "name_status", "output_format", "output", "report"),
+        *("color", "quiet", "verbose", "no_progress", "debug", "jobs", "executor", "shard", "timeout"),
     ]
 )
 #: Options of an output, which a shard file does not have.
-_FORMAT_OPTIONS = ("all", "tree", "lines", "name_only", "name_status", "output_format", "report", "verbose")
+_FORMAT_OPTIONS = ("all", "tree", "lines", "unchanged", "name_only", "name_status", "output_format", "report", "verbose")
 #: Options that contradict `--shard`, with their fields.
 _WITHOUT_SHARD = (("--to", "to"), ("--cuda", "cuda"), ("--write-baseline", "write_baseline"))
 
