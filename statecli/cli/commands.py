@@ -101,6 +101,8 @@ def _write_outcome(outcome: Outcome, options: Any, outputs: Sequence[OutputTarge
     if outcome.report is not None:
         outputs = (*outputs[:-1], replace(last, output=Output.PLAIN)) if outcome.plain else outputs
         console.write_report(outcome.report, outputs, options.color.value, quiet=quiet, exit_status=outcome.exit_code)
+        if outcome.exit_code == 1 and last.path is not None and not quiet:
+            console.print_summary(outcome.report, last.path)
     elif outcome.text is not None:
         console.write_text(outcome.text, last.path)
     notes = () if quiet else outcome.notes

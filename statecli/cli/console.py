@@ -235,6 +235,12 @@ def write_report(report: Report, targets: Sequence[OutputTarget], color: str, *,
             render.write(report, target.output, sink, look)
 
 
+def print_summary(report: Report, path: str) -> None:
+    """Print on stderr what a report in a file found, because a failed job would show nothing else."""
+    page = (report.page_without_rows or report.page)()
+    _print_line(f"statecli: {report.title}: {page.verdict}; see {path}")
+
+
 def is_on_screen(target: OutputTarget) -> bool:
     """Return True if a person reads the output on the terminal of standard error."""
     for_people = target.output in (None, render.Output.TABLE, render.Output.PLAIN) and target.path is None

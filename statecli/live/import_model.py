@@ -166,5 +166,8 @@ def _suggest_attributes(obj: Any, name: str) -> str:
     if near:
         return near
     models = [n for n in public if isinstance(v := vars(obj).get(n), type) and issubclass(v, nn.Module)]
+    if not models:
+        return "; it defines no model class"
     more = f" and {len(models) - 8} more" if len(models) > 8 else ""
-    return f"; its model classes are {', '.join(models[:8])}{more}" if models else "; it defines no model class"
+    classes = "its model classes are" if len(models) > 1 else "its only model class is"
+    return f"; {classes} {', '.join(models[:8])}{more}"

@@ -321,6 +321,8 @@ class _PageWriter:
             counts += f" ({plural(len(self.report.accepted), 'finding')} accepted)"
         result = f"{counts}: exit status {status}"
         self.write_line(("", ""))
+        if self.page.problems:
+            self.write_wrapped(f"explain a rule: statecli rules {self.page.problems[0].rule}", "dim", "")
         self.write_wrapped(result, "bold", "")
 
     def write_weakening(self) -> None:

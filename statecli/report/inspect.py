@@ -131,17 +131,18 @@ def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: Row
         ),
         fixes=select_fixes(_list_fixes(state.tensors), problems),
         problems=problems,
-        verdict=_format_page_verdict(problems, state.tensors),
+        verdict=_format_page_verdict(problems, state),
     )
 
 
-def _format_page_verdict(problems: Sequence[Problem], tensors: Sequence[TensorInfo]) -> str:
-    """Return `2 problems: 61 of 63 tensors are not registered`; "" without problems."""
+def _format_page_verdict(problems: Sequence[Problem], state: ModelState) -> str:
+    """Return `2 problems: 61 of 63 tensors are not registered`; "" for a checkpoint without problems."""
+    count, unregistered = len(state.tensors), sum(tensor.kind is Kind.UNREGISTERED for tensor in state.tensors)
     if not problems:
-        return ""
-    unregistered = sum(tensor.kind is Kind.UNREGISTERED for tensor in tensors)
+        are_registered = state.traits.is_class and count and not unregistered
+        return f"no problems: {plural(count, 'tensor')}, all registered" if are_registered else ""
     are = "is" if unregistered == 1 else "are"
-    why = f": {unregistered:,} of {plural(len(tensors), 'tensor')} {are} not registered" if unregistered else ""
+    why = f": {unregistered:,} of {plural(count, 'tensor')} {are} not registered" if unregistered else ""
     return f"{plural(len(problems), 'problem')}{why}"
 
 

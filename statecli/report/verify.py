@@ -141,10 +141,13 @@ def list_inconclusive(verification: Verification, requested: Sequence[Name]) -> 
         packed = [note.fqn for note in verification.notes if note.kind is OddityKind.PACKED_PARAMS and note.fqn]
         where = f" that can be seen: {packed[0].partition('._packed')[0]} packs its weights in C++" if packed else ""
         return (f"{target}: the model holds no tensor{where}: there is nothing to prove",)
+    unproved: dict[str, list[Check]] = {}
+    for check in verification.checks:
+        if check.verdict is Verdict.INCONCLUSIVE or (check.verdict is Verdict.SKIPPED and check.check in requested):
+            unproved.setdefault(_describe_reason(check).replace(" in train mode", ""), []).append(check)
     lines = [
-        f"{target}: {check.check.value}: {_describe_reason(check)}"
-        for check in verification.checks
-        if check.verdict is Verdict.INCONCLUSIVE or (check.verdict is Verdict.SKIPPED and check.check in requested)
+        f"{target}: {_join_names(checks)}: {cause if len(checks) > 1 else _describe_reason(checks[0])}"
+        for cause, checks in unproved.items()
     ]
     if not lines and all(check.verdict is Verdict.SKIPPED for check in verification.checks):
         lines = [f"{target}: nothing was proved: {_join_names(verification.checks)} skipped"]

@@ -135,9 +135,7 @@ Tree = Annotated[
     bool,
     Option(("--tree",), "Show a tree of modules with the number of tensors and the size of each.", group=Group.ROWS),
 ]
-Unchanged = Annotated[
-    bool, Option(("--unchanged",), "Also list the tensors that did not change.", group=Group.ROWS)
-]
+Unchanged = Annotated[bool, Option(("--unchanged",), "Also list the tensors that did not change.", group=Group.ROWS)]
 NameOnly = Annotated[bool, Option(("--name-only",), "Print only the names of changed tensors.", group=Group.ROWS)]
 NameStatus = Annotated[
     bool,

@@ -30,7 +30,17 @@ OUTPUT_OPTIONS = frozenset(
     ]
 )
 #: Options of an output, which a shard file does not have.
-_FORMAT_OPTIONS = ("all", "tree", "lines", "unchanged", "name_only", "name_status", "output_format", "report", "verbose")
+_FORMAT_OPTIONS = (
+    "all",
+    "tree",
+    "lines",
+    "unchanged",
+    "name_only",
+    "name_status",
+    "output_format",
+    "report",
+    "verbose",
+)
 #: Options that contradict `--shard`, with their fields.
 _WITHOUT_SHARD = (("--to", "to"), ("--cuda", "cuda"), ("--write-baseline", "write_baseline"))
 

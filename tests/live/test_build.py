@@ -67,7 +67,7 @@ def test_near_attribute_is_suggested(write):
 
 def test_far_attribute_lists_the_models(write):
     """Where no name is near, the model classes of the file are listed."""
-    assert "model classes are Net" in refusal(write(SIMPLE, "Xyzzy"))
+    assert "its only model class is Net" in refusal(write(SIMPLE, "Xyzzy"))
 
 
 def test_near_file_is_suggested(write):

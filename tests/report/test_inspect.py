@@ -25,6 +25,17 @@ def folder(tmp_path):
     return make
 
 
+def test_a_class_has_a_verdict_and_a_checkpoint_has_none(statecli, tmp_path, monkeypatch):
+    """Inspect judges what a class registers; of a checkpoint it lists the tensors and judges nothing."""
+    monkeypatch.chdir(tmp_path)
+    save_file({"w": torch.ones(2, 2)}, "w.safetensors")
+    (tmp_path / "net.py").write_text("from torch import nn\nclass Net(nn.Linear):\n    def __init__(self):\n"
+                                     "        super().__init__(2, 2)\n")  # fmt: skip
+    lines = statecli("inspect", "net.py:Net", "-f", "table").out.splitlines()
+    assert (lines[1], lines[-1]) == ("no problems: 2 tensors, all registered", "clean: exit status 0")
+    assert "exit status" not in statecli("inspect", "w.safetensors", "-f", "table").out
+
+
 SAID = {
     "adapter": ({"adapter_config": ADAPTER}, "adapter (LORA) of base model org/base"),
     "a base that is null": (

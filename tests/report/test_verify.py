@@ -328,6 +328,19 @@ def test_what_is_inconclusive_is_no_pass():
     assert list_inconclusive(found, ()) == ("net.py:Net: step: net.py:4: no",)
 
 
+def test_proofs_that_fail_for_one_reason_are_one_line():
+    """The step calls forward in train mode: the same error of forward is reported once, with the names of both proofs."""
+    reasons = ("calling the model in train mode raised TypeError: no", "calling the model raised TypeError: no")
+    checks = [Check(name, UNSURE, reason=why) for name, why in zip((Name.STEP, Name.FORWARD), reasons, strict=True)]
+    found = run(moved(w=passed()), *checks, rows=[tensor("w")])
+    assert list_inconclusive(found, ()) == (f"net.py:Net: step, forward: {reasons[1]}",)
+    other = run(moved(w=passed()), checks[0], Check(Name.FORWARD, UNSURE, reason="no such layer"), rows=[tensor("w")])
+    assert list_inconclusive(other, ()) == (
+        f"net.py:Net: step: {reasons[0]}",
+        "net.py:Net: forward: no such layer",
+    )
+
+
 def test_nothing_proved_is_not_nothing_found():
     """Where every proof was skipped, or there is no tensor, no exit code 0."""
     skipped = [Check(name, SKIPPED, reason=NO_INPUT) for name in (Name.STEP, Name.FORWARD)]
