@@ -76,7 +76,7 @@ class NameList(str, Enum):
 
 
 class DiffView(RowView, frozen=True):
-    """The options of a diff. `within` describes the tolerances of the comparison, `unchanged` lists identical tensors."""
+    """The options of a diff. `within` describes its tolerances, `unchanged` lists identical tensors too."""
 
     names: NameList | None = None
     unchanged: bool = False

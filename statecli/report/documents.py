@@ -149,7 +149,7 @@ class Side(msgspec.Struct, frozen=True, gc=False):
 
 
 class DiffRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One tensor that differs, or any with `--unchanged`. `before` is null for an added tensor, `after` for a removed one."""
+    """A tensor that differs, with `--unchanged` any. `before` is null if it was added, `after` if it was removed."""
 
     fqn: str
     section: str

@@ -329,7 +329,7 @@ def test_what_is_inconclusive_is_no_pass():
 
 
 def test_proofs_that_fail_for_one_reason_are_one_line():
-    """The step calls forward in train mode: the same error of forward is reported once, with the names of both proofs."""
+    """The step calls forward in train mode: the same error of forward is reported once, for both proofs."""
     reasons = ("calling the model in train mode raised TypeError: no", "calling the model raised TypeError: no")
     checks = [Check(name, UNSURE, reason=why) for name, why in zip((Name.STEP, Name.FORWARD), reasons, strict=True)]
     found = run(moved(w=passed()), *checks, rows=[tensor("w")])
