@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from statecli.core.scope import Configuration, NotChecked
+from statecli.core.run_scope import Configuration, NotChecked
 from statecli.core.state import Evidence, Kind, Origin, TensorInfo
 
 #: The fields of `Stats` that have a column.

@@ -68,7 +68,7 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
     if description == _PICKLE:
         return BarePickle(f"is {description}")
     if description == _TEXT and path.endswith(".py"):
-        from statecli.core.wrong_targets import describe_python_file
+        from statecli.core.target_suggestions import describe_python_file
 
         return UnreadableError(describe_python_file(path))
     if description == _TEXT:

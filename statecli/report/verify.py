@@ -13,7 +13,7 @@ from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Column, Na
 from statecli.core import sizes
 from statecli.core.finding import Severity
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.scope import NotChecked
+from statecli.core.run_scope import NotChecked
 from statecli.core.state import NOTES_OF_UNREGISTERED_MODULES, Kind, ModelState, TensorInfo
 from statecli.core.units import KIND_NOUNS, format_kind, format_origin, format_shape, format_size, format_yes_no, plural
 from statecli.report import (

@@ -11,7 +11,7 @@ from statecli.commands.lock import lock_file
 from statecli.commands.lock.lock_file import Lock
 from statecli.core.errors import UsageError, option
 from statecli.core.finding import Severity
-from statecli.core.scope import Configuration
+from statecli.core.run_scope import Configuration
 from statecli.report import View
 from statecli.report.audit import build_audit_report, list_inconclusive
 from statecli.requests.accepted_findings import check_reason

@@ -19,7 +19,7 @@ from statecli import formats
 from statecli.core import quoting
 from statecli.core.errors import UnreadableError
 from statecli.core.natural_order import make_natural_key
-from statecli.core.scope import NotChecked
+from statecli.core.run_scope import NotChecked
 from statecli.formats import FORMATS, torch_tar, unsupported
 from statecli.storage import checkpoint_folder, files, zip_archive
 from statecli.storage.checkpoint_names import METADATA

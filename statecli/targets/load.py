@@ -59,7 +59,7 @@ def read_whole_checkpoint(text: str) -> ModelState:
     """
     path, section = split_section(text)
     if not files.is_remote(path) and not files.exists(path):
-        from statecli.core.wrong_targets import suggest_for_missing
+        from statecli.core.target_suggestions import suggest_for_missing
 
         raise UnreadableError(f"{path}: cannot be opened: no such file or directory{suggest_for_missing(path)}")
     return kinds.classify_tensors(formats.read(path, section))

@@ -7,7 +7,7 @@ from enum import Enum
 import msgspec
 
 from statecli.core.finding import Finding
-from statecli.core.scope import NotChecked
+from statecli.core.run_scope import NotChecked
 from statecli.core.state import Oddity, TensorInfo
 
 

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from statecli.commands.audit.run import Request, audit
 from statecli.core.errors import UnreadableError
 from statecli.core.natural_order import make_natural_key
-from statecli.core.scope import NotChecked
+from statecli.core.run_scope import NotChecked
 from statecli.pickle_scan.one_pickle import begins_as_pickle
 from statecli.storage import files
 from statecli.storage.source import Source

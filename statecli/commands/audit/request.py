@@ -10,7 +10,7 @@ from statecli.commands.audit.baseline import Baseline
 from statecli.commands.audit.config import IgnoreEntry
 from statecli.commands.lock.lock_file import Lock
 from statecli.core.finding import Severity
-from statecli.core.scope import Configuration
+from statecli.core.run_scope import Configuration
 from statecli.core.selection import Selection
 from statecli.rules import RULES
 from statecli.rules.policy_config import Policy

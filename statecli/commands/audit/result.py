@@ -7,7 +7,7 @@ from collections.abc import Collection
 import msgspec
 
 from statecli.core.finding import Finding, Severity
-from statecli.core.scope import Configuration, NotChecked, merge_not_checked
+from statecli.core.run_scope import Configuration, NotChecked, merge_not_checked
 from statecli.targets.target_result import Skipped, Status, TargetResult
 
 

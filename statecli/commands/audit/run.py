@@ -24,7 +24,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.float_mode import with_denormals
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
-from statecli.core.scope import NotChecked
+from statecli.core.run_scope import NotChecked
 from statecli.core.selection import matches_any, select
 from statecli.core.state import Kind, ModelState, Oddity, ScannedPickle
 from statecli.file_scan.scan import scan_pickles

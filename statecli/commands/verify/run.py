@@ -173,7 +173,7 @@ def _lower_severity(finding: Finding) -> Finding:
 
 def _describe_wrong_target(target: str) -> str:
     """Return why a target is not a model class, and what to type instead."""
-    from statecli.core.wrong_targets import describe_python_file, suggest_for_missing
+    from statecli.core.target_suggestions import describe_python_file, suggest_for_missing
 
     if target.endswith(".py") and os.path.isfile(target):
         return describe_python_file(target)
