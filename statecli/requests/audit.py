@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statecli.commands.audit import baseline, config, required_rules, run_notes
+from statecli.commands.audit import baseline, config, required_rules, unused_settings
 from statecli.commands.audit import run as audit_run
 from statecli.commands.audit.baseline import Baseline
 from statecli.commands.audit.config import Config, LoadedConfig
@@ -54,7 +54,7 @@ def run(options: AuditOptions, request: Request, caller: Caller, extra: ExtraInp
         result, pieces = audit_run.accept_all(result, options.write_baseline, options.reason or "", request)
         files = (OutputFile(options.write_baseline, pieces),)
     unjudged = list_inconclusive(result, options.select, allow_empty=options.allow_empty)
-    fixed, notes = baseline.report_fixed_entries(result), run_notes.build_notes(result, request)
+    fixed, notes = baseline.report_fixed_entries(result), unused_settings.build_notes(result, request)
     report = build_audit_report(result, View(unfold=options.all, verbose=options.verbose), unjudged, [*fixed, *notes])
     failed = [target.reason or target.target for target in result.targets if target.status is Status.FAILED]
     return Outcome(

@@ -14,6 +14,7 @@ from statecli.core import load_rules, move_rules, output_rules
 from statecli.core.rule import Rule
 from statecli.rules import (
     against,
+    audit_run,
     contents,
     gradients,
     layout,
@@ -24,13 +25,12 @@ from statecli.rules import (
     placement,
     policy,
     registration,
-    run_notes,
     siblings,
     storage,
     values,
     weights,
 )
-from statecli.rules.rule import AuditRule
+from statecli.rules.audit_rule import AuditRule
 
 #: The rules that `audit` runs, in the order in which they are listed. A tuple, because an audit
 #: would run no rule and pass if rules were registered by imports and an import was missing.
@@ -54,7 +54,7 @@ RULES: tuple[AuditRule, ...] = (
 
 _OTHERS = (
     *(*load_rules.RULES, *move_rules.RULES, *inspect.RULES, *diff.RULES, *verify.RULES, *locking.RULES),
-    *(*run_notes.RULES, *output_rules.RULES),
+    *(*audit_run.RULES, *output_rules.RULES),
 )
 _OF_AUDIT: dict[str, Rule] = {rule.name: rule for rule in RULES}
 #: Name -> rule, of every command, those of `audit` first. A rule that `audit` shares with others is the one of `audit`.

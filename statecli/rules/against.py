@@ -16,7 +16,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.state import Kind, TensorInfo
 from statecli.core.units import format_shape
-from statecli.rules.rule import Issue, judges, rule
+from statecli.rules.audit_rule import Issue, judges, rule
 from statecli.rules.subject import Subject, needs_class_or_reference
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from statecli.core.finding import Severity
 from statecli.core.state import Kind, ModelState, TensorInfo
 from statecli.core.units import join_names
-from statecli.rules.rule import Issue, rule
+from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject, needs_file
 from statecli.storage import checkpoint_folder, files
 from statecli.targets.load import split_section

@@ -10,7 +10,7 @@ from statecli.core.finding import Severity
 from statecli.core.kinds import MODEL_KINDS, can_train
 from statecli.core.selection import glob_names, matches_any
 from statecli.core.state import Evidence, Kind, OptimizerFacts, TensorInfo
-from statecli.rules.rule import Issue, rule
+from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject
 
 

@@ -15,7 +15,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ByteRange, Oddity, Place, TensorData, TensorInfo
 from statecli.core.units import plural
 from statecli.formats.dcp import ARCHIVE
-from statecli.rules.rule import Issue, rule
+from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject, needs_digest_as_name, needs_values
 from statecli.storage import files
 

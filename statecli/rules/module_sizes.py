@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from statecli.core.finding import Severity
 from statecli.core.state import Scalar, TensorInfo
-from statecli.rules.rule import Issue, rule
+from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject
 
 _Sizes = tuple[int, ...]

@@ -12,7 +12,7 @@ from statecli.core.kinds import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
 from statecli.core.load_rules import WRAPPER_PREFIX
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Kind, TensorInfo
-from statecli.rules.rule import Issue, judges, rule
+from statecli.rules.audit_rule import Issue, judges, rule
 from statecli.rules.subject import Subject
 
 #: Kinds of tensors that a model loads.

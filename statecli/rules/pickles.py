@@ -13,7 +13,7 @@ from statecli.core.finding import Severity
 from statecli.core.state import Bomb, Hazard, Mention, Place, ScannedPickle
 from statecli.pickle_scan import known_names, program_operators
 from statecli.pickles import safe_globals
-from statecli.rules.rule import Issue, rule
+from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject, needs_file, needs_pickles
 from statecli.storage import checkpoint_folder, files
 

@@ -8,7 +8,7 @@ from statecli.core import quoting
 from statecli.core.finding import Severity
 from statecli.core.state import Kind, TensorInfo
 from statecli.core.units import plural
-from statecli.rules.rule import Issue, rule
+from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject
 
 #: Devices that every machine has.

@@ -8,7 +8,7 @@ from statecli.commands.diff.result import Change, Status
 from statecli.core.finding import Severity
 from statecli.core.selection import glob_names, matches_any
 from statecli.core.state import Scalar
-from statecli.rules.rule import Issue, rule
+from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject, needs_file
 
 _SAVE = "save the key with the checkpoint, next to the tensors or in __metadata__"

@@ -14,7 +14,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.severity import decide_tensor_severity, is_trainable
 from statecli.core.state import Evidence, Kind, TensorInfo
 from statecli.formats.torch.whole_module import OF_A_METRIC
-from statecli.rules.rule import Issue, judges, rule
+from statecli.rules.audit_rule import Issue, judges, rule
 from statecli.rules.subject import Subject, needs_module
 
 

@@ -13,7 +13,7 @@ import msgspec
 from statecli.core.finding import Severity
 from statecli.core.state import Kind, TensorInfo
 from statecli.core.units import format_shape, join_names
-from statecli.rules.rule import Issue, rule
+from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject
 
 if TYPE_CHECKING:

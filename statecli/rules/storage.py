@@ -12,7 +12,7 @@ from statecli.core.finding import Severity
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Evidence, Kind, TensorData, TensorInfo
 from statecli.core.units import plural
-from statecli.rules.rule import Issue, rule
+from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.storage_views import Storage, View, have_common_byte, split_disjoint_groups
 from statecli.rules.subject import Subject
 

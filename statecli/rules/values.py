@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from statecli.core.finding import Severity
 from statecli.core.state import Evidence, Kind, TensorInfo
 from statecli.core.units import format_size, join_names
-from statecli.rules.rule import Issue, rule
+from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject, needs_values
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from statecli import rules
-from statecli.rules.rule import AuditRule
+from statecli.rules.audit_rule import AuditRule
 
 HERE = Path(__file__).parent
 NAMES = {

@@ -23,7 +23,7 @@ from statecli.core.finding import Finding
 from statecli.core.json_text import encode_json
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Oddity
-from statecli.rules import DICTIONARY, run_notes
+from statecli.rules import DICTIONARY, audit_run
 from statecli.storage import files
 from statecli.targets.location import find_path, is_in_folder, make_relative_name, resolve_name
 from statecli.targets.target_result import Accepted, Status, TargetResult
@@ -32,7 +32,7 @@ SCHEMA = "statecli.baseline/2"
 #: The schema of files that accept findings by name, whatever their content.
 SCHEMA_BY_NAME = "statecli.baseline/1"
 #: The rule of findings about a bug in statecli, which no baseline accepts.
-INTERNAL_ERROR_RULE = run_notes.INTERNAL_ERROR.name
+INTERNAL_ERROR_RULE = audit_run.INTERNAL_ERROR.name
 _CAUSES = frozenset(
     rule.name
     for rule in (
@@ -263,7 +263,7 @@ def encode_baseline(baseline: Baseline, path: str) -> Iterator[bytes]:
 def report_fixed_entries(audit: Audit) -> list[Finding]:
     """Return a finding for each note about an unneeded entry."""
     return [
-        run_notes.BASELINE_FIXED.finding(f"{target.target}: {note.message}", target=target.target, fqn=note.fqn)
+        audit_run.BASELINE_FIXED.finding(f"{target.target}: {note.message}", target=target.target, fqn=note.fqn)
         for target in audit.targets
         for note in target.notes
         if note.kind is OddityKind.BASELINE_FIXED

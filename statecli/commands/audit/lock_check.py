@@ -12,7 +12,7 @@ from statecli.commands.lock.companion_files import compare_companions, compare_f
 from statecli.core.state import ModelState
 from statecli.core.units import plural
 from statecli.live import spec
-from statecli.rules.rule import Issue
+from statecli.rules.audit_rule import Issue
 from statecli.rules.subject import Subject
 from statecli.storage import files
 from statecli.targets import load

@@ -13,8 +13,8 @@ from statecli.core.finding import Severity
 from statecli.core.run_scope import Configuration
 from statecli.core.selection import Selection
 from statecli.rules import RULES
+from statecli.rules.audit_rule import AuditRule
 from statecli.rules.policy_config import Policy
-from statecli.rules.rule import AuditRule
 
 
 class Request(msgspec.Struct, frozen=True):

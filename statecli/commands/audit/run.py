@@ -29,9 +29,9 @@ from statecli.core.selection import matches_any, select
 from statecli.core.state import Kind, ModelState, Oddity, ScannedPickle
 from statecli.file_scan.scan import scan_pickles
 from statecli.live import hf_auto
-from statecli.rules import RULES, run_notes
+from statecli.rules import RULES, audit_run
+from statecli.rules.audit_rule import AuditRule, Issue
 from statecli.rules.digest_names import CheckedFile, compute_digest, named_files
-from statecli.rules.rule import AuditRule, Issue
 from statecli.rules.subject import Subject, needs_digest_as_name, needs_values
 from statecli.storage import files
 from statecli.storage.file_version import refuse_files_that_change
@@ -508,7 +508,7 @@ def _run_rule(rule: AuditRule, subject: Subject, severity: Severity | None) -> I
         raise
     except Exception as error:  # noqa: BLE001  # no error lets an audit pass
         message = f"rule {rule.name} failed: {type(error).__name__}: {error} (please report it)"
-        yield run_notes.INTERNAL_ERROR.finding(message, target=subject.target)
+        yield audit_run.INTERNAL_ERROR.finding(message, target=subject.target)
 
 
 def _build_finding(rule: AuditRule, issue: Issue, target: str, configured: Severity | None) -> Finding:

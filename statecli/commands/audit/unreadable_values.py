@@ -14,7 +14,7 @@ from statecli.core.error_causes import group_by_cause
 from statecli.core.errors import ChecksumMismatch, StateError
 from statecli.core.state import Oddity, TensorInfo
 from statecli.core.units import plural
-from statecli.rules.rule import AuditRule
+from statecli.rules.audit_rule import AuditRule
 from statecli.rules.subject import Subject, needs_values
 
 if TYPE_CHECKING:

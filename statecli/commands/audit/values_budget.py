@@ -9,7 +9,7 @@ from math import prod
 from statecli.core.dtypes import ELEMENT_BITS, nbytes
 from statecli.core.state import TensorInfo
 from statecli.core.units import format_size
-from statecli.rules.rule import AuditRule
+from statecli.rules.audit_rule import AuditRule
 from statecli.rules.subject import needs_values
 from statecli.storage import files
 from statecli.targets import load

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.commands.audit import run_notes
+from statecli.commands.audit import unused_settings
 from statecli.commands.audit.run import Request, audit
 from statecli.core.errors import UsageError
 from statecli.requests import audit as asked
@@ -28,7 +28,7 @@ def _here(tmp_path, monkeypatch):
 
 def told(*targets, **options):
     request = Request(targets, **options)
-    return [one.message for one in run_notes.build_notes(audit(request), request)]
+    return [one.message for one in unused_settings.build_notes(audit(request), request)]
 
 
 def test_a_rule_that_the_policy_asks_for_and_that_did_not_run_is_told():

@@ -14,7 +14,7 @@ from statecli.commands.audit.result import Audit
 from statecli.commands.audit.run import matches_target
 from statecli.core.finding import Finding
 from statecli.core.units import join_names, plural
-from statecli.rules import run_notes as rules
+from statecli.rules import audit_run as rules
 from statecli.storage import files
 from statecli.targets.location import make_relative_name
 
