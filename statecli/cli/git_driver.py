@@ -226,8 +226,8 @@ def describe_failure(error: BaseException) -> str:
 
 def _describe_tensors(tensors: tuple[TensorInfo, ...], *, by_section: bool) -> Iterator[str]:
     with require_numpy():
-        from statecli.values.algorithm import Algorithm
         from statecli.values.digest import compute_digests
+        from statecli.values.digest_algorithm import Algorithm
 
     digests = compute_digests(tensors, Algorithm.BLAKE3)
     rows = []

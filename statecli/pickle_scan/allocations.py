@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES, VALUES_PER_BYTE
 from statecli.core.state import Bomb
-from statecli.pickle_scan import array_dtypes
+from statecli.pickle_scan import numpy_dtype_states
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickle_scan.tensor_sizes import MAX_SIZE, TensorSizes, element_bytes, resolve_copyreg_call
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
@@ -580,7 +580,7 @@ def _clamp(size: int) -> int:
 def _element_bytes(dtype: Value) -> int:
     """Bytes of an element of a numpy type."""
     state = dtype.state if type(dtype) is Obj else None
-    return (array_dtypes.element_bytes(dtype if type(dtype) is Obj else Obj(None, (dtype,)), state) or 0) or 1
+    return (numpy_dtype_states.element_bytes(dtype if type(dtype) is Obj else Obj(None, (dtype,)), state) or 0) or 1
 
 
 #: In whose name a quantized tensor is measured.

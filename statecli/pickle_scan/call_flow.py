@@ -17,13 +17,13 @@ from typing import Any
 
 from statecli.core import quoting
 from statecli.pickle_scan import (
-    array_dtypes,
     compiled_modules,
     dates,
     deferred_calls,
     exceptions,
     kept_functions,
     known_names,
+    numpy_dtype_states,
     packed_weights,
     random_states,
 )
@@ -70,7 +70,7 @@ class Flow:
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
-        self._array_types = array_dtypes.ArrayTypes(steps)
+        self._array_types = numpy_dtype_states.ArrayTypes(steps)
         self._deferred_calls = deferred_calls.DeferredCalls(self._get_root_name, steps)
         self._attributes_of_torch = kept_functions.Attributes(self._get_root_name, steps)
         #: Bytes of small storages of the archive, by their keys.
@@ -260,9 +260,9 @@ class Flow:
             self.note_misuse(call.cls, "gets a position outside its text, so that its message reads other memory")
         if not dates.has_valid_value(name, call):
             self.note_misuse(call.cls, "gets bytes that are not a valid date or time; its methods do not check them")
-        if name == array_dtypes.STRING_DTYPE and not array_dtypes.is_string_dtype(call):
+        if name == numpy_dtype_states.STRING_DTYPE and not numpy_dtype_states.is_string_dtype(call):
             self.note_misuse(call.cls, "gets values that numpy never writes for a string dtype")
-        if name == "numpy.dtype" and not array_dtypes.is_named_by_code(call):
+        if name == "numpy.dtype" and not numpy_dtype_states.is_named_by_code(call):
             self.note_misuse(call.cls, "gets no dtype code such as 'f4'; numpy always writes a code")
 
     def _check_call(self, call: Obj, depth: int = 0) -> None:
@@ -635,8 +635,8 @@ class Flow:
             return key.args[0] if len(key.args) == 1 and type(key.args[0]) is str else _COMPUTED
         if name == _TYPE_TAG:
             return self._text_of(key.args[0]) if key.args and type(key.args[0]) in (str, Obj) else None
-        if name in _SCALARS and not array_dtypes.is_number(key.args[0] if key.args else None):
-            return array_dtypes.text_of(key.args) or _COMPUTED
+        if name in _SCALARS and not numpy_dtype_states.is_number(key.args[0] if key.args else None):
+            return numpy_dtype_states.text_of(key.args) or _COMPUTED
         return None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from statecli.pickle_scan import array_dtypes
+from statecli.pickle_scan import numpy_dtype_states
 from statecli.pickles.keys import wrap_key
 from statecli.pickles.nodes import Key, Obj, Value
 
@@ -153,4 +153,4 @@ def _is_integer_array(value: Value, root_name: RootName) -> bool:
         dtype = value.args[1]
     else:
         return False
-    return name.startswith("numpy.") and array_dtypes.is_integer(dtype)
+    return name.startswith("numpy.") and numpy_dtype_states.is_integer(dtype)

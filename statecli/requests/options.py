@@ -16,7 +16,7 @@ from statecli.core.finding import Severity
 from statecli.core.output import ChangeOrder, Output, TensorOrder
 from statecli.core.selection import Selection
 from statecli.core.state import Kind
-from statecli.values.algorithm import Algorithm
+from statecli.values.digest_algorithm import Algorithm
 
 #: How a GPU is named, as a regular expression.
 CUDA = r"cuda(?::(?:0|[1-9]\d{0,3}))?"

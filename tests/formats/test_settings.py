@@ -249,7 +249,7 @@ def test_equal_contents_have_equal_digests(tmp_path, one, two):
 
 def test_what_is_not_read_is_said(tmp_path, monkeypatch):
     """Beyond the budget of digests an oddity says so, which a diff ends 2 for."""
-    from statecli.formats.torch import digest as _digests
+    from statecli.formats.torch import settings_digest as _digests
 
     monkeypatch.setattr(_digests, "MAX_DIGESTED", 50)
     _, state = settings(tmp_path, x=list(range(200)))
@@ -474,7 +474,7 @@ class Made:
 
 def test_one_line_says_that_too_much_was_left_out(tmp_path, monkeypatch):
     """However many settings come after the budget is spent."""
-    from statecli.formats.torch import digest as _digests
+    from statecli.formats.torch import settings_digest as _digests
 
     monkeypatch.setattr(_digests, "MAX_DIGESTED", 50)
     _, state = settings(tmp_path, **{f"x{n}": list(range(100)) for n in range(9)})

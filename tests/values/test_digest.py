@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from statecli import formats
 from statecli.core.errors import MalformedError, MissingDependency, UnreadableError
 from statecli.values import digest
-from statecli.values.algorithm import Algorithm
+from statecli.values.digest_algorithm import Algorithm
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),

@@ -29,7 +29,7 @@ from statecli.targets.load import split_section
 
 if TYPE_CHECKING:
     from statecli.commands.lock.lock_file import LockedSettings, LockedTarget
-    from statecli.values.algorithm import Algorithm
+    from statecli.values.digest_algorithm import Algorithm
 
 #: Files that change nothing which the model computes: what counts the training, and documents.
 BOOKKEEPING = frozenset(["trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"])

@@ -18,7 +18,7 @@ from statecli.storage import files, json_object
 from statecli.storage.source import Source
 from statecli.targets.load import split_section
 from statecli.targets.location import make_relative_name
-from statecli.values.algorithm import Algorithm
+from statecli.values.digest_algorithm import Algorithm
 
 SCHEMA = "statecli.lock/1"
 #: Bytes of the largest lock file that is read: enough for millions of tensors.

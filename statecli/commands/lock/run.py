@@ -21,7 +21,7 @@ from statecli.storage.file_version import FileVersion, read_versions, refuse_cha
 from statecli.targets import expand, load
 from statecli.targets.location import make_relative_name
 from statecli.targets.target_result import Status
-from statecli.values.algorithm import Algorithm
+from statecli.values.digest_algorithm import Algorithm
 from statecli.values.require_numpy import require_numpy
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import UnreadableError
 from statecli.core.state import ModelState, Oddity, Scalar, Settings
-from statecli.formats.torch.digest import Digests
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.settings import add_file, collect_settings
+from statecli.formats.torch.settings_digest import Digests
 from statecli.formats.torch.tensors import Decoder
 from statecli.storage import files, json_object
 from statecli.storage.checkpoint_names import SETTINGS_FILES

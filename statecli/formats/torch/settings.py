@@ -15,7 +15,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from statecli.core.state import Scalar, Settings
-from statecli.formats.torch.digest import (
+from statecli.formats.torch.reading import Reading
+from statecli.formats.torch.sections import MAX_SECTION_DEPTH
+from statecli.formats.torch.settings_digest import (
     Digests,
     describe_kind,
     numpy_scalar,
@@ -24,8 +26,6 @@ from statecli.formats.torch.digest import (
     select_own_arguments,
     select_own_attributes,
 )
-from statecli.formats.torch.reading import Reading
-from statecli.formats.torch.sections import MAX_SECTION_DEPTH
 from statecli.pickles.graph import as_mapping, as_sequence, is_module, is_optimizer, read_raw_bytes
 from statecli.pickles.nodes import Global, Key, Obj
 
