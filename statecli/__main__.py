@@ -103,7 +103,7 @@ def _run() -> None:
     from statecli.cli import interrupts
 
     interrupts.handle_interrupts()
-    from statecli.cli import commands, parser
+    from statecli.cli import command_runner, parser
     from statecli.storage import files
 
     files.forget_command()
@@ -111,15 +111,15 @@ def _run() -> None:
     sys.argv[1:] = words = [*map(files.mask_urls, sys.argv[1:])]
     options = parser.parse(words)
     if options is not None:
-        commands.run_and_exit(options)
+        command_runner.run_and_exit(options)
     from statecli.cli.help_page import find_help_request
 
     command = find_help_request(words) if parser.find_ambiguous_word(words) is None else None
     if command is not None:
-        commands.run_body_and_exit(lambda: commands.show_help(command, words), debug=False)
+        command_runner.run_body_and_exit(lambda: command_runner.show_help(command, words), debug=False)
     from statecli.cli.typer_app import run
 
-    commands.run_body_and_exit(run, debug=False)
+    command_runner.run_body_and_exit(run, debug=False)
 
 
 def _complain(error: BaseException) -> None:

@@ -27,8 +27,8 @@ TIMEOUT_S = 120
 
 #: What a server imports first. `run_python` and `start_python` take these names.
 LIBRARIES = {
-    "torch": ("torch", "torch.distributed.checkpoint", "torch.export", "numpy", "statecli.cli.commands"),
-    "statecli": ("numpy", "statecli.cli.commands", "statecli.cli.parser", "statecli.formats.registry"),
+    "torch": ("torch", "torch.distributed.checkpoint", "torch.export", "numpy", "statecli.cli.command_runner"),
+    "statecli": ("numpy", "statecli.cli.command_runner", "statecli.cli.parser", "statecli.formats.registry"),
     "dask": ("numpy", "distributed.cli.dask_scheduler", "distributed.cli.dask_worker"),
 }
 #: Variables that Python reads when it starts, except those that the server applies to a process.

@@ -296,9 +296,9 @@ def test_usage_errors_end_2():
 
 def test_a_bug_of_ours_is_told_in_one_line_and_ends_2(statecli, small, monkeypatch):
     """A crash is never 1 and never a traceback, unless --debug asks."""
-    from statecli.cli import commands
+    from statecli.cli import command_runner
 
-    monkeypatch.setattr(commands, "run", lambda *_: 1 / 0)
+    monkeypatch.setattr(command_runner, "run", lambda *_: 1 / 0)
     result = statecli("inspect", small)
     assert result.code == 2
     assert result.err.count("\n") == 1

@@ -186,7 +186,7 @@ def test_only_main_catches_our_errors():
     an audit, is what became of this one, and git gets it as a line of its own.
     """
     places = """
-        api/errors cli/commands cli/git_driver commands/audit/run commands/diff/renames workers/executors/batch
+        api/errors cli/command_runner cli/git_driver commands/audit/run commands/diff/renames workers/executors/batch
         workers/executors/futures values/compare values/compare_task values/histogram values/facts values/digest
         values/stats workers/pool
     """

@@ -32,7 +32,7 @@ print("still here")
 """
 TURNED = """
 import os, signal
-from statecli.cli import commands, interrupts
+from statecli.cli import command_runner, interrupts
 from statecli.core.errors import UnreadableError
 interrupts.handle_interrupts()
 def run():
@@ -40,7 +40,7 @@ def run():
         os.kill(os.getpid(), signal.SIGINT)
     except KeyboardInterrupt:
         raise UnreadableError("a worker was killed") from None
-commands.run_body_and_exit(run, debug=False)
+command_runner.run_body_and_exit(run, debug=False)
 """
 
 

@@ -10,7 +10,7 @@ import torch
 import typer
 from hypothesis import given, settings
 
-from statecli.cli import commands, parser, typer_app
+from statecli.cli import command_runner, parser, typer_app
 from statecli.requests.options import COMMANDS as TABLE
 from statecli.requests.parameters import parameters_of
 
@@ -38,7 +38,7 @@ TARGETS = {command: tuple(one.field for one in parameters_of(TABLE[command]) if 
 def by_typer(words):
     """What Typer makes of the same words; None where it refuses them."""
     found = []
-    leave, commands.run_and_exit = commands.run_and_exit, found.append
+    leave, command_runner.run_and_exit = command_runner.run_and_exit, found.append
     try:
         APP.main(list(words), standalone_mode=False)
     except Exception as error:  # noqa: BLE001
@@ -46,7 +46,7 @@ def by_typer(words):
         assert hasattr(error, "format_message"), error  # noqa: PT017
         return None
     finally:
-        commands.run_and_exit = leave
+        command_runner.run_and_exit = leave
     return found[0] if found else None
 
 

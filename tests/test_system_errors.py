@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from statecli import formats
-from statecli.cli import commands
+from statecli.cli import command_runner
 from statecli.core.errors import OutputError, UnreadableError
 from statecli.file_scan.scan import scan_pickles
 from statecli.workers import pool
@@ -161,8 +161,8 @@ def test_only_a_write_to_standard_output_is_an_error_of_standard_output():
     ):
         given = (*error.args, *filter(None, [getattr(error, "filename", None)]))
         raised = f"raise {type(error).__name__}{given!r}"
-        program = f"from statecli.cli import commands\ndef run(): {raised}\n"
-        done = _program(program + "commands.run_body_and_exit(run, debug=False)")
+        program = f"from statecli.cli import command_runner\ndef run(): {raised}\n"
+        done = _program(program + "command_runner.run_body_and_exit(run, debug=False)")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert done.stderr.startswith(f"statecli: {line}")
 
@@ -174,7 +174,7 @@ def test_output_error_is_the_line_about_standard_output(capsys):
         raise OutputError("standard output cannot be written: No space left on device")
 
     with pytest.raises(SystemExit) as done:
-        commands.run_body_and_exit(run, debug=False)
+        command_runner.run_body_and_exit(run, debug=False)
     assert done.value.code == 2
     assert capsys.readouterr().err == "statecli: standard output cannot be written: No space left on device\n"
 
@@ -212,7 +212,7 @@ def test_the_work_is_done_here_where_no_process_can_be_started(monkeypatch, wher
 
 
 @pytest.mark.parametrize("error", ["MemoryError()", "RecursionError('deep')", "ImportError('no')", "OSError(11, 'no')"])
-@pytest.mark.parametrize("where", ["parser.parse", "interrupts.handle_interrupts", "commands.execute"])
+@pytest.mark.parametrize("where", ["parser.parse", "interrupts.handle_interrupts", "command_runner.execute"])
 def test_a_crash_is_never_1(error, where):
     """Of whatever step: one line, 2."""
     module, function = where.split(".")

@@ -11,7 +11,7 @@ import msgspec
 import typer
 import typer.core
 
-from statecli.cli import commands, help_page, parser
+from statecli.cli import command_runner, help_page, parser
 from statecli.core.errors import UsageError
 from statecli.core.exit_code import Verdict
 from statecli.core.terminal_width import get_requested_width, get_terminal_width
@@ -87,7 +87,7 @@ def _build_function(name: str, options: Any) -> Callable[..., None]:
 
     def call(**options_by_name: Any) -> None:
         values = {key: tuple(value or ()) if key in repeatable else value for key, value in options_by_name.items()}
-        commands.run_and_exit(options(**values))
+        command_runner.run_and_exit(options(**values))
 
     parameters = parameters_of(options)
     repeatable = {parameter.field for parameter in parameters if parameter.repeatable}

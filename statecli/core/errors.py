@@ -16,7 +16,7 @@
     ├── EngineError            the engine of --executor does not answer, or its workers have another version
     └── MissingDependency      an optional package (torch, numpy) is not installed
 
-`cli.commands` prints these errors; `api` raises them with Python arguments in place of options (`option`).
+`cli.command_runner` prints these errors; `api` raises them with Python arguments in place of options (`option`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from statecli.cli import commands
+from statecli.cli import command_runner
 from statecli.commands.audit import config
 from statecli.commands.audit.config import Config
 from statecli.core.errors import StateError, UnreadableError, UsageError
@@ -185,7 +185,7 @@ def test_a_subject_stands_for_all_of_its_rules():
 def test_the_command_says_what_is_in_force_and_where_it_comes_from(tmp_path, capsysbinary):
     """Each key of the configuration and of the policy, once."""
     (tmp_path / "statecli.toml").write_text('fail-on = "error"\n[policy]\ndtype = "float16"\n')
-    assert commands.execute(ConfigOptions(config=str(tmp_path / "statecli.toml"), output_format=Output.JSON)) == 0
+    assert command_runner.execute(ConfigOptions(config=str(tmp_path / "statecli.toml"), output_format=Output.JSON)) == 0
     found = {one["key"]: one for one in json.loads(capsysbinary.readouterr().out)["settings"]}
     assert (found["fail-on"]["value"], found["policy.dtype"]["value"]) == ("error", ["float16"])
     assert found["policy.dtype"]["source"].endswith("statecli.toml")

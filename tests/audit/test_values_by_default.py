@@ -97,7 +97,7 @@ def test_both_options_contradict_each_other(broken, statecli):
 
 def test_numpy_is_imported_for_values_alone(broken):
     """An audit of names and pickles stays light."""
-    code = "import sys, statecli.cli.commands, statecli.__main__ as m\n"
+    code = "import sys, statecli.cli.command_runner, statecli.__main__ as m\n"
     code += f"sys.argv = ['statecli', 'audit', {broken!r}, '--no-values']"
     code += "\ntry:\n    m.main()\nfinally:\n    assert 'numpy' not in sys.modules"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
