@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from statecli.core.errors import UnreadableError
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 from statecli.storage.zip_archive import DEFLATED, Archive, Record
 from tests.formats.attacks import Lies, Member, build, records
 

@@ -19,7 +19,7 @@ from statecli.core.errors import UsageError, option
 from statecli.formats import FORMATS
 from statecli.render import Output
 from statecli.storage import files
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 from statecli.targets import location
 from statecli.targets.expand import CHECKPOINT_SUFFIXES
 

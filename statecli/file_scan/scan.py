@@ -43,8 +43,8 @@ from statecli.pickle_scan.one_pickle import (
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.machine import pause_gc
 from statecli.storage import checkpoint_folder, files, json_object
+from statecli.storage.byte_source import HEAD_BYTES, Source
 from statecli.storage.checkpoint_names import METADATA
-from statecli.storage.source import HEAD_BYTES, Source
 from statecli.storage.zip_archive import BEGINNING, STORED, Archive, Record, ends_as_zip
 
 #: Bytes of one inflated record. What one file may cost in all is in `step_budget.Budget`.

@@ -22,7 +22,7 @@ from statecli.formats import dcp, dcp_safetensors, deepspeed, gguf, megatron, sa
 from statecli.formats.registry import FILES, FOLDERS, FORMATS
 from statecli.pickles.machine import pause_gc
 from statecli.storage import checkpoint_folder, files
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 
 __all__ = ["FILES", "FOLDERS", "FORMATS", "container_of", "is_quick_to_read", "members", "read", "traits_of"]
 

@@ -42,8 +42,8 @@ from statecli.formats.torch.tensors import Tensor
 from statecli.pickles.graph import as_sequence
 from statecli.pickles.nodes import Global, Pickle
 from statecli.storage import checkpoint_folder, files
+from statecli.storage.byte_source import Source, read_small_file
 from statecli.storage.checkpoint_names import METADATA
-from statecli.storage.source import Source, read_small_file
 
 NAME = "dcp"
 TRAITS = FormatTraits(never_mapped="torch.distributed.checkpoint reads its files and never maps them")

@@ -41,8 +41,8 @@ from statecli.formats.shared.rank_folders import build_missing_row, merge_odditi
 from statecli.formats.torch.settings import join, put_below, rename, select
 from statecli.pickles.graph import as_mapping, as_sequence, get_text_items
 from statecli.storage import checkpoint_folder, files
+from statecli.storage.byte_source import Source
 from statecli.storage.checkpoint_names import SINGLE
-from statecli.storage.source import Source
 
 NAME = "deepspeed"
 TRAITS = FormatTraits(is_partitioned=True, has_own_loader=True)

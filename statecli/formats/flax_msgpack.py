@@ -41,8 +41,8 @@ from statecli.formats.torch.settings import collect_settings
 from statecli.formats.torch.settings_digest import of_text
 from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS, Decoder, Tensor
 from statecli.storage import files
+from statecli.storage.byte_source import Source
 from statecli.storage.msgpack import Blob, Cut, Parser
-from statecli.storage.source import Source
 
 NAME = "flax-msgpack"
 TRAITS = FormatTraits(

@@ -22,7 +22,7 @@ from statecli.core.format_traits import FormatTraits
 from statecli.core.ggml_types import BLOCK_SIZES, PACKING_PREFIX, QUANTIZED_TYPES, TORCH_TYPES
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ByteRange, ModelState, Oddity, Packing, Place, Scalar, Settings, TensorData, TensorInfo
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 
 NAME = "gguf"
 TRAITS = FormatTraits(

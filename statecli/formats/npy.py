@@ -8,7 +8,7 @@ from statecli.core.format_traits import FormatTraits
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ByteRange, ModelState, Oddity, Place
 from statecli.formats.shared import npy_array
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 
 NAME = "npy"
 TRAITS = FormatTraits()

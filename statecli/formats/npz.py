@@ -13,7 +13,7 @@ from statecli.core.format_traits import FormatTraits
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import ByteRange, ModelState, Oddity, Packing, Place, TensorInfo
 from statecli.formats.shared import npy_array
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 from statecli.storage.zip_archive import DEFLATED, Archive, Record, mentions
 
 NAME = "npz"

@@ -18,7 +18,7 @@ from statecli.core.errors import MalformedError
 from statecli.core.format_traits import FormatTraits
 from statecli.core.state import ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
 from statecli.storage import files, json_object
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 
 NAME = "safetensors"
 TRAITS = FormatTraits(

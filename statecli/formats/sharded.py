@@ -28,8 +28,8 @@ from statecli.formats.safetensors import DROPPED
 from statecli.formats.shared import config_files, rank_folders
 from statecli.formats.torch.settings import is_same_setting, join, put_below, select
 from statecli.storage import checkpoint_folder, files, json_object
+from statecli.storage.byte_source import Source
 from statecli.storage.checkpoint_names import SINGLE
-from statecli.storage.source import Source
 
 NAME = "sharded"
 TRAITS = FormatTraits(own_settings=frozenset(("total_size", "total_parameters")))  # what an index says of its files

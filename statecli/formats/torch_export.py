@@ -40,7 +40,7 @@ from statecli.formats.torch.tensors import Decoder, Tensor
 from statecli.pickles.graph import get_text_items
 from statecli.pickles.nodes import Global, Obj, Persistent
 from statecli.storage import json_object as _json
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 from statecli.storage.zip_archive import STORED, Archive, Record, mentions
 
 NAME = "torch-export"

@@ -24,9 +24,9 @@ from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.reading import Contents
 from statecli.pickles.errors import TruncatedPickle
 from statecli.pickles.nodes import Global, Pickle
+from statecli.storage.byte_source import Source, Window
 from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER
 from statecli.storage.files import Guard
-from statecli.storage.source import Source, Window
 
 NAME = "torch-legacy"
 TRAITS = FormatTraits(legacy=frozenset((Legacy.STREAM,)), may_hold_settings_alone=True)

@@ -25,7 +25,7 @@ from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.reading import MAX_ROWS
 from statecli.formats.torch_legacy import read_pickle_at
 from statecli.pickles.nodes import Global, Obj, Persistent, Pickle
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 
 if TYPE_CHECKING:
     from tarfile import TarInfo

@@ -30,7 +30,7 @@ from statecli.formats.torch.reading import Contents
 from statecli.formats.torch.tensors import Decoder
 from statecli.pickles.nodes import Pickle
 from statecli.storage import checkpoint_folder, files
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 from statecli.storage.zip_archive import Archive
 
 NAME = "torch-zip"

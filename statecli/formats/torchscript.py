@@ -37,7 +37,7 @@ from statecli.formats.torch.reading import MAX_ROWS, Reading, Row
 from statecli.formats.torch.tensors import Decoder
 from statecli.pickles.graph import as_mapping, get_name
 from statecli.pickles.nodes import Global, Obj, Pickle
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 from statecli.storage.zip_archive import Archive, mentions
 
 NAME = "torchscript"

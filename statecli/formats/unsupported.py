@@ -9,7 +9,7 @@ from statecli.core import quoting
 from statecli.core.errors import BarePickle, UnreadableError
 from statecli.formats import registry
 from statecli.storage import files
-from statecli.storage.source import HEAD_BYTES, Source
+from statecli.storage.byte_source import HEAD_BYTES, Source
 
 #: What preceded GGUF: "ggml", "ggmf", "ggjt" and the "ggla" of adapters, as little-endian numbers.
 _GGML = (b"lmgg", b"fmgg", b"tjgg", b"algg")

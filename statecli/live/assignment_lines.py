@@ -1,6 +1,6 @@
 """Record the source line of each attribute's assignment while the user's constructor runs.
 
-`Origins.recording()` wraps the four methods through which a module gets its state and restores them afterwards. An
+`Origins.record()` wraps the four methods through which a module gets its state and restores them afterwards. An
 entry is the innermost frame outside the torch package, so `self.fc = nn.Linear(2, 2)` is the origin of `fc` and of
 `fc.weight` alike.
 """
@@ -34,7 +34,7 @@ _WRAPPED_METHODS = ("__setattr__", "register_buffer", "register_parameter", "add
 
 
 class Origins:
-    """(module, attribute) -> the line of the assignment, for modules built under `recording()`.
+    """(module, attribute) -> the line of the assignment, for modules built under `record()`.
 
     `typed_paths` maps absolute paths to the paths as typed.
     """

@@ -22,7 +22,7 @@ from statecli.live.user_code import protect_process
 if TYPE_CHECKING:
     from torch import nn
 
-    from statecli.live.origin import Origins
+    from statecli.live.assignment_lines import Origins
 
 
 def build(spec: ModelSpec, *, init_device: str = "cpu", values: bool = False) -> BuiltModel:
@@ -33,7 +33,7 @@ def build(spec: ModelSpec, *, init_device: str = "cpu", values: bool = False) ->
     """
     torch = _import_torch()
     from statecli.live import torch_settings
-    from statecli.live.origin import Origins
+    from statecli.live.assignment_lines import Origins
 
     _check_device(torch, init_device)
     origins = Origins(get_typed_paths(spec))

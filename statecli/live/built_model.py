@@ -15,7 +15,7 @@ from statecli.live.user_code import protect_process
 if TYPE_CHECKING:
     from torch import nn
 
-    from statecli.live.origin import Origins
+    from statecli.live.assignment_lines import Origins
     from statecli.live.torch_settings import Settings
 
 

@@ -101,7 +101,7 @@ def describe_model_error(error: BaseException) -> str | None:
     place = _find_deepest_user_line(error)
     if place is None:
         return None
-    from statecli.live.origin import format_path
+    from statecli.live.assignment_lines import format_path
 
     return f"{type(error).__name__}: {format_exception(error)} ({format_path(place[0], {})}:{place[1]})"
 
@@ -109,7 +109,7 @@ def describe_model_error(error: BaseException) -> str | None:
 def _format_place(spec: ModelSpec, place: tuple[str, int] | None) -> str:
     if place is None or place[0].startswith("<"):
         return ""
-    from statecli.live.origin import format_path
+    from statecli.live.assignment_lines import format_path
 
     return f" ({format_path(place[0], get_typed_paths(spec))}:{place[1]})"
 

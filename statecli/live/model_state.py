@@ -28,7 +28,7 @@ from statecli.core.state import (
     Stats,
     TensorInfo,
 )
-from statecli.live import measure, origin, suggest_fix
+from statecli.live import assignment_lines, measure, suggest_fix
 from statecli.live.built_model import BuiltModel
 from statecli.live.rebuild import Rebuild, compare_builds
 from statecli.live.tensors import TensorFacts, find_leaves, get_grad_fn_name, get_kind, is_lazy, read_facts
@@ -388,7 +388,7 @@ def _locate_assignment(table: _Table, unregistered: UnregisteredTensor) -> tuple
         return table.built.origins.locate(unregistered.owner, name) or _locate_function(unregistered)
     for base in type(unregistered.owner).__mro__:
         if name in vars(base):
-            return origin.locate_class_attribute(base, name)
+            return assignment_lines.locate_class_attribute(base, name)
     return None
 
 

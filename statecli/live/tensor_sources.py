@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from statecli.live import origin
-from statecli.live.origin import is_skipped_frame
+from statecli.live import assignment_lines
+from statecli.live.assignment_lines import is_skipped_frame
 from statecli.live.spec import parse_spec
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -182,4 +182,4 @@ def format_file(filename: str, target: str) -> str:
     """Return a file name as typed in `target`, else relative to the current folder or sys.path."""
     spec = parse_spec(target)
     typed = {os.path.abspath(spec.module): spec.module} if spec is not None and spec.is_file else {}
-    return origin.format_path(filename, typed)
+    return assignment_lines.format_path(filename, typed)

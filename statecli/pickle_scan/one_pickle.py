@@ -17,8 +17,8 @@ from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.errors import MisframedPickle, OverBudget, TruncatedFrame, TruncatedPickle
 from statecli.pickles.machine import METADATA_BUDGET_FACTOR
 from statecli.storage import files
+from statecli.storage.byte_source import Source
 from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER, METADATA
-from statecli.storage.source import Source
 
 #: Bytes of one pickle.
 MAX_PICKLE_BYTES = 256 * 2**20

@@ -13,8 +13,8 @@ from statecli.core.errors import UnreadableError
 from statecli.core.state import Oddity
 from statecli.storage import files as on_disk
 from statecli.storage import json_object
+from statecli.storage.byte_source import read_small_file
 from statecli.storage.checkpoint_names import SINGLE
-from statecli.storage.source import read_small_file
 
 #: Most inner folders that are searched for weights, for a message that names them.
 MAX_INNER = 200

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from statecli.core import quoting
 from statecli.core.errors import MalformedError
-from statecli.storage.source import Source, Window
+from statecli.storage.byte_source import Source, Window
 
 #: Most containers inside one another.
 MAX_DEPTH = 100

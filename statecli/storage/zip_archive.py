@@ -24,8 +24,8 @@ from msgspec import UNSET
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.state import Oddity, Place
+from statecli.storage.byte_source import Source, Window
 from statecli.storage.files import Guard
-from statecli.storage.source import Source, Window
 
 #: Most bytes that a record may inflate to; a pickle of 64 MB describes half a million tensors.
 MAX_INFLATED = 64 * 2**20

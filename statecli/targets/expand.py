@@ -22,8 +22,8 @@ from statecli.core.natural_order import make_natural_key
 from statecli.core.run_scope import NotChecked
 from statecli.formats import FORMATS, torch_tar, unsupported
 from statecli.storage import checkpoint_folder, files, zip_archive
+from statecli.storage.byte_source import Source
 from statecli.storage.checkpoint_names import METADATA
-from statecli.storage.source import Source
 from statecli.storage.store import ListingBudget
 from statecli.targets import packed_files
 from statecli.targets.target_result import Status, TargetResult

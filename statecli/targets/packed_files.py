@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.formats import registry, torch_tar
 from statecli.storage import files
-from statecli.storage.source import HEAD_BYTES, Source
+from statecli.storage.byte_source import HEAD_BYTES, Source
 from statecli.targets import lz4_head
 
 #: Bytes of an archive that are unpacked to look for checkpoints: some seconds of work.

@@ -31,7 +31,7 @@ from statecli.core.natural_order import make_natural_key
 from statecli.core.run_scope import NotChecked
 from statecli.pickle_scan.one_pickle import begins_as_pickle
 from statecli.storage import files
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 from statecli.targets import packed_files
 from statecli.targets.expand import (
     ModelFolders,

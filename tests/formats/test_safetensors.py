@@ -27,7 +27,7 @@ from statecli.core import kinds
 from statecli.core.errors import UnreadableError
 from statecli.core.state import ModelState
 from statecli.formats import safetensors
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 
 
 def entry(dtype="F32", shape=(2,), offsets=(0, 8), **more):

@@ -31,7 +31,7 @@ from statecli.file_scan.scan import scan_pickles
 from statecli.pickle_scan.one_pickle import begins_as_pickle
 from statecli.pickle_scan.step_budget import Budget
 from statecli.pickles import machine
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 
 from .attacks import (
     Member,

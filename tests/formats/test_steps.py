@@ -16,7 +16,7 @@ from statecli.commands.audit.run import Request, audit
 from statecli.file_scan import scan as _scan
 from statecli.pickle_scan import imported_names
 from statecli.pickle_scan.step_budget import FLOW_PER_BYTE, FLOW_PER_OPCODE, Budget, OutOfSteps, Steps
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 from statecli.targets.target_result import Status
 
 from .attacks import Member, build, called, four, get, named, number, put, records, short, stacked

@@ -14,8 +14,8 @@ from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.state import ByteRange
 from statecli.formats import torch_legacy, torch_zip
 from statecli.pickles.nodes import Pickle
+from statecli.storage.byte_source import HEAD_BYTES, Source, Window
 from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER
-from statecli.storage.source import HEAD_BYTES, Source, Window
 
 from .attacks import Lies, Member, build, changed, legacy, number, pickled, records, state_dict, tensor, text, without
 

@@ -50,8 +50,8 @@ def inspect(write: Callable[..., str]) -> Callable[..., ModelState]:
 def read_live() -> Callable[..., ModelState]:
     """Read what a factory builds, without a file around it."""
     from statecli.live import read
+    from statecli.live.assignment_lines import Origins
     from statecli.live.built_model import BuiltModel
-    from statecli.live.origin import Origins
     from statecli.live.spec import ModelSpec
 
     def read_one(make: Callable[[], object]) -> ModelState:

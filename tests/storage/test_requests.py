@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from statecli.storage import files
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 from statecli.storage.zip_archive import Archive
 
 from ..formats.msgpacks import Extension, pack

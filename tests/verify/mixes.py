@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from statecli.commands.verify import first_forward
 from statecli.commands.verify import model_under_test as subjects
 from statecli.commands.verify.inputs import Inputs
+from statecli.live.assignment_lines import Origins
 from statecli.live.build import build
 from statecli.live.built_model import BuiltModel
-from statecli.live.origin import Origins
 from statecli.live.spec import ModelSpec, parse_spec
 
 #: What no model holds.

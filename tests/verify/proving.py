@@ -9,8 +9,8 @@ from pathlib import Path
 from statecli.commands.verify import model_under_test
 from statecli.commands.verify.result import Cell, Check, Name
 from statecli.commands.verify.run import Request, run
+from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
-from statecli.live.origin import Origins
 from statecli.live.spec import ModelSpec
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"

@@ -22,9 +22,9 @@ from statecli.commands.verify.inputs import (
     use_seed,
 )
 from statecli.core.errors import ModelError, UsageError
+from statecli.live.assignment_lines import Origins
 from statecli.live.build import build
 from statecli.live.built_model import BuiltModel
-from statecli.live.origin import Origins
 from statecli.live.spec import ModelSpec
 from statecli.live.spec import parse_spec as parse_spec
 

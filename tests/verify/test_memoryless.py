@@ -14,8 +14,8 @@ from statecli.commands.verify.result import Name  # noqa: E402
 from statecli.commands.verify.run import Request, verify_model  # noqa: E402
 from statecli.core.errors import ModelError, UnreadableError  # noqa: E402
 from statecli.live import tensor_bits  # noqa: E402
+from statecli.live.assignment_lines import Origins  # noqa: E402
 from statecli.live.built_model import BuiltModel  # noqa: E402
-from statecli.live.origin import Origins  # noqa: E402
 from statecli.live.spec import ModelSpec  # noqa: E402
 from statecli.live.tensors import has_memory, is_freed  # noqa: E402
 from statecli.values.live_tensor import build_view  # noqa: E402

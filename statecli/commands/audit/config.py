@@ -24,7 +24,7 @@ from statecli.core.rule import Rule
 from statecli.rules import RULES
 from statecli.rules.policy_config import Policy
 from statecli.storage import files
-from statecli.storage.source import read_small_file
+from statecli.storage.byte_source import read_small_file
 from statecli.targets.location import find_path, find_repository_root, has_repository
 
 CONFIG_FILE_NAMES = ("statecli.toml", "pyproject.toml")

@@ -24,7 +24,7 @@ from statecli.core.run_scope import NotChecked
 from statecli.core.state import ModelState, Settings, StateDict
 from statecli.formats.torch.settings import rename
 from statecli.storage import checkpoint_folder, files
-from statecli.storage.source import Source, read_small_file
+from statecli.storage.byte_source import Source, read_small_file
 from statecli.targets.load import split_section
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from statecli.core.errors import MalformedError, UnreadableError, UsageError
 from statecli.core.json_text import encode_json
 from statecli.core.state import Kind, Scalar
 from statecli.storage import files, json_object
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 from statecli.targets.load import split_section
 from statecli.targets.location import make_relative_name
 from statecli.values.digest_algorithm import Algorithm

@@ -14,8 +14,8 @@ from statecli.commands.verify.inputs import NO_INPUT, Inputs
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.live import measure
+from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
-from statecli.live.origin import Origins
 from statecli.live.spec import ModelSpec
 from statecli.live.walk import walk
 

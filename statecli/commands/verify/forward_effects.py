@@ -21,7 +21,7 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.core.state import ModelState, Oddity, TensorInfo
 from statecli.live import measure, tensor_bits
-from statecli.live.origin import Origins
+from statecli.live.assignment_lines import Origins
 from statecli.live.tensors import is_lazy
 from statecli.live.walk import walk
 

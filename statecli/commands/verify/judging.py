@@ -22,8 +22,8 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.state import ModelState
 from statecli.live import measure, tensor_sources
+from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
-from statecli.live.origin import Origins
 from statecli.live.spec import ModelSpec
 from statecli.live.tensors import is_lazy, storage
 from statecli.live.walk import walk

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from statecli import live
 from statecli.core.errors import ModelError
 from statecli.core.state import ModelState, TensorInfo
+from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
-from statecli.live.origin import Origins
 from statecli.live.spec import ModelSpec
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from statecli.formats.torch.settings import add_file, collect_settings
 from statecli.formats.torch.settings_digest import Digests
 from statecli.formats.torch.tensors import Decoder
 from statecli.storage import files, json_object
+from statecli.storage.byte_source import read_small_file
 from statecli.storage.checkpoint_names import SETTINGS_FILES
-from statecli.storage.source import read_small_file
 
 #: What is said first of a folder, under the last part of its name.
 TOLD = (

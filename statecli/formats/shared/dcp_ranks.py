@@ -14,7 +14,7 @@ from statecli.core import quoting
 from statecli.core.state import Oddity
 from statecli.formats.shared.dcp_metadata import Metadata, SavedTensor, Stored
 from statecli.storage import files
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 
 _RANK = re.compile(r"__(?P<rank>\d{1,9})(?:_\d+\.distcp|\.metadata)")
 #: Ranks that are looked for, which is more than any save had.

@@ -22,7 +22,7 @@ from statecli.formats.torch.reading import Row
 from statecli.formats.torch.tensors import Decoder, Tensor
 from statecli.pickles.graph import as_mapping
 from statecli.storage import checkpoint_folder, files
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 
 FOLDER = "zero"
 _SUFFIX = ".pt"

@@ -25,7 +25,7 @@ from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS, Decoder
 from statecli.pickles.graph import as_mapping, as_sequence, get_text_items
 from statecli.pickles.nodes import Obj
 from statecli.storage import files
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 
 #: Pieces that all parameters together may lie in; a 70B model on 512 ranks has 400,000.
 MAX_PIECES = 3_000_000

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.state import Evidence, Kind, Oddity, TensorInfo
-from statecli.storage.source import Source
+from statecli.storage.byte_source import Source
 
 
 def merge_oddities(oddities: Mapping[str, Iterable[Oddity]]) -> list[Oddity]:
