@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from statecli.commands.inspect.run import Inspection
     from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, Verification
     from statecli.core.finding import Finding, Severity
-    from statecli.core.state import Kind, ModelState, Stats, TensorInfo
+    from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
     from statecli.values.delta import Delta
 
 #: Modules of the result types; each is imported on first use.
@@ -54,7 +54,7 @@ _TYPES = {
     "statecli.core.finding": ("Finding", "Severity"),
     "statecli.commands.inspect.run": ("Inspection",),
     "statecli.commands.verify.result": ("Cell", "Check", "Column", "Name", "Verdict", "Verification"),
-    "statecli.core.state": ("Kind", "ModelState", "Stats", "TensorInfo"),
+    "statecli.core.model_state": ("Kind", "ModelState", "Stats", "TensorInfo"),
     "statecli.values.delta": ("Delta",),
 }
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from statecli.commands.verify.result import Name, Verification
     from statecli.core.finding import Severity
-    from statecli.core.state import Kind
+    from statecli.core.model_state import Kind
     from statecli.report import Report
 
 __all__ = ["assert_state_follows"]

@@ -7,7 +7,7 @@ import math
 from statecli import render
 from statecli.commands.diff.result import Change, Diff, Field, Status
 from statecli.core.finding import Finding, Severity
-from statecli.core.state import Kind, ModelState, TensorInfo
+from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.render import Output, RenderOptions
 from statecli.report.diff import DiffView, build_diff_report
 from statecli.values.delta import Delta

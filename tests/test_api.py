@@ -27,8 +27,8 @@ from statecli.commands.inspect import run as inspection
 from statecli.commands.verify import run as proofs
 from statecli.commands.verify.result import Name, Verdict, Verification
 from statecli.core.errors import ModelError, NothingMatched, UnreadableError, UsageError
+from statecli.core.model_state import Kind
 from statecli.core.selection import Selection
-from statecli.core.state import Kind
 from statecli.testing import assert_state_follows
 
 from .forked_python import run_python

@@ -7,8 +7,8 @@ import pytest
 from statecli.commands.diff.result import Field
 from statecli.commands.diff.run import Request
 from statecli.core.errors import UsageError
+from statecli.core.model_state import Kind
 from statecli.core.selection import Selection
-from statecli.core.state import Kind
 from statecli.render import Output
 from statecli.report.diff import DiffView, NameList
 from statecli.requests import diff

@@ -14,8 +14,8 @@ from statecli.commands.verify import run as proving
 from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import Kind
 from statecli.core.selection import Selection
-from statecli.core.state import Kind
 from statecli.render import Output
 
 from .forked_python import run_python

@@ -11,7 +11,7 @@ from torch import nn
 
 from statecli import formats
 from statecli.core import kinds
-from statecli.core.state import Evidence, Kind, OptimizerFacts, OptimizerGroup, TensorInfo
+from statecli.core.model_state import Evidence, Kind, OptimizerFacts, OptimizerGroup, TensorInfo
 
 
 class Net(nn.Module):

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from safetensors.torch import save_file
 
 from statecli.core.finding import Finding, Severity
-from statecli.core.state import Origin, Place, TensorInfo
+from statecli.core.model_state import Origin, Place, TensorInfo
 from statecli.targets import load, location
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_model
 
 from statecli import formats
 from statecli.core import kinds
-from statecli.core.state import Kind
+from statecli.core.model_state import Kind
 
 from .zoo import SMALL, make
 

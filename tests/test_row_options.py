@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from statecli.core.errors import UsageError
+from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.selection import Selection, select
-from statecli.core.state import Kind, ModelState, TensorInfo
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from statecli.core.finding import Severity
+from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.severity import decide_tensor_severity
-from statecli.core.state import Kind, TensorInfo
 
 HEADER = """
 import torch

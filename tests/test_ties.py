@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from statecli import formats
 from statecli.core import tied_tensors
-from statecli.core.state import ModelState, TensorInfo
+from statecli.core.model_state import ModelState, TensorInfo
 
 
 def row(

@@ -15,8 +15,8 @@ from statecli.cli import console, interrupts, output_files
 from statecli.cli.output_files import OutputTarget
 from statecli.core.errors import StateError, UsageError, option
 from statecli.core.exit_code import Verdict
+from statecli.core.model_state import ModelState
 from statecli.core.progress import Progress
-from statecli.core.state import ModelState
 from statecli.render import Output
 from statecli.requests.options import (
     CompletionOptions,

@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from statecli.cli import output_files
 from statecli.core.errors import MissingDependency, StateError, UsageError
 from statecli.core.escaping import escape
-from statecli.core.state import TensorInfo
+from statecli.core.model_state import TensorInfo
 from statecli.core.units import format_kind, format_shape
 from statecli.core.version import __version__
 from statecli.pickle_scan.known_names import rename_python2

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from statecli.core.state import Place
+    from statecli.core.model_state import Place
 
 
 class StateError(Exception):

@@ -7,7 +7,7 @@ from enum import Enum
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from statecli.core.state import Origin, Place
+from statecli.core.model_state import Origin, Place
 
 
 class Severity(str, Enum):

@@ -16,7 +16,7 @@ from itertools import accumulate
 from msgspec.structs import replace
 
 from statecli.core.dtypes import INTEGER_DTYPES
-from statecli.core.state import Evidence, Kind, ModelState, Oddity, OptimizerFacts, OptimizerGroup, TensorInfo
+from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, OptimizerFacts, OptimizerGroup, TensorInfo
 
 #: Last components of names that are buffers in every model seen: torch's norms and spectral_norm, and the buffers that
 #: transformers, timm, diffusers and vector-quantize-pytorch register as persistent.

@@ -14,8 +14,8 @@ from statecli.core import load_rules
 from statecli.core.errors import NothingMatched
 from statecli.core.finding import Finding, Severity
 from statecli.core.kinds import MODEL_KINDS
+from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.core.rule import Rule
-from statecli.core.state import Evidence, Kind, ModelState, Oddity, TensorInfo
 
 #: Parts of the longest prefix that is looked for: each costs a pass over all names, which may have a million.
 MAX_PREFIX_PARTS = 32

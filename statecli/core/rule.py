@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from statecli.core.finding import Finding, Severity
-from statecli.core.state import Origin, Place
+from statecli.core.model_state import Origin, Place
 
 #: Present name -> the name that findings had before, which meant two things. Fingerprints keep the former name.
 FORMER_NAMES: dict[str, str] = {

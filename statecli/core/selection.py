@@ -10,8 +10,8 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli.core.errors import FilteredOut, UsageError, option
+from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.quoting import names
-from statecli.core.state import Kind, ModelState, TensorInfo
 
 #: Short spellings of dtypes that engineers type.
 _DTYPE_SPELLINGS = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}

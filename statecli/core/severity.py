@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statecli.core.finding import Severity
-from statecli.core.state import Kind, TensorInfo
+from statecli.core.model_state import Kind, TensorInfo
 
 
 def is_trainable(tensor: TensorInfo) -> bool:

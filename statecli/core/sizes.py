@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from statecli.core.state import Kind, TensorInfo
+from statecli.core.model_state import Kind, TensorInfo
 
 
 class Totals(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from statecli.core.state import ModelState, TensorInfo
+from statecli.core.model_state import ModelState, TensorInfo
 
 #: Maximum names in one row's `tied_to`. Thousands of views of one flat storage would make the lists quadratic, so each
 #: of those rows names only the first row, and the first row names the second.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from statecli.core.model_state import Evidence, Kind, Origin, TensorInfo
 from statecli.core.run_scope import Configuration, NotChecked
-from statecli.core.state import Evidence, Kind, Origin, TensorInfo
 
 #: The fields of `Stats` that have a column.
 MOMENT_FIELDS = ("min", "max", "mean", "std")

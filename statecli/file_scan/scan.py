@@ -23,7 +23,7 @@ from msgspec import structs
 from statecli import formats
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.state import Bomb, Mention, Place, ScannedPickle
+from statecli.core.model_state import Bomb, Mention, Place, ScannedPickle
 from statecli.formats import dcp, torch_legacy, torch_tar
 from statecli.formats.shared import npy_array
 from statecli.formats.shared.dcp_metadata import Stored

@@ -17,7 +17,7 @@ from statecli.core import tied_tensors
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.float_mode import with_denormals
 from statecli.core.format_traits import FormatTraits, combine_traits
-from statecli.core.state import ModelState, Oddity
+from statecli.core.model_state import ModelState, Oddity
 from statecli.formats import dcp, dcp_safetensors, deepspeed, gguf, megatron, safetensors, sharded, unsupported
 from statecli.formats.registry import FILES, FOLDERS, FORMATS
 from statecli.pickles.machine import pause_gc

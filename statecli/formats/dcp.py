@@ -22,8 +22,8 @@ from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS, nbytes
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
+from statecli.core.model_state import Box, Boxes, ByteRange, ModelState, Oddity, Packing, TensorData
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import Box, Boxes, ByteRange, ModelState, Oddity, Packing, TensorData
 from statecli.formats import torch_zip
 from statecli.formats.shared import dcp_ranks
 from statecli.formats.shared.dcp_metadata import (

@@ -15,7 +15,7 @@ from operator import add
 from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS, nbytes
 from statecli.core.errors import MalformedError
-from statecli.core.state import Box, Boxes, ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
+from statecli.core.model_state import Box, Boxes, ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
 from statecli.formats.safetensors import TRAITS as SHARD_TRAITS
 from statecli.formats.shared.tiling import Box as Region
 from statecli.formats.shared.tiling import find_fault

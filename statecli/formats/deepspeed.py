@@ -22,8 +22,8 @@ from statecli.core import quoting
 from statecli.core.dtypes import INTEGER_DTYPES
 from statecli.core.errors import MalformedError, MissingShard, UnreadableError
 from statecli.core.format_traits import FormatTraits
+from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
 from statecli.formats.shared import deepspeed_universal
 from statecli.formats.shared.deepspeed_zero import (
     MASTER,

@@ -19,7 +19,7 @@ from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
-from statecli.core.state import (
+from statecli.core.model_state import (
     Box,
     Boxes,
     ByteRange,

@@ -20,8 +20,18 @@ from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
 from statecli.core.ggml_types import BLOCK_SIZES, PACKING_PREFIX, QUANTIZED_TYPES, TORCH_TYPES
+from statecli.core.model_state import (
+    ByteRange,
+    ModelState,
+    Oddity,
+    Packing,
+    Place,
+    Scalar,
+    Settings,
+    TensorData,
+    TensorInfo,
+)
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import ByteRange, ModelState, Oddity, Packing, Place, Scalar, Settings, TensorData, TensorInfo
 from statecli.storage.byte_source import Source
 
 NAME = "gguf"

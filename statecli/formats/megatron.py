@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, MissingShard, UnreadableError
 from statecli.core.format_traits import FormatTraits
+from statecli.core.model_state import Kind, ModelState, Oddity, Settings
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import Kind, ModelState, Oddity, Settings
 from statecli.formats.shared.rank_folders import build_missing_row, merge_oddities, read_small
 from statecli.formats.torch.settings import drop_same, join, put_below
 from statecli.storage import checkpoint_folder, files

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from statecli.core.format_traits import FormatTraits
+from statecli.core.model_state import ByteRange, ModelState, Oddity, Place
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import ByteRange, ModelState, Oddity, Place
 from statecli.formats.shared import npy_array
 from statecli.storage.byte_source import Source
 

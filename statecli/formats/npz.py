@@ -10,8 +10,8 @@ import zlib
 from statecli.core import quoting
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
+from statecli.core.model_state import ByteRange, ModelState, Oddity, Packing, Place, TensorInfo
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import ByteRange, ModelState, Oddity, Packing, Place, TensorInfo
 from statecli.formats.shared import npy_array
 from statecli.storage.byte_source import Source
 from statecli.storage.zip_archive import DEFLATED, Archive, Record, mentions

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import MalformedError
 from statecli.core.format_traits import FormatTraits
-from statecli.core.state import ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
+from statecli.core.model_state import ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
 from statecli.storage import files, json_object
 from statecli.storage.byte_source import Source
 

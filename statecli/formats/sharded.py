@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import IndexMismatch, MalformedError, MissingShard, PlaceUnreadable, UnreadableError
 from statecli.core.format_traits import FormatTraits, combine_traits
+from statecli.core.model_state import ModelState, Oddity, Settings, StateDict, TensorInfo
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import ModelState, Oddity, Settings, StateDict, TensorInfo
 from statecli.formats import deepspeed
 from statecli.formats.safetensors import DROPPED
 from statecli.formats.shared import config_files, rank_folders

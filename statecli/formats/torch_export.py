@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
+from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, Scalar, Settings, StateDict, TensorInfo
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import Evidence, Kind, ModelState, Oddity, Scalar, Settings, StateDict, TensorInfo
 from statecli.formats import torch_zip
 from statecli.formats.torch.archive import (
     check_folder,

@@ -17,8 +17,8 @@ from typing import Any
 from statecli.core.dtypes import STORAGE_DTYPES, nbytes
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits, Legacy
+from statecli.core.model_state import ByteRange, ModelState, Oddity, Place
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import ByteRange, ModelState, Oddity, Place
 from statecli.formats.torch import checkpoint_pickle
 from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.reading import Contents

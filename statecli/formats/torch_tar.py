@@ -20,7 +20,7 @@ from statecli.core import quoting
 from statecli.core.dtypes import STORAGE_DTYPES, nbytes
 from statecli.core.errors import MalformedError
 from statecli.core.format_traits import FormatTraits, Legacy
-from statecli.core.state import ByteRange, ModelState
+from statecli.core.model_state import ByteRange, ModelState
 from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.reading import MAX_ROWS
 from statecli.formats.torch_legacy import read_pickle_at

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
-from statecli.core.state import ByteRange, ModelState, Oddity, TensorData
+from statecli.core.model_state import ByteRange, ModelState, Oddity, TensorData
 from statecli.formats.torch.archive import (
     check_folder,
     check_version,

@@ -18,8 +18,8 @@ from statecli.core import quoting
 from statecli.core.dtypes import SCRIPT_STORAGE_DTYPES
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
+from statecli.core.model_state import ByteRange, Evidence, Kind, ModelState, Scalar, TensorInfo
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import ByteRange, Evidence, Kind, ModelState, Scalar, TensorInfo
 from statecli.formats.torch.archive import (
     check_folder,
     check_version,

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import BarePickle, UnreadableError
 from statecli.core.format_traits import FormatTraits, combine_traits
+from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
 from statecli.formats import dcp, sharded
 from statecli.formats.shared import config_files
 from statecli.formats.torch.settings import add_file

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from statecli.core.state import ModelState, Stats
+from statecli.core.model_state import ModelState, Stats
 from statecli.live.load_state_dict_api import Answer, Entries
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ def read(built: BuiltModel, target: str, *, stats_of: Callable[[torch.Tensor], S
     """
     import torch
 
-    from statecli.live import model_state
+    from statecli.live import model_reader
 
     with torch._C.DisableTorchFunctionSubclass():
-        return model_state.read(built, target, stats_of=stats_of)
+        return model_reader.read(built, target, stats_of=stats_of)
 
 
 def read_without_move(
@@ -42,10 +42,10 @@ def read_without_move(
     """
     import torch
 
-    from statecli.live import model_state
+    from statecli.live import model_reader
 
     with torch._C.DisableTorchFunctionSubclass():
-        return model_state.read_without_move(built, target, why_not, stats_of=stats_of)
+        return model_reader.read_without_move(built, target, why_not, stats_of=stats_of)
 
 
 def move(
@@ -58,10 +58,10 @@ def move(
     """
     import torch
 
-    from statecli.live import model_state
+    from statecli.live import model_reader
 
     with torch._C.DisableTorchFunctionSubclass():
-        return model_state.move(built, target, device, stats_of=stats_of)
+        return model_reader.move(built, target, device, stats_of=stats_of)
 
 
 def load(built: BuiltModel, entries: Entries) -> Answer:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from statecli.core.state import Origin
+from statecli.core.model_state import Origin
 from statecli.live.walk import own_dict
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from statecli.core.errors import ModelError
-from statecli.core.state import TensorInfo
+from statecli.core.model_state import TensorInfo
 from statecli.live import pretrained
 from statecli.live.built_model import BuiltModel
 from statecli.live.load_state_dict_api import Answer, Entries

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from statecli.core.state import TensorInfo
+from statecli.core.model_state import TensorInfo
 
 
 class Entries(msgspec.Struct, frozen=True):

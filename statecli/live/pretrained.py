@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 from torch import nn
 
-from statecli.core.state import TensorInfo
+from statecli.core.model_state import TensorInfo
 from statecli.live.load_state_dict_api import Answer, Entries
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from statecli.core.state import Kind
+from statecli.core.model_state import Kind
 
 _Lazy: type = vars(torch.nn.parameter)["UninitializedTensorMixin"]  # torch lists it in no stub
 #: What a class has that does not override torch's dispatch.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES, VALUES_PER_BYTE
-from statecli.core.state import Bomb
+from statecli.core.model_state import Bomb
 from statecli.pickle_scan import numpy_dtype_states
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickle_scan.tensor_sizes import MAX_SIZE, TensorSizes, element_bytes, resolve_copyreg_call

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from statecli.core.errors import MalformedError
-from statecli.core.state import Bomb, Hazard, Mention
+from statecli.core.model_state import Bomb, Hazard, Mention
 from statecli.pickle_scan import known_names, plain_data, script_nesting
 from statecli.pickle_scan.allocations import Allocations
 from statecli.pickle_scan.call_flow import Flow, get_plain_name, iter_indirect_calls, named_arguments

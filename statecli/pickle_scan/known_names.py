@@ -20,7 +20,7 @@ import sys
 from functools import lru_cache
 
 from statecli.core.dtypes import SCRIPT_STORAGE_DTYPES
-from statecli.core.state import Mention
+from statecli.core.model_state import Mention
 from statecli.pickle_scan import torch_classes
 from statecli.pickles import safe_globals
 

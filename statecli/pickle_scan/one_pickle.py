@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.state import Place
+from statecli.core.model_state import Place
 from statecli.pickle_scan import frames
 from statecli.pickle_scan.imported_names import Scanner
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, TypeVar
 
 from statecli.core import quoting
-from statecli.core.state import Hazard
+from statecli.core.model_state import Hazard
 from statecli.pickle_scan import known_names, random_states
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.graph import (

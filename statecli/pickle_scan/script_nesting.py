@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from statecli.core.state import Bomb
+from statecli.core.model_state import Bomb
 from statecli.pickle_scan.script_code import Strings
 from statecli.pickle_scan.step_budget import Steps
 from statecli.pickles.nodes import Global, Obj

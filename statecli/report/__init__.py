@@ -18,9 +18,9 @@ from msgspec import UNSET, UnsetType
 
 from statecli.core import output_rules
 from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import Oddity, Origin
 from statecli.core.output import ChangeOrder, TensorOrder
 from statecli.core.run_scope import Configuration, NotChecked
-from statecli.core.state import Oddity, Origin
 from statecli.core.units import describe_configuration, plural
 
 

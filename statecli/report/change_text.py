@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from statecli.commands.diff.result import Change, Diff, Field, Status
-from statecli.core.state import Kind, TensorInfo
+from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.units import (
     format_count,
     format_flag,

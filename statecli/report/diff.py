@@ -15,10 +15,10 @@ from statecli.commands.diff import rules, settings
 from statecli.commands.diff.result import Change, Diff, Field, ScalarChange, Status
 from statecli.core import sizes
 from statecli.core.finding import Finding
+from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.output import ChangeOrder
 from statecli.core.run_scope import NotChecked, merge_not_checked
-from statecli.core.state import Kind, ModelState, TensorInfo
 from statecli.core.units import KIND_NOUNS, format_fqn, format_shape, format_size, format_yes_no, plural
 from statecli.report import (
     Bars,

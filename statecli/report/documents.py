@@ -19,9 +19,9 @@ from statecli.commands.lock.lock_file import Lock
 from statecli.commands.verify.result import WORST_FIRST, Check, Name, Verdict, Verification
 from statecli.core.errors import UsageError
 from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import After, Evidence, Kind, Oddity, Origin, Scalar, Stats, TensorInfo
 from statecli.core.run_scope import Configuration, NotChecked
 from statecli.core.sizes import Totals
-from statecli.core.state import After, Evidence, Kind, Oddity, Origin, Scalar, Stats, TensorInfo
 from statecli.core.version import __version__
 from statecli.report import Problem, Rows, RuleText
 from statecli.targets.location import compute_fingerprint

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from statecli.core.finding import Finding
+from statecli.core.model_state import Oddity
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import Oddity
 from statecli.report import Line
 
 _NUMBER = re.compile(r"(?:(?<=^)|(?<=[.\[]))(?:0|[1-9]\d{0,8})(?=[.\]:]|$)")

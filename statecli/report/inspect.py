@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from statecli.commands.inspect.run import Inspection
 from statecli.core import sizes
 from statecli.core.finding import Severity
+from statecli.core.model_state import NOTES_OF_UNREGISTERED_MODULES, Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.output import TensorOrder
 from statecli.core.sizes import Totals
-from statecli.core.state import NOTES_OF_UNREGISTERED_MODULES, Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.core.units import (
     COUNT_FIELDS,
     KIND_NOUNS,

@@ -16,8 +16,8 @@ import msgspec
 from msgspec import UNSET
 
 from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import Kind, Oddity, Origin, TensorInfo
 from statecli.core.registration_rules import UNREGISTERED_MODULE, UNREGISTERED_PARAMETER, UNREGISTERED_TENSOR
-from statecli.core.state import Kind, Oddity, Origin, TensorInfo
 from statecli.core.units import format_shape, join_names, plural
 from statecli.report import Fix, Line, Problem, fold
 from statecli.targets.location import is_installed

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from statecli.commands.diff.result import Change, Field
+from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.natural_order import make_natural_key
 from statecli.core.output import ChangeOrder, TensorOrder
-from statecli.core.state import Kind, TensorInfo
 from statecli.report import Group, Line, RowView, change_text
 
 _Row = TypeVar("_Row", TensorInfo, Change)

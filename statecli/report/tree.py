@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from statecli.core import sizes
-from statecli.core.state import ModelState, TensorInfo
+from statecli.core.model_state import ModelState, TensorInfo
 from statecli.core.units import format_count, format_fqn, format_kind, format_shape, format_size, plural
 from statecli.report import Column, Group, Line, fold
 

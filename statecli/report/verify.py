@@ -12,9 +12,9 @@ from statecli import report
 from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Column, Name, Verdict, Verification
 from statecli.core import sizes
 from statecli.core.finding import Severity
+from statecli.core.model_state import NOTES_OF_UNREGISTERED_MODULES, Kind, ModelState, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.run_scope import NotChecked
-from statecli.core.state import NOTES_OF_UNREGISTERED_MODULES, Kind, ModelState, TensorInfo
 from statecli.core.units import KIND_NOUNS, format_kind, format_origin, format_shape, format_size, format_yes_no, plural
 from statecli.report import (
     Case,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from statecli.commands.verify.result import Verification
 from statecli.core.errors import UsageError, option
 from statecli.core.finding import Finding
-from statecli.core.state import ModelState
+from statecli.core.model_state import ModelState
 from statecli.report.problems import group_findings
 from statecli.requests.options import InspectOptions, VerifyOptions
 from statecli.requests.outcome import OutputFile

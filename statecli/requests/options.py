@@ -13,9 +13,9 @@ import msgspec
 from statecli.commands.diff.result import Field
 from statecli.commands.verify.result import Name
 from statecli.core.finding import Severity
+from statecli.core.model_state import Kind
 from statecli.core.output import ChangeOrder, Output, TensorOrder
 from statecli.core.selection import Selection
-from statecli.core.state import Kind
 from statecli.values.digest_algorithm import Algorithm
 
 #: How a GPU is named, as a regular expression.

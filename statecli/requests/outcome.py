@@ -11,8 +11,8 @@ import msgspec
 from statecli.core.error_causes import group_by_cause
 from statecli.core.exit_code import decide_exit_code
 from statecli.core.finding import Finding
+from statecli.core.model_state import ModelState
 from statecli.core.progress import Progress
-from statecli.core.state import ModelState
 from statecli.core.units import plural
 from statecli.report import Report
 

@@ -12,9 +12,9 @@ from statecli.core.dtypes import is_floating
 from statecli.core.finding import Finding, Severity
 from statecli.core.kinds import MODEL_KINDS, select_loaded_sections
 from statecli.core.load_rules import MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
+from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
-from statecli.core.state import Kind, TensorInfo
 from statecli.core.units import format_shape
 from statecli.rules.audit_rule import Issue, judges, rule
 from statecli.rules.subject import Subject, needs_class_or_reference

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecli.core.finding import Severity
+from statecli.core.model_state import Origin, Place
 from statecli.core.rule import Rule
-from statecli.core.state import Origin, Place
 
 if TYPE_CHECKING:
     from statecli.rules.subject import Subject

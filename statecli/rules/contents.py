@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from statecli.core.finding import Severity
-from statecli.core.state import Kind, ModelState, TensorInfo
+from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.units import join_names
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject, needs_file

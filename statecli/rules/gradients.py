@@ -8,8 +8,8 @@ from math import prod
 
 from statecli.core.finding import Severity
 from statecli.core.kinds import MODEL_KINDS, can_train
+from statecli.core.model_state import Evidence, Kind, OptimizerFacts, TensorInfo
 from statecli.core.selection import glob_names, matches_any
-from statecli.core.state import Evidence, Kind, OptimizerFacts, TensorInfo
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject
 

@@ -11,8 +11,8 @@ from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import ChecksumMismatch
 from statecli.core.finding import Severity
 from statecli.core.format_traits import Legacy
+from statecli.core.model_state import ByteRange, Oddity, Place, TensorData, TensorInfo
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import ByteRange, Oddity, Place, TensorData, TensorInfo
 from statecli.core.units import plural
 from statecli.formats.dcp import ARCHIVE
 from statecli.rules.audit_rule import Issue, rule

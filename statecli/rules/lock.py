@@ -11,7 +11,7 @@ from statecli.commands.lock.compare_lock import OTHER_SECTION, LockMatch
 from statecli.commands.lock.lock_file import LockedTensor
 from statecli.commands.lock.rules import VALUES_NOT_LOCKED
 from statecli.core.finding import Severity
-from statecli.core.state import TensorInfo
+from statecli.core.model_state import TensorInfo
 from statecli.core.units import format_fqn, join_names
 from statecli.rules.audit_rule import Issue, judges, rule
 from statecli.rules.subject import Subject, needs_lock, needs_locked_companions

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from statecli.core.finding import Severity
-from statecli.core.state import Scalar, TensorInfo
+from statecli.core.model_state import Scalar, TensorInfo
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject
 

@@ -10,8 +10,8 @@ from statecli.core.escaping import escape
 from statecli.core.finding import Severity
 from statecli.core.kinds import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
 from statecli.core.load_rules import WRAPPER_PREFIX
+from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import Kind, TensorInfo
 from statecli.rules.audit_rule import Issue, judges, rule
 from statecli.rules.subject import Subject
 

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from statecli.core import quoting
 from statecli.core.finding import Severity
-from statecli.core.state import Bomb, Hazard, Mention, Place, ScannedPickle
+from statecli.core.model_state import Bomb, Hazard, Mention, Place, ScannedPickle
 from statecli.pickle_scan import known_names, program_operators
 from statecli.pickles import safe_globals
 from statecli.rules.audit_rule import Issue, rule

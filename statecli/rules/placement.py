@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from statecli.core import quoting
 from statecli.core.finding import Severity
-from statecli.core.state import Kind, TensorInfo
+from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.units import plural
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject

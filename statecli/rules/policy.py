@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from statecli.commands.diff.result import Change, Status
 from statecli.core.finding import Severity
+from statecli.core.model_state import Scalar
 from statecli.core.selection import glob_names, matches_any
-from statecli.core.state import Scalar
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject, needs_file
 

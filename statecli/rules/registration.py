@@ -9,10 +9,10 @@ from msgspec import UNSET
 from statecli.commands.verify.rules import NON_LEAF_ATTRIBUTE
 from statecli.core import quoting, registration_rules
 from statecli.core.finding import Severity
+from statecli.core.model_state import Evidence, Kind, TensorInfo
 from statecli.core.move_rules import STALE_VIEW
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.severity import decide_tensor_severity, is_trainable
-from statecli.core.state import Evidence, Kind, TensorInfo
 from statecli.formats.torch.whole_module import OF_A_METRIC
 from statecli.rules.audit_rule import Issue, judges, rule
 from statecli.rules.subject import Subject, needs_module

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from statecli.core.finding import Severity
-from statecli.core.state import Kind, TensorInfo
+from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.units import format_shape, join_names
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject

@@ -9,8 +9,8 @@ from heapq import heappop, heappush
 from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS, is_floating, nbytes
 from statecli.core.finding import Severity
+from statecli.core.model_state import Evidence, Kind, TensorData, TensorInfo
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import Evidence, Kind, TensorData, TensorInfo
 from statecli.core.units import plural
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.storage_views import Storage, View, have_common_byte, split_disjoint_groups

@@ -8,7 +8,7 @@ from math import gcd, prod
 import msgspec
 
 from statecli.core.dtypes import ELEMENT_BITS, VALUES_PER_BYTE, nbytes
-from statecli.core.state import ByteRange, ModelState, Place, TensorData, TensorInfo
+from statecli.core.model_state import ByteRange, ModelState, Place, TensorData, TensorInfo
 
 
 class View(msgspec.Struct, frozen=True):

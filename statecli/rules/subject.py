@@ -10,8 +10,8 @@ from statecli.commands.diff.result import Diff
 from statecli.commands.lock.companion_files import CompanionChanges
 from statecli.commands.lock.compare_lock import LockMatch
 from statecli.core.errors import StateError
+from statecli.core.model_state import ModelState, Oddity, Place, ScannedPickle, TensorInfo
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import ModelState, Oddity, Place, ScannedPickle, TensorInfo
 from statecli.core.units import format_fqn
 from statecli.rules.digest_names import CheckedFile
 from statecli.rules.policy_config import Policy

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from statecli.core.finding import Severity
-from statecli.core.state import Evidence, Kind, TensorInfo
+from statecli.core.model_state import Evidence, Kind, TensorInfo
 from statecli.core.units import format_size, join_names
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject, needs_values

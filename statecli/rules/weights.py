@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from statecli.core.finding import Severity
-from statecli.core.state import Kind, ModelState, TensorInfo
+from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.units import join_names, plural
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject, needs_values

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from statecli.core.errors import ChecksumMismatch
-from statecli.core.state import Stats
+from statecli.core.model_state import Stats
 from statecli.values.compare_task import CompareTask, Comparison
 from statecli.values.elements import find_element
 from statecli.values.read import FREE_OVERLAP_ELEMENTS

@@ -23,7 +23,7 @@ import msgspec
 
 from statecli.core import errors
 from statecli.core.errors import ChecksumMismatch, StateError, UnreadableError
-from statecli.core.state import Place
+from statecli.core.model_state import Place
 from statecli.shards.partition import MAX_SHARDS
 from statecli.shards.tasks import RESULTS, Key
 from statecli.storage import files

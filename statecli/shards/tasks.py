@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from statecli.core.errors import StateError
-from statecli.core.state import Stats
+from statecli.core.model_state import Stats
 from statecli.values.compare_task import Comparison
 from statecli.values.summary import Facts
 from statecli.workers.pool import Work

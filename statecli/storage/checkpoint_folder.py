@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from statecli.core import quoting
 from statecli.core.errors import UnreadableError
-from statecli.core.state import Oddity
+from statecli.core.model_state import Oddity
 from statecli.storage import files as on_disk
 from statecli.storage import json_object
 from statecli.storage.byte_source import read_small_file

@@ -22,8 +22,8 @@ import msgspec
 from msgspec import UNSET
 
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
+from statecli.core.model_state import Oddity, Place
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import Oddity, Place
 from statecli.storage.byte_source import Source, Window
 from statecli.storage.files import Guard
 

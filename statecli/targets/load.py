@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from statecli import formats, live
 from statecli.core import kinds
 from statecli.core.errors import MalformedError, UnreadableError, UsageError, option
+from statecli.core.model_state import ModelState
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import ModelState
 from statecli.live import hf_auto
 from statecli.live.build import build
 from statecli.live.built_model import BuiltModel

@@ -13,8 +13,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from statecli.core.finding import Finding
+from statecli.core.model_state import Origin, Place, TensorInfo
 from statecli.core.rule import FORMER_NAMES
-from statecli.core.state import Origin, Place, TensorInfo
 from statecli.live import spec
 from statecli.storage import files
 from statecli.targets import load

@@ -7,8 +7,8 @@ from enum import Enum
 import msgspec
 
 from statecli.core.finding import Finding
+from statecli.core.model_state import Oddity, TensorInfo
 from statecli.core.run_scope import NotChecked
-from statecli.core.state import Oddity, TensorInfo
 
 
 class Status(str, Enum):

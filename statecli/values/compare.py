@@ -22,7 +22,7 @@ from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError, UnreadableError
 from statecli.core.float_mode import with_denormals
 from statecli.core.ggml_types import BLOCK_SIZES
-from statecli.core.state import ByteRange, TensorData, TensorInfo
+from statecli.core.model_state import ByteRange, TensorData, TensorInfo
 from statecli.storage import files
 from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_versions
 from statecli.values import kernels, sparse

@@ -14,7 +14,7 @@ import numpy as np
 
 from statecli.core.errors import StateError, UnreadableError
 from statecli.core.float_mode import with_denormals
-from statecli.core.state import ByteRange, TensorData
+from statecli.core.model_state import ByteRange, TensorData
 from statecli.storage import files
 from statecli.storage.files import File
 from statecli.values import kernels

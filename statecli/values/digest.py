@@ -23,7 +23,7 @@ import numpy as np
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import MissingDependency, StateError, UnreadableError
 from statecli.core.float_mode import with_denormals
-from statecli.core.state import Quantizer, TensorData, TensorInfo
+from statecli.core.model_state import Quantizer, TensorData, TensorInfo
 from statecli.values.digest_algorithm import Algorithm
 from statecli.values.elements import COMPLEX, NUMPY_TYPES, Array, find_element
 from statecli.values.ggml_blocks import to_stored_blocks

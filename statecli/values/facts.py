@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
-from statecli.core.state import TensorData, TensorInfo
+from statecli.core.model_state import TensorData, TensorInfo
 from statecli.storage.file_version import find_changed, read_versions
 from statecli.values import facts_kernel, sparse
 from statecli.values.compare_task import rechunk

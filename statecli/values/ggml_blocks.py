@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from statecli.core.ggml_types import BLOCK_SIZES, PACKING_PREFIX
-from statecli.core.state import ByteRange, TensorData
+from statecli.core.model_state import ByteRange, TensorData
 from statecli.values.elements import Array
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
-from statecli.core.state import TensorData
+from statecli.core.model_state import TensorData
 from statecli.values.compare import Pair
 from statecli.values.compare_task import rechunk
 from statecli.values.delta import Delta

@@ -18,7 +18,7 @@ import numpy as np
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.core.ggml_types import BLOCK_SIZES
-from statecli.core.state import Box, ByteRange, TensorData, TensorInfo
+from statecli.core.model_state import Box, ByteRange, TensorData, TensorInfo
 from statecli.storage import files, session
 from statecli.storage.files import File
 from statecli.values.elements import Array, find_element

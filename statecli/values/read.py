@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.ggml_types import BLOCK_SIZES
-from statecli.core.state import Quantizer, TensorData
+from statecli.core.model_state import Quantizer, TensorData
 from statecli.values.elements import QUANTIZED, Array, Decoder, Element, find_element
 from statecli.values.ggml_blocks import explain_unreadable_blocks
 from statecli.values.ranges import Range, open_range, resolve_data

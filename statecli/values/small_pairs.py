@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from statecli.core.errors import UnreadableError
-from statecli.core.state import ByteRange, TensorData, TensorInfo
+from statecli.core.model_state import ByteRange, TensorData, TensorInfo
 from statecli.storage import files
 from statecli.storage.files import File
 from statecli.values.ranges import fill_buffer, open_file

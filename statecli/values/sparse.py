@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.state import TensorData, TensorInfo
+from statecli.core.model_state import TensorData, TensorInfo
 from statecli.values import kernels
 from statecli.values.compare_task import rechunk
 from statecli.values.delta import CompareOptions, Delta

@@ -15,7 +15,7 @@ import numpy as np
 
 from statecli.core.errors import StateError, UnreadableError
 from statecli.core.float_mode import with_denormals
-from statecli.core.state import ByteRange, ModelState, Stats, TensorData, TensorInfo
+from statecli.core.model_state import ByteRange, ModelState, Stats, TensorData, TensorInfo
 from statecli.values import live_tensor
 from statecli.values.elements import COMPLEX, SMALL_FLOATS, Array, Decoder, code_values
 from statecli.values.ggml_blocks import to_readable

@@ -11,7 +11,7 @@ import math
 import msgspec
 import numpy as np
 
-from statecli.core.state import Stats
+from statecli.core.model_state import Stats
 from statecli.values.elements import Array, Decoder
 
 #: Squares of magnitudes outside 1/SAFE ... SAFE could leave the range of float64.

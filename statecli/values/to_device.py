@@ -15,7 +15,7 @@ import numpy as np
 
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import MissingDependency, UsageError, option
-from statecli.core.state import After, ByteRange, ModelState, Oddity, TensorData, TensorInfo
+from statecli.core.model_state import After, ByteRange, ModelState, Oddity, TensorData, TensorInfo
 from statecli.values.elements import Array
 from statecli.values.ggml_blocks import to_stored_blocks
 from statecli.values.live_tensor import format_first_line

@@ -19,8 +19,8 @@ from statecli.commands.diff import run
 from statecli.commands.diff.result import Field, Status
 from statecli.commands.diff.run import Request, compare_targets
 from statecli.core.errors import NothingMatched, UnreadableError
+from statecli.core.model_state import Kind
 from statecli.core.selection import Selection
-from statecli.core.state import Kind
 from statecli.values.delta import CompareOptions
 from statecli.workers import pool
 

@@ -11,7 +11,7 @@ from torch import nn
 from statecli.commands.diff import changed_fields
 from statecli.commands.diff.pairing import Match
 from statecli.commands.diff.result import Field
-from statecli.core.state import Evidence, Kind, TensorInfo
+from statecli.core.model_state import Evidence, Kind, TensorInfo
 
 from .conftest import changed
 

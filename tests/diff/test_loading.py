@@ -12,8 +12,8 @@ import torch
 from statecli.commands.diff.result import Field, Status
 from statecli.commands.diff.run import Request, compare_targets
 from statecli.core.errors import NothingMatched, UsageError
+from statecli.core.model_state import Kind
 from statecli.core.selection import Selection
-from statecli.core.state import Kind
 
 from .conftest import changed, notes, rules
 

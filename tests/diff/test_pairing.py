@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from statecli import formats
 from statecli.commands.diff import pairing
 from statecli.core.errors import UsageError
-from statecli.core.state import Kind, ModelState, TensorInfo
+from statecli.core.model_state import Kind, ModelState, TensorInfo
 
 
 def state(*names: str, section: str = "model", kind: Kind = Kind.PARAMETER, target: str = "a.pt") -> ModelState:

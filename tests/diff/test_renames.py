@@ -11,8 +11,8 @@ import torch.distributed.checkpoint as dcp
 from statecli.commands.diff import renames
 from statecli.commands.diff.result import Field, Status
 from statecli.commands.diff.run import Request, compare_targets
+from statecli.core.model_state import TensorInfo
 from statecli.core.selection import Selection
-from statecli.core.state import TensorInfo
 
 from .conftest import changed, rules
 

@@ -17,8 +17,8 @@ from statecli import formats
 from statecli.commands.diff import settings as scalars
 from statecli.commands.diff.result import ScalarChange, Status
 from statecli.commands.diff.run import Request, compare_targets
+from statecli.core.model_state import Kind, ModelState, Settings
 from statecli.core.selection import Selection
-from statecli.core.state import Kind, ModelState, Settings
 
 from .conftest import notes
 

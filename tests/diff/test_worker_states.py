@@ -18,7 +18,7 @@ import torch
 from statecli import formats
 from statecli.commands.diff import run
 from statecli.commands.diff.run import Request, compare_targets
-from statecli.core.state import Evidence, Kind, ModelState
+from statecli.core.model_state import Evidence, Kind, ModelState
 from statecli.targets.load import read_checkpoint
 from statecli.values.stats import StatsTask, stats_batch
 from statecli.workers import pool

@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.metadata import (
 from statecli import formats
 from statecli.core import kinds
 from statecli.core.errors import UnreadableError
-from statecli.core.state import Evidence, Kind
+from statecli.core.model_state import Evidence, Kind
 from statecli.file_scan import scan
 from statecli.formats import dcp as reader
 from statecli.formats.shared import dcp_ranks as _dcp_ranks

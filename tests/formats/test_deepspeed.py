@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from statecli import formats
 from statecli.commands.audit.run import Request, audit
-from statecli.core.state import Evidence, Kind
+from statecli.core.model_state import Evidence, Kind
 from statecli.file_scan import scan
 from statecli.formats import deepspeed
 from statecli.targets.target_result import Status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from statecli.core.errors import MalformedError
-from statecli.core.state import ByteRange
+from statecli.core.model_state import ByteRange
 from statecli.formats import torch_zip
 from statecli.formats.torch.objects import build_state
 from statecli.pickles.machine import read_pickle

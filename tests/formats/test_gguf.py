@@ -12,7 +12,7 @@ import pytest
 
 from statecli import formats
 from statecli.core import ggml_types
-from statecli.core.state import Evidence, Kind
+from statecli.core.model_state import Evidence, Kind
 from statecli.values import ggml_blocks
 from statecli.values.read import read_all_values
 

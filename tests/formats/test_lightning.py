@@ -12,7 +12,7 @@ from torch import nn
 
 from statecli import formats
 from statecli.core.kinds import classify_tensors
-from statecli.core.state import Evidence, Kind
+from statecli.core.model_state import Evidence, Kind
 from statecli.values.read import read_all_values
 
 

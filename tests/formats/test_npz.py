@@ -18,7 +18,7 @@ from numpy.lib import format as library
 
 from statecli import formats
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.state import Evidence, Kind
+from statecli.core.model_state import Evidence, Kind
 from statecli.file_scan.scan import scan_pickles
 from statecli.formats import npz
 from statecli.formats.shared import npy_array

@@ -25,7 +25,7 @@ from safetensors.torch import save, save_file, save_model
 from statecli import formats
 from statecli.core import kinds
 from statecli.core.errors import UnreadableError
-from statecli.core.state import ModelState
+from statecli.core.model_state import ModelState
 from statecli.formats import safetensors
 from statecli.storage.byte_source import Source
 

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from torch import nn
 
 from statecli.core.errors import UnreadableError
-from statecli.core.state import Kind
+from statecli.core.model_state import Kind
 from statecli.targets import load
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from statecli import formats
-from statecli.core.state import StateDict
+from statecli.core.model_state import StateDict
 
 
 def read(path, thing, **options):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.state import ByteRange
+from statecli.core.model_state import ByteRange
 from statecli.formats import torch_legacy, torch_zip
 from statecli.pickles.nodes import Pickle
 from statecli.storage.byte_source import HEAD_BYTES, Source, Window

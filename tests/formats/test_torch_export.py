@@ -18,7 +18,7 @@ from torch import nn
 from statecli import formats
 from statecli.commands.audit.run import Request, audit
 from statecli.core.errors import UnreadableError
-from statecli.core.state import Evidence, Kind
+from statecli.core.model_state import Evidence, Kind
 from statecli.file_scan.scan import scan_pickles
 from statecli.formats import torch_export
 from statecli.pickle_scan.export_expressions import describe_cost, is_plain_expression, is_plain_guard, iter_expressions

@@ -14,7 +14,7 @@ from torch import nn
 
 from statecli import formats
 from statecli.core.errors import MalformedError
-from statecli.core.state import Evidence, Kind
+from statecli.core.model_state import Evidence, Kind
 from statecli.pickles import safe_globals
 from statecli.targets import load
 from statecli.values.read import read_all_values

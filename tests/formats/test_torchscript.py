@@ -14,7 +14,7 @@ from torch import nn
 
 from statecli import formats
 from statecli.core.errors import UnreadableError
-from statecli.core.state import Evidence, Kind
+from statecli.core.model_state import Evidence, Kind
 from statecli.file_scan.scan import scan_pickles
 from statecli.formats import torchscript
 from statecli.values.read import read_all_values

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from statecli import formats
-from statecli.core.state import Evidence, Kind
+from statecli.core.model_state import Evidence, Kind
 from statecli.targets import load
 from statecli.values.read import read_all_values
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.serialization import skip_data
 
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
-from statecli.core.state import Place
+from statecli.core.model_state import Place
 from statecli.storage import zip_archive
 from statecli.storage.byte_source import Source
 from statecli.storage.zip_archive import MAX_INFLATED, MAX_PADDING, Archive

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from statecli.core.state import ModelState, TensorInfo
+from statecli.core.model_state import ModelState, TensorInfo
 
 torch = pytest.importorskip("torch")
 

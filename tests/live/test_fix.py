@@ -8,7 +8,7 @@ import re
 import pytest
 from torch import nn
 
-from statecli.core.state import Kind
+from statecli.core.model_state import Kind
 from statecli.live.build import build
 from statecli.live.spec import parse_spec
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from statecli.core.errors import UsageError
-from statecli.core.state import Kind
+from statecli.core.model_state import Kind
 
 HEADER = """
 import collections, functools, operator, types

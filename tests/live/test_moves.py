@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from statecli.core.errors import ModelError, UsageError
-from statecli.core.state import Kind
+from statecli.core.model_state import Kind
 
 PLAIN = """
 class Net(nn.Module):
@@ -208,7 +208,7 @@ def test_a_move_to_meta_finds_the_same_oddities(inspect):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_no_cuda_names_meta():
     """Without CUDA the refusal names the check that works everywhere."""
-    from statecli.live.model_state import _parse_device
+    from statecli.live.model_reader import _parse_device
 
     with pytest.raises(UsageError, match="--to meta"):
         _parse_device("cuda")
@@ -300,7 +300,7 @@ def test_old_spectral_norm_is_no_stale_view(read_live):
 
 def test_stats_are_taken_before_the_values_go(inspect, write):
     """`stats_of` sees each tensor with its values, before measuring overwrites them."""
-    from statecli.core.state import Stats
+    from statecli.core.model_state import Stats
     from statecli.live import read
     from statecli.live.build import build
     from statecli.live.spec import parse_spec

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from statecli.core.state import Kind
+from statecli.core.model_state import Kind
 
 
 def _weight_norm_old():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from statecli.core.state import Kind
+from statecli.core.model_state import Kind
 from statecli.live import move, read
 from statecli.live.build import build
 from statecli.live.spec import parse_spec

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from statecli.core.state import Kind
+from statecli.core.model_state import Kind
 
 from ..zoo import SMALL, make
 

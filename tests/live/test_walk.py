@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from statecli import formats
-from statecli.core.state import Kind
+from statecli.core.model_state import Kind
 from statecli.live import walk as walk_module
 
 #: assignment in __init__ -> the names of the unregistered tensors it makes

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from statecli import render
 from statecli.core.escaping import escape, escape_json, escape_line
 from statecli.core.finding import Finding, Severity
-from statecli.core.state import Oddity, Origin
+from statecli.core.model_state import Oddity, Origin
 from statecli.render import Output, RenderOptions, TextSink
 from statecli.report import Column, Fix, Group, Line, Page, Problem, Report, Table
 

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from statecli.core.state import Origin
+from statecli.core.model_state import Origin
 
 from ..audits import ERROR, NOTE, WARNING, failed_target, finding, render_audit, skipped_target, target
 from ..published import github

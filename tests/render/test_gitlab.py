@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from statecli.core.state import Origin, Place
+from statecli.core.model_state import Origin, Place
 from statecli.targets.location import compute_fingerprint
 
 from ..audits import ERROR, NOTE, WARNING, accepted, failed_target, finding, render_audit, skipped_target, target

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 
 from statecli import render
 from statecli.core.finding import Finding, Severity
-from statecli.core.state import Oddity, Origin
+from statecli.core.model_state import Oddity, Origin
 from statecli.render import Output, RenderOptions
 from statecli.report import Bars, Column, Fix, Group, Line, Page, Problem, Report, Spread, Table
 from statecli.report.problems import group_findings, wrap_finding

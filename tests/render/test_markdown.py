@@ -9,7 +9,7 @@ import pytest
 
 from statecli.commands.diff.result import Field, ScalarChange, Status
 from statecli.core.finding import Finding, Severity
-from statecli.core.state import Oddity
+from statecli.core.model_state import Oddity
 
 from ..changes import diff, nudged, recast, renamed, same, tensor, written
 

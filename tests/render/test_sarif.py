@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 
 from statecli.core.documentation import DOCUMENTATION_URL
-from statecli.core.state import Origin, Place
+from statecli.core.model_state import Origin, Place
 from statecli.render.sarif import make_uri
 from statecli.rules import RULES
 from statecli.targets.location import compute_fingerprint

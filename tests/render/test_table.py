@@ -7,7 +7,7 @@ import io
 import pytest
 
 from statecli.commands.diff.result import Field
-from statecli.core.state import Kind
+from statecli.core.model_state import Kind
 from statecli.render import RenderOptions, table
 from statecli.render._ansi import paint as paint_ansi
 from statecli.report import Column, Page, Report, Table, build_problem

@@ -16,7 +16,7 @@ from statecli import render
 from statecli.commands.diff.result import Broken, Field, Histogram, ScalarChange, Status
 from statecli.core.finding import Finding, Severity
 from statecli.core.format_traits import FormatTraits
-from statecli.core.state import Kind, Oddity
+from statecli.core.model_state import Kind, Oddity
 from statecli.render import Output
 from statecli.report import Bars, Spread, documents
 from statecli.report import change_text as changed

@@ -6,7 +6,7 @@ import pytest
 from msgspec import UNSET
 
 from statecli.core.finding import Finding, Severity
-from statecli.core.state import Evidence, Kind, Origin, TensorInfo
+from statecli.core.model_state import Evidence, Kind, Origin, TensorInfo
 from statecli.report.problems import format_severities, group_findings
 
 LIST = "self.blocks = nn.ModuleList([Block() for _ in range(2)])"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.sizes import sum_by_kind
-from statecli.core.state import Kind, TensorInfo
 
 
 def tensor(fqn, shape=(4,), **facts):

@@ -17,7 +17,7 @@ from statecli import render
 from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, Verification
 from statecli.core.finding import Finding, Severity
 from statecli.core.format_traits import FormatTraits
-from statecli.core.state import Evidence, Kind, ModelState, Oddity, Origin, TensorInfo
+from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, Origin, TensorInfo
 from statecli.core.units import format_origin
 from statecli.render import Output, RenderOptions
 from statecli.report import View, documents

@@ -16,8 +16,8 @@ from safetensors.torch import save_file, save_model
 from statecli import formats
 from statecli.commands.audit.run import Request, audit
 from statecli.core.finding import Severity
+from statecli.core.model_state import ByteRange, TensorData
 from statecli.core.selection import Selection
-from statecli.core.state import ByteRange, TensorData
 from statecli.rules.policy_config import Policy
 from statecli.rules.storage import UNUSED_BYTES
 from statecli.rules.storage_views import _view_of_piece, group_by_storage, have_common_byte, split_disjoint_groups

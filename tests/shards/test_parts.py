@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 import statecli as api
 from statecli.core import errors
 from statecli.core.errors import ChecksumMismatch, StateError, UsageError
-from statecli.core.state import Place, Stats
+from statecli.core.model_state import Place, Stats
 from statecli.shards import shard_file, tasks
 from statecli.values import kernels
 from statecli.values.compare_task import Comparison

@@ -9,7 +9,7 @@ from typing import Protocol
 import pytest
 import torch
 
-from statecli.core.state import ByteRange, Quantizer, TensorData, TensorInfo
+from statecli.core.model_state import ByteRange, Quantizer, TensorData, TensorInfo
 
 
 class Store(Protocol):

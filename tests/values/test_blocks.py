@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.ggml_types import BLOCK_SIZES
-from statecli.core.state import ByteRange, Packing, TensorData
+from statecli.core.model_state import ByteRange, Packing, TensorData
 from statecli.values import ggml_blocks, ranges
 from statecli.values.ranges import open_range
 from statecli.values.read import read_all_values

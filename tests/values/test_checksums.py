@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from statecli.core.errors import ChecksumMismatch, UnreadableError
-from statecli.core.state import TensorInfo
+from statecli.core.model_state import TensorInfo
 from statecli.values.compare import Pair, check_checksums, compare_pairs, compute_fingerprints
 from statecli.values.delta import CompareOptions, Delta
 

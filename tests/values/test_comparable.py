@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from statecli.core.errors import ChecksumMismatch, MalformedError, StateError
-from statecli.core.state import ByteRange, TensorData, TensorInfo
+from statecli.core.model_state import ByteRange, TensorData, TensorInfo
 from statecli.values import compare, gpu_kernel
 from statecli.values.compare import NotCompared, Pair, compare_pairs, compute_fingerprints
 from statecli.values.delta import CompareOptions, Delta

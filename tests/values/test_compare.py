@@ -17,7 +17,7 @@ from safetensors.torch import save_file  # noqa: E402
 
 from statecli import formats  # noqa: E402
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError  # noqa: E402
-from statecli.core.state import ByteRange, Quantizer, TensorData, TensorInfo  # noqa: E402
+from statecli.core.model_state import ByteRange, Quantizer, TensorData, TensorInfo  # noqa: E402
 from statecli.values import compare, compare_task, gpu_kernel, kernels  # noqa: E402
 from statecli.values.compare import NotCompared, Pair, compare_pairs, compute_fingerprints  # noqa: E402
 from statecli.values.delta import (  # noqa: E402

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from statecli import formats
-from statecli.core.state import ByteRange, Quantizer, TensorData, TensorInfo
+from statecli.core.model_state import ByteRange, Quantizer, TensorData, TensorInfo
 from statecli.values import facts, facts_kernel
 from statecli.values.elements import Decoder
 from statecli.values.summary import Facts

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from statecli.core.errors import MalformedError, UnreadableError, UsageError
-from statecli.core.state import After, ModelState, TensorData, TensorInfo
+from statecli.core.model_state import After, ModelState, TensorData, TensorInfo
 from statecli.values import to_device as module
 from statecli.values.to_device import place_on_device, resolve_device
 

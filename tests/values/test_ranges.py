@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statecli.core.errors import ChecksumMismatch, MalformedError
-from statecli.core.state import Box, Boxes, ByteRange, Packing, TensorData, TensorInfo
+from statecli.core.model_state import Box, Boxes, ByteRange, Packing, TensorData, TensorInfo
 from statecli.values import ranges
 from statecli.values.compare import Pair, compare_pairs
 from statecli.values.delta import CompareOptions

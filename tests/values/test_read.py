@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.state import ByteRange, Quantizer, TensorData
+from statecli.core.model_state import ByteRange, Quantizer, TensorData
 from statecli.values import ranges, read
 from statecli.values.ranges import check_crc
 from statecli.values.read import open_view, read_all_values, read_values
@@ -256,7 +256,7 @@ def test_more_dimensions_than_numpy_can_hold(store):
 READ_A_BIG_FILE = """
 import resource, sys
 import numpy
-from statecli.core.state import ByteRange, TensorData, TensorInfo
+from statecli.core.model_state import ByteRange, TensorData, TensorInfo
 from statecli.values.stats import read_stats
 path, size, dtype = sys.argv[1], int(sys.argv[2]), "float64"
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.state import ByteRange, ModelState, Stats, TensorData, TensorInfo
+from statecli.core.model_state import ByteRange, ModelState, Stats, TensorData, TensorInfo
 from statecli.values import read
 from statecli.values import stats as module
 from statecli.values.stats import compute_live_stats, fill_stats, read_stats

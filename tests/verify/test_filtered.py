@@ -7,8 +7,8 @@ import pytest
 from statecli.commands.verify import run
 from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict
 from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import ModelState, TensorInfo
 from statecli.core.selection import Selection
-from statecli.core.state import ModelState, TensorInfo
 
 P, F, U, S = Verdict.PASSED, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.SKIPPED
 

@@ -12,7 +12,7 @@ from statecli.commands.verify.proofs import cast, move, save
 from statecli.commands.verify.result import Name, Verdict
 from statecli.core.errors import UsageError
 from statecli.core.finding import Severity
-from statecli.core.state import SAMPLE_INPUT_NOTE
+from statecli.core.model_state import SAMPLE_INPUT_NOTE
 
 from ..zoo import SMALL, make
 from .proving import cell, of_live, of_source, rules, sample, verdicts

@@ -21,8 +21,8 @@ from statecli.core import registration_rules
 from statecli.core.errors import MalformedError
 from statecli.core.finding import Finding
 from statecli.core.json_text import encode_json
+from statecli.core.model_state import Oddity
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import Oddity
 from statecli.rules import DICTIONARY, audit_run
 from statecli.storage import files
 from statecli.targets.location import find_path, is_in_folder, make_relative_name, resolve_name

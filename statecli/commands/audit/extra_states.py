@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from statecli.core import quoting
-from statecli.core.state import ModelState, Place, ScannedPickle, TensorInfo
+from statecli.core.model_state import ModelState, Place, ScannedPickle, TensorInfo
 from statecli.file_scan.scan import scan_bytes
 
 _SUFFIX = "_extra_state"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from statecli.commands.audit.extra_states import read_bytes
 from statecli.core import quoting
-from statecli.core.state import Hazard, ModelState, Place, ScannedPickle
+from statecli.core.model_state import Hazard, ModelState, Place, ScannedPickle
 
 _STATE_BYTES = 5056
 #: Seed, `left`, `seeded`, `next`: torch takes the lower half of the last.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from statecli.commands.audit import references
 from statecli.commands.lock import compare_lock
 from statecli.commands.lock.companion_files import compare_companions, compare_files, find_pipeline_folders
-from statecli.core.state import ModelState
+from statecli.core.model_state import ModelState
 from statecli.core.units import plural
 from statecli.live import spec
 from statecli.rules.audit_rule import Issue

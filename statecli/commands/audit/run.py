@@ -22,11 +22,11 @@ from statecli.core import sizes
 from statecli.core.errors import BarePickle, FilteredOut, MissingShard, StateError, UnreadableError
 from statecli.core.finding import Finding, Severity
 from statecli.core.float_mode import with_denormals
+from statecli.core.model_state import Kind, ModelState, Oddity, ScannedPickle
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.run_scope import NotChecked
 from statecli.core.selection import matches_any, select
-from statecli.core.state import Kind, ModelState, Oddity, ScannedPickle
 from statecli.file_scan.scan import scan_pickles
 from statecli.live import hf_auto
 from statecli.rules import RULES, audit_run

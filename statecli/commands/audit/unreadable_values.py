@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from statecli.core.error_causes import group_by_cause
 from statecli.core.errors import ChecksumMismatch, StateError
-from statecli.core.state import Oddity, TensorInfo
+from statecli.core.model_state import Oddity, TensorInfo
 from statecli.core.units import plural
 from statecli.rules.audit_rule import AuditRule
 from statecli.rules.subject import Subject, needs_values

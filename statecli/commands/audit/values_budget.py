@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from math import prod
 
 from statecli.core.dtypes import ELEMENT_BITS, nbytes
-from statecli.core.state import TensorInfo
+from statecli.core.model_state import TensorInfo
 from statecli.core.units import format_size
 from statecli.rules.audit_rule import AuditRule
 from statecli.rules.subject import needs_values

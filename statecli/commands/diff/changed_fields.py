@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from statecli.commands.diff.pairing import Match
 from statecli.commands.diff.result import Change, Field, Status
-from statecli.core.state import Evidence, TensorInfo
+from statecli.core.model_state import Evidence, TensorInfo
 
 #: Evidence by name or dtype is a guess, so a difference from such a kind is not reported.
 _GUESSES = (Evidence.ASSUMED, Evidence.CONVENTION)

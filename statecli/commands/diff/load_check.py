@@ -18,9 +18,9 @@ from statecli.core import kinds, model_kinds
 from statecli.core.errors import ModelError, NothingMatched, UsageError
 from statecli.core.finding import Finding, Severity
 from statecli.core.load_rules import MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY, WRAPPER_PREFIX
+from statecli.core.model_state import Kind, ModelState, Oddity, StateDict, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
-from statecli.core.state import Kind, ModelState, Oddity, StateDict, TensorInfo
 from statecli.live import Answer, Entries, hf_auto
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from statecli.commands.diff.result import ScalarChange, Status
-from statecli.core.state import ModelState, StateDict
+from statecli.core.model_state import ModelState, StateDict
 
 _METADATA = "_metadata"
 

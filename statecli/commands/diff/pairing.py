@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from statecli.core.errors import UsageError, option
 from statecli.core.kinds import MODEL_KINDS, WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES, select_loaded_sections
 from statecli.core.model_kinds import find_common_prefix
+from statecli.core.model_state import Kind, ModelState, Oddity, TensorInfo
 from statecli.core.natural_order import make_natural_key
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import Kind, ModelState, Oddity, TensorInfo
 
 
 class MatchedBy(str, Enum):

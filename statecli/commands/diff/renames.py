@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from statecli.commands.diff.pairing import Match, MatchedBy
 from statecli.core.errors import ChecksumMismatch, StateError
-from statecli.core.state import TensorData, TensorInfo
+from statecli.core.model_state import TensorData, TensorInfo
 from statecli.values.delta import CompareOptions, Delta
 
 Rows = list[TensorInfo]

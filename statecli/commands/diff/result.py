@@ -7,7 +7,7 @@ from enum import Enum
 import msgspec
 
 from statecli.core.finding import Finding
-from statecli.core.state import Kind, ModelState, Oddity, Scalar, TensorInfo
+from statecli.core.model_state import Kind, ModelState, Oddity, Scalar, TensorInfo
 from statecli.values.delta import CompareOptions, Delta
 
 

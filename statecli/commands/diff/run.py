@@ -19,10 +19,10 @@ from statecli.core import quoting
 from statecli.core.errors import NothingMatched, StateError
 from statecli.core.finding import Finding
 from statecli.core.float_mode import with_denormals
+from statecli.core.model_state import Kind, ModelState, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.selection import Selection, glob_names
-from statecli.core.state import Kind, ModelState, Oddity, TensorInfo
 from statecli.live.built_model import BuiltModel
 from statecli.pickles.machine import pause_gc
 from statecli.storage import files

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from statecli.commands.diff.result import ScalarChange, Status
 from statecli.core import quoting
-from statecli.core.state import ModelState, Oddity, Scalar, Settings
+from statecli.core.model_state import ModelState, Oddity, Scalar, Settings
 from statecli.formats.torch.settings import MORE, describe_text, format_path, rename
 
 #: The section of a whole file, which is not a path in it.

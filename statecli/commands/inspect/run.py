@@ -12,11 +12,11 @@ from statecli.commands.inspect import rules
 from statecli.core import kinds, model_kinds, move_rules, registration_rules
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.selection import Selection, glob_names, select
 from statecli.core.severity import decide_tensor_severity, is_trainable
-from statecli.core.state import Kind, ModelState, Stats, TensorInfo
 from statecli.live.spec import ModelSpec
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load

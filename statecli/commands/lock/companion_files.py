@@ -20,8 +20,8 @@ from statecli import formats
 from statecli.commands.diff.result import ScalarChange, Status
 from statecli.commands.diff.settings import compare_settings, list_format_keys, select_section_settings
 from statecli.core.errors import UnreadableError
+from statecli.core.model_state import ModelState, Settings, StateDict
 from statecli.core.run_scope import NotChecked
-from statecli.core.state import ModelState, Settings, StateDict
 from statecli.formats.torch.settings import rename
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.byte_source import Source, read_small_file

@@ -13,7 +13,7 @@ import msgspec
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError, UsageError
 from statecli.core.json_text import encode_json
-from statecli.core.state import Kind, Scalar
+from statecli.core.model_state import Kind, Scalar
 from statecli.storage import files, json_object
 from statecli.storage.byte_source import Source
 from statecli.targets.load import split_section

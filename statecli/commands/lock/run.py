@@ -14,8 +14,8 @@ from statecli.commands.lock.companion_files import compute_companion_digests, fi
 from statecli.commands.lock.lock_file import SCHEMA, Lock, LockedTarget, LockedTensor, refuse_twins
 from statecli.core.errors import BarePickle, FilteredOut, NothingMatched, UnreadableError
 from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import Evidence, Kind, ModelState, TensorInfo
 from statecli.core.selection import Selection, select
-from statecli.core.state import Evidence, Kind, ModelState, TensorInfo
 from statecli.storage import files
 from statecli.storage.file_version import FileVersion, read_versions, refuse_changed
 from statecli.targets import expand, load

@@ -19,7 +19,7 @@ from statecli.commands.verify import inputs as given
 from statecli.commands.verify import live_model, model_under_test
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
-from statecli.core.state import ModelState, Oddity, TensorInfo
+from statecli.core.model_state import ModelState, Oddity, TensorInfo
 from statecli.live import measure, tensor_bits
 from statecli.live.assignment_lines import Origins
 from statecli.live.tensors import is_lazy

@@ -18,9 +18,9 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Column, Name, Verdict, skip_harmless_cells
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import ModelState
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
-from statecli.core.state import ModelState
 from statecli.live import measure, tensor_sources
 from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel

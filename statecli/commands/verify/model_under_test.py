@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from statecli import live
 from statecli.core.errors import ModelError
-from statecli.core.state import ModelState, TensorInfo
+from statecli.core.model_state import ModelState, TensorInfo
 from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
 from statecli.live.spec import ModelSpec

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import structs
 
 from statecli.core.finding import Finding, Severity
-from statecli.core.state import ModelState, Oddity
+from statecli.core.model_state import ModelState, Oddity
 
 
 class Verdict(str, Enum):

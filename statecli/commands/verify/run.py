@@ -27,11 +27,11 @@ from statecli.commands.verify.result import (
 )
 from statecli.core.errors import ModelError, UsageError
 from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import SAMPLE_INPUT_NOTE, ModelState
 from statecli.core.move_rules import LEFT_BEHIND
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import report_stage
 from statecli.core.selection import Selection, select
-from statecli.core.state import SAMPLE_INPUT_NOTE, ModelState
 from statecli.live.model_errors import describe_model_error
 from statecli.storage import files
 from statecli.targets import load

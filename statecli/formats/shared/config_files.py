@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from statecli.core import quoting
 from statecli.core.errors import UnreadableError
-from statecli.core.state import ModelState, Oddity, Scalar, Settings
+from statecli.core.model_state import ModelState, Oddity, Scalar, Settings
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.settings import add_file, collect_settings
 from statecli.formats.torch.settings_digest import Digests

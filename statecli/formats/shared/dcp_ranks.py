@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from statecli.core import quoting
-from statecli.core.state import Oddity
+from statecli.core.model_state import Oddity
 from statecli.formats.shared.dcp_metadata import Metadata, SavedTensor, Stored
 from statecli.storage import files
 from statecli.storage.byte_source import Source

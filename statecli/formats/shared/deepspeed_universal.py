@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.state import Evidence, Kind, TensorInfo
+from statecli.core.model_state import Evidence, Kind, TensorInfo
 from statecli.formats import torch_legacy, torch_zip
 from statecli.formats.shared.deepspeed_zero import MASTER
 from statecli.formats.shared.rank_folders import build_missing_row

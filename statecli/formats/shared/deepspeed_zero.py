@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.dtypes import nbytes
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.state import Box, Boxes, ByteRange, Evidence, Kind, ModelState, Oddity, TensorData, TensorInfo
+from statecli.core.model_state import Box, Boxes, ByteRange, Evidence, Kind, ModelState, Oddity, TensorData, TensorInfo
 from statecli.formats import torch_legacy, torch_zip
 from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS, Decoder, Tensor

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from statecli.core import quoting, record_dtypes
 from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.state import Box, Boxes, ByteRange, Evidence, Kind, TensorData, TensorInfo
+from statecli.core.model_state import Box, Boxes, ByteRange, Evidence, Kind, TensorData, TensorInfo
 from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS
 
 MAGIC = b"\x93NUMPY"

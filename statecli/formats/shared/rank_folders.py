@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.state import Evidence, Kind, Oddity, TensorInfo
+from statecli.core.model_state import Evidence, Kind, Oddity, TensorInfo
 from statecli.storage.byte_source import Source
 
 

@@ -12,8 +12,8 @@ from msgspec import UNSET
 
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.model_state import ByteRange, Oddity, Place
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import ByteRange, Oddity, Place
 from statecli.formats.torch import checkpoint_pickle
 from statecli.pickles.nodes import Pickle
 from statecli.storage.zip_archive import MAX_PADDING, STORED, Archive, Record

@@ -16,8 +16,8 @@ from statecli.core import quoting
 from statecli.core.dtypes import STORAGE_DTYPES
 from statecli.core.errors import MalformedError
 from statecli.core.format_traits import FormatTraits
+from statecli.core.model_state import ByteRange, Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import ByteRange, Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.formats.torch.optimizers import collect_optimizer_facts, has_training_facts
 from statecli.formats.torch.reading import MAX_ROWS, Reading, Row, build_row
 from statecli.formats.torch.sections import Search, Section, find_sections

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from statecli.core.state import OptimizerFacts, OptimizerGroup
+from statecli.core.model_state import OptimizerFacts, OptimizerGroup
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.sections import Section
 from statecli.pickles.graph import (

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from statecli.core.errors import MalformedError
+from statecli.core.model_state import ByteRange, Evidence, Kind, Oddity
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import ByteRange, Evidence, Kind, Oddity
 from statecli.formats.torch.tensors import Decoder, Tensor
 from statecli.pickles.graph import LEAF_TYPES, is_module, iter_children
 from statecli.pickles.nodes import Pickle

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from statecli.core.state import Scalar, Settings
+from statecli.core.model_state import Scalar, Settings
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.sections import MAX_SECTION_DEPTH
 from statecli.formats.torch.settings_digest import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from statecli.core.state import StateDict
+from statecli.core.model_state import StateDict
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.sections import Section
 from statecli.pickles.graph import LEAF_TYPES, as_mapping, get_attributes

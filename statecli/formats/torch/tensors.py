@@ -17,7 +17,7 @@ import msgspec
 
 from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES, VALUES_PER_BYTE, contiguous_strides, nbytes
 from statecli.core.errors import MalformedError
-from statecli.core.state import ByteRange, Quantizer, TensorData
+from statecli.core.model_state import ByteRange, Quantizer, TensorData
 from statecli.formats.torch.checkpoint_pickle import REPLACING
 from statecli.formats.torch.numpy_dtypes import format_array_dtype
 from statecli.pickles.graph import (

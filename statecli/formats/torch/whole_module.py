@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from statecli.core.errors import MalformedError
+from statecli.core.model_state import Evidence, Kind
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import Evidence, Kind
 from statecli.formats.torch.reading import MAX_DEPTH, MAX_ROWS, Reading, Row, build_row
 from statecli.formats.torch.tensors import Tensor
 from statecli.pickles.graph import (

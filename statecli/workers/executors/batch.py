@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import astuple, replace
 
 from statecli.core.errors import ChecksumMismatch, EngineError, StateError, UnreadableError
-from statecli.core.state import ByteRange
+from statecli.core.model_state import ByteRange
 from statecli.core.version import __version__
 from statecli.storage import files
 from statecli.workers.file_identity import identify_files

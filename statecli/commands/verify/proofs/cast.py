@@ -25,11 +25,11 @@ from statecli.commands.verify.proofs import move
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding
+from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.move_rules import STALE_VIEW
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.severity import decide_tensor_severity
-from statecli.core.state import Kind, TensorInfo
 from statecli.live import measure, tensor_bits
 from statecli.live.walk import is_scripted
 

@@ -23,8 +23,8 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import TensorInfo
 from statecli.core.rule import Rule
-from statecli.core.state import TensorInfo
 from statecli.live import measure, tensor_bits
 from statecli.live.tensors import get_grad_fn_name, storage
 from statecli.live.walk import walk

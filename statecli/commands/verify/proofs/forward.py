@@ -32,7 +32,7 @@ from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Name, Verd
 from statecli.commands.verify.rules import DEVICE_MISMATCH
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding
-from statecli.core.state import TensorInfo
+from statecli.core.model_state import TensorInfo
 from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_sources
 from statecli.live.device_rules import DeviceWatch, DeviceWatchMode
 from statecli.live.model_errors import get_exception_text

@@ -31,11 +31,11 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import ModelState, TensorInfo
 from statecli.core.move_rules import LEFT_BEHIND, STALE_VIEW, UNTIED_BY_MOVE
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.severity import decide_tensor_severity
-from statecli.core.state import ModelState, TensorInfo
 from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_bits
 from statecli.live.device_rules import DeviceWatch
 

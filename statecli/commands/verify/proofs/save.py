@@ -25,8 +25,8 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding
+from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.rule import Rule
-from statecli.core.state import Kind, TensorInfo
 from statecli.live import measure, tensor_bits
 from statecli.live.rebuild import Rebuild, compare_builds
 from statecli.live.tensors import storage

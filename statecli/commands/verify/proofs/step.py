@@ -19,8 +19,8 @@ from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.commands.verify.training_rounds import LeafRecord, Training
 from statecli.core.errors import UsageError, option
 from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.rule import Rule
-from statecli.core.state import Kind, TensorInfo
 
 _DIGITS = re.compile(r"\d+")
 #: Says so in a message; in the column of gradients it goes without saying.

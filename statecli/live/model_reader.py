@@ -16,8 +16,7 @@ from torch import nn
 from statecli.core import tied_tensors as ties
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.format_traits import FormatTraits
-from statecli.core.oddity_kind import OddityKind
-from statecli.core.state import (
+from statecli.core.model_state import (
     NOTES_OF_UNREGISTERED_MODULES,
     SAMPLE_INPUT_NOTE,
     After,
@@ -28,6 +27,7 @@ from statecli.core.state import (
     Stats,
     TensorInfo,
 )
+from statecli.core.oddity_kind import OddityKind
 from statecli.live import assignment_lines, measure, suggest_fix
 from statecli.live.built_model import BuiltModel
 from statecli.live.rebuild import Rebuild, compare_builds
