@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import statecli
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -66,7 +68,6 @@ def assert_state_follows(
         StateError: The model could not be tested.
     """
     __tracebackhide__ = True  # pytest shows the caller's line
-    import statecli
     from statecli.api.calls import build_options
     from statecli.core.finding import Severity
     from statecli.requests.options import VerifyOptions

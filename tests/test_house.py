@@ -111,6 +111,55 @@ def _type_checking_only(path):
     return names
 
 
+def _own_imports(path, *, in_functions):
+    """The modules of ours that a file imports at its top, or only in functions; not those for types."""
+    found, todo = set(), [(node, False) for node in parse(path).body]
+    while todo:
+        node, inside = todo.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        todo += [(child, inside) for child in ast.iter_child_nodes(node)]
+        if inside is not in_functions:
+            continue
+        if isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & _files_by_module().keys() or {node.module}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & _files_by_module().keys()
+
+
+@functools.cache
+def _files_by_module():
+    parts = {path: path.relative_to(PACKAGE.parent).with_suffix("").parts for path in MODULES}
+    return {".".join(names).removesuffix(".__init__"): path for path, names in parts.items()}
+
+
+def test_an_import_in_a_function_spares_a_module():
+    """Our own modules are imported in functions for a light start only, never to hide a circle or by habit."""
+    files = _files_by_module()
+
+    def loaded_with(name):
+        loaded, todo = set(), [name]
+        while todo:
+            module = todo.pop()
+            if module in files and module not in loaded:
+                loaded.add(module)
+                todo += [module.rpartition(".")[0], *_own_imports(files[module], in_functions=False)]
+        return loaded
+
+    needless = {
+        name: modules
+        for name, path in files.items()
+        if (
+            modules := (_own_imports(path, in_functions=True) - _own_imports(path, in_functions=False))
+            & loaded_with(name) - {"statecli"}
+        )
+    }
+    assert not needless
+
+
 def test_the_first_waist_imports_nothing_of_ours():
     """model_state.py is what everything else stands on, and two modules that import nothing are under it."""
     below = {"statecli.core.format_traits", "statecli.core.oddity_kind"}

@@ -8,7 +8,7 @@ import zlib
 from statecli.core import quoting
 from statecli.core.errors import BarePickle, UnreadableError
 from statecli.formats import registry
-from statecli.storage import files
+from statecli.storage import files, zip_archive
 from statecli.storage.byte_source import HEAD_BYTES, Source
 
 #: What preceded GGUF: "ggml", "ggmf", "ggjt" and the "ggla" of adapters, as little-endian numbers.
@@ -56,7 +56,6 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
     description = describe_content(path, head, size)
     # Imported here, because most commands refuse no file.
     from statecli.pickle_scan.one_pickle import begins_as_pickle
-    from statecli.storage import zip_archive
 
     with Source(path) as source:
         if not head.startswith(b"PK\3\4") and zip_archive.is_loaded_by_torch(source):

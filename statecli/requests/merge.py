@@ -17,6 +17,7 @@ from statecli.shards.shard import OUTPUT_OPTIONS
 from statecli.storage import files
 from statecli.targets import load
 from statecli.values.require_numpy import require_numpy
+from statecli.workers import pool
 from statecli.workers.file_identity import identify_files
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ def use_parts(merge: MergeOptions) -> Iterator[Options]:
     """
     with require_numpy():
         from statecli.shards import shard_file
-        from statecli.workers import pool
     parts = [shard_file.read_file(path) for path in _expand_globs(merge.parts)]
     options = _restore_options(parts[0].path, parts[0].head, merge)
     for part in parts:

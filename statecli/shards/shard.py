@@ -13,7 +13,7 @@ from statecli.core.errors import StateError, UnreadableError, UsageError, option
 from statecli.core.version import __version__
 from statecli.shards.partition import MAX_SHARDS, Partition
 from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_version
-from statecli.values.require_numpy import require_numpy
+from statecli.workers import pool
 from statecli.workers.file_identity import identify_files
 
 if TYPE_CHECKING:
@@ -159,8 +159,6 @@ def use_shard(options: Any, command: str) -> Iterator[Shard | None]:
     if options.shard is None:
         yield None
         return
-    with require_numpy():
-        from statecli.workers import pool
     shard = Shard(options.shard, command, select_options(options))
     with pool.use_result_store(shard):
         yield shard

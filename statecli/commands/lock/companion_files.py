@@ -25,6 +25,7 @@ from statecli.core.run_scope import NotChecked
 from statecli.formats.torch.settings import rename
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.byte_source import Source, read_small_file
+from statecli.storage.zip_archive import Archive
 from statecli.targets.load import split_section
 
 if TYPE_CHECKING:
@@ -188,7 +189,6 @@ def _is_weights(name: str) -> bool:
 def _compute_program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
     """Return the digest of each record of an archive that torch compiles or interprets."""
     from statecli.pickle_scan.archive_records import Use, classify_records
-    from statecli.storage.zip_archive import Archive
 
     programs = (Use.PROGRAM, Use.SCRIPT, Use.BYTECODE, Use.OLD_SCRIPT, Use.COMPILED)
     with Source(path) as source:

@@ -14,6 +14,7 @@ from statecli.core.model_state import ModelState, TensorInfo
 from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
 from statecli.live.spec import ModelSpec
+from statecli.live.walk import walk
 
 if TYPE_CHECKING:
     from torch import nn
@@ -125,8 +126,6 @@ def _find_name_mismatch(first: nn.Module, second: nn.Module) -> str | None:
 
 
 def _list_registered_names(module: nn.Module) -> dict[str, None]:
-    from statecli.live.walk import walk
-
     return dict.fromkeys(entry.fqn for entry in walk(module).registered)
 
 
