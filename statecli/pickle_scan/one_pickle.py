@@ -29,6 +29,8 @@ FIRST_WINDOW_BYTES, _SECOND_WINDOW_BYTES, _WINDOW_GROWTH = 64 * 1024, 4 * 1024**
 REGION_HEAD_BYTES = 512
 _ZIP = b"PK\3\4"
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*\Z")
+#: A name without blanks, which text has: `import` takes any name of a file or folder, such as `lib-dynload`.
+_IMPORTABLE = re.compile(r"[^\s\0]+\Z")
 _TEXT = re.compile(rb"[\t\n\f\r\x1b -\x7e\x80-\xff]*")
 
 
@@ -165,9 +167,11 @@ def is_harmless(scanner: Scanner, unread: MalformedError | None, *, copied: bool
 
     `copied`: a storage, whose bytes no loader unpickles.
     """
-    plain = any(_PLAIN.match(name.module) and _PLAIN.match(name.name) for name in scanner.globals.values())
     chance = copied or _TEXT.fullmatch(scanner.data)
     acts = scanner.call_count or scanner.change_count
+    complete = unread is None and acts
+    form = _IMPORTABLE if acts else _PLAIN
+    plain = complete or any(form.match(name.module) and form.match(name.name) for name in scanner.globals.values())
     meant = unread is None or scanner.data[:1] == b"\x80" or acts or not chance
     # A float may have the byte of FRAME, and what follows is the length of no frame.
     misframed = isinstance(unread, (MisframedPickle, TruncatedFrame)) and not copied

@@ -373,6 +373,27 @@ def test_text_that_changes_what_it_imports_is_a_pickle(tmp_path, pickled, statec
     assert statecli("audit", str(tmp_path)).code != 0
 
 
+_ODD_MODULES = ("lib-dynload", "évil", "7zip", "two words")
+
+
+@pytest.mark.parametrize("module", _ODD_MODULES)
+@pytest.mark.parametrize("magic", [b"L119547037146038801333356L\n.", b""], ids=["legacy in text", "bare"])
+def test_a_module_may_have_any_name_of_a_file(tmp_path, module, magic, statecli, forked_python):
+    """`import` takes names that are not identifiers. The pickle runs in torch, and audit reports what it imports."""
+    (tmp_path / f"{module}.py").write_text("def run(path): open(path, 'w')\n")
+    protocol = b"I1001\n.}." if magic else b""
+    call = b"\x8c" + bytes([len(module.encode())]) + module.encode() + b"\x8c\x03run\x93\x8c\x05PWNED\x85R"
+    (tmp_path / "model.pt").write_bytes(magic + protocol + b"N0" * (not magic) + call + b"0}." + b"]." * bool(magic))
+    load = "torch.load('model.pt', weights_only=False)" if magic else "pickle.load(open('model.pt', 'rb'))"
+    forked_python(f"import pickle, sys, torch; sys.path.insert(0, '.'); {load}", cwd=tmp_path)
+    assert (tmp_path / "PWNED").exists()
+    done = statecli("audit", str(tmp_path))
+    assert done.code == (1 if magic else 2)
+    assert f"{module}.run" in done.out
+    (tmp_path / "model.pt").rename(tmp_path / ".metadata")  # torch.distributed.checkpoint unpickles it
+    assert statecli("audit", str(tmp_path)).code != 0
+
+
 def test_getattr_of_a_name_is_the_longer_name(scanned):
     """As pickle spells a class in a class before protocol 4; then getattr itself is no name of its own."""
     getattr_ = named("__builtin__", "getattr")
