@@ -566,10 +566,32 @@ def test_a_device_of_any_length_is_refused(statecli, tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("diff a.pt", "Missing argument 'AFTER'; see statecli diff --help"),
-        ("inspect a.pt --rtol 1", "No such option: --rtol"),
-        ("diff a.pt b.pt --ignore colour", "'colour' is not one of 'dtype', 'shape'"),
+        (
+            "diff a.pt",
+            "diff needs AFTER: the checkpoint or class to compare with, in any format; see statecli diff --help",
+        ),
+        ("inspect a.pt b.pt", "unexpected argument b.pt: inspect takes only TARGET; to check several checkpoints: "),
+        ("diff a.pt b.pt c.pt", "unexpected argument c.pt: diff takes only BEFORE and AFTER; see statecli diff --help"),
+        ("git setup x", "unexpected argument x: git setup takes no arguments; see statecli git setup --help"),
+        ("inspect a.pt --rtol 1", "inspect has no option --rtol, but diff has; see statecli diff --help"),
+        (
+            "inspect a.pt --jobs 1",
+            "inspect has no option --jobs, but diff, audit, lock, merge have; see statecli --help",
+        ),
+        ("inspect a.pt --debugg", "inspect has no option --debugg; did you mean --debug?"),
+        ("inspect a.pt --to", "--to: needs a value (DEVICE); see statecli inspect --help"),
+        ("inspect a.pt --all=3", "--all: takes no value; see statecli inspect --help"),
+        ("inspect a.pt --top x", "--top x: must be a whole number (N); see statecli inspect --help"),
+        ("diff a.pt b.pt --atol=x", "--atol: must be a number"),
+        (
+            "inspect a.pt -f jsn",
+            "-f jsn: must be table, plain, json, jsonl, csv, markdown, html, sarif, junit, github or ",
+        ),
+        ("diff a.pt b.pt --ignore dtyp", "values; did you mean dtype?"),
+        ("completion zs", "SHELL: must be bash, zsh, fish or powershell"),
         ("show a.pt", "No such command 'show'; did you mean 'inspect'?"),
+        ("nope", "No such command 'nope'; see statecli --help"),
+        ("--nope", "No such option: --nope; see statecli --help"),
     ],
 )
 def test_a_mistake_on_the_line_is_told_in_one(statecli, line, said):

@@ -12,6 +12,7 @@ import typer
 import typer.core
 
 from statecli.cli import command_runner, help_page, parser
+from statecli.cli.mistakes import describe_mistake
 from statecli.core.errors import UsageError
 from statecli.core.exit_code import Verdict
 from statecli.core.terminal_width import get_requested_width, get_terminal_width
@@ -147,41 +148,7 @@ def run() -> int:
 
 
 def _raise_usage_error(mistake: Any) -> int:
-    command = mistake.ctx.command_path if mistake.ctx else "statecli"
     if len(sys.argv) == 1 or " ".join(sys.argv[1:]) in help_page.GROUPS:
         typer.echo(mistake.format_message(), err=True)
         return 2
-    if getattr(mistake, "possibilities", None):
-        mistake.possibilities = [flag for flag in mistake.possibilities if flag not in _list_unlisted_spellings()]
-    # Typer writes each choice of a missing argument on a line of its own.
-    message = mistake.format_message().replace("\n\t", " ").rstrip(".").replace("Value error, ", "")
-    message, question, suggestion = message.partition(". Did you mean")
-    hint = f"did you mean{suggestion}" if question else f"see {command} --help"
-    raise UsageError(f"{message}; {_suggest_command(message, command) or hint}")
-
-
-#: Commands of other programs -> the command that does this here.
-_SIMILAR_COMMANDS = {
-    **dict.fromkeys(("check", "scan", "validate", "lint"), "audit"),
-    **dict.fromkeys(("cmp", "compare"), "diff"),
-    **dict.fromkeys(("cat", "info", "list", "ls", "print", "show", "summary"), "inspect"),
-    **dict.fromkeys(("checksum", "digest", "hash"), "lock"),
-    "test": "verify",
-}
-
-
-def _suggest_command(message: str, command: str) -> str:
-    """Return the command to use for a mistaken command, or for too many targets; "" if there is no better one."""
-    word = message.removeprefix("No such command '").removesuffix("'")
-    if word in _SIMILAR_COMMANDS and word != message:
-        return f"did you mean '{_SIMILAR_COMMANDS[word]}'?"
-    if command == "statecli inspect" and message.startswith("Got unexpected extra argument"):
-        return "inspect lists one checkpoint; to check several: statecli audit TARGET..."
-    return ""
-
-
-def _list_unlisted_spellings() -> set[str]:
-    """Return the spellings that work and that nothing lists: older ones, and those of hidden options."""
-    parameters = [parameter for options in COMMANDS.values() for parameter in parameters_of(options)]
-    hidden = {flag for parameter in parameters if parameter.hidden for flag in parameter.flags}
-    return hidden.union(*(parameter.aliases for parameter in parameters))
+    raise UsageError(describe_mistake(mistake, sys.argv[1:]))

@@ -1,0 +1,114 @@
+"""Describe a mistake on the command line in a sentence: what is wrong, and what to type instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any
+
+from statecli.core.errors import option
+from statecli.requests.options import COMMANDS
+from statecli.requests.parameters import Parameter, parameters_of
+
+#: Commands of other programs -> the command that does this here.
+_SIMILAR_COMMANDS = {
+    **dict.fromkeys(("check", "scan", "validate", "lint"), "audit"),
+    **dict.fromkeys(("cmp", "compare"), "diff"),
+    **dict.fromkeys(("cat", "info", "list", "ls", "print", "show", "summary"), "inspect"),
+    **dict.fromkeys(("checksum", "digest", "hash"), "lock"),
+    "test": "verify",
+}
+
+
+def describe_mistake(mistake: Any, words: Sequence[str]) -> str:
+    """Return the sentence for an error of Typer's parser; `words` is the command line without the program."""
+    name = next((name for name in (" ".join(words[:2]), *words[:1]) if name in COMMANDS), "")
+    describe = _DESCRIPTIONS.get(type(mistake).__name__)
+    text = describe(mistake, name, words) if describe is not None and name else ""
+    if text:
+        return text
+    if words and words[0] in _SIMILAR_COMMANDS:
+        return f"No such command '{words[0]}'; did you mean '{_SIMILAR_COMMANDS[words[0]]}'?"
+    message, question, suggestion = mistake.format_message().rstrip(".").partition(". Did you mean")
+    return f"{message}; did you mean{suggestion}" if question else f"{message}; {_see_help(name)}"
+
+
+def _join_or(names: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _see_help(name: str) -> str:
+    return f"see {' '.join(filter(None, ('statecli', name)))} --help"
+
+
+def _describe_unknown_option(mistake: Any, name: str, _: Sequence[str]) -> str:
+    flag = mistake.option_name
+    text = f"{name} has no option {flag}"
+    others = [other for other, options in COMMANDS.items() if flag in _list_flags(options)]
+    if others:
+        have = "has" if len(others) == 1 else "have"
+        return f"{text}, but {', '.join(others)} {have}; {_see_help(others[0] if len(others) == 1 else '')}"
+    near = get_close_matches(flag, _list_flags(COMMANDS[name]), n=3)
+    return f"{text}; did you mean {_join_or(near)}?" if near else f"{text}; {_see_help(name)}"
+
+
+def _list_flags(options: Any) -> list[str]:
+    """Return the spellings that the help lists."""
+    return [flag for parameter in parameters_of(options) if not parameter.hidden for flag in parameter.flags]
+
+
+def _describe_missing_target(mistake: Any, name: str, _: Sequence[str]) -> str:
+    parameter = _find_parameter(mistake, name)
+    help_text = (parameter.help or "").rstrip(".")
+    return f"{name} needs {parameter.metavar}: {help_text[:1].lower()}{help_text[1:]}; {_see_help(name)}"
+
+
+def _describe_missing_value(mistake: Any, name: str, _: Sequence[str]) -> str:
+    flag = mistake.option_name
+    parameter = next((each for each in parameters_of(COMMANDS[name]) if flag in each.spellings), None)
+    if parameter is None or parameter.is_flag:
+        return f"{option(flag)}: takes no value; {_see_help(name)}"
+    return f"{option(flag)}: needs {_describe_values(parameter)}; {_see_help(name)}"
+
+
+def _describe_wrong_value(mistake: Any, name: str, words: Sequence[str]) -> str:
+    parameter = _find_parameter(mistake, name)
+    flag = next((flag for flag in parameter.spellings if flag in words), None)
+    if flag is None:
+        return f"{parameter.flags[0] if parameter.flags else parameter.metavar}: must be {_describe_values(parameter)}"
+    value = words[words.index(flag) + 1] if flag in words[:-1] else None
+    near = get_close_matches(value or "", parameter.choices, n=1)
+    hint = f"did you mean {near[0]}?" if near else _see_help(name)
+    return f"{option(flag, value)}: must be {_describe_values(parameter)}; {hint}"
+
+
+def _describe_values(parameter: Parameter) -> str:
+    """Return `a whole number (N)`, the choices, or the placeholder of the help."""
+    if issubclass(parameter.type, Enum):
+        return _join_or(parameter.choices)
+    noun = {int: "a whole number", float: "a number"}.get(parameter.type, "a value")
+    return f"{noun} ({parameter.metavar})" if parameter.metavar not in (None, "NUMBER") else noun
+
+
+def _find_parameter(mistake: Any, name: str) -> Parameter:
+    return next(each for each in parameters_of(COMMANDS[name]) if each.field == mistake.param.name)
+
+
+def _describe_extra_words(mistake: Any, name: str, _: Sequence[str]) -> str:
+    start, _, rest = mistake.message.partition("(s) (")
+    if start != "Got unexpected extra argument":
+        return ""
+    targets = [parameter.metavar or "" for parameter in parameters_of(COMMANDS[name]) if parameter.is_target]
+    takes = f"takes only {' and '.join(targets)}" if targets else "takes no arguments"
+    advice = "to check several checkpoints: statecli audit TARGET..." if name == "inspect" else _see_help(name)
+    return f"unexpected argument {rest.rstrip(').')}: {name} {takes}; {advice}"
+
+
+_DESCRIPTIONS: dict[str, Callable[[Any, str, Sequence[str]], str]] = {
+    "NoSuchOption": _describe_unknown_option,
+    "MissingParameter": _describe_missing_target,
+    "BadOptionUsage": _describe_missing_value,
+    "BadParameter": _describe_wrong_value,
+    "UsageError": _describe_extra_words,
+}
