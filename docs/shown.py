@@ -74,11 +74,9 @@ def run_on_terminal(words: list[str], width: int, *, color: bool = False) -> tup
         # As on a machine without a GPU, on every machine that makes the documents.
         options = replace(options, device=FAKE_CUDA)
     outcome = run(options)
-    sink = render.TextSink()
     quiet = bool(getattr(options, "quiet", False))
     view = render.RenderOptions(terminal=True, width=width, color=color, quiet=quiet, exit_status=outcome.exit_code)
-    render.write(outcome.report, render.Output.TABLE, sink, view)
-    return "".join(sink.parts), outcome.exit_code
+    return render.format_report(outcome.report, render.Output.TABLE, view), outcome.exit_code
 
 
 def run_in_shell(line: str) -> tuple[str, int]:

@@ -113,6 +113,5 @@ _TABLE_COLUMNS = 100
 def _format_table(report: Report) -> str:
     from statecli import render
 
-    sink = render.TextSink()
-    render.write(report, render.Output.TABLE, sink, render.RenderOptions(terminal=True, width=_TABLE_COLUMNS))
-    return "".join(sink.parts)
+    options = render.RenderOptions(terminal=True, width=_TABLE_COLUMNS)
+    return render.format_report(report, render.Output.TABLE, options)

@@ -40,7 +40,5 @@ def skipped_rule(rule, reason):
 
 def render_audit(output, *targets, fail_on=WARNING, view=None, **options):
     """Return an audit of these targets in this output format."""
-    sink = render.TextSink()
     report = build_audit_report(Audit(targets, fail_on), view or View())
-    render.write(report, Output(output), sink, RenderOptions(**options))
-    return "".join(sink.parts)
+    return render.format_report(report, Output(output), RenderOptions(**options))

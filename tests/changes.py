@@ -74,22 +74,7 @@ def rows(found, **view):
     return {group.heading: [(line.cells, line.remark) for line in group.lines] for group in page(found, **view).groups}
 
 
-class Written:
-    """A sink that keeps all in one string."""
-
-    def __init__(self):
-        self.all = ""
-
-    def text(self, text):
-        self.all += text
-
-    def utf8(self, raw):
-        self.all += raw.decode()
-
-
 def written(found, output, *, width=80, terminal=True, **view):
     """What an output makes of a diff."""
-    sink = Written()
     look = RenderOptions(terminal, width, False, view.pop("quiet", False))
-    render.write(build_diff_report(found, DiffView(**view)), Output(output), sink, look)
-    return sink.all
+    return render.format_report(build_diff_report(found, DiffView(**view)), Output(output), look)

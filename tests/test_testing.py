@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
@@ -58,12 +57,9 @@ def test_a_failure_has_the_table_of_the_command():
         checked(spec, device="meta", checks=["move", "save"])
     verdict, _, table = str(raised.value).partition("\n\n")
     assert verdict == f"{spec}: move, save failed for 1 of 3 tensors"
-    sink = io.StringIO()
-    sink.text = sink.write
     found = statecli.verify(spec, device="meta", checks=["move", "save"])
     look = render.RenderOptions(terminal=True, width=100)
-    render.write(verify.build_verify_report(found, View()), render.Output.TABLE, sink, look)
-    assert table == sink.getvalue().rstrip()
+    assert table == render.format_report(verify.build_verify_report(found, View()), render.Output.TABLE, look).rstrip()
     assert "left on cpu when the model moves to meta" in table
 
 

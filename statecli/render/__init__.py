@@ -34,7 +34,7 @@ class Sink(Protocol):
     def utf8(self, raw: bytes) -> None: ...
 
 
-class TextSink:
+class _TextSink:
     """A sink that keeps the output as text, in `parts`."""
 
     def __init__(self) -> None:
@@ -68,3 +68,10 @@ def write(report: Report, output: Output | None, sink: Sink, options: RenderOpti
     """Write the report in this format; None: a table on a terminal, else plain."""
     output = output or (Output.TABLE if options.terminal else Output.PLAIN)
     OUTPUTS[output].write(report, sink, options)
+
+
+def format_report(report: Report, output: Output, options: RenderOptions) -> str:
+    """Return the report in this format."""
+    sink = _TextSink()
+    write(report, output, sink, options)
+    return "".join(sink.parts)

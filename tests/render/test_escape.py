@@ -14,7 +14,7 @@ from statecli import render
 from statecli.core.escaping import escape, escape_json, escape_line
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Oddity, Origin
-from statecli.render import Output, RenderOptions, TextSink
+from statecli.render import Output, RenderOptions
 from statecli.report import Column, Fix, Group, Line, Page, Problem, Report, Table
 
 from ..audits import accepted, failed_target, finding, render_audit, skipped_rule, skipped_target, target
@@ -78,9 +78,7 @@ def report(text, outline=False):
 
 
 def shown(output, made, **look):
-    sink = TextSink()
-    render.write(made, output, sink, RenderOptions(terminal=True, **look))
-    return "".join(sink.parts)
+    return render.format_report(made, output, RenderOptions(terminal=True, **look))
 
 
 @pytest.mark.parametrize("output", PEOPLE)

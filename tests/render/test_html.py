@@ -40,19 +40,6 @@ HOSTILE = [
 ]
 
 
-class Sink:
-    """What a renderer wrote, as bytes."""
-
-    def __init__(self):
-        self.raw = b""
-
-    def text(self, text):
-        self.raw += text.encode("utf-8")
-
-    def utf8(self, raw):
-        self.raw += raw
-
-
 class Tree(HTMLParser):
     """The tags, texts and attributes of a page; an unbalanced tag fails at once."""
 
@@ -109,9 +96,7 @@ def report(shown=None, title="net.pt", **changes):
 
 
 def written(about, **look):
-    sink = Sink()
-    render.write(about, Output.HTML, sink, RenderOptions(**look))
-    return sink.raw
+    return render.format_report(about, Output.HTML, RenderOptions(**look)).encode()
 
 
 def tree(about, **look):

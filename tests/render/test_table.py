@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 
 from statecli.commands.diff.result import Field
 from statecli.core.model_state import Kind
-from statecli.render import RenderOptions, table
+from statecli.render import Output, RenderOptions, format_report, table
 from statecli.render._ansi import paint as paint_ansi
 from statecli.report import Column, Page, Report, Table, build_problem
 
@@ -35,11 +33,9 @@ def test_the_verdict_is_below_the_title():
 )
 def test_the_last_line_is_the_result_with_the_exit_status(page, status, last):
     """What is left on the screen after long output."""
-    sink = io.StringIO()
-    sink.text = sink.write
     report = Report("a.pt", lambda: PROBLEM, lambda: Table((), ()), lambda: page)
-    table.write(report, sink, RenderOptions(terminal=True, exit_status=status))
-    assert sink.getvalue().splitlines()[-1] == last
+    text = format_report(report, Output.TABLE, RenderOptions(terminal=True, exit_status=status))
+    assert text.splitlines()[-1] == last
 
 
 def test_a_remark_stands_in_empty_columns():

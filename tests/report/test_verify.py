@@ -54,18 +54,9 @@ def passed(**facts):
     return Cell(PASSED, **facts)
 
 
-class Text(io.StringIO):
-    text = io.StringIO.write
-
-    def utf8(self, raw):
-        self.write(raw.decode())
-
-
 def written(found, output="table", *, width=100, quiet=False, **view):
-    sink = Text()
     look = RenderOptions(terminal=output == "table", width=width, quiet=quiet)
-    render.write(build_verify_report(found, View(**view)), Output(output), sink, look)
-    return sink.getvalue()
+    return render.format_report(build_verify_report(found, View(**view)), Output(output), look)
 
 
 def page(found, **view):
