@@ -69,6 +69,19 @@ def test_unchanged_tensors_are_listed_on_request(statecli):
         assert (refused.code, refused.err.count("contradict each other")) == (2, 1)
 
 
+def test_a_refused_load_has_its_line_and_its_help(statecli, tmp_path):
+    """What inspect and audit show of the same findings."""
+    line = "super().__init__(); self.fc = nn.Linear(2, 2)"
+    tmp_path.joinpath("net.py").write_text(
+        f"from torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n        {line}\n"
+    )
+    torch.save({"module.fc.weight": torch.zeros(2, 2), "module.fc.bias": torch.zeros(2)}, "wrapped.pt")
+    torch.save({"fc.weight": torch.zeros(2, 2)}, "partial.pt")
+    assert "\n  help: rename them before" in statecli("diff", "wrapped.pt", "net.py:Net", "-f", "plain").out
+    missing = statecli("diff", "partial.pt", "net.py:Net", "-f", "plain").out
+    assert "partial.pt lacks it [net.py:4]\n" in missing
+
+
 def test_a_page_of_the_largest_differences():
     """Δ near the end of float64 is drawn, and nothing is said on stderr."""
     torch.save({"w": torch.tensor([1e308, -1.0], dtype=torch.float64)}, "a.pt")

@@ -95,7 +95,10 @@ def test_help_is_a_command(statecli):
     [
         (("scan", "a.pt"), "No such command 'scan'; did you mean 'audit'?"),
         (("compare", "a.pt", "b.pt"), "No such command 'compare'; did you mean 'diff'?"),
-        (("inspect", "a.pt", "b.pt"), "inspect takes only TARGET; to check several checkpoints: statecli audit TARGET..."),
+        (
+            ("inspect", "a.pt", "b.pt"),
+            "inspect takes only TARGET; to check several checkpoints: statecli audit TARGET...",
+        ),
         (
             ("inspect", "a.lock"),
             "is a lock file; to check a checkpoint against it: statecli audit CHECKPOINT --lock FILE",

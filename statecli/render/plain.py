@@ -11,8 +11,7 @@ from statecli.core.escaping import escape_line, escape_name, escape_sentence
 from statecli.core.finding import Finding
 from statecli.core.units import format_fqn, format_number, format_origin
 from statecli.render._ansi import paint
-from statecli.report import Cell, Column, Page, Problem, Report, Table, limit_findings
-from statecli.report.problems import wrap_finding
+from statecli.report import Cell, Column, Page, Problem, Report, Table, build_problem, limit_findings
 
 if TYPE_CHECKING:
     from statecli.render import RenderOptions, Sink
@@ -63,7 +62,7 @@ def _list_problems(report: Report, page: Page | None, *, quiet: bool) -> Iterato
     """
     if report.problems is None:
         findings = report.describe_failing_findings() if quiet else report.describe_findings_without_row()
-        yield from map(wrap_finding, limit_findings(findings, report.max_findings))
+        yield from map(build_problem, limit_findings(findings, report.max_findings))
         return
     for problem in report.select_problems(page or (report.page_without_rows or report.page)(), quiet=quiet):
         if quiet or not all(finding.rule in report.rules_in_rows for finding in problem.findings):

@@ -36,6 +36,7 @@ from statecli.report import (
     Spread,
     Table,
     Trouble,
+    build_problem,
     change_text,
     documents,
     fold,
@@ -55,7 +56,6 @@ from statecli.report.change_text import (
     format_name,
     format_relative_change,
 )
-from statecli.report.problems import wrap_finding
 from statecli.report.row_order import arrange_changes, format_hidden_count, limit_by_group, limit_lines
 from statecli.targets.location import add_places
 
@@ -138,13 +138,13 @@ def _build_cases(diff: Diff, report: Report) -> tuple[Case, ...]:
     rest = [finding for findings in findings_by_name.values() for finding in findings]
     if cases and not rest:
         return tuple(cases)
-    return (*cases, *test_cases.build_cases(report.title, map(wrap_finding, rest), "identical"))
+    return (*cases, *test_cases.build_cases(report.title, map(build_problem, rest), "identical"))
 
 
 def _build_case(suite: str, name: str, description: str, findings: Sequence[Finding]) -> Case:
     """Return the case of a difference; an expected difference passes."""
     case = (
-        test_cases.build_failed_case(suite, name, list(map(wrap_finding, findings)))
+        test_cases.build_failed_case(suite, name, list(map(build_problem, findings)))
         if findings
         else Case(suite, name, Outcome.PASSED)
     )
@@ -232,7 +232,7 @@ def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
 def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page:
     def limit(findings: Sequence[Finding]) -> tuple[Problem, ...]:
         folded = findings if view.unfold else fold.fold_findings(findings)
-        return tuple(map(wrap_finding, limit_findings(folded, view.lines)))
+        return tuple(map(build_problem, limit_findings(folded, view.lines)))
 
     verdict = _format_verdict(diff, view)
     totals = (verdict, *_format_hidden_count(diff, view))

@@ -57,11 +57,6 @@ def group_findings(findings: Iterable[Finding], rows: Sequence[TensorInfo] = ())
     return tuple(sorted(problems, key=lambda problem: -problem.severity.rank))
 
 
-def wrap_finding(finding: Finding) -> Problem:
-    """Return a problem of one finding, without its source line, for outputs that show the finding in a row."""
-    return Problem(finding.rule, finding.severity, finding.message, finding.target, (finding,))
-
-
 def select_fixes(fixes: Iterable[Fix], problems: Iterable[Problem]) -> tuple[Fix, ...]:
     """Return the fixes that no problem shows."""
     shown = [problem.help for problem in problems if problem.help]

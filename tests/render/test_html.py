@@ -22,8 +22,8 @@ from statecli import render
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Oddity, Origin
 from statecli.render import Output, RenderOptions
-from statecli.report import Bars, Column, Fix, Group, Line, Page, Problem, Report, Spread, Table
-from statecli.report.problems import group_findings, wrap_finding
+from statecli.report import Bars, Column, Fix, Group, Line, Page, Problem, Report, Spread, Table, build_problem
+from statecli.report.problems import group_findings
 
 #: HTML's elements without content.
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -209,7 +209,7 @@ def test_quiet_has_the_findings_alone():
     """-q: no table, chart or note, and still what makes it exit 1."""
     finding = Finding("left-behind", Severity.ERROR, "fc.weight: stays", "x")
     about = report(
-        page(problems=(wrap_finding(finding),)), notes=(Oddity("n", "a note"),), charts=lambda: (bars([1.0]),)
+        page(problems=(build_problem(finding),)), notes=(Oddity("n", "a note"),), charts=lambda: (bars([1.0]),)
     )
     raw = written(about, quiet=True).decode()
     assert "fc.weight: stays" in raw
@@ -220,7 +220,7 @@ def test_quiet_has_the_findings_alone():
 def test_severity_and_mood_are_classes():
     """Errors are red, warnings are not; a bad row is marked."""
     several = (Finding("a", Severity.ERROR, "m", "x"), Finding("b", Severity.WARNING, "m", "x"))
-    found = tree(report(page(problems=tuple(map(wrap_finding, several)))))
+    found = tree(report(page(problems=tuple(map(build_problem, several)))))
     assert [value for value in found.classes("li") if value] == ["error", "warning"]
     assert found.classes("tr") == ["group", "bad"]
 
