@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from statecli.commands.diff.result import Field
 from statecli.commands.diff.run import Request, compare_targets
@@ -14,7 +14,13 @@ from statecli.render import Output
 from statecli.report.diff import DiffView, NameList, build_diff_report, list_broken
 from statecli.requests.options import CUDA, DiffOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
-from statecli.requests.row_options import COMPLETE_OUTPUTS, check_rows, name_row_options, refuse_contradictions
+from statecli.requests.row_options import (
+    COMPLETE_OUTPUTS,
+    build_row_view,
+    check_rows,
+    name_row_options,
+    refuse_contradictions,
+)
 from statecli.targets import load
 from statecli.values.delta import CompareOptions
 from statecli.workers import executors
@@ -153,12 +159,7 @@ def build_view(options: DiffOptions) -> DiffView:
     tolerances = [f"--{name} {getattr(options, name):g}" for name in ("atol", "rtol") if getattr(options, name)]
     ignored = [f"--ignore {field.value}" for field in dict.fromkeys(options.ignore)]
     return DiffView(
-        unfold=options.all,
-        tree=options.tree,
-        verbose=options.verbose,
-        sort=options.sort,
-        top=options.top,
-        lines=options.lines,
+        **asdict(build_row_view(options)),
         unchanged=options.unchanged,
         names=NameList.ONLY if options.name_only else NameList.STATUS if options.name_status else None,
         within=f" with {' '.join(tolerances + ignored)}" if tolerances or ignored else "",

@@ -7,12 +7,11 @@ from msgspec.structs import replace
 from statecli.commands.inspect.run import Inspection, Request, inspect, inspect_live_model
 from statecli.core.errors import UsageError, option
 from statecli.core.progress import Progress
-from statecli.report import RowView
 from statecli.report.inspect import build_inspect_report
 from statecli.requests.accepted_findings import check_options, drop_accepted, list_accepted
 from statecli.requests.options import InspectOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
-from statecli.requests.row_options import check_rows, refuse_contradictions
+from statecli.requests.row_options import build_row_view, check_rows, refuse_contradictions
 from statecli.targets.load import find_class_spec
 
 
@@ -44,15 +43,7 @@ def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraI
     caller.check_states(inspection.state)
     accepted, files = list_accepted(inspection.findings, inspection.state, options)
     inspection = replace(inspection, findings=drop_accepted(inspection.findings, accepted))
-    view = RowView(
-        unfold=options.all,
-        tree=options.tree,
-        verbose=options.verbose,
-        sort=options.sort,
-        top=options.top,
-        lines=options.lines,
-    )
-    report = build_inspect_report(inspection, view, options.fail_on, accepted)
+    report = build_inspect_report(inspection, build_row_view(options), options.fail_on, accepted)
     return Outcome(inspection, report, failures=describe_failures(inspection.broken, "read"), files=files)
 
 

@@ -1,4 +1,4 @@
-"""Check the options of `inspect` and `diff` that select, sort and limit rows."""
+"""The options of `inspect` and `diff` that select, sort and limit rows: their check, and the view of the rows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from statecli.core.errors import UsageError, option
 from statecli.render import Output
+from statecli.report import RowView
 from statecli.requests.options import DiffOptions, InspectOptions
 
 #: Outputs with every tensor, whatever the options of rows say.
@@ -22,6 +23,18 @@ def check_rows(options: InspectOptions | DiffOptions) -> None:
     tree = option("--tree") if options.tree else ""
     complete = option("-f", options.output_format.value) if options.output_format in COMPLETE_OUTPUTS else ""
     refuse_contradictions([(top, lines), (tree, top or order), (top or lines or order, complete)])
+
+
+def build_row_view(options: InspectOptions | DiffOptions) -> RowView:
+    """Return the view of the rows for people."""
+    return RowView(
+        unfold=options.all,
+        tree=options.tree,
+        verbose=options.verbose,
+        sort=options.sort,
+        top=options.top,
+        lines=options.lines,
+    )
 
 
 def name_row_options(options: InspectOptions | DiffOptions) -> tuple[str, str, str]:
