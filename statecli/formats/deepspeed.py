@@ -315,7 +315,7 @@ class Model:
         """Separate storages: ZeRO keeps a group's parameters in one storage, so only equal positions are tied."""
         if tensor.storage not in self.flat:
             return tensor
-        note = None if (tensor.note or "").startswith("view: ") else tensor.note
+        note = None if tensor.nbytes < (tensor.storage_bytes or 0) else tensor.note  # only that it is a view
         place = f"{tensor.storage}+{tensor.storage_offset}"
         return replace(tensor, storage=place, storage_bytes=tensor.nbytes, note=note)
 
@@ -517,7 +517,8 @@ def _report_missing_files(
     owner: Owner, optimizer: Optimizer, models: dict[int, Rank], failed: dict[int, str]
 ) -> Iterator[Oddity]:
     where = f" of {owner.prefix[:-1]}" if owner.prefix else ""
-    if not optimizer.shards and not optimizer.lost and any(rank.items.get("param_shapes") for rank in models.values()):
+    is_trained = any(rank.items.get("param_shapes") for rank in models.values())
+    if is_trained and not optimizer.shards and not optimizer.unreadable:
         yield Oddity(OddityKind.NO_OPTIMIZER.value, f"the optimizer's states{where} are missing: no *_optim_states.pt")
     if optimizer.missing:
         text = f"{optimizer.missing} of {optimizer.count} ranks' optimizer states{where} are missing"
@@ -526,9 +527,8 @@ def _report_missing_files(
     if wanted > len(models) + len(failed):
         text = f"{wanted - len(models) - len(failed)} of {wanted} ranks' models{where} are missing"
         yield Oddity(OddityKind.MISSING_RANK.value, f"{text}; copy *_model_states.pt again")
-    for why in (*failed.values(), *(why for rank, why in optimizer.lost.items() if rank not in optimizer.shards)):
-        if "is missing" not in why:
-            yield Oddity("unread-rank", why)
+    for why in (*failed.values(), *optimizer.unreadable.values()):
+        yield Oddity("unread-rank", why)
     if optimizer.stale:
         text = (
             f"not read, because the states are of {optimizer.count} ranks and these files are from a save by more ranks"

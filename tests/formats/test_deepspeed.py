@@ -289,6 +289,14 @@ def optimizer(folder: Path, rank: int) -> Path:
     return folder / "global_step2" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
 
 
+def test_an_unreadable_rank_that_calls_itself_missing_is_noted(tmp_path):
+    """No text of the file makes the rank one of those that are counted as missing."""
+    folder = zero.write(tmp_path / "zero", 2, net(), ranks=2)
+    edited(optimizer(folder, 1), lambda held: held["optimizer_state_dict"].update(zero_stage="is missing"))
+    (oddity,) = formats.read(str(folder)).oddities
+    assert (oddity.name, "zero_stage is 'is missing'" in oddity.message) == ("unread-rank", True)
+
+
 def test_ranks_that_disagree_on_a_shape(tmp_path):
     """Only that parameter is spoiled; both shapes are said."""
     folder = zero.write(tmp_path / "zero", 3, net(), ranks=2)

@@ -426,13 +426,15 @@ def _describe_partitions(ranks: list[int]) -> str | None:
 class Optimizer:
     """The readable parts of the ranks' optimizer.
 
-    `lost` has a reason for each unreadable rank; `odd` are oddities of the layout, complete once `rows` are made.
+    `unreadable` and `absent` have a reason for each rank; `odd` are oddities of the layout, complete once `rows` are
+    made.
     """
 
     def __init__(self, folder: str, files: dict[int, str]) -> None:
         self.ranks: dict[int, Rank] = {}
         self.shards: dict[int, Shard] = {}
-        self.lost: dict[int, str] = {}
+        self.unreadable: dict[int, str] = {}
+        self.absent: dict[int, str] = {}
         self.odd: list[Oddity] = []
         imported: set[str] = set()
         for rank, name in sorted(files.items()):
@@ -441,7 +443,7 @@ class Optimizer:
                 self.shards[rank] = _read_shard(read)
                 self.ranks[rank] = read
             except UnreadableError as error:
-                self.lost[rank] = f"rank {rank}: {error}"
+                self.unreadable[rank] = f"rank {rank}: {error}"
         self.count = next((shard.ranks for shard in self.shards.values()), 0)
         #: What a save by more ranks has left behind.
         self.stale = [self.ranks.pop(rank).name for rank in list(self.shards) if rank >= self.count]
@@ -450,10 +452,10 @@ class Optimizer:
 
     def _count_missing(self) -> int:
         """Count the missing ranks; nothing is joined beyond the first missing rank."""
-        here = {*self.shards, *self.lost}
+        here = {*self.shards, *self.unreadable}
         absent = (rank for rank in range(self.count) if rank not in here)
         for rank in islice(absent, len(here) + 1):
-            self.lost[rank] = f"rank {rank} is missing: {len(here)} of {self.count} are here; copy its file"
+            self.absent[rank] = f"rank {rank} is missing: {len(here)} of {self.count} are here; copy its file"
         return max(self.count - sum(rank < self.count for rank in here), 0)
 
     def rows(self, trained: list[dict[str, Shape]], clashes: Mapping[str, str], owner: Owner) -> Iterator[TensorInfo]:
@@ -462,13 +464,13 @@ class Optimizer:
         `clashes` has a reason for each name that cannot be joined.
         """
         if not self.shards:
-            why = next(iter(self.lost.values()), None)
+            why = next(iter(self.unreadable.values()), None)
             named = ((name, shape) for group in trained for name, shape in group.items()) if why else ()
             yield from (
                 build_row(Part(name, shape, (), why), [], owner, f"optimizer.{MASTER}") for name, shape in named
             )
             return
-        layout = Layout(self.shards, self.lost)
+        layout = Layout(self.shards, self.unreadable | self.absent)
         parts = [
             part._replace(pieces=(), wrong=clashes[part.name]) if part.name in clashes else part
             for part in layout.parts(trained)
