@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+
+import msgspec
 
 from statecli.commands.diff.settings import describe_setting_change
 from statecli.commands.lock.companion_files import CompanionChanges, FileChange
@@ -94,8 +96,10 @@ def _compute_content(pair: LockMatch) -> str | None:
 
     None without values, and "" for values without a digest: nothing accepts them, because any values would pass.
     """
+    line = pair.locked
     if pair.digest:
-        return _sha256(f"{_describe_pair(pair, _HASHED_TEXTS)}; {pair.digest}")
+        sides = [(field, getattr(line, field, None), getattr(pair.tensor, field, None)) for field in pair.differ]
+        return _sha256(repr(msgspec.to_builtins((sides, line and line.digest, pair.digest))))
     return "" if pair.tensor is not None and (pair.tensor.data or pair.tensor.parts) else None
 
 
@@ -103,55 +107,27 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-#: Texts of messages, by what differs: `{}` is the tensor's, `{locked}` the lock's.
-_TEXTS = {
-    "added": "not in the lock",
-    "removed": "missing, locked as {locked}",
-    "unreadable": "values cannot be read: {}",
-    "values": "values differ from the lock (digest {}…, expected {locked}…)",
-    "shape": "shape is {}, locked as {locked}",
-    "kind": "kind is {}, locked as {locked}",
-    "unfrozen": "requires grad, locked as frozen",
-    "frozen": "frozen, locked as requiring grad",
-    "dtype": "dtype is {}, locked as {locked}",
-}
-#: Texts that `content` is a digest of. They never change, because a baseline would no longer accept its findings.
-_HASHED_TEXTS = {
-    "added": "is not in the lock",
-    "removed": "is missing, locked as {locked}",
-    "unreadable": "its values cannot be read: {}",
-    "values": "its values are not those that were locked (digest {}…, not {locked}…)",
-    "shape": "has shape {}, locked with {locked}",
-    "kind": "is of kind {}, locked as {locked}",
-    "unfrozen": "requires grad, locked as frozen",
-    "frozen": "is frozen, locked as requiring grad",
-    "dtype": "is {}, locked as {locked}",
-}
-
-
-def _describe_pair(pair: LockMatch, texts: Mapping[str, str] = _TEXTS) -> str:
+def _describe_pair(pair: LockMatch) -> str:
     tensor, line = pair.tensor, pair.locked
     if line is None:
-        return texts["added"]
+        return "not in the lock"
     if tensor is None:
-        return texts["removed"].format(locked=f"{line.dtype} {_format_shape(line)}")
-    return "; ".join(_describe_field(field, tensor, line, pair.digest, texts) for field in pair.differ)
+        return f"missing, locked as {line.dtype} {_format_shape(line)}"
+    return "; ".join(_describe_field(field, tensor, line, pair.digest) for field in pair.differ)
 
 
-def _describe_field(
-    field: str, tensor: TensorInfo, line: LockedTensor, digest: str | None, texts: Mapping[str, str]
-) -> str:
+def _describe_field(field: str, tensor: TensorInfo, line: LockedTensor, digest: str | None) -> str:
     if field == "values" and digest is None:
-        return texts["unreadable"].format(tensor.damage or "they are not in the file")
+        return f"values cannot be read: {tensor.damage or 'they are not in the file'}"
     if field == "values":
-        return texts[field].format(str(digest)[:12], locked=str(line.digest)[:12])
+        return f"values differ from the lock (digest {str(digest)[:12]}…, expected {str(line.digest)[:12]}…)"
     if field == "shape":
-        return texts[field].format(_format_shape(tensor), locked=_format_shape(line))
+        return f"shape is {_format_shape(tensor)}, locked as {_format_shape(line)}"
     if field == "kind":
-        return texts[field].format(tensor.kind.value, locked=line.kind.value if line.kind else None)
+        return f"kind is {tensor.kind.value}, locked as {line.kind.value if line.kind else None}"
     if field == "requires_grad":
-        return texts["unfrozen" if tensor.requires_grad else "frozen"]
-    return texts["dtype"].format(tensor.dtype, locked=line.dtype)
+        return "requires grad, locked as frozen" if tensor.requires_grad else "frozen, locked as requiring grad"
+    return f"dtype is {tensor.dtype}, locked as {line.dtype}"
 
 
 def _format_shape(tensor: TensorInfo | LockedTensor) -> str:

@@ -67,6 +67,16 @@ def test_lock_mismatch_finds_what_changed_of_a_tensor(held, state, change, says)
     assert finding.message == f"a.weight: {says}"
 
 
+def test_the_content_of_a_mismatch_is_that_of_its_values(held, state):
+    """An accepted change is accepted again, and no other one of the same tensor is; without a digest none is."""
+    (first,), (again,), (other,) = (held({"a.bias": state["a.bias"] + number}) for number in (1, 1, 2))
+    assert first.content == again.content != other.content
+    assert len(first.content) == len(other.content) == 64
+    for change in ({"new": torch.ones(1)}, {"a.bias": state["a.bias"].double()}):
+        (finding,) = held(change)
+        assert finding.content == ""
+
+
 def test_lock_mismatch_finds_a_tensor_that_nobody_locked(held):
     """What came in may be what does the harm."""
     (finding,) = held({"adapter.weight": torch.ones(1)})
