@@ -20,14 +20,13 @@ from statecli.formats.shared import config_files
 from statecli.live import search_path
 from statecli.live.spec import ModelSpec
 from statecli.storage import files
+from statecli.storage.checkpoint_folder import CONFIG
 
 if TYPE_CHECKING:
     from torch import nn
 
 #: What stands for the class in place of its name.
 AUTO = "auto"
-#: What `--model auto` reads; where it lies is the folder of the weights.
-CONFIG_NAME = "config.json"
 #: Modules and parameters of one model, more than 12 layers of 256 experts that are modules have, and seconds of work
 #: for them. Building takes 50 us each, looking at what was built 200 us a tensor: 10 s in all are not reached.
 MAX_REGISTERED = 30_000
@@ -48,12 +47,12 @@ def build_spec_text(path: str) -> str:
     Raises UsageError without a configuration in the folder, and for a configuration without a class.
     """
     folder = path if files.is_folder(path) else files.get_folder(path) or os.curdir
-    config = files.join(folder, CONFIG_NAME)
+    config = files.join(folder, CONFIG)
     if not files.exists(config):
         adapter = files.is_file(files.join(folder, "adapter_config.json"))
         what = "an adapter has none: name the class of its base model" if adapter else "name the class instead"
         auto = option("--model", "auto")
-        raise UsageError(f"{path}: {auto} needs a {CONFIG_NAME} next to the checkpoint, which is missing; {what}")
+        raise UsageError(f"{path}: {auto} needs a {CONFIG} next to the checkpoint, which is missing; {what}")
     return f"transformers:{_find_class_name(_read_config(config), config)}(config={config!r})"
 
 

@@ -14,7 +14,7 @@ from statecli.core.model_state import Oddity
 from statecli.storage import files as on_disk
 from statecli.storage import json_object
 from statecli.storage.byte_source import read_small_file
-from statecli.storage.checkpoint_names import SINGLE
+from statecli.storage.checkpoint_names import SETTINGS_FILES, SINGLE
 
 #: Most inner folders that are searched for weights, for a message that names them.
 MAX_INNER = 200
@@ -34,8 +34,8 @@ INDEX = re.compile(r"\.index(?:\.[\w-]+)?\.json$")
 SERIES = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>(?!0{5})\d{5})(?P<suffix>(?:\.[\w-]+)+)$")
 
 
-#: The file and its key by which transformers 5 chooses other weights than SINGLE, and the largest size of the file.
-CONFIG, WEIGHTS_KEY, MAX_CONFIG = "config.json", "transformers_weights", 4 << 20
+#: The file and its key by which transformers 5 chooses other weights than SINGLE.
+CONFIG, WEIGHTS_KEY = "config.json", "transformers_weights"
 
 
 class Choice(NamedTuple):
@@ -102,7 +102,9 @@ def _read_configured_name(path: str, names: Collection[str]) -> str | None:
     if CONFIG not in names:
         return None
     try:
-        config, _ = json_object.parse_object(read_small_file(on_disk.join(path, CONFIG), MAX_CONFIG), CONFIG)
+        config, _ = json_object.parse_object(
+            read_small_file(on_disk.join(path, CONFIG), SETTINGS_FILES["config"]), CONFIG
+        )
     except UnreadableError:  # the reader of the settings notes the error
         return None
     named = config.get(WEIGHTS_KEY)

@@ -8,6 +8,7 @@ only count the training (`trainer_state.json`), the optimizer and documentation 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -25,6 +26,7 @@ from statecli.core.run_scope import NotChecked
 from statecli.formats.torch.settings import rename
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.byte_source import Source, read_small_file
+from statecli.storage.checkpoint_names import SETTINGS_FILES
 from statecli.storage.zip_archive import Archive
 from statecli.targets.load import split_section
 
@@ -51,9 +53,6 @@ MAX_DEPTH = 16
 PIPELINE_DEPTH = 2
 #: Files of this size behind a URL are not downloaded to be locked.
 MAX_REMOTE_BYTES = 64 << 20
-#: Files whose settings are compared one by one, and the bytes of each that are read.
-SETTINGS_FILES = frozenset(["config.json", "adapter_config.json"])
-MAX_SETTINGS_BYTES = 4 << 20
 #: Bytes of one program in an archive.
 MAX_PROGRAM_BYTES = 128 << 20
 #: Bytes that are hashed at a time.
@@ -212,10 +211,11 @@ def _compute_file_digest(path: str, algorithm: Algorithm) -> str:
 
 def _compute_settings_digest(path: str, algorithm: Algorithm) -> str | None:
     """Return the digest of a JSON file's content, whatever its order and indentation; None for any other file."""
-    if files.get_name(path) not in SETTINGS_FILES:
+    stem, suffix = os.path.splitext(files.get_name(path))
+    if suffix != ".json" or stem not in SETTINGS_FILES:
         return None
     try:
-        document = json.loads(read_small_file(path, MAX_SETTINGS_BYTES), object_pairs_hook=_sort_pairs)
+        document = json.loads(read_small_file(path, SETTINGS_FILES[stem]), object_pairs_hook=_sort_pairs)
         text = json.dumps(document, ensure_ascii=True, separators=(",", ":"))
     except (UnreadableError, ValueError, RecursionError):
         return None
