@@ -18,7 +18,9 @@ from statecli.storage.checkpoint_names import SETTINGS_FILES, SINGLE
 
 #: Most inner folders that are searched for weights, for a message that names them.
 MAX_INNER = 200
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack")
+#: Suffixes of files of torch.save that are not tar archives: `model_best.pth.tar` in training scripts.
+TAR_SUFFIXES = (".pt.tar", ".pth.tar", ".ckpt.tar")
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", *TAR_SUFFIXES)
 #: Weight files that save_pretrained writes for other frameworks, which statecli does not read.
 FOREIGN = frozenset(["tf_model.h5", "rust_model.ot"])
 #: Files next to weights in a training folder that contain no weights.

@@ -46,6 +46,7 @@ CHECKPOINT_SUFFIXES = (
     ".npz",
     ".msgpack",
     ".nemo",
+    *checkpoint_folder.TAR_SUFFIXES,
 )
 #: Suffixes of compressed files: joblib and `pickle.load(gzip.open(...))` load `model.pkl.gz` as it is.
 _COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".lzma", ".z", ".zst", ".lz4")

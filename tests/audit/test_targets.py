@@ -25,6 +25,7 @@ import torch.package
 from hypothesis import given
 from safetensors.torch import save_file
 
+from statecli import inspect
 from statecli.commands.audit.run import Request, audit
 from statecli.core.errors import UnreadableError
 from statecli.core.natural_order import make_natural_key
@@ -81,6 +82,19 @@ def test_a_checkpoint_is_told_by_its_content_too(tmp_path):
     paths, others = found(tmp_path)
     assert [path.rpartition("/")[2] for path in paths] == ["broken.pt", "weights"]
     assert [one.target.rpartition("/")[2] for one in others] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("suffix", [".pth.tar", ".ckpt.tar", ".pt.tar", ".pth.tar.gz"])
+def test_a_damaged_checkpoint_with_the_suffix_of_a_tar_archive_fails(tmp_path, suffix):
+    """Training scripts call what torch.save writes `model_best.pth.tar`."""
+    assert status_beside_a_model(tmp_path, f"model_best{suffix}", b"\x93 no torch file" * 99) is Status.FAILED
+
+
+def test_a_folder_stands_for_its_checkpoint_with_the_suffix_of_a_tar_archive(tmp_path):
+    """As for one `model.pth`, also with an optimizer next to it."""
+    torch.save({"w": torch.zeros(1)}, tmp_path / "model_best.pth.tar")
+    torch.save({"state": {}, "param_groups": []}, tmp_path / "optimizer.pth.tar")
+    assert [tensor.fqn for tensor in inspect(tmp_path).state.tensors] == ["w"]
 
 
 def test_each_target_comes_once(tmp_path):
@@ -650,6 +664,10 @@ def test_skipped_folders_are_counted_by_their_reason(tmp_path):
         ("firmware.bin", False),
         ("pt", False),
         ("model.pt.txt", False),
+        ("model_best.pth.tar", True),
+        ("last.CKPT.tar", True),
+        ("step.pt.tar", True),
+        ("images.tar", False),
         ("pytorch_model.bin/notes", False),
     ],
 )
