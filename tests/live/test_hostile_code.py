@@ -104,6 +104,26 @@ def test_code_that_ends_the_process_is_told(write):
     assert build(parse_spec(write(forks, "f"))).module.in_features == 3
 
 
+@pytest.mark.parametrize(
+    ("end", "status"), [("raise SystemExit(3)", 3), ("sys.exit()", 0), ("1 / 0", 1), ("return nn.Linear(1, 1)", 0)]
+)
+def test_a_forked_child_ends_with_the_code_of_the_model(write, end, status):
+    """It would run the proofs too, and fork again in each instance that they build."""
+    source = f"""
+    import os, sys
+    def f():
+        child = os.fork()
+        if not child: {end}
+        return nn.Linear(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) + 1, 1)
+    """
+    ours = os.getpid()
+    try:
+        module = build(parse_spec(write(source, "f"))).module
+    finally:
+        os.getpid() == ours or os._exit(99)
+    assert module.in_features == status + 1
+
+
 @pytest.mark.parametrize("statement", ["os.chdir('/')", "sys.argv[:] = []", "sys.stdout = sys.stderr = None"])
 def test_the_process_is_put_back(write, statement):
     """The current directory, sys.argv and the standard streams are after building what they were before it."""
