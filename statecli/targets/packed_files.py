@@ -45,6 +45,10 @@ _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 #: A compression that Python cannot unpack before 3.14.
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _TAR_SUFFIXES = re.compile(r"\.(?:tar(?:\.\w{1,5})?|t[gbxz]z\w?|tzst)\Z")
+#: Names of compressed tables, texts and programs, whose content statecli cannot unpack.
+_DATA_SUFFIXES = re.compile(
+    r"\.(?:csv|tsv|jsonl?|ndjson|ya?ml|txt|log|xml|html|md|sql|db|parquet|arrow|npy|img|bag|pkg|deb|rpm|py)(?:\.\w{1,5})?\Z"
+)
 #: Names of archives that loaders unpack, whatever is first in them.
 _MODEL_NAME = re.compile(r"model|checkpoint|ckpt|weights|params|state", re.IGNORECASE)
 
@@ -63,8 +67,11 @@ def holds_checkpoint(path: str, source: Source, is_named: Callable[[str], bool])
     is_lz4 = source.head.startswith(lz4_head.MAGIC) or lz4_head.SKIPPED.match(source.head) is not None
     if is_lz4 and _is_packed_pickle(source):
         return True
+    name = files.get_name(path).lower()
+    if source.head.startswith(lz4_head.MAGIC):
+        return is_model and _TAR_SUFFIXES.search(name) is not None
     if is_lz4 or source.head.startswith(_ZSTD):
-        return is_model and _TAR_SUFFIXES.search(files.get_name(path).lower()) is not None
+        return is_model and _DATA_SUFFIXES.search(name) is None
     unpacked = _Unpacked(source)
     try:
         if _is_tar(source.head) and _holds_checkpoint(source, source.read_up_to, is_named):

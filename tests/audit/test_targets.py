@@ -198,6 +198,9 @@ PACKED = {
     "two.gz": gzip.compress(b"") + bytes(600_000) + gzip.compress(PICKLE),
     "two.bz2": bz2.compress(b"") + bz2.compress(PICKLE),
     "model.tar.zst": b"\x28\xb5\x2f\xfd" + bytes(99),
+    "weights.zst": b"\x28\xb5\x2f\xfd" + bytes(99),
+    "state.sav": b"\x28\xb5\x2f\xfd" + bytes(99),
+    "best_model": b"\x50\x2a\x4d\x18\4\0\0\0abcd\x28\xb5\x2f\xfd" + bytes(99),
     # Python's gzip ignores reserved flags and the checksum of a header, and compares that of the data last.
     "reserved.sav": GZIP[:3] + bytes([0x20]) + GZIP[4:],
     "header.sav": GZIP[:3] + b"\2" + GZIP[4:10] + b"\0\0" + GZIP[10:],
@@ -231,6 +234,8 @@ NOT_PACKED = {
     "data.tar": tarred("w", ("a.jpg", b"\xff\xd8\xff" + bytes(999))),
     "data.tar.gz": tarred("w:gz", ("a.jpg", b"\xff\xd8\xff" + bytes(999)), ("b.json", b"{}")),
     "data.tar.zst": b"\x28\xb5\x2f\xfd" + bytes(99),
+    "statements.jsonl.zst": b"\x28\xb5\x2f\xfd" + bytes(99),
+    "model_scores.csv": b"\x28\xb5\x2f\xfd" + bytes(99),
     "words.csv.gz": gzip.compress(b"id,name\n1,some\n"),
     "idx.gz": gzip.compress(b"\0\0\x08\x03" + bytes(999)),
     "long.csv.gz": damaged(gzip.compress(os.urandom(20_000)), 15_000),
