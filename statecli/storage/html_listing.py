@@ -41,9 +41,9 @@ class _Links(HTMLParser):
 def parse_names(page: str, url: str) -> dict[str, bool] | None:
     """Return the names in the folder at `url` from the listing, with True for a folder.
 
-    Names are the links to files and folders directly in the folder; a query is dropped. None for a page that asks for
-    a password, and for a page without such a link that is not called a listing. Raises UnreadableError for a name of a
-    file and a folder.
+    Names are the links to files and folders directly in the folder, and the folders in it that links lead through; a
+    query is dropped. None for a page that asks for a password, and for a page without such a link that is not called a
+    listing. Raises UnreadableError for a name of a file and a folder.
     """
     links = _Links()
     links.feed(page)
@@ -72,6 +72,7 @@ def _has_same_host(link: SplitResult, folder: SplitResult) -> bool:
 def _find_names(hrefs: list[str], base: str, url: str) -> Iterator[tuple[str, bool]]:
     folder = urlsplit(url)
     path = unquote(folder.path).rstrip("/") + "/"
+    depth = folder.path.rstrip("/").count("/") + 1
     for href in hrefs:
         try:
             link = urlsplit(urljoin(base, href))
@@ -80,8 +81,10 @@ def _find_names(hrefs: list[str], base: str, url: str) -> Iterator[tuple[str, bo
         if not _has_same_host(link, folder):
             continue
         # A link with a query downloads a file; one that sorts the listing leads to the folder itself.
-        around, _, last = link.path.rstrip("/").rpartition("/")
+        steps = link.path.split("/")
+        if len(steps) == depth or unquote("/".join(steps[:depth])) + "/" != path:
+            continue
         # A name with an encoded slash stays encoded, so that the name is listed although no path leads to the file.
-        name = last if "/" in unquote(last) else unquote(last)
-        if unquote(around) + "/" == path and name not in ("", ".", ".."):
-            yield name, link.path.endswith("/")
+        name = steps[depth] if "/" in unquote(steps[depth]) else unquote(steps[depth])
+        if name not in ("", ".", ".."):
+            yield name, len(steps) > depth + 1

@@ -104,6 +104,26 @@ def test_a_file_behind_a_link_with_a_query_is_audited(served, statecli):
     ]
 
 
+def test_a_link_through_a_folder_leads_to_its_files(served, statecli):
+    """`wget -r` follows such a link, although the page lists no folder of this name."""
+    (served.folder / "a b" / "c").mkdir(parents=True)
+    save_file({"w": torch.ones(1)}, served.folder / "a b" / "c" / "d.safetensors")
+    served.listing = "python"
+    links = page(200, '<title>Index of</title><a href="a%20b/c/d.safetensors">d</a>')
+    served.behave("", lambda request, reply: reply.become(links))
+    found = statecli("audit", served.url(""), "-f", "json")
+    assert [target["target"] for target in found.json["targets"]] == [served.url("a b/c/d.safetensors")]
+
+
+def test_a_link_through_a_folder_that_is_not_listed_fails(served, statecli):
+    """Static pages link to files in folders that have no page."""
+    save_file({"w": torch.ones(1)}, served.folder / "ok.safetensors")
+    links = '<title>Index of</title><a href="ok.safetensors">m</a><a href="/files/evil.pt?raw">m</a>'
+    served.behave("", lambda request, reply: reply.become(page(200, links)))
+    found = statecli("audit", served.url(""))
+    assert (found.code, served.url("files") in found.err) == (2, True)
+
+
 @pytest.mark.parametrize("style", ["python", "nginx", "apache"])
 def test_no_name_hides_a_file_from_an_audit(served, statecli, style):
     """A backslash or a line's end in it; on disk the same is found."""
