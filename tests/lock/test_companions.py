@@ -164,6 +164,24 @@ def test_an_added_and_a_removed_setting_are_named(folder, tmp_path):
     assert any("config.rms_norm_eps: removed" in message for message in found)
 
 
+@pytest.mark.parametrize("name", [".tokenizer.json", ".modeling_own.py", ".chat_template.JINJA", "code/.own.py"])
+def test_a_hidden_file_that_a_configuration_can_name_is_locked(folder, tmp_path, name):
+    """`tokenizer_config.json` may name any file, and code may run any."""
+    (folder / "code").mkdir()
+    (folder / name).write_text("x = 1")
+    locked = lock(folder)
+    (folder / name).write_text("x = 2")
+    (message,) = mismatches(held(folder, locked, tmp_path / "lock.json"))
+    assert name in message
+
+
+@pytest.mark.parametrize("name", [".gitattributes", ".DS_Store", ".gitignore", ".msc", ".env"])
+def test_hidden_files_of_tools_are_not_locked(folder, name):
+    """git, macOS and downloads write them, and change them."""
+    (folder / name).write_text("x")
+    assert name not in companion_files.find_companion_files(str(folder))
+
+
 def test_another_order_or_indentation_of_settings_is_no_change(folder, tmp_path):
     """Settings are compared one by one, not as bytes."""
     locked = lock(folder)

@@ -40,6 +40,8 @@ DOCUMENT = re.compile(
     r"(?i)(?:.*\.(?:md|rst|log|png|jpe?g|gif|svg|pdf)|(?:licen[sc]e|readme|notice|requirements|changelog)(?:\.txt)?"
     r"|events\.out\.tfevents\..*)\Z"
 )
+#: Hidden files that a loader reads if a file of the folder names them: `"tokenizer_file": ".tokenizer.json"`.
+HIDDEN = re.compile(r"(?i)\..*\.(?:json|jsonl|ya?ml|jinja|py|txt|model|vocab|bpe|tiktoken|so|npy)")
 #: Where checkpoints keep the settings of a training: none of them changes what the model computes.
 TRAINING = (
     *("trainer_state", "optimizer", "optimizers", "optimizer_state_dict", "optimizer_states", "scheduler"),
@@ -137,8 +139,8 @@ def find_companion_files(folder: str) -> list[str]:
             modules.update(prefix + name for name in checkpoint_folder.split_module_folder(module) or ())
         for name in names:
             path = prefix + name
-            # No import statement can name a hidden file.
-            if name.startswith(".") and path not in modules:
+            # Hidden files of tools come and go; a configuration or code that names others makes a loader read them.
+            if name.startswith(".") and path not in modules and not HIDDEN.fullmatch(name):
                 continue
             place = files.join(folder, path)
             if files.is_folder(place):
