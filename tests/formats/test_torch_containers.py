@@ -229,6 +229,8 @@ REFUSED = {
         "records outside the archive's folder",
     ),
     "a nested folder": (build(records(folder="a/b")), "records outside the archive's folder: data.pkl"),
+    "a folder with a NUL": (build(records(folder="a\0b")), "the archive's folder 'a\\x00b/' has a NUL"),
+    "a folder and a NUL": (build([*records(folder="a\0"), Member("a", b"3")]), "'a\\x00/' has a NUL"),
     "a damaged pickle": (build(changed("data.pkl", crc=1)), "archive/data.pkl: checksum wrong"),
     "a compressed storage": (
         build(changed("data/0", method=8)),

@@ -46,8 +46,10 @@ def prefetch(archive: Archive, *storages: str) -> None:
 
 
 def check_folder(archive: Archive) -> None:
-    """MalformedError where a record lies outside the first one's folder."""
+    """MalformedError where a record lies outside the first one's folder, or where torch reads another name of it."""
     prefix = f"{archive.folder}/"
+    if "\0" in prefix:
+        raise MalformedError(f"the archive's folder {prefix!r} has a NUL, where torch ends the name; torch refuses it")
     for name in archive.records:
         if not name.startswith(prefix):
             raise MalformedError(
