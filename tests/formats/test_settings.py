@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from statecli import formats
+from statecli.formats.torch import tensors
 
 from .attacks import Called, build, records, state_dict, tensor
 
@@ -558,6 +559,37 @@ def test_tensors_among_the_attributes_are_compared(tmp_path, cls, statecli):
         torch.save({"x": value}, tmp_path / f"{name}.pt")
     codes = {name: statecli("diff", tmp_path / "one.pt", tmp_path / f"{name}.pt").code for name in made}
     assert codes == {"one": 0, "same": 0, "value": 1, "name": 1, "none": 1, "shape": 2}
+
+
+INSIDE = {
+    "list": lambda inner: [1, inner],
+    "dict": lambda inner: {"a": {3: (inner,)}},
+    "attribute": lambda inner: with_attributes(inner=inner),
+    "array": lambda inner: [inner.numpy()],
+    "sparse": lambda inner: [inner.to_sparse()],
+}
+
+
+@pytest.mark.parametrize("cls", [torch.Tensor, torch.nn.Parameter, Marked])
+@pytest.mark.parametrize("put", INSIDE.values(), ids=INSIDE)
+def test_tensors_inside_the_attributes_are_compared(tmp_path, statecli, cls, put):
+    """In lists, dicts and attributes of tensors among them."""
+    for name, number in {"one": 1.0, "same": 1.0, "value": 2.0}.items():
+        torch.save({"x": with_attributes(cls, scale=put(torch.tensor([number])))}, tmp_path / f"{name}.pt")
+    codes = [statecli("diff", tmp_path / "one.pt", tmp_path / f"{name}.pt").code for name in ("same", "value")]
+    assert codes == [0, 1]
+
+
+def test_attributes_of_tensors_that_share_a_long_list_end(tmp_path, monkeypatch):
+    """A file of some megabytes would be walked for hours."""
+    monkeypatch.setattr(tensors, "MAX_ENTRIES", 1000)
+    shared = list(range(300))
+    torch.save({"x": with_attributes(a=shared)}, tmp_path / "one.pt")
+    assert formats.read(str(tmp_path / "one.pt")).tensors[0].damage is None
+    torch.save({str(n): with_attributes(a=[shared]) for n in range(9)}, tmp_path / "many.pt")
+    damage = formats.read(str(tmp_path / "many.pt")).tensors[-1].damage
+    assert damage is not None
+    assert "attributes of tensors have more than 1,000 entries" in damage
 
 
 def test_parameters_in_attributes_of_parameters_without_end(tmp_path):

@@ -21,12 +21,14 @@ from statecli.core.model_state import ByteRange, Quantizer, TensorData
 from statecli.formats.torch.checkpoint_pickle import REPLACING
 from statecli.formats.torch.numpy_dtypes import format_array_dtype
 from statecli.pickles.graph import (
+    append_key,
     as_mapping,
     as_sequence,
     get_attributes,
     get_name,
     get_state_attributes,
     get_text_items,
+    iter_entries,
     read_raw_bytes,
 )
 from statecli.pickles.nodes import Global, Obj, Persistent
@@ -41,6 +43,8 @@ MAX_DEVICE = 64
 MAX_NESTING = 16
 #: Tensors that one tensor may consist of.
 MAX_PARTS = 1_000
+#: Entries of lists and dicts among the attributes of all tensors, each of which may hold the same list.
+MAX_ENTRIES = 2_000_000
 
 #: Takes a rebuild call's arguments and the FQN.
 Builder = Callable[[tuple[Any, ...], str], "Tensor"]
@@ -98,7 +102,7 @@ class Decoder:
         # Keyed by the identity of nodes that the pickle's graph keeps alive.
         self.geometries: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...] | None, int, int]] = {}
         self.done: dict[int, Tensor | None] = {}
-        self.depth = 0
+        self.depth = self.entries = 0
         self.builders: dict[int, Builder | None] = {}
         #: The FQNs of storages saved by themselves.
         self.bare: list[str] = []
@@ -373,15 +377,23 @@ class Decoder:
         return tensor
 
     def _collect_inner(self, attributes: Mapping[str, Any], fqn: str) -> tuple[tuple[str, TensorData], ...]:
-        """Collect the tensors among the attributes of a tensor, and the parts of those that have no data themselves."""
+        """Collect the tensors among the attributes of a tensor, and in lists and dicts there, each with its parts."""
         parts: list[tuple[str, TensorData]] = []
-        # Parameters may have attributes that are parameters, and so on; those are not parts of the first.
-        for name, value in attributes.items() if self.depth < MAX_NESTING else ():
+        # Parameters may have attributes that are parameters, and so on, without end.
+        pending = list(attributes.items()) if self.depth < MAX_NESTING else []
+        seen = set()
+        for name, value in pending:
             inner = self.tensor(value, f"{fqn}.{name}")
-            if inner is not None and inner.data is not None:
-                parts.append((name, inner.data))
-            elif inner is not None:
+            if inner is not None:
+                parts += [(name, inner.data)] if inner.data is not None else []
                 parts += [(f"{name}.{part}", data) for part, data in inner.parts]
+            elif id(value) not in seen:
+                seen.add(id(value))
+                entries = [(append_key(name, key), node) for key, node in iter_entries(value)]
+                self.entries += len(entries)
+                if self.entries > MAX_ENTRIES:
+                    raise MalformedError(f"{fqn}: attributes of tensors have more than {MAX_ENTRIES:,} entries")
+                pending += entries
             if len(parts) > MAX_PARTS:
                 raise MalformedError(f"{fqn}: consists of more than {MAX_PARTS:,} tensors")
         return tuple(parts)
