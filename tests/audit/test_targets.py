@@ -268,6 +268,39 @@ def test_a_damaged_archive_says_what_to_do(tmp_path):
     assert result.reason == f"{result.target}: {what}: replace the file by a sound copy, or remove it"
 
 
+def compiled(content, name=b""):
+    """A file of `save_cache_artifacts`, or of `CompiledArtifact.save` with its name."""
+
+    def put(data):
+        return len(data).to_bytes(8, "big") + data
+
+    one = (1).to_bytes(8, "big")
+    data = put(name) + put(bytes(32)) if name else one + put(b"aW5kdWN0b3I=") + one + put(b"a2V5")
+    data += put(content)
+    return zlib.crc32(data).to_bytes(4, "big") + data
+
+
+COMPILED = {
+    "cache.dat": compiled(PICKLE),
+    "model.bin": compiled(bytes(20_000_000)),
+    "a.dat": compiled(PICKLE, b"CacheCompiledArtifact"),
+    "b.dat": compiled(PICKLE, b"AOTCompiledArtifact"),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_files_of_torch_compile_fail(tmp_path, name):
+    """torch unpickles and runs what is in them; no reader of pickles finds it between lengths and texts in base64."""
+    assert status_beside_a_model(tmp_path, name, COMPILED[name]) is Status.FAILED
+    with pytest.raises(UnreadableError, match=r"is a file of torch\.compile, whose pickles and code run"):
+        inspect(str(tmp_path / name))
+
+
+def test_a_file_that_begins_as_one_of_torch_compile_is_told_by_its_checksum(tmp_path):
+    """Numbers may begin so."""
+    assert status_beside_a_model(tmp_path, "x.dat", damaged(COMPILED["cache.dat"], 0)) is Status.SKIPPED
+
+
 @pytest.mark.parametrize("name", NOT_PACKED)
 def test_archives_of_other_files_are_skipped(tmp_path, name):
     """They are counted as not checked."""
