@@ -419,11 +419,17 @@ def _find_keyword_names(text: str) -> list[Any]:
     )
 
 
+#: What torch.export writes for torch.func.vmap and jvp. Other arguments than theirs crash the process.
+_TRANSFORM = re.compile(r"torch\._functorch\.predispatch\.\w+")
+
+
 def _check_operator(text: str) -> ProgramCall | None:
     match = _OPERATOR.fullmatch(text)
     if not match:
         module, _, name = text.rpartition(".")
         why = None if _ARITHMETIC.fullmatch(text) else "is not an operator of torch"
+        if _TRANSFORM.fullmatch(text):
+            why = "takes levels and sizes that torch does not check; run_decompositions() exports a program without it"
         return ProgramCall(text, module or "torch", name, why, doer="its graph") if why else None
     operator = f"{match[1]}::{match[2]}"
     if match[1] == "aten" and match[2] in operator_names.ATEN_OF_EXPORT:

@@ -290,3 +290,24 @@ def test_a_float_that_begins_like_a_frame_is_a_float(tmp_path):
     with torch.no_grad():
         module.weight.view(-1)[:1] = torch.tensor([0x3C0F9195], dtype=torch.int32).view(torch.float32)
     assert messages(export(tmp_path / "x.pt2", module, torch.rand(2, 3))) == []
+
+
+class Mapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4, 3, 3))
+
+    def forward(self, x):
+        return torch.func.vmap(lambda w: x @ w)(self.w)
+
+
+def test_a_program_of_vmap_says_how_to_export_it(tmp_path):
+    """Its functions crash the process for other levels and sizes; decomposed, it calls only operators."""
+    program = torch.export.export(Mapped(), (torch.ones(2, 3),))
+    torch.export.save(program, tmp_path / "vmap.pt2")
+    found = messages(tmp_path / "vmap.pt2")
+    if not found:
+        pytest.skip("needs a newer torch")
+    assert all("does not check; run_decompositions() exports a program without it" in message for message in found)
+    torch.export.save(program.run_decompositions(), tmp_path / "plain.pt2")
+    assert messages(tmp_path / "plain.pt2") == []
