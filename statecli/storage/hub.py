@@ -75,7 +75,7 @@ class Hub:
     def listing(self, url: str) -> Listing:
         place, commit = self._resolve(url)
         path = f"api/{place.kind}/{place.repo}/tree/{commit}/{quote(place.path.strip('/'))}".rstrip("/")
-        folders: dict[str, bool] = {}
+        folders: set[tuple[str, bool]] = set()
         link: str | None = f"{self._endpoint}/{path}"
         seen: set[str] = set()
         while link is not None:
@@ -84,11 +84,12 @@ class Hub:
                 raise UnreadableError("the hub's listing does not end or continues on another host")
             seen.add(link)
             page, link = self._fetch(link, place)
-            entries = page if isinstance(page, list) else []
-            folders.update(
-                (_entry_name(entry), entry.get("type") == "directory") for entry in entries if isinstance(entry, dict)
-            )
-        return create_listing(folders)
+            if not isinstance(page, list) or not all(isinstance(entry, dict) for entry in page):
+                raise UnreadableError("the hub's listing is not a list of files")
+            folders.update((_entry_name(entry), entry.get("type") == "directory") for entry in page)
+        if len(dict(folders)) < len(folders):
+            raise UnreadableError("the hub lists a name as a file and as a folder: name the files")
+        return create_listing(dict(sorted(folders)))
 
     def _resolve(self, url: str) -> tuple[Place, str]:
         """Return the place and the commit of the revision. Raises UnreadableError without either."""

@@ -110,6 +110,35 @@ def test_many_files_in_a_folder_are_several_pages(net, statecli):
     assert [one["target"] for one in found["targets"]] == ["hf://org/net", "hf://org/net/deep"]
 
 
+@pytest.mark.parametrize(
+    ("page", "line"),
+    [
+        (b"{}", "the hub's listing is not a list of files"),
+        (b'{"error": "busy"}', "the hub's listing is not a list of files"),
+        (b'["evil.pkl"]', "the hub's listing is not a list of files"),
+        (
+            b'[{"type": "file", "path": "evil.pkl"}, {"type": "directory", "path": "evil.pkl"}]',
+            "lists a name as a file and as a folder",
+        ),
+    ],
+)
+def test_a_page_of_a_listing_that_hides_files_fails(net, statecli, page, line):
+    """A page that was taken for an empty one hid the files on it."""
+    from .server import Reply
+
+    where = f"api/models/org/net/tree/{net.commit('org/net')}"
+
+    def paged(request, reply):
+        if "cursor" in request.query:
+            reply.become(Reply(200, {"Content-Type": "application/json"}, page))
+        else:
+            reply.headers["Link"] = f'<{net.url(where)}?cursor=2>; rel="next"'
+
+    net.behave(where, paged)
+    found = statecli("audit", "hf://org/net")
+    assert (found.code, line in found.err) == (2, True)
+
+
 @pytest.mark.parametrize("there", ["http://127.0.0.1:9/", "itself"])
 def test_a_listing_that_goes_on_elsewhere_is_refused(net, statecli, monkeypatch, there):
     """To another host the token would go too; and in a circle it has no end."""
