@@ -92,7 +92,7 @@ def tied_tensors(subject: Subject) -> Iterator[Issue]:
     Fix: no action if the weights are tied on purpose; otherwise `.clone()` one of them.
     """
     for storage in _select_storages(subject):
-        for view, tensors in storage.views.items():
+        for view, tensors in storage.named_views.items():
             own = [tensor for tensor in tensors if tensor.kind in MODEL]
             called = list(dict.fromkeys(map(subject.name_of, own)))
             if len(called) > 1 and view.byte_count:
@@ -117,7 +117,7 @@ def shared_slices(subject: Subject) -> Iterator[Issue]:
     """
     work = [MAX_TRIES]
     for storage in _select_storages(subject):
-        views = {view: tensors[0] for view, tensors in storage.views.items() if view.byte_count}
+        views = {view: tensors[0] for view, tensors in storage.named_views.items() if view.byte_count}
         pairs = [pair for group in split_disjoint_groups(list(views)) for pair in _find_clashes(group, work)]
         clashes = [(first, second) for first, second in pairs if first is not None]
         if clashes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import gcd, prod
 
 import msgspec
@@ -51,8 +51,16 @@ class Storage(msgspec.Struct):
     @property
     def views(self) -> dict[View, list[TensorInfo]]:
         """Return each view with its tensors."""
+        return self._group_by_view(self.users)
+
+    @property
+    def named_views(self) -> dict[View, list[TensorInfo]]:
+        """Return each view with its tensors, without the views that are only attributes of a tensor."""
+        return self._group_by_view(user for user in self.users if not _is_attribute(*user))
+
+    def _group_by_view(self, users: Iterable[tuple[TensorInfo, TensorData | None]]) -> dict[View, list[TensorInfo]]:
         tensors_by_view: dict[View, list[TensorInfo]] = {}
-        for tensor, piece in self.users:
+        for tensor, piece in users:
             view = _view_of_live_tensor(tensor, self.size) if piece is None else _view_of_piece(piece)
             tensors_by_view.setdefault(view, []).append(tensor)
         return tensors_by_view
@@ -91,6 +99,14 @@ def group_by_storage(state: ModelState) -> list[Storage]:
                     by_place[where] = storage = Storage(where.length, where, [])
                 storage.users.append((tensor, piece))
     return list(by_place.values())
+
+
+def _is_attribute(tensor: TensorInfo, piece: TensorData | None) -> bool:
+    """Return whether this is data of an attribute of the tensor, not of the tensor."""
+    if tensor.data is None or piece is None or piece is tensor.data:
+        return False
+    quantizer = tensor.data.quantizer
+    return quantizer is None or not (piece is quantizer.scales or piece is quantizer.zero_points)
 
 
 def _pieces(tensor: TensorInfo) -> Iterator[TensorData]:

@@ -157,6 +157,15 @@ def test_shared_slices_finds_views_that_overlap(found, saved):
     assert finding.message == "b: bytes 160 to 400 of its storage overlap a, which has bytes 0 to 240"
 
 
+def test_attributes_of_tensors_are_no_names(found, saved):
+    """They are in no state_dict: neither tied weights nor slices that safetensors refuses."""
+    whole, other = torch.nn.Parameter(torch.ones(4, 4)), torch.nn.Parameter(torch.ones(4))
+    other.peer, other.rows = whole, [whole.detach()[1], {"all": whole.detach().t()}]
+    path = saved({"w": whole, "b": other})
+    assert not found("shared-slices", path)
+    assert not found("tied-tensors", path)
+
+
 def test_shared_slices_finds_a_transposed_view(found, saved):
     """All bytes are shared, and yet it is another tensor."""
     w = torch.zeros(3, 4)
