@@ -39,10 +39,10 @@ ROOT = Manual(
         Example("statecli help audit", "Show the options of a command, with examples."),
     ),
     {
-        0: "Success: no findings and no differences.",
-        1: "Findings, differences, or tensors that did not follow the model.",
+        0: "Success: no differences, and no finding that reaches the severity of --fail-on.",
+        1: "Differences, or a finding that reaches the severity of --fail-on.",
         2: "The command could not be completed: wrong usage, unreadable files, nothing matched, or a bug.",
-        141: "The reader of standard output ended first, as in statecli ... | head.",
+        141: "The program that reads standard output ended first, as in statecli ... | head.",
     },
 )
 
@@ -63,23 +63,24 @@ MANUALS: dict[str, Manual] = {
         ),
         {
             0: "The target was listed, and no finding reaches the severity of --fail-on.",
-            1: "A finding reaches that severity, such as a tensor that does not follow --to.",
-            2: f"The target could not be read or built, no tensor matched, {_WRONG_LINE}",
+            1: "A finding reaches that severity, such as a parameter that does not follow --to.",
+            2: f"The target or its values could not be read, the model was not built, no tensor matched, {_WRONG_LINE}",
         },
     ),
     "diff": Manual(
         (
             Example("statecli diff old.pt new.safetensors", "Compare two checkpoints of any formats."),
             Example(
-                "statecli diff old.pt new.pt --rtol 1e-5 --name-status", "Allow small differences; print names only."
+                "statecli diff old.pt new.pt --rtol 1e-5 --name-status",
+                "Ignore small differences; print only letters and names.",
             ),
             Example("statecli diff old.pt new.pt --top 5", "Show the five tensors that changed most."),
             Example("statecli diff base.pt finetuned.pt --only 'head.*'", "Fail if a tensor outside the head changed."),
             Example("statecli diff model.safetensors net.py:Net", "Compare a checkpoint with a model class."),
         ),
         {
-            0: "No tensor differs, or all differences are allowed by the options.",
-            1: "Tensors differ, or an expectation (--only, --frozen, --changed) does not hold.",
+            0: "Nothing differs, or the options allow all differences (--ignore, --atol, --only, --frozen, --changed).",
+            1: "Tensors or metadata differ; with --only, --frozen or --changed, one of these does not hold.",
             2: f"A target or tensor could not be read or compared, no tensor matched, {_WRONG_LINE}",
         },
     ),
@@ -89,15 +90,18 @@ MANUALS: dict[str, Manual] = {
             Example(
                 "statecli verify 'net.py:Net(hidden=8)' --check move", "Give arguments to the class; run one proof."
             ),
-            Example("statecli verify net.py:Net --input 2x3 --dtype bfloat16", "Call forward with a tensor of 2 x 3."),
+            Example(
+                "statecli verify net.py:Net --input 2x3 --dtype bfloat16",
+                "Call forward with a 2x3 tensor; cast to bfloat16.",
+            ),
             Example(
                 "statecli verify net.py:Net --input-from net.py:make_batch --optimizer adamw",
-                "Train one step with the inputs that make_batch returns.",
+                "Train with the inputs that make_batch returns.",
             ),
         ),
         {
-            0: "Every proof that ran has passed, or its failures are accepted (--ignore, --baseline).",
-            1: "A proof failed: a tensor did not move, cast, save, copy or train as the model does.",
+            0: "No finding reaches the severity of --fail-on, and no proof is inconclusive.",
+            1: "A finding reaches that severity, such as a parameter that does not move with the model.",
             2: f"A proof is inconclusive, the model could not be built, {_WRONG_LINE}",
         },
     ),
@@ -124,20 +128,22 @@ MANUALS: dict[str, Manual] = {
             Example("statecli lock checkpoints/ --weights-only -o weights.lock.json", "Lock tensors only."),
         ),
         {
-            0: "The lock file was written.",
-            2: f"A target could not be read or the lock file could not be written, {_WRONG_LINE}",
+            0: "The lock file was written or printed.",
+            2: f"A target could not be read, the lock file could not be written, {_WRONG_LINE}",
         },
     ),
     "merge": Manual(
         (
             Example("statecli merge 1.part 2.part", "Merge the parts that statecli diff --shard wrote."),
             Example("statecli merge 1.part 2.part -f json -o diff.json", "Write the result as JSON."),
-            Example("statecli merge 1.part 2.part --copies", "Merge parts of jobs with their own copies of the files."),
+            Example(
+                "statecli merge 1.part 2.part --copies", "Merge parts of jobs that read separate copies of the files."
+            ),
         ),
         {
             0: "The unsharded command would exit with status 0.",
             1: "The unsharded command would exit with status 1: findings or differences.",
-            2: f"A part is missing, unreadable or of other files, {_WRONG_LINE}",
+            2: f"A part is missing, unreadable or made from other files, {_WRONG_LINE}",
         },
     ),
     "git setup": Manual(
@@ -155,10 +161,10 @@ MANUALS: dict[str, Manual] = {
         (
             Example("statecli git textconv model.safetensors", "Print the lines that git diff compares."),
             Example("statecli git textconv train.ckpt", "Print the lines of a training checkpoint."),
-            Example("statecli git textconv net.py", "For a file that is not a checkpoint, the line is the error."),
+            Example("statecli git textconv net.py", "Print the error of a file that is not a checkpoint."),
         ),
         {
-            0: "The lines were printed; also if a line is an error, because git stops at any other status.",
+            0: "The lines or an error line were printed; git would stop at any other status.",
             2: "The command line is wrong.",
         },
     ),
@@ -168,10 +174,10 @@ MANUALS: dict[str, Manual] = {
             Example(
                 "statecli git difftool old.pt new.pt weights/net.pt", "Show the file under its name in the repository."
             ),
-            Example("statecli git difftool old.pt missing.pt", "If a version cannot be read, the line is the error."),
+            Example("statecli git difftool old.pt missing.pt", "Print the error of a version that cannot be read."),
         ),
         {
-            0: "The lines were printed; also if a line is an error, because git would ask whether to continue.",
+            0: "The lines or an error line were printed; at any other status git would ask whether to continue.",
             2: "The command line is wrong.",
         },
     ),
@@ -187,7 +193,7 @@ MANUALS: dict[str, Manual] = {
         (
             Example("statecli config", "Print the configuration of the current folder."),
             Example("statecli config --config ci.toml", "Print the configuration of a file."),
-            Example("statecli config -f json", "Print it as JSON, with the file of each key."),
+            Example("statecli config -f json", "Print the configuration as JSON, with the file of each key."),
         ),
         {0: "The configuration was printed.", 2: f"The configuration file is wrong or unreadable, {_WRONG_LINE}"},
     ),

@@ -90,7 +90,7 @@ Include = Annotated[
     tuple[str, ...],
     Option(
         ("--include", "-i"),
-        "Use only tensors whose name matches GLOB; ignore all others (repeatable).",
+        "Use only tensors whose name matches GLOB (repeatable).",
         "GLOB",
         Group.TENSORS,
     ),
@@ -101,7 +101,7 @@ Exclude = Annotated[
 ]
 Kinds = Annotated[
     tuple[Kind, ...],
-    Option(("--kind",), "Use only tensors of this kind; ignore all others (repeatable).", "KIND", Group.TENSORS),
+    Option(("--kind",), "Use only tensors of this kind (repeatable).", "KIND", Group.TENSORS),
 ]
 Dtypes = Annotated[
     tuple[str, ...],
@@ -129,7 +129,10 @@ InitDevice = Annotated[
     ),
 ]
 All = Annotated[
-    bool, Option(("--all",), "Show each listed tensor on its own line; do not fold repeated layers.", group=Group.ROWS)
+    bool,
+    Option(
+        ("--all",), "Show each listed tensor and finding on its own line; do not fold similar ones.", group=Group.ROWS
+    ),
 ]
 Tree = Annotated[
     bool,
@@ -147,7 +150,9 @@ NameStatus = Annotated[
 ]
 Lines = Annotated[
     int | None,
-    Option(("--lines", "-n"), "Show at most N lines of each group: the largest tensors or changes.", "N", Group.ROWS),
+    Option(
+        ("--lines", "-n"), "Show at most N lines of each section and kind of tensor, largest first.", "N", Group.ROWS
+    ),
 ]
 Top = Annotated[
     int | None,
@@ -157,7 +162,7 @@ Quiet = Annotated[
     bool,
     Option(
         ("--quiet", "-q"),
-        "Print only the problems that set exit status 1; json, csv, sarif and the like stay complete.",
+        "Print only the findings or differences that set exit status 1; json, csv, sarif and junit stay complete.",
         group=Group.ROWS,
     ),
 ]
@@ -203,7 +208,9 @@ Timeout = Annotated[
     float | None,
     Option(("--timeout",), "Exit with status 2 if the command takes longer than SECONDS.", "SECONDS", Group.PROCESS),
 ]
-Debug = Annotated[bool, Option(("--debug",), "Show a Python traceback with every error.", group=Group.PROCESS)]
+Debug = Annotated[
+    bool, Option(("--debug",), "Show a Python traceback for each error of the running command.", group=Group.PROCESS)
+]
 Jobs = Annotated[
     int,
     Option(("--jobs", "-j"), "Number of processes that read tensor values; 0 means one per core.", "N", Group.VALUES),
@@ -223,7 +230,7 @@ Shard = Annotated[
     str | None,
     Option(
         ("--shard",),
-        "Read only part I of N of the tensor values; statecli merge joins the parts.",
+        "Read only part I of N of the tensor values, and write a part file for statecli merge.",
         "I/N",
         Group.DISTRIBUTION,
     ),
@@ -251,7 +258,7 @@ WriteBaseline = Annotated[
     str | None,
     Option(
         ("--write-baseline",),
-        "Accept all findings of this run: write them to FILE; needs --reason.",
+        "Write all findings of this run to FILE as accepted; requires --reason.",
         "FILE",
         Group.TASK,
     ),
@@ -328,7 +335,8 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         str | None,
         Option(
             ("--model",),
-            "Take the kinds of the tensors from this model class. auto: the class named in config.json.",
+            "Take the kind of each tensor (parameter, buffer) from this model class. "
+            "auto: the class named in config.json.",
             "SPEC",
             suggestions=("auto",),
         ),
@@ -341,8 +349,8 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--input",),
-            "Before listing, call forward once with a tensor of this shape: 2x3, or 'int64:2x16<30522' for integers "
-            "below 30522 (repeatable).",
+            "Call forward once before listing, with a tensor of this shape: 2x3, or 'int64:2x16<30522' for integers "
+            "below 30522 (repeatable: one per argument).",
             "SHAPE",
             argument="inputs",
         ),
@@ -351,7 +359,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         str | None,
         Option(
             ("--input-from",),
-            "Before listing, call forward once with the value that the function MAKE of FILE.PY returns.",
+            "Call forward once before listing, with the arguments that the function MAKE of FILE.PY returns.",
             "FILE.PY:MAKE",
             argument="inputs",
             aliases=("--inputs",),
@@ -377,7 +385,11 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
     after: Annotated[str, Target("AFTER", "The checkpoint or class to compare with, in any format.")]
     map: Annotated[
         tuple[str, ...],
-        Option(("--map",), "Rename the tensors of BEFORE before comparing (repeatable).", "REGEX=REPLACEMENT"),
+        Option(
+            ("--map",),
+            "Replace REGEX by REPLACEMENT in the tensor names of BEFORE, then compare (repeatable).",
+            "REGEX=REPLACEMENT",
+        ),
     ] = ()
     ignore: Annotated[
         tuple[Field, ...], Option(("--ignore",), "Ignore differences in this field (repeatable).", "FIELD")
@@ -391,20 +403,20 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
     ] = 0.0
     rtol: Annotated[float, Option(("--rtol",), "Relative tolerance; see --atol.")] = 0.0
     metadata_only: Annotated[
-        bool, Option(("--metadata-only",), "Compare names, dtypes and shapes only; read no values.")
+        bool, Option(("--metadata-only",), "Read no values; compare only names, dtypes, shapes and other metadata.")
     ] = False
     no_renames: Annotated[bool, Option(("--no-renames",), "Do not detect renamed tensors.")] = False
     only: Annotated[
         tuple[str, ...],
-        Option(("--only",), "Allow changes only in tensors whose name matches GLOB (repeatable).", "GLOB"),
+        Option(("--only",), "Fail if a tensor whose name does not match GLOB changed (repeatable).", "GLOB"),
     ] = ()
     frozen: Annotated[
         tuple[str, ...],
-        Option(("--frozen",), "Forbid changes in tensors whose name matches GLOB (repeatable).", "GLOB"),
+        Option(("--frozen",), "Fail if a tensor whose name matches GLOB changed (repeatable).", "GLOB"),
     ] = ()
     changed: Annotated[
         tuple[str, ...],
-        Option(("--changed",), "Fail unless at least one tensor whose name matches GLOB changed (repeatable).", "GLOB"),
+        Option(("--changed",), "Fail unless a tensor whose name matches GLOB changed (repeatable).", "GLOB"),
     ] = ()
     sort: Annotated[
         ChangeOrder | None,
@@ -437,7 +449,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
 
 
 class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
-    """Test that the tensors of a model move, cast, save, copy and train. Exit with status 1 if a tensor fails."""
+    """Test that the tensors of a model move, cast, save, copy and train. Exit with status 1 for an error."""
 
     target: Annotated[
         str,
@@ -452,7 +464,8 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
         str | None,
         Option(
             ("--device",),
-            "Move the model to DEVICE: cuda, cuda:N, cpu, meta, or fake-cuda, which needs no GPU.",
+            "Move the model to DEVICE: cuda, cuda:N, cpu, meta, or fake-cuda, which needs no GPU. "
+            "[default: cuda if torch has a GPU, else fake-cuda]",
             "DEVICE",
             suggestions=("cuda", "fake-cuda", "cpu", "meta"),
         ),
@@ -461,7 +474,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
         str | None,
         Option(
             ("--dtype",),
-            "Cast the model to DTYPE, such as float64 or bfloat16.",
+            "Cast the model to DTYPE. [default: float64, float16 and bfloat16 in turn]",
             "DTYPE",
             suggestions=("float64", "float32", "float16", "bfloat16"),
         ),
@@ -470,7 +483,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
         Any,
         Option(
             ("--optimizer",),
-            "Train one step with this optimizer of torch.optim, such as sgd or adamw.",
+            "Train with this optimizer of torch.optim in the proof step, such as adamw. [default: sgd]",
             "NAME",
             type=str,
             suggestions=("sgd", "adam", "adamw"),
@@ -480,8 +493,8 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--input",),
-            "Call forward with a tensor of this shape: 2x3x224x224, 'int64:2x16<30522' (integers below 30522), "
-            "name=2x3 (repeatable).",
+            "Call forward with a tensor of this shape: 2x3x224x224, 'int64:2x16<30522' (integers below 30522), or "
+            "name=2x3 for the argument name (repeatable: one per argument).",
             "SHAPE",
             argument="inputs",
         ),
@@ -543,7 +556,8 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--frozen-only",),
-            "Compare only frozen tensors with the lock file: requires_grad false, or named by policy.frozen.",
+            "Compare only frozen tensors with the lock file: parameters with requires_grad=False, and those that "
+            "policy.frozen names.",
         ),
     ] = False
     weights_only: Annotated[
@@ -581,7 +595,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
 
 
 class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Print the digest of each tensor as a lock; -o FILE saves it."""
+    """Print a lock file: the digest of each tensor. -o FILE saves the lock file."""
 
     targets: Targets
     digest: Annotated[Algorithm, Option(("--digest",), "Hash algorithm for tensor values.")] = Algorithm.BLAKE3
@@ -611,12 +625,12 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
 class MergeOptions(OutputOptions, frozen=True, kw_only=True):
     """Merge the parts that --shard wrote. Output and exit status are those of the command without --shard."""
 
-    parts: Annotated[tuple[str, ...], Target("PART", "The files that --shard 1/N to N/N wrote.")]
+    parts: Annotated[tuple[str, ...], Target("PART", "The N files that --shard 1/N to N/N wrote.")]
     code: Annotated[
         tuple[str, ...],
         Option(
             ("--code",),
-            "Allow merge to import and build this model class of the parts (repeatable).",
+            "Allow merge to import and build this model class, which the parts name (repeatable).",
             "SPEC",
             Group.DISTRIBUTION,
         ),
@@ -625,7 +639,7 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--url",),
-            "Full URL, with its password or signature, of a file of the parts (repeatable).",
+            "Full URL, with password or signature, of a file that the parts name without them (repeatable).",
             "URL",
             Group.DISTRIBUTION,
         ),
@@ -634,9 +648,12 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--copies",),
-            "Accept parts made from separate copies of the files; check only the sizes and samples of the copies.",
+            "Accept parts made from separate copies of the files; compare only the sizes and samples of the copies.",
             group=Group.DISTRIBUTION,
         ),
+    ] = False
+    verbose: Annotated[
+        bool, Option(("--verbose", "-v"), "Also show what -v of the merged command shows.", group=Group.ROWS)
     ] = False
     jobs: Jobs = 0
     executor: Executor = None
@@ -672,7 +689,7 @@ class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Print the JSON Schema of a command's JSON output."""
 
     command: Annotated[
-        str, Target("COMMAND", "Command with JSON output: inspect, diff, verify, audit, rules, config or lock.")
+        str, Target("COMMAND", "A command with JSON output: inspect, diff, verify, audit, rules, config or lock.")
     ]
     debug: Debug = False
 
@@ -680,7 +697,7 @@ class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
 class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Print a script that completes statecli in your shell."""
 
-    shell: Annotated[Shell, Target("SHELL", "bash, zsh, fish or powershell.")]
+    shell: Annotated[Shell, Target("SHELL", "Shell to complete in: bash, zsh, fish or powershell.")]
     debug: Debug = False
 
 
@@ -692,16 +709,16 @@ class GitSetupOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GitTextconvOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Print a line for each tensor, for git diff. An error in the file is a line too, with exit status 0."""
+    """Print a line for each tensor, for git diff. If the file cannot be read, print the error as a line."""
 
     path: Annotated[str, Target("FILE")]
     made_by: Annotated[
-        str, Option(("--made-by",), "Version of statecli. git caches the printed lines again if it changes.")
+        str, Option(("--made-by",), "Version of statecli; git discards its cached lines if TEXT changes.", "TEXT")
     ] = ""
 
 
 class GitDifftoolOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Compare two versions of a file for git difftool. An error in a file is a line too, with exit status 0."""
+    """Compare two versions of a file for git difftool. If a file cannot be read, print the error as a line."""
 
     before: Annotated[str, Target("LOCAL", "The old version of the file.")]
     after: Annotated[str, Target("REMOTE", "The new version of the file.")]
