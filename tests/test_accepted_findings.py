@@ -84,7 +84,7 @@ def test_outputs_say_what_is_accepted_and_why(command, statecli, net):
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        (("--write-baseline", "new.json"), "--write-baseline new.json: say why with --reason TEXT"),
+        (("--write-baseline", "new.json"), "--write-baseline new.json: add --reason TEXT"),
         (("--reason", "known"), "--reason: needs --write-baseline FILE"),
         (("--baseline", "missing.json"), "missing.json: the baseline cannot be opened"),
     ],

@@ -317,14 +317,17 @@ def test_a_model_that_cannot_be_copied_fails_that_proof_and_is_listed():
     assert rules(found) == {("not-copyable", "0.lock")}
     assert all("0.lock (a lock)" in check.reason for check in found.checks if check.check is not Name.COPY)
     assert [row.fqn for row in found.state.tensors] == ["0.fc.weight", "0.fc.bias"]
-    with pytest.raises(ModelError, match=r"for lock \(a lock\)"):
+    with pytest.raises(ModelError, match=r"because of lock \(a lock\)"):
         statecli.inspect(Locked(), to="meta")
     state = statecli.inspect(Locked()).state
     assert [(row.fqn, row.saved, row.moves) for row in state.tensors] == [
         ("fc.weight", True, None),
         ("fc.bias", True, None),
     ]
-    assert "cannot check which tensors move: it cannot be copied, for lock (a lock)" in state.oddities[0].message
+    assert (
+        "cannot check which tensors move: the model cannot be copied because of lock (a lock)"
+        in state.oddities[0].message
+    )
 
 
 def test_a_parameter_that_copies_share_is_never_spoiled():
@@ -336,7 +339,7 @@ def test_a_parameter_that_copies_share_is_never_spoiled():
     model = Shared()
     found = statecli.verify(model)
     assert set(verdicts(found).values()) == {"inconclusive", "skipped"}
-    assert "scale of the copy is still scale of the model itself" in found.checks[0].reason
+    assert "scale of the copy shares memory with scale of the model" in found.checks[0].reason
     assert model.scale.tolist() == [3.0] * 4
 
 
@@ -494,7 +497,11 @@ def test_verify_of_a_spec_is_the_commands_own():
         (lambda: statecli.inspect("missing.pt"), UnreadableError, "missing.pt"),
         (lambda: statecli.inspect(3), UsageError, "not int"),
         (lambda: statecli.inspect(nn.Linear), UsageError, "Linear is a class"),
-        (lambda: statecli.inspect(nn.Linear(2, 2), model="net.py:Net"), UsageError, "model already"),
+        (
+            lambda: statecli.inspect(nn.Linear(2, 2), model="net.py:Net"),
+            UsageError,
+            "needs a checkpoint, and Linear is a model",
+        ),
         (lambda: statecli.inspect(nn.Linear(2, 2), kind="weights"), UsageError, "'weights' is not one of parameter"),
         (lambda: statecli.inspect(nn.Linear(2, 2), include="x"), NothingMatched, "none of its 2 tensors"),
         (lambda: statecli.inspect(nn.Linear(2, 2), inputs="2x3"), ModelError, "shapes cannot be multiplied"),
@@ -505,7 +512,7 @@ def test_verify_of_a_spec_is_the_commands_own():
         (lambda: statecli.verify(nn.Linear(2, 2), checks=["moves"]), UsageError, "'moves' is not one of move"),
         (lambda: statecli.verify(nn.Linear(2, 2), checks=5), UsageError, "checks: 5 is not a string"),
         (lambda: statecli.verify(nn.Linear(2, 2), include=[nn]), UsageError, "include: <module"),
-        (lambda: statecli.verify(nn.Linear(2, 2), device="gpu"), UsageError, "device='gpu': no such device"),
+        (lambda: statecli.verify(nn.Linear(2, 2), device="gpu"), UsageError, "device='gpu': must be cuda"),
         (lambda: statecli.verify(nn.Linear(2, 2), checks="cast", device="gpu"), UsageError, "device='gpu': no such"),
         (lambda: statecli.verify(nn.Linear(2, 2), dtype="f12"), UsageError, "dtype='f12': torch knows no such dtype"),
         (lambda: statecli.verify(nn.Linear(2, 2), dtype=torch.int8), UsageError, "dtype='int8': torch casts no model"),
@@ -514,7 +521,11 @@ def test_verify_of_a_spec_is_the_commands_own():
             UsageError,
             "dtype='f12': checks leaves out cast; leave it out too",
         ),
-        (lambda: statecli.verify(nn.Linear(2, 2), optimizer="a"), UsageError, "optimizer='a': torch.optim has no such"),
+        (
+            lambda: statecli.verify(nn.Linear(2, 2), optimizer="a"),
+            UsageError,
+            "optimizer='a': torch.optim does not have",
+        ),
         (
             lambda: statecli.verify(nn.Linear(2, 2), optimizer=nn.Linear),
             UsageError,
@@ -523,7 +534,7 @@ def test_verify_of_a_spec_is_the_commands_own():
         (
             lambda: statecli.verify(nn.Linear(2, 2), checks="move", optimizer=torch.optim.Adam),
             UsageError,
-            "optimizer='Adam': checks leaves out step",
+            "optimizer='Adam': has no effect, because checks leaves out step",
         ),
         (lambda: statecli.verify(nn.Linear(2, 2), inputs="2xx"), UsageError, "inputs='2xx': '2xx' is not a shape"),
         (
@@ -532,8 +543,8 @@ def test_verify_of_a_spec_is_the_commands_own():
             "inputs: '2x2' becomes a tensor only if all inputs are shapes",
         ),
         (lambda: statecli.verify(nn.Linear(2, 2), inputs=lambda: 1 / 0), ModelError, "ZeroDivisionError"),
-        (lambda: statecli.verify(nn.Linear(2, 2), inputs=lambda: None), ModelError, "gave nothing"),
-        (lambda: statecli.verify(nn.Linear(2, 2), inputs=3), ModelError, "it is an int, which contains no"),
+        (lambda: statecli.verify(nn.Linear(2, 2), inputs=lambda: None), ModelError, "returned nothing"),
+        (lambda: statecli.verify(nn.Linear(2, 2), inputs=3), ModelError, "the value is an int, which contains no"),
         (lambda: statecli.verify(f"{SAMPLES}/net.py:Nett"), ModelError, "Net"),
     ],
 )

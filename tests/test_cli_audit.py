@@ -165,7 +165,7 @@ def test_targets_of_which_the_same_is_said_are_one_group():
     """The checkpoints of one run; --all has each."""
     targets = [target(f"step-{n}.pt", finding(target=f"step-{n}.pt")) for n in range(300)]
     text = shown(*targets)
-    assert "step-0.pt\n  and 299 more like it, each 1 error: step-1.pt, step-2.pt, step-3.pt," in text
+    assert "step-0.pt\n  and 299 more, each with the same 1 error: step-1.pt, step-2.pt, step-3.pt," in text
     assert "step-10.pt\n  and 289 more\n" in text
     assert text.count("is nan") == 1
     assert shown(*targets, view=View(unfold=True)).count("is nan") == 300
@@ -175,7 +175,7 @@ def test_targets_of_which_the_same_is_said_are_one_group():
 def test_a_target_that_is_folded_into_another_is_named(output):
     """The second malicious file of two; of many the first ten, however long they are called, and how many more."""
     evil = [target(name, finding("unsafe-global", target=name)) for name in ("evil.pt", "mix/sub/evil.dat")]
-    assert "and 1 more like it, each 1 error: mix/sub/evil.dat" in render_audit(output, *evil, terminal=True)
+    assert "and 1 more, each with the same 1 error: mix/sub/evil.dat" in render_audit(output, *evil, terminal=True)
     names = [f"{n:02}{'x' * 4_000}.pt" for n in range(40)]
     text = render_audit(output, *(target(one, finding(target=one)) for one in names), terminal=True, width=10_000)
     assert [name[:8] for name in names if name[:8] in text] == [name[:8] for name in names[:11]]

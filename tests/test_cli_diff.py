@@ -185,10 +185,10 @@ def test_what_makes_no_sense_is_refused(statecli, words):
     ("targets", "words", "said"),
     [
         (("a.pt", "b.pt"), ("--init-device", "bogus"), "a.pt and b.pt are not model classes"),
-        (("net.py:Net", "b.pt"), ("--bitwise",), "the values of the class net.py:Net are not compared"),
-        (("a.pt", "net.py:Net"), ("--atol", "1"), "the values of the class net.py:Net are not compared"),
-        (("a.pt", "net.py:Net"), ("--rtol", "1"), "the values of the class net.py:Net are not compared"),
-        (("net.py:Net", "net.py:Net"), ("--device", "cuda"), "the values of the class net.py:Net are not compared"),
+        (("net.py:Net", "b.pt"), ("--bitwise",), "values are not compared with the class net.py:Net"),
+        (("a.pt", "net.py:Net"), ("--atol", "1"), "values are not compared with the class net.py:Net"),
+        (("a.pt", "net.py:Net"), ("--rtol", "1"), "values are not compared with the class net.py:Net"),
+        (("net.py:Net", "net.py:Net"), ("--device", "cuda"), "values are not compared with the class net.py:Net"),
     ],
 )
 def test_what_does_not_go_with_the_targets_is_refused(statecli, targets, words, said):
@@ -369,7 +369,7 @@ def test_filters_and_expectations_of_settings(statecli):
         torch.save({"model": {"w": torch.ones(3)}, "epoch": epoch}, name)
     hidden = statecli("diff", "a.pt", "b.pt", "--kind", "parameter")
     assert hidden.code == 0
-    assert "1 setting differs and was not requested: epoch" in hidden.out
+    assert "1 setting differs but is not selected: epoch" in hidden.out
     assert statecli("diff", "a.pt", "b.pt", "-i", "epoch").code == 1
     refused = statecli("diff", "a.pt", "b.pt", "--kind", "parameter", "--frozen", "epoch")
     assert (refused.code, refused.out) == (2, "")

@@ -56,9 +56,9 @@ def test_what_stays_behind_on_a_move_ends_1(statecli):
             [CACHED, "--input", "2x4x7"],
             "calling the model raised RuntimeError: mat1 and mat2 shapes",
         ),
-        ([CACHED, "--input-from", "a.py"], "--input-from a.py: names no function"),
+        ([CACHED, "--input-from", "a.py"], "--input-from a.py: must name a function"),
         ([CACHED, "--input", "a=2x4x8"], "calling the model raised TypeError"),
-        (["pyproject.toml", "--input", "2x3"], "--input 2x3: pyproject.toml is a checkpoint and has no forward"),
+        (["pyproject.toml", "--input", "2x3"], "--input 2x3: pyproject.toml is a checkpoint, which has no forward"),
         (["pyproject.toml", "--input-from", "a.py:b"], "--input-from a.py:b: pyproject.toml is a checkpoint"),
     ],
 )

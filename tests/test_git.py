@@ -186,7 +186,7 @@ def test_what_is_missing_here_is_no_fact_of_the_file(repository, monkeypatch):
     (line,) = [line for line in shown.splitlines() if line.startswith("+not read at ")]
     assert "ImportError: built for another" in line
     monkeypatch.setenv("PYTHONPATH", found)
-    call(*line.partition("after the correction run: ")[2].split())
+    call(*line.partition("correct this, then run: ")[2].split())
     assert "+w float32 [3]" in call("git", "diff", "HEAD~1", "HEAD", "--", "m.pt")
 
 
@@ -298,7 +298,7 @@ def test_what_is_stronger_than_the_file_is_named(repository):
     """`.git/info/attributes` is above `.gitattributes`, and the user's: setup says so, and what to do."""
     (repository / ".git" / "info" / "attributes").write_text("*.pt diff=other\n")
     said = call("statecli", "git", "setup")
-    assert "*.pt: diff=other overrides it in .git/info/attributes, or in a folder's own .gitattributes" in said
+    assert "*.pt: diff=other in .git/info/attributes or in a folder's own .gitattributes has priority" in said
     assert "*.pth: " not in said
 
 
@@ -343,4 +343,4 @@ def test_the_difftool_compares_folders_by_their_files(repository):
     assert shown.startswith("deleted: gone.pt\nw float32 [3]")
     assert "changed: sub/here.pt\n" in shown
     assert "changed" in shown.partition("sub/here.pt")[2]
-    assert shown.endswith("not compared, because their names are not those of checkpoints: notes.txt\n")
+    assert shown.endswith("not compared, because the names are not names of checkpoints: notes.txt\n")

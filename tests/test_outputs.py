@@ -66,11 +66,11 @@ def reports(*outputs):
     [
         (("--report", "sarf=x"), "--report sarf=x: 'sarf' is not a format; did you mean sarif?"),
         (("--report", "=x"), "is not a format; choose one of: table, plain, json"),
-        (("--report", "sarif"), "--report sarif: names no file; write --report sarif=FILE"),
-        (("--report", "sarif="), "names no file"),
-        (("--report", "sarif=-"), "a report goes to a file; for standard output write -f sarif"),
-        (("--report", "sarif=x", "--report", "json=./x"), "--report json=./x: --report sarif=x is written to the same"),
-        (("--report", "sarif=x", "-o", "x"), "-o x: --report sarif=x is written to the same file; name another"),
+        (("--report", "sarif"), "--report sarif: the file name is missing; write --report sarif=FILE"),
+        (("--report", "sarif="), "the file name is missing"),
+        (("--report", "sarif=-"), "a report must be a file; for standard output give -f sarif"),
+        (("--report", "sarif=x", "--report", "json=./x"), "--report json=./x: --report sarif=x writes to the same"),
+        (("--report", "sarif=x", "-o", "x"), "-o x: --report sarif=x writes to the same file; name another"),
         (("--report", "sarif=no/x"), "--report sarif=no/x: cannot be written: the folder no does not exist"),
         (("--report", "sarif=."), "cannot be written: is a folder"),
         (

@@ -180,7 +180,7 @@ def test_a_limit_ends_code_that_ignores_interrupts():
     begun = time.monotonic()
     code, out, err = finish(supervised(loop))
     assert (code, out) == (2, "")
-    assert err == "statecli: net.py:Net: not done after 0.5 s (--timeout); there is no result\n"
+    assert err == "statecli: net.py:Net: stopped after 0.5 s (--timeout), before the end; there is no result\n"
     assert time.monotonic() - begun < 30
 
 
@@ -197,7 +197,7 @@ def test_each_command_heeds_the_timeout(statecli, command):
     """Through either parser. In the process of a test there is no parent that could end it, and the line says so."""
     result = statecli(*command.split(), "net.py:Net", "--timeout", "5")
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("statecli: --timeout 5: needs the command statecli ")
+    assert result.err.startswith("statecli: --timeout 5: works only in the command statecli ")
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "x"])
@@ -328,7 +328,7 @@ def test_a_model_that_loops_ends_at_the_timeout():
     """The limit is one of the whole command."""
     code, out, err = inspected("--timeout", "1", constructor="\n        while True: pass")
     assert (code, out) == (2, "")
-    assert err.endswith("not done after 1 s (--timeout); there is no result\n")
+    assert err.endswith("stopped after 1 s (--timeout), before the end; there is no result\n")
 
 
 def test_dev_stdout_is_standard_output():

@@ -148,14 +148,14 @@ def test_a_working_directory_that_was_removed_has_a_line_of_its_own():
     done = _program(body + MAIN.format(["audit", "."]))
     assert done.returncode == 2
     assert "standard output" not in done.stderr
-    assert "working directory does not exist any more" in done.stderr
+    assert "working directory no longer exists" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 def test_only_a_write_to_standard_output_is_an_error_of_standard_output():
     """An error of the system from anywhere else is not."""
     for error, line in (
-        (OSError(errno.ENOSPC, "No space left on device"), "the system refused: no space left on device"),
+        (OSError(errno.ENOSPC, "No space left on device"), "the system reported an error: no space left on device"),
         (OSError(errno.EACCES, "Permission denied", "x.json"), "x.json: permission denied"),
         (MemoryError(), "not enough memory; there is no result"),
     ):

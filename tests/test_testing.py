@@ -71,7 +71,7 @@ def test_a_failure_is_laid_out_for_a_terminal():
         checked(model, inputs="2x4")
     text = str(raised.value)
     assert max(map(len, text.splitlines())) <= 100
-    assert " ".join(text.split()).count("pickling it raised") <= 2
+    assert " ".join(text.split()).count("pickling the model raised") <= 2
 
 
 def test_a_proof_that_says_nothing_of_what_is_left_is_no_pass():

@@ -139,7 +139,7 @@ def limit_time(seconds: float) -> None:
     parent = _find_parent()
     if parent is None:
         raise UsageError(
-            f"{option('--timeout', seconds)}: needs the command statecli on a system with os.fork (not Windows)"
+            f"{option('--timeout', seconds)}: works only in the command statecli and with os.fork (not on Windows)"
         )
     parent.limit_time(seconds)
 
@@ -298,7 +298,9 @@ def print_error(message: str, debug: bool) -> int:
 
 def print_crash(error: Exception, debug: bool) -> int:
     """Print a bug of statecli in a line, without secrets that the message may hold; return exit code 2."""
-    message = f"internal error: {type(error).__name__}: {_scrub(str(error))} (please report it, with --debug)"
+    message = (
+        f"internal error: {type(error).__name__}: {_scrub(str(error))} (please report it with the output of --debug)"
+    )
     return print_error(message, debug)
 
 
@@ -312,10 +314,10 @@ def _describe_system_error(error: OSError) -> str:
     try:
         os.getcwd()
     except OSError:
-        return "the working directory does not exist any more; change to another one"
+        return "the working directory no longer exists; change to another directory"
     if error.filename:
         return f"{os.fsdecode(error.filename)}: {reason}" if isinstance(error.filename, (str, bytes)) else reason
-    return f"the system refused: {reason}; there is no result"
+    return f"the system reported an error: {reason}; there is no result"
 
 
 def _scrub(text: str) -> str:

@@ -75,9 +75,11 @@ def set_up(*, everywhere: bool = False) -> list[str]:
     where = "your git configuration" if everywhere else ".git/config"
     lines = [f"diff driver and difftool: {where}"]
     lines.append(f"{_shorten_path(path)}: {', '.join(added) if added else 'nothing to add'}")
-    above = "overrides it in .git/info/attributes, or in a folder's own .gitattributes"
+    above = "in .git/info/attributes or in a folder's own .gitattributes has priority"
     still = {} if everywhere else _find_overrides(top)
-    lines += [f"{pattern}: diff={value} {above}: git diff does not show it" for pattern, value in still.items()]
+    lines += [
+        f"{pattern}: diff={value} {above}, so git diff does not show these tensors" for pattern, value in still.items()
+    ]
     return [*lines, "git diff shows tensors now; git difftool -t statecli shows values"]
 
 
@@ -197,7 +199,7 @@ def _describe_file(path: str) -> Iterator[str]:
     except StateError as error:
         if not _is_fault_of_file(error):
             raise
-        yield f"cannot be read: {escape(str(error).removeprefix(path + ': '))}; its bytes: {_digest(path)}"
+        yield f"cannot be read: {escape(str(error).removeprefix(path + ': '))}; SHA-256 of the file: {_digest(path)}"
 
 
 def _digest(path: str) -> str:
@@ -221,7 +223,7 @@ def _is_fault_of_file(error: BaseException | None) -> bool:
 def describe_failure(error: BaseException) -> str:
     """Return the text for an error outside of the file; unique, because git shows no difference of equal texts."""
     message = str(error) if isinstance(error, StateError) else f"{type(error).__name__}: {error}"
-    return f"not read at {time.time_ns()} ({escape(message)}); after the correction run: git update-ref -d {_CACHE}"
+    return f"not read at {time.time_ns()}: {escape(message)}; correct this, then run: git update-ref -d {_CACHE}"
 
 
 def _describe_tensors(tensors: tuple[TensorInfo, ...], *, by_section: bool) -> Iterator[str]:
@@ -273,7 +275,7 @@ def compare_files(before: str, after: str, compare: Callable[[str, str, str], in
         yield f"changed: {escape(name)}"
         compare(before, after, name)
     elif pointers[0] == pointers[1]:
-        yield f"both are one {pointers[0]}"
+        yield f"both versions are the same {pointers[0]}"
     else:
         yield from (pointer or "a checkpoint" for pointer in pointers)
 
@@ -292,7 +294,7 @@ def _compare_folders(before: str, after: str, compare: Callable[[str, str, str],
         except StateError as error:
             yield escape(str(error))
     if others:
-        yield f"not compared, because their names are not those of checkpoints: {', '.join(map(escape, others))}"
+        yield f"not compared, because the names are not names of checkpoints: {', '.join(map(escape, others))}"
 
 
 def _list_files(folder: str) -> Iterator[str]:

@@ -70,9 +70,9 @@ def _parse_report(text: str) -> OutputTarget:
         hint = f"did you mean {near[0]}?" if near else f"choose one of: {', '.join(forms)}"
         raise UsageError(f"{option_text}: {form!r} is not a format; {hint}")
     if not equals or not path:
-        raise UsageError(f"{option_text}: names no file; write {option('--report', f'{form}=FILE')}")
+        raise UsageError(f"{option_text}: the file name is missing; write {option('--report', f'{form}=FILE')}")
     if path == STDOUT:
-        raise UsageError(f"{option_text}: a report goes to a file; for standard output write {option('-f', form)}")
+        raise UsageError(f"{option_text}: a report must be a file; for standard output give {option('-f', form)}")
     return OutputTarget(Output(form), path, option_text)
 
 
@@ -84,7 +84,7 @@ def check_distinct(targets: Sequence[OutputTarget]) -> None:
             continue
         first = first_by_path.setdefault(os.path.realpath(target.path), target)
         if first is not target:
-            raise UsageError(f"{target.option_text}: {first.option_text} is written to the same file; name another")
+            raise UsageError(f"{target.option_text}: {first.option_text} writes to the same file; name another file")
 
 
 def _list_inputs(options: Any) -> Iterator[str]:
@@ -123,7 +123,7 @@ def check_not_read(target: OutputTarget, paths: Iterable[str]) -> None:
 def check_place(path: str, option_text: str) -> None:
     """Raise UsageError for a URL, a folder, and a file in a missing folder."""
     if files.is_remote(path):
-        raise UsageError(f"{option_text}: cannot be written: it is a URL; write a file and copy it there")
+        raise UsageError(f"{option_text}: statecli cannot write to a URL; write a local file and upload it")
     folder = os.path.dirname(path)
     if os.path.isdir(path) or (folder and not os.path.isdir(folder)):
         why = "is a folder" if os.path.isdir(path) else f"the folder {folder} does not exist"

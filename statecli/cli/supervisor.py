@@ -331,13 +331,13 @@ class _Watch:
             event = f"crashed ({_name_signal(os.WTERMSIG(status))})"
         else:
             code = os.waitstatus_to_exitcode(status) if status is not None else 0
-            event = f"ended the process with status {code} before statecli finished"
+            event = f"ended the process with status {code} before statecli was done"
         return _complain(f"{subject} {event}; there is no result")
 
     def _end_after_timeout(self) -> int:
         self._interrupt()
         name = f"{self._model}: " if self._model else ""
-        return _complain(f"{name}not done after {self._limit:g} s (--timeout); there is no result")
+        return _complain(f"{name}stopped after {self._limit:g} s (--timeout), before the end; there is no result")
 
     def _end_after_signal(self, number: int) -> int:
         """Return 130 for Ctrl-C; for any other signal, end this process by the same signal."""

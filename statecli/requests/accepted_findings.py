@@ -25,10 +25,10 @@ def check_options(options: InspectOptions | VerifyOptions) -> None:
 def check_reason(path: str | None, reason: str | None) -> None:
     """Raise UsageError unless a baseline to write has a reason, and a reason a baseline."""
     if path is not None and not (reason or "").strip():
-        advice = f"say why with {option('--reason', 'TEXT')}; statecli shows the reason next to each accepted finding"
+        advice = f"add {option('--reason', 'TEXT')}; statecli shows the reason next to each accepted finding"
         raise UsageError(f"{option('--write-baseline', path)}: {advice}")
     if path is None and reason is not None:
-        raise UsageError(f"{option('--reason')}: needs {option('--write-baseline', 'FILE')}; give both")
+        raise UsageError(f"{option('--reason')}: works only with {option('--write-baseline', 'FILE')}; give both")
 
 
 def expand_rules(names: Sequence[str]) -> frozenset[str]:

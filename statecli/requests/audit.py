@@ -109,7 +109,8 @@ def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> 
     divided = executor or (options.shard and option("--shard", options.shard))
     if divided and not (request.values or request.lock or compares_values):
         raise UsageError(
-            f"{divided}: this command reads no values; give {option('--values')} or {option('--lock', 'FILE')}"
+            f"{divided}: divides the reading of values, but this command reads none; "
+            f"add {option('--values')} or {option('--lock', 'FILE')}"
         )
     return request
 
@@ -118,12 +119,12 @@ def _check_policy(options: AuditOptions, loaded: LoadedConfig) -> None:
     """Raise UsageError for a policy without a reference, or with a class as reference, because a class is code."""
     policy = loaded.config.policy
     if policy.reference and not options.against and find_class_spec(policy.reference) is not None:
-        advice = f"give {option('--against', policy.reference)}"
-        why = f"a class is code, and a configuration cannot name code; {advice}"
+        advice = f"give {option('--against', policy.reference)} instead"
+        why = f"is a model class, and a configuration must not run code; {advice}"
         raise UsageError(f"{loaded.path}: policy.reference: {why}")
     for key, globs in (("must-change", policy.must_change), ("must-not-change", policy.must_not_change)):
         if globs and not (policy.reference or options.against):
-            why = "compares with a checkpoint: configure policy.reference, or give " + option("--against")
+            why = "needs a checkpoint to compare with: set policy.reference, or give " + option("--against")
             raise UsageError(f"{loaded.path}: policy.{key}: {why}")
 
 
@@ -138,7 +139,9 @@ def list_configured_files(options: AuditOptions, loaded: LoadedConfig) -> list[s
 def _decide_values(options: AuditOptions, configured: Config) -> bool | None:
     """Return True to read all values, False to read none, None for the default limit."""
     if options.values and options.no_values:
-        raise UsageError(f"{option('--no-values')}: contradicts {option('--values')}; give one of them")
+        raise UsageError(
+            f"{option('--no-values')} and {option('--values')} contradict each other; leave one of them out"
+        )
     if options.values or options.no_values:
         return options.values
     return configured.values
@@ -146,9 +149,9 @@ def _decide_values(options: AuditOptions, configured: Config) -> bool | None:
 
 def _read_lock(path: str | None, options: AuditOptions) -> Lock | None:
     if options.frozen_only and path is None:
-        raise UsageError(f"{option('--frozen-only')}: applies to a lock; give {option('--lock', 'FILE')}")
+        raise UsageError(f"{option('--frozen-only')}: works only with a lock; add {option('--lock', 'FILE')}")
     if options.weights_only and path is None:
-        raise UsageError(f"{option('--weights-only')}: applies to a lock; give {option('--lock', 'FILE')}")
+        raise UsageError(f"{option('--weights-only')}: works only with a lock; add {option('--lock', 'FILE')}")
     return None if path is None else lock_file.read_lock(path)
 
 
@@ -179,7 +182,9 @@ def describe_configuration(options: AuditOptions, loaded: LoadedConfig) -> Confi
     if configured.fail_on is Severity.ERROR and options.fail_on is None:
         weakened.append(f"fail-on = {configured.fail_on.value}")
     if loaded.is_judged:
-        weakened.append("cannot weaken rules of pickles, because it is in the audited folder: name it with --config")
+        weakened.append(
+            "cannot change rules of pickles, because the file is in the audited folder: to allow it, give --config"
+        )
     if configured.baseline is not None and options.baseline is None:
         weakened.append(f"baseline = {configured.baseline}")
     return Configuration(loaded.path, tuple(disabled), tuple(weakened), options.no_config)

@@ -35,7 +35,7 @@ def check(options: DiffOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - e
     """Raise UsageError for contradictory options, before anything is read."""
     for flag, value in (("--atol", options.atol), ("--rtol", options.rtol)):
         if not (math.isfinite(value) and value >= 0):
-            raise UsageError(f"{option(flag, value)}: a tolerance is a finite number, 0 or more")
+            raise UsageError(f"{option(flag, value)}: must be a finite number, 0 or more")
     if options.jobs < 0:
         raise UsageError(f"{option('--jobs', options.jobs)}: must be 0 or more")
     check_rows(options)
@@ -90,13 +90,14 @@ def _check_classes(options: DiffOptions) -> None:
     both = (options.before, options.after)
     classes = [text for text in both if load.find_class_spec(text) is not None]
     if options.init_device != "cpu" and not classes:
-        problem = f"{' and '.join(both)} are not model classes, so statecli builds nothing"
+        problem = f"{' and '.join(both)} are not model classes, so statecli does not build a model"
         raise UsageError(f"{option('--init-device', options.init_device)}: {problem}")
     device = option("--device", options.device) if options.device != "cpu" else ""
     value_option = _name_value_option(options) or device
     if classes and value_option:
         raise UsageError(
-            f"{value_option}: the values of the class {classes[0]} are not compared; leave this option out"
+            f"{value_option}: values are not compared with the class {classes[0]}, which has only initial values; "
+            "leave this option out"
         )
 
 

@@ -24,7 +24,9 @@ def check(options: InspectOptions, extra: ExtraInputs) -> None:
         raise UsageError(f"{option('--cuda')} and {option('--to', options.to)} contradict each other")
     check_options(options)
     if extra.model is not None and options.model is not None:
-        raise UsageError(f"{option('--model')} groups a checkpoint; {options.target} is a model already")
+        raise UsageError(
+            f"{option('--model')}: needs a checkpoint, and {options.target} is a model; leave the option out"
+        )
 
 
 def reads_values(options: InspectOptions, extra: ExtraInputs) -> bool:

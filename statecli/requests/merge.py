@@ -85,10 +85,10 @@ def _check_same_run(part: ShardFile, first: ShardFile) -> None:
     own = f"statecli {__version__} with its kernel in {kernels.kernel_name()}"
     if maker != own:
         raise EngineError(
-            f"{part.path}: was made by {maker[:200]}, and this is {own}: install the same version everywhere"
+            f"{part.path}: was made by {maker[:200]}, but this is {own}: install the same version on all machines"
         )
     if head.shard[1] != first_head.shard[1]:
-        why = f"is one of {head.shard[1]} parts, but {first.path} is one of {first_head.shard[1]}"
+        why = f"was made with {head.shard[1]} shards, but {first.path} with {first_head.shard[1]}"
         raise UnreadableError(f"{part.path}: {why}: merge parts of one run")
     if head.command != first_head.command:
         why = f"was written by statecli {head.command[:40]}, but {first.path} by statecli {first_head.command}"
@@ -125,8 +125,8 @@ def _check_same_files(part: ShardFile, first: ShardFile, *, copies: bool) -> Non
     for path in sorted(head.files.keys() | first_head.files.keys()):
         file, first_file = head.files.get(path), first_head.files.get(path)
         if file is None or first_file is None or file.is_another(first_file):
-            why = f"is not the file that {first.path} was made from"
-            raise UnreadableError(f"{part.path}: {path}: {why}: {_REDO_ADVICE}")
+            why = f"was made from other files than {first.path}, for example {path}"
+            raise UnreadableError(f"{part.path}: {why}: {_REDO_ADVICE}")
         if file != first_file and not copies:
             why = f"has another modification time than in {first.path}, so the parts may describe different files"
             raise UsageError(f"{part.path}: {path}: {why}: {_REDO_ADVICE}, {_COPIES_ADVICE}")
@@ -143,14 +143,14 @@ def _check_complete(parts: Sequence[ShardFile]) -> None:
         index = part.head.shard[0]
         if index in paths:
             raise UnreadableError(
-                f"{part.path}: part {index} of {count} is given twice; the other file is {paths[index]}"
+                f"{part.path}: part {index} of {count} is given twice; {paths[index]} is the same part: leave one out"
             )
         paths[index] = part.path
     missing = [index for index in range(1, count + 1) if index not in paths]
     if missing:
         listed = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
         noun, verb = ("part", "is") if len(missing) == 1 else ("parts", "are")
-        raise UnreadableError(f"{noun} {listed} of {count} {verb} missing")
+        raise UnreadableError(f"{noun} {listed} of {count} {verb} missing; give all parts")
 
 
 def _check_unchanged(part: ShardFile, *, copies: bool) -> None:
@@ -163,7 +163,7 @@ def _check_unchanged(part: ShardFile, *, copies: bool) -> None:
         if now == then or (copies and not now.is_another(then)):
             continue
         if now.bytes < 0:
-            where = "" if files.is_remote(path) or os.path.isabs(path) else ": merge where the parts were made"
+            where = "" if files.is_remote(path) or os.path.isabs(path) else ": merge in the folder where --shard ran"
             raise UnreadableError(f"{path}: cannot be opened, but {part.path} was made from it{where}")
         if now.is_another(then):
             raise UnreadableError(f"{path}: has changed since {part.path} was made: {_REDO_ADVICE}")
@@ -178,17 +178,17 @@ def _restore_options(path: str, head: Head, merge: MergeOptions) -> Options:
     """Return the options of the command: from the parts, and for the output from `merge`."""
     kind = _SHARDED_COMMANDS.get(head.command)
     if kind is None:
-        raise UnreadableError(f"{path}: line 1: is not a part: statecli {head.command[:40]!r} has no --shard")
+        raise UnreadableError(
+            f"{path}: line 1: is not a valid part: statecli {head.command[:40]!r} does not have --shard"
+        )
     names = {field.name for field in msgspec.structs.fields(kind)}
     for name in head.options:
         if name not in names or name in OUTPUT_OPTIONS:
-            raise UnreadableError(f"{path}: line 1: contains {name[:40]!r}, which is not an option of a part")
+            raise UnreadableError(f"{path}: line 1: is not a valid part: has the unknown option {name[:40]!r}")
     try:
         read: Options = msgspec.convert(head.options, kind)
     except (msgspec.ValidationError, ValueError, OverflowError) as why:
-        raise UnreadableError(
-            f"{path}: line 1: does not have the format that --shard writes: {str(why)[:200]}"
-        ) from why
+        raise UnreadableError(f"{path}: line 1: is not a valid part: {str(why)[:200]}") from why
     return msgspec.structs.replace(read, **_select_output_options(merge, head.command, names))
 
 
@@ -201,7 +201,9 @@ def _select_output_options(merge: MergeOptions, command: str, names: Collection[
             continue
         if field.name not in names:
             flag = f"--{field.name.replace('_', '-')}"
-            raise UsageError(f"{option(flag)}: the parts are from statecli {command}, which has no such option")
+            raise UsageError(
+                f"{option(flag)}: the parts are of statecli {command}, which does not have this option; leave it out"
+            )
         selected[field.name] = value
     return selected
 
@@ -224,10 +226,10 @@ def _check_code(options: Options, allowed: Sequence[str]) -> None:
     specs |= {text for text in (getattr(options, name, None) for name in ("model", "input_from")) if text}
     for text in sorted(specs.difference(allowed)):
         code = option("--code", text, quoted=True)
-        raise UsageError(f"{text}: the parts name this class; to allow its code to run, give {code}")
+        raise UsageError(f"{text}: merging these parts would import and run this code; to allow this, give {code}")
     for text in allowed:
         if text not in specs:
-            raise UsageError(f"{option('--code', text)}: the parts name no such class")
+            raise UsageError(f"{option('--code', text)}: the parts do not name this class; leave the option out")
 
 
 def _check_urls(options: Options, typed: Sequence[str]) -> None:
@@ -235,12 +237,12 @@ def _check_urls(options: Options, typed: Sequence[str]) -> None:
     urls = [text for text in _list_names(options) if files.is_remote(text)]
     for text in typed:
         if text not in urls:
-            listed = ", ".join(urls) or "they name none"
-            raise UsageError(f"{option('--url', text)}: the parts name no such URL: {listed}")
+            listed = f"they name {', '.join(urls)}" if urls else "they name no URL"
+            raise UsageError(f"{option('--url', text)}: the parts do not name this URL; {listed}")
     for text in urls:
         if _MASK in text and text not in typed:
             raise UsageError(
-                f"{text}: parts contain no secrets; give the whole URL again with {option('--url', 'URL')}"
+                f"{text}: the parts do not contain passwords; give the whole URL with {option('--url', 'URL')}"
             )
 
 
@@ -265,7 +267,7 @@ class _MergedResults:
                 self._add(n, key, stored)
         planned = sum(not self._get_stored(key).derived for key in self._owners)
         if planned != parts[0].head.tasks:
-            why = f"the parts have the results of {planned} tasks together, not of {parts[0].head.tasks}"
+            why = f"all parts together have {planned} results, expected {parts[0].head.tasks}"
             raise UnreadableError(f"{parts[0].path}: {why}: {_REDO_ADVICE}")
 
     def _add(self, part: int, key: Key, stored: StoredResult) -> None:
@@ -274,7 +276,9 @@ class _MergedResults:
         earlier = self._get_stored(key) if key in self._owners else stored
         if earlier is not stored and not _is_same(earlier.result, stored.result):
             where = f"{self._parts[part].path}: line {stored.line}"
-            raise UnreadableError(f"{where}: has another result for a task than another part: {_REDO_ADVICE}")
+            raise UnreadableError(
+                f"{where}: this result differs from the result of another part for the same task: {_REDO_ADVICE}"
+            )
         if not stored.derived or earlier is stored:
             self._owners[key] = part
         if stored.derived and key.function not in tasks.UNPLANNED:
@@ -304,7 +308,7 @@ class _MergedResults:
         where = ": ".join(filter(None, (next(iter(task.paths), ""), task.name)))
         if tasks.digest_of_pass(keys) in self._plan:
             raise UnreadableError(
-                f"{where}: no part has its result, but one part has a result for an unknown task: {_REDO_ADVICE}"
+                f"{where}: no part has the result of this task, but a part has one of an unknown task: {_REDO_ADVICE}"
             )
         raise UnreadableError(f"{where}: has changed since the parts were made: {_REDO_ADVICE}")
 
@@ -317,8 +321,8 @@ class _MergedResults:
         field = check_results.find_invalid_field(key.function, task, result)
         if field is not None:
             path, name = self._parts[self._owners[key]].path, task.name or next(iter(task.paths), "")
-            why = f"has a result that {name} cannot have ({field})"
-            raise UnreadableError(f"{path}: line {stored.line}: {why}: run its shard again")
+            why = f"is not a possible result for {name} (field {field})"
+            raise UnreadableError(f"{path}: line {stored.line}: {why}: run this shard again")
         self._failed |= tasks.has_failed(result)
         self._unused.pop(key, None)
         return result
@@ -330,7 +334,9 @@ class _MergedResults:
         for key, index in self._unused.items():
             part = self._parts[index]
             line = part.results[key].line
-            raise UnreadableError(f"{part.path}: line {line}: belongs to no task of the command: {_REDO_ADVICE}")
+            raise UnreadableError(
+                f"{part.path}: line {line}: is the result of a task that the command does not have: {_REDO_ADVICE}"
+            )
 
 
 def _is_same(first: Any, second: Any) -> bool:

@@ -118,10 +118,12 @@ def check_standard_input(options: Options) -> None:
             words.extend(value if parameter.repeatable else [value])
     count = sum(isinstance(word, str) and word.partition("#")[0] == STANDARD_INPUT for word in words)
     if count > 1:
-        raise UsageError("-: standard input holds one checkpoint, and is given twice; save one of them to a file")
+        raise UsageError("-: standard input is given twice but contains only one checkpoint; save the other to a file")
     for name in ("executor", "shard") if count else ():
         if getattr(options, name, None) is not None:
-            raise UsageError(f"{option(f'--{name}')}: standard input cannot be divided; save it to a file first")
+            raise UsageError(
+                f"{option(f'--{name}')}: other processes cannot read standard input; save the input to a file first"
+            )
 
 
 #: Globs and expressions on names of tensors, where an empty name is possible.

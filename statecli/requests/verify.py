@@ -27,14 +27,14 @@ def check(options: VerifyOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 -
         raise UsageError(f"{both} contradict each other; leave one of them out")
     if options.device is not None and not _DEVICE.fullmatch(options.device):
         device = option("--device", options.device)
-        raise UsageError(f"{device}: no such device; write meta, cpu, cuda, cuda:N or fake-cuda")
+        raise UsageError(f"{device}: must be cuda, cuda:N, cpu, meta or fake-cuda")
     checks = {name.value for name in options.check}
     for flag, proofs in _PROOFS_OF.items():
         value = getattr(options, flag.removeprefix("--"))
         if checks and value is not None and not checks & proofs:
             useless = option(flag, value if isinstance(value, str) else value.__name__)
             left_out = f"{option('--check')} leaves out {' and '.join(sorted(proofs))}"
-            raise UsageError(f"{useless}: {left_out}; leave it out too")
+            raise UsageError(f"{useless}: has no effect, because {left_out}; leave out one of them")
 
 
 def reads_values(options: VerifyOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - as above

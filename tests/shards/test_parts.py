@@ -74,17 +74,23 @@ def at_a_run(documents: list[dict]) -> int:
 
 def test_a_missing_part_is_named(shares, parts, refusal):
     """One, and several."""
-    assert refusal(parts[0]) == "part 2 of 2 is missing"
+    assert refusal(parts[0]) == "part 2 of 2 is missing; give all parts"
     many, _ = shares(14, *LINE)
-    assert refusal(*many[:2], *many[3:]) == "part 3 of 14 is missing"
-    assert refusal(many[0]) == "parts 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 3 more of 14 are missing"
+    assert refusal(*many[:2], *many[3:]) == "part 3 of 14 is missing; give all parts"
+    assert refusal(many[0]) == "parts 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 3 more of 14 are missing; give all parts"
 
 
 def test_a_part_that_is_there_twice_is_named(parts, refusal):
     """Under another name, or by a glob that overlaps a name."""
     shutil.copy(parts[0], "copy.jsonl")
-    assert refusal(*parts, "copy.jsonl") == f"copy.jsonl: part 1 of 2 is given twice; the other file is {parts[0]}"
-    assert refusal(parts[1], "parts/*.jsonl") == f"{parts[1]}: part 2 of 2 is given twice; the other file is {parts[1]}"
+    assert (
+        refusal(*parts, "copy.jsonl")
+        == f"copy.jsonl: part 1 of 2 is given twice; {parts[0]} is the same part: leave one out"
+    )
+    assert (
+        refusal(parts[1], "parts/*.jsonl")
+        == f"{parts[1]}: part 2 of 2 is given twice; {parts[1]} is the same part: leave one out"
+    )
 
 
 def test_parts_of_two_runs_are_told_apart(shares, parts, refusal):
@@ -102,7 +108,7 @@ def test_parts_of_two_runs_are_told_apart(shares, parts, refusal):
         other, _ = shares(2, *line, folder=folder)
         assert refusal(parts[0], other[1]) == f"{other[1]}: {why}: merge parts of one run"
     other, _ = shares(3, *LINE)
-    why = "is one of 3 parts, but parts/1-of-2.jsonl is one of 2: merge parts of one run"
+    why = "was made with 3 shards, but parts/1-of-2.jsonl with 2: merge parts of one run"
     assert refusal(parts[0], other[1]) == f"{other[1]}: {why}"
 
 
@@ -124,7 +130,7 @@ def test_parts_of_another_version_or_kernel_are_refused(parts, refusal, key, val
     here = f"statecli {lines(parts[0])[0]['statecli']} with its kernel in {kernels.kernel_name()}"
     assert (
         refusal(*parts)
-        == f"{parts[1]}: was made by statecli {made}, and this is {here}: install the same version everywhere"
+        == f"{parts[1]}: was made by statecli {made}, but this is {here}: install the same version on all machines"
     )
 
 
@@ -157,7 +163,8 @@ def test_a_target_that_is_not_here_is_named(parts, refusal, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path / "elsewhere")
     above = [os.path.join("..", path) for path in parts]
     assert (
-        refusal(*above) == f"a.pt: cannot be opened, but {above[0]} was made from it: merge where the parts were made"
+        refusal(*above)
+        == f"a.pt: cannot be opened, but {above[0]} was made from it: merge in the folder where --shard ran"
     )
 
 
@@ -167,7 +174,7 @@ def test_shares_that_read_two_states_of_a_target_are_told_apart(shares, refusal)
     one, _ = shares(2, "inspect", "a.pt", "--stats", folder="one")
     torch.save({"w": torch.zeros(300), "v": torch.ones(300)}, "a.pt")
     two, _ = shares(2, "inspect", "a.pt", "--stats", folder="two")
-    said = f"{two[1]}: a.pt: is not the file that {one[0]} was made from: run all shards again"
+    said = f"{two[1]}: was made from other files than {one[0]}, for example a.pt: run all shards again"
     assert refusal(one[0], two[1]) == said
 
 
@@ -218,7 +225,7 @@ def test_what_a_sample_shows_is_no_copy(parts, shares, refusal):
     said = f"b.pt: has changed since {parts[0]} was made: run all shards again"
     assert refusal(*parts, "--copies") == said
     others, _ = shares(2, *LINE, folder="others")
-    said = f"{others[1]}: b.pt: is not the file that {parts[0]} was made from: run all shards again"
+    said = f"{others[1]}: was made from other files than {parts[0]}, for example b.pt: run all shards again"
     assert refusal(parts[0], others[1], "--copies") == said
 
 
@@ -397,7 +404,7 @@ def test_a_difference_that_the_tensor_cannot_have_is_refused(parts, refusal, fie
     at = at_a_run(documents)
     documents[at] = {**documents[at], "result": result}
     forged(parts[0], documents)
-    why = f"has a result that {documents[at]['name']} cannot have ({field}): run its shard again"
+    why = f"is not a possible result for {documents[at]['name']} (field {field}): run this shard again"
     assert refusal(*parts) == f"{parts[0]}: line {at + 1}: {why}"
 
 
@@ -433,7 +440,7 @@ def test_values_that_the_tensor_cannot_have_are_refused(shares, statecli, line, 
     documents[at]["result"] = {**result, **change} if isinstance(change, dict) else change
     forged(path, documents)
     field = next(iter(change)) if isinstance(change, dict) else "result"
-    why = f"has a result that w cannot have ({'min' if field == 'max' else field}): run its shard again"
+    why = f"is not a possible result for w (field {'min' if field == 'max' else field}): run this shard again"
     result = statecli("merge", path)
     assert (result.code, result.err) == (2, f"statecli: {path}: line {at + 1}: {why}\n")
     assert result.out == "" or f"failed: a.pt: {path}: line {at + 1}: {why}\n" in result.out
@@ -450,7 +457,7 @@ def test_a_part_that_lacks_results_is_named(parts, refusal):
     documents[0]["own"] = own - 1
     forged(parts[0], documents)
     tasks = documents[0]["tasks"]
-    why = f"the parts have the results of {tasks - 1} tasks together, not of {tasks}: run all shards again"
+    why = f"all parts together have {tasks - 1} results, expected {tasks}: run all shards again"
     assert refusal(*parts) == f"{parts[0]}: {why}"
 
 
@@ -464,11 +471,13 @@ def test_a_result_of_no_task_is_refused(parts, refusal, statecli):
     why = f"has results of {own + 1} tasks, but its shard has {own}: run its shard again"
     assert refusal(*parts) == f"{parts[0]}: {why}"
     forged(parts[0], [*kept[:at], strange, *kept[at + 1 :]])
-    why = "no part has its result, but one part has a result for an unknown task: run all shards again"
+    why = "no part has the result of this task, but a part has one of an unknown task: run all shards again"
     assert refusal(*parts).endswith(f".pt: {kept[at]['name']}: {why}")
     forged(parts[0], [kept[0], {**strange, "derived": True}, *kept[1:]])
     result = statecli("merge", *parts)
-    said = f"statecli: {parts[0]}: line 2: belongs to no task of the command: run all shards again\n"
+    said = (
+        f"statecli: {parts[0]}: line 2: is the result of a task that the command does not have: run all shards again\n"
+    )
     assert (result.code, result.err) == (2, said)
 
 
@@ -558,7 +567,7 @@ def test_a_part_says_nothing_of_outputs(parts, refusal, options):
         documents[0]["options"] |= options
         forged(path, documents)
     name = next(iter(options))
-    assert refusal(*parts) == f"{parts[0]}: line 1: contains '{name}', which is not an option of a part"
+    assert refusal(*parts) == f"{parts[0]}: line 1: is not a valid part: has the unknown option '{name}'"
     assert Path("a.pt").read_bytes() == before
 
 
@@ -570,7 +579,7 @@ def test_parts_that_contradict_each_other_are_refused(parts, refusal):
     documents[1].insert(1, other)
     documents[1][0]["own"] += 1
     forged(parts[1], documents[1])
-    why = "line 2: has another result for a task than another part: run all shards again"
+    why = "line 2: this result differs from the result of another part for the same task: run all shards again"
     assert refusal(*parts) == f"{parts[1]}: {why}"
 
 
@@ -588,13 +597,16 @@ def test_code_that_parts_name_runs_only_where_the_line_names_it_too(shares, stat
     paths, _ = shares(2, *line)
     Path("ran").unlink()
     assert (
-        refusal(*paths) == "net.py:Net: the parts name this class; to allow its code to run, give --code 'net.py:Net'"
+        refusal(*paths)
+        == "net.py:Net: merging these parts would import and run this code; to allow this, give --code 'net.py:Net'"
     )
     assert not Path("ran").exists()
-    assert refusal(*paths, "--code", "net.py:Other").startswith("net.py:Net: the parts name this class")
+    assert refusal(*paths, "--code", "net.py:Other").startswith(
+        "net.py:Net: merging these parts would import and run this code"
+    )
     assert statecli("merge", *paths, "--code", "net.py:Net").out == statecli(*line).out
     said = refusal(*paths, "--code", "net.py:Net", "--code", "x.py:Y")
-    assert said == "--code x.py:Y: the parts name no such class"
+    assert said == "--code x.py:Y: the parts do not name this class; leave the option out"
 
 
 # --- nothing is lost on the way ---------------------------------------------------------------------------------------

@@ -195,11 +195,14 @@ def test_a_share_that_is_none_is_refused(statecli, text):
     [
         ("diff a.safetensors b.safetensors --metadata-only", "--metadata-only and --shard 1/2 contradict each other"),
         ("diff a.safetensors b.safetensors --ignore values", "--ignore values and --shard 1/2 contradict each other"),
-        ("diff a.safetensors net.py:Net", "--shard 1/2: the values of the class net.py:Net are not compared"),
+        ("diff a.safetensors net.py:Net", "--shard 1/2: values are not compared with the class net.py:Net"),
         ("diff a.safetensors b.safetensors --device cuda", "--device cuda and --shard 1/2 contradict each other"),
         ("inspect a.safetensors", "--shard 1/2: inspect reads values only for --stats of a checkpoint"),
         ("inspect a.safetensors --stats --to meta", "--to and --shard 1/2 contradict each other"),
-        ("audit a.safetensors", "--shard 1/2: this command reads no values; give --values or --lock FILE"),
+        (
+            "audit a.safetensors",
+            "--shard 1/2: divides the reading of values, but this command reads none; add --values or --lock FILE",
+        ),
         ("lock net.py:Net", "--shard 1/2: only values of checkpoints are locked, and these are classes"),
         ("diff a.safetensors b.safetensors -f json", "--output-format: parts have a fixed format; give this option"),
         ("diff a.safetensors b.safetensors --report json=x", "--report: parts have a fixed format"),
@@ -226,7 +229,7 @@ def test_merge_refuses_what_the_command_has_not(statecli, shares):
     paths, _ = shares(2, "lock", "a.safetensors")
     for words, option in ((["-f", "json"], "--output-format"), (["--tree"], "--tree"), (["-v"], "--verbose")):
         result = statecli("merge", *paths, *words)
-        said = f"statecli: {option}: the parts are from statecli lock, which has no such option\n"
+        said = f"statecli: {option}: the parts are of statecli lock, which does not have this option; leave it out\n"
         assert (result.code, result.out, result.err) == (2, "", said)
     paths, _ = shares(2, "diff", "a.safetensors", "b.safetensors")
     assert statecli("merge", *paths, "--name-only", "--name-status").code == 2
