@@ -255,7 +255,7 @@ def make():
 def test_a_checkpoint_has_no_forward(tmp_path):
     """Said in one line."""
     torch.save({"a": torch.ones(2)}, tmp_path / "a.pt")
-    with pytest.raises(UsageError, match="is a checkpoint and has no forward"):
+    with pytest.raises(UsageError, match="is a checkpoint, which has no forward"):
         inspection.inspect(inspection.Request(str(tmp_path / "a.pt"), input=("2x3",)))
 
 

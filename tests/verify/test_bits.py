@@ -104,4 +104,4 @@ def test_the_type_that_it_is_saved_as_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name, _, method = ROUNDING["saving"]
     (finding,) = of_source(name, f"self.fc = nn.Linear(4, 4, bias=False)\n---\n{method}").findings
-    assert finding.message == "fc.weight: state_dict() holds the tensor cast to bfloat16, with other values"
+    assert finding.message == "fc.weight: state_dict() contains the tensor cast to bfloat16, with other values"

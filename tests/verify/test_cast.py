@@ -103,7 +103,7 @@ def test_a_parameter_that_a_class_keeps_fails():
     (finding,) = casted(body).findings
     assert (finding.rule, finding.message) == (
         "keeps-dtype",
-        "v: is float32 after .half(), but changes with .to(torch.float64)",
+        "v: is float32 after .half(), although .to(torch.float64) changes its dtype",
     )
 
 
@@ -186,13 +186,13 @@ def test_an_own_to_does_not_excuse_what_half_leaves_behind():
     check = casted(body + follows)
     (finding,) = check.findings
     assert (finding.rule, finding.fqn) == ("keeps-dtype", "t")
-    assert finding.message == "t: is float32 after .half(), but changes with .to(torch.float64)"
+    assert finding.message == "t: is float32 after .half(), although .to(torch.float64) changes its dtype"
     assert finding.help.startswith("register the tensor, or cast it in the class's own _apply")
     assert finding.help.endswith("assigned at net.py:6")
     excused = cell(casted(body + keeps + "    return self\n"), "casts", "t")
     assert (excused.verdict, excused.reason) == (
         Verdict.SKIPPED,
-        "moved by the class's own _apply, which keeps its dtype",
+        "the class's own _apply moves the tensor and keeps its dtype",
     )
 
 
@@ -229,7 +229,7 @@ def test_a_view_that_a_cast_leaves_in_the_old_memory_fails(view):
     (finding,) = check.findings
     assert finding.message == (
         "w (assigned at net.py:8) is another name of a.weight, "
-        "and after a move it still points at the old storage: it is float32 after .to(torch.float64)"
+        "but still points to the old memory after a move; w is float32 after .to(torch.float64)"
     )
     assert finding.help.startswith("replace the attribute with a property")
     assert (cell(check, "casts", "w").after, cell(check, "casts", "a.weight").verdict) == ("float32", Verdict.PASSED)
@@ -251,11 +251,11 @@ def test_the_class_that_keeps_a_parameter_back_is_named():
     body = "self.w = nn.Parameter(torch.ones(3))\n---\ndef half(self):\n    return self.to(torch.float16)\n"
     assert casted(body).findings == ()
     body += "def _apply(self, fn, recurse=True):\n    return self\n"
-    assert casted(body).findings[0].help == "net.py:9: let Net._apply call super() and cast this tensor too"
+    assert casted(body).findings[0].help == "net.py:9: call super() in Net._apply and cast this tensor too"
 
 
 def test_integers_that_a_class_casts_are_its_methods_fault():
     """Its own `_apply` begins there."""
     body = 'self.register_buffer("i", torch.arange(3))\n---\ndef _apply(self, fn, recurse=True):\n'
     body += "    self.i = self.i.float()\n    return super()._apply(fn)"
-    assert casted(body).findings[0].help == "net.py:7: let Net._apply keep integers unchanged"
+    assert casted(body).findings[0].help == "net.py:7: leave integer tensors unchanged in Net._apply"

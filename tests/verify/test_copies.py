@@ -150,7 +150,7 @@ def test_what_cannot_be_apart_is_refused():
         return module(x)
 
     module.calls = lambda x: inner(x)
-    with pytest.raises(ModelError, match="still weight of the model itself"):
+    with pytest.raises(ModelError, match="shares memory with weight of the model"):
         copy_model.copy_live_model(module, values=True)
 
 

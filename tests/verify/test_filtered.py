@@ -40,7 +40,7 @@ def left(verdict, reason, cells, *kept, found=()):
         ((F, None, {"b": (F, "why")}, "b"), "a", S, "the filters leave no tensor for this check"),
         ((P, None, {"a": (S, "frozen"), "b": (P, None)}), "a", S, "a: frozen"),
         ((P, "said", {"a": (P, None), "b": (P, None)}), "a", P, "said"),
-        ((P, "nothing was moved", {}), "a", P, "nothing was moved"),
+        ((P, "the model was not moved", {}), "a", P, "the model was not moved"),
         # whose failure is filtered out
         ((F, None, {"a": (P, None), "b": (F, "why")}, "b"), "a", P, None),
         ((F, None, {"a": (U, "why"), "b": (F, "no")}, "b"), "a", U, "a: why"),

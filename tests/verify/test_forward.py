@@ -210,9 +210,12 @@ def swallowed(table, x, weight):
     [
         (
             lambda table, x, weight: x * table.sum(),
-            "harmless in forward, because CUDA operators accept it from there: mul at ",
+            "harmless in forward, because this CUDA operator accepts a tensor on the cpu: mul at ",
         ),
-        (lambda table, x, weight: weight[table.long() * 0], "because CUDA operators accept it from there: index at "),
+        (
+            lambda table, x, weight: weight[table.long() * 0],
+            "because this CUDA operator accepts a tensor on the cpu: index at ",
+        ),
         (swallowed, "forward catches the device error of add at "),
         (
             lambda table, x, weight: x * float(table.sum()),
@@ -265,7 +268,7 @@ ADVICE = {
     ),
     "brought": (
         lambda table, x, weight: x.to(torch.device("cpu")) + weight,
-        "a tensor that forward copies to cpu at ",
+        "a tensor is on cpu, because forward copies the tensor to cpu at ",
         How.BROUGHT,
     ),
     "computed": (
@@ -332,7 +335,7 @@ def test_what_torch_checks_itself(device):
 def test_a_model_without_tensors_is_skipped():
     """Nothing of it can be on the wrong device."""
     check = forward.prove(live(nn.ReLU, (3,)), FAKE)
-    assert (check.verdict, check.reason) == (Verdict.SKIPPED, "the model holds no tensor")
+    assert (check.verdict, check.reason) == (Verdict.SKIPPED, "the model has no tensors")
 
 
 def test_a_forward_that_raises_is_inconclusive():
@@ -427,7 +430,7 @@ def test_the_cpu_runs():
 
 def test_a_device_that_is_not_here():
     """A mistake of the command line, not of the model."""
-    with pytest.raises(UsageError, match="no such device"):
+    with pytest.raises(UsageError, match="torch does not know this device"):
         forward.prove(sample("net:Net", (2, 3)), "cudo")
 
 

@@ -44,7 +44,7 @@ def test_a_function_whose_backward_gives_none_is_named(between):
     parts = "self.w = nn.Parameter(torch.ones(8))", f"return self.used(x) + self.Times.apply(x, self.w{between})"
     check = step(*parts, TIMES.format("None"))
     assert [one.message for one in check.findings] == [
-        "w: gets no gradient: the output depends on it, but Times.backward returns none for it"
+        "w: gets no gradient: the output uses the parameter, but Times.backward does not return a gradient for it"
     ]
     assert check.findings[0].help.startswith("return a gradient from Times.backward, or freeze the parameter")
     (_, (times, _)) = output().grad_fn.next_functions
@@ -58,7 +58,7 @@ def test_a_hook_that_takes_the_gradient_away():
     hook = "self.used.bias.register_post_accumulate_grad_hook(lambda one: setattr(one, 'grad', None))"
     check = step(hook, "return self.used(x)")
     assert [one.message for one in check.findings] == [
-        "used.bias: gets no gradient: the output depends on it, but grad is None after backward"
+        "used.bias: gets no gradient: the output uses the parameter, but grad is None after backward"
     ]
     assert check.findings[0].help.startswith("look for a hook")
     net = load_object(spec.parse_spec("net.py:Net"))()
@@ -74,7 +74,7 @@ def test_a_reentrant_checkpoint_whose_inputs_need_no_gradient(rest):
     check = step("self.head = nn.Linear(8, 8)", forward)
     with pytest.warns(UserWarning, match="None of the inputs have requires_grad=True. Gradients will be None"):
         output()
-    why = "used in a reentrant checkpoint without an input that requires grad"
+    why = "used in a reentrant torch.utils.checkpoint without an input that requires grad"
     found = {one.fqn: one for one in check.findings if "used" in one.fqn}
     assert set(found) == {"used.weight", "used.bias"}
     assert [one.message for one in found.values()] == [f"{fqn}: gets no gradient: {why}" for fqn in found]
@@ -98,7 +98,7 @@ def test_an_expert_that_is_chosen_by_a_value():
     init = "self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])"
     check = step(init, "return self.used(x) + self.experts[int(x.mean() > 9)](x)")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = "no input selects the parameter, but experts.0.bias is selected: give more inputs"
+    told = "forward does not select the parameter, but selects experts.0.bias: give more inputs"
     assert cell(check, "gradient", "experts.2.bias").reason == told
     fixed = step(init, "return self.used(x) + self.experts[0](x)")
     assert set(rules(fixed).values()) == {"no-gradient"}
@@ -109,5 +109,5 @@ def test_what_a_further_round_uses_is_not_called_unused():
     forward = "self.calls += 1\nreturn (self.late if self.calls == 4 else self.used)(x)"
     check = step("self.late, self.calls = nn.Linear(8, 8), 0", forward)
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = "none in 3 rounds, but one in a further round: forward does not always use it"
+    told = "no gradient in 3 rounds, but in a further one: forward does not always use the parameter"
     assert cell(check, "gradient", "late.bias").reason == told

@@ -73,8 +73,8 @@ def test_what_can_be_written(text, read):
 
 @pytest.mark.parametrize(("text", "message"), [
     ("2,3", "'2,3' is not a shape; write 2x3"),
-    ("", "it has no shape; write 2x3"),
-    ("x=", "it has no shape; write 2x3"),
+    ("", "the shape is missing; write 2x3"),
+    ("x=", "the shape is missing; write 2x3"),
     ("2x", "'2x' is not a shape"),
     ("٢x٣", "'٢x٣' is not a shape"),
     ("int64:2x3<٩", "the bound '٩' is not a number"),
@@ -82,14 +82,14 @@ def test_what_can_be_written(text, read):
     ("2.5", "'2.5' is not a shape"),
     ("flaot32:2", "'flaot32' is not a dtype; did you mean float32?"),
     ("q:2", "'q' is not a dtype; write one of float32, float16"),
-    ("float32:2x3<5", "only integers have a bound, float32 has none; write int64:2x16<5"),
-    ("bool:2<5", "only integers have a bound, bool has none"),
+    ("float32:2x3<5", "the bound needs an integer dtype, not float32; write int64:2x16<5"),
+    ("bool:2<5", "the bound needs an integer dtype, not bool"),
     ("int64:2<0", "the bound '0' is not a number above 0"),
     ("int64:2<", "the bound '' is not a number above 0"),
     ("int64:2<-3", "the bound '-3' is not a number above 0"),
-    ("int8:2<300", "int8 holds nothing above 127; write int64"),
+    ("int8:2<300", "the bound is above 127, the largest int8; write int64"),
     ("a b=2", "'a b' is not an argument name"),
-    ("99999x99999", "that is 9,999,800,001 elements"),
+    ("99999x99999", "the input would have 9,999,800,001 elements"),
 ])  # fmt: skip
 def test_what_cannot(text, message):
     """One line: the text, what is wrong with it, and what to write."""
@@ -212,11 +212,11 @@ def test_a_function_may_have_arguments(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("body", "message"), [
-    ("return None", "mine.py:make: it gave nothing; give a tensor"),
-    ("return ()", "mine.py:make: it gave an empty tuple; give a tensor"),
-    ("return 3", "mine.py:make: it gave an int, which contains no tensor"),
+    ("return None", "mine.py:make: the function returned nothing; expected a tensor"),
+    ("return ()", "mine.py:make: the function returned an empty tuple; give a tensor"),
+    ("return 3", "mine.py:make: the function returned an int, which contains no tensor"),
     ("return {1: torch.ones(2)}", "mine.py:make: 1 is not a keyword argument"),
-    ("raise ValueError('no data')", "mine.py:make: calling it raised ValueError: no data (mine.py:4)"),
+    ("raise ValueError('no data')", "mine.py:make: calling the function raised ValueError: no data (mine.py:4)"),
 ])  # fmt: skip
 def test_a_function_that_gives_none(of_function, body, message):
     """Its own message and its own line."""
@@ -226,7 +226,7 @@ def test_a_function_that_gives_none(of_function, body, message):
 
 
 @pytest.mark.parametrize(("spec", "kind", "message"), [
-    ("mine.py", UsageError, "names no function; write file.py:make"),
+    ("mine.py", UsageError, "must name a function: file.py:make"),
     ("mine.py:mak", ModelError, "mine.py has no mak; did you mean make"),
     ("other.py:make", ModelError, "other.py: no such file"),
     ("mine.py:kept", UsageError, "it is Tensor, not a function"),
@@ -240,7 +240,7 @@ def test_a_function_that_is_not_there(of_function, spec, kind, message):
 
 def test_both_ways_at_once():
     """Two answers to one question."""
-    with pytest.raises(UsageError, match="--input and --input-from both set"):
+    with pytest.raises(UsageError, match="--input and --input-from contradict each other: both set"):
         find_inputs(["2x3"], "mine.py:make", live(nn.Identity()))
 
 
@@ -273,7 +273,7 @@ def test_real_classes_run_on_what_they_carry(name):
     found, why_not = find_inputs((), None, built)
     if name in HEARS:
         assert found is None
-        assert why_not.endswith(f"forward needs {HEARS[name]}")
+        assert why_not.endswith(f"forward needs the argument {HEARS[name]}")
         return
     args, kwargs = found.make()
     built.module(*args, **kwargs)
@@ -286,7 +286,7 @@ def test_a_vocabulary_smaller_than_the_dummy_ids():
 
     config = transformers.BertConfig(**{**SMALL["BertModel"][1], "vocab_size": 5})
     found, _ = find_inputs((), None, live(transformers.BertModel(config)))
-    assert found.text == "input_ids int64 2×8 below 5 (for its config)"
+    assert found.text == "input_ids int64 2×8 below 5 (from its config)"
 
 
 def test_a_model_of_text_and_images_gets_both():
@@ -337,7 +337,7 @@ def test_an_example_that_raises(tmp_path):
     (tmp_path / "net.py").write_text(source)
     found, why_not = find_inputs((), None, build(parse_spec(f"{tmp_path}/net.py:Net")))
     assert found is None
-    assert "asking it for inputs raised OSError: no such data" in why_not
+    assert "reading the inputs that the model offers raised OSError: no such data" in why_not
     assert "net.py:7" in why_not
 
 

@@ -125,7 +125,7 @@ def test_tensors_in_compiled_code_are_out_of_reach(prove):
     """What a trace made constants of is not proved to follow, to be cast or to be saved; a plain trace passes."""
     check = of_live(prove, lambda: torch.jit.trace(Shifted(), torch.ones(1, 2)))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    assert "the model holds tensors as constants" in check.reason
+    assert "the model has tensors as constants" in check.reason
     check = of_live(prove, lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)))
     assert check.verdict is Verdict.PASSED
 
@@ -250,14 +250,14 @@ def test_a_stale_view_has_its_line(device):
     check = moved("self.a = nn.Linear(3, 3)\nself.w = self.a.weight.detach()[:2]", device=device)
     assert rules(check) == {"w": "stale-view"}
     assert check.findings[0].message.startswith(
-        "w (assigned at net.py:7) is another name of a.weight, and after a move"
+        "w (assigned at net.py:7) is another name of a.weight, but still points"
     )
 
 
 def test_on_its_own_device_it_is_told_what_was_measured():
     """Nothing has been moved from the cpu to the cpu."""
     (finding,) = sample(Name.MOVE, "net:Net", device="cpu").findings
-    what = "kept its old memory when the model moved, so a move to another device leaves it on its device"
+    what = "keeps its memory when the model moves, so a move to another device leaves the tensor behind"
     assert finding.message == f"table: {what}"
 
 
@@ -267,8 +267,12 @@ APPLY = "self.a = nn.Linear(3, 3)\n---\ndef _apply(self, fn, recurse=True):\n   
 @pytest.mark.parametrize(
     ("does", "rule", "mend"),
     [
-        ("super()._apply(fn); self.a.weight.data = self.a.weight.data * 2", "changed-by-move", "change only"),
-        ("pass", "left-behind", "call super() and move"),
+        (
+            "super()._apply(fn); self.a.weight.data = self.a.weight.data * 2",
+            "changed-by-move",
+            "change only the device in",
+        ),
+        ("pass", "left-behind", "call super() in"),
         ("super()._apply(fn)", None, ""),
     ],
 )
@@ -276,7 +280,7 @@ def test_the_method_that_is_to_blame_is_named(does, rule, mend):
     """With the line on which it begins, where the class has one of its own."""
     check = moved(APPLY.format(does), device="cpu")
     assert {finding.rule for finding in check.findings} == ({rule} if rule else set())
-    assert all(one.help.startswith(f"net.py:7: let Net._apply {mend}") for one in check.findings)
+    assert all(one.help.startswith(f"net.py:7: {mend} Net._apply") for one in check.findings)
 
 
 # --- inputs that a model carries -------------------------------------------------------------------------------------
@@ -448,7 +452,7 @@ def test_a_way_back_that_cannot_be_pretended_is_said():
     body = "self.w = nn.Parameter(torch.rand(3))\n---\ndef _apply(self, fn, recurse=True):\n    super()._apply(fn)\n"
     body += "    if self.w.device.type not in ('cpu', 'meta'):\n        raise ValueError('no way')\n    return self"
     check = moved(body)
-    assert "the way back cannot be tried: moving it to cuda:0 (fake) raised ValueError: no way" in check.how
+    assert "the way back cannot be tried: moving the model to cuda:0 (fake) raised ValueError: no way" in check.how
 
 
 def test_another_model_is_not_moved_back():

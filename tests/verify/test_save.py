@@ -261,11 +261,11 @@ def test_what_is_not_contiguous_is_mended_where_it_is_saved():
 LOADS = {
     "_load_from_state_dict(self, state, prefix, *args)": (
         "state['t'] = state['t'].half().float(); super()._load_from_state_dict(state, prefix, *args)",
-        "restores other values",
+        "sets other values",
     ),
     "load_state_dict(self, state, strict=True, assign=False)": (
         "return super().load_state_dict({**state, 't': self.t}, strict)",
-        "does not restore it",
+        "does not restore the tensor",
     ),
 }
 
@@ -278,7 +278,7 @@ def test_what_loading_makes_of_it_is_told_with_the_method(method):
     assert rules(check) == {"t": "not-restored"}
     assert check.findings[0].message == f"t: saved, but load_state_dict() {what}"
     name = method.partition("(")[0]
-    assert check.findings[0].help == f"net.py:7: let Net.{name} pass the saved entry to super()"
+    assert check.findings[0].help == f"net.py:7: pass the saved entry to super() in Net.{name}"
 
 
 def test_a_method_that_saves_something_else_is_named():
@@ -286,7 +286,7 @@ def test_a_method_that_saves_something_else_is_named():
     body = 'self.register_buffer("t", torch.rand(3))\n---\ndef state_dict(self, *args, **kwargs):\n    return {}'
     for made, rule in (("{}", "lost-by-saving"), ("{'t': self.t.half()}", "changed-by-saving")):
         (finding,) = [one for one in saved(body.replace("{}", made)).findings if one.fqn == "t"]
-        assert (finding.rule, finding.help) == (rule, "net.py:7: let Net.state_dict keep all entries of super()")
+        assert (finding.rule, finding.help) == (rule, "net.py:7: keep all entries of super() in Net.state_dict")
 
 
 def test_a_buffer_that_forward_fills_is_to_be_registered_with_its_shape():

@@ -204,7 +204,7 @@ def test_a_longer_chain_cannot_be_told():
     """After eight rounds each has still given another gate its first gradient."""
     check = step(GATES.format(12), THROUGH.format(""))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = "zero in each of 8 rounds, but the last round still gave another parameter its first gradient"
+    told = "zero in each of 8 rounds; more may be needed, because another gradient began in the last"
     assert cell(check, "gradient", "gates.0").reason == told
 
 
@@ -232,7 +232,7 @@ def test_an_expert_without_rows_was_not_chosen(when):
     """Its gradient is zero where it is called and None where it is not, and both say the same."""
     check = step(EXPERTS, CHOSEN.strip().format(when, ""))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = "no input selects the parameter, but experts.0.bias is selected: give more inputs"
+    told = "forward does not select the parameter, but selects experts.0.bias: give more inputs"
     assert cell(check, "gradient", "experts.2.bias").reason == told
     assert verdicts(check, "gradient")["experts.1.bias"] == "passed"
 
@@ -247,8 +247,8 @@ def test_an_expert_that_had_rows_in_some_rounds_only():
     """A zero there may be that of the few rows that it had (a ReLU that is off)."""
     forward = "self.calls += 1\nreturn self.used(x) + self.few(x[:self.calls - 1]).sum() * 0"
     check = step("self.few, self.calls = nn.Linear(8, 8), 0", forward)
-    told = "no input selects the parameter in 1 of 3 rounds, and the gradient is zero in the others: give more inputs"
-    assert cell(check, "gradient", "few.bias").reason == told
+    told = "forward does not select the parameter in 1 of 3 rounds, and the gradient is zero in the others"
+    assert cell(check, "gradient", "few.bias").reason == f"{told}: give more inputs"
 
 
 # --- batch statistics -----------------------------------------------------------------------------------------------
@@ -286,7 +286,9 @@ def test_a_shift_that_batch_statistics_cancel(draw):
     shift = cell(check, "gradient", "shift")
     assert shift.verdict is Verdict.SKIPPED
     assert shift.reason.startswith("zero in each of 3 rounds, and ")
-    assert shift.reason.endswith("with the batch norms in eval mode: batch statistics cancel the parameter")
+    assert shift.reason.endswith(
+        "with the batch norms in eval mode: in train mode, batch statistics cancel the parameter"
+    )
     net = load_object(spec.parse_spec("net.py:Net"))()
     for train in (True, False):
         (gradient,) = torch.autograd.grad(net.train(train)(torch.ones(2, 8))[:, 0].sum(), net.shift)

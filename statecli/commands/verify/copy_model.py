@@ -190,10 +190,10 @@ def _deepcopy(module: nn.Module, memo: dict[Any, Any]) -> nn.Module:
         if attribute is None:
             raise
         raise ModelError(
-            f"it cannot be copied, for {attribute}: {type(error).__name__}: {get_exception_text(error)}"
+            f"the model cannot be copied because of {attribute}: {type(error).__name__}: {get_exception_text(error)}"
         ) from error
     if not isinstance(copy_of_model, nn.Module) or copy_of_model is module:
-        raise ModelError("it cannot be copied: its __deepcopy__ does not return a new module")
+        raise ModelError("the model cannot be copied: its __deepcopy__ does not return a new module")
     return copy_of_model
 
 
@@ -261,8 +261,8 @@ def _check_no_shared_parameter(contents: ModelContents, copy_of_model: nn.Module
     for name, tensor in measure.iter_tensors(walk(copy_of_model)):
         original = names_by_storage.get(storage(tensor)[0]) if _is_written(tensor) else None
         if original is not None:
-            why = f"{name} of the copy is still {original} of the model itself"
-            raise ModelError(f"it cannot be copied without changes to the original: {why}")
+            why = f"{name} of the copy shares memory with {original} of the model"
+            raise ModelError(f"the model cannot be copied without changes to the original: {why}")
 
 
 def _is_written(tensor: torch.Tensor) -> bool:

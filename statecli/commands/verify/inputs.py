@@ -138,25 +138,25 @@ def _parse_shape(text: str, shape_text: str, *, scalar: bool) -> tuple[int, ...]
     if not shape_text and scalar:
         return ()
     if not _SHAPE.fullmatch(shape_text):
-        problem = f"{shape_text!r} is not a shape" if shape_text else "it has no shape"
+        problem = f"{shape_text!r} is not a shape" if shape_text else "the shape is missing"
         raise UsageError(f"{option('--input', text)}: {problem}; write {_EXAMPLES}")
     sizes = tuple(map(int, re.split("[x×]", shape_text)))
     elements = 1
     for size in sizes:
         elements *= size
     if elements > _MAX_ELEMENTS:
-        problem = f"that is {elements:,} elements; an input has at most {_MAX_ELEMENTS:,}"
+        problem = f"the input would have {elements:,} elements, more than the limit of {_MAX_ELEMENTS:,}"
         raise UsageError(f"{option('--input', text)}: {problem}")
     return sizes
 
 
 def _parse_bound(text: str, dtype: str, bound_text: str) -> int:
     if dtype not in _INTEGERS:
-        problem = f"only integers have a bound, {dtype} has none; write int64:2x16<{bound_text}"
+        problem = f"the bound needs an integer dtype, not {dtype}; write int64:2x16<{bound_text}"
     elif not (bound_text.isascii() and bound_text.isdecimal()) or int(bound_text) == 0:
         problem = f"the bound {bound_text!r} is not a number above 0; write int64:2x16<30522"
     elif int(bound_text) - 1 > _INTEGERS[dtype]:
-        problem = f"{dtype} holds nothing above {_INTEGERS[dtype]}; write int64 for {dtype}"
+        problem = f"the bound is above {_INTEGERS[dtype]}, the largest {dtype}; write int64 instead of {dtype}"
     else:
         return int(bound_text)
     raise UsageError(f"{option('--input', text)}: {problem}")
@@ -189,7 +189,7 @@ def find_inputs(input: Sequence[str], inputs: str | None, built: BuiltModel) -> 
     """
     if input and inputs is not None:
         both = f"{option('--input')} and {option('--input-from')}"
-        raise UsageError(f"{both} both set the inputs of forward; give one of them")
+        raise UsageError(f"{both} contradict each other: both set the inputs of forward; give one of them")
     if input:
         return _build_from_texts(input), ""
     if inputs is not None:
@@ -200,19 +200,17 @@ def find_inputs(input: Sequence[str], inputs: str | None, built: BuiltModel) -> 
 def _build_from_function(text: str, built: BuiltModel) -> Inputs:
     spec = specs.parse_spec(text)
     if spec is None:
-        raise UsageError(
-            f"{option('--input-from', text)}: names no function; write file.py:make or package.module:make"
-        )
+        raise UsageError(f"{option('--input-from', text)}: must name a function: file.py:make or package.module:make")
     function = _load_without_forgetting(spec)
     if not callable(function):
         raise UsageError(
-            f"{option('--input-from', text)}: it is {type(function).__name__}, not a function that makes inputs"
+            f"{option('--input-from', text)}: is {type(function).__name__}, not a function that returns inputs"
         )
     # The model's own guard with another name: what the function raises is reported as that of --input-from.
     model = dataclasses.replace(built, spec=spec)
 
     def make(seed: int = 0) -> Call:
-        with model.user_code("calling it"), use_seed(seed):
+        with model.user_code("calling the function"), use_seed(seed):
             return _convert_to_call(text, function(*spec.args, **spec.kwargs))
 
     return Inputs(describe_call(make()), make)
@@ -228,7 +226,7 @@ def _load_without_forgetting(spec: specs.ModelSpec) -> Any:
             sys.modules.setdefault(name, module)
 
 
-def _convert_to_call(text: str, value: Any, is_or_gave: str = "it gave") -> Call:
+def _convert_to_call(text: str, value: Any, is_or_gave: str = "the function returned") -> Call:
     """Convert the result of a function to (args, kwargs); tensors are copied, because calls may share them."""
     import torch
 
@@ -236,10 +234,12 @@ def _convert_to_call(text: str, value: Any, is_or_gave: str = "it gave") -> Call
     if not args and not kwargs:
         description = "nothing" if value is None else f"an empty {type(value).__name__}"
         raise ModelError(
-            f"{text}: {is_or_gave} {description}; give a tensor, a tuple of arguments, a dict of keyword arguments"
+            f"{text}: {is_or_gave} {description}; expected a tensor, a tuple or a dict of keyword arguments"
         )
     if not any(issubclass(type(leaf), torch.Tensor) for leaf in iter_leaves((args, kwargs))):
-        raise ModelError(f"{text}: {is_or_gave} {describe_type(value)}, which contains no tensor")
+        raise ModelError(
+            f"{text}: {is_or_gave} {describe_type(value)}, which contains no tensor; expected at least one"
+        )
     bad_key = next((key for key in kwargs if type(key) is not str), None)
     if bad_key is not None:
         raise ModelError(f"{text}: {bad_key!r} is not a keyword argument name; give a dict with names as keys")
@@ -294,7 +294,7 @@ def _describe_value(value: Any) -> str:
 def _find_carried_inputs(built: BuiltModel) -> tuple[Inputs | None, str]:
     """Return the first inputs that forward accepts, of `dummy_inputs`, `example_input_array` and the configuration."""
     try:
-        with built.user_code("asking it for inputs"):
+        with built.user_code("reading the inputs that the model offers"):
             for name in ("dummy_inputs", "example_input_array"):
                 call = _read_attribute(built, name)
                 if call is not None and _is_accepted(built, call):
@@ -396,8 +396,8 @@ def _build_from_config(built: BuiltModel) -> tuple[Inputs | None, str]:
     inputs = _build_from_texts(input_texts) if input_texts else None
     main_input = str(built.module.main_input_name)
     if inputs is None or not _fits_signature(signature, inputs.make()) or main_input not in inputs.make()[1]:
-        return None, f"{NO_INPUT}; forward needs {main_input}"
-    return Inputs(f"{inputs.text} (for its config)", inputs.make, chosen_by_user=False), ""
+        return None, f"{NO_INPUT}; forward needs the argument {main_input}"
+    return Inputs(f"{inputs.text} (from its config)", inputs.make, chosen_by_user=False), ""
 
 
 def _format_ids(config: Any, signature: inspect.Signature) -> str | None:

@@ -121,7 +121,7 @@ RECOMPUTED_REASON = "torch recomputes the tensor from registered tensors before 
 
 
 _LRU_CACHE = type(functools.lru_cache(len))
-MEMO_REASON = "cached by a function (functools.lru_cache), not by the model: the forward check shows any harm"
+MEMO_REASON = "cached by a function (functools.lru_cache), not by the model: the proof forward reports any harm"
 
 
 def has_own_apply(module: nn.Module, fqn: str) -> bool:
@@ -248,7 +248,7 @@ def check_empty_model(subject: ModelUnderTest, name: Name) -> Check | None:
         return None
     packed = any(oddity.kind is OddityKind.PACKED_PARAMS for oddity in subject.state.oddities)
     why = " that statecli can see: its weights are packed in C++" if packed else ""
-    return Check(name, Verdict.SKIPPED, reason=f"the model holds no tensor{why}")
+    return Check(name, Verdict.SKIPPED, reason=f"the model has no tensors{why}")
 
 
 def list_unreachable_tensors(subject: ModelUnderTest) -> list[str]:

@@ -54,8 +54,8 @@ def find_live_inputs(python_inputs: Any, built: BuiltModel) -> tuple[Inputs | No
 
     def make(seed: int = 0) -> Call:
         if not callable(python_inputs) or isinstance(python_inputs, torch.Tensor):
-            return inputs._convert_to_call("inputs", python_inputs, "it is")
-        with model.user_code("calling it"), inputs.use_seed(seed):
+            return inputs._convert_to_call("inputs", python_inputs, "the value is")
+        with model.user_code("calling the function"), inputs.use_seed(seed):
             return inputs._convert_to_call("inputs", python_inputs())
 
     return Inputs(inputs.describe_call(make()), make), ""
@@ -99,7 +99,7 @@ def build_copy(module: nn.Module) -> BuiltModel:
     wrapped, contents = model_under_test.wrap_live_model(module), copy_model.list_contents(module)
 
     def make(values: bool, _: int) -> nn.Module:
-        with wrapped.user_code("copying it"):
+        with wrapped.user_code("copying the model"):
             return copy_model.copy_live_model(module, values=values, contents=contents)
 
     return replace(wrapped, module=make(False, 0), original=module, values=False, make_instance=make)

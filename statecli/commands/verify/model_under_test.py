@@ -149,7 +149,7 @@ def wrap_live_model(module: nn.Module) -> BuiltModel:
 
 def _prepare_copies(module: nn.Module, target: str, wrapped: BuiltModel) -> ModelUnderTest:
     def build_fresh(*, values: bool = False, seed: int = 0) -> nn.Module:  # noqa: ARG001 - there is no constructor to seed
-        with wrapped.user_code("copying it"):
+        with wrapped.user_code("copying the model"):
             return copy_model.copy_live_model(module, values=values, contents=contents)
 
     from statecli.commands.verify import copy_model

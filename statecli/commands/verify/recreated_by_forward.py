@@ -154,7 +154,7 @@ def _try_conversions(subject: ModelUnderTest, conversions: Iterable[_Conversion]
 def _find_recreated(subject: ModelUnderTest, conversion: _Conversion, read: set[str]) -> frozenset[str]:
     module = subject.build_used(values=conversion.values)
     with judging.keep_class_attributes(module), conversion.context(), torch.no_grad():
-        with subject.user_code("moving it"):
+        with subject.user_code("moving the model"):
             module = measure.get_moved_model(module, module.to(conversion.destination))
         before = measure.map_tensors(module)
         left_behind = {

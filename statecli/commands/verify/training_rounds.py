@@ -165,7 +165,7 @@ def train_fresh_instance(subject: ModelUnderTest, made_by: type[torch.optim.Opti
     """
     with _keep_random_state(0):
         run = Training(subject, subject.build_fresh(values=True), made_by)
-        with subject.user_code("setting it to train mode"):
+        with subject.user_code("setting the model to train mode"):
             run.module.train()
         if any(map(judging.is_lazy_tensor, measure.map_tensors(run.module).values())):
             subject.call(run.module)
@@ -211,12 +211,12 @@ def _clear_gradients(run: Training) -> None:
 
 
 def _start_training(run: Training) -> None:
-    with run.subject.user_code("listing its parameters"):
+    with run.subject.user_code("reading the parameters of the model"):
         trained = [parameter for parameter in run.module.parameters() if parameter.requires_grad]
     run._held = frozenset(map(id, trained))
     _find_leaves(run)
     if trained:
-        with run.subject.user_code(f"making {run.made_by.__name__} for it"):
+        with run.subject.user_code(f"creating {run.made_by.__name__} for the model"):
             run.optimizer = run.made_by(trained, **_choose_options(run.made_by))
 
 
@@ -428,7 +428,7 @@ def _measure_in_mode(run: Training, mode: str, only: list[nn.Module] | None) -> 
 
 
 def _measure_peaks(run: Training, mode: str, only: list[nn.Module] | None) -> dict[str, float | None]:
-    with run.subject.user_code(f"setting it to {mode}"):
+    with run.subject.user_code(f"setting the model to {mode}"):
         for module_ in [run.module] if only is None else only:
             module_.eval()
     loss = compute_loss(find_floating_outputs(call_forward(run, mode)))

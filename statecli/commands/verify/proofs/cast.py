@@ -81,7 +81,7 @@ class _TensorCasts:
             followed_casts = [called for called in self.dtypes if called not in self.wrong and called != self.declined]
             return (
                 rule,
-                f"{what}, but changes with {followed_casts[0]}"
+                f"{what}, although {followed_casts[0]} changes its dtype"
                 if followed_casts and rule == rules.KEEPS_DTYPE
                 else what,
             )
@@ -128,7 +128,7 @@ class _Proof:
         before = {name: tensor.dtype for name, tensor in self._tensors.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what the cells say
-            returned, raised = judging.run_user_code(self._subject, f"{cast[0]} of it", lambda: cast[2](start))
+            returned, raised = judging.run_user_code(self._subject, f"{cast[0]} of the model", lambda: cast[2](start))
         if raised:
             self._reasons.append(raised)
             return None
@@ -239,7 +239,7 @@ class _Proof:
         if row.fqn in self._subject.created_by_forward and row.fqn in self._find_recreated_for_dtype().recreated:
             return recreated_by_forward.ELSEWHERE_REASON.format("dtype")
         if row.kind is Kind.UNREGISTERED and row.moves and judging.has_own_apply(self._cast_model, row.fqn):
-            return "moved by the class's own _apply, which keeps its dtype"
+            return "the class's own _apply moves the tensor and keeps its dtype"
         return None
 
     def _find_recreated_each_time(self) -> frozenset[str]:
@@ -272,7 +272,7 @@ class _Proof:
             fault = steps.fault() if steps else None
             if steps is None or fault is None or fault[0] != rules.KEEPS_DTYPE or name in self._recomputed:
                 continue
-            what = f"{self._stale_views.get(name, f'{name} is another name of {row.fqn}')}: it {fault[1]}"
+            what = f"{self._stale_views.get(name, f'{name} is another name of {row.fqn}')}; {name} {fault[1]}"
             help = move.HELP[STALE_VIEW.name]
             finding = judging.build_finding(self._subject, STALE_VIEW, what, name, help=help)
             self._findings.append(finding)
@@ -286,9 +286,9 @@ _AS_REAL = (
 _IN_APPLY = "register the tensor, or cast it in the class's own _apply, which .to(), .half() and .bfloat16() call"
 #: What to do with the method of the class's own that breaks a rule.
 _OWN_METHOD_HELP = {
-    rules.KEEPS_DTYPE.name: "let {} call super() and cast this tensor too",
-    rules.INTEGER_CAST.name: "let {} keep integers unchanged",
-    rules.INTEGER_CHANGED.name: "let {} keep integers unchanged",
+    rules.KEEPS_DTYPE.name: "call super() in {} and cast this tensor too",
+    rules.INTEGER_CAST.name: "leave integer tensors unchanged in {}",
+    rules.INTEGER_CHANGED.name: "leave integer tensors unchanged in {}",
 }
 
 
@@ -301,11 +301,11 @@ def _find_fault(steps: _TensorCasts, tensor: torch.Tensor, dtype: torch.dtype, c
     if before.is_complex:
         if tensor.dtype.is_complex:
             return None
-        return rules.IMAGINARY_LOST, f"is {_format_dtype(tensor.dtype)} after {called}, without its imaginary part"
+        return rules.IMAGINARY_LOST, f"is {_format_dtype(tensor.dtype)} after {called}: the imaginary part is lost"
     if tensor.dtype != before:
         return rules.INTEGER_CAST, f"{_format_dtype(before)} becomes {_format_dtype(tensor.dtype)} after {called}"
     if steps.values is not None and tensor_bits.is_same(steps.values, tensor) is False:
-        return rules.INTEGER_CHANGED, f"{_format_dtype(before)} values change with {called}"
+        return rules.INTEGER_CHANGED, f"{called} changes its {_format_dtype(before)} values"
     return None
 
 

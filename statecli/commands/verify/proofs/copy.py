@@ -104,7 +104,7 @@ class _Proof:
         return module
 
     def _copy(self, module: nn.Module) -> None:
-        copied_model, raised = judging.run_user_code(self._subject, "copying it", lambda: copy.deepcopy(module))
+        copied_model, raised = judging.run_user_code(self._subject, "copying the model", lambda: copy.deepcopy(module))
         if raised is None:
             self._columns["copied"] = self._compare(copied_model, "a deep copy")
             return
@@ -127,7 +127,7 @@ class _Proof:
         }
         for name, tensor in uncopyable.items():
             operation = get_grad_fn_name(tensor)
-            is_what = f"computed by {operation}, not a leaf of the graph" if operation else _describe_form(tensor)
+            is_what = f"a result of {operation}, not a leaf of the graph" if operation else _describe_form(tensor)
             when = "after a forward " if name in self._non_leaves_of_forward else ""
             what = f"{is_what}, so {when}copy.deepcopy of the model raises"
             if name in rows:
@@ -147,7 +147,7 @@ class _Proof:
 
     def _pickle(self, module: nn.Module) -> None:
         pickled, raised = judging.run_user_code(
-            self._subject, "pickling it", lambda: save_roundtrip.copy_module(module)
+            self._subject, "pickling the model", lambda: save_roundtrip.copy_module(module)
         )
         if raised is None:
             self._columns["pickled"] = self._compare(pickled, "a pickled copy")
@@ -183,7 +183,7 @@ class _Proof:
         if other is None:
             return self._judge_absent(row, what)
         if _share_storage(original, other):
-            message = f"{what} shares memory with the original: a change to one changes the other"
+            message = f"{what} shares memory with the original, so training one changes the other"
             return self._build_failed_cell(rules.SHARED_WITH_COPY, row, message)
         if judging.is_lazy_tensor(original):
             return judging.skip_cell("uninitialized: no values before the first forward")
@@ -195,17 +195,17 @@ class _Proof:
         return (
             Cell(Verdict.PASSED)
             if same
-            else self._build_failed_cell(rules.CHANGED_BY_COPY, row, f"{what} has other values")
+            else self._build_failed_cell(rules.CHANGED_BY_COPY, row, f"{what} of the model has other values")
         )
 
     def _judge_absent(self, row: TensorInfo, what: str) -> Cell:
         if row.persistent is not None or row.kind.value == "parameter":
-            return self._build_failed_cell(rules.LOST_BY_COPY, row, f"{what} lacks this tensor")
-        return judging.skip_cell(f"the class leaves the tensor out: {what} lacks it")
+            return self._build_failed_cell(rules.LOST_BY_COPY, row, f"{what} of the model lacks this tensor")
+        return judging.skip_cell(f"{what} lacks the tensor, because the class leaves it out")
 
     def _build_failed_cell(self, rule: Rule, row: TensorInfo, message: str) -> Cell:
         help = judging.suggest_in_own_method(
-            self._subject, self._module, row.fqn, _COPY_METHODS, "let {} copy the tensor"
+            self._subject, self._module, row.fqn, _COPY_METHODS, "copy the tensor in {}"
         )
         self._fail(rule, row.fqn, f"{row.fqn}: {message}", help)
         return Cell(Verdict.FAILED, reason=message)
@@ -270,7 +270,7 @@ _TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 def _try_to_copy(subject: ModelUnderTest, value: object, memo: ChainMap[int, Any]) -> str | None:
     try:
-        with subject.user_code("copying it"):
+        with subject.user_code("copying the model"):
             copy.deepcopy(value, memo)  # type: ignore[arg-type]  # what it copies goes into the first map alone
     except ModelError as error:
         cause = error.__cause__

@@ -117,7 +117,7 @@ def prove(subject: ModelUnderTest, device: str) -> Check:
 
 def _prove_on_cpu(subject: ModelUnderTest) -> Check:
     subject.call(subject.build_used(values=True))
-    why = "nothing was moved, so this proves nothing about devices" if not subject.created_by_forward else None
+    why = "the model was not moved, so this proves nothing about devices" if not subject.created_by_forward else None
     return Check(Name.FORWARD, Verdict.PASSED, "called on the cpu in eval mode", why)
 
 
@@ -192,7 +192,7 @@ def _run_once(subject: ModelUnderTest, trial: _Trial, watch: DeviceWatch) -> _Ru
     inputs = subject.inputs.make(seed=0)
     try:
         with judging.keep_class_attributes(module), trial.context(watch) as record, torch.no_grad():
-            with subject.user_code(f"moving it to {trial.device_name}"):
+            with subject.user_code(f"moving the model to {trial.device_name}"):
                 module = measure.get_moved_model(module, module.to(trial.device))
             run.cuda_checks = record.cuda_checks
             _record_devices(run, module, record)
@@ -338,7 +338,7 @@ def _describe_harmless(subject: ModelUnderTest, fqn: str, run: _Run) -> str:
     if fqn in run.watch.taken_from_elsewhere:
         operator, place = run.watch.taken_from_elsewhere[fqn]
         place_text = _format_place(subject, place)
-        return f"; harmless in forward, because CUDA operators accept it from there: {operator}{place_text}"
+        return f"; harmless in forward, because this CUDA operator accepts a tensor on the cpu: {operator}{place_text}"
     return "; forward does not combine the tensor with tensors on other devices"
 
 
@@ -349,7 +349,7 @@ def _build_mismatch_finding(subject: ModelUnderTest, mismatch: Mismatch, trial: 
         return _build_mixed_finding(subject, mismatch, device, where)
     if mismatch.fault is Fault.GENERATOR:
         message = f"a torch.Generator on {mismatch.device} draws values for {device}, in {mismatch.operator}{where}"
-        help = "create the generator on that device: torch.Generator(x.device)"
+        help = "create the generator on the device of the values: torch.Generator(x.device)"
     elif mismatch.fault is Fault.NOT_ON_CPU:
         message = f"the argument {mismatch.other!r} must be on the cpu, but is on {device}{where}"
         help = "copy the argument with .cpu() first"
@@ -359,7 +359,10 @@ def _build_mismatch_finding(subject: ModelUnderTest, mismatch: Mismatch, trial: 
             "copy the tensor to the cpu first: x.cpu().numpy()",
         )
     else:
-        message, help = f"tensors on several devices are combined{where}", "move tensors on the cpu with .to(x.device)"
+        message, help = (
+            f"tensors on several devices are combined{where}",
+            "copy the tensors on the cpu with .to(x.device)",
+        )
     return judging.build_finding(subject, DEVICE_MISMATCH, message, mismatch.source.fqn, help=help)
 
 
@@ -387,7 +390,7 @@ def _describe_source(subject: ModelUnderTest, source: Source, device: str) -> tu
     if source.place is None:
         return f"a tensor of unknown origin is on {device}", _ADVICE[How.COMPUTED]
     if source.how is How.BROUGHT:
-        return f"a tensor that forward copies to {device}{place} is on {device}", help
+        return f"a tensor is on {device}, because forward copies the tensor to {device}{place}", help
     if source.how is How.COMPUTED:
         return f"a tensor that forward computes{place} is on {device}", help
     return f"a tensor created in forward{place} is on {device}", help

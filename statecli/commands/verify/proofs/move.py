@@ -81,7 +81,7 @@ def _move_once_to_fake_gpu(subject: ModelUnderTest, context: fake_gpu.FakeGpuCon
         moved.before = {name: str(tensor.device) for name, tensor in measure.map_tensors(module).items()}
         moved.has_own_move = has_own_move(module)
         with context(DeviceWatch(fake_gpu.DEVICE)) as record:
-            with subject.user_code(f"moving it to {fake_gpu.DISPLAY_NAME}"):
+            with subject.user_code(f"moving the model to {fake_gpu.DISPLAY_NAME}"):
                 moved_module = moved.record_returned(subject, module, module.to(fake_gpu.DEVICE))
             moved.after = {
                 name: fake_gpu.describe_device_after_move(tensor, record)
@@ -97,7 +97,7 @@ def _move_once_to_fake_gpu(subject: ModelUnderTest, context: fake_gpu.FakeGpuCon
 
 
 def _move_back(subject: ModelUnderTest, module: nn.Module, moved: MoveResult) -> None:
-    with subject.user_code("moving it back"):
+    with subject.user_code("moving the model back"):
         module = measure.get_moved_model(module, module.to("cpu"))
     back = {name: fake_gpu.describe_device(tensor) for name, tensor in measure.map_tensors(module).items()}
     moved.stuck = find_stuck(moved.after, back, fake_gpu.DISPLAY_NAME)
@@ -115,7 +115,7 @@ def parse_device(text: str) -> torch.device:
         device = torch.device(text)
     except RuntimeError as error:
         known = "fake-cuda, cuda, cuda:1, cpu and meta are devices"
-        raise UsageError(f"{option('--device', text)}: torch knows no such device; {known}") from error
+        raise UsageError(f"{option('--device', text)}: torch does not know this device; {known}") from error
     instead = f"{option('--device', 'fake-cuda')} makes the same check on any machine"
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"{option('--device', text)}: CUDA is not available on this machine; {instead}")
@@ -125,7 +125,7 @@ def parse_device(text: str) -> torch.device:
     try:
         return torch.empty(0, device=device).device  # "cuda" is the current device, "cuda:0"
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(f"{option('--device', text)}: no such device here; {instead}") from error
+        raise UsageError(f"{option('--device', text)}: this machine does not have this device; {instead}") from error
 
 
 _RULES = {OddityKind.UNTIED_BY_MOVE: UNTIED_BY_MOVE, OddityKind.STALE_VIEW: STALE_VIEW}
@@ -165,7 +165,7 @@ class MoveResult:
 
 def _build_lost_finding(subject: ModelUnderTest, owner: type[nn.Module], returned: object) -> Finding:
     what = "None" if returned is None else f"a {type(returned).__name__}"
-    message = f"{owner.__name__}.to returns {what}: model = model.to(...) loses the model"
+    message = f"{owner.__name__}.to returns {what}, so model = model.to(...) loses the model"
     return judging.build_finding(
         subject,
         rules.LOST_BY_MOVE,
@@ -197,7 +197,7 @@ class _Proof:
         self._fail_broken_ties(cells)
         how = self._moved.call
         if set(self._moved.before.values()) == {self._device_name}:
-            how = f"everything is on {self._device_name} already: _apply assigned new memory, and {how}"
+            how = f"all tensors are on {self._device_name} already; tested with _apply to new memory, and {how}"
         return judging.build_check(Name.MOVE, how, {"moves": cells}, self._findings, self._list_reasons())
 
     def _list_reasons(self) -> list[str]:
@@ -231,7 +231,7 @@ class _Proof:
                 note or "inconclusive whether the tensor follows a move", before=before
             )
         if not follows:
-            what = "kept its old memory when the model moved, so a move to another device leaves it on its device"
+            what = "keeps its memory when the model moves, so a move to another device leaves the tensor behind"
             return self._judge_left_behind(row, before, before, what)
         return self._judge_changed(row, before, f"{before}, new memory")
 
@@ -242,8 +242,8 @@ class _Proof:
             return self._judge_left_behind(row, before, there, f"left on {there} when the model moves back to the cpu")
         if what is None:
             return Cell(Verdict.PASSED, before, after)
-        message = f"{what} when the model moves there and back"
-        return self._fail(rules.CHANGED_BY_MOVE, row, message, before, after, "let {} change only the device")
+        message = f"{what} when the model is moved and moved back"
+        return self._fail(rules.CHANGED_BY_MOVE, row, message, before, after, "change only the device in {}")
 
     def _judge_left_behind(self, row: TensorInfo, before: str, after: str, what: str) -> Cell:
         harmless = self._describe_harmless(row)
@@ -256,7 +256,7 @@ class _Proof:
             return judging.build_inconclusive_cell(
                 f"inconclusive whether forward creates the tensor again: {why_inconclusive}", before=before, after=after
             )
-        return self._fail(LEFT_BEHIND, row, what, before, after, "let {} call super() and move this tensor too")
+        return self._fail(LEFT_BEHIND, row, what, before, after, "call super() in {} and move this tensor too")
 
     def _fail(self, rule: Rule, row: TensorInfo, what: str, before: str, after: str, mend: str) -> Cell:
         """Fail a tensor. `mend`: the fix in the class's own `_apply` or `to`, if there is no better help."""
@@ -326,7 +326,9 @@ def _move_model(subject: ModelUnderTest, device: torch.device) -> MoveResult:
     tensors = measure.map_tensors(module)
     moved.before = _list_devices(tensors)
     if set(moved.before.values()) == {"meta"} and device.type != "meta":
-        moved.reasons.append(f"the model was built on meta and has no values to move to {device}; build it on the cpu")
+        moved.reasons.append(
+            f"the model was built on meta and has no values to move to {device}; leave out --init-device meta"
+        )
         return moved
     moved.has_own_move = has_own_move(module)
     if device.type == "meta":
@@ -340,7 +342,7 @@ def _move_there(
     subject: ModelUnderTest, module: nn.Module, device: torch.device, moved: MoveResult
 ) -> nn.Module | None:
     """Return the moved model; None if the move raised."""
-    returned, raised = judging.run_user_code(subject, f'moving it to "{device}"', lambda: module.to(device))
+    returned, raised = judging.run_user_code(subject, f'moving the model to "{device}"', lambda: module.to(device))
     if raised:
         moved.reasons.append(raised)
         return None
@@ -363,7 +365,7 @@ def _move_there_and_back(
     if there is None:
         return
     moved.call += " and back"
-    returned, raised = judging.run_user_code(subject, "moving it back", lambda: there.to("cpu"))
+    returned, raised = judging.run_user_code(subject, "moving the model back", lambda: there.to("cpu"))
     if raised:
         moved.reasons.append(raised)
         return

@@ -172,13 +172,13 @@ class _Proof:
         elif tensor_bits.is_same(expected, entry) is False:
             cast = f"the tensor cast to {entry.dtype}, with other values".replace("torch.", "")
             other = "other values under this name" if entry.dtype == expected.dtype else cast
-            message = f"{name}: state_dict() holds {other}"
+            message = f"{name}: state_dict() contains {other}"
             help = self._suggest_in_own_method(name, _SAVE_METHODS, _KEEP_HELP)
             self._saved[name] = self._build_failed_cell(rules.CHANGED_BY_SAVING, row, message, help)
         else:
-            what = "restores other values" if self._is_set_by_load(name, there) else "does not restore it"
+            what = "sets other values" if self._is_set_by_load(name, there) else "does not restore the tensor"
             message = f"{name}: saved, but load_state_dict() {what}"
-            help = self._suggest_in_own_method(name, _LOAD_METHODS, "let {} pass the saved entry to super()")
+            help = self._suggest_in_own_method(name, _LOAD_METHODS, "pass the saved entry to super() in {}")
             if name in self._subject.created_by_forward and not help:
                 help = _IN_CONSTRUCTOR
             self._restored[name] = self._build_failed_cell(rules.NOT_RESTORED, row, message, help)
@@ -226,26 +226,28 @@ class _Proof:
         if row.fqn in self._subject.created_by_forward:
             return judging.skip_cell("not saved; the first forward creates the tensor again")
         if row.kind is Kind.PARAMETER or row.persistent:
-            message = f"{row.fqn}: registered, but not in state_dict()"
+            message = f"{row.fqn}: registered, but not in state_dict(), so a saved model loses the tensor"
             help = self._suggest_in_own_method(row.fqn, _SAVE_METHODS, _KEEP_HELP) or _OWN_STATE_DICT
             return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help)
         if row.requires_grad and row.kind is Kind.UNREGISTERED and "derived from" not in (row.note or ""):
-            message = f"{row.fqn}: requires grad but is not in state_dict(): training results are lost"
+            message = (
+                f"{row.fqn}: requires grad but is not in state_dict(), so a saved model loses what training changed"
+            )
             return self._build_failed_cell(rules.LOST_BY_SAVING, row, message)
         if self._subject.rebuilds:
             return None
         if row.persistent is False:
-            return judging.skip_cell("not saved, because of persistent=False")
-        why = "with a single instance, the value that the constructor gives is unknown"
+            return judging.skip_cell("not saved, because the buffer has persistent=False")
+        why = "from a single instance, statecli cannot tell which value the constructor sets"
         return judging.build_inconclusive_cell(f"not saved; {why}")
 
     def _judge_by_rebuilding(self, row: TensorInfo, rebuild: Rebuild) -> Cell:
         if rebuild in (Rebuild.IDENTICAL, Rebuild.SHARED):
             return judging.skip_cell("not saved; the constructor creates an equal tensor")
         if rebuild in (Rebuild.ABSENT, Rebuild.UNKNOWN):
-            return judging.build_inconclusive_cell("not saved; two instances of the tensor cannot be compared")
+            return judging.build_inconclusive_cell("not saved; the tensors of two instances cannot be compared")
         message = (
-            f"{row.fqn}: not in state_dict(), and the constructor draws it at random: a loaded model has other values"
+            f"{row.fqn}: not in state_dict() and drawn at random by the constructor, so a loaded model has other values"
         )
         help = "register the buffer with persistent=True" if row.persistent is False else None
         return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help)
@@ -261,11 +263,11 @@ class _Proof:
         self._findings.append(judging.build_finding(self._subject, rule, message, fqn, help=help))
 
 
-_OWN_STATE_DICT = "let the class's own state_dict, or its hook, keep all entries of super().state_dict()"
+_OWN_STATE_DICT = "keep all entries of super().state_dict() in the class's own state_dict or its hook"
 _IN_CONSTRUCTOR = "only forward creates this tensor: register it in the constructor with its final shape"
 #: Methods that decide what is saved and what is loaded, where a class has its own.
 _SAVE_METHODS = ("state_dict", "_save_to_state_dict")
-_KEEP_HELP = "let {} keep all entries of super()"
+_KEEP_HELP = "keep all entries of super() in {}"
 _LOAD_METHODS = ("load_state_dict", "_load_from_state_dict")
 
 
@@ -366,7 +368,7 @@ class _Safetensors:
                 continue
             for name in names[1:]:
                 what = f"shares memory with {names[0]}; safetensors.torch.save_file refuses to write both"
-                help = "use safetensors.torch.save_model and load_model, which keep one name and tie the weights again"
+                help = "use safetensors.torch.save_model and load_model, which write one name and tie the weights again"
                 self._refuse(rules.SHARED_IN_SAFETENSORS, name, what, help)
 
     def _refuse_odd(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:

@@ -44,7 +44,7 @@ def find_optimizer_class(name: str | type) -> type[torch.optim.Optimizer]:
         return classes[name.lower()]
     near = difflib.get_close_matches(name.lower(), classes, 1)
     hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(classes))}"
-    raise UsageError(f"{option('--optimizer', name)}: torch.optim has no such class; {hint}")
+    raise UsageError(f"{option('--optimizer', name)}: torch.optim does not have this class; {hint}")
 
 
 @dataclass
@@ -194,7 +194,7 @@ def _judge_not_finite(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> C
     what = "NaN" if any(peak is not None and math.isnan(peak) for peak in seen.peaks) else "infinite"
     if not verdicts.run.finite:
         return judging.build_inconclusive_cell(
-            f"the gradient is {what}, and the output is not finite either: {_OTHER_INPUTS_HELP}"
+            f"the gradient is {what}, but so is the output of forward: {_OTHER_INPUTS_HELP}"
         )
     why = f"gradient has {what} elements in round {seen.first_bad_round}, although all outputs are finite"
     help = (
@@ -205,13 +205,17 @@ def _judge_not_finite(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> C
 
 
 def _describe_not_chosen(sibling: str | None, when: str = "") -> str:
-    return f"no input selects the parameter{when}{f', but {sibling} is selected' if sibling else ''}: give more inputs"
+    return (
+        f"forward does not select the parameter{when}{f', but selects {sibling}' if sibling else ''}: give more inputs"
+    )
 
 
 def _judge_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
     run = verdicts.run
     if cancelled := run.get_cancelled_gradient(name):
-        what = f"{cancelled:.3g} with the batch norms in eval mode: batch statistics cancel the parameter"
+        what = (
+            f"{cancelled:.3g} with the batch norms in eval mode: in train mode, batch statistics cancel the parameter"
+        )
         return judging.skip_cell(f"zero in each of {_format_rounds(run)}, and {what}")
     if run.is_up_to_chance(name):
         return _judge_by_chance(run, name)
@@ -234,9 +238,7 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> str |
         when = f" in {seen.idle} of {_format_rounds(run)}, and the gradient is zero in the others"
         return _describe_not_chosen(_find_sibling(verdicts, name), when if seen.idle < run.rounds else "")
     if run.still_growing:
-        return (
-            f"zero in each of {_format_rounds(run)}, but the last round still gave another parameter its first gradient"
-        )
+        return f"zero in each of {_format_rounds(run)}; more may be needed, because another gradient began in the last"
     if run.in_running and run.in_running.why_not:
         return f"the gradient is zero; inconclusive whether batch statistics cancel it: {run.in_running.why_not}"
     return None
@@ -259,7 +261,8 @@ def _judge_by_chance(run: Training, name: str) -> Cell:
 def _judge_no_gradient(verdicts: _StepVerdicts, name: str) -> Cell:
     paths = verdicts.gradient_paths
     if paths and name in paths.late_names:
-        reason = f"none in {_format_rounds(verdicts.run)}, but one in a further round: forward does not always use it"
+        rounds = _format_rounds(verdicts.run)
+        reason = f"no gradient in {rounds}, but in a further one: forward does not always use the parameter"
         return judging.build_inconclusive_cell(reason)
     why, help = _find_cause(paths, name, cut_off=verdicts.run.is_cut_off)
     return verdicts.fail(rules.NO_GRADIENT, name, _NO_GRADIENT + why, help)
@@ -269,7 +272,7 @@ def _find_cause(paths: gradient_graph.GradientPaths | None, name: str, *, cut_of
     """Return why there is no gradient, and the fix."""
     if paths and name in paths.reentrant:
         return (
-            "used in a reentrant checkpoint without an input that requires grad",
+            "used in a reentrant torch.utils.checkpoint without an input that requires grad",
             "use checkpoint(..., use_reentrant=False), or pass an input that requires grad",
         )
     if cut_off:
@@ -293,9 +296,12 @@ def _find_cause(paths: gradient_graph.GradientPaths | None, name: str, *, cut_of
 def _describe_blocking_node(giver: str | None) -> tuple[str, str]:
     """Describe the node that blocks the gradient of a leaf in the graph of the output."""
     if giver is None:
-        return "the output depends on it, but grad is None after backward", "look for a hook that removes the gradient"
+        return (
+            "the output uses the parameter, but grad is None after backward",
+            "look for a hook that removes the gradient",
+        )
     return (
-        f"the output depends on it, but {giver} returns none for it",
+        f"the output uses the parameter, but {giver} does not return a gradient for it",
         f"return a gradient from {giver}, or {_FREEZE_HELP}",
     )
 
@@ -327,7 +333,7 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell
     if name in verdicts.overwritten.names:
         why, help = (
             "overwritten by forward, so each update is lost",
-            "register it as a buffer, or do not write to it in forward",
+            "register the tensor as a buffer, or do not write to it in forward",
         )
         return verdicts.fail(rules.OVERWRITTEN_BY_FORWARD, name, why, help)
     if name in verdicts.run.written and verdicts.overwritten.why_not:
@@ -342,7 +348,7 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell
     if seen.lost_peak is not None:
         dtype = str(seen.tensor.dtype).removeprefix("torch.")
         update = training_rounds.MIN_LEARNING_RATE
-        reason = f"an update of {update} is lost in the rounding of {dtype} at {seen.lost_peak:.3g}"
+        reason = f"an update of {update} is lost when {dtype} rounds values of {seen.lost_peak:.3g}"
         return judging.build_inconclusive_cell(reason)
     why = f"has a gradient, but {verdicts.run.made_by.__name__} does not change it"
     return verdicts.fail(rules.NOT_UPDATED, name, why, "look for a hook that undoes the update")
@@ -351,7 +357,7 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell
 def _judge_left_out(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
     """Judge a leaf that requires grad and is not in `model.parameters()`; harmless as long as it gets no gradient."""
     if name in verdicts.run.replaced:
-        why = "replaced by forward, so the optimizer trains the old tensor"
+        why = "forward replaces the tensor, but the optimizer trains the old one"
         return verdicts.fail(
             rules.NOT_IN_OPTIMIZER, name, why, "change the values in place, or give the new tensor another name"
         )
@@ -359,9 +365,9 @@ def _judge_left_out(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cel
         return judging.skip_cell("forward replaces the tensor without reading it")
     row = verdicts.run.subject.rows_by_fqn()[name]
     why = {
-        Kind.BUFFER: "buffer with requires_grad=True: no optimizer trains it",
-        Kind.UNREGISTERED: "requires grad but is not registered: no optimizer trains it",
-    }.get(row.kind, "left out of the model's own parameters(): no optimizer trains it")
+        Kind.BUFFER: "buffer with requires_grad=True, which no optimizer trains",
+        Kind.UNREGISTERED: "requires grad but is not registered, so no optimizer trains it",
+    }.get(row.kind, "the class's own parameters() leaves this tensor out, so no optimizer trains it")
     severity = Severity.WARNING if seen.peak is None else None
     return verdicts.fail(rules.NOT_IN_OPTIMIZER, name, why, row.fix or _suggest_registration(row), severity)
 
@@ -370,7 +376,7 @@ def _suggest_registration(row: TensorInfo) -> str:
     if row.kind is Kind.BUFFER:
         attribute = row.fqn.rpartition(".")[2]
         return f"self.{attribute} = nn.Parameter(...) to train it; otherwise register tensor.detach()"
-    return "register it as nn.Parameter to train it; otherwise call requires_grad_(False)"
+    return "register the tensor as nn.Parameter to train it; otherwise call requires_grad_(False)"
 
 
 def _judge_frozen(verdicts: _StepVerdicts, name: str) -> Cell:
@@ -381,7 +387,7 @@ def _judge_frozen(verdicts: _StepVerdicts, name: str) -> Cell:
         return judging.skip_cell(_CHANGED_BY_FORWARD)
     tied = verdicts.run.subject.rows_by_fqn()[name].tied_to
     shares = f": it shares memory with {tied[0]}" if tied else ""
-    why = f"frozen, but the optimizer's step changes it{shares}"
+    why = f"frozen, but the step of the optimizer changes the tensor{shares}"
     return verdicts.fail(rules.FROZEN_UPDATED, name, why, "clone() the tensor, or freeze both")
 
 
