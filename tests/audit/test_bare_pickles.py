@@ -84,7 +84,7 @@ def test_one_that_is_called_a_checkpoint_has_failed(hub, raw):
 
 
 def test_a_folder_of_nothing_else_is_audited(tmp_path):
-    """And says that it holds no tensor."""
+    """And says that it contains no tensors."""
     (tmp_path / "data.pkl").write_bytes(PLAIN)
     (one,) = audit(Request((str(tmp_path),))).targets
     assert one.status is Status.AUDITED

@@ -65,7 +65,7 @@ def test_what_is_fixed_is_told_and_drops_out(repository):
     save("a.pt", "w", "W", "v")
     result = repository("--baseline", "b.json")
     assert result.code == 0
-    assert "V: it is fixed; remove" in result.err
+    assert "V: this finding is fixed; remove" in result.err
     assert "W: it is fixed" not in result.err
     repository("--write-baseline", "b.json", "--reason", "new")
     assert entries().keys() == {"W"}
@@ -144,7 +144,10 @@ def test_what_is_gone_is_told_and_drops_out(repository, tmp_path):
     result = repository("--baseline", "b.json", target="d")
     assert result.code == 0
     assert result.err.count("\n") == 1
-    assert "d/x.pt: no longer exists; the baseline accepts 1 finding of it; --write-baseline removes them" in result.err
+    assert (
+        "d/x.pt: no longer exists, but the baseline accepts 1 finding of this target; "
+        "--write-baseline removes the entries" in result.err
+    )
     assert "no longer exists" in repository("--write-baseline", "b.json", "--reason", "new", target="d").err
     assert {one["target"] for one in entries().values()} == {"e/x.pt"}
     assert repository("--baseline", "b.json", target="d").err == ""
@@ -165,7 +168,7 @@ def test_a_rule_that_there_is_not_is_an_error(repository, tmp_path):
     assert (result.code, result.out) == (2, "")
     assert "'case-colision' of a.pt, but this rule does not exist; did you mean case-collision?" in result.err
     path.write_text(path.read_text().replace('"case-colision"', '"zzzz"', 1))
-    assert repository("--baseline", "b.json").err.endswith("this rule does not exist; drop the entry\n")
+    assert repository("--baseline", "b.json").err.endswith("this rule does not exist; remove the entry\n")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX: named pipes")
@@ -182,7 +185,7 @@ def test_a_report_is_not_written_over_the_baseline(repository, tmp_path):
     """Neither over one that is being written."""
     result = repository("--write-baseline", "b.json", "--reason", "x", "--report", "json=./b.json")
     assert (result.code, (tmp_path / "b.json").exists()) == (2, False)
-    assert "is written to the same file" in result.err
+    assert "writes to the same file" in result.err
 
 
 def test_the_file_is_sorted_with_an_entry_a_line(repository, tmp_path):

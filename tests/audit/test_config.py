@@ -78,7 +78,7 @@ def test_values_come_as_they_are_meant(written):
         (f"[policy]\nmax-bytes = {10**30}", "policy.max-bytes: expected a whole number <= 9223372036854775807"),
         ('[policy]\nmax-bytes = "99999999 TiB"', "policy.max-bytes: expected a whole number <= 9223372036854775807"),
         ('[per-target-ignore."*.pt"]\nrules = [3]\nreason = "x"', "per-target-ignore.*.pt.rules[0]: expected a text"),
-        ('[per-target-ignore."*.pt"]\nrules = ["nan"]\nreason = " "', "per-target-ignore.*.pt: its reason is empty"),
+        ('[per-target-ignore."*.pt"]\nrules = ["nan"]\nreason = " "', "per-target-ignore.*.pt: reason is empty"),
         ('[policy]\ndtype = "float"', "unknown dtype 'float'"),
         ('[per-target-ignore."*.pt"]\nrules = ["names"]', "missing required field `reason`"),
     ],
@@ -157,7 +157,7 @@ def test_a_size_is_exact(written, text, size):
 
 def test_a_pyproject_whose_entry_is_no_table_is_refused(written):
     """It means something, and nothing of it would be in force."""
-    with pytest.raises(UsageError, match=r"tool\.statecli: expected a table"):
+    with pytest.raises(UsageError, match=r"tool\.statecli: must be a table"):
         written("[tool]\nstatecli = 3\n", "pyproject.toml")
 
 
@@ -171,7 +171,7 @@ def test_a_rule_s_own_name_beats_its_subject(order):
 
 def test_a_pyproject_without_a_table_is_refused_where_it_is_named(written):
     """`--config` means it."""
-    with pytest.raises(UsageError, match=r"has no \[tool\.statecli\]"):
+    with pytest.raises(UsageError, match=r"does not have a table \[tool\.statecli\]"):
         written("[project]\n", "pyproject.toml")
 
 

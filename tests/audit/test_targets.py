@@ -108,7 +108,7 @@ def test_a_glob_that_matches_nothing_has_failed(tmp_path):
     """It is no empty success."""
     paths, (one,) = found(tmp_path / "*.pt")
     assert (paths, one.status) == ([], Status.FAILED)
-    assert "matches no file" in one.reason
+    assert "no file matches" in one.reason
 
 
 @pytest.mark.parametrize(
@@ -264,8 +264,8 @@ def test_a_damaged_archive_says_what_to_do(tmp_path):
     """A truncated log stops a gate that looks for checkpoints, so the message names a way out."""
     (tmp_path / "log.gz").write_bytes(gzip.compress(b"epoch 1\nloss 2\n")[:-12])
     (result,) = audit(Request((str(tmp_path),))).targets
-    what = "is a compressed file that cannot be unpacked (it ends too early), and may hold a checkpoint"
-    assert result.reason == f"{result.target}: {what}: replace the file by a sound copy, or remove it"
+    what = "is a compressed file that may contain a checkpoint and cannot be unpacked (it ends too early)"
+    assert result.reason == f"{result.target}: {what}; replace the file with a valid copy, or remove it"
 
 
 def compiled(content, name=b""):
@@ -482,7 +482,7 @@ def test_a_folder_that_holds_nothing_is_said(tmp_path):
     torch.save({"w": torch.zeros(1)}, tmp_path / "full" / "a.pt")
     paths, others = found(tmp_path / "full", tmp_path / "empty")
     assert paths == [str(tmp_path / "full" / "a.pt")]
-    assert skipped(others) == {str(tmp_path / "empty"): "a folder that holds no file"}
+    assert skipped(others) == {str(tmp_path / "empty"): "a folder without files"}
 
 
 def test_a_glob_that_matches_nothing_is_skipped_where_that_is_allowed(tmp_path):
@@ -593,7 +593,7 @@ def test_a_folder_of_which_a_part_is_listed_has_failed_for_the_rest(tmp_path, mo
     monkeypatch.setattr(files, "explain_missing_names", lambda path: "its server stopped")
     paths, (one,) = found(tmp_path)
     assert paths == [str(tmp_path / "a.pt")]
-    reason = f"{tmp_path}: the other files in it are unknown: its server stopped: name the files"
+    reason = f"{tmp_path}: the folder may contain other files: its server stopped; name the files as targets"
     assert told(one) == (str(tmp_path / "*"), Status.FAILED, reason)
 
 
@@ -835,4 +835,4 @@ def test_a_link_to_checkpoints_elsewhere_is_no_pass(tmp_path, name, status):
     (tmp_path / "root" / "link").symlink_to("../elsewhere", target_is_directory=True)
     _, (one,) = found(tmp_path / "root")
     assert (one.target, one.status) == (str(tmp_path / "root" / "link"), status)
-    assert status is Status.SKIPPED or "holds checkpoints: name it as a target" in one.reason
+    assert status is Status.SKIPPED or "name the link as a target" in one.reason

@@ -160,14 +160,14 @@ def test_a_lock_of_the_model_alone_is_not_of_what_lies_beside_it(statecli):
     assert (result.code, result.err) == (
         2,
         "statecli: ck/other.safetensors: is not in the lock, which has only one target: "
-        "remove it if it should not be here; otherwise lock again\n",
+        "remove this target if it should not exist; otherwise run `statecli lock` again\n",
     )
     Path("ck/other.safetensors").unlink()
     Path("ck/model.safetensors").unlink()
     result = statecli("audit", "ck", "--lock", "l.json")
     assert (result.code, result.err) == (
         2,
-        "statecli: the lock: no target was compared with it: ck/optimizer.pt holds an optimizer's state, no model\n",
+        "statecli: no target was compared with the lock: ck/optimizer.pt contains only the state of an optimizer\n",
     )
 
 
@@ -295,12 +295,12 @@ def test_nothing_held_is_no_success(statecli):
     result = statecli("audit", "run", "--against", "ck")
     assert result.code == 2
     assert (
-        result.err == "statecli: --against ck: no target was compared with it: "
-        "run/optimizer.pt holds an optimizer's state, no model\n"
+        result.err == "statecli: no target was compared with --against ck: "
+        "run/optimizer.pt contains only the state of an optimizer\n"
     )
 
 
-# What holds no tensor.
+# What contains no tensors.
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_a_section_of_it_is_not_there(statecli):
     """And the error says why there is none."""
     torch.save({"model": {}}, "a.pt")
     result = statecli("audit", "a.pt#model")
-    assert (result.code, result.err) == (2, "statecli: a.pt: has no section 'model'; it holds no tensor\n")
+    assert (result.code, result.err) == (2, "statecli: a.pt: has no section 'model'; it contains no tensors\n")
 
 
 class _Evil:

@@ -119,7 +119,7 @@ def test_a_glob_of_targets_that_are_nowhere_is_told(statecli):
     ignored = '[per-target-ignore."{}"]\nrules = "nan"\nreason = "why"\n'
     Path("statecli.toml").write_text("".join(map(ignored.format, ("b.*", "a.pt", "no/*.pt", "./b.safetensors"))))
     result = statecli("audit", "a.pt", "-f", "json")
-    message = "per-target-ignore.no/*.pt: matches no target or file"
+    message = "per-target-ignore.no/*.pt: has no effect, because no target or file matches the pattern"
     assert (result.code, [one["message"] for one in result.json["notes"]]) == (0, [message])
     assert result.err == f"note[ignored-nothing]: {message}\n"
 
@@ -132,5 +132,5 @@ def test_a_configuration_names_no_code(statecli, folder):
     Path(folder, "own.toml").write_text('policy.reference = "evil.py:Net"\n')
     result = statecli("audit", "a.pt", "--config", f"{folder}/own.toml")
     assert (result.code, result.out) == (2, "")
-    assert "policy.reference: a class is code, and a configuration cannot name code; give --against" in result.err
+    assert "policy.reference: is a model class, and a configuration must not run code; give --against" in result.err
     assert not Path("ran").exists()

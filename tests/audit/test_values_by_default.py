@@ -92,7 +92,10 @@ def test_the_configuration_decides_where_the_line_does_not(broken, statecli, tmp
 def test_both_options_contradict_each_other(broken, statecli):
     """A usage error in one line."""
     result = statecli("audit", broken, "--values", "--no-values")
-    assert (result.code, result.err) == (2, "statecli: --no-values: contradicts --values; give one of them\n")
+    assert (result.code, result.err) == (
+        2,
+        "statecli: --no-values and --values contradict each other; leave one of them out\n",
+    )
 
 
 def test_numpy_is_imported_for_values_alone(broken):

@@ -393,5 +393,5 @@ def test_a_lock_that_has_what_callbacks_keep_holds_it(tmp_path):
 def test_callbacks_alone_are_nothing_to_lock(tmp_path):
     """And that is why."""
     torch.save(kept_by("/here"), tmp_path / "a.ckpt")
-    with pytest.raises(NothingMatched, match="holds only the state of callbacks"):
+    with pytest.raises(NothingMatched, match="contains only the state of callbacks"):
         locked(f"{tmp_path / 'a.ckpt'}#callbacks")

@@ -94,26 +94,26 @@ def read_baseline(path: str) -> Baseline:
     """Read a baseline file. Raises UnreadableError if there is none, MalformedError if it is not a baseline."""
     document = read_document(path, "the baseline")
     if document.get("schema") == SCHEMA_BY_NAME:
-        again = "delete it and write it again: --write-baseline FILE --reason TEXT"
+        again = "delete the file and write a new one with --write-baseline FILE --reason TEXT"
         raise MalformedError(
             f"{path}: uses the old schema {SCHEMA_BY_NAME}, which does not record the content of findings; {again}"
         )
     if document.get("schema") != SCHEMA:
         raise MalformedError(
-            f"{path}: is not a baseline that this version can read: its schema is {document.get('schema')!r}"
+            f"{path}: cannot read the baseline: its schema is {document.get('schema')!r}, expected {SCHEMA!r}"
         )
     try:
         baseline = msgspec.convert(document, Baseline)
     except msgspec.ValidationError as error:
-        raise MalformedError(f"{path}: is not a valid baseline: {error}; write it again") from error
+        raise MalformedError(f"{path}: is not a valid baseline: {error}; write the baseline again") from error
     for entry in baseline.findings:
         if entry.rule not in DICTIONARY:
             suggestion = config.suggest_names(entry.rule, list(DICTIONARY))
             accepted = f"{entry.rule!r} of {entry.target}, but this rule does not exist"
-            raise MalformedError(f"{path}: accepts {accepted}{suggestion or '; drop the entry'}")
+            raise MalformedError(f"{path}: accepts {accepted}{suggestion or '; remove the entry'}")
         if not entry.reason.strip():
             raise MalformedError(
-                f"{path}: accepts {entry.rule} of {entry.target} without a reason; add a reason for the report"
+                f"{path}: accepts {entry.rule} of {entry.target} without a reason; write why in the entry"
             )
     return _rename_targets(baseline, lambda target: resolve_name(target, files.get_folder(path)))
 
@@ -196,9 +196,9 @@ def _list_complete_rules(target: TargetResult, unfiltered: bool) -> frozenset[st
 def _build_note(key: _Key, remaining: Container[tuple[str | None, ...]]) -> Oddity:
     """Return the note about an unneeded entry; `remaining` has the keys of remaining findings, without content."""
     _, rule, _, fqn, about, content = key
-    remedy = "it is fixed; remove the entry"
+    remedy = "this finding is fixed; remove the entry"
     if (fqn or about) and key[:5] in remaining:
-        remedy = "its content has changed; review it and write the baseline again"
+        remedy = "the content of this finding has changed; review the finding and write the baseline again"
     return Oddity(
         OddityKind.BASELINE_FIXED.value, f"the baseline accepts {rule} of {fqn or about or content}: {remedy}", fqn
     )

@@ -108,7 +108,7 @@ def load_config(path: str | None = None, start: str = ".", *, no_config: bool = 
             raise UsageError(f"{option('--config', path)}: is a URL; copy the configuration to a local file")
         table = _read_table(path)
         if table is None:
-            raise UsageError(f"{option('--config', path)}: has no [tool.statecli]")
+            raise UsageError(f"{option('--config', path)}: does not have a table [tool.statecli]; name another file")
         return _parse_table(table, path)
     for config_path in map(os.path.relpath, _iter_config_files(start)):
         table = _read_table(config_path)
@@ -220,7 +220,7 @@ def _read_table(path: str) -> Mapping[str, Any] | None:
     tool = table.get("tool", {})
     section = tool.get("statecli") if isinstance(tool, dict) else None
     if section is not None and not isinstance(section, dict):
-        raise UsageError(f"{path}: tool.statecli: expected a table; write its keys below [tool.statecli]")
+        raise UsageError(f"{path}: tool.statecli: must be a table; write the keys below [tool.statecli]")
     return section
 
 
@@ -258,10 +258,12 @@ def _parse_table(table: Mapping[str, Any], path: str) -> LoadedConfig:
         ("policy.reference", config.policy.reference),
     ):
         if target_path == "":
-            raise UsageError(f"{path}: {key}: is empty; name a file, or leave it out")
+            raise UsageError(f"{path}: {key}: is empty; name a file, or remove the key")
     for glob, entry in config.per_target_ignore.items():
         if not entry.reason.strip():
-            raise UsageError(f"{path}: per-target-ignore.{glob}: its reason is empty; add a reason for the report")
+            raise UsageError(
+                f"{path}: per-target-ignore.{glob}: reason is empty; write why these findings are accepted"
+            )
     return LoadedConfig(_resolve_paths(config, os.path.dirname(path) if _is_in_repository(path) else ""), path, table)
 
 

@@ -30,7 +30,7 @@ def check_generator_states(state: ModelState) -> Iterator[ScannedPickle]:
                 storage = tensor.data.storage
                 place = storage.place or Place(storage.path or state.target, 0, 0)
                 text = (
-                    f"{quoting.name(tensor.fqn)}: state of a torch generator has {left} numbers left after number "
-                    f"{following} of {_TABLE_LENGTH}; the next draws read memory after its table"
+                    f"{quoting.name(tensor.fqn)}: state of a torch generator claims {left} unused numbers after number "
+                    f"{following}, but its table has {_TABLE_LENGTH}; drawing them reads memory after the table"
                 )
                 yield ScannedPickle(f"the tensor {quoting.name(tensor.fqn)}", place, hazards=(Hazard(text),))

@@ -40,11 +40,11 @@ def check_required_rules(request: Request, given: Collection[str], loaded: Loade
     """
     if not request.rules:
         filters = f"{option('--select')} and {option('--ignore')}"
-        raise UsageError(f"no rule is selected: {filters}, or the configuration, leave out all rules")
+        raise UsageError(f"no rule is selected: {filters} or the configuration exclude all rules; select at least one")
     for key, rules in RULES_BY_OPTION.items():
         if key in given and not _is_any_selected(rules, request):
             raise UsageError(
-                f"{option(f'--{key}')}: {_describe_unselected(rules)}; select it, or leave {option(f'--{key}')} out"
+                f"{option(f'--{key}')}: {_describe_unselected(rules)}; select the rule or leave the option out"
             )
     configured = replace(
         request,
@@ -53,7 +53,7 @@ def check_required_rules(request: Request, given: Collection[str], loaded: Loade
     )
     if loaded.config.lock and "lock" not in given and not _is_any_selected(RULES_BY_OPTION["lock"], configured):
         raise UsageError(
-            f"{loaded.path}: lock: {_describe_unselected(RULES_BY_OPTION['lock'])}; select it there, or leave lock out"
+            f"{loaded.path}: lock: {_describe_unselected(RULES_BY_OPTION['lock'])}; select the rule or remove lock"
         )
 
 
@@ -80,4 +80,4 @@ def _is_any_selected(rules: Collection[str], request: Request) -> bool:
 
 
 def _describe_unselected(rules: Collection[str]) -> str:
-    return f"needs {join_names(list(rules))}, which --select, --ignore or the configuration leaves out"
+    return f"has no effect without {join_names(list(rules))}, which --select, --ignore or the configuration excludes"

@@ -211,10 +211,10 @@ class _Run:
         if (request.model or request.against) and self.not_compared:
             option = f"--model {request.model}" if request.model else f"--against {request.against}"
             first, reason = next(iter(self.not_compared.items()))
-            return f"{option}: no target was compared with it: {first} {reason}"
+            return f"no target was compared with {option}: {first} {reason}"
         if self.not_locked and not any(lock_check.LOCK_RULE in target.ran for target in targets):
             first, reason = next(iter(self.not_locked.items()))
-            return f"the lock: no target was compared with it: {first} {reason}"
+            return f"no target was compared with the lock: {first} {reason}"
         return None
 
     def _scan_pickles(self, text: str) -> tuple[tuple[ScannedPickle, ...], str | None]:
@@ -507,7 +507,7 @@ def _run_rule(rule: AuditRule, subject: Subject, severity: Severity | None) -> I
     except StateError:
         raise
     except Exception as error:  # noqa: BLE001  # no error lets an audit pass
-        message = f"rule {rule.name} failed: {type(error).__name__}: {error} (please report it)"
+        message = f"rule {rule.name} failed: {type(error).__name__}: {error} (please report this bug)"
         yield audit_run.INTERNAL_ERROR.finding(message, target=subject.target)
 
 

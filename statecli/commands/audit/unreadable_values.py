@@ -25,7 +25,7 @@ CHECKSUM_RULE = ChecksumMismatch.rule
 #: A rule that needs no values, but also compares them if they were read.
 BROKEN_TIE_RULE = "broken-tie"
 #: Reason why a rule without findings in such a target has not passed.
-NOT_ALL_READ = "not all of the values could be read"
+NOT_ALL_READ = "some values could not be read"
 
 
 def discard_corrupt_facts(tensor: TensorInfo, facts: Facts, errors: Sequence[StateError]) -> Facts:
@@ -70,5 +70,5 @@ def summarize_reasons(notes: Sequence[Oddity]) -> str | None:
     """Return a line with the first cause and the number of tensors with other causes; None without notes."""
     causes = group_by_cause([(note.fqn or "", note.message) for note in notes])
     rest = sum(count for _, count in causes[1:])
-    more = f"; {plural(rest, 'other tensor')} could not be read either" if rest else ""
+    more = f"; and {plural(rest, 'more tensor')} could not be read" if rest else ""
     return causes[0][0] + more if causes else None

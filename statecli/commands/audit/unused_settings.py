@@ -60,8 +60,10 @@ def _report_missing_targets(accepted_findings: Baseline, audit: Audit, request: 
         if entry.target not in audited
     )
     for target, count in Counter(missing).items():
-        remark = f"the baseline accepts {plural(count, 'finding')} of it; --write-baseline removes them"
-        yield rules.BASELINE_FIXED.finding(f"{target}: no longer exists; {remark}", target=target)
+        remark = (
+            f"but the baseline accepts {plural(count, 'finding')} of this target; --write-baseline removes the entries"
+        )
+        yield rules.BASELINE_FIXED.finding(f"{target}: no longer exists, {remark}", target=target)
 
 
 def _report_unmatched_globs(audit: Audit, request: Request) -> Iterator[Finding]:
@@ -70,7 +72,7 @@ def _report_unmatched_globs(audit: Audit, request: Request) -> Iterator[Finding]
     names = [make_relative_name(target.target, folder) for target in audit.targets] if request.per_target_ignore else []
     for pattern in request.per_target_ignore:
         if not any(matches_target(name, pattern, folder) for name in names) and not _matches_file(pattern, folder):
-            message = f"per-target-ignore.{pattern}: matches no target or file"
+            message = f"per-target-ignore.{pattern}: has no effect, because no target or file matches the pattern"
             yield rules.IGNORED_NOTHING.finding(message, target="")
 
 

@@ -125,7 +125,7 @@ def find_companion_files(folder: str) -> list[str]:
         inner, depth, is_walked = pending.pop()
         if depth > MAX_DEPTH:
             raise UnreadableError(
-                f"{folder}: {inner} is nested deeper than {MAX_DEPTH} folders: lock that folder separately"
+                f"{folder}: {inner} is more than {MAX_DEPTH} folders deep; lock this folder separately"
             )
         here = files.join(folder, inner) if inner else folder
         if files.resolve_links(here) in seen:  # a link to a folder that was read
@@ -149,9 +149,11 @@ def find_companion_files(folder: str) -> list[str]:
             elif _changes_model(files.join(folder, path), name):
                 companions.append(path)
         if len(seen) > MAX_FOLDERS:
-            raise UnreadableError(f"{folder}: has more than {MAX_FOLDERS:,} folders: lock subfolders")
+            raise UnreadableError(f"{folder}: has more than {MAX_FOLDERS:,} folders; lock its subfolders separately")
         if len(companions) > MAX_FILES:
-            raise UnreadableError(f"{folder}: has more than {MAX_FILES:,} files next to its weights: lock subfolders")
+            raise UnreadableError(
+                f"{folder}: has more than {MAX_FILES:,} files next to its weights; lock its subfolders separately"
+            )
     return companions
 
 
@@ -257,7 +259,7 @@ def compare_companions(state: ModelState, target: LockedTarget, algorithm: Algor
     if state.traits.is_class:
         return CompanionChanges()
     if target.settings is None:
-        why = "the lock holds weights only: run `statecli lock` again to lock settings and files"
+        why = "the lock has only weights; run `statecli lock` again to lock settings and files"
         return CompanionChanges(not_checked=(NotChecked("target", 1, f"settings not compared: {why}"),))
     settings, uncompared = _compare_settings(state, target.settings)
     folder = compare_files(state.target, target.files, algorithm)
@@ -296,7 +298,7 @@ def compare_files(text: str, locked: Mapping[str, str] | None, algorithm: Algori
     folder = split_section(text)[0]
     is_file = not files.is_folder(folder)
     if digests is None and is_file and locked:
-        count, reason = len(locked), "not compared: the lock has them, and the target is one file"
+        count, reason = len(locked), "not compared: the lock has these files, but the target is a single file"
         return CompanionChanges(not_checked=(NotChecked("file", count, reason),))
     if locked is None:
         reason = "not compared: the lock has no files"

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 #: Differing fields of a tensor that is not part of a model, if the lock has nothing of its section.
 OTHER_SECTION = ("beside",)
 #: Remedy for a target that is not in the lock.
-NEW_TARGET_ADVICE = "remove it if it should not be here; otherwise lock again"
+NEW_TARGET_ADVICE = "remove this target if it should not exist; otherwise run `statecli lock` again"
 #: Remedy for a local copy of a target that was locked by URL, or the other way round.
 OTHER_SIDE_ADVICE = (
-    "a URL must match the lock exactly, a file its path relative to the lock; for a copy in another place, lock each "
-    "target separately, or lock the local files and keep the lock file in their folder"
+    "the lock names local files and this target is a URL, or the reverse; lock each target separately, because a lock "
+    "of a single target applies to a copy in any place"
 )
 
 
@@ -77,7 +77,7 @@ def select_target(text: str, request: Request) -> LockedTarget:
         return target
     frozen_lines = tuple(line for line in target.tensors if _is_frozen(line, request.frozen))
     if not frozen_lines and not request.by_name:
-        message = "no tensor of the lock is known to be frozen, and policy.frozen names none of them"
+        message = "the lock has no frozen tensors: none has requires_grad=False, and policy.frozen matches none"
         raise NothingMatched(f"{text}: {option('--frozen-only')}: {message}")
     return replace(target, tensors=frozen_lines)
 
@@ -117,7 +117,7 @@ def compare_with_lock(
     """
     pairs = [pair for pair in _match_lines(state, target, request) if _is_wanted(pair, state, request)]
     if not pairs and not request.by_name:
-        raise NothingMatched(f"{state.target}: the filters leave out all locked tensors")
+        raise NothingMatched(f"{state.target}: the filters exclude all locked tensors, so nothing was compared")
     return tuple(_compare_values(pairs, state, request, progress))
 
 

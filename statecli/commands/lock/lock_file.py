@@ -154,7 +154,7 @@ def read_lock(path: str) -> Lock:
     schema = document.get("schema")
     if schema != SCHEMA:
         raise MalformedError(
-            f"{path}: is not a lock file that this version of statecli can read: its schema is {schema!r}, not {SCHEMA}"
+            f"{path}: this version cannot read the lock file: its schema is {schema!r}, expected {SCHEMA!r}; lock again"
         )
     try:
         lock = msgspec.convert(document, Lock)
@@ -177,7 +177,7 @@ def read_document(path: str, what: str) -> dict[str, object]:
     except UnreadableError as error:
         raise type(error)(f"{path}: {quoting.append_reason(what, error)}") from error
     if raw.startswith(CONFLICT_MARKERS) or any(b"\n" + marker in raw for marker in CONFLICT_MARKERS):
-        raise MalformedError(f"{path}: {what} has conflict markers of a merge: write it again")
+        raise MalformedError(f"{path}: {what} has conflict markers of a merge; write the file again")
     document, repeats = json_object.parse_object(raw, f"{path}: {what}")
     json_object.refuse_repeats(repeats, f"{path}: {what}")
     return document

@@ -72,7 +72,7 @@ def read_targets(request: Request) -> list[LockInput]:
         raise NothingMatched(inputs[0].unlocked if inputs else nothing)
     if len(inputs) == 1 and inputs[0].name == make_relative_name(request.targets[0], request.folder):
         return [msgspec.structs.replace(inputs[0], name=None)]
-    refuse_twins([str(item.name) for item in inputs], "the lock would hold")
+    refuse_twins([str(item.name) for item in inputs], "the lock would contain")
     return sorted(inputs, key=lambda item: str(item.name))
 
 
@@ -110,7 +110,7 @@ def _read_target(text: str, request: Request) -> LockInput:
     kept = len(state.tensors) - len(tensors)
     state = msgspec.structs.replace(state, tensors=tensors) if kept else state
     what = "only the state of callbacks" if kept else "no tensor"
-    unlocked = None if tensors else f"{text}: holds {what}, nothing to lock"
+    unlocked = None if tensors else f"{text}: contains {what}, so there is nothing to lock"
     try:
         state = state if unlocked else select(state, request.selection, text)
     except FilteredOut as error:
@@ -120,7 +120,7 @@ def _read_target(text: str, request: Request) -> LockInput:
         return LockInput(state, make_relative_name(text, request.folder), {}, f"{error}: nothing to lock", kept)
     for tensor in state.tensors:
         if tensor.damage is not None:
-            raise UnreadableError(f"{tensor.damage}; leave it out with -x {tensor.fqn!r}, or copy the file again")
+            raise UnreadableError(f"{tensor.damage}; exclude the tensor with -x {tensor.fqn!r}, or copy the file again")
     refuse_twins([f"{tensor.section}.{tensor.fqn}" for tensor in state.tensors], f"{text}: has")
     return LockInput(state, make_relative_name(text, request.folder), {}, unlocked, kept)
 
