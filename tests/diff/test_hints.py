@@ -24,7 +24,7 @@ def offered(found) -> str | None:
     """The rule in the note, as a shell reads it; None where there is none."""
     for note in found.notes:
         if note.name == "prefix-apart":
-            return shlex.split(re.search(r"give (--map .*)", note.message)[1])[1]
+            return shlex.split(re.search(r"add (--map .*)", note.message)[1])[1]
     return None
 
 

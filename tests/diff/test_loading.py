@@ -195,7 +195,7 @@ def test_several_averages_and_no_model(source, save):
     """Which of them is meant has to be said."""
     target = source("self.fc = nn.Linear(2, 2)")
     state = built(target).state_dict()
-    with pytest.raises(UsageError, match=r"holds 2 models; name the section to compare: .*#ema_1, .*#ema_2"):
+    with pytest.raises(UsageError, match=r"contains 2 models; name the one to compare: .*#ema_1, .*#ema_2"):
         compare_targets(Request(target, save({"ema_1": state, "ema_2": state}, "net.pt")))
 
 
@@ -206,7 +206,7 @@ def test_no_model_at_all(source, save):
     optimizer.param_groups[0]["params"][0].sum().backward()
     optimizer.step()
     for path in (save(optimizer.state_dict(), "optim.pt"), save({}, "empty.safetensors")):
-        with pytest.raises(NothingMatched, match="contains no model tensors"):
+        with pytest.raises(NothingMatched, match="contains no tensors of a model"):
             compare_targets(Request(target, path))
 
 

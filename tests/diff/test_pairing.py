@@ -226,10 +226,7 @@ def test_sections(before, after, expected):
 def test_sections_that_cannot_be_told_apart():
     """A note says what to write, and all tensors are added and removed, which is the truth."""
     before, after = of_sections({"gen": MODEL, "disc": MODEL}), state("w", target="b.pt")
-    assert any(
-        "cannot pair the sections: which section" in message and "a.pt#gen" in message
-        for message in said(before, after)
-    )
+    assert any("cannot pair the sections " in message and "a.pt#gen" in message for message in said(before, after))
     assert [m.before is None or m.after is None for m in pairing.pair_tensors(before, after, ()).matches] == [True] * 3
 
 
@@ -323,7 +320,7 @@ def test_a_tie_that_the_other_format_drops_is_compared_with_the_name_it_kept():
         assert (tie.after.storage is None) is (after is two)
         (note,) = found.notes
         assert (note.name, note.fqn) == ("tied-entry-left-out", "head.w")
-        assert note.message.startswith(f"{lacking} leaves head.w out, which is tied to embed.w")
+        assert note.message.startswith(f"{lacking} does not have head.w; its tied tensor embed.w")
 
 
 @pytest.mark.parametrize(

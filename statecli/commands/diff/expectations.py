@@ -176,7 +176,7 @@ def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[Entry]) -> 
     for glob in frozen if more else ():
         matched = [entry for entry in listed if entry.matches((glob,))]
         if more and matched and glob not in {entry.name for entry in matched}:
-            why = "too many settings differ to list each of them; name each setting in full"
+            why = "too many settings differ to list all; write the full name of each setting instead of a glob"
             yield Broken(MORE, "", f"{more.target}: cannot check --frozen {glob!r}: {why}")
 
 
@@ -185,19 +185,19 @@ def _require_matches(expected: Expectations, entries: Sequence[Entry], targets: 
     for flag, globs in options:
         for glob in globs:
             if not any(entry.matches((glob,)) for entry in entries):
-                compared = f"the {len(entries)} names that were compared of {' and '.join(targets)}"
+                compared = f"the {len(entries)} compared tensors and settings of {' and '.join(targets)}"
                 raise NothingMatched(f"{option(flag, glob, quoted=True)}: matches none of {compared}")
 
 
 def _unchanged_finding(glob: str, matched: Sequence[Entry], targets: tuple[str, str]) -> Finding:
-    message = f"--changed {glob!r}: nothing in it changed: {_list_names(matched)}"
+    message = f"--changed {glob!r}: no matching tensor changed: {_list_names(matched)}"
     fqn, section = (matched[0].name, matched[0].section) if len(matched) == 1 else (None, None)
     return rules.UNCHANGED.finding(message, target=targets[1], fqn=fqn, section=section)
 
 
 def _inconclusive_glob(glob: str, not_compared: Sequence[Entry]) -> Broken:
     first = not_compared[0]
-    reason = f"the values of {_list_names(not_compared)} were not compared, and nothing else in it changed"
+    reason = f"the values of {_list_names(not_compared)} were not compared, and no other matching tensor changed"
     message = f"{first.target}: cannot check --changed {glob!r}: {reason}"
     return Broken(first.name, first.section or "", message)
 

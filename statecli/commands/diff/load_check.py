@@ -56,17 +56,17 @@ def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list
     """
     sections = list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in kinds.MODEL_KINDS))
     if not sections:
-        raise NothingMatched(f"{state.target}: contains no model tensors that {model.target} could load")
+        raise NothingMatched(f"{state.target}: contains no tensors of a model, so {model.target} cannot load any")
     meant = kinds.select_loaded_sections(sections)
     if len(meant) > 1:
         names = ", ".join(f"{state.target}#{section}" for section in sections[:4])
-        raise UsageError(f"{state.target}: holds {len(sections)} models; name the section to compare: {names}")
+        raise UsageError(f"{state.target}: contains {len(sections)} models; name the one to compare: {names}")
     section = meant[0]
     others = [other for other in state.sections if other != section]
     if not others:
         return state, []
     tensors = tuple(tensor for tensor in state.tensors if tensor.section == section)
-    message = f"{', '.join(others)} of {state.target}: left out, because {model.target} loads {section}"
+    message = f"{', '.join(others)} of {state.target}: not compared, because {model.target} loads only {section}"
     return replace(state, sections=(section,), tensors=tensors), [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)]
 
 
@@ -91,7 +91,8 @@ def pair_as_loaded(
     pairs_as_loaded = [Match(other, row) if swapped else Match(row, other) for row, other in pairs]
     notes = [
         Oddity(
-            "renamed-on-loading", f"{model.target} loads {len(loads)} entries under other names, {name} as {others[0]}"
+            "renamed-on-loading",
+            f"{model.target} renames {len(loads)} entries when they are loaded, such as {name} to {others[0]}",
         )
         for name, others in islice(loads.items(), 1)
     ]
@@ -123,7 +124,7 @@ def match_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelSta
     for whole, kept in zip((before, after), both, strict=True):
         left = [section for section in whole.sections if section not in kept.sections]
         if left:
-            message = f"{', '.join(left)} of {whole.target}: left out, because the other side contains only a model"
+            message = f"{', '.join(left)} of {whole.target}: not compared, because the other side contains only a model"
             notes.append(Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message))
     return joined, notes
 
@@ -293,7 +294,7 @@ class _Load:
         return rule.finding(about + message, target=self.checkpoint.target, fqn=name, section=self.section)
 
     def _report_missing(self, name: str) -> Finding:
-        message = f"missing: {self.model.target} requires it, {self.checkpoint.target} does not have it"
+        message = f"missing: {self.model.target} requires this key, {self.checkpoint.target} does not have it"
         return self._finding(MISSING_ENTRY, name, message)
 
     def _report_unexpected(self, name: str) -> Finding:
@@ -304,9 +305,7 @@ class _Load:
     def _report_mismatch(self, name: str) -> Finding:
         row = self.tensors.get(name)
         shape = "" if row is None or row.shape is None else f" {list(row.shape)}"
-        message = (
-            f"{self.checkpoint.target} has{shape or ' another shape'}, but {self.model.target} expects another shape"
-        )
+        message = f"{self.checkpoint.target} has the shape{shape}, but {self.model.target} expects another shape"
         return self._finding(SHAPE_MISMATCH, name, message)
 
     # --- what it makes good -----------------------------------------------------------------------------------------
@@ -315,32 +314,31 @@ class _Load:
         """Yield notes on entries that the class loads although names and shapes alone would be refused."""
         target, model = self.checkpoint.target, self.model.target
         if filled := self._list_filled(answer):
-            message = f"{target} lacks {_list_names(filled)}, but {model} loads: {_CODE} fills or renames them"
+            message = f"{target} lacks {_list_names(filled)}; {model} accepts this: {_CODE} fills or renames it"
             yield Oddity("filled-in", message)
         if taken := self._list_taken(answer):
-            message = f"{model} does not register {_list_names(taken)}, but loads: {_CODE} renames or drops them"
+            message = f"{model} does not register {_list_names(taken)} but accepts this: {_CODE} renames or drops it"
             yield Oddity("taken-over", message)
         if adapted := self._list_adapted(answer):
-            yield Oddity("shape-adapted", f"{model} loads {_list_names(adapted)} of another shape: {_CODE} adapts them")
+            message = f"{model} loads {_list_names(adapted)} although the shapes differ: {_CODE} adapts them"
+            yield Oddity("shape-adapted", message)
         yield from self._of_transformers(answer)
         if answer.extra:
-            yield Oddity("extra-state", f"not tried: whether set_extra_state accepts {_list_names(answer.extra)}")
+            yield Oddity("extra-state", f"not tested: whether set_extra_state accepts {_list_names(answer.extra)}")
 
     def _of_transformers(self, answer: Answer) -> Iterator[Oddity]:
         target, model = self.checkpoint.target, self.model.target
         if answer.unsaved:
-            message = (
-                f"{target} lacks {_list_names(answer.unsaved)}; {model} lists these names as not saved and not required"
-            )
+            message = f"{target} lacks {_list_names(answer.unsaved)}, which {model} lists as not saved and not required"
             yield Oddity(
                 OddityKind.NOT_SAVED_BY_CLASS.value,
-                f"{message}: from_pretrained accepts this, a strict load_state_dict does not",
+                f"{message}: from_pretrained accepts this, a strict load_state_dict raises",
             )
         if answer.unread:
             names = [self._own.get(name, name) for name in answer.unread]
             yield Oddity(
                 OddityKind.NOT_READ_BY_CLASS.value,
-                f"{model} ignores {_list_names(names)}; a strict load_state_dict does not",
+                f"{model} ignores {_list_names(names)}; a strict load_state_dict would raise",
             )
         if answer.converted:
             names = [self._own.get(name, name) for name in answer.converted]
@@ -371,7 +369,7 @@ class _Load:
         )
 
 
-_CODE = "code that runs on loading"
+_CODE = "the class's own loading code"
 #: Names that a note lists.
 MAX_NAMES_IN_NOTE = 3
 
@@ -413,6 +411,7 @@ def _map_name(name: str, paths: Mapping[str, str]) -> str:
 
 
 def _wrapper_finding(prefix: str, count: int, checkpoint: ModelState, model: ModelState) -> Finding:
-    message = f"the names of {count_tensors(count)} differ by {prefix!r} from those that {model.target} registers"
-    help = f"rename them before load_state_dict, which matches names exactly: {prefix!r} is a wrapper's prefix"
+    differ = f"the names of {count_tensors(count)} and those of {model.target} differ by the prefix {prefix!r}"
+    message = f"{differ}, so load_state_dict does not match them"
+    help = f"add or remove the prefix {prefix!r} of a wrapper before load_state_dict, which matches names exactly"
     return WRAPPER_PREFIX.finding(message, target=checkpoint.target, help=help, severity=Severity.ERROR)

@@ -171,10 +171,8 @@ def pair_sections(before: ModelState, after: ModelState) -> tuple[dict[str, str]
 
 
 def _describe_unpaired(before: ModelState, left: list[str], after: ModelState, right: list[str]) -> str:
-    which = f"which section of {before.target} ({', '.join(left)}) is which of {after.target} ({', '.join(right)})"
-    return (
-        f"cannot pair the sections: {which}; name one section of each, as {before.target.partition('#')[0]}#{left[0]}"
-    )
+    which = f"{', '.join(left)} of {before.target} and {', '.join(right)} of {after.target}"
+    return f"cannot pair the sections {which}; name one on each side, as in {before.target.partition('#')[0]}#{left[0]}"
 
 
 def _sections_with(state: ModelState, kinds: Sequence[Kind]) -> list[str]:
@@ -399,8 +397,9 @@ def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> 
             replaced[id(match)] = Match(
                 *((row, restored) if present_side == "before" else (restored, row)), MatchedBy.TIE
             )
-            message = f"leaves {row.fqn} out, which is tied to {tied.fqn}: compared with that; a strict load_state_dict"
-            notes.append(Oddity("tied-entry-left-out", f"{state.target} {message} calls it missing", row.fqn))
+            message = f"{state.target} does not have {row.fqn}; its tied tensor {tied.fqn} is compared instead"
+            effect = f"a strict load_state_dict reports {row.fqn} as missing"
+            notes.append(Oddity("tied-entry-left-out", f"{message}; {effect}", row.fqn))
     return [replaced.get(id(match), match) for match in pairs], notes
 
 

@@ -143,7 +143,7 @@ def _read_target(text: str, request: Request, built: dict[str, BuiltModel]) -> M
 #: Pairs whose values are compared together: their tasks and results take a kilobyte a pair.
 PAIRS_AT_ONCE = 1 << 15
 #: Error of a pair with values that are not comparable.
-VALUES_INCONCLUSIVE = "cannot tell whether its values differ"
+VALUES_INCONCLUSIVE = "inconclusive whether the values differ"
 #: Stands for the settings in place of a name.
 SETTINGS_NAME = "(settings)"
 
@@ -198,7 +198,7 @@ class _Comparison:
         if not matches and not (all_matches and settings):
             raise NothingMatched(self._describe_nothing_compared(len(all_matches)))
         if not matches:
-            self._note("settings-alone", f"only settings were requested: {len(settings)} compared")
+            self._note("settings-alone", f"the filters select no tensor; settings compared: {len(settings)}")
         differing = changed_fields.find_changed_fields(matches, self.request.ignore, devices=not self.any_class)
         outcomes = self._outcomes(matches, progress)
         changes, broken = self._changes(matches, differing, outcomes)
@@ -233,8 +233,8 @@ class _Comparison:
 
     def _note_values(self) -> None:
         if self.any_class:
-            why = f"{self.model.target} is a class: its values are initial values, and its device is the build device"
-            self._note(OddityKind.VALUES_NOT_COMPARED.value, f"values are not compared: {why}")
+            why = f"{self.model.target} is a class, and a new model has only initial values"
+            self._note(OddityKind.VALUES_NOT_COMPARED.value, f"values and devices are not compared: {why}")
         elif not self.values:
             option = "--ignore values" if self.request.values else "--metadata-only"
             self._note(OddityKind.VALUES_NOT_COMPARED.value, f"values are not compared: {option}")
@@ -252,7 +252,7 @@ class _Comparison:
         checkpoint, notes = load_check.select_model(checkpoint, self.model)
         checkpoint, more = load_check.select_expected(checkpoint)
         if not checkpoint.tensors:
-            raise NothingMatched(f"{checkpoint.target}: holds no tensor that {self.model.target} would load")
+            raise NothingMatched(f"{checkpoint.target}: contains no tensor that {self.model.target} would load")
         model, most = load_check.select_expected(self.model)
         self.notes += [*notes, *more, *most]
         return (model, checkpoint) if self.model is self.before else (checkpoint, model)
@@ -324,7 +324,7 @@ class _Comparison:
     def _describe_nothing_compared(self, count: int) -> str:
         both = f"{self.request.before} and {self.request.after}"
         if not count:
-            return f"{both}: no side contains a tensor, so nothing was compared"
+            return f"{both}: neither side contains a tensor, so nothing was compared"
         return f"{both}: none of their {count} tensors matches {self.selection.name_options()}"
 
     # --- what differs -----------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class _Comparison:
             elif match.way is MatchedBy.BYTES:
                 continue  # equal bit for bit: that is how they were found
             elif _has_no_values(match.before) and _has_no_values(match.after):
-                outcomes[n] = _Outcome(not_compared="no side has values")
+                outcomes[n] = _Outcome(not_compared="neither side has values")
             else:
                 to_compare.append(n)
         if to_compare:
@@ -407,7 +407,7 @@ class _Comparison:
     def _cannot_tell(self, row: TensorInfo, why: str) -> str:
         files = " and ".join(dict.fromkeys((self.before.target, self.after.target)))
         message = f"{files}: {row.fqn}: {VALUES_INCONCLUSIVE}: {why}"
-        return f"{message}; leave it out with -x, or --ignore values"
+        return f"{message}; exclude the tensor with -x, or give --ignore values"
 
     def _changes(
         self, matches: Sequence[Match], differing: Sequence[tuple[Field, ...]], outcomes: Sequence[_Outcome]
@@ -456,7 +456,7 @@ class _Comparison:
         left_out = [change.key for change in changes if not self._is_wanted_setting(change.key)]
         if left_out:
             differ = "setting differs" if len(left_out) == 1 else "settings differ"
-            message = f"{len(left_out)} {differ} and {'was' if len(left_out) == 1 else 'were'} not requested"
+            message = f"{len(left_out)} {differ} but {'is' if len(left_out) == 1 else 'are'} not selected"
             notes.append(Oddity("settings-left-out", f"{message}: {quoting.names(left_out)}"))
         self.notes += notes
         selected = [change for change in changes if self._is_wanted_setting(change.key)]
@@ -588,7 +588,7 @@ def _inconclusive_settings(state: ModelState) -> list[Broken]:
     """Return errors for settings that are too many to be read, because the rest may differ."""
     oddities = [oddity for oddity in state.oddities if oddity.kind is OddityKind.METADATA_CUT]
     return [
-        Broken(SETTINGS_NAME, "", f"{state.target}: {oddity.message}: cannot tell whether the rest differs")
+        Broken(SETTINGS_NAME, "", f"{state.target}: {oddity.message}: inconclusive whether the other settings differ")
         for oddity in oddities
     ]
 

@@ -53,10 +53,10 @@ def suggest_prefix_rule(
         if pairs((*rules, rule)) >= pairs(rules) + count:
             long, short = (after, before) if side else (before, after)
             message = (
-                f"{count_tensors(count)} of {long.target} differ from those of {short.target} "
+                f"the names of {count_tensors(count)} of {long.target} differ from those of {short.target} "
                 f"only by the prefix {prefix!r}"
             )
-            return [Oddity("prefix-apart", f"{message}: give --map {shlex.quote(rule)}")]
+            return [Oddity("prefix-apart", f"{message}; to compare them, add --map {shlex.quote(rule)}")]
     return []
 
 

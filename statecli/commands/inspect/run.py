@@ -84,13 +84,16 @@ def inspect(request: Request, progress: Progress | None = None, python_inputs: A
         return _inspect_class(request, spec, python_inputs)
     if request.init_device != "cpu" and request.model is None:
         raise UsageError(
-            f"{option('--init-device', request.init_device)}: {request.target} is not a model class to build"
+            f"{option('--init-device', request.init_device)}: {request.target} is not a model class, "
+            "so statecli does not build a model; leave the option out"
         )
     if request.input or request.inputs is not None or python_inputs is not None:
         option_text = (
             option("--input", request.input[0]) if request.input else option("--input-from", request.inputs or None)
         )
-        raise UsageError(f"{option_text}: {request.target} is a checkpoint and has no forward to be called")
+        raise UsageError(
+            f"{option_text}: {request.target} is a checkpoint, which has no forward to call; leave the option out"
+        )
     if not (request.stats or request.to):
         return _inspect_checkpoint(request, progress)
     with refuse_files_that_change():
@@ -99,7 +102,9 @@ def inspect(request: Request, progress: Progress | None = None, python_inputs: A
 
 def _inspect_class(request: Request, spec: ModelSpec, python_inputs: Any) -> Inspection:
     if request.model is not None:
-        raise UsageError(f"{option('--model')} groups a checkpoint; {request.target} is a class already")
+        raise UsageError(
+            f"{option('--model')}: needs a checkpoint, and {request.target} is a class; leave the option out"
+        )
     return inspect_built_model(
         load.build_model(spec, init_device=request.init_device, values=request.stats), request, python_inputs
     )
