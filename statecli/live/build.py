@@ -55,7 +55,7 @@ def _import_torch() -> Any:
         if "torch" not in (getattr(error, "name", "") or "torch"):
             raise
         raise MissingDependency(
-            f"a model class needs torch, which does not import here ({format_exception(error)}): pip install torch"
+            f"a model class needs torch, which cannot be imported ({format_exception(error)}): pip install torch"
         ) from error
     return torch
 
@@ -76,7 +76,7 @@ def _build_once(
     from statecli.live.skip_random_init import SkippedFills, skip_random_fills
 
     skipped_fills = SkippedFills()
-    doing = "building it on meta" if init_device == "meta" else "building it"
+    doing = "building the model on meta" if init_device == "meta" else "building the model"
     with protect_process(spec), report_as_model_error(spec, doing, callee=obj):
         if not values:
             start = torch_settings.read_settings()

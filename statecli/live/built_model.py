@@ -55,7 +55,7 @@ class BuiltModel:
         with torch_settings.keep_settings_and_grad_mode():
             instance = self.make_instance(self.values if values is None else values, seed)
         if instance is self.module:
-            raise ModelError(f"{self.spec.text}: it always returns the same object, but the check needs a second model")
+            raise ModelError(f"{self.spec.text}: returns the same object at each call, but the check needs a new model")
         return instance
 
     @contextmanager

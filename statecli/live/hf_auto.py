@@ -50,9 +50,9 @@ def build_spec_text(path: str) -> str:
     config = files.join(folder, CONFIG)
     if not files.exists(config):
         adapter = files.is_file(files.join(folder, "adapter_config.json"))
-        what = "an adapter has none: name the class of its base model" if adapter else "name the class instead"
+        what = "name the class of the adapter's base model" if adapter else "name the class instead"
         auto = option("--model", "auto")
-        raise UsageError(f"{path}: {auto} needs a {CONFIG} next to the checkpoint, which is missing; {what}")
+        raise UsageError(f"{path}: {auto} needs a {CONFIG} next to the checkpoint; {what}")
     return f"transformers:{_find_class_name(_read_config(config), config)}(config={config!r})"
 
 
@@ -89,15 +89,17 @@ def _find_class_name(document: Mapping[str, Any], config: str) -> str:
         return name
     if type(document.get("_class_name")) is str:
         auto = option("--model", "auto")
-        raise UsageError(f"{config}: is of diffusers; {auto} builds classes of transformers: name the class")
+        raise UsageError(
+            f"{config}: belongs to diffusers, but {auto} builds only classes of transformers; name the class instead"
+        )
     kind = document.get("model_type")
     if type(kind) is str and not names:
         class_name = _import_transformers(config).models.auto.modeling_auto.MODEL_MAPPING_NAMES.get(kind)
         if type(class_name) is str:
             return class_name
-    what = "names no class in" if name is None else f"names {quoting.value(name)}, no class name, in"
+    what = "does not name a class" if name is None else f"has {quoting.value(name)}, which is not a class name,"
     auto = option("--model", "auto")
-    raise UsageError(f"{config}: {what} architectures, and {auto} has none; name the class instead")
+    raise UsageError(f"{config}: {what} in architectures, as {auto} needs; name the class instead")
 
 
 def _import_transformers(config: str) -> Any:
@@ -108,7 +110,7 @@ def _import_transformers(config: str) -> Any:
             import transformers.models.auto.modeling_auto
     except ImportError as error:
         raise MissingDependency(
-            "--model auto needs transformers, which does not import here: pip install transformers"
+            "--model auto needs transformers, which cannot be imported: pip install transformers"
         ) from error
     return transformers
 
@@ -130,7 +132,7 @@ def build_from_config(name: str, config: str) -> nn.Module:
     kind, model_type = document.get("model_type"), config_class.model_type
     if kind not in (None, model_type):
         raise ModelError(
-            f"{config}: names {name}, whose model_type is {model_type!r}, but the file itself says {str(kind)[:80]!r}"
+            f"{config}: names {name}, whose model_type is {model_type!r}, but the file has {str(kind)[:80]!r}"
         )
     with (
         _disable_hub(),
@@ -146,7 +148,7 @@ def build_from_config(name: str, config: str) -> nn.Module:
 
 def _describe_unknown_class(name: str, document: Mapping[str, Any], config: str, version: str) -> str:
     if document.get("auto_map"):
-        return f"{config}: {name} is code that comes with the checkpoint (auto_map), which is not run; name its class"
+        return f"{config}: {name} is code of the checkpoint (auto_map), which --model auto does not run; name the class"
     return f"{config}: names {name}, which is not a model class of transformers {version}"
 
 
@@ -155,12 +157,14 @@ def _check_config(document: Mapping[str, Any], config: str) -> None:
         if key == "quantization_config" and type(value) is dict:
             how = str(value.get("quant_method"))[:40]
             raise ModelError(
-                f"{config}: is quantized ({how}): the file does not say which tensors the quantized class has"
+                f"{config}: is quantized ({how}), so the file does not say which tensors the class has; name the class"
             )
         values = value if type(value) is list else [value]
         count = sum(number for number in values if type(number) is int) if _COUNT.match(key) else 0
         if count > MAX_COUNT or len(values) > MAX_LISTED:
-            raise ModelError(f"{config}: {key} asks for {max(count, len(values)):,}, more than any model has")
+            raise ModelError(
+                f"{config}: {key} is {max(count, len(values)):,}, larger than in any model; correct the file"
+            )
 
 
 def _iter_entries(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -215,8 +219,8 @@ def _limit_registrations(config: str) -> Iterator[None]:
         nonlocal count
         count += 1
         if count > MAX_REGISTERED or (count % 64 == 0 and time.process_time() - start > MAX_SECONDS):
-            limits = f"{MAX_REGISTERED:,}, or {MAX_SECONDS} seconds of work, are the most"
-            raise ModelError(f"{config}: asks for too large a model: {count:,} modules and parameters so far; {limits}")
+            limits = f"the limit is {MAX_REGISTERED:,}, or {MAX_SECONDS} seconds"
+            raise ModelError(f"{config}: the model is too large: {count:,} modules and parameters so far; {limits}")
 
     hooks = (
         module.register_module_module_registration_hook(count_registration),

@@ -79,7 +79,7 @@ def _import_in_package(spec: ModelSpec, path: str, level: int) -> types.ModuleTy
     while len(names) <= level or os.path.isfile(os.path.join(top, "__init__.py")):
         top, folder = os.path.split(top)
         if not folder:
-            raise ModelError(f"{spec.module}: its relative imports point above the top folder")
+            raise ModelError(f"{spec.module}: a relative import points above the top folder")
         names.insert(0, folder)
     dotted = ".".join(names)
     package = os.path.join(top, names[0])
@@ -94,7 +94,7 @@ def _import_in_package(spec: ModelSpec, path: str, level: int) -> types.ModuleTy
         _sibling_modules.setdefault(package, set()).update(_iter_modules_of_folder(package, set(sys.modules) - before))
     if os.path.abspath(module.__file__ or "") != path:
         raise ModelError(
-            f"{spec.module}: it imports from its package {names[0]}, but another package of that name is loaded"
+            f"{spec.module}: imports from its package {names[0]}, but another package of this name is already loaded"
         )
     return module
 

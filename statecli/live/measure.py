@@ -69,8 +69,8 @@ def check_no_freed_storage(module: nn.Module, target: str) -> None:
             if is_freed(tensor):
                 size = sum(part.untyped_storage().nbytes() for part in split_parts(tensor))
                 raise ModelError(
-                    f"{target}: {name}: its storage was freed: it holds {size:,} bytes and {list(tensor.shape)} needs "
-                    f"{tensor.numel() * tensor.element_size():,}; restore its values first"
+                    f"{target}: {name}: its storage was freed: shape {list(tensor.shape)} needs "
+                    f"{tensor.numel() * tensor.element_size():,} bytes and has {size:,}; restore the values first"
                 )
 
 
@@ -87,7 +87,7 @@ def try_stand_in_move(built: BuiltModel, result: WalkResult) -> MoveTrial:
     for number, (move, keeps_objects) in enumerate(moves):
         try:
             module = built.module if number == 0 else built.build_again()
-            with built.user_code("moving it"):
+            with built.user_code("moving the model"):
                 return _try_move(module, result if number == 0 else walk(module), move, keeps_objects)
         except ModelError as error:
             reasons.append(str(error).removeprefix(f"{built.spec.text}: "))
@@ -155,7 +155,7 @@ def has_own_cuda_only(module: nn.Module) -> bool:
 def try_own_to(built: BuiltModel, result: WalkResult) -> MoveTrial | None:
     """Try the model's own `.to("meta")` on `built.module`, after the stand-in; None if the call raises."""
     try:
-        with built.user_code("moving it"):
+        with built.user_code("moving the model"):
             return _try_move(built.module, result, _move_to_meta, keeps_objects=False)
     except ModelError:
         return None  # the stand-in has already given a result
@@ -183,7 +183,10 @@ def try_fake_gpu_move(built: BuiltModel) -> dict[str, bool] | None:
     for context, values in ((fake_gpu.use_fake_gpu, False), (fake_gpu_values.use_fake_gpu_with_values, True)):
         try:
             module = built.build_again(values=values)
-            with fake_gpu.watch_move(context) as record, built.user_code(f"moving it to {fake_gpu.DISPLAY_NAME}"):
+            with (
+                fake_gpu.watch_move(context) as record,
+                built.user_code(f"moving the model to {fake_gpu.DISPLAY_NAME}"),
+            ):
                 moved_module = get_moved_model(module, module.to(fake_gpu.DEVICE))
                 return {
                     name: fake_gpu.follows_device(tensor, record) for name, tensor in iter_tensors(walk(moved_module))

@@ -189,13 +189,15 @@ def _measure_own_move(table: _Table) -> None:
             row.follows_device = follows.get(row.fqn, row.follows_device)
         elif row.follows_device is False and own_to:
             row.follows_device = None
-            row.notes.append(f"cannot tell whether the class's own .to moves it: {_WHY_OWN_TO_IS_UNKNOWN[on_meta]}")
+            row.notes.append(
+                f"inconclusive whether the class's own .to moves the tensor: {_WHY_OWN_TO_IS_UNKNOWN[on_meta]}"
+            )
 
 
 #: Why the class's own `.to` could not be tried, and why on meta.
 _WHY_OWN_TO_IS_UNKNOWN = {
-    False: "it fails when moving to meta and to a fake CUDA device",
-    True: "its effect is not visible on meta; build it on the cpu",
+    False: "the method fails when moving to meta and to a fake CUDA device",
+    True: "its effect is not visible on meta; build the model on the cpu",
 }
 
 
@@ -208,10 +210,10 @@ def _try_move(table: _Table) -> measure.MoveTrial:
     copy_holdings = copy_walk.holdings()
     for name, holding in table.walk.holdings().items():
         if copy_holdings.get(name) is not holding:
-            copy_does = "does not hold it" if name not in copy_holdings else f"holds it as {copy_holdings[name].value}"
+            copy_does = "does not have it" if name not in copy_holdings else f"has it as {copy_holdings[name].value}"
             table.copy_differences[name] = copy_does
             held_as = f"{name} is {holding.value} of the model"
-            message = f"{held_as}, but a copy of the model {copy_does}: cannot tell whether it moves"
+            message = f"{held_as}, but a copy of the model {copy_does}: inconclusive whether the tensor moves"
             table.oddities.append(Oddity(OddityKind.UNLIKE_COPY.value, message, name))
     return measure.try_stand_in_move(built, copy_walk)
 
@@ -233,7 +235,7 @@ def move(
     _record_move(table, trial)
     # A failed trial leaves the instance half moved.
     module = built.module if trial.reason is None and trial.keeps_objects else built.build_again()
-    with built.user_code(f"moving it to {device}"):
+    with built.user_code(f"moving the model to {device}"):
         module = measure.get_moved_model(module, module.to(device_))
     tensors_after = measure.map_tensors(module)
     for row in table.rows:
@@ -257,7 +259,7 @@ def _build_table(built: BuiltModel) -> _Table:
     _add_unregistered(table)
     if not table.rows and not table.walk.packed:
         table.oddities.append(
-            Oddity(OddityKind.NO_TENSORS.value, "the model holds no tensor: there is nothing to inspect")
+            Oddity(OddityKind.NO_TENSORS.value, "the model has no tensors, so there is nothing to inspect")
         )
     saved = measure.measure_state_dict(built, result)
     if saved.reason is not None:
@@ -267,32 +269,32 @@ def _build_table(built: BuiltModel) -> _Table:
         if row.saved and row.unregistered is not None and _is_recomputed(row.unregistered):
             row.saved = False  # the tensor from which it is computed is saved, in the same memory
         if row.saved is False and row.facts.storage in saved.storages:
-            row.notes.append("not saved under this name, but under the name of a tied tensor")
+            row.notes.append("saved only under the name of a tied tensor, not under this name")
         if row.saved is None and saved.reason is None:
-            row.notes.append("cannot tell whether get_extra_state saves a copy of it")
+            row.notes.append("inconclusive whether get_extra_state saves a copy of the tensor")
     return table
 
 
 def _add_oddities(table: _Table) -> None:
     for name in table.walk.cycles:
-        table.oddities.append(Oddity("module-cycle", f"{name} contains itself; it is listed once", name))
+        table.oddities.append(Oddity("module-cycle", f"{name} contains itself and is listed once", name))
     for name, why in table.walk.unopened:
         short_name = name if len(name) <= 80 else f"{name[:60]}…"
         table.oddities.append(
             Oddity(OddityKind.NOT_SEARCHED.value, f"{short_name} {why}: deeper tensors are not listed", short_name)
         )
     if measure.has_own_cuda_only(table.built.module):
-        message = f"{type(table.built.module).__name__}.cuda is overridden and is not tested; the result is that of .to"
+        message = f"{type(table.built.module).__name__}.cuda is overridden; statecli tests .to and not this method"
         table.oddities.append(Oddity("own-cuda", message))
     for prefix, module in table.walk.modules:
         count = count_constants_in_code(module)
         if count:
             name = prefix.rstrip(".")
-            what = f"the TorchScript code of {name or 'the model'} holds tensors as constants ({count})"
-            message = f"{what}: they are not moved, not in state_dict() and not listed"
+            what = f"the TorchScript code of {name or 'the model'} has tensors as constants ({count})"
+            message = f"{what}: these are not moved, not in state_dict() and not listed"
             table.oddities.append(Oddity(OddityKind.SCRIPT_MODULE.value, message, name or None))
     for name in table.walk.packed:
-        message = f"{name} holds weights in C++ that cannot be seen; they are not listed"
+        message = f"{name} stores weights in C++, where statecli cannot read them; these weights are not listed"
         table.oddities.append(Oddity(OddityKind.PACKED_PARAMS.value, message, name))
     for entry in table.walk.registered:
         if entry.tensor is None and entry.is_parameter:
@@ -366,7 +368,7 @@ def _build_unregistered_row(table: _Table, unregistered: UnregisteredTensor, fac
     if unregistered.steps[0].how == "class" or any(step.how == "class" for step in unregistered.steps):
         row.notes.append("class attribute, shared by all instances")
     if unregistered.steps[0].how == "hidden":
-        row.notes.append("hides the registered tensor of that name: Python reads this attribute instead")
+        row.notes.append("hides the registered tensor of this name: Python reads the plain attribute instead")
     if unregistered.steps[-1].how == "registered":
         parameter_note, buffer_note = NOTES_OF_UNREGISTERED_MODULES
         row.notes.append(parameter_note if issubclass(type(unregistered.tensor), nn.Parameter) else buffer_note)
@@ -376,7 +378,7 @@ def _build_unregistered_row(table: _Table, unregistered: UnregisteredTensor, fac
 
 def _note_no_shape(row: _Row) -> None:
     if row.facts.shape is None:
-        row.notes.append("uninitialized (lazy)" if is_lazy(row.tensor) else "nested: its parts differ in shape")
+        row.notes.append("uninitialized (lazy)" if is_lazy(row.tensor) else "nested: the parts differ in shape")
 
 
 def _locate_assignment(table: _Table, unregistered: UnregisteredTensor) -> tuple[str, int] | None:
@@ -421,9 +423,11 @@ def _record_move(table: _Table, trial: measure.MoveTrial) -> None:
     _record_follows_device(table, trial)
     for row in table.rows:
         if row.fqn in table.copy_differences:
-            row.notes.append(f"cannot tell whether it moves: a copy of the model {table.copy_differences[row.fqn]}")
+            row.notes.append(
+                f"inconclusive whether the tensor moves: a copy of the model {table.copy_differences[row.fqn]}"
+            )
         elif row.fqn not in trial.after:
-            row.notes.append("gone after a move: the model clears it")
+            row.notes.append("removed by the model when it moves")
     if trial.keeps_objects:
         _add_broken_ties(table, trial)
         _add_recomputed(table, trial)
@@ -449,7 +453,7 @@ def _add_broken_ties(table: _Table, trial: measure.MoveTrial) -> None:
         count, names = tie.find_apart_from(after)
         if count:
             listed = ", ".join(names) + (f" and {count - len(names)} more" if count > len(names) else "")
-            message = f"{row.fqn} shares one storage with {listed}, and after a move each has separate memory"
+            message = f"{row.fqn} shares memory with {listed}, but not after a move"
             table.oddities.append(Oddity(OddityKind.UNTIED_BY_MOVE.value, message, row.fqn))
         tie.add(row.fqn, after)
 
@@ -494,7 +498,7 @@ def _add_stale_views(table: _Table, trial: measure.MoveTrial) -> None:
             continue
         origin = table.built.origins.describe(_locate_assignment(table, unregistered))
         line = f" (assigned at {origin.file}:{origin.line})" if origin else ""
-        message = f"{name}{line} is another name of {row.fqn}, and after a move it still points at the old storage"
+        message = f"{name}{line} is another name of {row.fqn}, but still points to the old memory after a move"
         table.oddities.append(Oddity(OddityKind.STALE_VIEW.value, message, name, origin=origin or UNSET))
 
 
@@ -514,7 +518,7 @@ def _describe_reassignment(unregistered: UnregisteredTensor) -> str | None:
     """Describe how torch reassigns this attribute before reading it; None if torch does not."""
     name = unregistered.steps[0].label.rpartition(".")[2]
     if name in _DDP_BUFFER_ATTRIBUTES and _is_torch_ddp(type(unregistered.owner)):
-        return "DistributedDataParallel lists the buffers again before it synchronizes them"
+        return "DistributedDataParallel reads the buffers again before each synchronization"
     return f"torch {_RECOMPUTED} before each forward" if _is_recomputed(unregistered) else None
 
 
@@ -528,7 +532,7 @@ def _is_torch_ddp(kind: type) -> bool:
     return issubclass(kind, torch_class) and getattr(kind, method, None) is getattr(torch_class, method, None)
 
 
-_RECOMPUTED = "recomputes it from registered tensors"
+_RECOMPUTED = "recomputes the tensor from registered tensors"
 
 
 def _is_recomputed(unregistered: UnregisteredTensor) -> bool:
@@ -548,7 +552,7 @@ def _parse_device(text: str) -> torch.device:
     try:
         device_ = torch.device(text)
     except RuntimeError as error:
-        raise UsageError(f"{to}: torch knows no such device; cuda, cuda:1 and meta are devices") from error
+        raise UsageError(f"{to}: torch does not know this device; write cuda, cuda:1 or meta") from error
     if device_.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"{to}: CUDA is not available on this machine; {instead}")
     if device_.type == "cuda" and (device_.index or 0) >= torch.cuda.device_count():
@@ -556,20 +560,20 @@ def _parse_device(text: str) -> torch.device:
     try:
         return torch.empty(0, device=device_).device  # "cuda" is the current device, "cuda:0"
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(f"{to}: no such device here; {instead}") from error
+        raise UsageError(f"{to}: this machine does not have this device; {instead}") from error
 
 
 def _check_move(table: _Table, target: str, device_: torch.device) -> None:
     if not table.rows:
-        why = " that can be seen: its weights are packed in C++" if table.walk.packed else ""
-        raise UsageError(f"{target}: the model holds no tensor{why}, so there is nothing to move")
+        why = " that statecli can see, because its weights are packed in C++" if table.walk.packed else ""
+        raise UsageError(f"{target}: the model has no tensors{why}, so there is nothing to move")
     devices = {row.facts.device for row in table.rows}
     if devices == {str(device_)}:
         instead = f"use {option('--to', 'meta')}" if device_.type != "meta" else f"leave {option('--init-device')} out"
-        raise UsageError(f"{target}: everything is on {device_} already, so moving it there proves nothing; {instead}")
+        raise UsageError(f"{target}: all tensors are on {device_} already, so a move proves nothing; {instead}")
     if "meta" in devices and device_.type != "meta":
         raise UsageError(
-            f"{target}: it was built on meta and holds no values to move to {device_}; build it on the cpu"
+            f"{target}: was built on meta and has no values to move to {device_}; build the model on the cpu"
         )
 
 
@@ -581,7 +585,7 @@ def _build_after(tensor: torch.Tensor | None, device_: torch.device) -> After:
 
 def _describe_device_special_case(moves: bool, device_: torch.device) -> str:
     """Describe a class that treats a device as a special case (`if not t.is_meta`): the stand-in does not show that."""
-    behaviour = "follows to new memory" if moves else "stays in its memory"
+    behaviour = "gets new memory" if moves else "keeps its memory"
     return f"{behaviour} on its current device: the class has a special case for {device_.type}"
 
 

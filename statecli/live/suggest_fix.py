@@ -123,8 +123,8 @@ def _suggest(
         return None
     if first.how == "hidden":
         return (
-            f"# one name for two things: give {unregistered.fqn} another name, and register that,\n"
-            "# or delete it if the registered tensor is the right one"
+            f"# two tensors have the name {unregistered.fqn}: rename the plain attribute and register it,\n"
+            "# or delete the attribute if the registered tensor is the right one"
         )
     name = first.label.rpartition(".")[2]
     source = _read_assignment(place, name)
@@ -139,7 +139,7 @@ def _suggest(
     if at_end and source and source.owner != "self":
         text = re.sub(r"\bself\b", source.owner, text.replace(_AT_END_OF_INIT, "# after its last assignment:\n"))
     if _is_class_attribute(unregistered, name):
-        text = f"# delete the class attribute {name} first, because it hides the registered tensor\n{text}"
+        text = f"# first delete the class attribute {name}, which hides the registered tensor\n{text}"
     return _AFTER_SUPER_INIT + text if source and source.early and not text.startswith("#") else text
 
 
@@ -191,7 +191,7 @@ def _would_separate(tensor: torch.Tensor, source: _Assignment | None, others: Ot
 def _suggest_single_name(name: str, others: OtherNames) -> str:
     listed = ", ".join(others.names) + (", …" if others.count > len(others.names) else "")
     return (
-        f"# register it once, as {name}, and wherever {listed} is read, read that instead:\n"
+        f"# register the tensor once, as {name}, and read this name instead of {listed}:\n"
         "# a move copies the registered tensor to new memory; other names still refer to the old memory"
     )
 
@@ -199,8 +199,8 @@ def _suggest_single_name(name: str, others: OtherNames) -> str:
 def suggest_for_part(fqn: str) -> str:
     """Return the fix for a tensor in the memory of another, `fqn`: registered alone, the tensor would be separated."""
     return (
-        f"# it lies in the memory of {fqn}: take it from there wherever it is read,\n"
-        "# or register a clone() of it if the two may have different values"
+        f"# the tensor is a part of {fqn}: compute it from {fqn} where it is read,\n"
+        "# or register a clone() if the two may have different values"
     )
 
 
@@ -316,8 +316,8 @@ def _suggest_for_complex(unregistered: UnregisteredTensor) -> str:
     elif issubclass(type(value), (list, tuple)):
         moved = f"[part.to(x.device) for part in self.{name}]"
     return (
-        f"# leave it unregistered and move it where forward reads it: {name} = {moved}\n"
-        "# as a buffer, .half() or .to(torch.bfloat16) would drop its imaginary part"
+        f"# leave the tensor unregistered, and move it where forward reads it: {name} = {moved}\n"
+        "# if it were a buffer, .half() or .to(torch.bfloat16) would drop its imaginary part"
     )
 
 
@@ -325,8 +325,8 @@ def _suggest_for_created_later(unregistered: UnregisteredTensor) -> str:
     """Return what to decide for a tensor that only a call of the model creates."""
     name = unregistered.steps[0].label.lstrip(".")
     return (
-        f"# the constructor does not create it. A cache: create it on the device of the inputs at each call\n"
-        f"# state to keep: register self.{name} in __init__ with its final shape"
+        f"# the constructor does not create this tensor. If it is a cache, create it on the device of the inputs\n"
+        f"# at each call; if it is state, register self.{name} in __init__ with its final shape"
     )
 
 
@@ -348,16 +348,18 @@ def _format_dictionary(kind: str, container: Any, name: str, source: _Assignment
             return f"{' = '.join(source.targets)} = {source.nn}.{kind}()"
         return _format_assignment(kind, name, source, "{}")
     if any(id(type(key)) not in _PLAIN_KEYS for key in keys):
-        return f"# make it an nn.{kind}, under keys that are strings without dots"
-    comment = "# its keys become strings without dots"
+        return f"# use an nn.{kind} whose keys are strings without dots"
+    comment = "# the keys must be strings without dots"
     for suffix in ("", "_"):
         new_keys = [str(key).replace(".", "_") + suffix for key in keys]
         if len(set(new_keys)) == len(keys) and not any(_is_bad_key(key, container_class) for key in new_keys):
             key = f"str(k).replace('.', '_') + {suffix!r}" if suffix else "str(k).replace('.', '_')"
             inner = f"{{{{{key}: v for k, v in ({{}}).items()}}}}"
             return _add_comment(comment, _format_assignment(kind, name, source, inner, container))
-        comment = f"# its keys become strings without dots that end in _: nn.{kind} has attributes of such names"
-    return f"# make it an nn.{kind}, under keys that are strings without dots and no attributes of nn.{kind}"
+        comment = (
+            f"# the keys must be strings without dots; they end in _, because nn.{kind} has attributes of these names"
+        )
+    return f"# use an nn.{kind} whose keys are strings without dots and not names of its attributes"
 
 
 def _add_comment(comment: str, text: str) -> str:
@@ -384,7 +386,7 @@ def _format_loop(container: Any, name: str, source: _Assignment | None, rebuild:
         if any(id(type(key)) not in _PLAIN_KEYS for key in keys) or (
             not are_identifiers and len({str(key).replace(".", "_") for key in keys}) < len(keys)
         ):
-            return "# register each with self.register_buffer, under a separate name"
+            return "# register each tensor with self.register_buffer, under a separate name"
         key = "key" if are_identifiers else "str(key).replace('.', '_')"
     persistence = "" if rebuild is Rebuild.DIFFERENT else ", persistent=False"
     text = (
@@ -435,7 +437,9 @@ def _suggest_for_captured(unregistered: UnregisteredTensor, rebuild: Rebuild) ->
     step = next(step for step in unregistered.steps if step.how in ("closure", "default"))
     match = re.search(r"'(\w+)'", step.label)
     name = match.group(1) if match else unregistered.steps[0].label.rpartition(".")[2] + "_default"
-    comment = f"# in the function read self.{name} (a hook gets the module as its first argument), do not capture it\n"
+    comment = (
+        f"# do not capture the tensor: read self.{name} in the function (a hook gets the module as first argument)\n"
+    )
     return comment + _format_buffer_or_parameter(unregistered.tensor, name, name, rebuild)
 
 
@@ -453,11 +457,11 @@ def _suggest_for_other_holder(unregistered: UnregisteredTensor, rebuild: Rebuild
         steps = [step for step in unregistered.steps if step.value is not holder]
         return f"# make {_get_type_name(steps[0].value)} an nn.Module, so that the module in it is registered"
     if issubclass(type(holder), torch.Tensor):
-        comment = "# keep it on the module: a move does not reach attributes of a tensor\n"
+        comment = "# keep the tensor on the module, because a move does not reach attributes of a tensor\n"
     elif issubclass(type(holder), torch.distributions.Distribution):
-        comment = "# keep its parameters on the module and build the distribution in forward\n"
+        comment = "# keep the distribution's parameters on the module, and build the distribution in forward\n"
     elif _is_container(holder) or type(holder).__module__ in ("builtins", "itertools", "functools"):
-        comment = f"# keep it on the module and pass it from there, not through the {_get_type_name(holder)}\n"
+        comment = f"# keep the tensor on the module, and read it from there, not from the {_get_type_name(holder)}\n"
     else:
         attribute = unregistered.steps[-1].label.lstrip(".")
         return (
@@ -466,7 +470,7 @@ def _suggest_for_other_holder(unregistered: UnregisteredTensor, rebuild: Rebuild
         )
     path = "".join(step.label for step in unregistered.steps).lstrip(".")
     if "#" in path:  # no Python reaches it by that name
-        return comment.removesuffix("\n") + f": register it there, as {name} for one"
+        return comment.removesuffix("\n") + f": register it there, for example as {name}"
     return comment + _format_buffer_or_parameter(unregistered.tensor, name, f"self.{path}", rebuild)
 
 

@@ -35,9 +35,9 @@ FIXES = [
     ("self.t = None\n        self.t = torch.ones(n)", "# at the end of __init__:\nself.register_buffer", ["t"]),
     ("self.t = torch.ones(n)\n        self.t = self.t + 1", "# at the end of __init__:\nself.register", ["t"]),
     ("for _ in range(2): self.t = torch.ones(n)", "# at the end of __init__:\nself.register_buffer", ["t"]),
-    ("self.b = {}\n        self.b[3] = nn.PReLU()", "# at the end of __init__:\n# its keys", ["b.3.weight"]),
-    ("self.b = {'type': nn.PReLU(), 'keys': nn.PReLU()}", "# its keys", ["b.keys_.weight", "b.type_.weight"]),
-    ("self.p = {'type': nn.Parameter(torch.ones(n))}", "# its keys", ["p.type_"]),
+    ("self.b = {}\n        self.b[3] = nn.PReLU()", "# at the end of __init__:\n# the keys", ["b.3.weight"]),
+    ("self.b = {'type': nn.PReLU(), 'keys': nn.PReLU()}", "# the keys", ["b.keys_.weight", "b.type_.weight"]),
+    ("self.p = {'type': nn.Parameter(torch.ones(n))}", "# the keys", ["p.type_"]),
     ("self.b = [[nn.PReLU()], [nn.PReLU()]]", "self.b = nn.ModuleList(nn.", ["b.0.0.weight", "b.1.0.weight"]),
     ("self.b = []\n        self.b.append((nn.PReLU(),))", "# at the end of __init__:\nself.b", ["b.0.0.weight"]),
     ("self.b = {'x': [nn.PReLU()]}", "self.b = nn.ModuleDict({key: ", ["b.x.0.weight"]),
@@ -55,7 +55,7 @@ FIXES = [
         ["b.0.weight", "b.1.weight"],
     ),
     ("self.b = {}\n        self.b['x'] = nn.PReLU()", "self.b = nn.ModuleDict()", ["b.x.weight"]),
-    ("self.b = {'a.b': nn.PReLU(), 3: nn.PReLU()}", "# its keys", ["b.3.weight", "b.a_b.weight"]),
+    ("self.b = {'a.b': nn.PReLU(), 3: nn.PReLU()}", "# the keys", ["b.3.weight", "b.a_b.weight"]),
     ("self.b = collections.deque([nn.PReLU()])", "self.b = nn.ModuleList(", ["b.0.weight"]),
     ("self.p = [nn.Parameter(torch.ones(n))]", "self.p = nn.ParameterList(", ["p.0"]),
     ("self.p = {'k': nn.Parameter(torch.ones(n))}", "self.p = nn.ParameterDict(", ["p.k"]),
@@ -175,8 +175,8 @@ def test_a_complex_table_stays_unregistered(inspect):
     """A cast of the model would drop the imaginary part of a complex buffer."""
     (row,) = inspect(f"{HEADER}        self.freqs = torch.polar(torch.ones(2), torch.ones(2))\n").tensors
     assert row.fix.splitlines() == [
-        "# leave it unregistered and move it where forward reads it: freqs = self.freqs.to(x.device)",
-        "# as a buffer, .half() or .to(torch.bfloat16) would drop its imaginary part",
+        "# leave the tensor unregistered, and move it where forward reads it: freqs = self.freqs.to(x.device)",
+        "# if it were a buffer, .half() or .to(torch.bfloat16) would drop its imaginary part",
     ]
 
 
@@ -221,7 +221,7 @@ def test_a_class_attribute_in_the_way_is_named(inspect):
     """register_buffer refuses a name the class has; the fix says what to delete first."""
     source = "class Net(nn.Module):\n    t = None\n    def __init__(self):\n        super().__init__()\n"
     (row,) = inspect(source + "        self.t = torch.ones(1)\n").tensors
-    assert row.fix.startswith("# delete the class attribute t first")
+    assert row.fix.startswith("# first delete the class attribute t")
 
 
 def test_before_super_init_is_said(inspect):
@@ -247,18 +247,21 @@ def test_the_files_own_name_of_torch_nn_is_used(inspect):
             "k = torch.ones(1)\n        self.register_forward_hook(lambda *a: k)",
             'self.register_buffer("k", k, persistent=False)',
         ),
-        ("self.f = functools.partial(print, torch.ones(1))", "not through the partial"),
+        ("self.f = functools.partial(print, torch.ones(1))", "not from the partial"),
         ("self.h = Holder()\n        self.h.t = torch.ones(1)", "make Holder an nn.Module"),
         ("self.h = Holder()\n        self.h.net = nn.PReLU()", "make Holder an nn.Module"),
         ("self.d = torch.distributions.Normal(torch.zeros(1), 1.0)", "build the distribution in forward"),
         ("self.ps = [nn.Parameter(torch.ones(2)), torch.arange(3)]", "register the others"),
-        ("self.x = self.y = torch.ones(3)", "wherever y is read"),
-        ("self.a = torch.ones(3)\n        self.b = self.a\n        self.c = self.a[1:]", "wherever b, c is read"),
-        ("self.a = [torch.ones(3)] * 2", "wherever a[1] is read"),
-        ("self.a = [torch.ones(3, requires_grad=True)] * 2", "wherever a[1] is read"),
+        ("self.x = self.y = torch.ones(3)", "read this name instead of y"),
+        (
+            "self.a = torch.ones(3)\n        self.b = self.a\n        self.c = self.a[1:]",
+            "read this name instead of b, c",
+        ),
+        ("self.a = [torch.ones(3)] * 2", "read this name instead of a[1]"),
+        ("self.a = [torch.ones(3, requires_grad=True)] * 2", "read this name instead of a[1]"),
         ("self.a = [torch.ones(3)]\n        self.b = self.a[0]", "is read"),
         ("self.b = [nn.PReLU(), 'relu']", "# keep the modules of b in an nn.ModuleList"),
-        ("self.b = {1: nn.PReLU(), '1': nn.PReLU()}", "under keys that are strings"),
+        ("self.b = {1: nn.PReLU(), '1': nn.PReLU()}", "whose keys are strings"),
         (
             "self.w = nn.Parameter(torch.ones(1))\n        self.w.tag = torch.ones(1)",
             "does not reach attributes of a tensor",
@@ -275,8 +278,8 @@ def test_what_one_line_cannot_fix_is_said_in_words(inspect, body, said):
 def test_a_view_is_told_from_what_it_lies_in(inspect, rows):
     """Of two tensors in one memory the larger is to be registered, and the view to be taken from it."""
     found = rows(inspect(f"{HEADER}        self.a = torch.ones(3)\n        self.v = self.a[1:]\n"))
-    assert "wherever v is read" in found["a"].fix
-    assert "lies in the memory of a" in found["v"].fix
+    assert "read this name instead of v" in found["a"].fix
+    assert "the tensor is a part of a" in found["v"].fix
     assert all(line.startswith("#") for row in found.values() for line in row.fix.splitlines())
 
 

@@ -73,7 +73,7 @@ def test_packed_weights_are_said_to_be_there(read_live):
     """A quantized layer keeps its weights in C++: no rows, but never silence."""
     quantized = torch.ao.nn.quantized
     (oddity,) = [o for o in read_live(lambda: quantized.Linear(3, 4)).oddities if o.name == "packed-params"]
-    assert "weights in C++ that cannot be seen" in oddity.message
+    assert "weights in C++, where statecli cannot read them" in oddity.message
     assert oddity.fqn == "_packed_params._packed_params"
 
 
@@ -103,7 +103,7 @@ def test_an_empty_model_is_said_to_be_empty(inspect):
 
 def test_moving_nothing_is_refused(inspect):
     """--to has nothing to prove where there is no tensor."""
-    with pytest.raises(UsageError, match="holds no tensor, so there is nothing to move"):
+    with pytest.raises(UsageError, match="the model has no tensors, so there is nothing to move"):
         inspect(EMPTY, to="meta")
     with pytest.raises(UsageError, match=r"packed in C\+\+"):
         inspect("def f(): return torch.ao.nn.quantized.Linear(3, 4)", "f", to="meta")

@@ -91,7 +91,7 @@ def test_an_exception_whose_str_ends_the_process_is_told(write, raised):
 def test_code_that_ends_the_process_is_told(write):
     """os._exit(0) would be a success with nothing shown; it works again afterwards, and in a forked child."""
     before = os._exit
-    with pytest.raises(ModelError, match=r"building it raised SystemExit: 0 \(net0\.py:4\)"):
+    with pytest.raises(ModelError, match=r"building the model raised SystemExit: 0 \(net0\.py:4\)"):
         build(parse_spec(write("import os\ndef f(): os._exit(0)", "f")))
     assert os._exit is before
     forks = """
