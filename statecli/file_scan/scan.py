@@ -120,7 +120,7 @@ def scan_pickles(path: str) -> tuple[ScannedPickle, ...]:
         for file, stored in places.items():
             pickles.extend(_scan_file(file, stored, alone=True))
     for file, why in unread:
-        pickles.append(ScannedPickle("the file", Place(file, 0, 0), unread=f"the positions of archives in it: {why}"))
+        pickles.append(ScannedPickle("the file", Place(file, 0, 0), unread=f"the positions of its archives: {why}"))
     return tuple(pickles)
 
 
@@ -280,7 +280,8 @@ class FileScan:
         packed = [archive for archive in places if archive.transforms]
         if packed:
             self._add_unread(
-                whole, f"{len(packed)} of its items are written through {quoting.names(packed[0].transforms)}"
+                whole,
+                f"{len(packed)} of its items are transformed by {quoting.names(packed[0].transforms)} and not read",
             )
         for archive in places:
             length = min(archive.length, self.whole.size - archive.offset)
@@ -478,13 +479,13 @@ class FileScan:
             members = torch_tar.list_members(region)
             spans, unread = torch_tar.read_pickles(region)
         except MalformedError as error:
-            self._add_unread(piece, f"{_TAR}: {error}; only members at usual places were read")
+            self._add_unread(piece, f"{_TAR}: {error}; statecli read only the members in the usual places")
             self._salvage_tar(region)
             return
         if unread is not None:
             self._add_unread(piece, f"{_TAR}: {unread}")
         if not torch_tar.sniff("", region.read(0, min(HEAD_BYTES, region.size))):
-            self._add_unread(piece, f"{_TAR}; it does not begin as torch.save began one")
+            self._add_unread(piece, f"{_TAR}, but does not begin like a tar archive of torch.save")
         for span in spans:
             part = region.get_part(span.offset, span.length)
             self.pieces.append(_Piece(part, span.member, 1, sure=True, hidden=False))
@@ -514,7 +515,7 @@ class FileScan:
             if len(parts) > 1:
                 self.pieces.extend(piece._replace(region=part, where=_describe_archive(piece, part)) for part in parts)
                 return
-            self._add_unread(piece, f"{error}; its records were searched for without its directory")
+            self._add_unread(piece, f"{error}; statecli read the records that it found without the central directory")
             self._salvage(piece)
             return
         if piece.region.base is not None:
@@ -606,7 +607,9 @@ class FileScan:
     def _scan_bytecode(self, region: Region, where: str) -> None:
         """Scan code of the lite interpreter; report records of torch 1.0, whose code may be in any record."""
         if where.endswith(".json"):
-            self._add_unread(_Piece(region, where, 0, hidden=False), "TorchScript of torch 1.0, whose code is not read")
+            self._add_unread(
+                _Piece(region, where, 0, hidden=False), "TorchScript of torch 1.0, whose code statecli does not read"
+            )
         else:
             data = region.read(0, min(region.size, MAX_CODE_BYTES))
             self.steps.take(Budget.BYTES, len(data))
@@ -627,7 +630,7 @@ class FileScan:
         name = Mention(path if dot else folder, suffix, 0, called=True, misuse=why)
         exact = main.region.base is not None
         digest = self._compute_digest([piece.region for piece in pieces], [piece.where for piece in pieces])
-        code = ScannedPickle(main.where, main.region.span, (name,), exact=exact, doer="loading it", digest=digest)
+        code = ScannedPickle(main.where, main.region.span, (name,), exact=exact, doer="loading the file", digest=digest)
         self._add_pickle(code)
 
     def _report_modules(self, pieces: list[_Piece]) -> None:
@@ -643,14 +646,14 @@ class FileScan:
         digest = self._compute_digest([piece.region for piece in pieces], [piece.where for piece in pieces])
         exact = first.region.base is not None
         self._add_pickle(
-            ScannedPickle(first.where, first.region.span, (name,), exact=exact, doer="loading it", digest=digest)
+            ScannedPickle(first.where, first.region.span, (name,), exact=exact, doer="loading the file", digest=digest)
         )
 
     def _add_calls(self, region: Region, where: str, calls: Iterable[script_code.Call]) -> None:
         digest = self._compute_digest([region])
         for call in calls:
             line = f"{where}, line {call.line}" if call.line else where
-            doer = "loading it" if call.on_load else "its code"
+            doer = "loading the file" if call.on_load else "the code of the file"
             names = (Mention(call.module, call.name, call.at, called=True, misuse=call.why),)
             exact = region.base is not None
             code = ScannedPickle(line, region.span, names, exact=exact, doer=doer, uses_storages=True)

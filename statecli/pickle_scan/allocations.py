@@ -131,7 +131,7 @@ class Allocations:
                 f"allocates {_format_bytes(highest_memo * _MEMO_ENTRY_BYTES)} for memo entry {highest_memo:,}", 0
             )
         if self._pattern_steps > _MAX_PATTERN_STEPS:
-            why = f"compiles regular expressions in more than {_MAX_PATTERN_STEPS:,} steps"
+            why = f"needs more than {_MAX_PATTERN_STEPS:,} steps to compile regular expressions"
             yield Bomb(why, self._patterns[0].position)
         yield from self._find_hash_bombs()
         deep = _find_too_deep_call(calls, self._tensors.get_name, self._steps) if len(calls) > _MAX_NESTING else None
@@ -165,7 +165,8 @@ class Allocations:
             if max(size, total) > _ALLOWED_BYTES + _MAX_COMPRESSION_RATIO * file_bytes:
                 what = "a storage" if size > total - size else f"{len(sizes):,} storages"
                 yield Bomb(
-                    f"allocates {_format_bytes(total)} for {what} of {_format_bytes(file_bytes)}", pid[1].position
+                    f"allocates {_format_bytes(total)} for {what}, but the file has only {_format_bytes(file_bytes)}",
+                    pid[1].position,
                 )
                 return
             if again > _ALLOWED_BYTES:
@@ -376,12 +377,12 @@ class Allocations:
                 yield Bomb(f"hashes a key that nests more than {_MAX_NESTING:,} tuples, which overflows the stack", 0)
                 return
             if steps > _MAX_HASH_STEPS:
-                yield Bomb(f"hashes its keys in more than {_MAX_HASH_STEPS:,} steps", 0)
+                yield Bomb(f"needs more than {_MAX_HASH_STEPS:,} steps to hash its keys", 0)
                 return
             hashes[holder, self._hashes.compute_hash(key)] += 1
         for (_, _), count in hashes.most_common(1):
             if count > _MAX_COLLISIONS:
-                yield Bomb(f"compares {count:,} keys with the same hash with each other", 0)
+                yield Bomb(f"compares each of {count:,} keys with all others, because all have the same hash", 0)
 
     def _measure_expansion(self, root: Value, *, iterated: bool = False) -> tuple[int, int]:
         """Return the number of values in a container, shared values counted each time, and the depth.

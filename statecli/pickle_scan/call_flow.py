@@ -136,10 +136,10 @@ class Flow:
             self.note_misuse(target, "the pickle changes for the whole process")
         elif id(target) in self._dtype_by_fields:
             self.note_misuse(
-                self._dtype_by_fields[id(target)], "gets other fields after its state was set; numpy never writes that"
+                self._dtype_by_fields[id(target)], "gets other fields after its state was set, which numpy never writes"
             )
         elif type(target) is Persistent:
-            self.note_misuse(target, "is the type of a storage that the pickle modifies; torch never writes that")
+            self.note_misuse(target, "is the type of a storage that the pickle modifies, which torch never writes")
         elif type(target) is Obj:
             root = self.get_root(target)
             if id(target) in self._finished:
@@ -171,7 +171,7 @@ class Flow:
         elif name == "numpy.dtype" and type(state[4]) is dict:
             self._dtype_by_fields[id(state[4])] = root
         elif name.startswith(_ARRAY_PREFIXES) and not self._array_types.is_sound_array(state):
-            self.note_misuse(root, "gets a state that is not of an array, or a wrong number of elements")
+            self.note_misuse(root, "gets a state that is not the state of an array, or has a wrong number of elements")
         if root is not None and type(target) is Obj:
             # What is in the state may grow until the pickle ends, so that it is judged again then.
             self._check_build(target, state)
@@ -280,7 +280,7 @@ class Flow:
         if name in known_names.SPELLING_FUNCTIONS:
             self.kept_names.add(id(call.cls))
         if call.kwargs and _is_clean(name):
-            self.note_misuse(call.cls, "is called with keyword arguments, which no pickler writes for it")
+            self.note_misuse(call.cls, "is called with keyword arguments, which picklers never write for this name")
         if (call.how != "newobj" and known_names.is_made_empty(name)) or name in _ARRAY_CLASSES:
             self.note_misuse(call.cls, "is called with arguments, but picklers create it empty")
         for place in known_names.CALLEE_POSITIONS.get(name, ()):
@@ -445,11 +445,13 @@ class Flow:
             and not packed_weights.is_convolution(name)
             and not kept_functions.has_modules(state, self._get_root_name)
         ):
-            self.note_misuse(root, "gets a state that is not of a module")
+            self.note_misuse(root, "gets a state that is not the state of a module")
         if name == _HOOK_HANDLE and not self._is_handle_state(state):
-            self.note_misuse(root, "gets a state that is not of a hook and changes the numbers of all later hooks")
+            self.note_misuse(
+                root, "gets a state that is not the state of a hook, and changes the numbers of all later hooks"
+            )
         if name == _POLYNOMIAL and not self._is_polynomial_state(state):
-            self.note_misuse(root, "gets a state that is not of arrays and text")
+            self.note_misuse(root, "gets a state that does not consist of arrays and text")
         if name in _GENERATORS and not self._is_generator_state(state):
             self.note_misuse(
                 root, "gets a state that torch never writes: bytes of the file may become memory addresses"
@@ -466,7 +468,7 @@ class Flow:
             self.note_misuse(root, "gets a state that a call computes, so that the state cannot be checked")
         parts = state if type(state) is tuple and len(state) == 2 else (state,)
         if name == _ORDERED_DICT and any(type(part) is dict and part.keys() & _METHODS_OF_DICT for part in parts):
-            self.note_misuse(root, "gets an attribute in place of a method, so that its items are hidden")
+            self.note_misuse(root, "gets an attribute in place of a method, which hides its items")
         if type(parts[-1]) is dict and len(parts) == 2 and _is_clean(name) and not name.startswith(_SLOTTED_PREFIXES):
             self.note_misuse(root, "gets a state that sets attributes, which runs the setters of its properties")
         for part in parts:
@@ -516,7 +518,7 @@ class Flow:
                     root, "gets an attribute whose name a call computes, so that the name cannot be checked"
                 )
             elif key in _CLASS_ATTRIBUTES:
-                self.note_misuse(root, f"gets another {key} than its own")
+                self.note_misuse(root, f"gets another value for its attribute {key}")
             elif key == "__overloads__" and value == {}:  # torch.jit.script sets it on each module
                 continue
             elif type(value) in (dict, list, tuple) and _is_dunder(key) and _is_clean(name):
@@ -599,9 +601,9 @@ class Flow:
     def _check_hook_place(self, value: Obj, holds: bool) -> None:
         root = self.get_root(value)
         if not holds and root is not None and get_plain_name(root) in known_names.HOOK_CLASSES:
-            self.note_misuse(root, "is stored where no module keeps hooks")
+            self.note_misuse(root, "is stored outside of the hooks of a module")
         if id(value) in self._excused and not compiled_modules.is_module(value):
-            self.note_misuse(root, "is stored where no compiled module keeps it")
+            self.note_misuse(root, "is stored where a compiled module does not keep it")
 
     def _list_contents(self, value: Any) -> Sequence[Value]:
         """Return the contents of a container; note pairs whose key is an attribute called by Python."""
@@ -622,9 +624,9 @@ class Flow:
             return
         text = self._text_of(key.value if type(key) is Key else key)
         if text is _COMPUTED:
-            self.note_misuse(value, "is put in the place of a name that is computed")
+            self.note_misuse(value, "is stored under a name that a call computes, so that the name cannot be checked")
         elif text is not None and (_is_dunder(text) or text in _LOOKED_UP_METHODS):
-            self.note_misuse(value, f"is put in the place of {quoting.name(text)}")
+            self.note_misuse(value, f"is stored as {quoting.name(text)}, which Python may call")
 
     def _text_of(self, key: Value) -> str | None:
         """Return the text equal to a key; _COMPUTED if unknown, None for keys other than texts."""

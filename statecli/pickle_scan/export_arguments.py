@@ -138,14 +138,14 @@ def _check_recurrent(gates: int) -> Callable[[_Node], str | None]:
         directions = 2 if node.is_true("bidirectional") else 1
         layers = [weights[at : at + count] for at in range(0, len(weights), count)]
         if len(layers) != directions * (node.get_number("num_layers") or 0):
-            return f"has {len(weights)} weights for another number of layers"
+            return f"has {len(weights)} weights, which do not fit its number of layers"
         for number, layer in enumerate(layers):
             columns = width[-1] if number < directions else _multiply(projected, directions)
             expected = [(_multiply(hidden, gates), columns), (_multiply(hidden, gates), projected)]
             expected += [(_multiply(hidden, gates),)] * 2 if node.is_true("has_biases") else []  # type: ignore[list-item]
             expected += [(projected, hidden)] if len(layer) > len(expected) else []
             if not all(_have_sizes(sizes, wanted) for sizes, wanted in zip(layer, expected, strict=True)):
-                return f"has weights of other sizes than its hidden size of {hidden} needs"
+                return f"has weights that do not fit its hidden size of {hidden}"
         return None
 
     return check
@@ -169,7 +169,7 @@ def _check_batch_norm(node: _Node) -> str | None:
         return "normalizes a tensor whose sizes the graph does not state"
     for argument in ("weight", "bias", "running_mean", "running_var"):
         if node.get_name(argument) and not _have_sizes(node.get_sizes(argument), (features[1],)):
-            return f"has a {argument} of another size than the {features[1]} channels of its input"
+            return f"has a {argument} whose size is not {features[1]}, the number of channels of its input"
     return None
 
 
@@ -180,7 +180,7 @@ def _check_weight_norm(node: _Node) -> str | None:
         expected = tuple(size if at == dim else 1 for at, size in enumerate(direction))
         if _have_sizes(length, expected):
             return None
-    return "has a norm of another size than its weight needs"
+    return "has a norm that does not fit its weight"
 
 
 def _check_embedding_bag(node: _Node) -> str | None:
@@ -199,7 +199,7 @@ def _check_factory(node: _Node) -> str | None:
     sizes = tuple(size.get("as_int") if type(size) is dict else size for size in made)
     if _have_sizes(stated, sizes):
         return None
-    return "makes a tensor of other sizes than the graph states"
+    return "creates a tensor whose sizes differ from those in the graph"
 
 
 def _check_fourier(node: _Node) -> str | None:

@@ -165,7 +165,7 @@ def describe_cost(text: str, has_symbols: bool = True) -> str | None:
     except _Unmeasurable as error:
         return str(error)
     except (RecursionError, MemoryError, ValueError, OverflowError):
-        return "computes an expression that is nested too deeply to be judged"
+        return "computes an expression that is nested too deeply to be checked"
     if cost.bits > _MAX_BITS or _LONG_EXPONENT.search(text):
         return f"computes a number of more than {_MAX_BITS:,} bits"
     if has_symbols and cost.terms > _MAX_TERMS:
@@ -301,7 +301,7 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall]:
             yield ProgramCall(text, "sympy", "sympify", costs)
     for misuse in find_misuses(document, steps):
         module, _, name = misuse.target.removesuffix(".default").rpartition(".")
-        yield ProgramCall(misuse.target, module, name, misuse.why, doer="its graph")
+        yield ProgramCall(misuse.target, module, name, misuse.why, doer="the graph")
     bad: set[str] = set()
     for key, text in dict.fromkeys(_iter_texts(document, steps)):
         call = _CHECKS[key](text) if key in _CHECKS else None
@@ -309,8 +309,8 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall]:
             yield call
         elif text not in bad and not _is_valid_name(key, text):
             bad.add(text)
-            why = f"compiles the graph, where {quoting.quote(text)} stands for a name"
-            yield ProgramCall(text, "builtins", "exec", why, doer="loading it")
+            why = f"compiles the graph with {quoting.quote(text)} in place of a name"
+            yield ProgramCall(text, "builtins", "exec", why, doer="loading the file")
 
 
 def _is_valid_name(key: str, text: str) -> bool:
@@ -428,15 +428,13 @@ def _check_operator(text: str) -> ProgramCall | None:
     if not match:
         module, _, name = text.rpartition(".")
         why = None if _ARITHMETIC.fullmatch(text) else "is not an operator of torch"
-        if _TRANSFORM.fullmatch(text):
-            why = "takes levels and sizes that torch does not check; run_decompositions() exports a program without it"
-        return ProgramCall(text, module or "torch", name, why, doer="its graph") if why else None
+        return ProgramCall(text, module or "torch", name, why, doer="the graph") if why else None
     operator = f"{match[1]}::{match[2]}"
     if match[1] == "aten" and match[2] in operator_names.ATEN_OF_EXPORT:
         return None
     why = program_operators.describe_harm(operator)
     if why or not program_operators.is_listed(operator):
-        return ProgramCall(text, f"torch.ops.{match[1]}", match[2], why, doer="its graph")
+        return ProgramCall(text, f"torch.ops.{match[1]}", match[2], why, doer="the graph")
     return None
 
 
@@ -445,7 +443,7 @@ def _check_guard(text: str) -> ProgramCall | None:
     why = (
         describe_cost(text, has_symbols=False) if is_plain_guard(text) else f"compiles the guard {quoting.quote(text)}"
     )
-    return ProgramCall(text, "builtins", "exec", why, doer="its module") if why else None
+    return ProgramCall(text, "builtins", "exec", why, doer="the module of the program") if why else None
 
 
 def _check_import(text: str) -> ProgramCall:

@@ -142,7 +142,7 @@ class Attributes:
         self._steps.take(Budget.FLOW, len(pairs))
         for name, held in pairs:
             if type(name) is Key or (type(name) is str and name.startswith("__")):
-                return f"gets a {noun} in its {key} under a name that code looks up"
+                return f"gets a {noun} in its {key} under a name that Python looks up"
             if not fits(held):
                 return f"gets an object in its {key} that is not a {noun}"
         self._sound.add((key, id(value)))

@@ -160,7 +160,9 @@ class _Walk:
         if type(gamma) is int and any(
             (random_states.read_number(count) or 0) > _MAX_POWER for count in counts.values()
         ):
-            text = f"count beyond {_MAX_POWER} and an integer gamma; the scheduler computes its power for hours"
+            text = (
+                f"count above {_MAX_POWER} with an integer gamma; the scheduler computes gamma to this power for hours"
+            )
             yield Hazard(f"{self.describe_path(node)}['milestones']: {text}")
 
     def _check_paths(self, path: str, state: Mapping[Any, Any]) -> Iterator[Hazard]:
@@ -217,8 +219,8 @@ class _Walk:
             )
         if unknown:
             yield Hazard(
-                f"_metadata holds {_show_key(unknown[0])}{_count_more(unknown)}, which torch does not write; "
-                "a module's own code may read it",
+                f"_metadata has {_show_key(unknown[0])}{_count_more(unknown)}, which torch does not write; "
+                "a module's own code may read this entry",
                 is_error=False,
             )
 
@@ -254,14 +256,16 @@ def _check_path(where: str, value: Value) -> Iterator[Hazard]:
     protocol = _PROTOCOL.match(text)
     name = protocol[1].lower() if protocol else ""
     if name in ("http", "https"):
-        why = 'Lightning downloads it for ckpt_path="best" and unpickles it with weights_only=False'
+        why = 'for ckpt_path="best", Lightning downloads and unpickles this file with weights_only=False'
     elif _PARENT.search(text):
-        why = "Lightning removes that folder after the next save, though the path points outside that folder"
+        why = "Lightning removes this path after the next save, although its `..` may leave the user's folder"
     elif name in _STORES and "::" not in text:
-        yield Hazard(f"{where} lies in a store ({name}); Lightning removes it after the next save", is_error=False)
+        yield Hazard(
+            f"{where} is a path in a store ({name}); Lightning removes this path after the next save", is_error=False
+        )
         return
     elif protocol:
-        why = "Lightning removes any path with a protocol after the next save, folders with all files"
+        why = "Lightning removes a path with a protocol after the next save, even a folder with all its files"
     else:
         return
     yield Hazard(f"{where} is {_show_url(text, protocol)}; {why}")

@@ -21,7 +21,7 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 #: Namespaces of classes written in C++ that archives of torch's own keep their packed weights in.
 _PACKED_NAMESPACES = frozenset(["quantized", "rnn", "sparse", "mkldnn", "xnnpack", "vulkan", "metal", "_nnapi"])
 _CPP_CLASS_PATH = ("__torch__", "torch", "classes")
-_RENAMED_HARM = "is given another name there, so the calls by that name cannot be checked"
+_RENAMED_HARM = "gets another name in the code, so that calls by this name cannot be checked"
 #: Comments are white space, but for those of types, which are tokens.
 _SPACE = r"(?:\s|\\\n|\#(?! type:)[^\n]*\n)*"
 #: What is looked at. Strings and comments are passed over, so that nothing in them is.
@@ -35,7 +35,7 @@ _MENTION = re.compile(
 )
 #: Enumerations that code writes as numbers: up to where torch 2.13 has values, with room for later releases.
 _ENUMERATION_SIZES = {"memory_format": 4, "dtype": 64, "layout": 16}
-_ENUMERATION_HARM = "gets a number without a meaning, which torch does not check"
+_ENUMERATION_HARM = "gets a number outside of its enumeration, which torch does not check"
 #: `torch.to` takes a memory format without its name, as its last argument.
 _TO, _MAX_TO_CHARACTERS, _TO_ARGUMENTS = ["torch", "to"], 400, 5
 _ARGUMENT = re.compile(r"[(\[]|[)\]]|,")
@@ -115,10 +115,10 @@ _STATE = re.compile(r"(?<![\w.])state\b", re.ASCII)
 _DIVISOR_CONSTANT = re.compile(r"\b(?:stride|dilation|groups)\s*:\s*Final", re.ASCII)
 #: Names that a number is passed on by.
 _MAX_ASSIGNMENTS = 8
-_OTHER_NUMBERS_HARM = "its __setstate__ packs by other numbers than those of the state of a quantized convolution"
+_OTHER_NUMBERS_HARM = "__setstate__ packs with other numbers than those in the state of a quantized convolution"
 _MAX_LISTED_CALLS = 8
-_RUNS_HARM = "its __setstate__ runs, and which packs no weights"
-_UNBOUNDED_HARM = "its __setstate__ runs, and its end or result cannot be determined"
+_RUNS_HARM = "__setstate__ runs during loading, and which does not pack weights"
+_UNBOUNDED_HARM = "__setstate__ runs during loading, and whose end or result cannot be determined"
 
 
 class Call(NamedTuple):

@@ -21,7 +21,7 @@ class Budget(Enum):
     #: Calls, other than those that rebuild tensors: 50,000 a second. Those of a `.metadata` are not counted.
     CALLS = ("calls", 1_000_000)
     #: Values that are followed for the names in them, a million a second; more of them for a longer pickle.
-    FLOW = ("values to follow for the names in them", 1_000_000)
+    FLOW = ("values that may contain names", 1_000_000)
     #: Tokens of TorchScript code, and texts of programs of torch.export, 200,000 a second.
     TEXT = ("tokens of code", 4_000_000)
     #: Bytes of all pickles and of all code.

@@ -698,7 +698,7 @@ def test_a_value_hidden_in_a_tensor_is_scanned(kind, tmp_path, statecli):
     with_a_value_at(tmp_path / "x", "__0_0.distcp", hiding(tmp_path / "x", data), len(data))
     result = statecli("audit", str(tmp_path / "x"), "-f", "plain")
     assert result.code == 2
-    assert "loading it calls os.system" in result.out
+    assert "loading the file calls os.system" in result.out
     assert "1 error; 1 failed" in result.out
     assert ".metadata puts step at byte" in statecli("inspect", str(tmp_path / "x")).err
 
@@ -710,7 +710,7 @@ def test_a_value_hidden_in_the_shards_of_a_training_is_scanned(tmp_path, statecl
     (tmp_path / "checkpoint-5" / "trainer_state.json").write_text('{"global_step": 5}')
     result = statecli("audit", str(tmp_path / "checkpoint-5"), "-f", "plain")
     assert result.code == 2
-    assert "loading it calls os.system" in result.out
+    assert "loading the file calls os.system" in result.out
 
 
 def test_that_value_is_what_torch_loads(tmp_path, monkeypatch):
@@ -735,7 +735,7 @@ def test_a_value_in_any_file_of_the_folder_is_scanned(tmp_path, statecli):
     with_a_value_at(tmp_path / "x", "notes.txt", 5, len(HIDDEN["an archive"]))
     result = statecli("audit", str(tmp_path / "x"))
     assert result.code == 2  # the file is an archive behind other bytes as well
-    assert "loading it calls os.system" in result.out
+    assert "loading the file calls os.system" in result.out
 
 
 def test_two_names_of_one_archive_are_read(tmp_path, statecli):
@@ -760,15 +760,15 @@ def test_a_value_written_through_another_stream_is_said_not_to_be_scanned(tmp_pa
     (tmp_path / "x" / "notes.bin").write_bytes(bytes(100))
     result = statecli("audit", str(tmp_path / "x"))
     assert result.code == 1
-    assert "1 of its items are written through zstd" in result.out
+    assert "1 of its items are transformed by zstd" in result.out
 
 
 def test_metadata_that_no_reader_asks_for_is_judged_too(mixed, statecli):
-    """A rank's own, beside that of all: the positions of archives in it is scanned, or said not to be."""
+    """A rank's own, beside that of all: the positions of its archives is scanned, or said not to be."""
     (mixed / "__0.metadata").write_bytes(b"\x80\x02N.")
     result = statecli("audit", str(mixed), "--select", "unscanned-pickle")
     assert result.code == 1
-    assert "the positions of archives in it: __0.metadata holds no Metadata" in result.out
+    assert "the positions of its archives: __0.metadata holds no Metadata" in result.out
 
 
 # Which boxes fill another.
@@ -956,7 +956,7 @@ def test_metadata_is_known_by_its_name(begin, protocol, tmp_path, statecli, fork
     (tmp_path / "x" / ".metadata").write_bytes(head + begin + data)
     result = statecli("audit", str(tmp_path / "x"))
     assert result.code != 0
-    assert "posix.system" in result.out or "the positions of archives in it" in result.out
+    assert "posix.system" in result.out or "the positions of its archives" in result.out
     loads_and_harms(tmp_path, forked_python)
 
 

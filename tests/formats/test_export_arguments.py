@@ -187,17 +187,21 @@ def _state_sizes(argument: str, value: list[Any], operator: str) -> Callable[[di
 
 
 ATTACKS = {
-    "a wider state": ("lstm", _widen_state, "of other sizes than its hidden size of 4096 needs"),
-    "a state that lies": ("lstm without biases", _lie_about_the_state, "of other sizes than the graph states"),
-    "a state that lies with symbols": ("lstm without biases", _lie_with_symbols, "other sizes than the graph states"),
-    "fewer layers": ("lstm", _give("num_layers", {"as_int": 5}, "lstm"), "for another number of layers"),
+    "a wider state": ("lstm", _widen_state, "has weights that do not fit its hidden size of 4096"),
+    "a state that lies": ("lstm without biases", _lie_about_the_state, "whose sizes differ from those in the graph"),
+    "a state that lies with symbols": (
+        "lstm without biases",
+        _lie_with_symbols,
+        "whose sizes differ from those in the graph",
+    ),
+    "fewer layers": ("lstm", _give("num_layers", {"as_int": 5}, "lstm"), "which do not fit its number of layers"),
     "no weights": ("gru", _give("params", {"as_tensors": []}, "gru"), "whose sizes the graph does not state"),
     "variances": (
         "batch norm",
         _state_sizes("running_var", sizes(1), "_native_batch_norm_legit_no_training"),
-        "has a running_var of another size than the 8 channels",
+        "has a running_var whose size is not 8, the number of channels",
     ),
-    "a norm": ("weight norm", _state_sizes("g", sizes(1, 1), "_weight_norm"), "a norm of another size"),
+    "a norm": ("weight norm", _state_sizes("g", sizes(1, 1), "_weight_norm"), "a norm that does not fit its weight"),
     "offsets": (
         "embedding bag",
         _give("offsets", {"as_tensor": {"name": "p_bag_weight"}}, "_embedding_bag"),

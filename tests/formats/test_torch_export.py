@@ -256,7 +256,7 @@ def test_what_is_compiled_is_told(tmp_path):
         assert (row.kind, row.evidence) == (Kind.PARAMETER, Evidence.ASSUMED)
     assert [one.name for one in state.oddities] == ["aotinductor"]
     packages.package_pt2(str(tmp_path / "y.pt2"), aoti_files={"model": [str(library)]})
-    assert "holds no tensor outside its library: 1 file is compiled by AOTInductor (model)" in {
+    assert "contains no tensors outside its library: 1 file is compiled by AOTInductor (model)" in {
         one.message for one in read(tmp_path / "y.pt2").oddities
     }
 
@@ -922,7 +922,7 @@ def test_code_among_the_guards_is_found(parts, tmp_path):
     path = built(tmp_path / "y.pt2", {**parts, "models/model.json": _json(program)})
     ((rule, message),) = findings(path)
     assert rule == "unsafe-global"
-    assert message.startswith("its module calls builtins.exec, which compiles the guard")
+    assert message.startswith("the module of the program calls builtins.exec, which compiles the guard")
     torch.export.load(path).module()(torch.randn(2, 3))
     assert mark.exists()
 
@@ -970,7 +970,7 @@ def test_code_in_the_name_of_an_input_is_found(forged, tmp_path):
     path = forged("y", f"y=__import__('pathlib').Path('{mark}').touch()")
     ((rule, message),) = findings(path)
     assert rule == "unsafe-global"
-    assert message.startswith("loading it calls builtins.exec, which compiles the graph, where")
+    assert message.startswith("loading the file calls builtins.exec, which compiles the graph with")
     assert not mark.exists()
     torch.export.load(path)
     assert mark.exists()
@@ -979,10 +979,10 @@ def test_code_in_the_name_of_an_input_is_found(forged, tmp_path):
 @pytest.mark.parametrize(
     ("target", "rule", "what"),
     [
-        ("torch.ops.aten.from_file.default", "unsafe-global", "its graph calls torch.ops.aten.from_file, which maps"),
+        ("torch.ops.aten.from_file.default", "unsafe-global", "the graph calls torch.ops.aten.from_file, which maps"),
         ("torch.ops.image.write_file.default", "unsafe-global", "which reads or writes a file"),
-        ("torch.os.system", "unsafe-global", "its graph calls torch.os.system, which is not an operator of torch"),
-        ("torch.ops.mylib.run.default", "unknown-global", "its graph calls torch.ops.mylib.run, which belongs to"),
+        ("torch.os.system", "unsafe-global", "the graph calls torch.os.system, which is not an operator of torch"),
+        ("torch.ops.mylib.run.default", "unknown-global", "the graph calls torch.ops.mylib.run, which belongs to"),
         ("#mine:run", "unsafe-global", "is not an operator of torch"),
         ("_operator.call", "unsafe-global", "is not an operator of torch"),
         ("math.factorial", "unsafe-global", "is not an operator of torch"),
@@ -1015,7 +1015,7 @@ def test_what_the_nesting_of_arguments_imports_is_judged(parts, tmp_path):
     for made in (factory("os", "system"), spec(__enum__=True, fqn="os:system", name="a")):
         ((rule, message),) = findings(built(tmp_path / "a.pt2", made))
         assert rule == "unsafe-global"
-        assert message.startswith("loading it imports os.system")
+        assert message.startswith("loading the file imports os.system")
 
 
 def _with_spec(parts, spec, key: str = "in_spec", padding: str = "", **signature) -> dict[str, bytes]:
@@ -1060,7 +1060,7 @@ def test_code_in_the_name_of_a_keyword_is_found(tmp_path):
             file.writestr(f"y/{name.partition('/')[2]}", data)
     ((rule, message),) = findings(tmp_path / "y.pt2")
     assert rule == "unsafe-global"
-    assert message.startswith("loading it calls builtins.exec, which compiles the graph, where")
+    assert message.startswith("loading the file calls builtins.exec, which compiles the graph with")
     assert not mark.exists()
     with contextlib.suppress(Exception):
         torch.export.load(tmp_path / "y.pt2").module()
@@ -1091,10 +1091,10 @@ def test_a_class_in_the_nesting_is_judged_in_any_length_and_company(padding, mor
     context = [{"__enum__": True, "fqn": "ctypes:cdll", "name": "/tmp/evil.so", **more}]
     spec = [1, {"type": "builtins.dict", "context": json.dumps(context), "children_spec": [_leaf()]}]
     found = findings(built(tmp_path / "a.pt2", _with_spec(parts, spec, "out_spec", padding)))
-    assert ("unsafe-global", "loading it imports ctypes.cdll") in {
+    assert ("unsafe-global", "loading the file imports ctypes.cdll") in {
         (rule, text.partition(",")[0]) for rule, text in found
     }
-    assert any("'/tmp/evil.so' stands for a name" in text for _, text in found)
+    assert any("'/tmp/evil.so' in place of a name" in text for _, text in found)
 
 
 #: An enumeration whose class is the loader of shared libraries, and whose member is a path.
@@ -1119,7 +1119,7 @@ def test_a_class_in_the_nesting_is_judged_under_any_key(context, parts, tmp_path
     signature = program["graph_module"]["module_call_graph"][0]["signature"]
     signature["out_spec"] = json.dumps([1, child])
     path = built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)})
-    assert any(message.startswith("loading it imports ctypes.cdll") for _, message in findings(path))
+    assert any(message.startswith("loading the file imports ctypes.cdll") for _, message in findings(path))
     with pytest.raises(OSError, match=r"/nowhere/evil\.so"):
         torch.export.load(path)
 
@@ -1248,7 +1248,7 @@ def test_the_commands_of_a_compiled_model_are_found(folder, parts, tmp_path):
         f"{folder}/x.wrapper.cpp": b"",
     }
     path = built(tmp_path / "y.pt2", {**parts, **records})
-    assert ("unsafe-global", f"loading it calls x/{folder}/x.wrapper.cpp") in {
+    assert ("unsafe-global", f"loading the file calls x/{folder}/x.wrapper.cpp") in {
         (rule, message.partition(",")[0]) for rule, message in findings(path)
     }
     assert not mark.exists()

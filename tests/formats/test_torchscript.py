@@ -509,7 +509,7 @@ def test_code_is_found_in_a_folder_of_any_case(folder, tmp_path):
     torch.jit.load(tmp_path / "y.pt")(str(tmp_path / "made"))
     assert (tmp_path / "made").exists()
     names = {(one.doer, mention.qualified) for one in scan_pickles(str(tmp_path / "y.pt")) for mention in one.names}
-    assert ("its code", "torch.from_file") in names
+    assert ("the code of the file", "torch.from_file") in names
 
 
 def test_foreign_names_are_noted(parts, tmp_path):
