@@ -201,7 +201,7 @@ def broken_tie(subject: Subject) -> Iterator[Issue]:
         if change.before and change.after:
             here, there = _describe_tie(change.after), _describe_tie(change.before)
             reference = _reference_name(subject.reference_diff)
-            yield _build_issue(subject, change, f"{here}; in {reference} the tensor {there}")
+            yield _build_issue(subject, change, f"{here}, but in {reference} the tensor {there}")
 
 
 def _describe_tie(row: TensorInfo) -> str:

@@ -26,7 +26,7 @@ _ELSEWHERE = ("ds_version", "param_shapes", "ds_config")
 
 @rule(Severity.ERROR, needs_file)
 def empty_checkpoint(subject: Subject) -> Iterator[Issue]:
-    """A checkpoint holds no tensor, or the state_dict in it is empty.
+    """A checkpoint contains no tensors, or the state_dict in it is empty.
 
     Why: a loader with `strict=False`, and every loader of adapters, loads the checkpoint silently and leaves the model
     unchanged. Usually the filter that chose the keys matched nothing, or the process that saved had no weights (FSDP,
@@ -43,7 +43,7 @@ def empty_checkpoint(subject: Subject) -> Iterator[Issue]:
         for key in _find_empty_models(state) if not _has_model_tensors(state) else ():
             yield Issue(f"{key}: empty state_dict, so the checkpoint holds no model", help=help, about=key)
     elif not checkpoint_folder.COMPANIONS.match(files.get_name(path)):
-        yield Issue("checkpoint holds no tensor", help=help, severity=_choose_severity(state))
+        yield Issue("checkpoint contains no tensors", help=help, severity=_choose_severity(state))
 
 
 def _choose_severity(state: ModelState) -> Severity | None:
@@ -99,7 +99,7 @@ def empty_tensor(subject: Subject) -> Iterator[Issue]:
         if reported:
             called = join_names(tuple(map(subject.name_of, reported)))
             what = "parameters" if has_elements else "tensors"
-            message = f"{section}: {len(reported):,} of {len(rows):,} {what} have no element: {called}"
+            message = f"{section}: {len(reported):,} of {len(rows):,} {what} are empty (0 elements): {called}"
             help = "audit the files that hold the weights" if is_elsewhere else "gather the weights before saving"
             yield Issue(message, None, section, help, Severity.NOTE if is_elsewhere else None)
 

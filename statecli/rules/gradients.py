@@ -200,7 +200,7 @@ def fused_state_mismatch(subject: Subject) -> Iterator[Issue]:
 
 
 def _build_unchecked_issue(optimizer: str) -> Issue:
-    message = f"{optimizer}: the sizes of its states are not checked, because its model is not next to it"
+    message = f"{optimizer}: the sizes of its states are not checked, because the checkpoint does not contain its model"
     help = "save the optimizer and its model in one dict, or audit their folder"
     return Issue(message, help=help, severity=Severity.NOTE, about=optimizer)
 
@@ -214,12 +214,12 @@ def _check_states(subject: Subject, section: str) -> Iterator[Issue]:
             continue
         other = first.setdefault(match["owner"], row)
         if other.shape != row.shape:
-            why = f"has shape {list(row.shape)}, and {subject.name_of(other)} has {list(other.shape or ())}"
+            why = f"has shape {list(row.shape)}, but {subject.name_of(other)} has {list(other.shape or ())}"
         elif not _fills_its_bytes(row):
             why = f"has strides {list(row.data.strides or ()) if row.data else []} for shape {list(row.shape)}"
         else:
             continue
-        message = f"{subject.name_of(row)}: {why}; step() writes outside of a state with fused=True"
+        message = f"{subject.name_of(row)}: {why}; with fused=True, step() writes outside the memory of the state"
         yield Issue(message, row.fqn, row.section, "do not resume from the checkpoint")
 
 
@@ -254,8 +254,8 @@ def _check_model(subject: Subject, optimizer: OptimizerFacts) -> Iterator[Issue]
     present = {tensors[number].shape for rows in models for number in rows}
     odd = next((f", such as {list(shape)}" for shape in shapes if shape not in present), "")
     message = (
-        f"{optimizer.section}: its states do not have the shapes of the model's parameters in their order{odd}; "
-        f"step() writes outside of a state with fused=True"
+        f"{optimizer.section}: the shapes of its states do not match the parameters of the model, in their order{odd}; "
+        f"with fused=True, step() writes outside the memory of the states"
     )
     yield Issue(message, section=optimizer.section, help="do not resume from the checkpoint", severity=severity)
 

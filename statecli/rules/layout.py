@@ -101,9 +101,11 @@ def misaligned(subject: Subject) -> Iterator[Issue]:
                 counts[where.path] = counts.get(where.path, 0) + 1
     for path, (tensor, data) in first.items():
         others = counts[path] - 1
-        more = f"; {plural(others, 'more tensor')} {'are' if others > 1 else 'is'} misaligned too" if others else ""
+        more = f"; {plural(others, 'more tensor')} {'are' if others > 1 else 'is'} also misaligned" if others else ""
         where, name = data.storage, subject.name_of(tensor)
-        begins = f"{data.dtype} begins at byte {where.offset:,}, not at a multiple of {_alignment(data.dtype)}"
+        begins = (
+            f"{data.dtype} data begins at byte {where.offset:,}, which is not a multiple of {_alignment(data.dtype)}"
+        )
         message = f"{name}: {begins}{more}"
         yield Issue(message, tensor.fqn, tensor.section, "load the file and save it again", place=where.place)
 

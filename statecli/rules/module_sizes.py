@@ -26,7 +26,11 @@ def needs_module(subject: Subject) -> str | None:
     """Return why the target holds no module that can be called; None if it does."""
     state = subject.full_state
     is_module = state.traits.is_program or any(section.is_module for section in state.state_dicts)
-    return None if is_module else "the target holds no whole module: load_state_dict checks the shapes of its weights"
+    return (
+        None
+        if is_module
+        else "the target is not a whole pickled module, and load_state_dict checks the shapes of other weights"
+    )
 
 
 @rule(Severity.ERROR, needs_module)
@@ -49,7 +53,7 @@ def module_size_mismatch(subject: Subject) -> Iterator[Issue]:
     yield from _check_weight_norm(subject, rows)
     for path, value in state.metadata.values.items():
         if _ATTENTION_HEADS.fullmatch(path) and type(value) is int and value < 1:
-            yield Issue(f"{path} is {value}: the module divides by it when it is called", help=_HELP, about=path)
+            yield Issue(f"{path} is {value}; a call of the module divides by this number", help=_HELP, about=path)
 
 
 def _check_recurrent(subject: Subject, rows: list[TensorInfo]) -> Iterator[Issue]:
@@ -63,7 +67,7 @@ def _check_recurrent(subject: Subject, rows: list[TensorInfo]) -> Iterator[Issue
         for row, expected in _find_expected_sizes(weights, settings):
             if row.shape != expected:
                 message = (
-                    f"{subject.name_of(row)}: has shape {list(row.shape or ())}, and its module needs {list(expected)}"
+                    f"{subject.name_of(row)}: has shape {list(row.shape or ())}, but its module needs {list(expected)}"
                 )
                 yield Issue(message, row.fqn, row.section, _HELP)
 
@@ -78,8 +82,8 @@ def _check_flat_weights(subject: Subject, rows: list[TensorInfo]) -> Iterator[Is
         if match := _FLAT_WEIGHT.fullmatch(row.fqn):
             expected = shapes.get((row.section, match["module"]), [])[int(match["at"]) :][:1]
             if row.shape not in expected:
-                needed = f"needs {list(expected[0] or ())}" if expected else "has no such weight"
-                message = f"{subject.name_of(row)}: has shape {list(row.shape or ())}, and its module {needed}"
+                needed = f"needs {list(expected[0] or ())}" if expected else "does not have this weight"
+                message = f"{subject.name_of(row)}: has shape {list(row.shape or ())}, but its module {needed}"
                 yield Issue(message, row.fqn, row.section, _HELP)
 
 
@@ -127,7 +131,7 @@ def _check_weight_norm(subject: Subject, rows: list[TensorInfo]) -> Iterator[Iss
         short = [1] * len(shape) == list(norm.shape) and 1 not in shape
         wrong = any(size not in (1, full) for size, full in zip(norm.shape, shape, strict=True))
         if short or (wrong and last != "original1"):
-            sizes = f"has shape {list(norm.shape)}, which is the norm of no weight of {list(shape)}"
+            sizes = f"has shape {list(norm.shape)}, which does not fit its weight of shape {list(shape)}"
             message = f"{subject.name_of(norm)}: {sizes}"
             yield Issue(message, norm.fqn, norm.section, _HELP)
 

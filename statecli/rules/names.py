@@ -86,7 +86,7 @@ def _report_stripped_prefixes(subject: Subject, reported: Collection[str]) -> It
     for note in subject.reference_diff.notes if subject.reference_diff else ():
         if note.kind is OddityKind.WRAPPER_PREFIX and not any(f"{prefix!r}" in note.message for prefix in reported):
             own = note.message.endswith(f" of {subject.target}")
-            message = f"{note.message} for the comparison; a strict load does not strip it"
+            message = f"{note.message} for the comparison; a strict load_state_dict does not strip the prefix"
             yield Issue(message, severity=Severity.WARNING if own else Severity.NOTE)
 
 

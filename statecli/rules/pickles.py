@@ -53,7 +53,7 @@ def _treat_as_python(mention: Mention) -> Mention:
     """Return a class of TorchScript as harmful if no TorchScript is in the archive: Python would import it."""
     if mention.misuse or mention.module.partition(".")[0] != "__torch__":
         return mention
-    why = "is a TorchScript class, but the file has no TorchScript: Python imports a module of that name"
+    why = "is a TorchScript class, but the file has no TorchScript, so Python would import a module of this name"
     return structs.replace(mention, misuse=why)
 
 
@@ -63,6 +63,10 @@ def _is_clean(mention: Mention) -> bool:
 
 def _describe_use(mention: Mention) -> str:
     return "calls" if mention.called else "imports"
+
+
+def _describe_load(pickle: ScannedPickle) -> str:
+    return "loading the nested pickle" if pickle.hidden else "loading the file"
 
 
 def _describe_place(subject: Subject, pickle: ScannedPickle) -> str:
@@ -75,7 +79,8 @@ def _describe_place(subject: Subject, pickle: ScannedPickle) -> str:
 def _build_name_issue(subject: Subject, pickle: ScannedPickle, mention: Mention, why: str, help: str) -> Issue:
     name = quoting.name(mention.qualified.replace("__builtin__.", "builtins.", 1))
     where = f"{_describe_place(subject, pickle)}, byte {mention.position}"
-    message = f"{pickle.doer or 'loading it'} {_describe_use(mention)} {name}, which {why} ({where})"
+    doer = pickle.doer or _describe_load(pickle)
+    message = f"{doer} {_describe_use(mention)} {name}, which {why} ({where})"
     return Issue(
         message, help=help, place=_locate_mention(pickle, mention), about=mention.qualified, content=pickle.digest
     )
@@ -83,9 +88,15 @@ def _build_name_issue(subject: Subject, pickle: ScannedPickle, mention: Mention,
 
 def _explain_unknown_name(pickle: ScannedPickle, mention: Mention) -> tuple[str, str]:
     if pickle.doer and program_operators.is_shipped(_name_operator(mention)):
-        return "is not on the list of operators that torch writes into programs", "export the program again without it"
+        return (
+            "is not on the list of operators that torch writes into programs",
+            "export the program again without this operator",
+        )
     if pickle.doer:
-        return "belongs to a library outside torch, torchvision and torchaudio", "review that library"
+        return (
+            "belongs to a library outside torch, torchvision and torchaudio",
+            "review this library before you call the model",
+        )
     return "is not on the allow-list of torch and plain-data types", "save plain data instead"
 
 
@@ -107,7 +118,8 @@ def _limit_per_file(issues: Iterable[Issue]) -> Iterator[Issue]:
             yield issue
     for path, count in counts.items():
         if count > _MAX_ISSUES_PER_FILE:
-            message, about = f"and {count - _MAX_ISSUES_PER_FILE} more like these", f"more than {_MAX_ISSUES_PER_FILE}"
+            message = f"and {count - _MAX_ISSUES_PER_FILE:,} more findings of this rule in the file"
+            about = f"more than {_MAX_ISSUES_PER_FILE}"
             yield Issue(message, place=Place(path, 0, 0), about=about, content=_hash_contents(contents[path]))
 
 
@@ -171,7 +183,8 @@ def whole_module_pickle(subject: Subject) -> Iterator[Issue]:
     classes = dict.fromkeys(name for pickle in subject.pickles for name in pickle.modules)
     if classes:
         place = next(pickle.place for pickle in subject.pickles if pickle.modules)
-        message = f"whole module pickled; loading needs weights_only=False and {quoting.names(list(classes))}"
+        needs = f"weights_only=False and the code of {quoting.names(list(classes))}"
+        message = f"a whole module is pickled, so loading needs {needs}"
         yield Issue(
             message, help="save model.state_dict() instead of the module", place=place, content=", ".join(classes)
         )
@@ -278,13 +291,13 @@ def _build_bomb_issue(subject: Subject, pickle: ScannedPickle, bomb: Bomb) -> Is
         if bomb.position
         else _describe_place(subject, pickle)
     )
-    message = f"loading it {quoting.name(bomb.text)} ({where})" if where else f"loading it {quoting.name(bomb.text)}"
+    message = f"{_describe_load(pickle)} {quoting.name(bomb.text)}" + (f" ({where})" if where else "")
     return Issue(message, help=_DO_NOT_LOAD, place=place, about=bomb.text)
 
 
 def _build_unread_issue(subject: Subject, pickle: ScannedPickle, unread: str) -> Issue:
     unread = unread.removeprefix(pickle.where).lstrip(": ")
-    message = f"{_describe_place(subject, pickle)}: not read to its end: {unread}"
+    message = f"{_describe_place(subject, pickle)}: not scanned to the end: {unread}"
     help = "do not load the file; copy or save it again"
     return Issue(message, help=help, place=pickle.place, about=pickle.where, content=pickle.digest)
 
@@ -346,7 +359,10 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
         ]
         if pickle.protocol >= _REFUSED_PROTOCOL:
             names = []
-            why, help = f"is a pickle of protocol {pickle.protocol}", "save the file without pickle_protocol"
+            why, help = (
+                f"is a pickle of protocol {pickle.protocol}",
+                "save the file without the argument pickle_protocol",
+            )
         elif pickle.refused_opcode is not None:
             names = []
             why, help = f"has the opcode {_opcode_name(pickle.refused_opcode)}", _SAVE_AGAIN

@@ -43,7 +43,7 @@ def _needs_policy_and_reference(subject: Subject, configured: bool, key: str) ->
     if subject.not_compared_because is not None:
         return subject.not_compared_because
     if subject.state.traits.is_class:
-        return "a class has the values of its constructor: audit a checkpoint"
+        return "a class has only initial values; audit a checkpoint"
     return f"{key} needs a reference checkpoint: configure policy.reference, or give --against"
 
 

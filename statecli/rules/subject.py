@@ -118,7 +118,7 @@ def needs_file(subject: Subject) -> str | None:
 
 def needs_pickles(subject: Subject) -> str | None:
     """Return a reason if the pickles of the target could not be read."""
-    return "its pickles could not be read" if subject.pickles_unread_because else None
+    return "the pickles of the target could not be read" if subject.pickles_unread_because else None
 
 
 def needs_values(subject: Subject) -> str | None:
@@ -127,7 +127,7 @@ def needs_values(subject: Subject) -> str | None:
         return None
     is_class = subject.state.traits.is_class
     if is_class:
-        return "a class has the values of its constructor: audit a checkpoint"
+        return "a class has only initial values; audit a checkpoint"
     return subject.unread_because or NO_VALUES
 
 

@@ -59,17 +59,15 @@ def _build_issue(subject: Subject, tensor: TensorInfo, text: str, help: str, sev
 
 
 def _describe_count(count: int, facts: Facts, what: str) -> str:
-    """Return `1 of 2 values is NaN`, `3 of 4 values are NaN` or `its only value is NaN`."""
+    """Return `1 of 2 values is NaN`, `3 of 4 values are NaN` or `the only value is NaN`."""
     if facts.elements == 1:
-        return f"its only value is {what}"
+        return f"the only value is {what}"
     return f"{count:,} of {facts.elements:,} values {'is' if count == 1 else 'are'} {what}"
 
 
 def _describe_all(facts: Facts, what: str) -> str:
-    """Return `all of its 16 values are zero`."""
-    return (
-        _describe_count(1, facts, what) if facts.elements == 1 else f"all of its {facts.elements:,} values are {what}"
-    )
+    """Return `all 16 values are zero`."""
+    return _describe_count(1, facts, what) if facts.elements == 1 else f"all {facts.elements:,} values are {what}"
 
 
 @rule(Severity.ERROR, needs_values)

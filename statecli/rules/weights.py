@@ -56,7 +56,7 @@ def _report_untrained(subject: Subject, factors: Sequence[tuple[TensorInfo, Fact
     of = (
         f"all {plural(len(zero), 'factor')} that start at zero are still"
         if is_all
-        else (f"{len(zero):,} of {len(factors):,} factors that start at zero are still")
+        else f"{len(zero):,} of {len(factors):,} factors that start at zero are still"
     )
     message = f"{of} zero{f' after training ({sign})' if sign else ''}: {called}"
     help = (
@@ -110,7 +110,7 @@ def outlier(subject: Subject) -> Iterator[Issue]:
             continue
         largest = max(facts.low or 0.0, facts.high or 0.0, key=abs)
         if abs(largest) >= OUTLIER_FACTOR * facts.typical:
-            others = f"nearly all other values are at most {facts.typical:.3g} in size"
+            others = f"the absolute values of nearly all others are at most {facts.typical:.3g}"
             message = f"{subject.name_of(tensor)}: value {largest:.6g} is an outlier; {others}"
             yield Issue(message, tensor.fqn, tensor.section, "compare the tensor with another copy, and restore it")
 

@@ -36,7 +36,7 @@ def adapter(folder, tensors):
 def test_empty_checkpoint_finds_an_adapter_without_tensors(found, tmp_path):
     """The folder is an error, whatever its configuration promises."""
     (finding,) = found("empty-checkpoint", adapter(tmp_path / "adapter", {}))
-    assert (finding.message, finding.severity) == ("checkpoint holds no tensor", Severity.ERROR)
+    assert (finding.message, finding.severity) == ("checkpoint contains no tensors", Severity.ERROR)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_empty_tensor_finds_an_adapter_of_one_rank_of_zero_3(found, tmp_path):
     names = [f"base_model.model.layers.{n}.q_proj.lora_{f}.weight" for n in range(2) for f in "AB"]
     path = adapter(tmp_path / "adapter", {name: torch.zeros(0) for name in names})
     (finding,) = found("empty-tensor", path)
-    assert finding.message.startswith("model: 4 of 4 tensors have no element: base_model.model.layers.0")
+    assert finding.message.startswith("model: 4 of 4 tensors are empty (0 elements): base_model.model.layers.0")
     assert finding.severity is Severity.WARNING
 
 
@@ -88,14 +88,14 @@ def test_empty_tensor_finds_an_adapter_of_one_rank_of_zero_3(found, tmp_path):
 def test_a_checkpoint_without_any_element_is_found_whatever_its_names_are(found, saved, name):
     """None of these is a usual name of weights, and the audit has no value to check."""
     (finding,) = found("empty-tensor", saved({name: torch.zeros(0, 4)}))
-    assert finding.message == f"model: 1 of 1 tensors have no element: {name}"
+    assert finding.message == f"model: 1 of 1 tensors are empty (0 elements): {name}"
 
 
 def test_one_empty_weight_among_others_is_found(found, saved):
     """As FSDP leaves it where the process had no part of it."""
     state = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)).state_dict()
     (finding,) = found("empty-tensor", saved(state | {"1.weight": torch.zeros(0)}))
-    assert finding.message == "model: 1 of 4 parameters have no element: 1.weight"
+    assert finding.message == "model: 1 of 4 parameters are empty (0 elements): 1.weight"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_an_empty_parameter_is_found_whatever_its_name_is(found, saved, name):
     """A name that no list of weights has is a parameter too."""
     layers = {f"layers.{n}.weight": torch.ones(2) for n in range(3)}
     (finding,) = found("empty-tensor", saved(layers | {"tp.output_mask": torch.ones(4), name: torch.zeros(0)}))
-    assert finding.message == f"model: 1 of 5 parameters have no element: {name}"
+    assert finding.message == f"model: 1 of 5 parameters are empty (0 elements): {name}"
 
 
 def test_a_checkpoint_of_experts_without_elements_is_found(found, tmp_path):
@@ -117,21 +117,21 @@ def test_a_checkpoint_of_experts_without_elements_is_found(found, tmp_path):
     names = [f"layers.{n}.experts.{name}" for n in range(20) for name in ("gate_up_proj", "down_proj")]
     save_file({name: torch.zeros(0) for name in names} | {"norm.weight": torch.ones(4)}, tmp_path / "a.safetensors")
     (finding,) = found("empty-tensor", tmp_path / "a.safetensors")
-    assert finding.message.startswith("model: 40 of 41 parameters have no element: layers.0.experts.")
+    assert finding.message.startswith("model: 40 of 41 parameters are empty (0 elements): layers.0.experts.")
 
 
 def test_placeholders_are_reported_where_they_are_most_of_a_section(found, saved):
     """One bias without elements is a layer without bias; two of three parameters were lost."""
     state = {"weight": torch.ones(2), "0.bias": torch.zeros(0), "1.bias": torch.zeros(0)}
     (finding,) = found("empty-tensor", saved(state))
-    assert finding.message == "model: 2 of 3 parameters have no element: 0.bias, 1.bias"
+    assert finding.message == "model: 2 of 3 parameters are empty (0 elements): 0.bias, 1.bias"
 
 
 def test_buffers_are_reported_where_nothing_has_an_element(found, saved):
     """Nothing of such a checkpoint was checked; a scalar next to them is something."""
     state = {"running_mean": torch.zeros(0), "num_batches_tracked": torch.zeros(0, dtype=torch.int64)}
     (finding,) = found("empty-tensor", saved(state))
-    assert finding.message == "model: 2 of 2 tensors have no element: running_mean, num_batches_tracked"
+    assert finding.message == "model: 2 of 2 tensors are empty (0 elements): running_mean, num_batches_tracked"
     assert not found("empty-tensor", saved(state | {"num_batches_tracked": torch.tensor(1)}))
 
 
@@ -142,7 +142,7 @@ def test_a_file_of_zero_3_that_says_so_is_a_note(found, saved):
         parameter.data = torch.empty(0)
     path = saved({"module": net.state_dict(), "param_shapes": [{"0.weight": torch.Size([3, 3])}], "ds_version": "1"})
     (finding,) = found("empty-tensor", path)
-    assert finding.message == "module: 4 of 4 parameters have no element: 0.weight, 0.bias and 2 more"
+    assert finding.message == "module: 4 of 4 parameters are empty (0 elements): 0.weight, 0.bias and 2 more"
     assert (finding.severity, finding.section) == (Severity.NOTE, "module")
 
 

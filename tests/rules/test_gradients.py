@@ -194,7 +194,7 @@ def test_fused_state_mismatch_spares_states_that_fit_the_model(name, frozen, tmp
     torch.save(checkpoint["optimizer"], tmp_path / "optimizer.pt")
     ((severity, message),) = mismatches(tmp_path / "optimizer.pt")
     assert severity is Severity.NOTE
-    assert "its model is not next to it" in message
+    assert "the checkpoint does not contain its model" in message
 
 
 def _short(state):
@@ -215,11 +215,11 @@ def _permuted(state):
 
 
 STATES = {
-    "short": (_short, "such as [1]; step() writes outside of a state"),
-    "one is short": (lambda state: state[0].update(exp_avg_sq=torch.zeros(1)), "has shape [1], and optimizer.state[0]"),
+    "short": (_short, "such as [1]; with fused=True, step() writes outside the memory"),
+    "one is short": (lambda state: state[0].update(exp_avg_sq=torch.zeros(1)), "has shape [1], but optimizer.state[0]"),
     "expanded": (_expanded, "has strides [0, 0] for shape [4, 4]"),
     "strided": (_strided, "has strides [16, 1] for shape [4, 4]"),
-    "permuted": (_permuted, "do not have the shapes of the model's parameters in their order"),
+    "permuted": (_permuted, "do not match the parameters of the model, in their order"),
     "maximum": (lambda state: state[2].update(max_exp_avg_sq=torch.zeros(1)), "has shape [1]"),
 }
 

@@ -195,8 +195,8 @@ def test_misaligned_finds_tensors_behind_an_unpadded_header(found, tmp_path):
     """One finding a file, with where the first begins."""
     path = safetensors(tmp_path / "a.safetensors", [("a", "F32", 8), ("b", "F32", 8)], padding=1)
     (finding,) = found("misaligned", path)
-    assert finding.message.startswith("a: float32 begins at byte ")
-    assert finding.message.endswith(", not at a multiple of 4; 1 more tensor is misaligned too")
+    assert finding.message.startswith("a: float32 data begins at byte ")
+    assert finding.message.endswith(", which is not a multiple of 4; 1 more tensor is also misaligned")
     assert finding.place.offset % 4
 
 

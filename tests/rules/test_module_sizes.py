@@ -106,8 +106,8 @@ def test_another_list_of_weights_than_the_module_has_is_an_error(tmp_path):
     module = nn.LSTM(4, 6, bias=False)
     module._flat_weights = [torch.zeros(1, 4), torch.zeros(24, 6), torch.zeros(1)]
     first, last = messages(pickled(Encoder(module), tmp_path / "x.pt"))
-    assert first == "cell._flat_weights[0]: has shape [1, 4], and its module needs [24, 4]"
-    assert last == "cell._flat_weights[2]: has shape [1], and its module has no such weight"
+    assert first == "cell._flat_weights[0]: has shape [1, 4], but its module needs [24, 4]"
+    assert last == "cell._flat_weights[2]: has shape [1], but its module does not have this weight"
 
 
 def test_all_weights_short_in_the_same_way_contradict_the_hidden_size(tmp_path, forked_python):
@@ -133,13 +133,13 @@ def test_a_short_norm_is_an_error(tmp_path):
     old, new = normalized(0)
     old.weight_g = nn.Parameter(torch.ones(1, 1))
     (message,) = messages(pickled(old, tmp_path / "x.pt"))
-    assert message == "weight_g: has shape [1, 1], which is the norm of no weight of [8, 4]"
+    assert message == "weight_g: has shape [1, 1], which does not fit its weight of shape [8, 4]"
     path = traced(new, tmp_path / "y.pt")
     assert messages(path) == []
     program = torch.jit.load(path)
     program.parametrizations.weight.original0 = nn.Parameter(torch.ones(1, 1))
     torch.jit.save(program, path)
-    assert "original0: has shape [1, 1], which is the norm of no weight" in messages(path)[0]
+    assert "original0: has shape [1, 1], which does not fit its weight" in messages(path)[0]
 
 
 def test_attention_without_heads_is_an_error(tmp_path):
@@ -148,4 +148,4 @@ def test_attention_without_heads_is_an_error(tmp_path):
     assert messages(pickled(module, tmp_path / "x.pt")) == []
     module.self_attn.num_heads = 0
     (message,) = messages(pickled(module, tmp_path / "x.pt"))
-    assert "_modules.self_attn.num_heads is 0: the module divides by it" in message
+    assert "_modules.self_attn.num_heads is 0; a call of the module divides by this number" in message

@@ -47,7 +47,9 @@ def test_unsafe_global_finds_a_call_beside_the_tensors(found, tmp_path):
     path = write(tmp_path / "a.pt", pickle)
     (finding,) = found("unsafe-global", path)
     at = pickle.index(b"cos\n")
-    assert finding.message == (f"loading it calls os.system, which runs shell commands (archive/data.pkl, byte {at})")
+    assert finding.message == (
+        f"loading the file calls os.system, which runs shell commands (archive/data.pkl, byte {at})"
+    )
     assert path.read_bytes()[finding.place.offset :].startswith(b"cos\nsystem")
     assert finding.severity is Severity.ERROR
 
@@ -276,7 +278,7 @@ def test_unsafe_global_finds_a_state_dict_that_hides_its_items(found, tmp_path, 
     assert not found("unsafe-global", tmp_path / "good.pt")
     setattr(state, name, OrderedDict)
     torch.save(state, tmp_path / "bad.pt")
-    assert any("its items are hidden" in finding.message for finding in found("unsafe-global", tmp_path / "bad.pt"))
+    assert any("hides its items" in finding.message for finding in found("unsafe-global", tmp_path / "bad.pt"))
 
 
 def test_allocation_bomb_finds_a_pattern_of_many_ranges(found, tmp_path):
@@ -290,7 +292,7 @@ def test_allocation_bomb_finds_a_pattern_of_many_ranges(found, tmp_path):
     for pattern in (f"[{ranges}]", f"[{ranges.encode('unicode_escape').decode()}]", *decoded):
         torch.save({"w": torch.ones(1), "x": Reduced(re._compile, (pattern, 2))}, tmp_path / "bad.pt")
         (finding,) = found("allocation-bomb", tmp_path / "bad.pt")
-        assert "compiles regular expressions" in finding.message
+        assert "compile regular expressions" in finding.message
     torch.save({"w": torch.ones(1), "x": re.compile("[A-Za-z0-9_-]+" * 20)}, tmp_path / "good.pt")
     assert not found("allocation-bomb", tmp_path / "good.pt")
 
@@ -307,9 +309,9 @@ def test_unknown_global_finds_a_class_of_somebody(found, tmp_path):
     pickle = state_dict(w=tensor(), x=called(named("my.config", "Config")), y=b"cmy.config\nOther\n")
     first, second = found("unknown-global", write(tmp_path / "a.pt", pickle))
     assert first.message.startswith(
-        "loading it calls my.config.Config, which is not on the allow-list of torch and plain-data types"
+        "loading the file calls my.config.Config, which is not on the allow-list of torch and plain-data types"
     )
-    assert second.message.startswith("loading it imports my.config.Other")
+    assert second.message.startswith("loading the file imports my.config.Other")
     assert first.severity is Severity.WARNING
 
 
@@ -377,7 +379,7 @@ def test_unknown_global_finds_a_thousand_and_tells_a_hundred(tmp_path):
         write(tmp_path / "a.pt", state_dict(w=tensor(), x=b"](" + names + b"e")), "unknown-global"
     ).findings
     assert len(findings) == 101
-    assert "and 900 more like these" in {one.message for one in findings}
+    assert "and 900 more findings of this rule in the file" in {one.message for one in findings}
 
 
 def test_nested_pickle_spares_the_pickle_of_a_damaged_archive(tmp_path):
@@ -393,7 +395,7 @@ def test_allocation_bomb_finds_a_call_that_allocates_more_than_the_file_explains
     pickle = state_dict(w=tensor(), x=called(named("builtins", "bytearray"), number(2**36)))
     (finding,) = found("allocation-bomb", write(tmp_path / "a.pt", pickle))
     at = pickle.index(b"cbuiltins")
-    assert finding.message == f"loading it allocates 64.0 GiB by builtins.bytearray (archive/data.pkl, byte {at})"
+    assert finding.message == f"loading the file allocates 64.0 GiB by builtins.bytearray (archive/data.pkl, byte {at})"
     assert finding.severity is Severity.ERROR
 
 
@@ -467,7 +469,7 @@ def test_a_class_of_torchscript_is_one_where_torchscript_is(tmp_path):
     assert not judged(write(path, state_dict(w=tensor(), x=net), constants), "unsafe-global").findings
     (finding,) = judged(write(path, state_dict(w=tensor(), x=net)), "unsafe-global").findings
     assert finding.message.startswith(
-        "loading it calls __torch__.evil.Net, which is a TorchScript class, but the file has no TorchScript"
+        "loading the file calls __torch__.evil.Net, which is a TorchScript class, but the file has no TorchScript"
     )
     hidden = Member("archive/extra/hook.pkl", pickled(net))
     (finding,) = judged(write(path, state_dict(w=tensor()), constants, hidden), "unsafe-global").findings
@@ -479,7 +481,9 @@ def test_a_builtin_is_told_by_the_name_that_it_has(tmp_path):
     for module in ("__builtin__", "builtins"):
         path = write(tmp_path / "a.pt", state_dict(w=tensor(), x=called(named(module, "len"), text("a"))))
         (finding,) = judged(path, "unsafe-global").findings
-        assert finding.message.startswith("loading it calls builtins.len, which reaches Python's built-in functions")
+        assert finding.message.startswith(
+            "loading the file calls builtins.len, which reaches Python's built-in functions"
+        )
 
 
 def test_a_configuration_may_name_the_types_of_its_values(tmp_path):

@@ -128,4 +128,4 @@ def test_what_cannot_be_compared_is_neither_changed_nor_unchanged(rule, found, t
     policy = Policy(must_change=("w",)) if rule == "unchanged-tensor" else Policy(must_not_change=("w",))
     (finding,) = found(rule, str(tmp_path / "b.pt"), against=str(tmp_path / "a.pt"), policy=policy)
     assert finding.fqn == "w"
-    assert "no side has values" in finding.message
+    assert "neither side has values" in finding.message

@@ -61,7 +61,7 @@ def test_a_class_has_no_values_to_judge(tmp_path, monkeypatch):
         "import torch\n\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
     )
     (target,) = audit(Request((f"{tmp_path / 'net.py'}:Net",), select=("nan",), values=True)).targets
-    assert "constructor" in target.skipped[0].reason
+    assert "initial values" in target.skipped[0].reason
 
 
 # --- NaN and infinities --------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_nan_finds_a_weight_of_any_type(told, weight, dtype):
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("w", [math.nan], "w: its only value is NaN"),
+        ("w", [math.nan], "w: the only value is NaN"),
         ("w", [math.nan, math.nan, 1.0], "w: 2 of 3 values are NaN"),
         ("", [math.nan, 1.0], "'': 1 of 2 values is NaN"),
     ],
@@ -198,7 +198,7 @@ def test_inf_spares_nan_and_the_largest_numbers(told):
 def test_all_zero_finds_a_weight_that_was_never_written(told, weight):
     """A note, for a residual branch may begin so."""
     (finding,) = told("all-zero", {"a": weight, "b": torch.zeros(16, 16)})
-    assert (finding.fqn, finding.severity, finding.message) == ("b", Severity.NOTE, "b: all of its 256 values are zero")
+    assert (finding.fqn, finding.severity, finding.message) == ("b", Severity.NOTE, "b: all 256 values are zero")
 
 
 def test_all_zero_finds_several_in_one_finding_a_section(told, weight):
@@ -207,7 +207,7 @@ def test_all_zero_finds_several_in_one_finding_a_section(told, weight):
     many, one = told("all-zero", {**state, "ema": {"w": weight, "l0.w": torch.zeros(16, 16)}})
     assert many.message == "model: 4 tensors are all zero: model.l0.w, model.l1.w and 2 more"
     assert (many.fqn, many.section, one.fqn) == (None, "model", "l0.w")
-    assert one.message == "ema.l0.w: all of its 256 values are zero"
+    assert one.message == "ema.l0.w: all 256 values are zero"
 
 
 def test_all_zero_finds_a_checkpoint_without_any_value(told):
@@ -249,7 +249,7 @@ def test_zeros_and_constants_spare_what_has_one_dimension_but_for_ones(told, wei
 def test_constant_finds_a_placeholder(told, weight):
     """Its value is named."""
     (finding,) = told("constant", {"a": weight, "b": torch.full((16, 16), 0.5)})
-    assert (finding.fqn, finding.message) == ("b", "b: all of its 256 values are 0.5")
+    assert (finding.fqn, finding.message) == ("b", "b: all 256 values are 0.5")
 
 
 def test_constant_finds_several_in_one_finding(told, weight):
