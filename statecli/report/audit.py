@@ -249,7 +249,7 @@ def _group_by_target(targets: Sequence[TargetResult], view: View) -> Iterator[Gr
                 [truncate_middle(target.target, MAX_TARGET_CHARACTERS) for target in same_targets[1:]],
                 MAX_LISTED_TARGETS,
             )
-            summary = f"and {len(same_targets) - 1:,} more like it, each {summary}: {others}"
+            summary = f"and {len(same_targets) - 1:,} more, each with the same {summary}: {others}"
         hidden = 0 if view.unfold else max(0, len(problems) - MAX_GROUP_PROBLEMS)
         more = (Line((f"… and {plural(hidden, 'problem')} more (--all)",), mood="dim"),) if hidden else ()
         yield Group(heading, summary, more, problems[: len(problems) - hidden])
@@ -338,7 +338,7 @@ def _format_verdict(audit: Audit, problems: Collection[Problem]) -> str:
     failed and skipped targets are counted too.
     """
     targets_with_findings = sum(bool(target.findings) for target in audit.targets)
-    counts_text = _format_counts(audit, problems) if audit.ran or audit.findings else "no rule checked it"
+    counts_text = _format_counts(audit, problems) if audit.ran or audit.findings else "no rule ran"
     parts = [f"{audit.count(Status.AUDITED):,} audited: {counts_text}"]
     if not audit.count(Status.AUDITED):
         parts = [f"nothing audited: {counts_text}" if audit.findings else "nothing audited"]

@@ -160,7 +160,7 @@ def _describe_target(state: ModelState) -> Iterator[Oddity]:
         keys = [f"{key}={value}" for key, value in values.items() if len(str(value)) <= 40]
         keys_text = f", only metadata: {', '.join(keys[:6])}" if keys else ""
         more = f" and {plural(rest, 'more key')}" if keys and (rest := len(values) - len(keys[:6])) else ""
-        yield Oddity("no-tensor", f"holds no tensor{keys_text}{more}")
+        yield Oddity("no-tensor", f"contains no tensors{keys_text}{more}")
 
 
 def _list_unreported_oddities(inspection: Inspection) -> list[Oddity]:
@@ -402,9 +402,9 @@ def _format_elements(count: int) -> str:
 
 def _describe_evidence(rows: list[TensorInfo]) -> str:
     words = {
-        Evidence.ASSUMED: "assumed: the file does not say; --model CLASS does",
+        Evidence.ASSUMED: "assumed; --model CLASS gives the exact kinds",
         Evidence.CONVENTION: "by convention",
-        Evidence.OPTIMIZER: "the optimizer trains them",
+        Evidence.OPTIMIZER: "trained by the optimizer",
         Evidence.TYPE: "pickled as nn.Parameter",
     }
     evidence = {row.evidence for row in rows}
@@ -456,18 +456,18 @@ def _describe_status(tensor: TensorInfo, live: bool) -> str:
     parts = []
     if tensor.kind is Kind.UNREGISTERED:
         if not live:
-            unknown = "not saved, unless its class does so itself"
-            return {False: "in no state_dict", True: "unexpected", None: unknown}[tensor.saved]
-        parts.append({False: "not saved", True: "saved", None: "cannot tell if it is saved"}[tensor.saved])
+            unknown = "not saved, unless the class itself saves the tensor"
+            return {False: "not in a state_dict", True: "unexpected", None: unknown}[tensor.saved]
+        parts.append({False: "not saved", True: "saved", None: "inconclusive whether saved"}[tensor.saved])
     elif tensor.persistent is False:
         parts.append("non-persistent, yet in the file" if tensor.saved else "not saved (non-persistent)")
     elif tensor.saved is False:
         parts.append("not saved")
     if tensor.after is None and live:
         if tensor.moves is not True:
-            parts.append({False: "stays on the old device", None: "cannot tell if it moves"}[tensor.moves])
+            parts.append({False: "left on the old device by a move", None: "inconclusive whether moved"}[tensor.moves])
         elif tensor.kind is Kind.UNREGISTERED:
-            parts.append("follows a move")
+            parts.append("follows the model's moves")
     return ", ".join(parts)
 
 

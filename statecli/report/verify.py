@@ -139,18 +139,16 @@ def list_inconclusive(verification: Verification, requested: Sequence[Name]) -> 
     target = verification.state.target
     if not verification.state.tensors:
         packed = [note.fqn for note in verification.notes if note.kind is OddityKind.PACKED_PARAMS and note.fqn]
-        where = f" that can be seen: {packed[0].partition('._packed')[0]} packs its weights in C++" if packed else ""
-        return (f"{target}: the model holds no tensor{where}: there is nothing to prove",)
-    unproved: dict[str, list[Check]] = {}
-    for check in verification.checks:
-        if check.verdict is Verdict.INCONCLUSIVE or (check.verdict is Verdict.SKIPPED and check.check in requested):
-            unproved.setdefault(_describe_reason(check).replace(" in train mode", ""), []).append(check)
+        where = (
+            f" that statecli can see ({packed[0].partition('._packed')[0]} packs its weights in C++)" if packed else ""
+        )
+        return (f"{target}: the model has no tensors{where}, so there is nothing to prove",)
     lines = [
         f"{target}: {_join_names(checks)}: {cause if len(checks) > 1 else _describe_reason(checks[0])}"
         for cause, checks in unproved.items()
     ]
     if not lines and all(check.verdict is Verdict.SKIPPED for check in verification.checks):
-        lines = [f"{target}: nothing was proved: {_join_names(verification.checks)} skipped"]
+        lines = [f"{target}: no proof ran: {_join_names(verification.checks)} skipped"]
     return tuple(lines)
 
 
@@ -167,11 +165,11 @@ def _describe_reason(check: Check) -> str:
     cells = [(fqn, cell) for column in check.columns for fqn, cell in column.cells.items()]
     inconclusive = [(fqn, cell) for fqn, cell in cells if cell.verdict is Verdict.INCONCLUSIVE]
     if not inconclusive:
-        return "does not apply to this model" if check.verdict is Verdict.SKIPPED else "cannot tell"
+        return "does not apply to this model" if check.verdict is Verdict.SKIPPED else "inconclusive"
     fqn, cell = inconclusive[0]
     count = len({fqn for fqn, _ in inconclusive})
-    more = f"; {plural(count - 1, 'other tensor')} also inconclusive" if count > 1 else ""
-    return f"{fqn}: {cell.reason or 'cannot tell'}{more}"
+    more = f"; {plural(count - 1, 'more tensor')} inconclusive" if count > 1 else ""
+    return f"{fqn}: {cell.reason or 'inconclusive'}{more}"
 
 
 def _list_columns(verification: Verification) -> tuple[ProofColumn, ...]:

@@ -236,14 +236,14 @@ def _expand_text(text: str, empty_status: Status, model_folders: ModelFolders) -
                 _expand_folder(path) if files.is_folder(path) else _expand_file(path) if model is None else (model,)
             )
         if len(paths) == len(hidden):
-            yield TargetResult(text, empty_status, f"{text}: matches no file")
+            yield TargetResult(text, empty_status, f"{text}: no file matches this glob")
 
 
 def _expand_folder(path: str) -> Iterator[_Candidate]:
     candidates = list(
         _walk_folder(path, _Walk(files.resolve_links(path).rstrip("/"), set(), set(), ListingBudget(path)))
     )
-    yield from candidates or [TargetResult(path, Status.SKIPPED, "a folder that holds no file")]
+    yield from candidates or [TargetResult(path, Status.SKIPPED, "a folder without files")]
 
 
 class _Walk(NamedTuple):
@@ -271,7 +271,7 @@ class _Walk(NamedTuple):
         if real != self.root and not real.startswith(f"{self.root}/"):
             if not _holds_checkpoint(real):
                 return skipped
-            reason = f"{path}: is a link to a folder elsewhere that holds checkpoints: name it as a target"
+            reason = f"{path}: is a link to a folder with checkpoints outside of this one; name the link as a target"
             return TargetResult(path, Status.FAILED, reason)
         is_hidden = any(map(checkpoint_folder.is_of_tool, real[len(self.root) + 1 :].split("/")))
         if not is_hidden or real in self.entered:
@@ -300,7 +300,9 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
         if files.is_remote(path):  # a server that makes up folders has more of them
             walk.budget.exhaust()
         yield TargetResult(
-            path, Status.FAILED, f"{path}: is more than {files.MAX_FOLDER_DEPTH} folders deep: audit a deeper folder"
+            path,
+            Status.FAILED,
+            f"{path}: is more than {files.MAX_FOLDER_DEPTH} folders deep; name this folder as a target",
         )
         return
     try:
@@ -330,9 +332,7 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
         if files.is_folder(inner):
             skipped = walk.skip_folder(inner)
             if skipped is not None and files.get_name(inner) in checkpoint_folder.list_tracked_folders(path):
-                reason = (
-                    f"{inner}: is {skipped.reason}, but loaders read it with the file next to it: name it as a target"
-                )
+                reason = f"{inner}: is {skipped.reason}, but loaders read it with the file next to it; name this folder"
                 skipped = TargetResult(inner, Status.FAILED, reason)
             inner_walk = _walk_folder(inner, walk, taken | member_paths, depth + 1)
             yield from inner_walk if skipped is None else (skipped,)
@@ -340,20 +340,20 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
             yield from _expand_file(inner)
     if (missing_reason := files.explain_missing_names(path)) is not None:
         # Files that were not read have not passed.
-        reason = f"{path}: the other files in it are unknown: {missing_reason}: name the files"
+        reason = f"{path}: the folder may contain other files: {missing_reason}; name the files as targets"
         yield TargetResult(files.join(prefix, "*"), Status.FAILED, reason)
 
 
 def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
     """Yield why a loader of the folder reads files, or runs code, that the walk does not check."""
     if TORCH_PACKAGE_FILE[0] in names and files.is_file(files.join(path, *TORCH_PACKAGE_FILE)):
-        yield f"{path}: is an unpacked torch.package, whose loader runs its Python files: pack it into one file"
+        yield f"{path}: is an unpacked torch.package, whose loader runs its Python files; pack the folder into one file"
     if (elsewhere := checkpoint_folder.explain_weights_elsewhere(path, names)) is not None:
         yield f"{path}: {elsewhere}"
     for folder in checkpoint_folder.list_module_folders(path, names):
         if checkpoint_folder.split_module_folder(folder) is None:
             what = f"{quoting.quote(folder)}, which is not below this folder"
-            yield f"{path}: sentence-transformers would load {what}: move the module into the folder"
+            yield f"{path}: sentence-transformers would load {what}; move the module into the folder"
 
 
 def _prefetch(paths: Iterable[str]) -> Iterator[str]:

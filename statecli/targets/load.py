@@ -84,7 +84,9 @@ def _filter_section(state: ModelState, section: str) -> ModelState:
     if not matching:
         close_matches = get_close_matches(section, state.sections, n=1)
         inventory = (
-            f"it has {', '.join('#' + name for name in state.sections)}" if state.sections else "it holds no tensor"
+            f"the sections are {', '.join('#' + name for name in state.sections)}"
+            if state.sections
+            else "it contains no tensors"
         )
         hint = f"did you mean #{close_matches[0]}?" if close_matches else inventory
         raise UnreadableError(f"{state.target}: has no section {section!r}; {hint}")
@@ -105,6 +107,6 @@ def read_class_state(text: str, *, init_device: str, names: Sequence[str] = ()) 
     spec = find_class_spec(text)
     if spec is None:
         option_text = option("--model", text)
-        raise UsageError(f"{option_text}: names no class; write file.py:Class, package.module:Class or auto")
+        raise UsageError(f"{option_text}: must be a class; write file.py:Class, package.module:Class or auto")
     built = build_model(spec, init_device=init_device, values=False)
     return live.read(built, text), hf_auto.map_loaded_names(built.module, names) if hf_auto.is_auto(spec) else {}

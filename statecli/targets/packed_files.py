@@ -90,8 +90,8 @@ def holds_checkpoint(path: str, source: Source, is_named: Callable[[str], bool])
 
 
 def _build_damage_error(damage: str) -> UnreadableError:
-    what = f"a compressed file that cannot be unpacked ({damage}), and may hold a checkpoint"
-    return UnreadableError(f"is {what}: replace the file by a sound copy, or remove it")
+    what = f"a compressed file that may contain a checkpoint and cannot be unpacked ({damage})"
+    return UnreadableError(f"is {what}; replace the file with a valid copy, or remove it")
 
 
 def _is_packed_pickle(source: Source) -> bool:
@@ -263,7 +263,7 @@ def _open_stream(packed: bytes) -> _Stream | None:
             size = packed[_LZMA_HEADER_BYTES - 8 : _LZMA_HEADER_BYTES]
             return _Stream(_open_lzma(packed[0], size), _LZMA_HEADER_BYTES, 0, is_certain=False)
     except ImportError as error:  # Python can be built without them
-        raise UnreadableError("is compressed, and this Python cannot unpack it") from error
+        raise UnreadableError("is compressed, and this Python lacks the module to unpack it") from error
     return None
 
 

@@ -301,9 +301,9 @@ def test_quiet_says_why_and_no_row(output):
 @pytest.mark.parametrize("output", [one.value for one in Output])
 def test_a_failed_expectation_is_in_every_output(output):
     """Whatever the output, the reason of exit 1 is there, also when no tensor differs."""
-    finding = Finding("changed", Severity.ERROR, "head.*: nothing in it changed", "b.pt")
+    finding = Finding("changed", Severity.ERROR, "head.*: no matching tensor changed", "b.pt")
     found = diff(same("head.w"), findings=(finding,), expected=True)
-    assert "nothing in it changed" in written(found, output)
+    assert "no matching tensor changed" in written(found, output)
 
 
 def test_expected_differences_are_no_failure():
@@ -372,7 +372,7 @@ def test_a_change_from_zero_is_no_nan():
     (bars,) = build_diff_report(found, DiffView()).charts()
     assert bars.values[0] == math.inf
     assert all(map(math.isnan, bars.values[1:]))
-    assert bars.words == ("changed from zero, without a ratio", "", "")
+    assert bars.words == ("changed from zero, so there is no ratio", "", "")
 
 
 def test_what_has_no_measure_is_not_drawn_as_unchanged():
@@ -386,7 +386,7 @@ def test_what_has_no_measure_is_not_drawn_as_unchanged():
     (bars,) = build_diff_report(replace(found, after=replace(found.after, tensors=tuple(held))), DiffView()).charts()
     assert bars.labels == ("a", "b", "c", "d", "e")
     assert bars.values == (0.5, math.inf, math.inf, math.inf, 0.0)
-    assert bars.words == ("", "of another shape", "not compared", "not compared", "")
+    assert bars.words == ("", "the shapes differ", "not compared", "not compared", "")
 
 
 def test_histograms_are_drawn():

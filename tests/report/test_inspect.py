@@ -85,4 +85,4 @@ def test_no_tensor_is_said(tmp_path, statecli):
     """An empty file of safetensors: a line in place of the rows."""
     save_file({}, tmp_path / "none.safetensors", {"by": "me"})
     result = statecli("inspect", str(tmp_path / "none.safetensors"))
-    assert (result.code, result.out) == (0, "note[no-tensor]: holds no tensor, only metadata: by=me\n")
+    assert (result.code, result.out) == (0, "note[no-tensor]: contains no tensors, only metadata: by=me\n")

@@ -215,7 +215,7 @@ def test_what_is_no_row_is_counted_apart():
 def test_a_proof_that_is_unsure_of_some_tensors_names_the_first():
     """There is no reason of the whole, so that of a tensor stands for the others."""
     found = run(moved(UNSURE, a=Cell(UNSURE, reason="sparse"), b=Cell(UNSURE), c=passed()), rows=map(tensor, "abc"))
-    assert done(found) == [("? move", '.to("meta"): a: sparse; 1 other tensor also inconclusive')]
+    assert done(found) == [("? move", '.to("meta"): a: sparse; 1 more tensor inconclusive')]
 
 
 def test_the_verdict_names_what_failed_first():
@@ -301,7 +301,8 @@ def test_what_packs_its_weights_is_named():
     )
     (line,) = list_inconclusive(run(Check(Name.MOVE, SKIPPED), notes=notes), ())
     assert line == (
-        "net.py:Net: the model holds no tensor that can be seen: 0 packs its weights in C++: there is nothing to prove"
+        "net.py:Net: the model has no tensors that statecli can see (0 packs its weights in C++), "
+        "so there is nothing to prove"
     )
 
 
@@ -336,7 +337,7 @@ def test_nothing_proved_is_not_nothing_found():
     """Where every proof was skipped, or there is no tensor, no exit code 0."""
     skipped = [Check(name, SKIPPED, reason=NO_INPUT) for name in (Name.STEP, Name.FORWARD)]
     assert list_inconclusive(run(*skipped, rows=[tensor("w")]), ()) == (
-        "net.py:Net: nothing was proved: step, forward skipped",
+        "net.py:Net: no proof ran: step, forward skipped",
     )
     (line,) = list_inconclusive(run(moved(), rows=[]), ())
     assert "no tensor" in line

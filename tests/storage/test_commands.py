@@ -88,13 +88,13 @@ def test_a_glob_of_folders(web, bucket, statecli):
             found = statecli("audit", f"{root}{glob}", "-f", "json")
             assert (found.code, targets(found)[::2]) == (0, [f"{root}run-1/", f"{root}run-2/"])
         nothing = f"{root}run-1/model.*/"
-        assert statecli("audit", nothing).err == f"statecli: {nothing}: matches no file\n"
+        assert statecli("audit", nothing).err == f"statecli: {nothing}: no file matches this glob\n"
 
 
 def test_a_glob_that_matches_nothing_or_cannot_be_asked(web, statecli):
     """Neither is a pass; a server that lists no folders is named."""
     nothing = f"{web.url()}none-*/m.pt"
-    assert statecli("audit", nothing).err == f"statecli: {nothing}: matches no file\n"
+    assert statecli("audit", nothing).err == f"statecli: {nothing}: no file matches this glob\n"
     files.forget_command()
     web.listing = None
     found = statecli("audit", f"{web.url()}run-*/model.safetensors")
@@ -169,7 +169,7 @@ def test_no_key_hides_from_an_audit(bucket, statecli, tmp_path):
     client.upload_file(str(tmp_path / "m.safetensors"), "models", "odd//y.safetensors")
     found = statecli("audit", "s3://models/odd/")
     assert found.code == 2
-    assert "the other files in it are unknown: keys that contain two slashes (//) cannot be read as files" in found.err
+    assert "the folder may contain other files: keys that contain two slashes (//) cannot be read as files" in found.err
 
 
 def test_a_lock_and_a_server_that_is_not_there(statecli, tmp_path):
@@ -210,7 +210,9 @@ def test_a_lock_of_another_place_says_how_names_are_compared(web, bucket, statec
         every = [f"{run}{rest}" for run in held for rest in ("", "/train.ckpt")]
         for line, target in zip(found.err.splitlines(), every, strict=True):
             assert line.startswith(f"statecli: {target}: is not in the lock, which has {locked[0][:-2]}")
-            assert "a URL must match the lock exactly, a file its path relative to the lock" in line
+            assert (
+                "lock each target separately, because a lock of a single target applies to a copy in any place" in line
+            )
             assert "lock each target separately" in line
     bucket._client.upload_file("all.lock", bucket.name, "all.lock")
     assert statecli("audit", *far, "--lock", bucket.url("all.lock")).code == 0  # made on disk, kept beside them
@@ -311,7 +313,7 @@ def test_a_baseline_accepts_what_lies_behind_a_url(spoiled, served, statecli):
     assert statecli(*args, "--baseline", "known.json").code == 0
     files.forget_command()
     trained(served.folder / "run")
-    assert "it is fixed; remove the entry" in statecli(*args, "--baseline", "known.json").err
+    assert "this finding is fixed; remove the entry" in statecli(*args, "--baseline", "known.json").err
     files.forget_command()
     (served.folder / "run" / "model.safetensors").unlink()
     (served.folder / "run" / "train.ckpt").unlink()
@@ -334,7 +336,7 @@ def test_nothing_is_written_to_a_url(web, statecli, command, option):
     ]
     for found in lines:
         assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
-        assert "cannot be written: it is a URL; write a file and copy it there" in found.err
+        assert "statecli cannot write to a URL; write a local file and upload it" in found.err
         assert SECRET not in found.err
     assert not (web.folder / "out.json").exists()
 
