@@ -428,6 +428,8 @@ def _check_operator(text: str) -> ProgramCall | None:
     if not match:
         module, _, name = text.rpartition(".")
         why = None if _ARITHMETIC.fullmatch(text) else "is not an operator of torch"
+        if _TRANSFORM.fullmatch(text):
+            why = "takes levels and sizes that torch does not check; run_decompositions() exports a program without it"
         return ProgramCall(text, module or "torch", name, why, doer="the graph") if why else None
     operator = f"{match[1]}::{match[2]}"
     if match[1] == "aten" and match[2] in operator_names.ATEN_OF_EXPORT:

@@ -143,6 +143,10 @@ def list_inconclusive(verification: Verification, requested: Sequence[Name]) -> 
             f" that statecli can see ({packed[0].partition('._packed')[0]} packs its weights in C++)" if packed else ""
         )
         return (f"{target}: the model has no tensors{where}, so there is nothing to prove",)
+    unproved: dict[str, list[Check]] = {}
+    for check in verification.checks:
+        if check.verdict is Verdict.INCONCLUSIVE or (check.verdict is Verdict.SKIPPED and check.check in requested):
+            unproved.setdefault(_describe_reason(check).replace(" in train mode", ""), []).append(check)
     lines = [
         f"{target}: {_join_names(checks)}: {cause if len(checks) > 1 else _describe_reason(checks[0])}"
         for cause, checks in unproved.items()
