@@ -239,10 +239,6 @@ REFUSED = {
     "two data.pkl": (build([*records(), Member("archive/data.pkl", b"N.")]), "two records named 'archive/data.pkl'"),
     "an empty pickle": (build(records(b"")), "data.pkl is truncated"),
     "a pickle of protocol 9": (build(records(b"\x80\x09N.")), "data.pkl: pickle protocol 9"),
-    "a pickle bomb": (
-        build([Member("a/data.pkl", b"]" * 200_000_000, method=8), *records(folder="a")[1:]]),
-        "inflates to 200,000,000",
-    ),
 }
 
 
@@ -251,6 +247,12 @@ def test_wrong_archives_have_their_line(contents, case):
     """Each is refused, and named."""
     data, message = case
     assert message in refused(contents, data)
+
+
+def test_a_pickle_bomb_is_refused_before_it_is_inflated(contents):
+    """A megabyte over the limit for compressed records; packing it takes 0.4 s, so it is packed here alone."""
+    bomb = Member("a/data.pkl", b"]" * 68_000_000, method=8)
+    assert "inflates to 68,000,000" in refused(contents, build([bomb, *records(folder="a")[1:]]))
 
 
 def test_a_truncated_archive_is_malformed(contents):
