@@ -478,7 +478,10 @@ def _open_object(step: Step, classes: dict[int, type]) -> Iterator[Step]:
 
 
 def _is_empty(obj: Any) -> bool:
-    """Whether `obj` is an empty built-in container, as most dicts of hooks in a module are."""
+    """Whether `obj` is an empty container, as most dicts of hooks in a module are, or a function that holds nothing."""
+    if type(obj) is types.FunctionType:  # the methods of a class of transformers are most of what a walk would open
+        defaults = (*(obj.__defaults__ or ()), *(obj.__kwdefaults__ or {}).values())
+        return not obj.__closure__ and not obj.__dict__ and all(_is_closed(type(value)) for value in defaults)
     return id(type(obj)) in _CONTAINER_TYPES and not obj and not own_dict(obj)
 
 
@@ -682,7 +685,7 @@ def _list_class_attributes(obj: Any, kind: type, classes: dict[int, type]) -> It
             continue
         classes[id(base)] = base
         for name, value in list(_dict_of(base).items()):
-            if name.startswith("__") and not _is_code(value):
+            if (name.startswith("__") and not _is_code(value)) or _is_closed(type(value)) or _is_empty(value):
                 continue
             if name not in _GENERATED_ATTRIBUTES and (_is_code(value) or not _is_descriptor(type(value))):
                 yield (f".__class__.{name}" if _is_shadowed(obj, name) else f".{name}"), value, "class"
