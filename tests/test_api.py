@@ -356,7 +356,7 @@ import torch
 from torch import nn
 import statecli
 
-# 512 MB. Random values would take 3 s; a copy would be written, and so counted, all the same.
+# 512 MB. Random values would take a second; a copy would be written, and so counted, all the same.
 model = nn.Sequential(*(nn.utils.skip_init(nn.Linear, 8192, 8192, bias=False) for _ in range(2)))
 model[0].table = torch.ones(8192, 4096)  # 128 MB
 statecli.verify(nn.Linear(2, 2), device="meta", checks=["move"])
