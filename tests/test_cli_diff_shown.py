@@ -69,6 +69,27 @@ def test_unchanged_tensors_are_listed_on_request(statecli):
         assert (refused.code, refused.err.count("contradict each other")) == (2, 1)
 
 
+@pytest.mark.parametrize(("wrapped", "target"), [(True, "Plain"), (False, "Wrapped")])
+def test_the_fix_of_a_wrappers_prefix_can_be_pasted(statecli, tmp_path, wrapped, target):
+    """Pasted between torch.load and load_state_dict, the state loads strictly: the prefix is removed or added."""
+    tmp_path.joinpath("net.py").write_text(
+        "from torch import nn\nclass Plain(nn.Sequential):\n"
+        "    def __init__(self):\n        super().__init__(nn.Linear(2, 2))\n"
+        "class Wrapped(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.module = Plain()\n"
+    )
+    plain = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    wrapper = torch.nn.Module()
+    wrapper.module = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    source, model = (wrapper, plain) if wrapped else (plain, wrapper)
+    torch.save(source.state_dict(), "a.pt")
+    (finding,) = statecli("diff", "a.pt", f"net.py:{target}", "-f", "json").json["findings"]
+    assert finding["rule"] == "wrapper-prefix"
+    pasted = {"state": source.state_dict()}
+    exec(finding["help"], pasted)  # noqa: S102
+    model.load_state_dict(pasted["state"])
+
+
 def test_a_refused_load_has_its_line_and_its_help(statecli, tmp_path):
     """What inspect and audit show of the same findings."""
     line = "super().__init__(); self.fc = nn.Linear(2, 2)"
@@ -77,7 +98,7 @@ def test_a_refused_load_has_its_line_and_its_help(statecli, tmp_path):
     )
     torch.save({"module.fc.weight": torch.zeros(2, 2), "module.fc.bias": torch.zeros(2)}, "wrapped.pt")
     torch.save({"fc.weight": torch.zeros(2, 2)}, "partial.pt")
-    assert "\n  help: rename them before" in statecli("diff", "wrapped.pt", "net.py:Net", "-f", "plain").out
+    assert "\n  fix: state = {" in statecli("diff", "wrapped.pt", "net.py:Net", "-f", "plain").out
     missing = statecli("diff", "partial.pt", "net.py:Net", "-f", "plain").out
     assert "partial.pt lacks it [net.py:4]\n" in missing
 

@@ -661,13 +661,11 @@ def _measure_change(change: Change) -> tuple[float, str]:
     """Return the relative change of the values: NaN for new NaN or infinities, else infinity and a text instead."""
     delta = change.values
     if Field.SHAPE in change.fields:
-        return math.inf, "the shapes differ"
+        return math.inf, "of another shape"
     if delta is None:
         return (0.0, "") if change.not_compared is None else (math.inf, "not compared")
     if delta.max_abs is None or change_text.choose_mood(change) == "bad":
         return math.nan, ""
     return (
-        (delta.relative_l2, "")
-        if delta.relative_l2 is not None
-        else (math.inf, "changed from zero, so there is no ratio")
+        (delta.relative_l2, "") if delta.relative_l2 is not None else (math.inf, "changed from zero, without a ratio")
     )

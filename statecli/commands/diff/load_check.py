@@ -411,7 +411,17 @@ def _map_name(name: str, paths: Mapping[str, str]) -> str:
 
 
 def _wrapper_finding(prefix: str, count: int, checkpoint: ModelState, model: ModelState) -> Finding:
-    differ = f"the names of {count_tensors(count)} and those of {model.target} differ by the prefix {prefix!r}"
-    message = f"{differ}, so load_state_dict does not match them"
-    help = f"add or remove the prefix {prefix!r} of a wrapper before load_state_dict, which matches names exactly"
+    count_text, is_in_file = (
+        f"the names of {count_tensors(count)}",
+        any(prefix in row.fqn for row in checkpoint.tensors),
+    )
+    if is_in_file:
+        differ = f"{count_text} have the prefix {prefix!r} of a wrapper, which {model.target} does not have"
+        at_start = any(row.fqn.startswith(prefix) for row in checkpoint.tensors)
+        name = f"name.removeprefix({prefix!r})" if at_start else f"name.replace({prefix!r}, '')"
+    else:
+        differ = f"{count_text} lack the prefix {prefix!r} of a wrapper, with which {model.target} registers them"
+        name = f"{prefix!r} + name"
+    message = f"{differ}: load_state_dict does not match them"
+    help = f"state = {{{name}: tensor for name, tensor in state.items()}}"
     return WRAPPER_PREFIX.finding(message, target=checkpoint.target, help=help, severity=Severity.ERROR)
