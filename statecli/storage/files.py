@@ -15,21 +15,28 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 
 from statecli.storage import session
-from statecli.storage.local import LocalStore, record_opened_files
+from statecli.storage.local import STANDARD_INPUT, LocalStore, record_opened_files
 from statecli.storage.store import MAX_FOLDER_DEPTH, File, FileVersion, Guard, Store
 from statecli.storage.url import is_remote, is_web, split_url
 
 if TYPE_CHECKING:
     from statecli.storage.remote import Access, RemoteStore
 
-__all__ = ["MAX_FOLDER_DEPTH", "File", "FileVersion", "Guard", "is_remote", "record_opened_files", "split_url"]
+__all__ = [
+    "MAX_FOLDER_DEPTH",
+    "STANDARD_INPUT",
+    "File",
+    "FileVersion",
+    "Guard",
+    "is_remote",
+    "record_opened_files",
+    "split_url",
+]
 
 _Item = TypeVar("_Item")
 #: Text that is nearly a URL with a user and a password; no `pkg.mod:Net("a@b")`.
 _TYPO = re.compile(r"(?!-|[\w./\\-]+:[\w.]+\(.*\)$)[^\s:@]*:\S+@")
 _LOCAL = LocalStore()
-#: Name of standard input, as a target.
-STANDARD_INPUT = "-"
 
 
 def store_for(path: str) -> Store:

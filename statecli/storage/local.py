@@ -12,6 +12,10 @@ from fnmatch import fnmatchcase
 
 from statecli.core.errors import UnreadableError
 from statecli.storage.store import FileVersion, Guard
+from statecli.storage.url import is_remote
+
+#: Name of standard input, as a target.
+STANDARD_INPUT = "-"
 
 _GLOB = re.compile(r"[*?[]")
 
@@ -41,21 +45,27 @@ def record_opened_files() -> Iterator[dict[str, FileVersion]]:
             outer.update(inner | outer)
 
 
+def spell_as_path(path: str) -> str:
+    """Return a path on disk so that no other store takes it: a file named `-` in the current folder is `./-`."""
+    return os.path.join(os.curdir, path) if path == STANDARD_INPUT or is_remote(path) else path
+
+
 class LocalStore:
     """Files on disk: `Store` by `os.path`. Methods that prepare reads do nothing, because the system reads ahead."""
 
     reads_are_requests = False
 
     def join(self, folder: str, *names: str) -> str:
-        return os.path.join(folder, *names)
+        return spell_as_path(os.path.join(folder, *names))
 
     def split(self, path: str) -> tuple[str, str]:
-        return os.path.split(path)
+        folder, name = os.path.split(path)
+        return spell_as_path(folder), name
 
     def parents(self, path: str) -> Iterator[str]:
         from pathlib import PurePath  # every command imports this module
 
-        return map(str, PurePath(path).parents)
+        return (spell_as_path(str(folder)) for folder in PurePath(path).parents)
 
     def make_relative(self, path: str, folder: str) -> str:
         return os.path.relpath(path, folder or os.curdir).replace(os.sep, "/")
@@ -100,7 +110,8 @@ class LocalStore:
     def match_glob(self, pattern: str) -> list[str]:
         import glob
 
-        return list(dict.fromkeys((*glob.glob(pattern, recursive=True), *_match_hidden(pattern))))
+        matches = (*glob.glob(pattern, recursive=True), *_match_hidden(pattern))
+        return list(dict.fromkeys(map(spell_as_path, matches)))
 
     def open(self, path: str) -> LocalFile:
         """See `Store.open`. Opening never blocks and never follows a device: a fifo or `/dev/zero` named `model.pt` is

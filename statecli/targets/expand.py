@@ -213,7 +213,10 @@ def _choose_names(candidates: Collection[_Candidate]) -> dict[str, str]:
 
 def _expand_text(text: str, empty_status: Status, model_folders: ModelFolders) -> Iterator[_Candidate]:
     """Yield the targets for a typed text. `empty_status` is the status of an unmatched glob."""
-    if files.is_folder(text):
+    if text.partition("#")[0] == files.STANDARD_INPUT and os.path.lexists(files.STANDARD_INPUT):
+        reason = f"{text}: is standard input, and a file of this name is here: write ./{text} for the file"
+        yield TargetResult(text, Status.FAILED, reason)
+    elif files.is_folder(text):
         yield from _expand_folder(text)
     elif (model := model_folders.find_replacement(text)) is not None:
         yield model
