@@ -15,7 +15,13 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 
 from statecli.storage import session
-from statecli.storage.local import STANDARD_INPUT, LocalStore, record_opened_files
+from statecli.storage.local import (
+    STANDARD_INPUT,
+    LocalStore,
+    describe_process_link,
+    find_process_link,
+    record_opened_files,
+)
 from statecli.storage.store import MAX_FOLDER_DEPTH, File, FileVersion, Guard, Store
 from statecli.storage.url import is_remote, is_web, split_url
 
@@ -128,6 +134,12 @@ def is_file(path: str) -> bool:
 def is_link(path: str) -> bool:
     """Return True for a symbolic link."""
     return store_for(path).is_link(path)
+
+
+def explain_process_link(path: str) -> str | None:
+    """Return why a symbolic link on the way to the path leads each program elsewhere; None for ordinary paths."""
+    folder = find_process_link(path) if store_for(path) is _LOCAL else None
+    return None if folder is None else describe_process_link(folder)
 
 
 def resolve_links(path: str) -> str:

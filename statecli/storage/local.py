@@ -50,6 +50,50 @@ def spell_as_path(path: str) -> str:
     return os.path.join(os.curdir, path) if path == STANDARD_INPUT or is_remote(path) else path
 
 
+#: Folders of the system whose entries depend on the process that opens them, or are devices.
+_PROCESS_FOLDERS = ("/proc", "/sys", "/dev")
+#: The folder of files in memory among them.
+_MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - a comparison
+#: Links on the way to one file; the system follows no more.
+_MAX_LINKS = 40
+
+
+def find_process_link(path: str) -> str | None:
+    """Return the folder of the system (`/proc`) that a symbolic link on the way to `path` leads into, else None.
+
+    Such a link may lead a loader elsewhere than the audit: `/proc/self/cwd` is the folder where the program runs. A
+    path that names such a folder itself, as `/dev/stdin`, was typed by the user.
+    """
+    here, links = "/", 0
+    pending = os.path.join(os.getcwd(), path).split("/")[::-1] if os.sep == "/" else []
+    while pending and links <= _MAX_LINKS:
+        step = pending.pop()
+        here = os.path.dirname(here) if step == os.pardir else os.path.join(here, "" if step == os.curdir else step)
+        here = here.rstrip("/") or "/"
+        if (folder := _get_process_folder(here, is_last=not any(pending))) is not None:
+            return folder if links else None
+        try:
+            lead = os.readlink(here)
+        except (OSError, ValueError):  # not a link
+            continue
+        links += 1
+        here = "/" if lead.startswith("/") else os.path.dirname(here)
+        pending.extend(lead.split("/")[::-1])
+    return None
+
+
+def describe_process_link(folder: str) -> str:
+    """Return the reason not to follow a link that `find_process_link` found."""
+    return f"is reached by a link through {folder}, which leads each program elsewhere: replace the link by the file"
+
+
+def _get_process_folder(path: str, *, is_last: bool) -> str | None:
+    """Return the folder of the system that an absolute path lies in; `is_last`: the path ends here."""
+    if f"{path}/".startswith(f"{_MEMORY_FOLDER}/") or (_MEMORY_FOLDER.startswith(f"{path}/") and not is_last):
+        return None
+    return next((folder for folder in _PROCESS_FOLDERS if f"{path}/".startswith(f"{folder}/")), None)
+
+
 class LocalStore:
     """Files on disk: `Store` by `os.path`. Methods that prepare reads do nothing, because the system reads ahead."""
 
@@ -233,6 +277,8 @@ def version_of(status: os.stat_result) -> FileVersion:
 
 
 def _open(path: str) -> int:
+    if (folder := find_process_link(path)) is not None:
+        raise UnreadableError(describe_process_link(folder))
     # Without O_NONBLOCK, opening a named pipe waits for ever for its writer.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:

@@ -243,6 +243,9 @@ def _expand_text(text: str, empty_status: Status, model_folders: ModelFolders) -
 
 
 def _expand_folder(path: str) -> Iterator[_Candidate]:
+    if (reason := files.explain_process_link(path)) is not None:
+        yield TargetResult(path, Status.FAILED, f"{path}: {reason}")
+        return
     candidates = list(
         _walk_folder(path, _Walk(files.resolve_links(path).rstrip("/"), set(), set(), ListingBudget(path)))
     )
@@ -332,7 +335,9 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
         yield _ModelFolder(path, member_names)
     prefetched = _prefetch(files.join(prefix, name) for name in names)
     for inner in prefetched:
-        if files.is_folder(inner):
+        if files.is_link(inner) and (reason := files.explain_process_link(inner)) is not None:
+            yield TargetResult(inner, Status.FAILED, f"{inner}: {reason}")
+        elif files.is_folder(inner):
             skipped = walk.skip_folder(inner)
             if skipped is not None and files.get_name(inner) in checkpoint_folder.list_tracked_folders(path):
                 reason = f"{inner}: is {skipped.reason}, but loaders read it with the file next to it; name this folder"
@@ -349,7 +354,7 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
 
 def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
     """Yield why a loader of the folder reads files, or runs code, that the walk does not check."""
-    if TORCH_PACKAGE_FILE[0] in names and files.is_file(files.join(path, *TORCH_PACKAGE_FILE)):
+    if TORCH_PACKAGE_FILE[0] in names and files.exists(files.join(path, *TORCH_PACKAGE_FILE)):
         yield f"{path}: is an unpacked torch.package, whose loader runs its Python files; pack the folder into one file"
     if (elsewhere := checkpoint_folder.explain_weights_elsewhere(path, names)) is not None:
         yield f"{path}: {elsewhere}"
@@ -425,10 +430,16 @@ def skip_folder(path: str, reason: str, short_reason: str) -> TargetResult:
 
 
 def _classify_unreadable(path: str, error: UnreadableError) -> TargetResult:
-    """Return the target of an unreadable file: failed, or skipped if nothing can be loaded from the file."""
+    """Return the target of an unreadable file: failed, or skipped if nothing can be loaded from the file.
+
+    A device or a pipe fails, because a loader reads something from it that the audit cannot read.
+    """
     with suppress(UnreadableError, OSError):
-        if not files.is_remote(path) and not files.is_file(path):
-            return skip_file(path, "a broken link" if os.path.islink(path) else "a pipe, a socket or a device")
+        is_broken = not files.is_remote(path) and files.exists(path) and not os.path.exists(path)
+        if is_broken and files.explain_process_link(path) is None:
+            return skip_file(path, "a broken link")
+        if not files.is_remote(path) and not files.is_file(path) and not is_broken:
+            return TargetResult(path, Status.FAILED, f"{path}: {error}: remove it from the folder")
         if not files.get_size(path):
             return TargetResult(path, Status.SKIPPED, str(error))
     return TargetResult(path, Status.FAILED, f"{path}: {error}")

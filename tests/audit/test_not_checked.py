@@ -106,15 +106,13 @@ def test_a_local_file_that_cannot_be_opened_fails(statecli, folder, monkeypatch,
     assert "notes.txt" in found.err
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX: named pipes")
-def test_pipes_and_broken_links_are_counted_and_do_not_fail(statecli, folder):
+def test_broken_links_are_counted_and_do_not_fail(statecli, folder):
     """Nothing can be loaded from them now; a lock file of Emacs is such a link."""
-    os.mkfifo(folder / "pipe")
     (folder / ".#notes.txt").symlink_to("user@host.123")
     found = statecli("audit", ".", "-f", "json")
     reasons = {entry["why"] for entry in found.json["not_checked"]}
     assert found.code == 0
-    assert {"pipe", "broken link"} <= {reason.partition(" or")[0] for reason in reasons}
+    assert "broken link" in reasons
 
 
 @pytest.mark.parametrize("glob", ["*", "*.pt", "**", "**/*.pt", "?evil.pt"])
