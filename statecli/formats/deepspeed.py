@@ -65,6 +65,8 @@ _MODEL = re.compile(r"(?:zero_pp_rank_(?P<rank>\d{1,6})_)?mp_rank_(?P<mp>\d{2,6}
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_mp_rank_(?P<mp>\d{2,6})_?optim_states\.pt")
 #: Files of experts and of pipeline stages.
 _OTHER = re.compile(r"(?:layer|expp_rank)_.+_(?:model|optim)_states\.pt")
+#: A tag that is a pattern for `glob`, or holds a control character.
+_PATTERN = re.compile(r"[*?[\x00-\x1f\x7f]")
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
 
 
@@ -135,14 +137,18 @@ def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
         if name not in checkpoint_folder.list_files(path):
             continue
         try:
-            tag = read_small(files.join(path, name), name, _MOST_BLANKS).decode("utf-8", "surrogateescape").strip()
+            tag = checkpoint_folder.decode_tracker(read_small(files.join(path, name), name, _MOST_BLANKS))
         except UnreadableError:
             if _is_padded(files.join(path, name)):
                 return name, f"text of more than {_MOST_BLANKS} bytes"
             continue
         is_here = tag in checkpoint_folder.list_folders(path)
         is_walked = is_here and checkpoint_folder.explain_skipped_folder(files.join(path, tag)) is None
-        if tag and "\0" not in tag and not is_walked and _may_hold_ranks(files.join(path, tag)):
+        if not tag or "\0" in tag or (is_walked and not _PATTERN.search(tag)):
+            continue
+        # zero_to_fp32 takes the path for a glob, so that the files need not be in the folder of that name.
+        is_pattern = _PATTERN.search(tag) is not None and files.is_folder(files.join(path, tag))
+        if is_pattern or _may_hold_ranks(files.join(path, tag)):
             return name, quoting.quote(tag)
     return None
 
@@ -168,7 +174,7 @@ def _is_padded(path: str) -> bool:
 
 def _resolve_latest(path: str, folders: list[str], tracker: str) -> str:
     raw = read_small(files.join(path, tracker), tracker, MAX_LATEST)
-    tag = raw.decode("utf-8", "backslashreplace").strip()
+    tag = checkpoint_folder.decode_tracker(raw)
     if tag in ("", ".", "..") or any(char in "/\\:" or not char.isprintable() for char in tag):
         raise MalformedError(f"{tracker} points outside its folder: {quoting.quote(tag)} is not a plain folder name")
     if tag not in folders:

@@ -72,7 +72,7 @@ def _resolve_iteration(path: str) -> str:
     if _find_ranks(path) or _list_arrays(path):
         return ""
     raw = read_small(files.join(path, TRACKER), TRACKER, MAX_TRACKER)
-    word = raw.decode("utf-8", "backslashreplace").strip()
+    word = checkpoint_folder.decode_tracker(raw)
     if word != "release" and not (word.isascii() and word.isdecimal()):
         raise MalformedError(f"{TRACKER} contains {quoting.quote(word)}; expected a number or 'release'")
     name = word if word == "release" else f"iter_{int(word):07d}"

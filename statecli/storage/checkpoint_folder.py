@@ -155,25 +155,34 @@ def list_folders(path: str) -> list[str]:
     return _list(path)[1] if on_disk.may_list(path) else []
 
 
-#: Folders of tools, which an audit of a folder does not enter.
-TOOL_FOLDERS = frozenset(["__pycache__", "node_modules"])
+#: Folders of tools, which an audit of a folder enters only if a file in them has the name of a checkpoint.
+TOOL_FOLDERS = frozenset(
+    [
+        *(".git", ".hg", ".svn", ".bzr", ".jj", "__pycache__", "node_modules", ".ipynb_checkpoints", ".cache"),
+        *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".nox", ".venv"),
+    ]
+)
 
 
 def explain_skipped_folder(path: str) -> tuple[str, str] | None:
-    """Return why an audit of the folder around it does not enter a folder, and that in two words; None if it does."""
-    if is_of_tool(path):
-        return "a hidden folder, or a tool's", "hidden or a tool's"
-    return ("a link to a folder", "link") if on_disk.is_link(path) else None
+    """Return why an audit of the folder around it may not enter a folder, and that in two words; None if it does."""
+    if on_disk.is_link(path):
+        return "a link to a folder", "link"
+    return ("a folder of a tool, without a file named as a checkpoint", "of a tool") if is_of_tool(path) else None
 
 
 def is_of_tool(path: str) -> bool:
-    """Return whether the folder is hidden, or a tool's."""
-    name = on_disk.get_name(path.rstrip("/"))
-    return name.startswith(".") or name in TOOL_FOLDERS
+    """Return whether the folder has the name of a tool's."""
+    return on_disk.get_name(path.rstrip("/")) in TOOL_FOLDERS
 
 
 #: Files in which DeepSpeed and Megatron name the folder that they load, and most bytes that are read of them.
-TRACKERS, MAX_TRACKER_BYTES = ("latest", "latest_universal", "latest_checkpointed_iteration.txt"), 4096
+TRACKERS, MAX_TRACKER_BYTES = ("latest", "latest_universal", "latest_checkpointed_iteration.txt"), 2**20
+
+
+def decode_tracker(raw: bytes) -> str:
+    """Return the text of a tracker file as loaders read it: with universal newlines, without blanks around it."""
+    return raw.decode("utf-8", "surrogateescape").replace("\r\n", "\n").replace("\r", "\n").strip()
 
 
 def list_tracked_folders(path: str) -> set[str]:
@@ -182,9 +191,9 @@ def list_tracked_folders(path: str) -> set[str]:
     for name in TRACKERS:
         if name in list_files(path):
             with contextlib.suppress(UnreadableError):  # the reader of the folder reports it
-                raw = read_small_file(on_disk.join(path, name), MAX_TRACKER_BYTES)
-                word = raw.decode("utf-8", "surrogateescape").strip()
-                tracked |= {word, f"iter_{int(word):07d}"} if word.isascii() and word.isdecimal() else {word}
+                tracked.add(word := decode_tracker(read_small_file(on_disk.join(path, name), MAX_TRACKER_BYTES)))
+                with contextlib.suppress(ValueError):  # not the number of an iteration
+                    tracked.add(f"iter_{int(word):07d}")
     return tracked
 
 

@@ -25,7 +25,7 @@ from statecli.storage import checkpoint_folder, files, zip_archive
 from statecli.storage.byte_source import Source
 from statecli.storage.checkpoint_names import METADATA
 from statecli.storage.store import ListingBudget
-from statecli.targets import packed_files
+from statecli.targets import packed_files, tool_folders
 from statecli.targets.target_result import Status, TargetResult
 
 #: Suffixes of pickles, which may contain anything.
@@ -230,16 +230,26 @@ def _expand_text(text: str, empty_status: Status, model_folders: ModelFolders) -
         except UnreadableError as error:
             yield TargetResult(text, Status.FAILED, str(error))
             return
-        names_hidden = files.get_name(text).startswith(".")
-        hidden = [] if names_hidden else [path for path in paths if _is_hidden(path) and files.is_folder(path)]
-        yield from (skip_folder(path, "a hidden folder, or a tool's", "hidden or a tool's") for path in hidden)
-        for path in (path for path in paths if path not in hidden):
+        passed = [path for path in paths if _is_passed_by_glob(path, files.get_name(text))]
+        yield from (skip_folder(path, "a hidden folder", "hidden") for path in passed)
+        for path in (path for path in paths if path not in passed):
             model = model_folders.find_replacement(path)
             yield from (
                 _expand_folder(path) if files.is_folder(path) else _expand_file(path) if model is None else (model,)
             )
-        if len(paths) == len(hidden):
+        if len(paths) == len(passed):
             yield TargetResult(text, empty_status, f"{text}: no file matches this glob")
+
+
+def _is_passed_by_glob(path: str, last_step: str) -> bool:
+    """Return whether a glob passes over a hidden or a tool's folder: no file in it has the name of a checkpoint.
+
+    `*` matches a hidden folder, which is walked; `*/*.pt` does not enter one.
+    """
+    if last_step.startswith(".") or not files.is_folder(path) or not _is_hidden(path):
+        return False
+    is_entered = last_step in ("*", "**") and not checkpoint_folder.is_of_tool(path)
+    return not is_entered and not _holds_checkpoint_name(path, files.resolve_links(path), files.list_names)
 
 
 def _expand_folder(path: str) -> Iterator[_Candidate]:
@@ -255,35 +265,71 @@ def _expand_folder(path: str) -> Iterator[_Candidate]:
 class _Walk(NamedTuple):
     """One walk: the typed folder and those that were entered by a link, all without links, and the budget of a URL.
 
-    `modules` are folders that a loader takes modules from, which are walked also if they are hidden.
+    `named` are folders that a file next to them names for a loader, which are walked also if they are a tool's.
     """
 
     root: str
     entered: set[str]
-    modules: set[str]
+    named: set[str]
     budget: ListingBudget
 
     def skip_folder(self, path: str) -> TargetResult | None:
         """Return the skipped or failed target for a folder in the walk; None for a folder to walk.
 
-        A loader that is given the link reads the folder behind it, which may be hidden or outside of the walk.
+        A loader that is given a link reads the folder behind it, which may be a tool's or outside of the walk.
         """
-        skipped = skip_subfolder(path)
-        if skipped is not None and path in self.modules and not files.is_link(path):
-            return None
-        if skipped is None or (checkpoint_folder.is_of_tool(path) and path not in self.modules):
-            return skipped
+        if not files.is_link(path):
+            return None if path in self.named else self._pass_over(path)
         real = files.resolve_links(path)
         if real != self.root and not real.startswith(f"{self.root}/"):
-            if not _holds_checkpoint(real):
-                return skipped
-            reason = f"{path}: is a link to a folder with checkpoints outside of this one; name the link as a target"
+            if path not in self.named and not _holds_checkpoint(real):
+                return skip_subfolder(path)
+            what = "that loaders read" if path in self.named else "that holds checkpoints"
+            reason = f"{path}: is a link to a folder {what} outside of this one; name the link as a target"
             return TargetResult(path, Status.FAILED, reason)
-        is_hidden = any(map(checkpoint_folder.is_of_tool, real[len(self.root) + 1 :].split("/")))
-        if not is_hidden or real in self.entered:
-            return skipped
+        is_passed = any(map(checkpoint_folder.is_of_tool, real[len(self.root) + 1 :].split("/")))
+        if not is_passed or real in self.entered:
+            return skip_subfolder(path)
         self.entered.add(real)
         return None
+
+    def _pass_over(self, path: str) -> TargetResult | None:
+        """Return the target for a folder of a tool, unless a file in it has the name of a checkpoint."""
+        real = files.resolve_links(path)
+        if tool_folders.are_installed_packages(self.root, real):
+            return skip_folder(path, "installed packages of a virtual environment", "installed packages")
+        if not checkpoint_folder.is_of_tool(path):
+            return None
+        try:
+            return None if _holds_checkpoint_name(real, self.root, self._list_names) else skip_subfolder(path)
+        except (UnreadableError, OSError) as error:
+            return TargetResult(path, Status.FAILED, f"{path}: {_explain_listing_error(error)}")
+
+    def _list_names(self, folder: str) -> list[str]:
+        names = files.list_names(folder)
+        if files.is_remote(folder):
+            self.budget.take(folder, len(names))
+        return names
+
+
+def _holds_checkpoint_name(path: str, root: str, list_names: Callable[[str], list[str]]) -> bool:
+    return tool_folders.holds_checkpoint_name(path, root, is_named=_is_loaded_by_name, list_names=list_names)
+
+
+#: Metadata of torch.distributed.checkpoint, of all ranks and of one; tools write other files of this suffix.
+_METADATA_NAME = re.compile(r"(?:__\d+)?\.metadata")
+
+
+def _is_loaded_by_name(path: str) -> bool:
+    """Return whether a loader takes a file by this name; a `.bin` of another name may be anything."""
+    is_metadata = _METADATA_NAME.fullmatch(files.get_name(path)) is not None
+    return is_metadata or (_is_named(path) and not _is_ambiguous_bin(path))
+
+
+def _explain_listing_error(error: UnreadableError | OSError) -> str:
+    if isinstance(error, UnreadableError):
+        return str(error)
+    return f"cannot be listed: {(error.strerror or 'unknown error').lower()}"
 
 
 def _holds_checkpoint(path: str) -> bool:
@@ -315,13 +361,8 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
         names = sorted(files.list_names(path), key=make_natural_key)
         if files.is_remote(path):
             walk.budget.take(path, len(names))
-    except OSError as error:
-        yield TargetResult(
-            path, Status.FAILED, f"{path}: cannot be listed: {(error.strerror or 'unknown error').lower()}"
-        )
-        return
-    except UnreadableError as error:
-        yield TargetResult(path, Status.FAILED, f"{path}: {error}")
+    except (UnreadableError, OSError) as error:
+        yield TargetResult(path, Status.FAILED, f"{path}: {_explain_listing_error(error)}")
         return
     prefix = "" if path in (os.curdir, files.join(os.curdir, "")) else path
     member_names = list_members(path)
@@ -329,7 +370,10 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
     yield from (TargetResult(path, Status.FAILED, reason) for reason in _find_unread_parts(path, names))
     for folder in checkpoint_folder.list_module_folders(path, names):
         around = checkpoint_folder.split_module_folder(folder) or ()
-        walk.modules.update(files.join(prefix, *name.split("/")) for name in around)
+        walk.named.update(files.join(prefix, *name.split("/")) for name in around)
+    walk.named.update(
+        files.join(prefix, name) for name in checkpoint_folder.list_tracked_folders(path) if name in names
+    )
     # A file belongs to one model only.
     if not member_paths <= taken:
         yield _ModelFolder(path, member_names)
@@ -339,9 +383,6 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
             yield TargetResult(inner, Status.FAILED, f"{inner}: {reason}")
         elif files.is_folder(inner):
             skipped = walk.skip_folder(inner)
-            if skipped is not None and files.get_name(inner) in checkpoint_folder.list_tracked_folders(path):
-                reason = f"{inner}: is {skipped.reason}, but loaders read it with the file next to it; name this folder"
-                skipped = TargetResult(inner, Status.FAILED, reason)
             inner_walk = _walk_folder(inner, walk, taken | member_paths, depth + 1)
             yield from inner_walk if skipped is None else (skipped,)
         elif inner not in taken | member_paths:
@@ -382,7 +423,7 @@ def list_members(path: str) -> frozenset[str]:
 
 
 def skip_subfolder(path: str) -> TargetResult | None:
-    """Return a skipped target for a subfolder of tools, a hidden folder or a link; None for any other folder."""
+    """Return a skipped target for a subfolder of tools or a link; None for any other folder."""
     reasons = checkpoint_folder.explain_skipped_folder(path)
     return None if reasons is None else skip_folder(path, *reasons)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import zlib
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from statecli.commands.audit.run import Request, audit
 from statecli.commands.inspect.run import Request as Inspect
 from statecli.commands.inspect.run import inspect
 from statecli.storage import files
+from statecli.targets import tool_folders
 from statecli.targets.expand import ModelFolders, expand_targets
 from statecli.targets.target_result import Status
 
@@ -25,7 +28,8 @@ class Harm:
 def save_harmful(path):
     """Write a file whose unpickling runs a command."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"x": Harm()}, path)
+    with path.open("wb") as file:
+        torch.save({"x": Harm()}, file)
 
 
 def list_rules(*targets, **options):
@@ -179,3 +183,108 @@ def test_a_descriptor_that_the_user_names_is_read(folder):
     with open("model.safetensors", "rb") as file:
         path = f"/dev/fd/{file.fileno()}"
         assert not list_failed(path)
+
+
+# --- hidden folders, and those of tools ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "checkpoints/.checkpoint_1/custom_checkpoint_0.pkl",
+        ".h/model.safetensors.d/x",
+        ".git/lfs/mp_rank_00_model_states.pt",
+        "__pycache__/.metadata",
+        "__pycache__/__0.metadata",
+        "node_modules/a/b/pytorch_model.bin",
+        ".cache/huggingface/download/model.PKL.gz",
+        ".venv/share/a.joblib",
+        ".venv/lib/python3.11/site-packages/a.pt",
+        ".tox/py/a.ckpt",
+        "a/.ipynb_checkpoints/a/training_args.bin",
+    ],
+)
+def test_a_hidden_or_a_tools_folder_with_a_name_that_loaders_take_is_walked(folder, path):
+    """accelerate loads the folder with the highest number, hidden or not."""
+    save_harmful(folder / path)
+    assert any("unsafe-global" in rules for rules in list_rules(".").values())
+
+
+def test_the_packages_of_an_environment_are_passed_over(folder):
+    """torch's and numpy's tests have pickles; only an environment's own folder is passed over."""
+    packages = folder / "app" / ".venv" / "lib" / "python3.11" / "site-packages"
+    save_harmful(packages / "numpy" / "tests" / "a.pkl")
+    (folder / "app" / ".venv" / "pyvenv.cfg").touch()
+    os.symlink("lib", folder / "app" / ".venv" / "lib64")
+    assert not list_rules(".")
+    save_harmful(folder / "app" / ".venv" / "lib" / "a.pkl")
+    rules = list_rules(".")
+    assert [files.get_name(files.get_folder(target)) for target in rules] == ["lib"]
+
+
+def test_a_link_out_of_the_walk_in_a_tools_folder_is_judged(folder):
+    """It is judged as any other link."""
+    (folder / "root" / ".git").mkdir(parents=True)
+    save_harmful(folder / "elsewhere" / "a.pt")
+    os.symlink("../../elsewhere", "root/.git/step9")
+    assert "is a link to a folder elsewhere" in list_failed("root")["step9"]
+
+
+def test_too_many_names_in_a_tools_folder_are_walked(folder, monkeypatch):
+    """What is not looked through is not passed over."""
+    monkeypatch.setattr(tool_folders, "MAX_SEARCHED_NAMES", 3)
+    (folder / ".git").mkdir()
+    for number in range(5):
+        (folder / ".git" / str(number)).write_bytes(pickle.dumps(Harm()))
+    assert "unsafe-global" in str(list_rules("."))
+
+
+@pytest.mark.parametrize(
+    ("tracker", "content", "name"),
+    [
+        ("latest", b".h\rx", ".h\nx"),
+        ("latest", b"__pycache__\r\n", "__pycache__"),
+        ("latest", b"\n" * 9000 + b".venv/lib/python3.1/site-packages", ".venv/lib/python3.1/site-packages"),
+        ("latest_universal", b".gs1", ".gs1"),
+        ("latest_checkpointed_iteration.txt", b"1_0", "iter_0000010"),
+    ],
+)
+def test_a_tracker_is_read_as_loaders_read_it(folder, tracker, content, name):
+    """In text mode, so that each end of a line is one character."""
+    (folder / tracker).write_bytes(content)
+    save_harmful(folder / name / "mp_rank_00_model_states.pt")
+    (folder / ".venv").mkdir(exist_ok=True)
+    (folder / ".venv" / "pyvenv.cfg").touch()
+    results = audit(Request((".",))).targets
+    assert any(result.status is Status.FAILED or result.findings for result in results)
+
+
+@pytest.mark.parametrize("tag", ["x/.[h]", "[h]", "?", "*", "a\nb"])
+def test_a_tracker_that_is_a_glob_fails(folder, tag):
+    """zero_to_fp32 gives the path to `glob`, which finds the files of another folder."""
+    (folder / tag).mkdir(parents=True)
+    (folder / "latest").write_text(tag)
+    assert "latest points outside its folder" in str(list_failed("."))
+
+
+def test_honest_folders_stay_clean(folder):
+    """A clone with an environment, a download of the Hub, caches of tools, and a latest of somebody else."""
+    for path, content in {
+        ".git/objects/ab/cdef": zlib.compress(b"blob 3\0abc"),
+        ".git/lfs/objects/ab/cd/" + "ab" * 32: pickle.dumps(Harm()),
+        ".git/refs/heads/main": b"ab" * 20 + b"\n",
+        ".venv/pyvenv.cfg": b"home = /usr/bin\n",
+        ".venv/lib/python3.11/site-packages/torch/a.pt": pickle.dumps(Harm()),
+        ".cache/huggingface/download/model.safetensors.metadata": b"abc\ndef\n1.5\n",
+        ".cache/huggingface/download/model.safetensors.lock": b"",
+        ".cache/huggingface/.gitignore": b"*",
+        ".github/workflows/ci.yml": b"on: push\n",
+        "src/__pycache__/a.cpython-311.pyc": b"\xa7\r\r\n" + bytes(12),
+        ".ipynb_checkpoints/a-checkpoint.ipynb": b"{}",
+        "latest": b"runs/[1]\n",
+    }.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    results = audit(Request((".",))).targets
+    assert {result.status for result in results} == {Status.AUDITED, Status.SKIPPED}
+    assert not any(result.findings for result in results)

@@ -41,9 +41,9 @@ def test_harmless_kinds_do_not_push_others_out_of_the_verdict(statecli, folder):
     """Broken links come first in the walk."""
     (folder / "0").symlink_to("nowhere")
     (folder / "1.txt").write_text("words")
-    (folder / ".hidden").mkdir()
+    (folder / ".git").mkdir()
     verdict = statecli("audit", ".").out
-    assert all(kind in verdict for kind in ("broken link", "text file", "hidden", "7z archive", "HDF5 file"))
+    assert all(kind in verdict for kind in ("broken link", "text file", "of a tool", "7z archive", "HDF5 file"))
 
 
 def test_json_lists_what_was_not_checked(statecli, folder):
@@ -79,13 +79,13 @@ def test_gitlab_has_an_information_for_each_reason(statecli, folder):
     assert [(one["check_name"], one["severity"]) for one in issues] == [("not-checked", "info")] * 3
 
 
-def test_hidden_folders_count_as_not_checked(statecli, folder):
+def test_folders_of_tools_count_as_not_checked(statecli, folder):
     """A walk does not enter them."""
     (folder / ".cache").mkdir()
     assert statecli("audit", ".", "-f", "json").json["not_checked"][0] == {
         "what": "folder",
         "count": 1,
-        "why": "hidden or a tool's",
+        "why": "of a tool",
     }
 
 
@@ -124,13 +124,22 @@ def test_a_glob_finds_hidden_files_as_a_folder_does(statecli, folder, glob):
 
 
 @pytest.mark.parametrize("glob", ["*", "**", "**/*.pt"])
-def test_a_glob_counts_hidden_folders_as_a_folder_does(statecli, folder, glob):
-    """It does not enter them, and says so."""
+def test_a_glob_enters_hidden_folders_as_a_folder_does(statecli, folder, glob):
+    """A loader of the newest step enters them too."""
     (folder / ".hidden").mkdir()
     torch.save({"w": torch.zeros(1)}, folder / ".hidden" / "b.pt")
+    targets = statecli("audit", f"{folder}/{glob}", "-f", "json").json["targets"]
+    assert str(folder / ".hidden" / "b.pt") in [one["target"] for one in targets if one["status"] == "audited"]
+
+
+@pytest.mark.parametrize("glob", ["*", "**", "**/*.pt"])
+def test_a_glob_counts_hidden_folders_of_tools_as_a_folder_does(statecli, folder, glob):
+    """It does not enter them, and says so."""
+    (folder / ".git").mkdir()
+    (folder / ".git" / "HEAD").write_text("ref: refs/heads/main")
     found = statecli("audit", f"{folder}/{glob}", "-f", "json").json
     assert any(entry["what"] == "folder" for entry in found["not_checked"])
-    assert not any("b.pt" in one["target"] for one in found["targets"])
+    assert not any("HEAD" in one["target"] for one in found["targets"])
 
 
 def test_a_glob_that_matches_only_hidden_folders_matches_no_file(statecli, tmp_path):

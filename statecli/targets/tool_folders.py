@@ -1,0 +1,58 @@
+"""Decide which folders of tools a walk passes over: those without a file that loaders take by its name.
+
+Loaders that choose a folder themselves (the newest step, the folder in a tracker file) also choose a hidden folder or a
+tool's. Such a loader takes files by their names, so a tool's folder with a file of such a name is walked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from statecli.storage import files
+
+#: Names in one folder and those below it that are looked at.
+MAX_SEARCHED_NAMES = 100_000
+#: Packages in a virtual environment of a tool, which have test data with names of checkpoints.
+_PACKAGES = re.compile(
+    r"(?P<environment>(?:.*/)?(?:\.venv|\.(?:tox|nox)/[^/]+))/(?:lib(?:64)?/python[^/]+|Lib)/site-packages"
+)
+#: The file that Python writes into a virtual environment.
+_ENVIRONMENT_FILE = "pyvenv.cfg"
+
+
+def are_installed_packages(root: str, path: str) -> bool:
+    """Return whether the folder `path` has the installed packages of an environment of a tool below the folder `root`.
+
+    Both are without links.
+    """
+    match = None if files.is_remote(path) else _PACKAGES.fullmatch(path[len(root) :].lstrip("/"))
+    return match is not None and files.is_file(files.join(root, match["environment"], _ENVIRONMENT_FILE))
+
+
+def holds_checkpoint_name(
+    path: str, root: str, *, is_named: Callable[[str], bool], list_names: Callable[[str], list[str]]
+) -> bool:
+    """Return whether a file below the folder `path` has a name that a loader takes, or the folder must be walked.
+
+    It must be if there are too many names, or if a link leads out of the folder `root` of the walk; other links lead to
+    folders that the walk meets. `list_names` may raise UnreadableError or OSError.
+    """
+    pending, count = [(files.resolve_links(path), 0)], 0
+    while pending:
+        folder, depth = pending.pop()
+        names = list_names(folder)
+        count += len(names)
+        if count > MAX_SEARCHED_NAMES or depth > files.MAX_FOLDER_DEPTH:
+            return True
+        for name in names:
+            inner = files.join(folder, name)
+            if files.is_link(inner) and files.is_folder(inner):
+                if not files.resolve_links(inner).startswith(f"{root}/"):
+                    return True
+            elif not files.is_folder(inner):
+                if is_named(inner):
+                    return True
+            elif not are_installed_packages(root, inner):
+                pending.append((inner, depth + 1))
+    return False
