@@ -23,8 +23,8 @@ from msgspec import structs
 from statecli import formats
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.model_state import Bomb, Mention, Place, ScannedPickle
-from statecli.formats import dcp, torch_legacy, torch_tar
+from statecli.core.model_state import Bomb, Hazard, Mention, Place, ScannedPickle
+from statecli.formats import dcp, torch_legacy, torch_tar, unsupported
 from statecli.formats.shared import npy_array
 from statecli.formats.shared.dcp_metadata import Stored
 from statecli.pickle_scan import frames, known_names, script_code, script_nesting
@@ -220,6 +220,9 @@ def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
     return [(archive.offset, _FIRST), (archive.offset + max(0, archive.length - _LAST), _LAST)]
 
 
+#: What torch does with a file that is a cache of compiled code, and what to do about one.
+_CACHE_USE = "takes the file for a cache of compiled code, and unpickles what it holds"
+_CACHE_HELP = "do not load it as a cache unless you made it"
 #: Bytes of pickles and code of one file whose digests are computed, and bytes that are read at once for them.
 _MAX_DIGESTED, _DIGESTED_AT_ONCE = 1 << 30, 1 << 22
 #: Bytes of a whole file whose digest is computed, once: on disk 10 to 40 seconds, behind a URL a download.
@@ -272,7 +275,11 @@ class FileScan:
             if torch_tar.parse_header(head) is not None and not head.startswith(_ZIP):
                 self._scan_tar(first)
             self.pieces.append(first)
-        return _mark_loaded_by_torch(self._scan_pieces(), self.whole)
+        pickles = _mark_loaded_by_torch(self._scan_pieces(), self.whole)
+        if unsupported.is_compiled(head):
+            hazard = Hazard(f"torch.compiler.load_cache_artifacts {_CACHE_USE}", help=_CACHE_HELP)
+            pickles.append(ScannedPickle("the file", self.whole.span, hazards=(hazard,), digest=self._digest_file()))
+        return pickles
 
     def scan_stored(self, places: Iterable[Stored]) -> list[ScannedPickle]:
         """Scan archives that are loaded as files of their own, because one archive may hold another."""

@@ -262,6 +262,7 @@ def unsafe_data(subject: Subject) -> Iterator[Issue]:
     the state of a ModelCheckpoint. `load_state_dict` obeys `assign_to_params_buffers` in the `_metadata` of the file:
     the file's tensors replace the parameters, and an optimizer made before trains the old ones. Optimizers and
     schedulers compute powers of integers exactly, which takes hours for large ones.
+    `torch.compiler.load_cache_artifacts` unpickles what a file holds that begins as a cache of compiled code.
     A path of a ModelCheckpoint in a store such as s3 is a note, and so is a key of `_metadata` that torch does not
     write.
 

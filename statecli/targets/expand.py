@@ -499,7 +499,7 @@ def _is_ambiguous_bin(path: str) -> bool:
 
 
 def _is_checkpoint(path: str, source: Source) -> bool:
-    if unsupported.is_compiled(source) or any(format.sniff(path, source.head) for format in FORMATS):
+    if unsupported.is_compiled(source.head) or any(format.sniff(path, source.head) for format in FORMATS):
         return True
     if not source.head.startswith(b"PK\3\4") and torch_tar.has_pickles(source):
         return True

@@ -296,11 +296,6 @@ def test_files_of_torch_compile_fail(tmp_path, name):
         inspect(str(tmp_path / name))
 
 
-def test_a_file_that_begins_as_one_of_torch_compile_is_told_by_its_checksum(tmp_path):
-    """Numbers may begin so."""
-    assert status_beside_a_model(tmp_path, "x.dat", damaged(COMPILED["cache.dat"], 0)) is Status.SKIPPED
-
-
 @pytest.mark.parametrize("name", NOT_PACKED)
 def test_archives_of_other_files_are_skipped(tmp_path, name):
     """They are counted as not checked."""
