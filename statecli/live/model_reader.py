@@ -31,7 +31,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.live import assignment_lines, measure, suggest_fix
 from statecli.live.built_model import BuiltModel
 from statecli.live.rebuild import Rebuild, compare_builds
-from statecli.live.tensors import TensorFacts, find_leaves, get_grad_fn_name, get_kind, is_lazy, read_facts
+from statecli.live.tensors import TensorFacts, find_leaves, get_grad_fn_name, get_kind, is_lazy, may_overlap, read_facts
 from statecli.live.walk import RegisteredName, UnregisteredTensor, WalkResult, count_constants_in_code, walk
 
 #: Attributes of a model that hold what it may be called with; Lightning keeps the second behind the first.
@@ -72,7 +72,7 @@ class _StorageRows:
         self.count += 1
         if self.largest is None or row.facts.elements > self.largest.facts.elements:
             self.largest = row
-        if len(self.first_rows) <= suggest_fix.MAX_NAMES_IN_FIX:
+        if len(self.first_rows) < suggest_fix.MAX_COMPARED_PARTS:
             self.first_rows.append(row)
 
 
@@ -87,7 +87,7 @@ class _Table:
     #: name -> how a copy of the model holds the tensor, if not as the model does.
     copy_differences: dict[str, str] = field(default_factory=dict)
     _by_storage: dict[int | str, _StorageRows] = field(default_factory=dict)
-    suggestions: suggest_fix.Suggestions = field(default_factory=suggest_fix.Suggestions)
+    _suggestions: suggest_fix.Suggestions | None = None
     _rebuilds: dict[str, Rebuild] | None = None
     _modules: dict[str, nn.Module] = field(default_factory=dict)
 
@@ -103,6 +103,13 @@ class _Table:
             for sharing_row in self.rows:
                 self._by_storage.setdefault(sharing_row.facts.storage, _StorageRows()).add(sharing_row)
         return self._by_storage[row.facts.storage]
+
+    def get_suggestions(self) -> suggest_fix.Suggestions:
+        """Return the fixes of this model, once its rows are complete."""
+        if self._suggestions is None:
+            aliases = (alias for row, alias in self.aliases.values() if row.kind is Kind.BUFFER)
+            self._suggestions = suggest_fix.Suggestions(frozenset(id(alias.steps[0].value) for alias in aliases))
+        return self._suggestions
 
     def get_rebuild(self, row: _Row) -> Rebuild:
         """Return how two more builds compare for a tensor; the builds are made at the first call.
@@ -361,9 +368,7 @@ def _build_unregistered_row(table: _Table, unregistered: UnregisteredTensor, fac
         row.derived_by = "a hook of torch"
         row.notes.append("derived from registered tensors by a hook of torch, before each forward")
     elif operation:
-        registered_ids = {id(entry.tensor) for entry in table.walk.registered}
-        leaves = find_leaves(unregistered.tensor)
-        whose = "registered" if leaves is not None and all(id(leaf) in registered_ids for leaf in leaves) else "other"
+        whose = "registered" if _is_derived_from_registered(table, unregistered.tensor) else "other"
         row.notes.append(f"derived from {whose} tensors (grad_fn {operation})")
     if unregistered.steps[0].how == "class" or any(step.how == "class" for step in unregistered.steps):
         row.notes.append("class attribute, shared by all instances")
@@ -374,6 +379,12 @@ def _build_unregistered_row(table: _Table, unregistered: UnregisteredTensor, fac
         row.notes.append(parameter_note if issubclass(type(unregistered.tensor), nn.Parameter) else buffer_note)
     _note_no_shape(row)
     return row
+
+
+def _is_derived_from_registered(table: _Table, tensor: torch.Tensor) -> bool:
+    registered_ids = {id(entry.tensor) for entry in table.walk.registered}
+    leaves = find_leaves(tensor)
+    return leaves is not None and all(id(leaf) in registered_ids for leaf in leaves)
 
 
 def _note_no_shape(row: _Row) -> None:
@@ -647,20 +658,36 @@ def _find_unregistered_module(unregistered: UnregisteredTensor | None) -> str | 
 
 
 def _suggest_fix(table: _Table, row: _Row) -> str | None:
-    if row.unregistered is None or row.follows_device is not False or row.derived_by:
+    if row.unregistered is None or row.follows_device is not False or _is_recomputed(row.unregistered):
         return None
+    if row.derived_by:
+        is_from_registered = _is_derived_from_registered(table, row.tensor)
+        if is_from_registered or not suggest_fix.creates_leaf(row.place, row.unregistered):
+            return suggest_fix.suggest_for_derived(is_from_registered)
     name = row.unregistered.steps[0].label.rpartition(".")[2]
-    sharing = table.find_rows_sharing(row)
+    sharing = _find_rows_overlapping(table, row)
     if sharing.largest is not None and sharing.largest.facts.elements > row.facts.elements:
         return suggest_fix.suggest_for_part(sharing.largest.fqn)
     repeated = table.built.origins.is_repeated(row.unregistered.owner, name)
-    return table.suggestions.suggest(
+    return table.get_suggestions().suggest(
         row.unregistered,
         row.place,
         repeated=repeated,
         others=_find_other_names(table, row, sharing),
         rebuild=table.get_rebuild(row),
     )
+
+
+def _find_rows_overlapping(table: _Table, row: _Row) -> _StorageRows:
+    """Return the rows with elements of `row`, `row` included; of a storage with many rows all rows."""
+    sharing = table.find_rows_sharing(row)
+    if sharing.count == 1 or sharing.count > len(sharing.first_rows):
+        return sharing
+    overlapping = _StorageRows()
+    for other in sharing.first_rows:
+        if other is row or may_overlap(other.tensor, row.tensor):
+            overlapping.add(other)
+    return overlapping
 
 
 def _find_other_names(table: _Table, row: _Row, sharing: _StorageRows) -> suggest_fix.OtherNames:
@@ -671,5 +698,8 @@ def _find_other_names(table: _Table, row: _Row, sharing: _StorageRows) -> sugges
     ]
     same = sharing.count == 1 and all(table.aliases[alias][1].tensor is row.tensor for alias in row.aliases)
     return suggest_fix.OtherNames(
-        tuple(names[: suggest_fix.MAX_NAMES_IN_FIX]), len(row.aliases) + sharing.count - 1, same
+        tuple(names[: suggest_fix.MAX_NAMES_IN_FIX]),
+        len(row.aliases) + sharing.count - 1,
+        same,
+        disjoint=sharing.count < table.find_rows_sharing(row).count,
     )

@@ -13,42 +13,38 @@ from __future__ import annotations
 import ast
 import collections
 import functools
+import inspect
+import itertools
 import re
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from statecli.live.attribute_source import (
+    Assignment,
+    Use,
+    find_torch_nn_name,
+    find_uses,
+    read_assignment,
+    read_scope,
+    reads,
+)
 from statecli.live.rebuild import Rebuild
-from statecli.live.tensors import storage
+from statecli.live.tensors import may_overlap, storage
 from statecli.live.walk import Step, UnregisteredTensor
 
 _AT_END_OF_INIT = "# at the end of __init__:\n"
 #: Types of keys that `str` writes without running the user's code.
 _PLAIN_KEYS = frozenset(id(kind) for kind in (str, int, float, bool, bytes, type(None)))
+_AFTER_LAST_ASSIGNMENT = "# after its last assignment:\n"
 _AFTER_SUPER_INIT = "# after super().__init__():\n"
 #: Further names of a memory that a fix shows.
 MAX_NAMES_IN_FIX = 3
-
-
-@dataclass(frozen=True)
-class _Assignment:
-    """An assignment as written in the file.
-
-    `owner`: the object of the target (`self`); `nn`: torch.nn as the file writes it; `early`: the statement is before
-    `super().__init__()`. `targets`: all names assigned at once (`self.x = y = …`), the tensor's first; `unpacked`:
-    several values go to several names.
-    """
-
-    owner: str
-    value: ast.expr
-    text: str
-    nn: str
-    early: bool = False
-    targets: tuple[str, ...] = ()
-    unpacked: bool = False
+#: Tensors in one memory that are compared with one another.
+MAX_COMPARED_PARTS = 64
 
 
 @dataclass(frozen=True)
@@ -56,11 +52,50 @@ class OtherNames:
     """Further names of the memory of a tensor, which a move would separate from the registered name.
 
     `names`: the first `FEW_NAMES` of them; `count`: their number; `same`: all refer to one tensor object.
+    `disjoint`: the memory also holds elements of other tensors, which have no element in common with this one.
     """
 
     names: tuple[str, ...] = ()
     count: int = 0
     same: bool = True
+    disjoint: bool = False
+
+
+@dataclass(frozen=True)
+class _Site:
+    """The attribute of a tensor in its source file.
+
+    `source`: its assignment, if the fix can replace it; `uses`: other uses in the classes of the module.
+    `owner`: what the file calls the module; `placement`: the comment above a fix that goes elsewhere.
+    `is_foreign`: the line lies in a class that the module is not an instance of.
+    """
+
+    name: str
+    source: Assignment | None = None
+    uses: tuple[Use, ...] = ()
+    owner: str = "self"
+    placement: str = _AT_END_OF_INIT
+    is_foreign: bool = False
+
+    def is_filled(self) -> bool:
+        """Return True if other statements put something into the container or take something out."""
+        return any(_FILLING_ACTION.fullmatch(use.action) for use in self.uses)
+
+    def find_uses_after_init(self) -> list[Use]:
+        """Return the uses in functions that the constructor does not run."""
+        return [use for use in self.uses if use.function and not use.constructs]
+
+
+#: Uses of a container that change what is in it.
+_FILLING_ACTION = re.compile(
+    r"(append|extend)(left)?|augment|clear|insert|item|pop(item|left)?|remove|reverse|rotate|setdefault|sort|update"
+)
+#: Uses of a tensor that change it, besides methods that end in _.
+_CHANGING_ACTIONS = frozenset(["set", "item", "augment", "out", "batch_norm", "instance_norm"])
+#: Uses with which a tensor accumulates: its value depends on the value before.
+_ACCUMULATING_ACTION = re.compile(r"augment|(batch|instance)_norm|(add|sub|mul|div|lerp)\w*_")
+#: Methods of tensors that end in _ and change no value.
+_KEEPING_METHODS = frozenset(["requires_grad_", "share_memory_", "detach_", "retain_grad"])
 
 
 @dataclass(frozen=True)
@@ -72,10 +107,14 @@ class _ContainerFix:
 
 
 class Suggestions:
-    """Fixes for the tensors of a model. A container is read once, for all its tensors."""
+    """Fixes for the tensors of a model. A container is read once, for all its tensors.
 
-    def __init__(self) -> None:
-        self._containers: dict[tuple[int, str, _Assignment | None, bool, bool, Rebuild], _ContainerFix] = {}
+    `holders_of_buffers`: ids of the containers that hold registered buffers too.
+    """
+
+    def __init__(self, holders_of_buffers: Set[int] = frozenset()) -> None:
+        self._holders_of_buffers = holders_of_buffers
+        self._containers: dict[tuple[int, _Site, bool, bool, bool, Rebuild], _ContainerFix] = {}
 
     def suggest(
         self,
@@ -95,30 +134,96 @@ class Suggestions:
             return _suggest_for_complex(unregistered)
         if rebuild is Rebuild.ABSENT and unregistered.steps[0].how != "hidden":
             return _suggest_for_created_later(unregistered)
-        return _suggest(unregistered, place, repeated, others, rebuild, self)
+        site = _read_site(unregistered, place)
+        text = _suggest(unregistered, site, repeated, others, _weigh_changes(site, rebuild), self)
+        return text and _finish(text, unregistered, site, place)
 
-    def suggest_for_container(
-        self, unregistered: UnregisteredTensor, name: str, source: _Assignment | None, rebuild: Rebuild
-    ) -> _ContainerFix:
+    def suggest_for_container(self, unregistered: UnregisteredTensor, site: _Site, rebuild: Rebuild) -> _ContainerFix:
         """Return the fix for the container at the first step of `unregistered`."""
         steps = unregistered.steps
         has_modules = any(issubclass(type(step.value), nn.Module) for step in steps)
-        key = (id(steps[0].value), name, source, has_modules, len(steps) > 2, rebuild)
+        has_buffers = id(steps[0].value) in self._holders_of_buffers
+        key = (id(steps[0].value), site, has_modules, has_buffers, len(steps) > 2, rebuild)
         fix = self._containers.get(key)
         if fix is None:
             fix = self._containers[key] = _suggest_for_container(*key[1:], container=steps[0].value)
         return fix
 
 
+def _read_site(unregistered: UnregisteredTensor, place: tuple[str, int] | None) -> _Site:
+    name = unregistered.steps[0].label.rpartition(".")[2]
+    classes = frozenset(base.__name__ for base in type(unregistered.owner).__mro__ if not _is_of_torch(base))
+    source, scope = read_assignment(place, name), read_scope(place)
+    files = {file for file in (place and place[0], _find_class_file(type(unregistered.owner))) if file}
+    line = place[1] if place and source else None
+    uses = tuple(use for file in sorted(files) for use in find_uses(file, name, classes, line))
+    if scope is None:
+        return _Site(name, source, uses)
+    owner = source.owner if source else scope.instance
+    is_at_end = owner == scope.instance and not (scope.function == "__init__" and scope.returns_early)
+    placement = _AT_END_OF_INIT if is_at_end else _AFTER_LAST_ASSIGNMENT
+    if scope.function == "__post_init__":
+        placement = placement.replace("__init__", scope.function)
+    return _Site(name, source, uses, owner, placement, scope.class_name not in classes)
+
+
+def _find_class_file(kind: type) -> str | None:
+    try:
+        return inspect.getsourcefile(kind)
+    except (TypeError, OSError):
+        return None
+
+
+def _is_of_torch(kind: type) -> bool:
+    return kind is object or kind.__module__.partition(".")[0] == "torch"
+
+
+def _weigh_changes(site: _Site, rebuild: Rebuild) -> Rebuild:
+    """Return how to treat the value: one that methods accumulate is to be saved as a random one is."""
+    if rebuild is not Rebuild.IDENTICAL:
+        return rebuild
+    changes = [use for use in site.find_uses_after_init() if use.action in _CHANGING_ACTIONS or _is_write(use)]
+    if any(_accumulates(use, site.name) for use in changes):
+        return Rebuild.DIFFERENT
+    return Rebuild.UNKNOWN if changes else rebuild
+
+
+def _is_write(use: Use) -> bool:
+    return use.action.endswith("_") and not use.action.startswith("_") and use.action not in _KEEPING_METHODS
+
+
+def _accumulates(use: Use, name: str) -> bool:
+    if use.action == "set":
+        return isinstance(use.value, ast.BinOp) and reads(use.value, name)
+    return _ACCUMULATING_ACTION.fullmatch(use.action) is not None
+
+
+def _finish(text: str, unregistered: UnregisteredTensor, site: _Site, place: tuple[str, int] | None) -> str:
+    """Return `text` with the file's names of the module and of torch.nn."""
+    if text.startswith(_AT_END_OF_INIT):
+        text = re.sub(r"\bself\b", site.owner, site.placement + text.removeprefix(_AT_END_OF_INIT))
+    filename = place[0] if place else _find_class_file(type(unregistered.owner))
+    torch_nn = find_torch_nn_name(filename) if filename else "nn"
+    if torch_nn == "nn" or not _NN_CLASS.search(text):
+        return text
+    if torch_nn is None:
+        return f"{text}\n# and import torch.nn at the top of the file: from torch import nn"
+    return "\n".join(line if line[:1] == "#" else _NN_CLASS.sub(f"{torch_nn}.", line) for line in text.split("\n"))
+
+
+#: `nn.` where a fix writes it.
+_NN_CLASS = re.compile(r"(?<![\w.])nn\.(?=(Parameter|Module)(List|Dict)?\()", re.M)
+
+
 def _suggest(
     unregistered: UnregisteredTensor,
-    place: tuple[str, int] | None,
+    site: _Site,
     repeated: bool,
     others: OtherNames,
     rebuild: Rebuild,
     suggestions: Suggestions,
 ) -> str | None:
-    first = unregistered.steps[0]
+    first, source = unregistered.steps[0], site.source
     if any(issubclass(type(step.value), torch.optim.Optimizer) for step in unregistered.steps):
         return None
     if first.how == "hidden":
@@ -126,58 +231,105 @@ def _suggest(
             f"# two tensors have the name {unregistered.fqn}: rename the plain attribute and register it,\n"
             "# or delete the attribute if the registered tensor is the right one"
         )
-    name = first.label.rpartition(".")[2]
-    source = _read_assignment(place, name)
     if any(step.how in ("closure", "default") for step in unregistered.steps):
-        return _suggest_for_captured(unregistered, rebuild)
+        return _suggest_for_captured(unregistered, site, rebuild)
     if first.how == "class":
-        return _suggest_for_class_attribute(unregistered, name, source, rebuild, suggestions)
+        return _suggest_for_class_attribute(unregistered, site, rebuild, suggestions)
+    obstacle = _describe_class_attribute(unregistered, site.name) or _describe_obstacle(unregistered, site, rebuild)
+    if obstacle is not None:
+        return obstacle
     at_end = source is not None and (repeated or source.unpacked)
-    text = _suggest_registration(unregistered, name, None if at_end else source, others, rebuild, suggestions)
+    text = _suggest_registration(
+        unregistered, replace(site, source=None) if at_end else site, others, rebuild, suggestions
+    )
     if text is None:
         return _suggest_for_other_holder(unregistered, rebuild)
-    if at_end and source and source.owner != "self":
-        text = re.sub(r"\bself\b", source.owner, text.replace(_AT_END_OF_INIT, "# after its last assignment:\n"))
-    if _is_class_attribute(unregistered, name):
-        text = f"# first delete the class attribute {name}, which hides the registered tensor\n{text}"
+    if _find_class_value(unregistered, site.name) is not _ABSENT:
+        text = f"# first delete the class attribute {site.name}, which hides the registered tensor\n{text}"
     return _AFTER_SUPER_INIT + text if source and source.early and not text.startswith("#") else text
 
 
+def _describe_class_attribute(unregistered: UnregisteredTensor, name: str) -> str | None:
+    """Return what to do first if the class has a method or a property of that name."""
+    value = _find_class_value(unregistered, name)
+    if isinstance(value, functools.cached_property):
+        return f"# compute {name} in __init__ and register it there, instead of caching it in a property"
+    is_descriptor = hasattr(type(value), "__get__")
+    owner = _get_type_name(unregistered.owner)
+    return f"# give it another name: {name} is a method or a property of {owner}" if is_descriptor else None
+
+
+def _describe_obstacle(unregistered: UnregisteredTensor, site: _Site, rebuild: Rebuild) -> str | None:
+    """Return what to do first if the attribute cannot be registered under its name, or not where it is assigned."""
+    name, first = site.name, unregistered.steps[0]
+    is_single = first.how == "attribute" and len(unregistered.steps) == 1
+    if site.is_foreign and site.source is None:
+        return _suggest_in_own_class(unregistered, name if is_single else f"each tensor of {name}", rebuild)
+    for use in site.find_uses_after_init():
+        if use.action == "set" and is_single and unregistered.tensor.requires_grad:
+            return (
+                f"# {use.function}() assigns a new tensor to {name}, which an nn.Parameter refuses:\n"
+                f"# change {name} in place there, then make it an nn.Parameter here"
+            )
+        if use.action == "set" and isinstance(use.value, _REFUSED_VALUES) and _is_refused(use.value):
+            return (
+                f"# {use.function}() assigns to {name} what a registered {name} refuses:\n"
+                f"# assign the same type there as here, then register {name} here"
+            )
+    return None
+
+
+def _suggest_in_own_class(unregistered: UnregisteredTensor, what: str, rebuild: Rebuild) -> str:
+    """Return what to do if another class sets the attribute with setattr."""
+    how, kind = _describe_registration(unregistered.tensor, rebuild), _get_type_name(unregistered.owner)
+    text = f"# register {what} in the class {kind}, as {how}, and only change its value here"
+    return _add_loading_if_new(text, unregistered.tensor, rebuild)
+
+
+#: Values that cannot be assigned to the name of a buffer or a module.
+_REFUSED_VALUES = (ast.Constant, ast.List, ast.ListComp, ast.Tuple, ast.Dict, ast.DictComp)
+
+
+def _is_refused(value: ast.expr) -> bool:
+    return not (isinstance(value, ast.Constant) and value.value is None)
+
+
 def _suggest_registration(
-    unregistered: UnregisteredTensor,
-    name: str,
-    source: _Assignment | None,
-    others: OtherNames,
-    rebuild: Rebuild,
-    suggestions: Suggestions,
+    unregistered: UnregisteredTensor, site: _Site, others: OtherNames, rebuild: Rebuild, suggestions: Suggestions
 ) -> str | None:
     """Return the fix for a tensor in the attribute or in a container in the attribute; None for deeper tensors."""
     steps = unregistered.steps
     if len(steps) == 1 and steps[0].how == "attribute":
         return (
-            _suggest_single_name(name, others)
-            if _would_separate(unregistered.tensor, source, others)
-            else _format_registration(unregistered.tensor, name, source, rebuild)
+            _suggest_single_name(site.name, others)
+            if _would_separate(unregistered.tensor, site.source, others)
+            else _format_registration(unregistered.tensor, site, rebuild, others.disjoint)
         )
+    if issubclass(type(steps[0].value), nn.Module) and steps[0].how == "attribute":  # in __dict__
+        text = f'{_AT_END_OF_INIT}self.{site.name} = self.__dict__.pop("{site.name}")'
+        return _add_loading(text, f"{site.name}.*")
     if not _is_container(steps[0].value) or len(steps) < 2 or steps[1].how != "item":
         return None
-    fix = suggestions.suggest_for_container(unregistered, name, source, rebuild)
+    fix = suggestions.suggest_for_container(unregistered, site, rebuild)
     if fix.needs_single_name and others.count:
-        return _suggest_single_name(f"an attribute for each tensor of {name}", others)
+        return _suggest_single_name(f"an attribute for each tensor of {site.name}", others)
     return fix.text
 
 
 def _suggest_for_container(
-    name: str, source: _Assignment | None, has_modules: bool, is_deeper: bool, rebuild: Rebuild, *, container: Any
+    site: _Site, has_modules: bool, has_buffers: bool, is_deeper: bool, rebuild: Rebuild, *, container: Any
 ) -> _ContainerFix:
     if has_modules:
-        return _ContainerFix(_suggest_for_modules(container, name, source))
+        return _ContainerFix(_suggest_for_modules(container, site))
+    if has_buffers:
+        text = f"# read the registered buffers in {site.name} under their own names, and register the others"
+        return _ContainerFix(text)
     if is_deeper or not _are_all(_members(container), torch.Tensor):
         return _ContainerFix(None)
-    return _suggest_for_tensors(container, name, source, rebuild)
+    return _suggest_for_tensors(container, site, rebuild)
 
 
-def _would_separate(tensor: torch.Tensor, source: _Assignment | None, others: OtherNames) -> bool:
+def _would_separate(tensor: torch.Tensor, source: Assignment | None, others: OtherNames) -> bool:
     """Return True if registering `tensor` leaves its further names behind.
 
     A new nn.Parameter is one object for all names assigned later, and keeps them together.
@@ -204,59 +356,96 @@ def suggest_for_part(fqn: str) -> str:
     )
 
 
-def _suggest_for_tensors(container: Any, name: str, source: _Assignment | None, rebuild: Rebuild) -> _ContainerFix:
+def _suggest_for_tensors(container: Any, site: _Site, rebuild: Rebuild) -> _ContainerFix:
     members = _members(container)
     parameters = [issubclass(type(member), nn.Parameter) or member.requires_grad for member in members]
     if any(parameters) and not all(parameters):
         text = "# put the trained tensors into an nn.ParameterList, and register the others with self.register_buffer"
         return _ContainerFix(text)
     parts = not _are_all(members, nn.Parameter)
-    if parts and len({storage(member)[0] for member in members}) < len(members):
-        return _ContainerFix(
-            _suggest_single_name(f"an attribute for each tensor of {name}", OtherNames(("a second entry",), 1)), parts
-        )
+    disjoint = len({storage(member)[0] for member in members}) < len(members)
+    if parts and disjoint and _have_common_elements(members):
+        name = f"an attribute for each tensor of {site.name}"
+        return _ContainerFix(_suggest_single_name(name, OtherNames(("a second entry",), 1)), parts)
     if any(parameters):
-        text = _add_loading(_format_container("Parameter", container, name, source), f"{name}.*")
+        text = _add_loading(_format_container("Parameter", container, site), f"{site.name}.*")
         return _ContainerFix(text, parts)
-    return _ContainerFix(_format_loop(container, name, source, rebuild), parts)
+    return _ContainerFix(_format_loop(container, site, rebuild, disjoint), parts)
 
 
-def _suggest_for_modules(container: Any, name: str, source: _Assignment | None) -> str:
+def _have_common_elements(members: list[torch.Tensor]) -> bool:
+    """Return True if two of the tensors may overlap; of many tensors this is not tried."""
+    pairs = itertools.combinations(members[:MAX_COMPARED_PARTS], 2)
+    return len(members) > MAX_COMPARED_PARTS or any(may_overlap(first, second) for first, second in pairs)
+
+
+def _suggest_for_modules(container: Any, site: _Site) -> str:
     """Return the fix for a container with modules, with the line that loads older checkpoints."""
-    text = _suggest_module_container(container, name, source)
-    return text if text.startswith("# keep ") else _add_loading(text, f"{name}.*")
+    text = _suggest_module_container(container, site)
+    return _add_loading(text, "keys of these modules" if text.startswith("# keep ") else f"{site.name}.*")
 
 
-def _suggest_module_container(container: Any, name: str, source: _Assignment | None) -> str:
+def _suggest_module_container(container: Any, site: _Site) -> str:
     """Return the fix for a container with modules: directly, in pairs with names, or one container deeper."""
     members = [member for member in _members(container) if member is not None]
+    if hasattr(type(container), "_fields"):
+        return f"# keep the modules of {site.name} in attributes of self: a named tuple does not register them"
     if _are_all(members, nn.Module):
-        return _format_container("Module", container, name, source)
+        return _format_container("Module", container, site)
     is_dict = issubclass(type(container), dict)
     if not is_dict and all(_is_named_module(member) for member in members):
         keys = [member[0] for member in members]
         if len(set(keys)) == len(keys) and not any(_is_bad_key(key, nn.ModuleDict) for key in keys):
-            return f"# and iterate over its items()\n{_format_assignment('ModuleDict', name, source, '{}')}"
+            return f"# and iterate over its items()\n{_format_assignment('ModuleDict', site, '{}', container)}"
     is_nested = [issubclass(type(m), (list, tuple)) and _are_all(_members(m), nn.Module) for m in members]
     if is_nested and all(is_nested) and len(members) == len(_members(container)):
-        part = f"{source.nn if source else 'nn'}.ModuleList(part)"
+        part = "nn.ModuleList(part)"
         if not is_dict:
-            return _format_assignment("ModuleList", name, source, f"{part} for part in {{}}", container)
+            return _format_assignment("ModuleList", site, f"{part} for part in {{}}", container)
         if not any(_is_bad_key(key, nn.ModuleDict) for key in dict.keys(container)):
             inner = f"{{{{key: {part} for key, part in ({{}}).items()}}}}"
-            return _format_assignment("ModuleDict", name, source, inner, container)
-    return f"# keep the modules of {name} in an nn.ModuleList or nn.ModuleDict, separate from the other objects in it"
+            return _format_assignment("ModuleDict", site, inner, container)
+    return (
+        f"# keep the modules of {site.name} in an nn.ModuleList or nn.ModuleDict, separate from the other objects in it"
+    )
 
 
 def _is_named_module(member: Any) -> bool:
     return type(member) is tuple and len(member) == 2 and type(member[0]) is str and _are_all([member[1]], nn.Module)
 
 
-def _format_assignment(kind: str, name: str, source: _Assignment | None, value: str, container: Any = None) -> str:
+def _format_assignment(kind: str, site: _Site, value: str, container: Any) -> str:
     """Return `self.name = nn.kind(value)`; `{}` in `value` stands for the present value."""
-    if source is None or (container is not None and not _is_complete(source.value, len(_members(container)))):
-        return f"{_AT_END_OF_INIT}self.{name} = {source.nn if source else 'nn'}.{kind}({value.format(f'self.{name}')})"
-    return f"{' = '.join(source.targets)} = {source.nn}.{kind}({value.format(source.text)})"
+    lacking = _find_lacking(kind, site, container)
+    if lacking or site.source is None or not _is_complete(site, container):
+        text = f"{_AT_END_OF_INIT}self.{site.name} = nn.{kind}({value.format(f'self.{site.name}')})"
+    else:
+        text = f"{' = '.join(site.source.targets)} = nn.{kind}({value.format(site.source.text)})"
+    return text + "".join(f"\n{_describe_lacking(use, kind, site.name)}" for use in lacking if not use.constructs)
+
+
+def _find_lacking(kind: str, site: _Site, container: Any) -> list[Use]:
+    """Return the uses of a list or dictionary that nn.kind does not have, one of a kind."""
+    new_class, is_dict = getattr(nn, kind), issubclass(type(container), dict)
+    actions = {use.action: use for use in sorted(site.uses, key=lambda use: not use.constructs) if not use.nested}
+    has_pop = is_dict or not any(use.action == "pop" and not use.arguments for use in site.uses)
+    supported = {"augment": hasattr(new_class, "__ior__" if is_dict else "__iadd__"), "pop": has_pop}
+    supported["right operand"] = is_dict
+    known = set(dir(type(container))) | supported.keys()
+    return [use for action, use in actions.items() if action in known and not _has(new_class, action, supported)]
+
+
+def _has(new_class: type, action: str, supported: dict[str, bool]) -> bool:
+    return supported.get(action, True) and (action in ("augment", "right operand") or hasattr(new_class, action))
+
+
+def _describe_lacking(use: Use, kind: str, name: str) -> str:
+    if use.action == "right operand":
+        return f"# and where a list + {name} is computed, write list({name}): a list + nn.{kind} raises TypeError"
+    if use.action == "augment":
+        return f"# and replace the |= of {use.function}(), because nn.{kind} does not have it"
+    given = "()" if use.action != "pop" else "() without an index"
+    return f"# and replace .{use.action}{given} in {use.function}(), because nn.{kind} does not have it"
 
 
 def _is_container(obj: Any) -> bool:
@@ -275,19 +464,25 @@ def _are_all(members: list[Any], kind: type) -> bool:
     return all(issubclass(type(member), kind) for member in members)
 
 
-def _format_registration(tensor: torch.Tensor, name: str, source: _Assignment | None, rebuild: Rebuild) -> str:
-    if source is None:
-        registration = _format_buffer_or_parameter(tensor, name, f'self.__dict__.pop("{name}")', rebuild)
+def _format_registration(tensor: torch.Tensor, site: _Site, rebuild: Rebuild, disjoint: bool = False) -> str:
+    source = site.source
+    if source is None or disjoint or (tensor.requires_grad and any(_is_refused_by_leaf(use) for use in site.uses)):
+        value = f'self.__dict__.pop("{site.name}")' + ".clone()" * disjoint
+        registration = _format_buffer_or_parameter(tensor, site.name, value, rebuild)
         return f"{_AT_END_OF_INIT}{registration}"
     if tensor.requires_grad:
         names = [
             target.removeprefix(f"{source.owner}.") for target in source.targets if target.startswith(source.owner)
         ]
-        return _add_loading(
-            f"{' = '.join(source.targets)} = {source.nn}.Parameter({source.text})", ", ".join(names) or name
-        )
+        text = f"{' = '.join(source.targets)} = nn.Parameter({source.text})"
+        return _add_loading(text, ", ".join(names) or site.name)
     further_targets = "".join(f"\n{target} = {source.targets[0]}" for target in source.targets[1:])
-    return _format_buffer(source.owner, name, source.text, rebuild, further_targets)
+    return _format_buffer(source.owner, site.name, source.text, rebuild, further_targets)
+
+
+def _is_refused_by_leaf(use: Use) -> bool:
+    """Whether the constructor changes the tensor in place, which torch refuses for a parameter."""
+    return use.constructs and (use.action in ("item", "augment") or _is_write(use))
 
 
 def _format_buffer(owner: str, name: str, value: str, rebuild: Rebuild, further_lines: str = "") -> str:
@@ -305,6 +500,22 @@ _IF_SAVED = "# to save the value too, delete persistent=False and load older che
 def _add_loading(text: str, keys: str) -> str:
     """Add the line that loads checkpoints without the keys that the fix adds to the state_dict."""
     return f"{text}\n# older checkpoints have no {keys}: load them with strict=False, which keeps the initial values"
+
+
+def suggest_for_derived(is_from_registered: bool) -> str:
+    """Return what to decide for a tensor with a grad_fn, if a fix cannot replace what computes it."""
+    if is_from_registered:
+        return "# compute it in forward: computed once, it keeps the old values when its parameters change or move"
+    return (
+        "# to train it, make the result an nn.Parameter; to keep it fixed, register it with .detach() as a buffer:\n"
+        "# the tensor that it is computed from is not registered"
+    )
+
+
+def creates_leaf(place: tuple[str, int] | None, unregistered: UnregisteredTensor) -> bool:
+    """Return True if the assigned expression makes the parameter itself (`nn.Parameter(…).to(device)`)."""
+    source = read_assignment(place, unregistered.steps[0].label.rpartition(".")[2])
+    return source is not None and re.search(r"\bParameter\(|requires_grad(=True|_\()", source.text) is not None
 
 
 def _suggest_for_complex(unregistered: UnregisteredTensor) -> str:
@@ -330,23 +541,27 @@ def _suggest_for_created_later(unregistered: UnregisteredTensor) -> str:
     )
 
 
-def _format_container(what: str, container: Any, name: str, source: _Assignment | None) -> str:
+def _format_container(what: str, container: Any, site: _Site) -> str:
     """nn.ModuleList and its like take the place of the container; append and item assignment go on working."""
     if issubclass(type(container), dict):
-        return _format_dictionary(f"{what}Dict", container, name, source)
-    if source and source.text in ("[]", "list()"):
-        return f"{' = '.join(source.targets)} = {source.nn}.{what}List()"
-    return _format_assignment(f"{what}List", name, source, "{}")
+        return _format_dictionary(f"{what}Dict", container, site)
+    return _format_empty(f"{what}List", container, site) or _format_assignment(f"{what}List", site, "{}", container)
 
 
-def _format_dictionary(kind: str, container: Any, name: str, source: _Assignment | None) -> str:
+def _format_empty(kind: str, container: Any, site: _Site) -> str | None:
+    """Return `self.name = nn.kind()` if the attribute begins empty, and nn.kind can be filled as it is."""
+    source = site.source
+    if source is None or source.text not in ("[]", "list()", "{}", "dict()") or _find_lacking(kind, site, container):
+        return None
+    return f"{' = '.join(source.targets)} = nn.{kind}()"
+
+
+def _format_dictionary(kind: str, container: Any, site: _Site) -> str:
     """Return code for nn.ModuleDict or nn.ParameterDict, with other keys if these refuse the keys."""
     keys = list(dict.keys(container))
     container_class: type = getattr(nn, kind)
     if not any(_is_bad_key(key, container_class) for key in keys):
-        if source and source.text in ("{}", "dict()"):
-            return f"{' = '.join(source.targets)} = {source.nn}.{kind}()"
-        return _format_assignment(kind, name, source, "{}")
+        return _format_empty(kind, container, site) or _format_assignment(kind, site, "{}", container)
     if any(id(type(key)) not in _PLAIN_KEYS for key in keys):
         return f"# use an nn.{kind} whose keys are strings without dots"
     comment = "# the keys must be strings without dots"
@@ -355,7 +570,8 @@ def _format_dictionary(kind: str, container: Any, name: str, source: _Assignment
         if len(set(new_keys)) == len(keys) and not any(_is_bad_key(key, container_class) for key in new_keys):
             key = f"str(k).replace('.', '_') + {suffix!r}" if suffix else "str(k).replace('.', '_')"
             inner = f"{{{{{key}: v for k, v in ({{}}).items()}}}}"
-            return _add_comment(comment, _format_assignment(kind, name, source, inner, container))
+            read = f": read self.{site.name}[{new_keys[0]!r}] instead of self.{site.name}[{keys[0]!r}]"
+            return _add_comment(comment + read, _format_assignment(kind, site, inner, container))
         comment = (
             f"# the keys must be strings without dots; they end in _, because nn.{kind} has attributes of these names"
         )
@@ -373,10 +589,11 @@ def _is_bad_key(key: Any, container_class: type) -> bool:
     return type(key) is not str or not key or "." in key or hasattr(container_class(), key)
 
 
-def _format_loop(container: Any, name: str, source: _Assignment | None, rebuild: Rebuild) -> str:
+def _format_loop(container: Any, site: _Site, rebuild: Rebuild, disjoint: bool) -> str:
     """Return code with a buffer for each tensor, without the container, because a move would not update it."""
-    owner = source.owner if source else "self"
-    complete = source is not None and _is_complete(source.value, len(_members(container)))
+    source, name = site.source, site.name
+    complete = source is not None and _is_complete(site, container) and not any(use.constructs for use in site.uses)
+    owner = source.owner if source and complete else "self"
     value = source.text if source and complete else f'{owner}.__dict__.pop("{name}")'
     placement, key, pairs = "" if complete else _AT_END_OF_INIT, "i", f"enumerate({value})"
     if issubclass(type(container), dict):
@@ -388,10 +605,11 @@ def _format_loop(container: Any, name: str, source: _Assignment | None, rebuild:
         ):
             return "# register each tensor with self.register_buffer, under a separate name"
         key = "key" if are_identifiers else "str(key).replace('.', '_')"
+    copy = ".clone()" if disjoint else ""
     persistence = "" if rebuild is Rebuild.DIFFERENT else ", persistent=False"
     text = (
         f"{placement}for {'i' if key == 'i' else 'key'}, tensor in {pairs}:\n"
-        f'    {owner}.register_buffer(f"{name}_{{{key}}}", tensor{persistence})\n'
+        f'    {owner}.register_buffer(f"{name}_{{{key}}}", tensor{copy}{persistence})\n'
         f'# and read each as getattr(self, f"{name}_{{{key}}}")'
     )
     if rebuild is Rebuild.DIFFERENT:
@@ -399,32 +617,34 @@ def _format_loop(container: Any, name: str, source: _Assignment | None, rebuild:
     return text if rebuild is Rebuild.IDENTICAL else f"{text}\n{_IF_SAVED}"
 
 
-def _is_complete(value: ast.expr, count: int) -> bool:
-    """Return True if the assigned expression is the whole container, not an empty container to be filled later."""
+def _is_complete(site: _Site, container: Any) -> bool:
+    """Return True if the assigned expression is the whole container, and no other statement changes it later."""
+    if site.source is None or site.source.reused or site.is_filled():
+        return False
+    if issubclass(type(container), collections.defaultdict):
+        return False  # filled by reading it
+    value, count = site.source.value, len(_members(container))
     if isinstance(value, (ast.List, ast.Tuple)):
-        return len(value.elts) == count
+        return len(value.elts) == count or any(isinstance(element, ast.Starred) for element in value.elts)
     if isinstance(value, ast.Dict):
-        return len(value.keys) == count
-    return isinstance(value, (ast.ListComp, ast.DictComp)) or (isinstance(value, ast.Call) and bool(value.args))
+        return len(value.keys) == count or None in value.keys
+    return True
 
 
 def _suggest_for_class_attribute(
-    unregistered: UnregisteredTensor,
-    name: str,
-    source: _Assignment | None,
-    rebuild: Rebuild,
-    suggestions: Suggestions,
+    unregistered: UnregisteredTensor, site: _Site, rebuild: Rebuild, suggestions: Suggestions
 ) -> str | None:
+    source, name = site.source, site.name
     placement = f"# delete {name} from the class body; in __init__, after super().__init__():\n"
-    if source is None or any(_is_attribute_step(step) for step in unregistered.steps[1:]):
-        return f"{placement}# register it there with self.register_buffer"
+    if source is None or source.unpacked or any(_is_attribute_step(step) for step in unregistered.steps[1:]):
+        return f"{placement}# register it there with self.register_buffer(…, persistent=False)"
     if len(unregistered.steps) == 1:
-        return placement + _format_registration(unregistered.tensor, name, source, rebuild)
+        return placement + _format_registration(unregistered.tensor, site, rebuild)
     if issubclass(type(unregistered.steps[0].value), nn.Module):
-        return f"{placement}self.{name} = {source.text}"
-    text = _suggest_registration(unregistered, name, source, OtherNames(), rebuild, suggestions)
+        return _add_loading(f"{placement}self.{name} = {source.text}", f"{name}.*")
+    text = _suggest_registration(unregistered, site, OtherNames(), rebuild, suggestions)
     if text is None or text.startswith(_AT_END_OF_INIT):
-        return f"{placement}# register it there with self.register_buffer"
+        return f"{placement}# register it there with self.register_buffer(…, persistent=False)"
     return placement + text
 
 
@@ -432,15 +652,38 @@ def _is_attribute_step(step: Step) -> bool:
     return step.how not in ("item", "registered")
 
 
-def _suggest_for_captured(unregistered: UnregisteredTensor, rebuild: Rebuild) -> str:
+def _suggest_for_captured(unregistered: UnregisteredTensor, site: _Site, rebuild: Rebuild) -> str:
     """Return the fix for a tensor in a closure or a default: the function must read the tensor from the module."""
-    step = next(step for step in unregistered.steps if step.how in ("closure", "default"))
+    step, tensor = next(s for s in unregistered.steps if s.how in ("closure", "default")), unregistered.tensor
     match = re.search(r"'(\w+)'", step.label)
-    name = match.group(1) if match else unregistered.steps[0].label.rpartition(".")[2] + "_default"
-    comment = (
-        f"# do not capture the tensor: read self.{name} in the function (a hook gets the module as first argument)\n"
-    )
-    return comment + _format_buffer_or_parameter(unregistered.tensor, name, name, rebuild)
+    how = _describe_registration(tensor, rebuild)
+    if step.how == "default" or match is None:
+        text = f"# give the argument the default None, and read {how} of the module instead"
+        return _add_loading_if_new(text, tensor, rebuild)
+    name, is_module = match.group(1), issubclass(type(step.value), nn.Module)
+    if is_module and not site.is_foreign:
+        return _READ_FROM_MODULE.format(name) + _add_loading(f"self.{name} = {name}", f"{name}.*")
+    if site.is_foreign or step.value is not tensor:
+        how = "a submodule" if is_module else how
+        text = f"# register {name} as {how} and read it from the module: a hook gets the module as its first argument"
+        return _add_loading(text, "keys of it") if is_module else _add_loading_if_new(text, tensor, rebuild)
+    return _READ_FROM_MODULE.format(name) + _format_buffer_or_parameter(tensor, name, name, rebuild)
+
+
+_READ_FROM_MODULE = "# do not capture it: read self.{} in the function (a hook gets the module as first argument)\n"
+
+
+def _describe_registration(tensor: torch.Tensor, rebuild: Rebuild) -> str:
+    """Return how to register the tensor, for a sentence to which `_add_loading_if_new` adds a line."""
+    if tensor.requires_grad:
+        return "an nn.Parameter"
+    return "a buffer" if rebuild is Rebuild.DIFFERENT else "a buffer with persistent=False"
+
+
+def _add_loading_if_new(text: str, tensor: torch.Tensor, rebuild: Rebuild) -> str:
+    """Add the line that loads older checkpoints if `_describe_registration` adds a key."""
+    is_new = tensor.requires_grad or rebuild is Rebuild.DIFFERENT
+    return _add_loading(text, "key of it") if is_new else text
 
 
 def _format_buffer_or_parameter(tensor: torch.Tensor, name: str, value: str, rebuild: Rebuild) -> str:
@@ -450,28 +693,32 @@ def _format_buffer_or_parameter(tensor: torch.Tensor, name: str, value: str, reb
 
 
 def _suggest_for_other_holder(unregistered: UnregisteredTensor, rebuild: Rebuild) -> str:
-    """Return the fix for a tensor in another object: make the object a module, or move the tensor to a module."""
-    holder = _find_holder(unregistered)
-    name = "_".join(re.findall(r"\w+", "".join(step.label for step in unregistered.steps)))
+    """Return what to decide for a tensor in another object: make the object a module, or move the tensor to a module.
+
+    No code: the object must give the tensor up, or its name would refer to the old memory after a move.
+    """
+    holder, tensor = _find_holder(unregistered), unregistered.tensor
+    kind, how = _get_type_name(holder), _describe_registration(tensor, rebuild)
     if issubclass(type(holder), nn.Module):
         steps = [step for step in unregistered.steps if step.value is not holder]
-        return f"# make {_get_type_name(steps[0].value)} an nn.Module, so that the module in it is registered"
+        text = f"# make {_get_type_name(steps[0].value)} an nn.Module, so that the module in it is registered"
+        return _add_loading(text, "keys of that module")
     if issubclass(type(holder), torch.Tensor):
-        comment = "# keep the tensor on the module, because a move does not reach attributes of a tensor\n"
+        text = f"# keep the tensor on the module, as {how}, because a move does not reach attributes of a tensor"
     elif issubclass(type(holder), torch.distributions.Distribution):
-        comment = "# keep the distribution's parameters on the module, and build the distribution in forward\n"
-    elif _is_container(holder) or type(holder).__module__ in ("builtins", "itertools", "functools"):
-        comment = f"# keep the tensor on the module, and read it from there, not from the {_get_type_name(holder)}\n"
+        text = (
+            f"# keep the distribution's parameters on the module, each as {how}, and build the distribution in forward"
+        )
+    elif _is_container(holder) or type(holder).__module__ in _LIBRARY_MODULES:
+        text = f"# keep the tensor on the module, as {how}, and read it from there, not from the {kind}"
     else:
         attribute = unregistered.steps[-1].label.lstrip(".")
-        return (
-            f"# make {_get_type_name(holder)} an nn.Module; in its own __init__, instead of self.{attribute} = value:\n"
-            f"{_format_buffer_or_parameter(unregistered.tensor, attribute, 'value', rebuild)}"
-        )
-    path = "".join(step.label for step in unregistered.steps).lstrip(".")
-    if "#" in path:  # no Python reaches it by that name
-        return comment.removesuffix("\n") + f": register it there, for example as {name}"
-    return comment + _format_buffer_or_parameter(unregistered.tensor, name, f"self.{path}", rebuild)
+        text = f"# make {kind} an nn.Module that registers {attribute} as {how}, or move {attribute} to this module"
+    return _add_loading_if_new(text, tensor, rebuild)
+
+
+#: Modules with holders that nobody makes an nn.Module.
+_LIBRARY_MODULES = ("argparse", "builtins", "functools", "itertools", "types")
 
 
 def _find_holder(unregistered: UnregisteredTensor) -> Any:
@@ -486,112 +733,10 @@ def _get_type_name(obj: Any) -> str:
     return type(obj).__name__
 
 
-def _is_class_attribute(unregistered: UnregisteredTensor, name: str) -> bool:
-    """Return True for an attribute of the class, because register_buffer refuses its name."""
-    return any(name in vars(base) for base in type(unregistered.owner).__mro__)
+_ABSENT = object()
 
 
-# --- reading the assignment ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _SourceFile:
-    """A parsed source file: its lines, its spelling of torch.nn, and its assignments by line.
-
-    `early`: statements before `super().__init__()` of their function, where nothing can be registered.
-    """
-
-    lines: list[str]
-    nn: str
-    assignments: dict[int, list[ast.Assign | ast.AnnAssign]] = field(default_factory=dict)
-    early: set[ast.stmt] = field(default_factory=set)
-
-
-@functools.lru_cache(maxsize=64)
-def _parse_file(filename: str) -> _SourceFile | None:
-    try:
-        text = Path(filename).read_text("utf-8")
-        tree = ast.parse(text)
-    except (OSError, ValueError, SyntaxError):
-        return None
-    file = _SourceFile(text.split("\n"), _find_torch_nn_name(tree))
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                file.assignments.setdefault(line, []).append(node)
-        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-            file.early.update(_find_early_statements(node))
-    return file
-
-
-@functools.lru_cache(maxsize=256)
-def _read_assignment(place: tuple[str, int] | None, name: str) -> _Assignment | None:
-    """Return the statement at `place` with the assignment of `name`; None for anything but a plain assignment."""
-    file = _parse_file(place[0]) if place else None
-    if place is None or file is None:
-        return None
-    for node in file.assignments.get(place[1], ()):
-        owner_and_value = _find_target(node, name)
-        if owner_and_value is not None:
-            owner, value = owner_and_value
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            target_texts = [ast.unparse(target) for target in targets]
-            target_text = f"{owner}.{name}"
-            other_targets = [
-                text_ for text_ in target_texts if text_ != (target_text if target_text in target_texts else name)
-            ]
-            unpacked = any(isinstance(target, (ast.Tuple, ast.List)) for target in targets)
-            text = _get_source_text(file.lines, value)
-            return _Assignment(owner, value, text, file.nn, node in file.early, (target_text, *other_targets), unpacked)
-    return None
-
-
-def _find_target(node: ast.Assign | ast.AnnAssign, name: str) -> tuple[str, ast.expr] | None:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    if node.value is None:
-        return None
-    for target in targets:
-        pairs: list[tuple[ast.expr, ast.expr]] = [(target, node.value)]
-        if isinstance(target, ast.Tuple):
-            is_pairwise = isinstance(node.value, ast.Tuple) and len(node.value.elts) == len(target.elts)
-            pairs = list(zip(target.elts, node.value.elts, strict=True)) if is_pairwise else []  # type: ignore[attr-defined]
-        for element, value in pairs:
-            if isinstance(element, ast.Attribute) and element.attr == name:
-                return ast.unparse(element.value), value
-            if isinstance(element, ast.Name) and element.id == name:
-                return "self", value  # in a class body
-    return None
-
-
-def _get_source_text(lines: list[str], value: ast.expr) -> str:
-    first, last = value.lineno - 1, (value.end_lineno or value.lineno) - 1
-    encoded = [line.encode() for line in lines[first : last + 1]]
-    encoded[-1] = encoded[-1][: value.end_col_offset]  # offsets count bytes
-    encoded[0] = encoded[0][value.col_offset :]
-    text = b"\n".join(encoded).decode()
-    is_bare_tuple = isinstance(value, ast.Tuple) and not text.startswith("(")
-    return f"({text})" if is_bare_tuple else text
-
-
-def _find_torch_nn_name(tree: ast.Module) -> str:
-    """How this file writes torch.nn."""
-    torch_name = "torch"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module == "torch":
-            alias_ = next((alias for alias in node.names if alias.name == "nn"), None)
-            if alias_:
-                return alias_.asname or "nn"
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name == "torch.nn" and alias.asname:
-                    return alias.asname
-                if alias.name == "torch" and alias.asname:
-                    torch_name = alias.asname
-    return f"{torch_name}.nn"
-
-
-def _find_early_statements(function: ast.FunctionDef) -> list[ast.stmt]:
-    """Return the statements of an `__init__` before its `super().__init__()`."""
-    calls = [sub for sub in ast.walk(function) if isinstance(sub, ast.Call)]
-    starts = [c.lineno for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "__init__"]
-    return [statement for statement in function.body if starts and statement.lineno < min(starts)]
+def _find_class_value(unregistered: UnregisteredTensor, name: str) -> Any:
+    """Return the attribute of the class, because register_buffer refuses its name; `_ABSENT` if there is none."""
+    bases = (vars(base) for base in type(unregistered.owner).__mro__)
+    return next((base[name] for base in bases if name in base), _ABSENT)

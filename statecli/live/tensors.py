@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -131,6 +132,26 @@ def is_freed(tensor: torch.Tensor) -> bool:
         )
     except (RuntimeError, NotImplementedError):
         return False
+
+
+def may_overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return False if two tensors of one storage have no element in common: neighbours, or interleaved columns."""
+    if first.layout != torch.strided or second.layout != torch.strided or first.dtype != second.dtype:
+        return True
+    if first.is_quantized or not first.numel() or not second.numel():
+        return True
+    begins = first.storage_offset(), second.storage_offset()
+    ends = [begin + _count_span(tensor) for begin, tensor in zip(begins, (first, second), strict=True)]
+    if ends[0] <= begins[1] or ends[1] <= begins[0]:
+        return False
+    strides = [s for t in (first, second) for size, s in zip(t.shape, t.stride(), strict=True) if size > 1]
+    step = math.gcd(*strides)
+    return step == 0 or (begins[0] - begins[1]) % step == 0
+
+
+def _count_span(tensor: torch.Tensor) -> int:
+    """Elements of the storage from the first to the last element of the tensor."""
+    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
 
 
 def _count_extent_bytes(tensor: torch.Tensor) -> int:

@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 from statecli.core.model_state import Kind
+from statecli.live import read
 from statecli.live.build import build
 from statecli.live.spec import parse_spec
 
@@ -66,6 +67,36 @@ FIXES = [
     ("self.a = {'x.y': torch.ones(1), 2: torch.ones(1)}", "for key, tensor in {'x.y'", ["a_2", "a_x_y"]),
     ("vars(self)['t'] = torch.ones(1)", "# at the end of __init__:\nself.register_buffer", ["t"]),
     ("exec('self.t = torch.ones(1, requires_grad=True)')", "# at the end of __init__:\nself.t = nn.Parameter", ["t"]),
+    # filled, or changed by methods that the new container lacks
+    (
+        "self.b = collections.defaultdict(list)\n        self.b['x'].append(nn.PReLU())",
+        "# at the end",
+        ["b.x.0.weight"],
+    ),
+    (
+        "self.b = [0] * 2\n        for i in range(2): self.b[i] = nn.PReLU()",
+        "# at the end",
+        ["b.0.weight", "b.1.weight"],
+    ),
+    (
+        "self.b = []\n        self.b.append(nn.PReLU())\n        self.b.reverse()",
+        "# at the end of __init__",
+        ["b.0.weight"],
+    ),
+    ("self.b = {}\n        self.b.setdefault('x', nn.PReLU())", "# at the end of __init__:\nself.b", ["b.x.weight"]),
+    ("b = []\n        self.b = b\n        b.append(nn.PReLU())", "# at the end of __init__:\nself.b", ["b.0.weight"]),
+    ("self.a = [torch.ones(i) for i in (1,)]\n        self.a.append(torch.ones(2))", "# at the end", ["a_0", "a_1"]),
+    ("self.a = [torch.ones(1)]\n        n = len(self.a)", "# at the end of __init__:\nfor i, tensor", ["a_0"]),
+    # a leaf that requires grad refuses to be changed in place
+    ("self.t = torch.empty(n)\n        self.t.normal_()\n        self.t.requires_grad_()", "# at the end", ["t"]),
+    # parts of one memory without a common element
+    ("self.t, _ = torch.arange(5.).split([2, 3])\n        self.u = _", "# at the end of __init__:", ["t", "u"]),
+    ("self.t, self.u = torch.ones(2, 2).unbind(-1)", "# at the end of __init__:\nself.register_buffer", ["t", "u"]),
+    ("self.a = torch.arange(4.).chunk(2)", "for i, tensor in enumerate(torch.arange(4.).chunk(2)):", ["a_0", "a_1"]),
+    # computed from a parameter that nothing registers
+    ("self.t = nn.Parameter(torch.ones(n)).double()", "self.t = nn.Parameter(nn.Parameter(", ["t"]),
+    ("self.p = [nn.Parameter(torch.ones(n)) * 2]", "self.p = nn.ParameterList([nn.Parameter(", ["p.0"]),
+    ("self.__dict__['m'] = nn.PReLU()", "# at the end of __init__:\nself.m = self.__dict__.pop", ["m.weight"]),
 ]
 
 
@@ -88,13 +119,21 @@ def _pasted(source: str, row) -> str:
     return "".join(lines)
 
 
+def _pasted_all(inspect, source: str) -> str:
+    """`source` with a fix for each attribute that is not registered."""
+    for _ in range(3):
+        row = next((t for t in inspect(source).tensors if t.kind is Kind.UNREGISTERED), None)
+        source = source if row is None else _pasted(source, row)
+    return source
+
+
 @pytest.mark.parametrize(("body", "start", "names"), FIXES)
 def test_the_fix_registers_it(inspect, body, start, names):
     """Pasted where it belongs, the fix leaves nothing unregistered, and what it registers follows."""
     source = f"{HEADER}        {body}\n"
     row = next(t for t in inspect(source).tensors if t.kind is Kind.UNREGISTERED)
     assert row.fix.startswith(start)
-    fixed = inspect(_pasted(source, row))
+    fixed = inspect(_pasted_all(inspect, source))
     assert sorted(t.fqn for t in fixed.tensors) == names
     assert {t.kind for t in fixed.tensors} <= {Kind.PARAMETER, Kind.BUFFER}
     assert {t.moves for t in fixed.tensors} == {True}
@@ -248,7 +287,21 @@ def test_the_files_own_name_of_torch_nn_is_used(inspect):
             'self.register_buffer("k", k, persistent=False)',
         ),
         ("self.f = functools.partial(print, torch.ones(1))", "not from the partial"),
-        ("self.h = Holder()\n        self.h.t = torch.ones(1)", "make Holder an nn.Module"),
+        (
+            "self.h = Holder()\n        self.h.t = torch.ones(1)",
+            "make Holder an nn.Module that registers t as a buffer",
+        ),
+        ("self.b = collections.namedtuple('Pair', 'x y')(nn.PReLU(), 1)", "a named tuple does not register them"),
+        ("self.half = torch.ones(1)", "give it another name: half is a method or a property of Net"),
+        ("self.f = lambda x, s=torch.ones(1): x * s", "give the argument the default None"),
+        ("self.cfg = {'n': 4, 'mean': torch.ones(1)}", "read it from there, not from the dict"),
+        ("self.p = nn.PReLU()\n        setattr(self.p, 't', torch.ones(1))", "register t in the class PReLU"),
+        (
+            "k = torch.ones(1)\n        nn.Module.register_forward_hook(self, lambda *a: [k])",
+            "read self.k in the function",
+        ),
+        ("self.w = nn.PReLU().weight.clone()", "to keep it fixed, register it with .detach() as a buffer"),
+        ("self.fc = nn.PReLU()\n        self.w = self.fc.weight * 2", "compute it in forward"),
         ("self.h = Holder()\n        self.h.net = nn.PReLU()", "make Holder an nn.Module"),
         ("self.d = torch.distributions.Normal(torch.zeros(1), 1.0)", "build the distribution in forward"),
         ("self.ps = [nn.Parameter(torch.ones(2)), torch.arange(3)]", "register the others"),
@@ -290,3 +343,105 @@ def test_a_parent_that_assigns_it_first_is_minded(inspect):
     (row,) = inspect(source, "Child").tensors
     (fixed,) = inspect(_pasted(source, row), "Child").tensors
     assert (fixed.fqn, fixed.kind, fixed.moves) == ("t", Kind.BUFFER, True)
+
+
+METHODS = """
+    def forward(self, x):
+        {0}
+        return x
+    def __init__(self):
+        super().__init__()
+"""
+
+
+def _inspect_with_forward(inspect, forward: str, body: str):
+    source = "class Net(nn.Module):" + METHODS.format(forward) + f"        {body}\n"
+    row = next(t for t in inspect(source).tensors if t.kind is Kind.UNREGISTERED)
+    return source, row
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "self.t = 0.9 * self.t + 0.1 * x.mean()",
+        "self.t += 1",
+        "self.t.data.mul_(0.9)",
+        "torch.batch_norm(x, None, None, self.t, self.t, True, 0.1, 1e-5, False)",
+    ],
+)
+def test_a_value_that_forward_accumulates_is_saved(inspect, write, forward):
+    """The constructor rebuilds only the first value of a running mean."""
+    source, row = _inspect_with_forward(inspect, forward, "self.t = torch.zeros(3)")
+    assert row.fix.startswith('self.register_buffer("t", torch.zeros(3))\n# older checkpoints have no t')
+    _load_older_checkpoint(_build(write(_pasted(source, row))), _build(write(source)), row.fix)
+
+
+@pytest.mark.parametrize("forward", ["self.t = torch.ones(4)", "self.t[:2] = x", "self.t.copy_(x)"])
+def test_of_a_cache_or_a_state_both_ways_are_printed(inspect, write, forward):
+    """An assignment that does not read the old value may be a cache, whose shape changes."""
+    source, row = _inspect_with_forward(inspect, forward, "self.t = torch.zeros(3)")
+    assert "persistent=False" in row.fix
+    assert row.fix.endswith(
+        "# to save the value too, delete persistent=False and load older checkpoints with strict=False"
+    )
+    _load_older_checkpoint(_build(write(_pasted(source, row))), _build(write(source)), row.fix)
+
+
+def test_a_change_in_another_class_is_not_its(inspect):
+    """An attribute of the same name in a class beside it says nothing."""
+    other = "class Other:\n    def step(self):\n        self.t += 1\n        self.b.pop()\n"
+    body = "self.t = torch.zeros(3)\n        self.b = [nn.PReLU()]"
+    fixes = {t.fqn: t.fix for t in inspect(f"{other}{HEADER}        {body}\n").tensors}
+    assert fixes["t"] == 'self.register_buffer("t", torch.zeros(3), persistent=False)'
+    assert fixes["b[0].weight"].startswith("self.b = nn.ModuleList([nn.PReLU()])\n# older")
+
+
+@pytest.mark.parametrize(
+    ("forward", "body", "said"),
+    [
+        ("self.b.get('x')", "self.b = {'x': nn.PReLU()}", "# and replace .get() in forward()"),
+        ("self.b.pop()", "self.b = [nn.PReLU()]", "# and replace .pop() without an index in forward()"),
+        ("[x] + self.b", "self.b = [nn.PReLU()]", "write list(b): a list + nn.ModuleList raises TypeError"),
+        ("self.b[3]", "self.b = {3: nn.PReLU()}", "read self.b['3'] instead of self.b[3]"),
+        ("self.t = self.t * 2", "self.t = torch.ones(3, requires_grad=True)", "which an nn.Parameter refuses"),
+        ("self.t = 2", "self.t = torch.ones(3)", "what a registered t refuses"),
+    ],
+)
+def test_what_forward_must_do_otherwise_is_said(inspect, forward, body, said):
+    """nn.ModuleList is not a list, and a registered name takes no other type."""
+    _, row = _inspect_with_forward(inspect, forward, body)
+    assert said in row.fix
+    assert all(line.startswith("#") or ast.parse(line) for line in row.fix.splitlines())
+
+
+def test_a_file_that_imports_neither_torch_nor_nn_gets_the_import(tmp_path, monkeypatch):
+    """`torch.nn.Parameter` would raise NameError in a file with `from torch.nn import Module`."""
+    monkeypatch.chdir(tmp_path)
+    source = "from torch import ones\nfrom torch.nn import Module\nclass Net(Module):\n    def __init__(self):\n"
+    source += "        super().__init__()\n        self.t = ones(1, requires_grad=True)\n"
+    (tmp_path / "net.py").write_text(source, "utf-8")
+    spec = parse_spec("net.py:Net")
+    assert spec is not None
+    (row,) = read(build(spec), "net.py:Net").tensors
+    assert row.fix.endswith("# and import torch.nn at the top of the file: from torch import nn")
+
+
+def test_a_list_with_a_registered_buffer_is_not_registered_twice(inspect, rows):
+    """The buffer would be in the memory twice, and a move would separate the two."""
+    body = "self.register_buffer('t', torch.ones(2))\n        self.a = [self.t, torch.ones(3)]"
+    found = rows(inspect(f"{HEADER}        {body}\n"))
+    assert found["a[1]"].fix == "# read the registered buffers in a under their own names, and register the others"
+
+
+def test_the_module_has_the_name_that_its_constructor_uses(inspect):
+    """A fix for another line than the assignment says `this` where the file does."""
+    source = "class Net(nn.Module):\n    def __init__(this):\n        super().__init__()\n"
+    (row,) = inspect(source + "        setattr(this, 't', torch.ones(1))\n").tensors
+    assert row.fix == ('# at the end of __init__:\nthis.register_buffer("t", this.__dict__.pop("t"), persistent=False)')
+
+
+def test_a_constructor_that_returns_early_gets_the_fix_before(inspect):
+    """The end of such a constructor may not be reached."""
+    body = "self.t, n = torch.ones(1), 2\n        if n: return\n        n = 3"
+    (row,) = inspect(f"{HEADER}        {body}\n").tensors
+    assert row.fix.startswith('# after its last assignment:\nself.register_buffer("t", self.__dict__.pop("t")')

@@ -1,0 +1,296 @@
+"""Read in a source file how an attribute is assigned, filled and changed, and how the file writes torch.nn."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """An assignment as written in the file.
+
+    `owner`: the object of the target (`self`); `early`: the statement is before `super().__init__()`.
+    `targets`: all names assigned at once (`self.x = y = …`), the tensor's first; `unpacked`: several values go to
+    several names; `reused`: the value is a local name that the function uses again.
+    """
+
+    owner: str
+    value: ast.expr
+    text: str
+    early: bool = False
+    targets: tuple[str, ...] = ()
+    unpacked: bool = False
+    reused: bool = False
+
+
+@dataclass(frozen=True)
+class Use:
+    """A use of an attribute, other than the assignment that creates it.
+
+    `action`: `read`, `set` (assigned), `augment` (`+=`), `item` (an item is assigned), `right operand` (of `+`), `out`
+    (the argument of that name), `batch_norm`, `instance_norm` (an argument of them), or the name of the called method.
+    `function`: the function around it; `constructs`: `__init__` runs that function.
+    `value`: the assigned expression; `arguments`: how many the method gets.
+    """
+
+    action: str
+    function: str
+    constructs: bool
+    value: ast.expr | None = None
+    arguments: int = 0
+    #: The action is on an item of the attribute (`self.stages[0].append`).
+    nested: bool = False
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The class and the function around a line, and the function's name for the instance."""
+
+    class_name: str | None = None
+    function: str = ""
+    instance: str = "self"
+    returns_early: bool = False
+
+
+class _SourceFile:
+    """A parsed source file.
+
+    `early`: statements before `super().__init__()` of their function, where nothing can be registered.
+    `constructing`: the functions that `__init__` runs.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.tree = ast.parse(text)
+        self.lines = text.split("\n")
+        self.assignments: dict[int, list[ast.Assign | ast.AnnAssign]] = {}
+        self.early: set[ast.stmt] = set()
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self.attributes: dict[str, list[ast.Attribute]] = {}
+        calls: dict[str, set[str]] = {}
+        for node in ast.walk(self.tree):
+            self.parents.update((child, node) for child in ast.iter_child_nodes(node))
+            if isinstance(node, ast.Attribute):
+                self.attributes.setdefault(node.attr, []).append(node)
+            if isinstance(node, (ast.Assign, ast.AnnAssign)):
+                for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                    self.assignments.setdefault(line, []).append(node)
+            if isinstance(node, ast.FunctionDef):
+                calls.setdefault(node.name, set()).update(_find_called_methods(node))
+                if node.name == "__init__":
+                    self.early.update(_find_early_statements(node))
+        self.constructing = _close_over_calls("__init__", calls)
+
+    def find_around(self, node: ast.AST, kind: type[ast.AST]) -> ast.AST | None:
+        """Return the innermost node of the kind around `node`."""
+        parent = self.parents.get(node)
+        while parent is not None and not isinstance(parent, kind):
+            parent = self.parents.get(parent)
+        return parent
+
+
+@functools.lru_cache(maxsize=64)
+def _parse_file(filename: str) -> _SourceFile | None:
+    try:
+        return _SourceFile(Path(filename).read_text("utf-8"))
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return None
+
+
+def _find_called_methods(function: ast.FunctionDef) -> Iterator[str]:
+    calls = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
+    return (call.attr for call in calls if isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name))
+
+
+def _close_over_calls(start: str, calls: dict[str, set[str]]) -> Set[str]:
+    """Return `start` and the functions that it calls, directly or not."""
+    reached, waiting = {start}, [start]
+    while waiting:
+        names = (calls.get(waiting.pop(), set()) & calls.keys()) - reached
+        reached |= names
+        waiting.extend(names)
+    return reached
+
+
+def _find_early_statements(function: ast.FunctionDef) -> list[ast.stmt]:
+    """Return the statements of an `__init__` before its `super().__init__()`."""
+    calls = [sub for sub in ast.walk(function) if isinstance(sub, ast.Call)]
+    starts = [c.lineno for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "__init__"]
+    return [statement for statement in function.body if starts and statement.lineno < min(starts)]
+
+
+# --- the assignment -----------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=256)
+def read_assignment(place: tuple[str, int] | None, name: str) -> Assignment | None:
+    """Return the statement at `place` with the assignment of `name`; None for anything but a plain assignment."""
+    file = _parse_file(place[0]) if place else None
+    if place is None or file is None:
+        return None
+    for node in file.assignments.get(place[1], ()):
+        owner_and_value = _find_target(node, name)
+        if owner_and_value is not None:
+            owner, value = owner_and_value
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            target_texts = [ast.unparse(target) for target in targets]
+            target_text = f"{owner}.{name}"
+            other_targets = [
+                text_ for text_ in target_texts if text_ != (target_text if target_text in target_texts else name)
+            ]
+            unpacked = any(isinstance(target, (ast.Tuple, ast.List)) for target in targets)
+            text = _get_source_text(file.lines, value)
+            return Assignment(
+                owner, value, text, node in file.early, (target_text, *other_targets), unpacked, _is_reused(file, node)
+            )
+    return None
+
+
+def _is_reused(file: _SourceFile, node: ast.Assign | ast.AnnAssign) -> bool:
+    """Whether the value is a local name that occurs again after the statement, so that a copy may become incomplete."""
+    function, value = file.find_around(node, ast.FunctionDef), node.value
+    names = (
+        [n for n in ast.walk(function) if isinstance(n, ast.Name)] if function and isinstance(value, ast.Name) else []
+    )
+    return any(name.id == value.id and name.lineno > node.lineno for name in names)  # type: ignore[union-attr]
+
+
+def _find_target(node: ast.Assign | ast.AnnAssign, name: str) -> tuple[str, ast.expr] | None:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    if node.value is None:
+        return None
+    for target in targets:
+        pairs: list[tuple[ast.expr, ast.expr]] = [(target, node.value)]
+        if isinstance(target, ast.Tuple):
+            is_pairwise = isinstance(node.value, ast.Tuple) and len(node.value.elts) == len(target.elts)
+            values = node.value.elts if is_pairwise else [node.value] * len(target.elts)  # type: ignore[attr-defined]
+            pairs = list(zip(target.elts, values, strict=True))
+        for element, value in pairs:
+            if isinstance(element, ast.Attribute) and element.attr == name:
+                return ast.unparse(element.value), value
+            if isinstance(element, ast.Name) and element.id == name:
+                return "self", value  # in a class body
+    return None
+
+
+def _get_source_text(lines: list[str], value: ast.expr) -> str:
+    first, last = value.lineno - 1, (value.end_lineno or value.lineno) - 1
+    encoded = [line.encode() for line in lines[first : last + 1]]
+    encoded[-1] = encoded[-1][: value.end_col_offset]  # offsets count bytes
+    encoded[0] = encoded[0][value.col_offset :]
+    text = b"\n".join(encoded).decode()
+    is_bare_tuple = isinstance(value, ast.Tuple) and not text.startswith("(")
+    return f"({text})" if is_bare_tuple else text
+
+
+def read_scope(place: tuple[str, int] | None) -> Scope | None:
+    """Return what is around the line; None if there is no source to read."""
+    file = _parse_file(place[0]) if place else None
+    if place is None or file is None:
+        return None
+    nodes = [node for node in ast.walk(file.tree) if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
+    around = [node for node in nodes if node.lineno <= place[1] <= (node.end_lineno or node.lineno)]
+    classes = [node.name for node in around if isinstance(node, ast.ClassDef)]
+    methods = [n for n in around if isinstance(n, ast.FunctionDef) and isinstance(file.parents.get(n), ast.ClassDef)]
+    if not methods:
+        return Scope(classes[-1] if classes else None)
+    arguments = methods[-1].args.posonlyargs + methods[-1].args.args
+    instance = arguments[0].arg if arguments else "self"
+    returns_early = any(isinstance(node, ast.Return) for node in ast.walk(methods[-1]))
+    return Scope(classes[-1], methods[-1].name, instance, returns_early)
+
+
+# --- the uses -----------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=256)
+def find_uses(filename: str, name: str, class_names: frozenset[str], line: int | None) -> tuple[Use, ...]:
+    """Return the uses of the attribute `name` in the classes, except for its assignment on `line`."""
+    file = _parse_file(filename)
+    if file is None:
+        return ()
+    uses: list[Use] = []
+    for node in file.attributes.get(name, ()):
+        class_node, function = file.find_around(node, ast.ClassDef), file.find_around(node, ast.FunctionDef)
+        is_others = isinstance(class_node, ast.ClassDef) and class_node.name not in class_names
+        use = None if is_others else _describe_use(file, node, function)
+        if use is not None and not (use.action == "set" and _covers(file, node, line)):
+            uses.append(use)
+    return tuple(uses)
+
+
+def _covers(file: _SourceFile, node: ast.AST, line: int | None) -> bool:
+    statement = file.find_around(node, ast.stmt)
+    is_statement = line is not None and isinstance(statement, ast.stmt)
+    return is_statement and statement.lineno <= line <= (statement.end_lineno or statement.lineno)  # type: ignore
+
+
+def _describe_use(file: _SourceFile, attribute: ast.Attribute, function: ast.AST | None) -> Use | None:
+    name = function.name if isinstance(function, ast.FunctionDef) else ""
+    node: ast.expr = attribute
+    parent = file.parents[node]
+    nested = False
+    while (isinstance(parent, ast.Subscript) and parent.value is node and isinstance(parent.ctx, ast.Load)) or (
+        isinstance(parent, ast.Attribute) and parent.attr == "data"
+    ):
+        nested = nested or isinstance(parent, ast.Subscript)
+        node, parent = parent, file.parents[parent]
+    use = functools.partial(Use, function=name, constructs=name in file.constructing, nested=nested)
+    if isinstance(parent, ast.Subscript) and parent.value is node:
+        return use("item")
+    if isinstance(parent, ast.Attribute):
+        call = file.parents[parent]
+        is_call = isinstance(call, ast.Call) and call.func is parent
+        return use(parent.attr, arguments=len(call.args)) if is_call else use("read")  # type: ignore[attr-defined]
+    if isinstance(getattr(node, "ctx", None), ast.Store):
+        statement = file.find_around(node, ast.stmt)
+        return use("augment") if isinstance(statement, ast.AugAssign) else use("set", value=_get_value(statement))
+    if isinstance(parent, ast.keyword) and parent.arg == "out":
+        return use("out")
+    if isinstance(parent, ast.Call) and parent.func is not node:
+        return use(ast.unparse(parent.func).rpartition(".")[2] if _changes_arguments(parent.func) else "read")
+    is_right_operand = isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Add) and parent.right is node
+    return use("right operand" if is_right_operand else "read")
+
+
+def _changes_arguments(function: ast.expr) -> bool:
+    """Whether it is a function of torch that updates running statistics."""
+    return getattr(function, "attr", getattr(function, "id", "")) in ("batch_norm", "instance_norm")
+
+
+def _get_value(statement: ast.AST | None) -> ast.expr | None:
+    value = getattr(statement, "value", None)
+    return value if isinstance(value, ast.expr) else None
+
+
+def reads(value: ast.expr | None, name: str) -> bool:
+    """Return True if the expression reads an attribute of this name."""
+    nodes = ast.walk(value) if value is not None else ()
+    return any(isinstance(node, ast.Attribute) and node.attr == name for node in nodes)
+
+
+# --- the name of torch.nn -----------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64)
+def find_torch_nn_name(filename: str) -> str | None:
+    """Return how this file writes torch.nn, "nn" if it cannot be read; None if it imports neither torch nor nn."""
+    file = _parse_file(filename)
+    torch_name = None
+    if file is None:
+        return "nn"
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "torch":
+            alias_ = next((alias for alias in node.names if alias.name == "nn"), None)
+            if alias_:
+                return alias_.asname or "nn"
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name == "torch.nn" and alias.asname:
+                    return alias.asname
+                if alias.name == "torch" or (alias.name.startswith("torch.") and not alias.asname):
+                    torch_name = alias.asname or "torch"
+    return torch_name and f"{torch_name}.nn"
