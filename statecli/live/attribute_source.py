@@ -79,7 +79,7 @@ class _SourceFile:
                 for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
                     self.assignments.setdefault(line, []).append(node)
             if isinstance(node, ast.FunctionDef):
-                calls.setdefault(node.name, set()).update(_find_called_methods(node))
+                calls.setdefault(node.name, set()).update(_find_called_functions(node))
                 if node.name == "__init__":
                     self.early.update(_find_early_statements(node))
         self.constructing = _close_over_calls("__init__", calls)
@@ -100,9 +100,14 @@ def _parse_file(filename: str) -> _SourceFile | None:
         return None
 
 
-def _find_called_methods(function: ast.FunctionDef) -> Iterator[str]:
-    calls = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
-    return (call.attr for call in calls if isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name))
+def _find_called_functions(function: ast.FunctionDef) -> Iterator[str]:
+    """Yield the names in calls like `build()`, `self.build()` and `super().build()`."""
+    instance = function.args.args[0].arg if function.args.args else ""
+    for call in (node.func for node in ast.walk(function) if isinstance(node, ast.Call)):
+        if isinstance(call, ast.Name):
+            yield call.id
+        elif isinstance(call, ast.Attribute) and ast.unparse(call.value) in (instance, "super()"):
+            yield call.attr
 
 
 def _close_over_calls(start: str, calls: dict[str, set[str]]) -> Set[str]:
@@ -186,6 +191,7 @@ def _get_source_text(lines: list[str], value: ast.expr) -> str:
     return f"({text})" if is_bare_tuple else text
 
 
+@functools.lru_cache(maxsize=256)
 def read_scope(place: tuple[str, int] | None) -> Scope | None:
     """Return what is around the line; None if there is no source to read."""
     file = _parse_file(place[0]) if place else None

@@ -445,3 +445,11 @@ def test_a_constructor_that_returns_early_gets_the_fix_before(inspect):
     body = "self.t, n = torch.ones(1), 2\n        if n: return\n        n = 3"
     (row,) = inspect(f"{HEADER}        {body}\n").tensors
     assert row.fix.startswith('# after its last assignment:\nself.register_buffer("t", self.__dict__.pop("t")')
+
+
+@pytest.mark.parametrize("call", ["def fill(): self.t[0] = 1\n        fill()", "self.fill()"])
+def test_a_change_that_the_constructor_makes_is_rebuilt(inspect, call):
+    """A function that `__init__` calls is part of the constructor."""
+    source = f"{HEADER}        self.t = torch.zeros(3)\n        {call}\n    def fill(self): self.t[0] = 1\n"
+    (row,) = inspect(source).tensors
+    assert row.fix == 'self.register_buffer("t", torch.zeros(3), persistent=False)'
