@@ -36,8 +36,8 @@ MAGIC: tuple[tuple[bytes, str], ...] = (
 #: An ONNX model begins with its ir_version and its producer's name.
 _ONNX = re.compile(rb"\x08[\x01-\x20]\x12[\x01-\x40][ -~]{2}")
 _DVC = re.compile(rb"(?:outs:\n- md5:|md5: [0-9a-f]{32}\n)")
-#: `torch.compiler.save_cache_artifacts` and `CompiledArtifact.save`: a checksum of the rest, which older files lack, then
-#: a version or a name.
+#: `torch.compiler.save_cache_artifacts` and `CompiledArtifact.save`: a checksum of the rest, which older files lack,
+#: then a version or a name.
 _COMPILED = re.compile(rb"(?:.{4})?\0{7}(?:\x01|[\x13\x15](?:Cache|AOT)CompiledArtifact)", re.DOTALL)
 _LFS_SIZE = re.compile(rb"\nsize (\d{1,20})\s")
 
@@ -108,7 +108,7 @@ def describe_content(path: str, head: bytes, size: int) -> str:
 
 
 def is_compiled(head: bytes) -> bool:
-    """Return whether `torch.compiler.load_cache_artifacts` unpickles a file with this beginning, whatever else it is."""
+    """Return whether `torch.compiler.load_cache_artifacts` unpickles a file that begins so, whatever else it is."""
     return _COMPILED.match(head) is not None
 
 
