@@ -342,8 +342,9 @@ def _would_separate(tensor: torch.Tensor, source: Assignment | None, others: Oth
 
 def _suggest_single_name(name: str, others: OtherNames) -> str:
     listed = ", ".join(others.names) + (", …" if others.count > len(others.names) else "")
+    view = "" if others.same else " (compute a view from it)"
     return (
-        f"# register the tensor once, as {name}, and read this name instead of {listed}:\n"
+        f"# register the tensor once, as {name}, and read this name instead of {listed}{view}:\n"
         "# a move copies the registered tensor to new memory; other names still refer to the old memory"
     )
 
@@ -706,9 +707,7 @@ def _suggest_for_other_holder(unregistered: UnregisteredTensor, rebuild: Rebuild
     if issubclass(type(holder), torch.Tensor):
         text = f"# keep the tensor on the module, as {how}, because a move does not reach attributes of a tensor"
     elif issubclass(type(holder), torch.distributions.Distribution):
-        text = (
-            f"# keep the distribution's parameters on the module, each as {how}, and build the distribution in forward"
-        )
+        text = f"# keep its parameters on the module, each as {how}, and build the distribution in forward"
     elif _is_container(holder) or type(holder).__module__ in _LIBRARY_MODULES:
         text = f"# keep the tensor on the module, as {how}, and read it from there, not from the {kind}"
     else:

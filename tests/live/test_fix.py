@@ -312,7 +312,8 @@ def test_the_files_own_name_of_torch_nn_is_used(inspect):
         ),
         ("self.a = [torch.ones(3)] * 2", "read this name instead of a[1]"),
         ("self.a = [torch.ones(3, requires_grad=True)] * 2", "read this name instead of a[1]"),
-        ("self.a = [torch.ones(3)]\n        self.b = self.a[0]", "is read"),
+        ("self.a = [torch.ones(3)]\n        self.b = self.a[0]", "read this name instead of a[0]"),
+        ("self.a = torch.ones(2, 3)\n        self.b = self.a.t()", "instead of b (compute a view from it)"),
         ("self.b = [nn.PReLU(), 'relu']", "# keep the modules of b in an nn.ModuleList"),
         ("self.b = {1: nn.PReLU(), '1': nn.PReLU()}", "whose keys are strings"),
         (
