@@ -113,7 +113,7 @@ def test_tied_tensors_finds_two_names_of_one_tensor(found, saved):
     """A note that names both and their bytes."""
     w = torch.zeros(3, 4)
     (finding,) = found("tied-tensors", saved({"embed": w, "x": torch.zeros(2), "head": w}))
-    assert finding.message == "embed: shares all 48 bytes with head"
+    assert finding.message == "embed: shares all of its 48 bytes with head"
     assert finding.severity.value == "note"
 
 
@@ -141,7 +141,7 @@ def test_tied_tensors_finds_a_tie_that_an_optimizer_has_too(found, saved):
     net[1].weight = net[0].weight
     state = {"model": net.state_dict(keep_vars=True), "optimizer": torch.optim.Adam(net.parameters())}
     (finding,) = found("tied-tensors", saved(state))
-    assert finding.message == "model.0.weight: shares all 36 bytes with model.1.weight"
+    assert finding.message == "model.0.weight: shares all of its 36 bytes with model.1.weight"
 
 
 def test_tied_tensors_spares_equal_tensors_and_slices_of_one_storage(found, saved):
