@@ -27,6 +27,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.run_scope import NotChecked
 from statecli.core.selection import matches_any, select
+from statecli.file_scan.adjacent_modules import ModuleFinder
 from statecli.file_scan.scan import scan_pickles
 from statecli.live import hf_auto
 from statecli.rules import RULES, audit_run
@@ -88,6 +89,7 @@ class _Run:
         self.model_folders = ModelFolders(
             as_found=request.as_found, is_locked=self._is_in_lock if self._has_named_lock() else None
         )
+        self.module_finder = ModuleFinder(request.targets)
         self.reference = request.against or request.policy.reference
         self.sides: dict[str, Side | StateError] = {}
         #: The folders of the models that were targets so far; a walk yields a folder before the files in it.
@@ -119,7 +121,7 @@ class _Run:
                 if self.read_state is not None and any(map(_is_about_pickles, self.rules)):
                     # A storage of torch.save that begins like a pickle was scanned already.
                     scanned = {pickle.digest for pickle in pickles} - {""}
-                    extra = scan_extra_states(self.read_state)
+                    extra = self.module_finder.mark_pickles(scan_extra_states(self.read_state))
                     pickles += tuple(pickle for pickle in extra if pickle.digest not in scanned)
                     pickles += tuple(check_generator_states(self.read_state))
                 subject = lock_check.check_lock(self._read_values(subject), self.request, self.progress)
@@ -222,7 +224,8 @@ class _Run:
         path, _ = load.split_section(text)
         exists = files.is_remote(path) or files.exists(path)
         try:
-            return scan_pickles(path) if exists and any(map(_is_about_pickles, self.rules)) else (), None
+            pickles = scan_pickles(path) if exists and any(map(_is_about_pickles, self.rules)) else ()
+            return self.module_finder.mark_pickles(pickles), None
         except UnreadableError as error:
             return (), str(error)
 

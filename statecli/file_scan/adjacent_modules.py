@@ -1,0 +1,110 @@
+"""Find Python modules next to a pickle that Python may import in place of the installed packages.
+
+A pickle names a class, and Python looks for its module in the working directory first: in a notebook, with `python -c`
+and with `python -m`. A clean name of a package that is not installed, or not imported yet, then runs a file of the
+folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+
+from msgspec import structs
+
+from statecli.core import quoting
+from statecli.core.errors import UnreadableError
+from statecli.core.model_state import Mention, ScannedPickle
+from statecli.pickle_scan import known_names
+from statecli.storage import files
+
+#: Suffixes of files that Python imports.
+_MODULE_SUFFIX = re.compile(r"\.(?:py|pyc|pyw|so|pyd)\Z")
+#: Modules that Python has imported before it unpickles anything.
+_IMPORTED = frozenset(
+    ["builtins", "codecs", "_codecs", "collections", "copyreg", "enum", "functools", "operator", "types"]
+)
+#: Packages whose own repositories have pickles: of these, only a module in the folder of the pickle counts.
+_OWN_FOLDER_ONLY = frozenset(["torch", "numpy"])
+#: Names that import another package, which may be absent, when they are called.
+_IMPORTED_BY = {"zoneinfo.ZoneInfo._unpickle": "tzdata", "zoneinfo.ZoneInfo": "tzdata"}
+
+
+class ModuleFinder:
+    """Finds modules in the folder of a pickle and in the folders around it, up to the audited ones or the current one.
+
+    Each folder is listed once, and each module is looked for once in each folder.
+    """
+
+    def __init__(self, targets: Iterable[str]) -> None:
+        folders = (os.curdir, *(target for target in targets if files.is_folder(target)))
+        self._roots = tuple(files.make_absolute(folder) for folder in folders)
+        self._list_names = cache(_list_names)
+        self._list_folders = cache(lambda folder: tuple(self._iter_folders(folder)))
+        self._find_in_folder = cache(self._search_folder)
+
+    def mark_pickles(self, pickles: Iterable[ScannedPickle]) -> tuple[ScannedPickle, ...]:
+        """Return the pickles, with a misuse for each name whose module may come from a file next to the pickle."""
+        return tuple(map(self._mark_pickle, pickles))
+
+    def _mark_pickle(self, pickle: ScannedPickle) -> ScannedPickle:
+        if pickle.doer or not pickle.names:
+            return pickle
+        folders = self._list_folders(files.get_folder(files.make_absolute(pickle.place.path)))
+        names = tuple(self._mark_name(mention, folders) for mention in pickle.names)
+        return pickle if names == pickle.names else structs.replace(pickle, names=names)
+
+    def _mark_name(self, mention: Mention, folders: Sequence[str]) -> Mention:
+        module, name = known_names.rename_python2(mention.module, mention.name)
+        modules = filter(None, (module, _IMPORTED_BY.get(f"{module}.{name}")))
+        files_of_modules = (self._find_file(tuple(module.split(".")), folders) for module in modules)
+        file = None if mention.misuse else next(filter(None, files_of_modules), None)
+        if file is None:
+            return mention
+        why = f"Python may import from {quoting.quote(file)}, a file of the same folder or of a folder around it"
+        return structs.replace(mention, misuse=why)
+
+    def _iter_folders(self, folder: str) -> Iterator[str]:
+        """Yield the folder of a file, and the folders around it that may be the working directory of a loader."""
+        if not files.is_remote(folder) or self._is_in_root(folder):
+            yield folder
+        yield from filter(self._is_in_root, files.iter_parents(folder))
+
+    def _is_in_root(self, folder: str) -> bool:
+        return any(folder == root or folder.startswith(f"{root.rstrip('/')}/") for root in self._roots)
+
+    def _find_file(self, parts: tuple[str, ...], folders: Sequence[str]) -> str | None:
+        """Return the file that Python imports for a module, relative to its folder; None if there is none."""
+        if parts[0] in _IMPORTED:
+            return None
+        searched = folders[:1] if parts[0] in _OWN_FOLDER_ONLY else folders
+        return next(filter(None, (self._find_in_folder(parts, folder) for folder in searched)), None)
+
+    def _search_folder(self, parts: tuple[str, ...], folder: str) -> str | None:
+        """Return what Python would import; a folder without `__init__` only if a module of `parts` is in it."""
+        for at, part in enumerate(parts):
+            names = self._list_names(folder)
+            found = next((name for name in names if _is_module(name, part)), None)
+            if found is not None:
+                return "/".join((*parts[:at], found))
+            if part not in names:
+                return None
+            folder = files.join(folder, part)
+            init = next((name for name in self._list_names(folder) if _is_module(name, "__init__")), None)
+            if init is not None:
+                return "/".join((*parts[: at + 1], init))
+        return None
+
+
+def _is_module(name: str, module: str) -> bool:
+    return name.startswith(f"{module}.") and _MODULE_SUFFIX.search(name) is not None
+
+
+def _list_names(folder: str) -> frozenset[str]:
+    """Return the names in a folder; none of a file and of a folder that cannot be listed."""
+    with suppress(UnreadableError, OSError):
+        return frozenset(files.list_names(folder))
+    return frozenset()

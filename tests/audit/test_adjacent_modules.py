@@ -1,0 +1,132 @@
+"""Modules next to a pickle, which Python imports in place of the installed packages."""
+
+from __future__ import annotations
+
+import argparse
+import decimal
+import pickle
+import subprocess
+import sys
+import zoneinfo
+
+import numpy as np
+import pytest
+import torch
+
+from statecli.commands.audit.run import Request, audit
+
+
+def list_findings(*targets):
+    """Return the findings about modules next to a pickle, as text."""
+    results = audit(Request(tuple(map(str, targets)))).targets
+    findings = [finding for result in results for finding in result.findings if finding.rule == "unsafe-global"]
+    return [finding.message for finding in findings if "Python may import" in finding.message]
+
+
+def build_pickle(module, name):
+    """Return a pickle of an object of a class that need not be installed."""
+    return b"\x80\x02c%s\n%s\n)\x81." % (module.encode(), name.encode())
+
+
+def write(path, data=b"open('PWNED', 'w')"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+METADATA = ("omegaconf.base", "Metadata")
+TRAINER = ("transformers.trainer_utils", "IntervalStrategy")
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        (METADATA, "omegaconf.py"),
+        (METADATA, "omegaconf.pyc"),
+        (METADATA, "omegaconf.cpython-311-x86_64-linux-gnu.so"),
+        (METADATA, "omegaconf.abi3.so"),
+        (METADATA, "omegaconf/__init__.py"),
+        (METADATA, "omegaconf/base.py"),
+        (METADATA, "omegaconf/base/__init__.pyc"),
+        (TRAINER, "transformers/trainer_utils.so"),
+        (("decimal", "Decimal"), "decimal.py"),
+        (("torch._utils", "_rebuild_tensor_v2"), "torch.py"),
+    ],
+)
+@pytest.mark.parametrize("target", [".", "cfg.pkl"])
+def test_a_clean_name_is_unsafe_next_to_its_module(folder, name, module, target):
+    """Python takes the module from the working directory."""
+    write(folder / "cfg.pkl", build_pickle(*name))
+    assert not list_findings(target)
+    write(folder / module)
+    (message,) = list_findings(target)
+    assert f"Python may import from {module!r}" in message
+
+
+def test_numpy_counts_in_the_folder_of_the_pickle_alone(folder):
+    """The repository of numpy has pickles for its tests, and its package."""
+    write(folder / "numpy" / "tests" / "x.pkl", pickle.dumps(np.float64(1)))
+    write(folder / "numpy" / "__init__.py")
+    assert not list_findings(".")
+    write(folder / "x.pkl", pickle.dumps(np.float64(1)))
+    assert "'numpy/__init__.py'" in list_findings(".")[0]
+
+
+def test_python_imports_the_module_of_the_folder(folder):
+    """Also in place of the standard library, if nothing has imported it before."""
+    write(folder / "cfg.pkl", pickle.dumps(decimal.Decimal(1)))
+    write(folder / "decimal.py", b"open('PWNED', 'w')\nclass Decimal(str): pass\n")
+    subprocess.run([sys.executable, "-c", "import pickle; pickle.load(open('cfg.pkl', 'rb'))"], check=True)
+    assert (folder / "PWNED").exists()
+    assert list_findings("cfg.pkl")
+
+
+@pytest.mark.parametrize("module", ["tzdata.py", "tzdata/__init__.py"])
+def test_a_time_zone_imports_a_package(folder, module):
+    """Python looks for a zone that the system lacks in `tzdata`."""
+    write(folder / "cfg.pkl", pickle.dumps(zoneinfo.ZoneInfo("UTC")))
+    assert not list_findings("cfg.pkl")
+    write(folder / module)
+    assert "tzdata" in list_findings("cfg.pkl")[0]
+
+
+@pytest.mark.parametrize(("target", "count"), [(".", 1), ("a", 1), ("a/b/cfg.pkl", 1)])
+def test_folders_around_the_file_count(folder, target, count):
+    """Up to the audited folder or the current one."""
+    write(folder / "a" / "b" / "cfg.pkl", build_pickle(*METADATA))
+    write(folder / "omegaconf.py")
+    assert len(list_findings(target)) == count
+
+
+def test_folders_around_the_audit_do_not_count(folder, monkeypatch):
+    """They are the user's."""
+    write(folder / "a" / "cfg.pkl", build_pickle(*METADATA))
+    write(folder / "omegaconf.py")
+    monkeypatch.chdir(folder / "a")
+    assert not list_findings(".")
+
+
+def test_a_checkpoint_of_a_model_folder_counts(folder):
+    """An archive of torch.save in a folder with its own folder of modules."""
+    torch.save({"w": torch.ones(2), "args": argparse.Namespace(lr=1)}, folder / "pytorch_model.bin")
+    assert not list_findings(".")
+    write(folder / "argparse.py")
+    assert "argparse.Namespace" in list_findings(".")[0]
+
+
+def test_other_files_are_not_modules(folder):
+    """Folders of data, scripts, and modules that Python has imported already."""
+    torch.save({"w": torch.ones(2)}, folder / "a.pt")
+    write(folder / "cfg.pkl", build_pickle(*METADATA))
+    write(folder / "x.pkl", pickle.dumps({"a": np.float64(1), "b": argparse.Namespace()}))
+    for name in ("train.py", "collections.py", "types.py", "omegaconf.yaml", "omegaconf.py.txt", "omegaconf/base.yaml"):
+        write(folder / name)
+    for name in ("torch/a.pt", "numpy/x.txt", "transformers/model.txt", "argparse/notes"):
+        write(folder / name, b"text")
+    assert not list_findings(".")
