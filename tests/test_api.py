@@ -507,7 +507,7 @@ def test_verify_of_a_spec_is_the_commands_own():
         (lambda: statecli.inspect(nn.Linear(2, 2), include="x"), NothingMatched, "none of its 2 tensors"),
         (lambda: statecli.inspect(nn.Linear(2, 2), inputs="2x3"), ModelError, "shapes cannot be multiplied"),
         (lambda: statecli.inspect("a.pt", inputs="2x3"), UsageError, "a.pt is a checkpoint"),
-        (lambda: statecli.diff(nn.Linear(2, 2), "a.pt"), UsageError, "save it first"),
+        (lambda: statecli.diff(nn.Linear(2, 2), "a.pt"), UsageError, "save the model first"),
         (lambda: statecli.diff("a.pt", "b.pt", atol=-1), UsageError, "must be a finite number"),
         (lambda: statecli.verify("a.pt"), UsageError, "is not a model class"),
         (lambda: statecli.verify(nn.Linear(2, 2), checks=["moves"]), UsageError, "'moves' is not one of move"),

@@ -101,7 +101,7 @@ def test_a_change_behind_the_listing_is_one_line_and_2(command, change, path, af
     after_listing(lambda: change(path))
     result = statecli(*(word.format(path) for word in command))
     assert result.code == 2, result
-    told = [line for line in result.err.splitlines() if "changed while it was read" in line]
+    told = [line for line in result.err.splitlines() if "changed while statecli read it" in line]
     assert len(told) == 1, result
     assert "a.pt: " in told[0]
 
@@ -138,7 +138,7 @@ def test_a_change_between_the_scan_and_the_listing_fails_the_target(change, path
     result = statecli("audit", path, "-f", "json")
     assert result.code == 2
     (row,) = result.json["targets"]
-    assert (row["status"], row["reason"]) == ("failed", "changed while it was read: try again")
+    assert (row["status"], row["reason"]) == ("failed", "changed while statecli read it; try again")
 
 
 def test_other_targets_of_an_audit_are_judged(path, after_listing, statecli):
@@ -179,7 +179,7 @@ def test_settings_beside_the_weights_are_noticed(tmp_path, monkeypatch, after_li
         (tmp_path / name / "config.json").write_text('{"architectures": ["Net"]}')
     after_listing(lambda: touch(tmp_path / "a" / "config.json"))
     result = statecli("diff", "a", "b")
-    assert (result.code, "config.json: changed while it was read" in result.err) == (2, True)
+    assert (result.code, "config.json: changed while statecli read it" in result.err) == (2, True)
 
 
 def test_a_log_that_nobody_reads_may_change(tmp_path, monkeypatch, after_listing, statecli):
@@ -198,7 +198,7 @@ def test_a_log_that_nobody_reads_may_change(tmp_path, monkeypatch, after_listing
 def test_git_keeps_no_text_of_a_file_that_changed(path, after_listing):
     """git caches what the driver prints by the content that the file had."""
     after_listing(lambda: touch(path))
-    with pytest.raises(UnreadableError, match="changed while it was read"):
+    with pytest.raises(UnreadableError, match="changed while statecli read it"):
         list(git_driver.convert_to_text(str(path)))
 
 

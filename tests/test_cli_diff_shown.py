@@ -179,7 +179,7 @@ def test_one_cause_is_one_line_on_stderr(statecli):
     assert found.code == 2
     assert found.err == (
         "statecli: b.pt: l.0.w and 39 more tensors: checksum wrong: recorded …, bytes give …; "
-        "the file is damaged: copy it again\n"
+        "the file is damaged: copy the file again\n"
     )
     assert found.out.count("checksum wrong") == 2
     assert "… and 38 more (-n 2)" in found.out
@@ -194,7 +194,7 @@ def test_a_picture_has_what_could_not_be_measured(statecli):
     Path("b.pt").write_bytes(raw[:at] + b"\1" + raw[at + 1 :])
     page = statecli("diff", "a.pt", "b.pt", "-f", "html").out
     assert page.endswith("</html>\n")
-    assert "4 values, in order; 1 zero (grey); 1 of another shape, 1 not compared (from the top)" in page
+    assert "4 values, in order; 1 zero (grey); 1 of another shape, 1 not compared (drawn from the top)" in page
     assert "<title>b: of another shape</title>" in page
     assert "<title>c: not compared</title>" in page
     assert "2 of 4 parameters changed" in page

@@ -65,9 +65,9 @@ def test_groups_of_an_optimizer_are_compared_up_to_a_number(tmp_path, monkeypatc
     assert not kinds.classify_tensors(state).oddities
     monkeypatch.setattr(kinds, "MAX_GROUP_ENTRY_PAIRS", len(groups) * 2)
     (oddity,) = kinds.classify_tensors(state).oddities
-    assert (
-        oddity.message
-        == f"1 optimizer(s) with {len(groups)} groups are too many to find out which tensors each one trains"
+    assert oddity.message == (
+        f"1 optimizer(s) with {len(groups)} groups are too many, so statecli does "
+        "not determine which tensors each optimizer trains"
     )
 
 
@@ -378,7 +378,7 @@ def test_a_tied_entry_that_a_pickle_lacks_is_missing(statecli, tmp_path, spec):
     result = statecli("inspect", tmp_path / "net.pt", "--model", spec, "-f", "json")
     assert result.code == 1
     assert rules(result) == [("missing-entry", "tied.weight")]
-    assert "tied to fc.weight, which is there" in result.json["findings"][0]["message"]
+    assert "tied to fc.weight, which is present" in result.json["findings"][0]["message"]
 
 
 def test_another_shape_names_both(statecli, tmp_path, spec):

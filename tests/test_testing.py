@@ -172,7 +172,7 @@ def test_what_cannot_be_tried_is_one_line_of_the_fixture_too(tmp_path):
     using = "def test_it(assert_state_follows):\n    assert_state_follows(object, inputs=3)\n"
     found = run_pytest(tmp_path, using)
     (line,) = [line for line in found.stdout.splitlines() if line.startswith("E  ")]
-    assert line.endswith("UsageError: object is a class: give an instance, or name it: 'file.py:object'"), line
+    assert line.endswith("UsageError: object is a class: pass an instance, or the spec 'file.py:object'"), line
     assert "statecli/" not in found.stdout
 
 

@@ -46,10 +46,12 @@ def to_path(target: object) -> str:
     if isinstance(target, (str, os.PathLike)):
         return files.mask_urls(os.fsdecode(target))
     if isinstance(target, type):
-        raise UsageError(f"{target.__name__} is a class: give an instance, or name it: 'file.py:{target.__name__}'")
+        raise UsageError(f"{target.__name__} is a class: pass an instance, or the spec 'file.py:{target.__name__}'")
     if is_live_model(target):
-        raise UsageError(f"{type(target).__name__} is a live model; diff takes files and specs: save it first")
-    raise UsageError(f"a path, a spec such as 'net.py:Net' or an nn.Module is needed, not {type(target).__name__}")
+        raise UsageError(
+            f"{type(target).__name__} is a live model, but diff takes only files and specs: save the model first"
+        )
+    raise UsageError(f"expected a path, a spec such as 'net.py:Net' or an nn.Module, not {type(target).__name__}")
 
 
 def to_executor(executor: Any) -> Any:
@@ -87,7 +89,7 @@ def to_optimizer(value: object) -> str | type | None:
     torch = sys.modules.get("torch")
     if isinstance(value, type) and torch is not None and issubclass(value, torch.optim.Optimizer):
         return value
-    raise UsageError(f"optimizer: give a name such as 'adamw' or a class of torch.optim, not {value!r}")
+    raise UsageError(f"optimizer: pass a name such as 'adamw' or a class of torch.optim, not {value!r}")
 
 
 def _to_choices(parameter: Parameter, value: Iterable[Any] | None) -> tuple[Any, ...]:
@@ -178,7 +180,7 @@ class _ForPython(Caller):
 
     def check_command(self, options: Options) -> None:
         if not isinstance(options, (DiffOptions, InspectOptions)):
-            raise UsageError(f"{self._part}: only the command line can merge this part: run statecli merge")
+            raise UsageError(f"{self._part}: only the command line can merge this part; run statecli merge")
 
 
 def verify(model: Any, inputs: Any, checks: Any = (), **arguments: Any) -> Verification:

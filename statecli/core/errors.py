@@ -122,7 +122,7 @@ class IndexMismatch(MalformedError):
     """The index contradicts the shards about a tensor."""
 
     rule = "index-mismatch"
-    help = "copy or download its files again, or write the index again: save_pretrained does"
+    help = "copy or download the files again, or rewrite the index with save_pretrained"
 
 
 class ChecksumMismatch(MalformedError):

@@ -40,7 +40,7 @@ def classify_by_model(
         n for n, tensor in enumerate(tensors) if tensor.kind in MODEL_KINDS and not _is_out_of_state_dict(tensor, state)
     ]
     if not entries:
-        raise NothingMatched(f"{state.target}: contains no model tensors that {model.target} could group")
+        raise NothingMatched(f"{state.target}: contains no model tensors to compare with {model.target}")
     for section in dict.fromkeys(tensors[n].section for n in entries):
         section_rows = [n for n in entries if tensors[n].section == section]
         own = [tensors[n].fqn for n in section_rows if tensors[n].fqn not in renamed]
@@ -71,7 +71,7 @@ def _is_out_of_state_dict(tensor: TensorInfo, state: ModelState) -> bool:
 def _note_renames(renamed: Mapping[str, tuple[str, ...]], model: ModelState) -> list[Oddity]:
     for name, targets in renamed.items():
         example = f"{name} as {' and '.join(targets[:3])}"
-        message = f"{model.target} loads {len(renamed)} entries under other names, {example}"
+        message = f"{model.target} loads {len(renamed)} entries under other names, for example {example}"
         return [Oddity("renamed-on-loading", message)]
     return []
 
@@ -93,7 +93,7 @@ def _report_prefix(state: ModelState, section: str, prefix: str, spec: str) -> F
     return load_rules.WRAPPER_PREFIX.finding(
         f"every name in {section} starts with {prefix!r}, but the names of {spec} do not",
         target=state.target,
-        help=f"strip it before load_state_dict: {{k.removeprefix({prefix!r}): v for k, v in state.items()}}",
+        help=(f"strip the prefix before load_state_dict: {{k.removeprefix({prefix!r}): v for k, v in state.items()}}"),
         severity=Severity.ERROR,
     )
 
@@ -126,7 +126,7 @@ def _compare_entry(
         and (tensor.shape, registration.shape) != ((1,), ())
     ):
         shape, registered_shape = _format_shape(tensor), _format_shape(registration)
-        message = f"{tensor.fqn}: {state.target} holds {shape}, {model.target} registers {registered_shape}"
+        message = f"{tensor.fqn}: {state.target} holds {shape}, but {model.target} registers {registered_shape}"
         findings.append(_report_entry(load_rules.SHAPE_MISMATCH, message, state, tensor.section, tensor.fqn))
     return classified, findings
 
@@ -174,8 +174,8 @@ def _report_missing(
     for fqn, tensor in missing.items():
         if not _is_in_state_dict(tensor):
             continue
-        tie = next((f", tied to {name}, which is there" for name in tensor.tied_to if name in present), "")
-        what = f"{model.target} registers it ({tensor.kind.value} {_format_shape(tensor)}{tie})"
-        message = f"{fqn}: missing: {what}, {_format_section(state, section)} lacks it"
+        tie = next((f", tied to {name}, which is present" for name in tensor.tied_to if name in present), "")
+        what = f"{model.target} registers this {tensor.kind.value} ({_format_shape(tensor)}{tie})"
+        message = f"{fqn}: missing: {what}, but {_format_section(state, section)} does not contain it"
         findings.append(_report_entry(load_rules.MISSING_ENTRY, message, state, section, fqn))
     return findings

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 MAX_NAME_CHARACTERS = 200
 MAX_SHOWN_DIMENSIONS = 8
 #: Verbs at the start of an error text. The name before the text is the subject: `x.json is empty`.
-_FIRST_VERB = re.compile(r"(?:answers|cannot|changed|claims|does|ends|has|holds|is|lacks|lies|names|nests|stores) ")
+_FIRST_VERB = re.compile(
+    r"(?:answers|cannot|changed|claims|contains|does|ends|has|holds|is|lacks|lies|names|nests|stores) "
+)
 
 
 def name(text: str) -> str:
@@ -52,7 +54,7 @@ def value(node: object) -> str:
     """Return a JSON scalar as text; a container by its type only, because it can have any size."""
     if isinstance(node, (list, dict)):
         return f"a {type(node).__name__}"
-    text = repr(node) if not isinstance(node, int) or abs(node) < 10**30 else "an absurd number"
+    text = repr(node) if not isinstance(node, int) or abs(node) < 10**30 else "a number of more than 30 digits"
     return text if len(text) <= 60 else text[:60] + "…"
 
 

@@ -19,7 +19,7 @@ def suggest_for_missing(path: str) -> str:
     if os.path.isfile(f"{path}.py"):
         return f"; name a class of the file {path}.py: {_join_specs(f'{path}.py')}"
     if path.isidentifier() and _is_module(path):
-        return f"; {path} is a Python package: name a class or function in it, such as {path}:CLASS"
+        return f"; {path} is a Python package: name a class or function in the package, such as {path}:CLASS"
     dotted = _DOTTED.match(path)
     if dotted and not dotted["module"].startswith(".") and _is_module(dotted["module"].partition(".")[0]):
         return f"; name a class or function after a colon: {dotted['module']}:{dotted['name']}{dotted['call'] or ''}"

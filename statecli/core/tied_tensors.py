@@ -37,7 +37,7 @@ def _add_names(
     if other_count <= MAX_LISTED_NAMES:
         return replace(tensor, tied_to=names)
     names = names[:1]
-    more = f"shares its storage with {other_count} others"
+    more = f"shares its storage with {other_count} other tensors"
     return replace(tensor, tied_to=names, note=f"{tensor.note}; {more}" if tensor.note else more)
 
 

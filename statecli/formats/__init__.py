@@ -72,7 +72,7 @@ def _read(path: str, section: str | None) -> ModelState:
             beside = files.explain_missing_names(path)
             oddities = _find_other_weights(format, path)
             if beside:
-                oddities += (Oddity("unlisted-folder", f"the folder's other files are not known: {beside}"),)
+                oddities += (Oddity("unlisted-folder", f"some files of the folder may have been missed: {beside}"),)
             return replace(state, oddities=(*state.oddities, *oddities)) if oddities else state
     raise unsupported.explain_refusal(path, head, size)
 

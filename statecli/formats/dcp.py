@@ -125,7 +125,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001 - what l
     """
     if not files.is_folder(path):
         folder = files.get_folder(path) or "."
-        raise UnreadableError(f"is one file of a torch.distributed.checkpoint: name its folder, {folder}")
+        raise UnreadableError(f"is one file of a torch.distributed.checkpoint folder; name the folder: {folder}")
     return _Folder(path).state()
 
 
@@ -165,17 +165,22 @@ class _Folder:
         )
         if others:
             self.oddities.append(
-                Oddity("other-metadata", f"not read: other metadata files next to .metadata: {quoting.names(others)}")
+                Oddity(
+                    "other-metadata", f"other metadata files next to .metadata were not read: {quoting.names(others)}"
+                )
             )
         lost = dcp_ranks.parse_ranks([*bad, *missing])
         left = [name for name in unused if not dcp_ranks.parse_ranks([name]) & lost]
         if left:
-            message = f"not read, because no metadata names it: {quoting.names(left)}; left from another save?"
+            message = (
+                f"these files were not read, because no metadata file lists them: {quoting.names(left)}; "
+                "they may be from another save"
+            )
             self.oddities.append(Oddity("unused-file", message))
         if BESIDE in checkpoint_folder.list_files(self.path):
             message = f"Lightning saved epoch and hyper_parameters in {BESIDE}; to read them, name that file"
             self.oddities.append(Oddity("beside", message))
-        return "; ".join(why[:2]) or "save it again"
+        return "; ".join(why[:2]) or "save the checkpoint again"
 
     def state(self) -> ModelState:
         """Return the contents of the folder as the nested dict that was saved."""
@@ -220,7 +225,7 @@ class _Folder:
         packed = next((place.transforms for place in places if place.transforms), None)
         data = None if packed else self._locate_data(saved, chunks, places, size)
         note = (
-            f"values cannot be read: written through {quoting.names(packed)}"
+            f"values cannot be read: the writer applied {quoting.names(packed)}, which statecli cannot undo"
             if packed
             else _describe_chunks(saved.shape, chunks)
         )
@@ -263,14 +268,14 @@ class _Files:
                 with Source(files.join(path, name)) as source:
                     self.sizes[name] = source.size
             except UnreadableError as error:
-                self._mark_unreadable([name], quoting.append_reason(quoting.name(name), error), "copy it again")
+                self._mark_unreadable([name], quoting.append_reason(quoting.name(name), error), "copy the file again")
 
     def _refuse_outside(self) -> None:
         names = [name for name in self.ends if name in ("", ".", "..") or name[0] == "~" or _NO_NAME.search(name)]
         if names:
             more = f" and {len(names) - 1} more are not plain file names" if names[1:] else " is not a plain file name"
             message = f".metadata points outside its folder: {quoting.quote(names[0])}{more}"
-            self._mark_unreadable(names, message, "do not load it, and save it again")
+            self._mark_unreadable(names, message, "do not load this checkpoint; save the checkpoint again")
 
     def _find_missing(self) -> str | None:
         """Report the missing files."""
@@ -279,17 +284,17 @@ class _Files:
         missing = [name for name in names if not files.exists(files.join(self.path, name))]
         if not missing:
             return None
-        here = f"{len(self.ends) - len(missing)} of {len(self.ends)} files are here, as .metadata names them"
+        here = f"{len(self.ends) - len(missing)} of the {len(self.ends)} files that .metadata lists are here"
         message = f"{quoting.names(missing)} {'are' if missing[1:] else 'is'} missing: {here}"
-        self._mark_unreadable(missing, message, "copy it again" if not missing[1:] else "copy them again")
+        self._mark_unreadable(missing, message, "copy the file again" if not missing[1:] else "copy the files again")
         return message
 
     def _mark_unreadable(self, names: list[str], why: str, help: str) -> None:
         """Give one reason to all tensors and values in these files."""
         lacking = set(names)
         needed = sum(any(stored.file in lacking for stored in of_name) for of_name in self.places.values())
-        it = "them" if names[1:] else "it"
-        message = f"{why}; {needed} of {len(self.places)} tensors and values are at least partly in {it}: {help}"
+        subject = "these files" if names[1:] else "this file"
+        message = f"{why}; {needed} of {len(self.places)} tensors and values use {subject}: {help}"
         self.bad.update(dict.fromkeys(names, message))
 
     def has(self, *places: Stored) -> bool:
@@ -305,7 +310,7 @@ class _Files:
         if stored.offset + stored.length > self.sizes[stored.file]:
             end, size = self.ends[stored.file], self.sizes[stored.file]
             raise _BadFile(
-                f"{stored.file} is cut short: .metadata needs {end} bytes of it, it has {size}; copy it again"
+                f"{stored.file} is truncated: .metadata needs {end} bytes, but the file has {size}; copy the file again"
             )
 
 
@@ -354,7 +359,9 @@ class _Items:
             return None
         places = self.folder.metadata.places.get(fqn, ())
         if len(places) != 1:
-            return _build_damaged_tensor("not a tensor, and .metadata does not record its position; save it again")
+            return _build_damaged_tensor(
+                ".metadata does not record the position of this value, which is not a tensor; save the checkpoint again"
+            )
         stored = places[0]
         try:
             self.folder.files.check(stored)
@@ -434,7 +441,8 @@ def _check_apart(metadata: Metadata) -> None:
         if file == last[0] and offset < last[1] + last[2] and (offset, length) != last[1:3]:
             raise MalformedError(
                 f".metadata puts {quoting.name(fqn)} at byte {offset} of {quoting.name(file)}, inside "
-                f"{quoting.name(last[3])} (bytes {last[1]} to {last[1] + last[2]}): do not load it; save it again"
+                f"{quoting.name(last[3])} (bytes {last[1]} to {last[1] + last[2]}): do not load this checkpoint; "
+                "save the checkpoint again"
             )
         if file != last[0] or offset + length > last[1] + last[2]:
             last = span
@@ -459,8 +467,8 @@ def _match_chunks(chunks: list[Chunk], places: Sequence[Stored]) -> list[Stored]
         at = bisect_left(ordered, chunk.start, key=_start)
         if at == len(ordered) or not _is_place_of(chunk, ordered[at]):
             raise MalformedError(
-                f".metadata does not record the position of its chunk of {list(chunk.shape)} at {list(chunk.start)}; "
-                "save it again"
+                f".metadata does not record the position of the chunk of shape {list(chunk.shape)} at offset "
+                f"{list(chunk.start)}; save the checkpoint again"
             )
         matched.append(ordered[at])
     return matched

@@ -62,7 +62,7 @@ def _read_offsets(state: ModelState, name: str) -> dict[str, tuple[int, ...]]:
     """Return the offset in each dimension of the shard's piece, by tensor name."""
     text = state.metadata.values.get(INFO)
     if type(text) is not str:
-        raise MalformedError(f"{name} has no {INFO} in its header, so the position of its pieces is unknown")
+        raise MalformedError(f"{name} has no {INFO} in its header, so the positions of its tensor pieces are unknown")
     document, _ = json_object.parse_object(text.encode("utf-8", "surrogatepass"), f"{INFO} of {name}")
     offsets = {}
     for fqn, entry in document.items():
@@ -75,7 +75,9 @@ def _read_offsets(state: ModelState, name: str) -> dict[str, tuple[int, ...]]:
 def _build_piece(tensor: TensorInfo, start: tuple[int, ...] | None, name: str) -> Box:
     data = tensor.data
     if data is None or start is None or len(start) != len(data.shape):
-        raise MalformedError(f"{quoting.name(tensor.fqn)}: {INFO} of {name} does not say where its piece begins")
+        raise MalformedError(
+            f"{quoting.name(tensor.fqn)}: {INFO} of {name} does not record where the piece of this tensor begins"
+        )
     return Box(start, data)
 
 
@@ -89,7 +91,7 @@ def _join_pieces(path: str, fqn: str, boxes: list[Box]) -> TensorInfo:
     if wrong is None and 0 not in shape:
         wrong = find_fault(shape, [region for _, region in filled])
     if wrong:
-        wrong += "; copy the folder again, or save it again"
+        wrong += "; copy the folder again, or save the checkpoint again"
         damage = f"{path}: {quoting.name(fqn)}: {wrong}"
         return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {wrong}", damage=damage)
     elements = prod(shape)
@@ -101,5 +103,5 @@ def _join_pieces(path: str, fqn: str, boxes: list[Box]) -> TensorInfo:
 
 
 def _find_disagreement(boxes: list[Box]) -> str | None:
-    kinds = list(dict.fromkeys(f"{box.data.dtype} of {len(box.data.shape)} dimensions" for box in boxes))
-    return f"one shard has {kinds[0]}, another {kinds[1]}" if len(kinds) > 1 else None
+    kinds = list(dict.fromkeys(f"{box.data.dtype} with {len(box.data.shape)} dimensions" for box in boxes))
+    return f"shards disagree about this tensor: one has {kinds[0]}, another {kinds[1]}" if len(kinds) > 1 else None

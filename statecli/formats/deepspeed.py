@@ -114,9 +114,13 @@ def _resolve_step(path: str) -> str:
     if len(folders) == 1:
         return folders[0]
     if not folders:
-        raise MalformedError("is a DeepSpeed checkpoint without a folder of its ranks' files; copy it again")
+        raise MalformedError(
+            "is a DeepSpeed checkpoint, but the folder with the files of its ranks is missing; "
+            "copy the checkpoint again"
+        )
     raise UnreadableError(
-        f"holds {len(folders)} checkpoints but no file `latest`; name one of: {quoting.names(folders)}"
+        f"holds {len(folders)} checkpoints and no file `latest` that selects one; name one folder: "
+        f"{quoting.names(folders)}"
     )
 
 
@@ -178,9 +182,9 @@ def _resolve_latest(path: str, folders: list[str], tracker: str) -> str:
     if tag in ("", ".", "..") or any(char in "/\\:" or not char.isprintable() for char in tag):
         raise MalformedError(f"{tracker} points outside its folder: {quoting.quote(tag)} is not a plain folder name")
     if tag not in folders:
-        here = f"; here are {quoting.names(folders)}: name one" if folders else "; copy it again"
+        here = f"; name one of these folders: {quoting.names(folders)}" if folders else "; copy the checkpoint again"
         raise MissingShard(
-            f"{tracker} names {quoting.quote(tag)}, but no folder of this name has files of a rank{here}"
+            f"{tracker} names {quoting.quote(tag)}, but no folder of this name contains files of a rank{here}"
         )
     return tag
 
@@ -288,7 +292,7 @@ class Model:
         master = masters.get(own)
         source = master or frozen.get(own)
         if source is None:
-            wrong = "its values are in other files of the ranks, which are missing"
+            wrong = "its values are in files of other ranks, which are missing; copy these files"
             damage = f"{self.owner.target}: {tensor.fqn}: {wrong}"
             return replace(tensor, shape=shape, data=None, note=f"cannot be read: {wrong}", damage=damage)
         copy = f"the optimizer's {source.dtype} copy" if master else None
@@ -359,10 +363,16 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
     rows += _list_missing_ranks(state, len(files_by_rank))
     if lacking := _list_missing_copies(path, tag, copied) if _is_universal(path, tag, files_by_rank) else []:
         rows += lacking
-        text = f"{len(lacking)} files below zero/ are missing: {quoting.names([row.fqn for row in lacking])}"
+        text = (
+            f"{len(lacking)} files below zero/ are missing, for the parameters "
+            f"{quoting.names([row.fqn for row in lacking])}; copy these files"
+        )
         state = replace(state, oddities=(*state.oddities, Oddity(OddityKind.MISSING_SHARD.value, text)))
     if masters and not files_by_rank:
-        text = "*_model_states.pt is missing, so parameters outside zero/ cannot be found; copy these files again"
+        text = (
+            "*_model_states.pt is missing, so parameters outside zero/ cannot be found; copy the "
+            "*_model_states.pt files"
+        )
         state = replace(state, oddities=(*state.oddities, Oddity(OddityKind.MISSING_RANK.value, text)))
     if others:
         what = (
@@ -371,7 +381,10 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
         state = replace(state, oddities=(*state.oddities, Oddity("not-read", what)))
     steps = [folder for folder in list_steps(path) if folder != tag] if tag else []
     if steps:
-        what = f"the checkpoint read is {quoting.name(tag)}; to read another one, name it: {quoting.names(steps)}"
+        what = (
+            f"statecli read the checkpoint {quoting.name(tag)} only; to read another one, name its folder: "
+            f"{quoting.names(steps)}"
+        )
         state = replace(state, oddities=(*state.oddities, Oddity("other-checkpoints", what)))
     sections = dict.fromkeys((*state.sections, *(row.section for row in rows)))
     return replace(state, tensors=(*state.tensors, *rows), sections=tuple(sections))
@@ -389,7 +402,10 @@ def _list_missing_copies(path: str, tag: str, copied: Iterable[str]) -> list[Ten
     rows = []
     for name, way in deepspeed_universal.find_missing_files(files.join(path, tag), copied):
         section = f"optimizer.{files.get_name(way).removesuffix('.pt')}"
-        why = f"{path}: {way} of parameter {quoting.name(name)} is missing; copy it, or run ds_to_universal.py again"
+        why = (
+            f"{path}: {way} of parameter {quoting.name(name)} is missing; copy the file, or run "
+            "ds_to_universal.py again"
+        )
         rows.append(replace(build_missing_row(name, section, why), kind=Kind.OPTIMIZER, belongs_to=name))
     return rows
 
@@ -471,7 +487,8 @@ def _read_models(folder: str, files: dict[int, str]) -> tuple[dict[int, Rank], d
     """Read every readable model file, at least one."""
     if not files:
         raise MissingShard(
-            "*_model_states.pt is missing, so the tensors of the optimizer files have no names; copy it again"
+            "*_model_states.pt is missing, so the tensors of the optimizer files have no names; copy the "
+            "*_model_states.pt files"
         )
     ranks: dict[int, Rank] = {}
     failed: dict[int, str] = {}
@@ -512,7 +529,7 @@ def _join_frozen(
         for rank, start in enumerate(range(0, prod(shape), each)):
             tensor = models[rank].decoder.tensor(fragments[rank].get(name), name) if rank in models else None
             if tensor is None or tensor.data is None or tensor.data.strides or len(tensor.shape or ()) != 1:
-                wrong = wrong or failed.get(rank) or f"rank {rank} has no fragment of it"
+                wrong = wrong or failed.get(rank) or f"rank {rank} has no fragment of this parameter"
                 break
             pieces.append(Piece(rank, 0, 0, min(each, prod(shape) - start)))
             views.append((tensor, 0, pieces[-1].elements))
@@ -525,19 +542,21 @@ def _report_missing_files(
     where = f" of {owner.prefix[:-1]}" if owner.prefix else ""
     is_trained = any(rank.items.get("param_shapes") for rank in models.values())
     if is_trained and not optimizer.shards and not optimizer.unreadable:
-        yield Oddity(OddityKind.NO_OPTIMIZER.value, f"the optimizer's states{where} are missing: no *_optim_states.pt")
+        why = "the folder has no *_optim_states.pt file"
+        yield Oddity(OddityKind.NO_OPTIMIZER.value, f"the optimizer's states{where} are missing: {why}")
     if optimizer.missing:
-        text = f"{optimizer.missing} of {optimizer.count} ranks' optimizer states{where} are missing"
-        yield Oddity(OddityKind.MISSING_RANK.value, f"{text}; copy *_optim_states.pt again")
+        text = f"the optimizer states of {optimizer.missing} of {optimizer.count} ranks{where} are missing"
+        yield Oddity(OddityKind.MISSING_RANK.value, f"{text}; copy their *_optim_states.pt files")
     wanted = optimizer.count if -1 not in models else 1
     if wanted > len(models) + len(failed):
-        text = f"{wanted - len(models) - len(failed)} of {wanted} ranks' models{where} are missing"
-        yield Oddity(OddityKind.MISSING_RANK.value, f"{text}; copy *_model_states.pt again")
+        text = f"the model files of {wanted - len(models) - len(failed)} of {wanted} ranks{where} are missing"
+        yield Oddity(OddityKind.MISSING_RANK.value, f"{text}; copy their *_model_states.pt files")
     for why in (*failed.values(), *optimizer.unreadable.values()):
         yield Oddity("unread-rank", why)
     if optimizer.stale:
         text = (
-            f"not read, because the states are of {optimizer.count} ranks and these files are from a save by more ranks"
+            f"these files were not read, because they are from a save by more than the {optimizer.count} ranks of "
+            "this checkpoint"
         )
         yield Oddity("stale-rank", f"{text}: {quoting.names(optimizer.stale)}")
 
@@ -547,14 +566,20 @@ def _check_version(rank: Rank) -> Iterator[Oddity]:
     match = _VERSION.match(version) if type(version) is str else None
     if version is not None and (match is None or (int(match[1]), int(match[2])) > KNOWN):
         versions = ".".join(map(str, KNOWN))
-        yield Oddity("deepspeed-version", f"ds_version is {quoting.value(version)}: statecli knows up to {versions}")
+        yield Oddity(
+            "deepspeed-version",
+            f"ds_version is {quoting.value(version)}, but statecli knows only versions up to {versions}",
+        )
 
 
 def _merge_ranks(states: list[ModelState], ranks: int) -> ModelState:
     """Combine model-parallel ranks; no file records how their tensors fit together."""
     if ranks == 1:
         return states[0]
-    apart = Oddity("model-parallel", f"{ranks} model-parallel ranks, each with parts of the tensors: not merged")
+    apart = Oddity(
+        "model-parallel",
+        f"statecli does not merge model-parallel ranks: each of the {ranks} ranks has its own part of the tensors",
+    )
     return replace(
         states[0],
         tensors=tuple(tensor for state in states for tensor in state.tensors),
@@ -571,5 +596,8 @@ def _list_missing_ranks(state: ModelState, ranks: int) -> list[TensorInfo]:
     claimed = next((value for key, value in state.metadata.values.items() if key.endswith("mp_world_size")), None)
     if type(claimed) is not int or claimed <= ranks:
         return []
-    why = f"mp_world_size is {claimed}, but only the files of {ranks} model-parallel ranks are here; copy the others"
+    why = (
+        f"mp_world_size is {claimed}, but only {ranks} model-parallel ranks have files here; copy the files of "
+        "the other ranks"
+    )
     return [build_missing_row("module", "mp_rank", f"{state.target}: {why}")]

@@ -111,14 +111,15 @@ def read(path: str, section: str | None = None) -> ModelState:
         root = parser.value()
         if parser.at < source.size and not parser.cut:
             raise MalformedError(
-                f"{source.size - parser.at} bytes follow its map, which ends at byte {parser.at}: flax refuses it"
+                f"{source.size - parser.at} bytes follow the msgpack map, which ends at byte {parser.at}: Flax "
+                "refuses such a file"
             )
         tree = _Tree(source)
         root = tree.node(root, "")
         if not tree.arrays and parser.cut:
             raise MalformedError(parser.cut.why)
         if not tree.arrays:
-            raise UnreadableError("is msgpack without an array of Flax, so it holds no tensor")
+            raise UnreadableError("is a msgpack file without a Flax array, so statecli finds no tensor")
     reading = Reading(Decoder({}), [])
     leaves = _move_into_section(list(_find_leaves(root, ())), section)
     settings = _add_keys(collect_settings(root, reading), leaves)
@@ -162,7 +163,7 @@ class _Tree:
         if blob.code == _ARRAY:
             self.arrays += 1
             if self.arrays > MAX_ROWS:
-                raise MalformedError(f"holds more than {MAX_ROWS} arrays")
+                raise MalformedError(f"holds more than {MAX_ROWS} arrays, the limit of statecli")
             return self._build_tensor(path, self._decode_array, blob)
         if blob.code == _COMPLEX:
             return self._decode_complex(blob)
@@ -179,15 +180,17 @@ class _Tree:
     def _decode_array(self, blob: Blob) -> Tensor:
         value = Parser(self._source, blob.offset, blob.offset + blob.length).value()
         if type(value) is not list or len(value) != 3 or type(value[1]) is not str or not isinstance(value[2], Blob):
-            raise MalformedError("its extension is not a list of shape, dtype and bytes")
+            raise MalformedError("its msgpack extension is not a list of shape, dtype and bytes, as Flax writes arrays")
         shape, name, data = _read_shape(value[0]), value[1], value[2]
         elements, size = prod(shape), data.length
         if name == "object":
             raise MalformedError(
-                "is of dtype object: its bytes are memory addresses of the process that wrote it, not values"
+                "has dtype object: its bytes are memory addresses of the process that wrote the file, not values"
             )
         if len(name) > _MAX_DTYPE:
-            raise MalformedError(f"its dtype has a name of {len(name):,} characters: no version of flax writes that")
+            raise MalformedError(
+                f"its dtype has a name of {len(name):,} characters, but no version of Flax writes such a name"
+            )
         dtype = name if name in ELEMENT_BITS else f"numpy {name}"
         if dtype is not name and elements and (size % elements or not size):
             raise MalformedError(
@@ -195,7 +198,8 @@ class _Tree:
             )
         if dtype is name and elements * ELEMENT_BITS[name] // 8 != size:
             raise MalformedError(
-                f"{name} {quoting.shape(shape)} takes {elements * ELEMENT_BITS[name] // 8} bytes, it has {size}"
+                f"{name} {quoting.shape(shape)} takes {elements * ELEMENT_BITS[name] // 8} bytes, but the array "
+                f"has {size}"
             )
         where = ByteRange(self._source.path, data.offset, size)
         return Tensor(dtype, shape, elements, size, None, False, data=TensorData(where, dtype, shape))
@@ -215,13 +219,13 @@ class _Tree:
     def _decode_complex(self, blob: Blob) -> str:
         value = Parser(self._source, blob.offset, blob.offset + blob.length).value()
         if type(value) is not list or len(value) != 2 or any(type(part) is not float for part in value):
-            raise MalformedError("a complex number is not a pair of floats")
+            raise MalformedError("a complex number is not stored as a pair of floats, as Flax writes it")
         return str(complex(*value))
 
     def _read_raw(self, blob: Blob) -> bytes:
         self._bytes += blob.length
         if self._bytes > _MAX_BYTES:
-            raise MalformedError(f"has more than {_MAX_BYTES} bytes that belong to no array")
+            raise MalformedError(f"has more than {_MAX_BYTES} bytes outside arrays, the limit of statecli")
         return self._source.read(blob.offset, blob.length)
 
 
@@ -256,10 +260,10 @@ def _join_parts(node: dict[str, Any]) -> Tensor:
         raise MalformedError(cut.removeprefix("cannot be read: "))
     shape, pieces = _read_shape(_list_numbered(node.get("shape"))), _list_numbered(node.get("chunks"))
     if not pieces or any(type(piece) is not Tensor or piece.data is None for piece in pieces):
-        raise MalformedError("its chunks are not a map of arrays")
+        raise MalformedError("its chunks are not a map of arrays, as Flax writes them")
     dtype, elements = pieces[0].dtype, sum(piece.elements for piece in pieces)
     if any(piece.dtype != dtype or len(piece.shape) != 1 for piece in pieces) or dtype not in ELEMENT_BITS:
-        raise MalformedError("its chunks are not flat arrays of one dtype")
+        raise MalformedError("its chunks are not one-dimensional arrays of one numeric dtype, as Flax writes them")
     if elements != prod(shape):
         raise MalformedError(f"shape {quoting.shape(shape)} has {prod(shape)} elements, but its chunks have {elements}")
     boxes, at = [], 0
@@ -366,7 +370,10 @@ def _build_rows(leaves: list[_Leaf]) -> Iterator[tuple[str, Row]]:
         taken.add((leaf.title, fqn))
         characters += len(fqn)
         if characters > MAX_CHARACTERS:
-            raise MalformedError(f"its names would take more than {MAX_CHARACTERS} characters, at {fqn[:40]!r}…")
+            raise MalformedError(
+                f"tensor names need more than {MAX_CHARACTERS} characters in total, the limit of "
+                f"statecli, at {fqn[:40]!r}…"
+            )
         yield leaf.title, _build_row(fqn, leaf)
 
 

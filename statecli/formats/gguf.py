@@ -87,12 +87,13 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     with Source(path) as source:
         header = _Header(source)
         tensors, keys = (
-            header.read_number("Q", "the number of its tensors"),
-            header.read_number("Q", "the number of its keys"),
+            header.read_number("Q", "the number of tensors"),
+            header.read_number("Q", "the number of metadata keys"),
         )
         if tensors > MAX_TENSORS or keys > MAX_KEYS:
             raise MalformedError(
-                f"its header claims {tensors} tensors and {keys} keys, more than {MAX_TENSORS} and {MAX_KEYS}"
+                f"the header claims {tensors} tensors and {keys} metadata keys, but the limits are {MAX_TENSORS} "
+                f"and {MAX_KEYS}"
             )
         settings, oddities = _read_metadata(header, keys)
         metadata = settings.values
@@ -131,7 +132,7 @@ class _Header:
         self.order = ">" if source.head[4:6] == b"\0\0" else "<"
         self._structs = {code: struct.Struct(self.order + code) for code in "BbHhIifQqd?"}
         self._pair = struct.Struct(f"{self.order}IQ")
-        _check_version(self.read_number("I", "its version"))
+        _check_version(self.read_number("I", "the version number"))
 
     @property
     def is_big_endian(self) -> bool:
@@ -186,11 +187,11 @@ class _Header:
             return self._raw
         if end > self._source.size:
             raise MalformedError(
-                f"{what} ends at byte {end}, the file has {self._source.size}: truncated or damaged; "
-                "copy or download it again"
+                f"{what} ends at byte {end}, but the file has {self._source.size} bytes: truncated or damaged; "
+                "copy or download the file again"
             )
         if end > MAX_HEADER:
-            raise MalformedError(f"{what} ends at byte {end}: no header has more than {MAX_HEADER} bytes")
+            raise MalformedError(f"{what} ends at byte {end}, beyond the limit of {MAX_HEADER} bytes for a header")
         count = len(self._raw)
         more = max(end - count, min(max(count, 1 << 20), self._source.size - count))
         self._raw += self._source.read(count, more)
@@ -203,8 +204,8 @@ def _check_version(version: int) -> None:
             "has GGUF version 1 (August 2023), which current tools do not read: convert the model again with llama.cpp"
         )
     if version not in (2, 3):
-        newer = "written by a newer llama.cpp" if 3 < version < 100 else "its header is damaged"
-        raise UnreadableError(f"has GGUF version {version}, but statecli reads only 2 and 3: {newer}?")
+        newer = "a newer llama.cpp may have written it" if 3 < version < 100 else "the header may be damaged"
+        raise UnreadableError(f"has GGUF version {version}, but statecli reads only 2 and 3; {newer}")
 
 
 # --- metadata --------------------------------------------------------------------------------------------------------
@@ -225,7 +226,11 @@ def _read_metadata(header: _Header, count: int) -> tuple[Settings, list[Oddity]]
         what = f"metadata {quoting.quote(key)}"
         value = _read_value(header, header.read_number("I", what), what)
         if key in values:
-            oddities.append(Oddity("metadata-set-twice", f"its metadata sets {quoting.quote(key)} twice"))
+            oddities.append(
+                Oddity(
+                    "metadata-set-twice", f"the metadata sets {quoting.quote(key)} twice; statecli shows the last value"
+                )
+            )
         values[key] = value
     shown = {key: value.shown for key, value in values.items()}
     return Settings(shown, kinds={key: value.type for key, value in values.items()}), oddities
@@ -267,7 +272,7 @@ def _hash_bytes(raw: bytes) -> str:
 def _code(kind: int, what: str) -> str:
     scalar_type = SCALARS.get(kind)
     if scalar_type is None:
-        raise MalformedError(f"{what}: its type {kind} is unknown: written by a newer llama.cpp, or damaged")
+        raise MalformedError(f"{what} has unknown type {kind}: the file is damaged, or a newer llama.cpp wrote it")
     return scalar_type[1]
 
 
@@ -316,7 +321,7 @@ def _skip(header: _Header, kind: int, count: int, what: str, depth: int) -> None
         header.skip_texts(count, what)
     elif kind == ARRAY:
         if depth == MAX_DEPTH:
-            raise MalformedError(f"{what}: arrays in arrays, more than {MAX_DEPTH} deep")
+            raise MalformedError(f"{what} nests arrays more than {MAX_DEPTH} levels deep, the limit of statecli")
         for _ in range(count):
             _skip(header, header.read_number("I", what), header.read_number("Q", what), what, depth + 1)
     else:
@@ -349,13 +354,15 @@ def _decode_text(raw: bytes, what: str) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise MalformedError(f"{what}: its name is not valid UTF-8 near byte {error.start}") from error
+        raise MalformedError(f"{what}: the name is not valid UTF-8 near byte {error.start}") from error
 
 
 def _read_alignment(metadata: Mapping[str, Scalar]) -> int:
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise MalformedError(f"its general.alignment is {quoting.value(alignment)}, not a power of two")
+        raise MalformedError(
+            f"the metadata key general.alignment is {quoting.value(alignment)}, but must be a power of two"
+        )
     return alignment
 
 
@@ -363,10 +370,11 @@ def _note_part(metadata: Mapping[str, Scalar]) -> list[Oddity]:
     count, number, total = (metadata.get(f"split.{key}") for key in ("count", "no", "tensors.count"))
     if type(count) is not int or type(number) is not int or count < 2:
         return []
-    every = f", with {total:,} tensors in all" if type(total) is int else ""
+    every = f", which have {total:,} tensors in all" if type(total) is int else ""
     return [
         Oddity(
-            OddityKind.ONE_PART.value, f"part {number + 1} of {count}{every}: name the folder to read all parts as one"
+            OddityKind.ONE_PART.value,
+            f"this file is part {number + 1} of {count}{every}; name the folder to read all parts as one model",
         )
     ]
 
@@ -388,21 +396,21 @@ def _read_lines(header: _Header, count: int) -> tuple[list[_Line], dict[str, str
     first_lines: dict[str, _Line] = {}
     lines = Counter[str]()
     for n in range(count):
-        what = f"the line of tensor {n + 1} of {count}"
+        what = f"header entry {n + 1} of {count} tensors"
         name = _decode_text(header.read_text(what), what)
         line = _read_line(header, name)
         if first_lines.setdefault(name, line) is not line:
             lines[name] += 1
-    why = "its header lists it {} times, and readers disagree which one counts: convert the model again"
+    why = "the header lists this tensor {} times, and readers disagree which entry counts; convert the model again"
     return list(first_lines.values()), {name: why.format(more + 1) for name, more in lines.items()}
 
 
 def _read_line(header: _Header, name: str) -> _Line:
     """What follows a tensor's name."""
-    what = f"{quoting.name(name)}: its line"
+    what = f"the header entry of {quoting.name(name)}"
     dims = header.read_number("I", what)
     if dims > MAX_DIMS:
-        raise MalformedError(f"{quoting.name(name)}: claims {dims} dimensions: ggml has 4 at most")
+        raise MalformedError(f"{quoting.name(name)}: claims {dims} dimensions, but ggml has at most 4")
     shape = header.read_numbers("Q", dims, what)[::-1]
     if max(shape, default=0) >= 2**63 or prod(shape) >= 2**63:
         raise MalformedError(f"{quoting.name(name)}: shape {quoting.shape(shape)} is impossible: 2^63 elements or more")
@@ -415,11 +423,11 @@ def _build_row(line: _Line, path: str, start: int, is_big_endian: bool) -> Tenso
     name = QUANTIZED_TYPES.get(line.kind)
     if name is None:
         return _build_damaged_row(
-            line, path, f"type {line.kind}", f"type {line.kind} is unknown: written by a newer llama.cpp?"
+            line, path, f"type {line.kind}", f"type {line.kind} is unknown; a newer llama.cpp may have written the file"
         )
     values, size = BLOCK_SIZES[name]
     if not line.shape or line.shape[-1] % values:
-        rows = f"the length of its rows is not a multiple of {values} values"
+        rows = f"a row must have a multiple of {values} values"
         return _build_damaged_row(line, path, name, f"{name} {quoting.shape(line.shape)}: {rows}")
     elements = prod(line.shape)
     nbytes = elements // values * size
@@ -427,7 +435,7 @@ def _build_row(line: _Line, path: str, start: int, is_big_endian: bool) -> Tenso
     data = None
     if is_big_endian:
         # How each type's blocks are turned round differs between the writers of such files.
-        note += ", in big-endian order: not read"
+        note += ", in big-endian order: values are not read"
     else:
         where = ByteRange(path, start + line.offset, elements * 4, packing=Packing(f"{PACKING_PREFIX}{name}", nbytes))
         data = TensorData(where, "float32", line.shape)
@@ -453,8 +461,10 @@ _Span = tuple[int, int, str]
 def _find_misplaced(spans: list[_Span], start: int, size: int) -> dict[str, str]:
     """Return messages for tensors beyond the end of the file and for overlapping tensors."""
     beyond = {
-        name: f"ends at byte {start + stop}, the file has {size}: truncated, {start + stop - size} bytes are missing; "
-        "copy or download it again"
+        name: (
+            f"ends at byte {start + stop}, but the file has {size} bytes: truncated, {start + stop - size} "
+            "bytes are missing; copy or download the file again"
+        )
         for begin, stop, name in spans
         if stop > begin and start + stop > size
     }
@@ -472,7 +482,7 @@ def _find_misplaced(spans: list[_Span], start: int, size: int) -> dict[str, str]
 
 
 def _describe_overlap(span: _Span, other: _Span) -> str:
-    return f"its bytes {span[0]} to {span[1]} overlap {other[0]} to {other[1]} of {quoting.name(other[2])}"
+    return f"its bytes {span[0]} to {span[1]} overlap bytes {other[0]} to {other[1]} of {quoting.name(other[2])}"
 
 
 def _mark_unreadable(row: TensorInfo, path: str, why: str) -> TensorInfo:
@@ -486,7 +496,10 @@ def _mark_unreadable(row: TensorInfo, path: str, why: str) -> TensorInfo:
 def _find_misaligned(spans: list[_Span], alignment: int) -> Iterator[Oddity]:
     names = [name for begin, _, name in spans if begin % alignment]
     if names:
-        message = f"not at a multiple of {alignment} bytes, so llama.cpp refuses these tensors: {quoting.names(names)}"
+        message = (
+            f"these tensors do not start at a multiple of {alignment} bytes, so llama.cpp refuses them: "
+            f"{quoting.names(names)}"
+        )
         yield Oddity("askew", message, names[0])
 
 
@@ -502,7 +515,7 @@ def _find_gaps(spans: list[_Span], source: Source, start: int, alignment: int) -
     behind = holes.pop() if holes and holes[-1][1].offset + holes[-1][1].length == source.size else None
     if holes:
         (name, place), total = holes[0], sum(place.length for _, place in holes)
-        where = f"in {len(holes)} places, the first after {name}," if len(holes) > 1 else f"behind {name}"
+        where = f"in {len(holes)} places, the first after {name}," if len(holes) > 1 else f"after {name}"
         yield Oddity(OddityKind.GAP.value, f"{total} bytes {where} belong to no tensor", place=place)
     if behind:
         yield Oddity(

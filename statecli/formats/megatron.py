@@ -79,8 +79,13 @@ def _resolve_iteration(path: str) -> str:
     if _find_ranks(files.join(path, name)):
         return name
     if ".metadata" in checkpoint_folder.list_files(files.join(path, name)) or _list_arrays(files.join(path, name)):
-        raise UnreadableError(f"is a folder of Megatron iterations; name the last of them: {files.join(path, name)}")
-    raise MissingShard(f"{TRACKER} names {word}, but no folder {name} has files of a rank; name a folder that exists")
+        raise UnreadableError(
+            "is a folder of Megatron iterations, not one checkpoint; name the latest "
+            f"iteration: {files.join(path, name)}"
+        )
+    raise MissingShard(
+        f"{TRACKER} names {word}, but no folder {name} contains files of a rank; name the folder of another iteration"
+    )
 
 
 def members(path: str) -> tuple[str, ...]:
@@ -111,7 +116,7 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
         way = files.join(path, where, model)
         try:
             if not model:
-                raise MissingShard(f"{files.join(path, where, name)}: holds no {MODELS[0]}: copy it again")
+                raise MissingShard(f"{files.join(path, where, name)}: holds no {MODELS[0]}; copy the folder again")
             states[name] = _prefix_sections(name, read_file(way))
         except UnreadableError as error:
             failed[name] = str(error)
@@ -203,16 +208,21 @@ def _find_missing_ranks(path: str, states: dict[str, ModelState], failed: dict[s
     if len(here) >= tensor * stages or (stages > 1 and not staged):
         return {}
     named = (f"mp_rank_{t:02d}" + (f"_{p:03d}" if staged else "") for p in range(stages) for t in range(tensor))
-    counts = f"of {tensor} tensor-parallel ranks in {stages} stages, {len(here)} are here; copy the rest"
+    counts = (
+        f"{len(here)} of {tensor * stages} ranks are here ({tensor} tensor-parallel ranks in {stages} "
+        "stages); copy the missing folders"
+    )
     absent = (name for name in named if not any(folder.startswith(name) for folder in here))
-    return {name: f"{path}: {name}: is missing: {counts}" for name, _ in zip(absent, range(4), strict=False)}
+    return {name: f"{path}: {name} is missing: {counts}" for name, _ in zip(absent, range(4), strict=False)}
 
 
 def _find_differences(states: dict[str, ModelState]) -> Iterator[Oddity]:
     """Tensor-parallel ranks of one stage have parts of the same tensors."""
     if len(states) > 1:
         yield Oddity(
-            "model-parallel", f"{len(states)} model-parallel ranks, each with parts of the tensors: not merged"
+            "model-parallel",
+            f"statecli does not merge model-parallel ranks: each of the {len(states)} ranks has "
+            "its own part of the tensors",
         )
     stages: dict[str | None, list[str]] = {}
     for name in states:
@@ -235,7 +245,10 @@ def _compare_dtypes(first: str, ours: dict[str, str], other: str, theirs: dict[s
         alone = [fqn for fqn in has if fqn not in lacks]
         if alone:
             beside = other if name == first else first
-            yield Oddity("ranks-disagree", f"in {name} but not in {beside}: {quoting.names(alone)}")
+            yield Oddity(
+                "ranks-disagree",
+                f"ranks disagree: these tensors are in {name} but not in {beside}: {quoting.names(alone)}",
+            )
     for fqn, dtype in ours.items():
         if theirs.get(fqn, dtype) != dtype:
             both = f"{dtype} in {first}, {theirs[fqn]} in {other}"
@@ -253,4 +266,7 @@ def _note_unread_files(folder: str) -> Iterator[Oddity]:
         if file in checkpoint_folder.list_files(f"{folder}/{name}")
     ]
     if paths:
-        yield Oddity("not-read", f"not read: flat buffers of the optimizer: {quoting.names(paths)}")
+        yield Oddity(
+            "not-read",
+            f"flat optimizer buffers were not read, because no file records their layout: {quoting.names(paths)}",
+        )

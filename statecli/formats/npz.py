@@ -55,7 +55,9 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
             rows[fqn] = _mark_disputed(row, source.path) if is_disputed else row
         oddities = archive.oddities
         if others := [name for name in archive.records if name not in arrays]:
-            oddities.append(Oddity("no-arrays", f"not read: other files next to its arrays: {quoting.names(others)}"))
+            oddities.append(
+                Oddity("no-arrays", f"files in the archive that are not arrays were not read: {quoting.names(others)}")
+            )
         return ModelState(path, NAME, tuple(rows.values()), oddities=tuple(oddities), traits=TRAITS)
 
 
@@ -75,7 +77,10 @@ def _is_bare_array(record: Record, source: Source, archive: Archive) -> bool:
 def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:
     """Return the row of an array that cannot be read: numpy gives the record of the bare name for it."""
     names = f"{quoting.quote(row.fqn)} and {quoting.quote(row.fqn + _SUFFIX)}"
-    why = f"two records have its name, {names}, and numpy.load reads the first of these: save it again"
+    why = (
+        f"two records have this name, {names}, and numpy.load reads only the first; save the archive again with "
+        "other names"
+    )
     damage = f"{path}: {quoting.name(row.fqn)}: {why}"
     return TensorInfo(row.fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {why}", damage=damage)
 
@@ -94,7 +99,7 @@ def _read_row(fqn: str, record: Record, source: Source, archive: Archive, *, ver
         why = str(error)
         if isinstance(error, ChecksumMismatch):
             wrong = why.partition(": checksum wrong: ")[2].partition(";")[0]
-            message = f"{quoting.name(fqn)}: its bytes do not match the saved checksum: {wrong}"
+            message = f"{quoting.name(fqn)}: the bytes do not match the saved checksum: {wrong}"
             place = Place(source.path, record.data_offset, record.compressed_size)
             archive.oddities.append(Oddity(OddityKind.CHECKSUM_MISMATCH.value, message, fqn, place=place))
         damage = f"{source.path}: {quoting.name(fqn)}: {why}"
@@ -121,4 +126,4 @@ def _read_head(record: Record, source: Source, length: int) -> bytes:
     try:
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, length)
     except zlib.error as error:
-        raise MalformedError(f"does not inflate: it is damaged: {error}") from error
+        raise MalformedError(f"cannot be decompressed: the file is damaged ({error})") from error

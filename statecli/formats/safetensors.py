@@ -94,9 +94,15 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
             tensors = _build_tensors(_check_entries(header), path, start, source.size)
     oddities = [Oddity("metadata-set-twice", f"__metadata__ sets {quoting.quote(key)} twice") for _, key in repeats]
     if source.head[8:9] != b"{":
-        oddities.append(Oddity("padded-header", "white space before the header's first brace: other readers refuse it"))
+        oddities.append(Oddity("padded-header", "the header starts with white space: other readers refuse the file"))
     if start % 8:
-        oddities.append(Oddity("misaligned", f"the tensors start at byte {start}, not a multiple of 8"))
+        oddities.append(
+            Oddity(
+                "misaligned",
+                f"the tensor data starts at byte {start}, which is not a multiple of "
+                "8, so mapped tensors may be misaligned",
+            )
+        )
     return ModelState(
         path,
         NAME,
@@ -110,13 +116,17 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
 def _read_raw_header(source: Source) -> tuple[bytes, int]:
     """Return the header's bytes and the offset of the first tensor."""
     if source.size < 8:
-        raise MalformedError(f"is truncated: {source.size} bytes, the header's length alone takes 8")
+        raise MalformedError(
+            f"is truncated: the file has {source.size} bytes, but the length of the header alone "
+            "takes 8; copy or download the file again"
+        )
     length = int.from_bytes(source.read(0, 8), "little")
     if length > MAX_HEADER:
         raise MalformedError(f"its header claims {length} bytes, more than safetensors' limit of {MAX_HEADER}")
     if 8 + length > source.size:
         raise MalformedError(
-            f"is truncated: its header claims {length} bytes, {source.size - 8} follow; copy or download it again"
+            f"is truncated: its header claims {length} bytes, but {source.size - 8} follow; copy or download the "
+            "file again"
         )
     return source.read(8, length), 8 + length
 
@@ -237,7 +247,8 @@ def _check_layout(name: str, entry: HeaderEntry) -> _Layout:
     # safetensors counts 4-bit values, torch counts the bytes that hold two of them; shown as torch does.
     if not shape or shape[-1] % 2:
         raise MalformedError(
-            f"{quoting.name(name)}: F4 {quoting.shape(shape)} does not fill whole bytes in its last dimension"
+            f"{quoting.name(name)}: F4 {quoting.shape(shape)} does not fill whole bytes, because its last "
+            "dimension is odd"
         )
     packed = (*shape[:-1], shape[-1] // 2)
     note = f"stored as F4 {quoting.shape(shape)}"
@@ -247,14 +258,14 @@ def _check_layout(name: str, entry: HeaderEntry) -> _Layout:
 def _mismatch(name: str, layout: _Layout, nbytes_stored: int) -> MalformedError:
     takes = f"{layout.bits // 8} bytes" if layout.bits % 8 == 0 else f"{layout.bits} bits"
     return MalformedError(
-        f"{quoting.name(name)}: {layout.dtype} {quoting.shape(layout.shape)} takes {takes}, "
-        f"its data_offsets hold {nbytes_stored} bytes"
+        f"{quoting.name(name)}: {layout.dtype} {quoting.shape(layout.shape)} takes {takes}, but its data_offsets "
+        f"cover {nbytes_stored} bytes"
     )
 
 
 def _unknown_dtype(name: str, dtype: Any) -> MalformedError:
     return MalformedError(
-        f"{quoting.name(name)}: unknown dtype {quoting.value(dtype)}: written by a newer safetensors?"
+        f"{quoting.name(name)}: unknown dtype {quoting.value(dtype)}; a newer safetensors may have written the file"
     )
 
 
@@ -301,7 +312,7 @@ def _check_numbers(name: str, numbers: Sequence[Any], what: str) -> None:
     for number in numbers:
         if type(number) is not int or not 0 <= number < 2**63:
             raise MalformedError(
-                f"{quoting.name(name)}: its {what} holds {quoting.value(number)}, which is not a size or position"
+                f"{quoting.name(name)}: its {what} holds {quoting.value(number)}; expected integers of 0 or more"
             )
 
 
@@ -333,12 +344,13 @@ def _check_coverage(tensors: Sequence[TensorInfo], start: int, size: int) -> Non
     last = "the header" if before is None else quoting.name(before)
     if at > size:
         raise MalformedError(
-            f"{last}: ends at byte {at}, the file holds {size} bytes of tensors: truncated, "
-            f"{at - size} bytes are missing; copy or download it again"
+            f"{last}: ends at byte {at}, but the file holds {size} bytes of tensors: truncated, {at - size} bytes "
+            "are missing; copy or download the file again"
         )
     if at < size:
         raise MalformedError(
-            f"{size - at} bytes follow {last}, which ends at byte {at} of {size}: they belong to no tensor"
+            f"{size - at} bytes at the end of the file belong to no tensor: {last} ends at byte "
+            f"{at} of {size} bytes of tensor data"
         )
 
 
@@ -346,10 +358,11 @@ def _create_gap_error(name: str, begin: int, end: int, at: int, before: str | No
     last = "the header" if before is None else quoting.name(before)
     if begin < at:
         return MalformedError(
-            f"{quoting.name(name)}: its bytes {begin} to {end} overlap those of {last}, which end at {at}"
+            f"{quoting.name(name)}: its bytes {begin} to {end} overlap {last}, which ends at byte {at}"
         )
     return MalformedError(
-        f"{quoting.name(name)}: starts at byte {begin}, {last} ends at {at}: {begin - at} bytes that no tensor owns"
+        f"{quoting.name(name)}: starts at byte {begin}, but {last} ends at byte {at}: the {begin - at} bytes "
+        "between belong to no tensor"
     )
 
 

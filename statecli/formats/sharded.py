@@ -40,7 +40,7 @@ MAX_INDEX = 32 * 1024 * 1024
 _NO_NAME = re.compile("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 #: What to do about a shard that is not there.
-AGAIN = "copy or download it again"
+AGAIN = "copy or download the missing files"
 
 ReadFile = Callable[[str], ModelState]
 
@@ -100,7 +100,8 @@ def read(path: str, read_file: ReadFile) -> ModelState:
         state,
         Oddity(
             OddityKind.UNNAMED_SHARDS.value,
-            f"not read: weight files next to the shards that the index does not name: {quoting.names(beside)}",
+            "weight files next to the shards were not read, because the index does not name them: "
+            f"{quoting.names(beside)}",
         ),
     )
 
@@ -128,16 +129,17 @@ def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) ->
     beside = sorted({*choice.others, *checkpoint_folder.FOREIGN.intersection(choice.names)}.difference(used, others))
     if beside:
         state = _add_oddities(
-            state, Oddity("other-weights", f"not read: other weights in the same folder: {quoting.names(beside)}")
+            state, Oddity("other-weights", f"other weights in the same folder were not read: {quoting.names(beside)}")
         )
     companions = [name for name in choice.names if checkpoint_folder.COMPANIONS.match(name) and name not in others]
     if unread := [name for name in companions if not name.endswith(".json")]:
         state = _add_oddities(
-            state, Oddity("companions", f"not read: other files of the training run: {quoting.names(unread)}")
+            state, Oddity("companions", f"other files of the training run were not read: {quoting.names(unread)}")
         )
     if steps := deepspeed.list_steps(path):
         message = (
-            f"not read: DeepSpeed checkpoints of the same training: {quoting.names(steps)}; name one of these folders"
+            f"DeepSpeed checkpoints of the same training were not read: {quoting.names(steps)}; to read one, name "
+            "its folder"
         )
         state = _add_oddities(state, Oddity("other-weights", message))
     return config_files.add_config_files(path, state)
@@ -151,10 +153,12 @@ def _list_series(match: re.Match[str]) -> list[str]:
 
 def _read_series(path: str, names: list[str], read_file: ReadFile) -> ModelState:
     """Read the union of a numbered series without an index; the contents of unreadable shards are unknown."""
-    shards = _read_shards(path, names, "by their numbers", read_file)
+    shards = _read_shards(path, names, "according to the numbers in their names", read_file)
     state = _check_parts(_merge_shards(path, shards.states), len(names), whole=not shards.unread_shards)
     if not shards.unread_shards:
-        return _add_oddities(state, Oddity("no-index", f"no index: all {len(names)} numbered shards were read"))
+        return _add_oddities(
+            state, Oddity("no-index", f"the folder has no index, so statecli read all {len(names)} numbered shards")
+        )
     rows = [
         rank_folders.build_missing_row(name, "model", f"{files.join(path, name)}: {why}")
         for name, why in shards.failed.items()
@@ -182,7 +186,7 @@ def _check_parts(state: ModelState, count: int, *, whole: bool) -> ModelState:
     if type(parts) is int and parts != count:
         raise IndexMismatch(f"the file names count up to {count}, but the files record {parts} parts")
     if whole and type(tensors) is int and tensors != len(state.tensors):
-        raise IndexMismatch(f"its parts record {tensors} tensors in total, but contain {len(state.tensors)}")
+        raise IndexMismatch(f"the parts record {tensors} tensors in total, but contain {len(state.tensors)}")
     of_parts = ("split.count", "split.tensors.count", "split.no")
     if type(parts) is not int:
         return state
@@ -235,12 +239,10 @@ def _read_document(path: str, what: str) -> dict[str, Any]:
 def _check_weight_map(document: dict[str, Any], what: str) -> dict[str, str]:
     weight_map = document.get("weight_map")
     if type(weight_map) is not dict or not weight_map:
-        raise MalformedError(f"{what} has no weight_map that names a tensor")
+        raise MalformedError(f"{what} has no weight_map, or an empty one")
     for fqn, shard in weight_map.items():
         if type(shard) is not str:
-            raise MalformedError(
-                f"{quoting.name(fqn)}: {what} maps it to {quoting.value(shard)}, which is not a file name"
-            )
+            raise MalformedError(f"{what} maps {quoting.name(fqn)} to {quoting.value(shard)}, which is not a file name")
     # transformers joins what Flax nests with slashes.
     return {fqn.replace("/", ".") if shard.endswith(".msgpack") else fqn: shard for fqn, shard in weight_map.items()}
 
@@ -252,7 +254,7 @@ def _check_name(shard: str, what: str) -> None:
 
 
 def _read_indexed(index: Index, target: str, what: str, read_file: ReadFile) -> ModelState:
-    shards = _read_shards(index.folder, index.shards, f"as {what} names them", read_file)
+    shards = _read_shards(index.folder, index.shards, f"according to {what}", read_file)
     state = _merge_shards(target, shards.states)
     oddities = _check_index(index, shards, read_file)
     oddities += [] if shards.unread_shards else _check_total(index.metadata, state)
@@ -311,7 +313,7 @@ def _read_shard(folder: str, name: str, read_file: ReadFile) -> ModelState:
     if files.is_folder(path):
         raise MalformedError(f"shard {quoting.name(name)} is a directory, not a regular file")
     if _is_index(path):
-        raise MalformedError(f"shard {quoting.name(name)} is an index itself, not a file of tensors")
+        raise MalformedError(f"shard {quoting.name(name)} is itself an index, not a file with tensors")
     return read_file(path)
 
 
@@ -335,7 +337,9 @@ def _merge_shards(target: str, states: list[tuple[str, ModelState]]) -> ModelSta
         for tensor in state.tensors:
             first = owner.setdefault((tensor.section, tensor.fqn), shard)
             if first != shard:
-                raise MalformedError(f"{quoting.name(tensor.fqn)}: is in two shards, {first} and {shard}")
+                raise MalformedError(
+                    f"{quoting.name(tensor.fqn)}: is in two shards, {first} and {shard}; each tensor must be in one"
+                )
             if tensor.storage is not None:
                 # Storage keys count from 0 in each file.
                 tensor = replace(tensor, storage=f"{shard}:{tensor.storage}")
@@ -422,8 +426,8 @@ def _locate_tensor(fqn: str, index: Index, read_file: ReadFile) -> str:
         except UnreadableError:  # No file of this checkpoint: what is wrong with it is said where it is the target.
             continue
         if any(tensor.fqn == fqn for tensor in state.tensors):
-            return f"{quoting.name(name)}, which the index does not name"
-    return "no shard"
+            return f"the tensor is in {quoting.name(name)}, which the index does not name"
+    return "no shard contains the tensor"
 
 
 def _check_index(index: Index, shards: Shards, read_file: ReadFile) -> list[Oddity]:
@@ -435,9 +439,11 @@ def _check_index(index: Index, shards: Shards, read_file: ReadFile) -> list[Oddi
             continue
         if fqn not in shard_of:
             where = _locate_tensor(fqn, index, read_file)
-            raise IndexMismatch(f"{quoting.name(fqn)}: the index says it is in {shard}, but it is in {where}")
+            raise IndexMismatch(f"{quoting.name(fqn)}: the index assigns this tensor to {shard}, but {where}")
         if shard_of[fqn] != shard:
-            raise IndexMismatch(f"{quoting.name(fqn)}: the index says {shard}, but it is in {shard_of[fqn]}")
+            raise IndexMismatch(
+                f"{quoting.name(fqn)}: the index assigns this tensor to {shard}, but the tensor is in {shard_of[fqn]}"
+            )
     # The dropped name of a tied tensor is a row of ours and no entry of the file.
     rows = (tensor for _, state in states for tensor in state.tensors if tensor.note != DROPPED)
     extra = [tensor.fqn for tensor in rows if tensor.fqn not in weight_map]
@@ -446,7 +452,7 @@ def _check_index(index: Index, shards: Shards, read_file: ReadFile) -> list[Oddi
     return [
         Oddity(
             OddityKind.NOT_IN_INDEX.value,
-            f"in the shards but not in the index: {quoting.names(extra)}",
+            f"tensors in the shards that the index does not list: {quoting.names(extra)}",
             extra[0],
         )
     ]
@@ -467,7 +473,7 @@ def _check_total(metadata: dict[str, Any], state: ModelState) -> list[Oddity]:
     return [
         Oddity(
             OddityKind.INDEX_TOTAL.value,
-            f"the index says {claimed} bytes in all, {differ} than the tensors take ({total})",
+            f"the index records a total of {claimed} bytes, {differ} than the tensors take ({total})",
         )
     ]
 
@@ -481,9 +487,9 @@ def members(path: str) -> tuple[str, ...]:
     choice = checkpoint_folder.choose_checkpoint(path)
     if checkpoint_folder.INDEX.search(choice.name):
         shards = _read_index(files.join(path, choice.name), choice.name).shards
-        return (choice.name, *_list_present(path, shards, f"as {choice.name} names them"))
+        return (choice.name, *_list_present(path, shards, f"according to {choice.name}"))
     if match := checkpoint_folder.SERIES.match(choice.name):
-        return _list_present(path, _list_series(match), "by their numbers")
+        return _list_present(path, _list_series(match), "according to the numbers in their names")
     return (choice.name,) if choice.is_own else ()
 
 

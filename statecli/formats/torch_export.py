@@ -203,7 +203,7 @@ class _Reader:
             names = [f"serialized_{part}.{suffix}" for suffix in ("pt", "json")]
             record = next((self.archive.records[name] for name in names if name in self.archive.records), None)
             if record is None:
-                raise MalformedError(f"holds no {names[0]}: the export did not finish; export it again")
+                raise MalformedError(f"holds no {names[0]}: the export did not finish; export the program again")
             self._read_pickled(record, payloads, is_weight=is_weight)
         self._read_program("model", program, payloads)
 
@@ -231,13 +231,15 @@ class _Reader:
             of = _PARTS.fullmatch(name.removeprefix(f"{self.archive.folder}/"))
             if of and of["model"] not in models:
                 whose = f"{of['folder']} of {quoting.quote(of['model'])}"
-                raise MalformedError(f"holds {whose} but no models/{quoting.name(of['model'])}.json; export it again")
+                raise MalformedError(
+                    f"holds {whose} but no models/{quoting.name(of['model'])}.json; export the program again"
+                )
 
     def _read_json(self, name: str) -> dict[str, Any]:
         record = self.archive.records.get(name)
         where = name.removeprefix(f"{self.archive.folder}/")
         if record is None:
-            raise MalformedError(f"holds no {where}: the export did not finish; export it again")
+            raise MalformedError(f"holds no {where}: the export did not finish; export the program again")
         document, repeats = _json.parse_object(self.archive.read(record, MAX_JSON), where)
         _json.refuse_repeats(repeats, where)
         return document
@@ -269,7 +271,7 @@ class _Reader:
         """Read a tensor; None for any other object. `first` has the first tensor_meta of each record."""
         name = entry.get("path_name")
         if type(name) is not str:
-            raise MalformedError(f"{fqn}: its path_name is {quoting.value(name)}")
+            raise MalformedError(f"{fqn}: its path_name is {quoting.value(name)}, not a string")
         for key in ("use_pickle", "is_param"):
             if type(entry.get(key)) is not bool:
                 raise MalformedError(f"{fqn}: its {key} is {quoting.value(entry.get(key))}, not a bool")
@@ -332,7 +334,7 @@ class _Reader:
     def _read_inner(self, record: Record) -> tuple[Any, Reading]:
         """Return the root of the archive in a record, and the reading of its tensors."""
         if record.method != STORED:
-            raise MalformedError(f"{record.name!r} is compressed; save it again with torch")
+            raise MalformedError(f"{record.name!r} is compressed; save the program again with torch")
         pickle, storages, oddities = torch_zip.read_contents(self.path, record.data_offset, record.size)
         reading = Reading(Decoder(storages, persistent=pickle.persistent), self.oddities)
         self.oddities.extend(oddity for oddity in oddities if oddity not in self.oddities)
@@ -354,7 +356,7 @@ class _Reader:
         for fqn in (*roles, *(fqn for fqn in contents if fqn not in roles)):
             self.tensors.append(build_info(_build_row(fqn, payloads[fqn], roles.get(fqn)), model, self.path))
         if len(self.tensors) > MAX_ROWS:
-            raise MalformedError(f"holds more than {MAX_ROWS} tensors")
+            raise MalformedError(f"holds more than {MAX_ROWS} tensors, the limit of statecli")
         self.state_dicts.append(StateDict(model, is_module=True))
         for key, value in _describe_program(program):
             self.metadata[f"{model}.{key}" if beside else key] = value
@@ -364,12 +366,12 @@ class _Reader:
         major = _read_major_version(program)
         if major is not None and major > SCHEMA_VERSION:
             raise UnreadableError(
-                f"schema_version of {quoting.quote(model)} says {major}: written by a newer torch; "
-                f"statecli knows up to {SCHEMA_VERSION}"
+                f"program {quoting.quote(model)} has schema_version {major}: written by a newer torch; statecli "
+                f"knows up to {SCHEMA_VERSION}"
             )
         if major not in (None, 0, SCHEMA_VERSION):
-            message = f"schema_version of {quoting.quote(model)} says {major}, which torch 2.13 does not load"
-            self._add_oddity("schema-version", f"{message}: it loads {SCHEMA_VERSION}")
+            message = f"program {quoting.quote(model)} has schema_version {major}, which torch 2.13 does not load"
+            self._add_oddity("schema-version", f"{message}; it loads {SCHEMA_VERSION}")
 
     def _read_compiled(self) -> None:
         """Read an AOTInductor program: a library, and weights packed next to the library."""
@@ -382,9 +384,13 @@ class _Reader:
         if models:
             count = "1 file is" if len(files) == 1 else f"{len(files)} files are"
             message = f"{count} compiled by AOTInductor ({quoting.names(models)})"
-            self._add_oddity("aotinductor", f"{message}: constants inside its library are not listed")
+            self._add_oddity(
+                "aotinductor", f"{message}; statecli does not list the constants inside the compiled library"
+            )
             if not self.tensors:
-                self._add_oddity(OddityKind.NO_TENSORS.value, f"holds no tensor outside its library: {message}")
+                self._add_oddity(
+                    OddityKind.NO_TENSORS.value, f"holds no tensor outside the compiled library: {message}"
+                )
 
     def _read_next_to_library(self, model: str, config: dict[str, Any]) -> None:
         """Weights of a compiled program: each a view, [record, shape, strides, offset], of an archive's tensor."""
@@ -401,7 +407,7 @@ class _Reader:
             raise MalformedError(f"{fqn}: its entry is not a list of a record, a shape, strides and an offset")
         whole = self._read_single(f"data/weights/{view[0]}", fqn)
         if whole.data is None:
-            raise MalformedError(f"{fqn}: {view[0]} holds no plain tensor")
+            raise MalformedError(f"{fqn}: record {view[0]} does not hold a plain tensor")
         name = f"data/weights/{view[0]}"
         decoder = Decoder({name: whole.data.storage})
         node = _build_call(
@@ -410,12 +416,14 @@ class _Reader:
         return decoder.require_tensor(node, fqn, "entry")
 
 
-_MISSING = "the signature names it, but it is not among the weights or the constants"
+_MISSING = "the program needs this tensor, but neither the weights nor the constants contain it"
 
 
 def _add_payload(payloads: _Payloads, fqn: str, payload: _Payload) -> None:
     if payloads.setdefault(fqn, payload) is not payload:
-        raise MalformedError(f"{quoting.name(fqn)}: is both among the weights and among the constants")
+        raise MalformedError(
+            f"{quoting.name(fqn)}: is in the weights and also in the constants; each name must be in one of them"
+        )
 
 
 def _read_object(node: Any, fqn: str, what: str) -> dict[str, Any]:
@@ -429,8 +437,8 @@ def _refuse_other_type(meta: dict[str, Any], first: dict[str, Any], fqn: str, na
     for key in ("dtype", "device"):
         if meta.get(key) != first.get(key):
             raise MalformedError(
-                f"{fqn}: its {key} differs from that of the first tensor in record {quoting.quote(name)}, "
-                f"and torch.export.load gives both the first"
+                f"{fqn}: its {key} differs from the first tensor in record {quoting.quote(name)}, but "
+                f"torch.export.load uses the first {key} for both"
             )
 
 
@@ -469,14 +477,14 @@ def _read_int(node: Any, what: str, fqn: str) -> int:
     number = node.get("as_int") if type(node) is dict else None
     if type(number) is not int:
         description = "a symbol" if type(node) is dict and "as_expr" in node else quoting.value(node)
-        raise MalformedError(f"{fqn}: its {what} needs a number, but has {description}")
+        raise MalformedError(f"{fqn}: its {what} must hold integers, but holds {description}")
     return number
 
 
 def _read_device(node: Any, fqn: str) -> str:
     kind, index = (node.get("type"), node.get("index")) if type(node) is dict else (None, None)
     if type(kind) is not str:
-        raise MalformedError(f"{fqn}: its device is {quoting.value(node)}")
+        raise MalformedError(f"{fqn}: its device is {quoting.value(node)}, not an object with a type")
     return f"{kind}:{index}" if type(index) is int else kind
 
 
@@ -526,10 +534,10 @@ def _describe_difference(tensor: Tensor, meta: Mapping[str, Any]) -> str | None:
     sizes = meta.get("sizes")
     stated = tuple(size.get("as_int") if type(size) is dict else None for size in sizes) if type(sizes) is list else ()
     if tensor.shape != stated:
-        return f"its sizes are {list(tensor.shape)}, and the graph was made for {list(stated)}"
+        return f"its sizes are {list(tensor.shape)}, but the graph was traced for {list(stated)}"
     dtype = meta.get("dtype")
     if type(dtype) is int and DTYPES.get(dtype) != tensor.dtype:
-        return f"its dtype is {tensor.dtype}, and the graph was made for {DTYPES.get(dtype, dtype)}"
+        return f"its dtype is {tensor.dtype}, but the graph was traced for {DTYPES.get(dtype, dtype)}"
     return None
 
 
@@ -600,7 +608,7 @@ def _compute_program_digest(program: Mapping[str, Any]) -> str:
         for piece in json.JSONEncoder(sort_keys=True).iterencode(_drop_node_metadata(program)):
             digest.update(piece.encode("utf-8", "surrogatepass"))
     except RecursionError as error:
-        raise MalformedError("its program nests too deep: refused") from error
+        raise MalformedError("its program is nested too deeply for statecli to read") from error
     return digest.hexdigest()
 
 

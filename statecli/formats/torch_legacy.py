@@ -95,7 +95,9 @@ def read_pickle_at(source: Source, at: int, what: str, window: int) -> Pickle:
             if len(data) == left:
                 raise
             if len(data) == MAX_PICKLE:
-                raise MalformedError(f"{what} is a pickle of more than {MAX_PICKLE:,} bytes: refused") from None
+                raise MalformedError(
+                    f"{what} is a pickle of more than {MAX_PICKLE:,} bytes, the limit of statecli"
+                ) from None
         window *= _GROWTH
 
 
@@ -104,7 +106,7 @@ def _check_version(magic: Any, version: Any) -> None:
         raise UnreadableError("is a pickle, but not one that torch.save wrote: its magic number is missing")
     if type(version) is not int or version != VERSION:
         shown_version = version if type(version) is int and abs(version) < 2**63 else "something else"
-        raise MalformedError(f"its version is {shown_version}, but torch.save always writes {VERSION} here")
+        raise MalformedError(f"its format version is {shown_version}, but torch.save always writes {VERSION}")
 
 
 def _collect_declared(pickle: Pickle) -> Iterator[tuple[str, tuple[str, int]]]:
@@ -113,7 +115,7 @@ def _collect_declared(pickle: Pickle) -> Iterator[tuple[str, tuple[str, int]]]:
     for persistent in pickle.persistent:
         key, declared = _decode_storage(persistent.pid)
         if seen.setdefault(key, declared) != declared:
-            first, second = (f"{numel} of {dtype}" for dtype, numel in (seen[key], declared))
+            first, second = (f"{numel} {dtype} elements" for dtype, numel in (seen[key], declared))
             raise MalformedError(f"storage {key!r} has two descriptions: {first} and {second}")
     yield from seen.items()
 
@@ -164,9 +166,7 @@ def _walk_storages(
     at = keys.end
     for key in keys.root:
         if type(key) is not str or key not in declared:
-            raise MalformedError(
-                "the list of storages names a storage that the object does not use: its size is unknown"
-            )
+            raise MalformedError("the list of storages names a storage that no tensor uses, so its size is unknown")
         if key in seen:
             raise MalformedError(f"the list of storages names {key!r} twice")
         seen.add(key)
@@ -176,7 +176,8 @@ def _walk_storages(
         at += 8 + length
         if at > source.size:
             raise MalformedError(
-                f"file is truncated: storage {key!r} needs bytes {at - length} to {at}, the file holds {source.size}"
+                f"file is truncated: storage {key!r} needs bytes {at - length} to {at}, but the file has "
+                f"{source.size}; copy or download the file again"
             )
 
 
@@ -184,5 +185,5 @@ def _check(key: str, numel: int, recorded: bytes) -> int:
     """0, as `Guard.check`: the elements are behind their number."""
     count = int.from_bytes(recorded, "little", signed=True)
     if count != numel:
-        raise MalformedError(f"storage {key!r} has {count} elements, but the pickle says {numel}")
+        raise MalformedError(f"storage {key!r} has {count} elements, but the pickle claims {numel}")
     return 0

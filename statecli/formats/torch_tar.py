@@ -141,9 +141,13 @@ def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
             data = read(at + BLOCK, min(header.size, _MAX_EXTENDED))
             sizes = _SIZES.findall(data)
             if header.size > _MAX_EXTENDED or len(sizes) > (header.type != b"g"):
-                raise MalformedError("has an extended header that is too long or sets sizes")
+                raise MalformedError(
+                    "has a tar extended header that is too long or sets sizes, so readers may find different members"
+                )
             if not all(map(_PLAIN_SIZE.fullmatch, sizes)):
-                raise MalformedError("has a size in an extended header that is not a number")
+                raise MalformedError(
+                    "has a tar extended header whose size is not a number, so readers may find different members"
+                )
             size_of_next = int(sizes[0]) if sizes else size_of_next
             extended += b"\n" + data  # each header is read by itself
             at = next_header(at, header.size)
@@ -153,7 +157,7 @@ def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
         yield FoundMember(header, extended, at + BLOCK, size)
         at = next_header(at, size)
         size_of_next, extended = None, b""
-    raise MalformedError(f"has more than {_MAX_WALKED} members")
+    raise MalformedError(f"has more than {_MAX_WALKED} members, the limit of statecli")
 
 
 def read(path: str, section: str | None = None) -> ModelState:
@@ -186,24 +190,30 @@ def list_members(source: Source) -> dict[str, Member]:
             break
         header = parse_header(block)
         if header is None:
-            raise MalformedError(f"its tar archive is damaged at byte {at}: fetch it again")
+            raise MalformedError(f"its tar archive is damaged at byte {at}; copy or download the file again")
         member = Member(header.name, at + BLOCK, header.size)
         if header.size < 0 or member.offset + member.size > source.size:
             raise MalformedError(
-                f"is truncated: {quoting.name(member.name)} reaches byte {member.offset + member.size}"
+                f"is truncated: {quoting.name(member.name)} needs bytes up to {member.offset + member.size}, but "
+                f"the file has {source.size}; copy or download the file again"
             )
         if header.type == b"x":
             _check_extended(source.read(member.offset, min(member.size, _MAX_EXTENDED + 1)))
         elif header.type not in (b"0", b"\0"):
             raise MalformedError(f"{quoting.name(member.name)} in its tar archive is not a plain file")
         elif members.setdefault(member.name, member) is not member:
-            raise MalformedError(f"two members of its tar archive are named {quoting.quote(member.name)}")
+            raise MalformedError(
+                f"two members of its tar archive are named {quoting.quote(member.name)}; readers "
+                "disagree which one counts"
+            )
         at = next_header(at, header.size)
     else:
-        raise MalformedError(f"its tar archive has more than {_MAX_HEADERS} headers")
+        raise MalformedError(f"its tar archive has more than {_MAX_HEADERS} headers, the limit of statecli")
     for name in LOADED:
         if name not in members:
-            raise MalformedError(f"its tar archive has no member {name}: the save did not finish; save it again")
+            raise MalformedError(
+                f"its tar archive has no member {name}: the save did not finish; save the checkpoint again"
+            )
     return members
 
 
@@ -247,7 +257,10 @@ class _Contents:
         pickle = _Stream(self, member).pickle()
         for persistent in pickle.persistent:
             if type(persistent.pid) not in (int, str, bytes):  # torch gives back the first part of a tuple
-                raise MalformedError("pickle: a persistent id is not the key of a tensor or a storage; do not load it")
+                raise MalformedError(
+                    "a persistent id in the member `pickle` is not the key of a tensor or a "
+                    "storage; do not load the file"
+                )
             key = _key(persistent.pid)
             persistent.pid = self.tensors.get(key) or self.ids.get(key)
         return pickle
@@ -257,10 +270,10 @@ class _Contents:
             key, location, kind = stream.entry(3)
             dtype = STORAGE_DTYPES.get(kind.name) if type(kind) is Global else None
             if dtype is None or type(key) is not int or kind.module.partition(".")[0] != "torch":
-                raise stream.error("a storage has no key or no type of torch")
+                raise stream.error("a storage has no valid key, or a type that is not a storage class of torch")
             (numel,) = stream.numbers("<q")
             if numel < 0:
-                raise stream.error(f"a storage has {numel} elements")
+                raise stream.error(f"a storage claims {numel} elements; expected 0 or more")
             length = nbytes(dtype, numel)
             self.storages[str(key)] = ByteRange(self.source.path, stream.at, length)
             self.ids[key] = ("storage", kind, str(key), location, numel, None)
@@ -270,10 +283,10 @@ class _Contents:
 
     def _add_view(self, view: Any, stream: _Stream) -> None:
         if type(view) is not tuple or len(view) != 4 or any(type(number) is not int for number in view):
-            raise stream.error("a view of a storage is not a tuple of four integers")
+            raise stream.error("a storage view is not recorded as four integers (key, storage, offset, size)")
         key, root, offset, size = view
         if root not in self.ids:
-            raise stream.error("a view needs a storage that is not in the archive")
+            raise stream.error("a storage view refers to a storage that is not in the archive")
         self.ids[key] = (*self.ids[root][:5], (str(key), offset, size))
 
     def _read_tensors(self, stream: _Stream) -> None:
@@ -281,7 +294,9 @@ class _Contents:
             key, storage, _kind = stream.entry(3)
             dimensions, _unused = stream.numbers("<ii")
             if type(key) is not int or not 0 <= dimensions <= _MAX_DIMENSIONS:
-                raise stream.error(f"a tensor has no key or {dimensions} dimensions")
+                raise stream.error(
+                    f"a tensor has no valid key, or {dimensions} dimensions (expected 0 to {_MAX_DIMENSIONS})"
+                )
             size = stream.numbers(f"<{dimensions}q")
             stride = stream.numbers(f"<{dimensions}q")
             (offset,) = stream.numbers("<q")
@@ -297,7 +312,7 @@ class _Stream:
         self.at, self.end = member.offset, member.offset + member.size
 
     def error(self, what: str) -> MalformedError:
-        return MalformedError(f"{self.member.name}: {what}; save it again")
+        return MalformedError(f"{self.member.name}: {what}; save the checkpoint again")
 
     def pickle(self) -> Pickle:
         """The next pickle, which is noted where torch loads it."""
@@ -309,7 +324,9 @@ class _Stream:
     def count(self, what: str) -> int:
         number = self.pickle().root
         if type(number) is not int or not 0 <= number <= MAX_ROWS:
-            raise self.error(f"the number of {what} is not valid: {quoting.value(number)}")
+            raise self.error(
+                f"the number of {what} is {quoting.value(number)}; expected an integer from 0 to {MAX_ROWS}"
+            )
         return number
 
     def list(self, what: str) -> list[Any]:
@@ -321,7 +338,7 @@ class _Stream:
     def entry(self, length: int) -> tuple[Any, ...]:
         entry = self.pickle().root
         if type(entry) is not tuple or len(entry) != length:
-            raise self.error(f"an entry is not a tuple of {length}")
+            raise self.error(f"an entry is not a tuple of {length} values")
         return entry
 
     def numbers(self, layout: str) -> tuple[int, ...]:
@@ -333,7 +350,9 @@ class _Stream:
     def skip(self, length: int) -> None:
         self.at += length
         if self.at > self.end:
-            raise self.error(f"is truncated: byte {self.at} is needed, but it ends at {self.end}")
+            raise self.error(
+                f"the member is truncated: byte {self.at} is needed, but the member ends at byte {self.end}"
+            )
 
 
 def _key(pid: Any) -> int:

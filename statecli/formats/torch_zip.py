@@ -107,14 +107,16 @@ def _check_kind(archive: Archive) -> None:
     if records and all(name.endswith(".npy") for name in records):
         raise UnreadableError("is a numpy archive (.npz); an archive of torch.save is needed")
     if find_record(archive, "version") is not None:
-        raise MalformedError("holds no data.pkl: the save did not finish; save it again")
+        raise MalformedError("holds no data.pkl: the save did not finish; save the checkpoint again")
     if "data.pkl" in ends:
-        raise MalformedError("records outside the archive's folder: data.pkl is not in the folder of the first record")
+        raise MalformedError("data.pkl is not in the folder of the first record, where torch looks for it")
     entries = [name for name in records if not name.endswith("/")]
     packed = [name for name in entries if name.endswith((*checkpoint_folder.WEIGHTS, ".npz", ".zip", ".tar"))]
     if packed:
         raise UnreadableError(f"is a zip archive around {quoting.names(packed)}: unpack it first (unzip)")
-    raise UnreadableError(f"is a zip archive, but not of torch.save: it holds {quoting.names(entries) or 'no file'}")
+    raise UnreadableError(
+        f"is a zip archive, but torch.save did not write it: it contains {quoting.names(entries) or 'no file'}"
+    )
 
 
 def _find_unused(archive: Archive, pickle: Pickle, storages: dict[str, ByteRange]) -> Iterator[Oddity]:

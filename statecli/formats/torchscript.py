@@ -129,7 +129,7 @@ class _Part(NamedTuple):
 
 def _read_part(archive: Archive, name: str) -> _Part:
     if find_record(archive, f"{name}.pkl") is None:
-        raise UnreadableError(f"is an incomplete TorchScript archive without {name}.pkl; save it again")
+        raise UnreadableError(f"is an incomplete TorchScript archive without {name}.pkl; save the program again")
     return _Part(read_pickle(archive, f"{name}.pkl"), locate_storages(archive, folder=name), name)
 
 
@@ -154,7 +154,7 @@ def _measure_code(archive: Archive) -> dict[str, Scalar]:
     digest = hashlib.sha256()
     for name, record in (*sources.items(), *([("bytecode.pkl", bytecode)] if bytecode else [])):
         if record.size > MAX_CODE:
-            raise MalformedError(f"its code has more than {MAX_CODE:,} bytes: refused")
+            raise MalformedError(f"its code has more than {MAX_CODE:,} bytes, the limit of statecli")
         content = archive.read(record, MAX_CODE)
         digest.update(f"{name.removeprefix(prefix)}\0{len(content)}\0".encode("utf-8", "surrogateescape"))
         digest.update(content)
@@ -188,7 +188,7 @@ class _Modules:
     def convert(self, root: Any) -> Any:
         """Convert the root and every module below to the Python form; other objects stay."""
         if not self._is_module(root):
-            raise MalformedError("its data.pkl holds no TorchScript module")
+            raise MalformedError("its data.pkl does not contain a TorchScript module")
         stack = [root]
         while stack:
             stack.extend(self._fill(stack.pop()))
@@ -248,7 +248,7 @@ class _Modules:
             return ""
         self.read += record.size
         if self.read > MAX_CODE:
-            raise MalformedError(f"its code has more than {MAX_CODE:,} bytes: refused")
+            raise MalformedError(f"its code has more than {MAX_CODE:,} bytes, the limit of statecli")
         return self.archive.read(record, MAX_CODE).decode("utf-8", "replace")
 
 
@@ -358,7 +358,7 @@ def _build_constant_rows(root: Any, reading: Reading) -> Iterator[Row]:
                     path, tensor, Kind.UNREGISTERED, Evidence.ASSUMED, saved=False, requires_grad=grad, note=_NOTE
                 )
         if count > MAX_ROWS:
-            raise MalformedError(f"holds more than {MAX_ROWS} tensors")
+            raise MalformedError(f"holds more than {MAX_ROWS} tensors, the limit of statecli")
 
 
 def _mark_constant(tensor: TensorInfo) -> TensorInfo:

@@ -117,7 +117,7 @@ def _read_from_files(path: str, read_file: ReadFile, parts: dict[str, str]) -> M
     state = sharded.read_folder(path, read_file, parts)
     if "model" not in _find_folders(path).values():
         return state
-    oddity = Oddity("other-weights", f"not read: other weights in the same folder: {_find_sharded_model(path)}")
+    oddity = Oddity("other-weights", f"other weights in the same folder were not read: {_find_sharded_model(path)}")
     return replace(state, oddities=(*state.oddities, oddity))
 
 
@@ -224,7 +224,7 @@ def _merge_oddities(parts: list[tuple[str, ModelState]]) -> Iterator[Oddity]:
     if len(importing) > 1:
         names = safe_globals.find_foreign_names([qualified for _, state in parts for qualified, _ in state.globals])
         shown = quoting.names([name for name, _ in importing])
-        message = f"{shown}: torch.load(weights_only=False) would import or call {len(names)} names from them"
+        message = f"{shown}: torch.load(weights_only=False) would import or call {len(names)} names of these files"
         yield Oddity(OddityKind.FOREIGN_GLOBALS.value, f"{message}: {quoting.names(names)}")
     for name, state in parts:
         oddities = (

@@ -47,7 +47,7 @@ _GZIP, _XZ_MEMORY = 31, 64 << 20
 
 _JSON = "a JSON document"
 _TEXT = "a text file"
-_UNKNOWN = "of no format that statecli reads"
+_UNKNOWN = "not in a format that statecli reads"
 _PICKLE = "a bare pickle, not written by torch.save; statecli does not read it"
 
 
@@ -63,7 +63,8 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
     with Source(path) as source:
         if not head.startswith(b"PK\3\4") and zip_archive.is_loaded_by_torch(source):
             return UnreadableError(
-                "is an archive of torch behind other bytes, which torch loads and statecli cannot read: do not load it"
+                "has a torch archive after other bytes, which torch loads but statecli cannot read; do not load "
+                "the file"
             )
         if is_compiled(head):
             what = "a file of torch.compile, whose pickles and code run when it is loaded"
@@ -161,7 +162,7 @@ def _read_first_member(head: bytes) -> str:
 
 def _describe_lfs_pointer(head: bytes) -> str:
     size = _LFS_SIZE.search(head)
-    elsewhere = f" ({int(size[1]):,} bytes are elsewhere)" if size else ""
+    elsewhere = f" (for a file of {int(size[1]):,} bytes)" if size else ""
     return f"a git-lfs pointer{elsewhere}: run: git lfs pull"
 
 
@@ -178,7 +179,7 @@ def _describe_text(head: bytes, size: int) -> str:
     if start.startswith((b"{", b"[")):
         return _JSON
     if _DVC.match(head):
-        return "a DVC pointer: the weights are elsewhere; run: dvc pull"
+        return "a DVC pointer, not the weights; run: dvc pull"
     if not head.strip():
         return f"{size} bytes of white space"
     if _is_text(head):

@@ -105,19 +105,31 @@ class Machine(MachineState):
                 self._check_budgets(pos)
         except Stopped:
             return
-        raise self.make_budget_error(pos, f"more than {MAX_OPCODES * self.budget} opcodes")
+        raise self.make_budget_error(
+            pos, f"the pickle has more than {MAX_OPCODES * self.budget} opcodes, the limit of statecli"
+        )
 
     def _check_budgets(self, pos: int) -> None:
         if len(self.memo) + len(self.sparse_memo) > MAX_MEMO_ENTRIES * self.budget:
-            raise self.make_budget_error(pos, f"more than {MAX_MEMO_ENTRIES * self.budget} memo entries")
+            raise self.make_budget_error(
+                pos, f"the pickle has more than {MAX_MEMO_ENTRIES * self.budget} memo entries, the limit of statecli"
+            )
         if self.object_count > MAX_OBJECTS * self.budget:
-            raise self.make_budget_error(pos, f"more than {MAX_OBJECTS * self.budget} objects")
+            raise self.make_budget_error(
+                pos, f"the pickle has more than {MAX_OBJECTS * self.budget} objects, the limit of statecli"
+            )
         if len(self.stack) > MAX_STACK_VALUES:
-            raise self.make_budget_error(pos, f"more than {MAX_STACK_VALUES} values wait on the stack")
+            raise self.make_budget_error(
+                pos, f"the pickle leaves more than {MAX_STACK_VALUES} values on the stack, the limit of statecli"
+            )
         if len(self.metastack) > MAX_OPEN_MARKS:
-            raise self.make_budget_error(pos, f"more than {MAX_OPEN_MARKS} open marks")
+            raise self.make_budget_error(
+                pos, f"the pickle has more than {MAX_OPEN_MARKS} open marks, the limit of statecli"
+            )
         if len(self.globals) > MAX_GLOBALS:
-            raise self.make_budget_error(pos, f"names more than {MAX_GLOBALS} globals")
+            raise self.make_budget_error(
+                pos, f"the pickle names more than {MAX_GLOBALS} globals, the limit of statecli"
+            )
 
     def _run_burst(self, pos: int) -> int:
         """Read up to `_BURST` opcodes from byte `pos` on; return the byte after the last. Frequent ones are here."""
@@ -174,7 +186,7 @@ class Machine(MachineState):
         except IndexError as error:
             if pos >= size and data[pos - 1 : pos] != STOP:
                 raise self.make_truncated_error() from error
-            raise self.make_error(pos, "the stack holds too little for this opcode") from error
+            raise self.make_error(pos, "an opcode needs more values than the stack holds") from error
         except struct.error as error:
             raise self.make_truncated_error() from error
         return pos

@@ -167,9 +167,13 @@ class MachineState:
     def intern_name(self, module: Value, name: Value, pos: int) -> Global:
         """Return the one Global of this name."""
         if type(module) is not str or type(name) is not str:
-            raise self.make_error(pos, "a global whose name is not a string")
+            raise self.make_error(pos, "the name of a global is not a string")
         if len(module) + len(name) > self.longest_name:
-            raise self.make_error(pos, f"a global whose name has {len(module) + len(name):,} characters")
+            raise self.make_error(
+                pos,
+                f"the name of a global has {len(module) + len(name):,} characters, more "
+                f"than the limit of {self.longest_name}",
+            )
         interned = self.globals.get((module, name))
         if interned is None:
             interned = self.globals[module, name] = Global(module, name, pos - 1)
@@ -178,9 +182,9 @@ class MachineState:
     def make_call(self, function: Value, args: Value, pos: int, how: str = "reduce") -> Obj:
         """Return the inert result of calling `function`."""
         if type(args) is not tuple:
-            raise self.make_error(pos, f"a call with {describe(args)} for its arguments")
+            raise self.make_error(pos, f"the arguments of a call are {describe(args)}, not a tuple")
         if type(function) not in CALLABLE_TYPES:
-            raise self.make_error(pos, f"a call of {describe(function)}")
+            raise self.make_error(pos, f"a call needs a function or class, but found {describe(function)}")
         self.object_count += 1
         self.count_held_values(args, pos)
         return Obj(function, args, how)
@@ -205,7 +209,9 @@ class MachineState:
     def _check_held_values(self, count: int, pos: int) -> None:
         if count > MAX_HELD_VALUES and count > MAX_HELD_VALUES + MAX_HELD_VALUES_PER_OPCODE * self.opcodes:
             raise self.make_budget_error(
-                pos, f"objects hold shared values that expand to {count:,}, more than 16 for each opcode"
+                pos,
+                f"objects share values that expand to {count:,} values, more than "
+                f"{MAX_HELD_VALUES_PER_OPCODE} for each opcode",
             )
 
     def set_items(self, target: Value, flat: list[Value], pos: int) -> None:
@@ -215,9 +221,9 @@ class MachineState:
                 target.items = {}
             target = target.items
         if type(target) is not dict:
-            raise self.make_error(pos, f"SETITEM on {describe(target)}")
+            raise self.make_error(pos, f"SETITEM needs a dict, but found {describe(target)}")
         if len(flat) % 2:
-            raise self.make_error(pos, "a dictionary key without a value")
+            raise self.make_error(pos, "a dictionary key has no value")
         keys = flat[0::2]
         if not STRING_TYPES.issuperset(map(type, keys)):
             keys = [wrap_key(key, self.tokens) for key in keys]
@@ -252,7 +258,7 @@ class MachineState:
         elif kind is SetOf and opcode == "ADDITEMS":
             target.elems.extend(elements)
         else:
-            raise self.make_error(pos, f"{opcode} on {describe(target)}")
+            raise self.make_error(pos, f"{opcode} cannot add elements to {describe(target)}")
 
     def decode_integer(self, data: bytes) -> Value:
         """Return a little-endian two's complement integer; a very long integer as a call that is not made."""
@@ -264,9 +270,9 @@ class MachineState:
     def parse_decimal(self, line: bytes, pos: int) -> int:
         """Return an integer in text."""
         if len(line) > MAX_NUMBER_DIGITS:
-            raise self.make_error(pos, f"absurd integer of {len(line)} digits")
+            raise self.make_error(pos, f"an integer has {len(line)} digits, more than the limit of {MAX_NUMBER_DIGITS}")
         if not _DECIMAL.fullmatch(line):
-            raise self.make_error(pos, "an invalid number")
+            raise self.make_error(pos, "the text of an integer is not a decimal number")
         return int(line)
 
     def parse_c_integer(self, line: bytes, pos: int) -> int:
@@ -276,11 +282,11 @@ class MachineState:
     def parse_float(self, line: bytes, pos: int) -> float:
         """Return a floating-point number in text."""
         if len(line) > MAX_NUMBER_DIGITS:
-            raise self.make_error(pos, f"absurd number of {len(line)} digits")
+            raise self.make_error(pos, f"a number has {len(line)} digits, more than the limit of {MAX_NUMBER_DIGITS}")
         try:
             return float(line)
         except ValueError as error:
-            raise self.make_error(pos, "an invalid number") from error
+            raise self.make_error(pos, "the text of a float is not a number") from error
 
 
 def _count_values(value: Value) -> int:

@@ -137,7 +137,7 @@ def do_long1(m: MachineState, pos: int) -> int:
 def do_long4(m: MachineState, pos: int) -> int:
     length: int = _I32(m.data, pos)[0]
     if length < 0:
-        raise m.make_error(pos, f"absurd integer of {length} bytes")
+        raise m.make_error(pos, f"an integer has an impossible length of {length} bytes")
     m.stack.append(m.decode_integer(m.read_bytes(pos + 4, length)))
     return pos + 4 + length
 
@@ -159,11 +159,11 @@ def do_text_string(m: MachineState, pos: int) -> int:
     line, end = m.read_line(pos)
     line = line.strip()
     if len(line) < 2 or line[0] != line[-1] or line[0] not in b"'\"":
-        raise m.make_error(pos, "a string without quotes")
+        raise m.make_error(pos, "a string has no quotes around it")
     try:
         m.stack.append(decode_python2_string(escape_decode(line[1:-1])[0]))
     except ValueError as error:
-        raise m.make_error(pos, "a string with a broken escape") from error
+        raise m.make_error(pos, "a string has an invalid escape sequence") from error
     return end
 
 
@@ -172,14 +172,14 @@ def do_text_unicode(m: MachineState, pos: int) -> int:
     try:
         m.stack.append(str(line, "raw-unicode-escape"))
     except UnicodeDecodeError as error:
-        raise m.make_error(pos, "a string with a broken escape") from error
+        raise m.make_error(pos, "a string has an invalid escape sequence") from error
     return end
 
 
 def do_binstring(m: MachineState, pos: int) -> int:
     length: int = _I32(m.data, pos)[0]
     if length < 0:
-        raise m.make_error(pos, f"a string of {length} bytes")
+        raise m.make_error(pos, f"a string has an impossible length of {length} bytes")
     m.stack.append(decode_python2_string(m.read_bytes(pos + 4, length)))
     return pos + 4 + length
 
@@ -401,7 +401,7 @@ def do_newobj_ex(m: MachineState, pos: int) -> int:
     kwargs = m.stack.pop()
     args = m.stack.pop()
     if type(kwargs) is not dict:
-        raise m.make_error(pos, f"a call with {describe(kwargs)} for its keyword arguments")
+        raise m.make_error(pos, f"the keyword arguments of a call are {describe(kwargs)}, not a dict")
     call = m.make_call(m.stack[-1], args, pos, "newobj")
     m.count_held_values(kwargs, pos)
     call.kwargs = kwargs
@@ -429,7 +429,7 @@ def do_build(m: MachineState, pos: int) -> int:
     state = m.stack.pop()
     target = m.stack[-1]
     if type(target) is not Obj:
-        raise m.make_error(pos, f"BUILD on {describe(target)}")
+        raise m.make_error(pos, f"BUILD needs an object, but found {describe(target)}")
     m.count_held_values(state, pos)
     m.set_state(target, state)
     return pos

@@ -250,11 +250,11 @@ def _describe_bars(bars: list[_Bar]) -> str:
     parts = [f"{bars[0].label} … {bars[-1].label}"]
     if finite:
         most = max(finite, key=lambda bar: abs(bar.value))
-        parts.append(f"the largest is {format_number(most.value)}, of {most.label}")
+        parts.append(f"the largest is {format_number(most.value)}, for {most.label}")
     labels_by_word: dict[str, list[str]] = {}
     for bar in bars:
         labels_by_word.setdefault(_describe_unmeasured(bar), []).append(bar.label)
-    parts.extend(f"{len(labels):,} {word}, as {labels[0]}" for word, labels in labels_by_word.items() if word)
+    parts.extend(f"{len(labels):,} {word}, for example {labels[0]}" for word, labels in labels_by_word.items() if word)
     return "; ".join(parts)
 
 
@@ -269,12 +269,14 @@ def _describe_chart(bars: Sequence[_Bar], size: int) -> str:
     zero, not_finite = sum(value == 0 for value in values), sum(map(math.isnan, values))
     parts = [f"{plural(len(values), 'value')}, in order"]
     if size > 1:
-        parts.append(f"each bar merges {size:,} values: strong up to their smallest, faint up to their largest")
+        parts.append(
+            f"each bar merges {size:,} values: strong colour up to the smallest, faint colour up to the largest"
+        )
     if zero:
         parts.append(f"{zero:,} zero (grey)")
     boundless = Counter(bar.word for bar in bars if math.isinf(bar.value))
     if boundless:
-        parts.append(", ".join(f"{count:,} {word}" for word, count in boundless.items()) + " (from the top)")
+        parts.append(", ".join(f"{count:,} {word}" for word, count in boundless.items()) + " (drawn from the top)")
     if not_finite:
         parts.append(f"{not_finite:,} not finite (red, full height)")
     return "; ".join(parts)
@@ -315,7 +317,8 @@ def _build_histogram(chart: Spread) -> Picture:
     up = _build_linear_scale(0.0, float(max(chart.counts, default=0) or 1), 4)
     return Picture(
         title=chart.title,
-        note=plural(sum(chart.counts), "element") + ("" if drawable else "; not drawn: its range is not finite"),
+        note=plural(sum(chart.counts), "element")
+        + ("" if drawable else "; not drawn, because the range is not finite"),
         width=400.0,
         height=206.0,
         plot=plot,

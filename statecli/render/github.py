@@ -113,10 +113,10 @@ def _limit_annotations(annotations: list[_Annotation]) -> list[_Annotation]:
     count = sum(annotation.count for annotation in rest)
     lines = [f"{line[0]}:{line[1]}" for annotation in rest if (line := _find_source_line(annotation.where)) is not None]
     rules = ", ".join(annotation.rule for annotation in rest)
-    where = f"{plural(len(rest), 'rule')} more: {rules}"
+    where = f"{plural(len(rest), 'more rule')}: {rules}"
     message = f"and {plural(count, 'finding')} of {where}"
     if lines:
-        where = f"{plural(len(rest), 'place')} more: {join_names(lines, MAX_LISTED)}"
+        where = f"{plural(len(rest), 'more place')}: {join_names(lines, MAX_LISTED)}"
         message = f"and {plural(count, 'finding')} at {where}"
     return [*merged[: MAX_ANNOTATIONS - 1], _Annotation("more", message, None, count)]
 

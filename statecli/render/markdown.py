@@ -77,8 +77,8 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
     sink.text(closing)
     dropped = outcome_budget.dropped_lines + row_budget.dropped_lines + below_budget.dropped_lines
     if dropped:
-        reason = f"beyond the {MAX_COMMENT_CHARACTERS:,} characters of a comment"
-        sink.text(f"\n… and {dropped:,} more, {reason}; all with `-f json` or `--all`\n")
+        reason = f"beyond the limit of {MAX_COMMENT_CHARACTERS:,} characters for a comment"
+        sink.text(f"\n… and {dropped:,} more lines, {reason}; `-f json` or `--all` shows all lines\n")
 
 
 def _format_head(report: Report, page: Page) -> Iterable[str]:

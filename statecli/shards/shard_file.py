@@ -177,7 +177,7 @@ def read_file(path: str) -> ShardFile:
         raise UnreadableError(f"{path}: is empty, so it is not a file written by --shard")
     if number < 2 or not last.endswith(b"\n"):
         where = number + last.endswith(b"\n")
-        raise UnreadableError(f"{path}: ends in the middle of line {where}: run its shard again")
+        raise UnreadableError(f"{path}: ends in the middle of line {where}; run its shard again")
     _check_end(path, number, last, len(results), digest.hexdigest())
     _check_count(path, head, sum(not stored.derived for stored in results.values()))
     return ShardFile(path, head, results)
@@ -185,21 +185,24 @@ def read_file(path: str) -> ShardFile:
 
 def _check_end(path: str, number: int, raw: bytes, tasks: int, digest: str) -> None:
     """Raise UnreadableError unless the last line is complete and fits the lines before."""
-    end = _decode(End, raw, path, number, "ends before its last line: run its shard again")
+    end = _decode(End, raw, path, number, "ends before its last line; run its shard again")
     if end.end is not True or end.tasks != tasks:
-        raise UnreadableError(f"{path}: has {tasks} tasks, but its last line says {end.tasks}")
+        raise UnreadableError(f"{path}: has {tasks} tasks, but its last line records {end.tasks}; run its shard again")
     if digest != end.sha256:
-        raise UnreadableError(f"{path}: was changed after it was written: the digest in its last line does not match")
+        raise UnreadableError(
+            f"{path}: was changed after statecli wrote it: the digest in its last line does not "
+            "match; run its shard again"
+        )
 
 
 def _check_count(path: str, head: Head, own: int) -> None:
     """Raise UnreadableError for missing or surplus results of this shard's tasks."""
     if own < head.own:
         problem = f"lacks the results of {head.own - own} of its {head.own} tasks"
-        raise UnreadableError(f"{path}: {problem}: run its shard again")
+        raise UnreadableError(f"{path}: {problem}; run its shard again")
     if own > head.own:
         problem = f"has results of {own} tasks, but its shard has {head.own}"
-        raise UnreadableError(f"{path}: {problem}: run its shard again")
+        raise UnreadableError(f"{path}: {problem}; run its shard again")
 
 
 def _add_result(results: dict[Key, StoredResult], path: str, number: int, raw: bytes) -> None:
@@ -242,16 +245,16 @@ def _read_pieces(path: str) -> Iterator[bytes]:
 
 
 def _decode_head(path: str, raw: bytes) -> Head:
-    document = _parse_json(raw, path, 1, "line 1: is not a file written by --shard")
+    document = _parse_json(raw, path, 1, "line 1 is not a line that --shard writes")
     schema = document.get("schema") if isinstance(document, dict) else None
     if not isinstance(schema, str) or not schema.startswith(_SCHEMA_PREFIX):
-        raise UnreadableError(f"{path}: line 1: is not a file written by --shard")
+        raise UnreadableError(f"{path}: line 1 is not a line that --shard writes")
     if schema != SCHEMA:
-        raise UnreadableError(f"{path}: line 1: is a {schema[:40]}, but this statecli reads {SCHEMA}")
+        raise UnreadableError(f"{path}: has schema {schema[:40]}, but this statecli reads only {SCHEMA}")
     head: Head = _convert(Head, document, path, 1)
     index, count = head.shard
     if not 1 <= index <= count <= MAX_SHARDS:
-        _refuse(path, 1, f"says that it is part {index} of {count}")
+        _refuse(path, 1, f"claims to be part {index} of {count}, which is impossible")
     return head
 
 
@@ -307,7 +310,7 @@ def _convert(kind: Any, document: Any, path: str, number: int, otherwise: str | 
 
 
 def _refuse(path: str, number: int, problem: str) -> NoReturn:
-    raise UnreadableError(f"{path}: line {number}: {problem}")
+    raise UnreadableError(f"{path}: line {number} {problem}")
 
 
 def _restore_number(entry: dict[str, Any]) -> Any:

@@ -132,4 +132,4 @@ class Window:
 
 
 def _truncated(offset: int, length: int, size: int) -> MalformedError:
-    return MalformedError(f"file is truncated: bytes {offset} to {offset + length} are needed, it holds {size}")
+    return MalformedError(f"file is truncated: bytes {offset} to {offset + length} are needed, but the file has {size}")

@@ -95,8 +95,8 @@ def explain_weights_elsewhere(path: str, names: Collection[str]) -> str | None:
     named = _read_configured_name(path, names)
     if named is None or named in names:
         return None
-    what = f"{quoting.quote(named)} as the file of weights, which is not a file of this folder"
-    return f"{CONFIG} names {what}: transformers would load it instead of the weights here"
+    what = f"{quoting.quote(named)} as the weight file, which is not a file of this folder"
+    return f"{CONFIG} names {what}: transformers would load that file instead of the weights here"
 
 
 def _read_configured_name(path: str, names: Collection[str]) -> str | None:
@@ -122,7 +122,7 @@ def find_other_weights(path: str, members: Collection[str]) -> Oddity | None:
         if name not in members
     ]
     return (
-        Oddity("other-weights", f"not read: other weights in the same folder: {quoting.names(unread)}")
+        Oddity("other-weights", f"other weights in the same folder were not read: {quoting.names(unread)}")
         if unread
         else None
     )
@@ -254,14 +254,21 @@ def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
     on_disk.prefetch(on_disk.join(path, name) for name in folders[:MAX_INNER])
     inner = [name for name in folders[:MAX_INNER] if name not in outer and _has_weights(on_disk.join(path, name))]
     if inner and PIPELINE in names:
-        return f"is a pipeline of diffusers: name one of its components: {quoting.names(inner)}"
+        return f"is a diffusers pipeline, not one model; name one of its components: {quoting.names(inner)}"
     if inner:
-        looked = f" (of the first {MAX_INNER} of {len(folders)} folders)" if len(folders) > MAX_INNER else ""
-        return f"is a folder without a checkpoint; these folders in it have one: {quoting.names(inner)}{looked}"
+        looked = (
+            f" (statecli looked into the first {MAX_INNER} of {len(folders)} folders)"
+            if len(folders) > MAX_INNER
+            else ""
+        )
+        return (
+            "is a folder without a checkpoint of its own; name one of the folders inside: "
+            f"{quoting.names(inner)}{looked}"
+        )
     if outer:
         links = f"{quoting.name(outer[0])} is a link to a parent folder, not a weight file"
         return f"is a folder without a checkpoint: {links}"
-    return "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt, *.gguf and no *.index.json in it"
+    return "is a folder without a checkpoint: it contains no *.safetensors, *.bin, *.pt, *.gguf or *.index.json file"
 
 
 def _links_to_parent(inner: str, path: str) -> bool:

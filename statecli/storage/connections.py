@@ -18,8 +18,8 @@ from statecli.storage.retry import Transient
 CONNECT_TIMEOUT_S = 10.0
 #: Variables of other programs that name a file or a folder of certificates.
 _BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-_PROXY = "the proxy of the environment"
-_LOG_IN = "write them into its URL in the environment: http://USER:PASSWORD@…"
+_PROXY = "the proxy that the environment sets"
+_LOG_IN = "add them to the proxy URL in the environment: http://USER:PASSWORD@…"
 
 
 def send(url: str, headers: dict[str, str]) -> Any:
@@ -37,7 +37,7 @@ def send(url: str, headers: dict[str, str]) -> Any:
     try:
         pools = session.for_process(_Pools).open(*_find_proxy(url))
     except urllib3.exceptions.ProxySchemeUnknown:
-        error: StateError | Transient = UnreadableError(f"unsupported URL in {_PROXY}: use http:// or https://")
+        error: StateError | Transient = UnreadableError(f"{_PROXY} has an unsupported URL: use http:// or https://")
     except ValueError:
         error = UnreadableError(f"{_PROXY} is not a URL (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY): write http://HOST:PORT")
     else:
@@ -149,12 +149,13 @@ def translate_error(why: Exception) -> StateError | Transient:
         )
     if isinstance(why, exceptions.ReadTimeoutError):
         return Transient(
-            f"the server stalls: {_describe_stall(why.__cause__)} in {settings().timeout:g} s (STATECLI_TIMEOUT)"
+            f"the server stalls: {_describe_stall(why.__cause__)} in {settings().timeout:g} s (STATECLI_TIMEOUT "
+            "sets this limit)"
         )
     if isinstance(why, exceptions.SSLError):
         return _explain_tls_error(why.args[0] if why.args else None)
     if isinstance(why, exceptions.ProtocolError) and _is_garbage(why.args[-1]):
-        return UnreadableError("the server does not answer in valid HTTP")
+        return UnreadableError("the server sent an answer that is not valid HTTP")
     return Transient("the connection was cut")
 
 
@@ -180,7 +181,7 @@ def _explain_proxy_error(text: str) -> UnreadableError | Transient:
 
 def _explain_name_error(inner: BaseException | None) -> UnreadableError | Transient:
     if isinstance(inner, socket.gaierror) and inner.errno == socket.EAI_AGAIN:
-        return Transient("the host's name cannot be looked up: no network?")
+        return Transient("the host name cannot be resolved; check the network connection")
     return UnreadableError("unknown host: check the name in the URL")
 
 
@@ -188,8 +189,12 @@ def _explain_tls_error(inner: object) -> UnreadableError:
     import ssl
 
     if isinstance(inner, ssl.SSLCertVerificationError):
-        trust = "to trust other certificates, set SSL_CERT_FILE to a file of them"
+        trust = "to trust other certificates, set SSL_CERT_FILE to the file that contains them"
         return UnreadableError(f"the server's certificate cannot be verified: {inner.verify_message}; {trust}")
     reason = getattr(inner, "reason", None)
-    wrong = "; does the server use http://?" if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE") else ""
+    wrong = (
+        "; if the server does not use TLS, write http://"
+        if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+        else ""
+    )
     return UnreadableError(f"no secure connection (TLS): {str(reason or 'failed').replace('_', ' ').lower()}{wrong}")

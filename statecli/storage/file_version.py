@@ -14,8 +14,8 @@ from statecli.storage import files
 from statecli.storage.store import FileVersion as FileVersion
 
 #: Messages about a file that has another version at the end.
-CHANGED = "changed while it was read, so the result is not valid; compare again"
-TRY_AGAIN = "changed while it was read: try again"
+CHANGED = "changed while statecli read it, so the result is not valid; compare again"
+TRY_AGAIN = "changed while statecli read it; try again"
 
 
 def read_version(path: str) -> FileVersion | None:

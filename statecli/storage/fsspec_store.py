@@ -71,12 +71,14 @@ def parse_range(
     if content_range is None:
         size = -1 if content_length is None else content_length
         if not 0 <= size <= MAX_WHOLE_BYTES:
-            raise UnreadableError("the store ignores ranges and would send all of it: download it first")
+            raise UnreadableError(
+                "the store ignores range requests and would send the whole file; download the file first"
+            )
         return 0, size, size
     match = _RANGE.fullmatch(content_range)
     start, last, size = map(int, match.groups()) if match else (-1, -1, -1)
     if (start, last + 1) != (offset, min(offset + length, size)) or content_length not in (None, last + 1 - start):
-        raise UnreadableError("the store sent another range than requested")
+        raise UnreadableError("the store sent another byte range than statecli requested; download the file first")
     return start, last + 1, size
 
 
@@ -201,7 +203,7 @@ def add_page(folders: dict[str, bool], prefix: str, keys: Iterable[str], prefixe
 def create_bucket_listing(folders: dict[str, bool], prefix: str) -> Listing:
     """Return the listing of all pages together. Raises Missing if no key lies in the folder."""
     if prefix and not folders:
-        raise Missing("is not there")
+        raise Missing("does not exist")
     named = {name: is_folder for name, is_folder in folders.items() if name.strip("/")}
     # The key of an empty folder has no name, and is not a key with two slashes.
     nameless = any(is_folder for name, is_folder in folders.items() if name not in named)
@@ -218,11 +220,11 @@ def _translate_error(why: Exception, scheme: str) -> Exception:
     if isinstance(why, (UnreadableError, MissingDependency, Transient)):
         return why.with_traceback(None)  # because the frames hold the URL
     if isinstance(why, FileNotFoundError):
-        return Missing("is not there")
+        return Missing("does not exist")
     if isinstance(why, (IsADirectoryError, NotADirectoryError)):
         return Missing("is a folder" if isinstance(why, IsADirectoryError) else "is not a folder")
     if isinstance(why, PermissionError):
-        return UnreadableError(f"access is refused: give {scheme} credentials that may read it")
+        return UnreadableError(f"access is refused: provide {scheme} credentials that may read this file")
     if "Credential" in type(why).__name__:
         return UnreadableError("access is refused: no credentials were found for this store; log in first")
     return translate_network_error(why)

@@ -21,7 +21,7 @@ from statecli.storage.object_store import CHANGED, Listing, Missing
 from statecli.storage.retry import Transient
 from statecli.storage.store import FileVersion
 
-_REFUSED = "access is refused (HTTP {status}): your Google credentials may not read it, or it is not there"
+_REFUSED = "access is refused (HTTP {status}): your Google credentials may not read this object, or it does not exist"
 _REFUSED_TO_ALL = (
     "access is refused (HTTP {status}): no Google credentials were found; "
     "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a file of credentials"
@@ -67,7 +67,7 @@ def _create_filesystem() -> Any:
     # gcsfs uses other credentials, or none, if it cannot read the file.
     credentials = None if filesystem is None else filesystem.credentials
     if credentials is None or (path and not credentials.token and credentials.method != "google_default"):
-        what = "a file that holds no Google credentials" if os.path.isfile(path or "") else "no file"
+        what = "a file without Google credentials" if os.path.isfile(path or "") else "a file that does not exist"
         raise UnreadableError(
             f"GOOGLE_APPLICATION_CREDENTIALS names {what}: set it to a file of credentials, or unset it"
         )
@@ -79,7 +79,7 @@ def _parse_name(url: str) -> tuple[str, str, dict[str, str]]:
     path, _, generation = url.partition("://")[2].partition("?generation=")
     bucket, _, name = path.partition("/")
     if not bucket:
-        raise UnreadableError("names no bucket: write gs://BUCKET/NAME")
+        raise UnreadableError("does not name a bucket: write gs://BUCKET/NAME")
     return bucket, name, {"generation": generation} if generation else {}
 
 
@@ -97,7 +97,7 @@ async def _get_range(
             return b"", FileVersion(0, None)
         _check_status(answer.status, filesystem)
         if answer.headers.get("Content-Encoding", "identity") != "identity":
-            raise UnreadableError("is stored compressed (Content-Encoding: gzip): download it first")
+            raise UnreadableError("is stored compressed (Content-Encoding: gzip); download the file first")
         start, end, size = parse_range(answer.headers.get("Content-Range"), answer.content_length, offset, length)
         version = FileVersion(size, answer.headers.get("X-Goog-Generation") or answer.headers.get("ETag"))
         if expected is not None and expected != version:
@@ -141,7 +141,7 @@ def _check_status(status: int, filesystem: Any) -> None:
     if status in (408, 429) or status >= 500:
         raise Transient(f"Google Cloud Storage is busy (HTTP {status})")
     if status == 404:
-        raise Missing("is not there, or its bucket is not (HTTP 404)")
+        raise Missing("does not exist, or its bucket does not exist (HTTP 404)")
     if status in (401, 403):
         text = _REFUSED_TO_ALL if filesystem.credentials.credentials is None else _REFUSED
         raise UnreadableError(text.format(status=status))

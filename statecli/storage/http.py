@@ -26,7 +26,7 @@ MAX_DRAINED_BYTES, DRAIN_TIMEOUT_S = 16 << 10, 0.1
 #: Most redirects of a request.
 MAX_REDIRECTS = 10
 
-_DOWNLOAD = "download it first"
+_DOWNLOAD = "download the file first"
 _NEXT = re.compile(r'<([^<>]+)>\s*;\s*rel="?next')
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 _LENGTH = re.compile(r"\d{1,19}")
@@ -102,7 +102,7 @@ class Http:
         if _is_page(answer.response) and _has_same_path(answer.url, folder):
             names = html_listing.parse_names(page.decode("utf-8", "replace"), answer.url)
         if names is None:
-            raise NoFile("the server sends a page instead of a list of files", 200, answer.response.headers)
+            raise NoFile("the server sent an HTML page instead of a list of files", 200, answer.response.headers)
         return Listing(names)
 
     def body(self, url: str) -> tuple[bytes, Answer]:
@@ -125,7 +125,10 @@ class Http:
             with self._lock:
                 if self._taken + count > MAX_ALL_WHOLE_BYTES:
                     mib = MAX_ALL_WHOLE_BYTES >> 20
-                    raise PlaceUnreadable(f"the server ignores ranges, and its files have over {mib} MiB: {_DOWNLOAD}")
+                    raise PlaceUnreadable(
+                        "the server ignores range requests, and whole files would take over "
+                        f"{mib} MiB of memory; download the files first"
+                    )
                 self._taken += count
                 taken += count
 
@@ -238,16 +241,16 @@ def _check_range(response: Any, offset: int, length: int) -> int:
     text = response.headers.get("Content-Range", "")
     match = _RANGE.fullmatch(text)
     if match is None:
-        what = "how long the file is" if text.endswith("/*") else "which range it answers with"
-        raise UnreadableError(f"the server does not say {what}: download it first")
+        what = "the size of the file" if text.endswith("/*") else "the range of its answer"
+        raise UnreadableError(f"the server does not report {what}; download the file first")
     start, last, size = map(int, match.groups())
     if (start, last + 1) != (offset, min(offset + length, size)) or start > last:
         raise UnreadableError(
-            f"the server answered with bytes {start} to {last + 1} of {size}, "
-            f"but statecli asked for {offset} to {offset + length}"
+            f"the server answered with bytes {start} to {last + 1} of {size}, but statecli requested {offset} to "
+            f"{offset + length}"
         )
     if response.headers.get("Content-Length", str(last + 1 - start)) != str(last + 1 - start):
-        raise UnreadableError("the server announces contradictory sizes for its answer")
+        raise UnreadableError("the server reports contradictory sizes for its answer")
     return size
 
 
@@ -257,9 +260,11 @@ def _parse_length(response: Any) -> int | None:
     if not length and "chunked" in response.headers.get("Transfer-Encoding", "").lower():
         return None
     if not _LENGTH.fullmatch(length):
-        raise UnreadableError("the server does not say how long its answer is: download it first")
+        raise UnreadableError("the server does not report the size of its answer; download the file first")
     if int(length) > MAX_WHOLE_BYTES:
-        raise UnreadableError(f"the server ignores ranges and would send all {int(length):,} bytes: download it first")
+        raise UnreadableError(
+            f"the server ignores range requests and would send all {int(length):,} bytes; download the file first"
+        )
     return int(length)
 
 
@@ -286,7 +291,7 @@ def _resolve_redirect(at: str, location: str | None) -> str:
     from urllib.parse import urljoin
 
     if not location:
-        raise UnreadableError("the server redirects without a target")
+        raise UnreadableError("the server sent a redirect without a target")
     try:
         target = urljoin(at, location).partition("#")[0]
         hide_secrets(target)
@@ -330,7 +335,7 @@ def _refuse(answer: Answer, url: str) -> None:
             f"the server is busy (HTTP {status}{where})", _parse_retry_after(response.headers.get("Retry-After"))
         )
     if status in (404, 410):
-        raise Gone(f"is not there (HTTP {status}{where})", status, response.headers)
+        raise Gone(f"does not exist (HTTP {status}{where})", status, response.headers)
     if status not in (200, 206):
         # Without credentials, the requests for thirty usual names would be refused as well.
         kind = Refused if status in (401, 407) else NoFile
@@ -340,7 +345,8 @@ def _refuse(answer: Answer, url: str) -> None:
     if coding:
         _refuse_page(answer, b"<html", url)
         raise UnreadableError(
-            f"the server sends the file compressed ({coding[:16]}), so it cannot be read in parts: download it first"
+            f"the server sends the file compressed ({coding[:16]}), so it cannot be read in parts; download the "
+            "file first"
         )
 
 
@@ -353,7 +359,7 @@ def _explain_refusal(status: int, where: str, answer: Answer, url: str) -> str:
         how = "write them into the URL, https://USER:PASSWORD@…, or into ~/.netrc"
         return f"a user and a password are needed {code}: {how}{f' ({why_not})' if why_not else ''}"
     if status == 401:
-        return f"{source} are not accepted {code}"
+        return f"the server does not accept {source} {code}"
     if status == 403:
         return f"access is refused {code}: {_describe_credentials(source, url)}"
     if status == 407:
@@ -363,11 +369,11 @@ def _explain_refusal(status: int, where: str, answer: Answer, url: str) -> str:
 
 def _describe_credentials(source: str | None, url: str) -> str:
     if redact.MARK in url:
-        return f"with {redact.MARK} in place of a secret, the URL is incomplete: give the original URL"
+        return f"the URL contains {redact.MARK} in place of a secret; use the original URL"
     if source is not None:
-        return f"{source} were sent"
+        return f"{source} were sent, but do not give access"
     if parse_url(url).query is not None:
-        return "the query was sent as it was given; a signature in it may have expired"
+        return "the query was sent unchanged; a signature in the query may have expired"
     return "no user and no password were sent"
 
 
@@ -413,7 +419,7 @@ def _suggest_url(url: str) -> str:
     host, path = credentials.parse_host(url), parse_url(url).path
     if host in ("huggingface.co", "github.com") and "/blob/" in path:
         return f"; for the file itself write /{'resolve' if host == 'huggingface.co' else 'raw'}/ in place of /blob/"
-    return "; name it hf://…" if host == "huggingface.co" else ""
+    return "; use an hf:// URL instead" if host == "huggingface.co" else ""
 
 
 def _parse_retry_after(text: str | None) -> float | None:
@@ -457,7 +463,7 @@ def _receive(response: Any, length: int | None, parts: list[bytes], take: Callab
             take(len(part))
         if length is None and have > MAX_WHOLE_BYTES:
             raise UnreadableError(
-                "the server ignores ranges and does not announce the size of its answer: download it first"
+                "the server ignores range requests and does not report the size of its answer; download the file first"
             )
     if length is not None and have != length:
         _raise_cut(error, have, length)
@@ -467,7 +473,7 @@ def _receive(response: Any, length: int | None, parts: list[bytes], take: Callab
 def _raise_cut(error: Exception | None, have: int, length: int) -> None:
     of = f" of {length:,}" if length >= 0 else ""
     if error is not None and "cut" not in str(error):
-        raise Transient(f"{error}; {have:,}{of} bytes came")
+        raise Transient(f"{error}; {have:,}{of} bytes arrived")
     raise Transient(f"the connection was cut after {have:,}{of} bytes")
 
 
@@ -480,7 +486,7 @@ def _refuse_surplus(response: Any) -> None:
     with suppress(exceptions.HTTPError, ValueError):  # all requested bytes have come
         _hurry(response)
         if response.read1(1):
-            raise UnreadableError("the server announces contradictory sizes for its answer")
+            raise UnreadableError("the server reports contradictory sizes for its answer")
 
 
 def _hurry(response: Any) -> None:
@@ -509,6 +515,6 @@ def fetch_document(url: str, headers: Mapping[str, str]) -> tuple[Any, str | Non
     try:
         document = json.loads(raw)
     except ValueError:
-        raise UnreadableError("the answer of the server is not JSON") from None
+        raise UnreadableError("the answer of the server is not valid JSON") from None
     following = _NEXT.search(answer.response.headers.get("Link", ""))
     return document, following[1] if following else None

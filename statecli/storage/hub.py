@@ -81,7 +81,7 @@ class Hub:
         while link is not None:
             # The token is sent to the server of the next page.
             if link in seen or not link.startswith(f"{self._endpoint}/"):
-                raise UnreadableError("the hub's listing does not end or continues on another host")
+                raise UnreadableError("the file listing of the hub repeats a page or continues on another host")
             seen.add(link)
             page, link = self._fetch(link, place)
             if not isinstance(page, list) or not all(isinstance(entry, dict) for entry in page):
@@ -143,7 +143,7 @@ class Hub:
         if code == "RevisionNotFound":
             return Missing(f"{place.full_name} has no revision {place.revision}")
         if code == "EntryNotFound":
-            return Missing("is not there")
+            return Missing("does not exist")
         if why.status == 401 and has_token and code is None:
             return UnreadableError(f"the hub does not accept your token (HTTP 401): {_LOG_IN}")
         if code == "RepoNotFound" or why.status in (401, 404):
@@ -169,7 +169,7 @@ def _parse_places(url: str) -> list[Place]:
     kind, path = (first, rest) if first in _TYPES else ("models", path)
     steps = path.split("/")
     if not steps[0] or ".." in steps:
-        raise UnreadableError("names no repository: write hf://org/name[@revision]/path")
+        raise UnreadableError("does not name a repository: write hf://org/name[@revision]/path")
     lengths = [1] if "@" in steps[0] or len(steps) == 1 or not steps[1] else [2] if "@" in steps[1] else [2, 1]
     return [_parse_place(kind, "/".join(steps[:n]), steps[n:]) for n in lengths]
 
@@ -181,7 +181,7 @@ def _parse_place(kind: str, repo: str, steps: list[str]) -> Place:
         return Place(kind, repo, "main", path)
     match = _REVISION.fullmatch("/".join((revision, *steps)))
     if match is None:
-        raise UnreadableError("names no revision after the @: write hf://org/name@revision/path")
+        raise UnreadableError("does not name a revision after the @: write hf://org/name@revision/path")
     return Place(kind, repo, unquote(match["revision"]), match["path"] or "")
 
 

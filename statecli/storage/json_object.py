@@ -60,13 +60,13 @@ def check_brackets(raw: bytes, what: str) -> None:
     """Raise MalformedError for more lists and objects than the largest model has, because they take memory."""
     brackets = raw.count(b"[") + raw.count(b"{")
     if brackets > MAX_CONTAINERS:
-        raise MalformedError(f"{what} holds {brackets} brackets, more than the {MAX_CONTAINERS} of the largest model")
+        raise MalformedError(f"{what} has {brackets} brackets, more than the limit of {MAX_CONTAINERS}")
 
 
 def refuse_repeats(repeats: Iterable[Repeat], what: str) -> None:
     """Raise MalformedError for the first repeated key."""
     for _, key in repeats:
-        raise MalformedError(f"{what} names {quoting.quote(key)} twice: readers disagree on which counts")
+        raise MalformedError(f"{what} names {quoting.quote(key)} twice; readers disagree which value counts")
 
 
 def is_deeper(node: Any, levels: int) -> bool:
@@ -100,7 +100,7 @@ def _build_object(pairs: list[tuple[str, Any]], repeats: list[Repeat]) -> dict[s
 
 
 def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is not valid JSON")
+    raise ValueError(f"{text} is not a JSON value")
 
 
 def _parse_float(text: str) -> float:
@@ -113,7 +113,7 @@ def _parse_float(text: str) -> float:
 def _describe_error(error: ValueError) -> str:
     text = str(error)
     if "BOM" in text:
-        return "it begins with a byte order mark"
+        return "the text begins with a byte order mark"
     return "a number with too many digits" if "digits" in text else text
 
 

@@ -64,7 +64,7 @@ class Pace:
 
     def _describe_stall(self) -> str:
         if self._until - self._last > self._seconds / 2:
-            return "nothing came"
+            return "no data arrived"
         return "too few bytes arrived" if self._in_body else "incomplete response headers"
 
 

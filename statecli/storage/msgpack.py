@@ -128,7 +128,7 @@ class Parser:
             what = "bytes" if isinstance(key, Blob) else quoting.value(key)
             raise MalformedError(f"a map's key is not a string or a number but {what}")
         if key in entries:
-            raise MalformedError(f"a map has the key {quoting.value(key)} twice: readers disagree which one counts")
+            raise MalformedError(f"a map has the key {quoting.value(key)} twice; readers disagree which value counts")
         return key
 
     def _parse_list(self, count: int, depth: int) -> list[Any]:
@@ -157,12 +157,12 @@ class Parser:
                 f"is truncated: {count} entries should follow byte {self.at}, but the file has {self.end} bytes"
             )
         if self._entries > MAX_ENTRIES:
-            raise MalformedError(f"has more than {MAX_ENTRIES} entries")
+            raise MalformedError(f"has more than {MAX_ENTRIES} entries, the limit of statecli")
 
     def _parse_text(self, length: int) -> str:
         self._text += length
         if self._text > MAX_TEXT:
-            raise MalformedError(f"has more than {MAX_TEXT} bytes of text")
+            raise MalformedError(f"has more than {MAX_TEXT} bytes of text, the limit of statecli")
         at = self.at
         try:
             return self._take(length).decode("utf-8")
@@ -187,6 +187,6 @@ class Parser:
     def _check_end(self, length: int) -> None:
         if self.at + length > self.end:
             raise Truncated(
-                f"is truncated: bytes {self.at} to {self.at + length} are needed, it holds {self.end}; "
-                "copy or download it again"
+                f"is truncated: bytes {self.at} to {self.at + length} are needed, but the file has {self.end}; "
+                "copy or download the file again"
             )

@@ -13,7 +13,7 @@ from statecli.storage.store import FileVersion
 from statecli.storage.url import split_url
 
 #: Message about a file whose version changes between two answers.
-CHANGED = "changed while it was read: try again"
+CHANGED = "changed while statecli read it; try again"
 
 
 class Missing(UnreadableError):

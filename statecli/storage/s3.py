@@ -36,7 +36,7 @@ _BUSY = frozenset(
 _TRANSIENT = frozenset([408, 429, 500, 502, 503, 504])
 #: Statuses of redirects.
 _REDIRECTS = frozenset([301, 302, 303, 307, 308])
-_NO_BUCKET = "its bucket is not there"
+_NO_BUCKET = "its bucket does not exist"
 #: Messages for error codes of S3.
 _CODES = {
     "NoSuchBucket": _NO_BUCKET,
@@ -51,30 +51,36 @@ _CODES = {
     "InvalidObjectState": "is archived (Glacier): restore it first",
     "PreconditionFailed": CHANGED,
     "412": CHANGED,
-    "NoSuchVersion": "is not there in that version",
+    "NoSuchVersion": "does not exist in that version",
 }
 _REFUSED = (
-    "access is refused (HTTP 403): your AWS credentials may not read it, or it is not there; if it is public, "
-    "AWS_NO_SIGN_REQUEST=yes reads it without them"
+    "access is refused (HTTP 403): your AWS credentials may not read this object, or it does not exist; for a "
+    "public object, set AWS_NO_SIGN_REQUEST=yes"
 )
 #: Message about a server that is not S3.
 _FOREIGN = "this answer is not from S3 ({what}): check AWS_ENDPOINT_URL and any proxy"
 _REFUSED_TO_ALL = (
-    "access is refused (HTTP 403): no AWS credentials were found, and without them it may not be read; log in, or set "
-    "AWS_PROFILE"
+    "access is refused (HTTP 403): no AWS credentials were found, and this object cannot be read without; log "
+    "in, or set AWS_PROFILE"
 )
 _REFUSED_UNSIGNED = (
-    "access is refused (HTTP 403): AWS_NO_SIGN_REQUEST asks without AWS credentials, and without them it may not be "
-    "read; unset it"
+    "access is refused (HTTP 403): AWS_NO_SIGN_REQUEST disables your AWS credentials, and this object cannot be "
+    "read without; unset AWS_NO_SIGN_REQUEST"
 )
 #: Messages about missing credentials, by a part of the name of the provider in botocore.
 _SOURCES = {
     "SSO": "the AWS login is missing or has expired; log in again: aws sso login",
-    "WebIdentity": "AWS gives no credentials for a web identity: check AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN",
-    "AssumeRole": "AWS gives no credentials for the role of your profile: check role_arn and source_profile in the AWS "
-    "configuration, or log in again",
-    "Process": "the program that credential_process in the AWS configuration names gives no credentials: run it",
-    "Container": "the container gives no AWS credentials: check AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "WebIdentity": (
+        "AWS did not return credentials for a web identity: check AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN"
+    ),
+    "AssumeRole": (
+        "AWS did not return credentials for the role of your profile: check role_arn and "
+        "source_profile in the AWS configuration, or log in again"
+    ),
+    "Process": (
+        "the credential_process program of the AWS configuration returned no credentials; run the program to see why"
+    ),
+    "Container": "the container returned no AWS credentials: check AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "EnvProvider": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong together: set both",
     "": "your AWS credentials cannot be used ({name}); log in again",
 }
@@ -187,7 +193,7 @@ def _parse_key(url: str) -> tuple[str, str, dict[str, str]]:
     if "@" in bucket:
         raise UnreadableError("contains credentials, which an s3:// URL cannot have: set AWS_PROFILE or log in")
     if not bucket:
-        raise UnreadableError("names no bucket: write s3://BUCKET/KEY")
+        raise UnreadableError("does not name a bucket: write s3://BUCKET/KEY")
     return bucket, key, {"VersionId": version} if version else {}
 
 
@@ -226,7 +232,7 @@ async def _list_folder(filesystem: Any, url: str) -> Listing:
     while True:
         page = await filesystem._call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, Delimiter="/", **more)
         if "IsTruncated" not in page:  # botocore parses an HTML page as an empty listing
-            raise UnreadableError(_FOREIGN.format(what="the answer is not a listing"))
+            raise UnreadableError(_FOREIGN.format(what="it is not a file listing"))
         keys = [entry["Key"] for entry in page.get("Contents", ())]
         add_page(folders, prefix, keys, [entry["Prefix"] for entry in page.get("CommonPrefixes", ())])
         if not page.get("IsTruncated"):
@@ -319,10 +325,10 @@ def _explain_code(code: str, status: int, *, anonymous: bool) -> Exception:
     if code in _BUSY or status in _TRANSIENT:
         return Transient(f"S3 is busy ({code})")
     if code == "NoSuchKey":
-        return Missing("is not there")
+        return Missing("does not exist")
     if code in ("AccessDenied", "AllAccessDisabled"):
         refused = _REFUSED_UNSIGNED if _is_unsigned() else _REFUSED_TO_ALL
         return UnreadableError(refused if anonymous else _REFUSED)
     if code in _CODES:
         return (Missing if code in ("NoSuchBucket", "NoSuchVersion") else UnreadableError)(_CODES[code])
-    return UnreadableError(f"cannot be read: S3 says {code}")
+    return UnreadableError(f"cannot be read: S3 reports {code}")

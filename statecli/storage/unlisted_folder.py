@@ -36,7 +36,7 @@ def try_usual_names(
     present = {name: False for name, error in errors.items() if error is None}
     if present:
         names = ", ".join(list_usual_names())
-        return Listing(present, f"it cannot be listed ({why}), so statecli tried only the names {names}")
+        return Listing(present, f"the folder cannot be listed ({why}), so statecli tried only these names: {names}")
     none = f"none of the {len(paths)} usual checkpoint file names exists in it: name a file"
     text = f"cannot be listed ({why}), and {none}"
     return Missing(text) if isinstance(why, Missing) else UnreadableError(text)

@@ -33,7 +33,7 @@ class _Matcher:
         """Yield what matches the remaining steps of a glob in a folder; an empty last step matches folders alone."""
         if depth > MAX_FOLDER_DEPTH:
             raise UnreadableError(
-                f"{folder}: is more than {MAX_FOLDER_DEPTH} folders deep: start the glob in a deeper folder"
+                f"{folder}: is more than {MAX_FOLDER_DEPTH} folders deep; start the glob in a deeper folder"
             )
         if not any(steps):
             scheme, path, end = split_url(folder)

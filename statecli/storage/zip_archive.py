@@ -159,7 +159,8 @@ class Archive:
         self.folder = first.partition("/")[0] if "/" in first else None
         if len({name.casefold() for name in self.records}) < len(self.records):
             self._add_oddity(
-                OddityKind.CASE_ONLY_NAMES.value, "two records of the zip archive differ in upper and lower case only"
+                OddityKind.CASE_ONLY_NAMES.value,
+                "two records of the zip archive have names that differ only in upper and lower case",
             )
 
     def prefetch(self, is_wanted: Callable[[str], bool]) -> None:
@@ -229,16 +230,16 @@ class Archive:
         else:
             raise MalformedError(
                 f"file is truncated: no end-of-central-directory record in its {source.size} bytes; "
-                "copy or download it again"
+                "copy or download the file again"
             )
         _, disk, first_disk, here, records, size, offset, comment = _END.unpack_from(tail, at - tail_at)
         end = self._read_end64(_End(at, records, size, offset))
         if here != records or disk not in (0, _U16_MAX) or first_disk not in (0, _U16_MAX):
-            raise MalformedError("the zip archive spans several disks")
+            raise MalformedError("the zip archive spans several disks, which statecli does not read")
         if end.offset + end.size != end.at:
             raise MalformedError(
-                "the central directory is not where the zip says it is: it should end at byte "
-                f"{end.offset + end.size} and ends at {end.at}; data was added before or after the archive"
+                f"the central directory should end at byte {end.offset + end.size} but ends at byte {end.at}; "
+                "data was added before or after the zip archive"
             )
         self._check_after(at + _END.size, comment)
         return end
@@ -271,17 +272,17 @@ class Archive:
             return end
         _, disk, where, disks = _END64_LOCATOR.unpack(locator)
         if disk or disks > 1:
-            raise MalformedError("the zip archive spans several disks")
+            raise MalformedError("the zip archive spans several disks, which statecli does not read")
         record = self._source.read(where, _END64.size) if where + _END64.size <= at else bytes(_END64.size)
         signature, length, _, _, disk, first, here, records, size, offset = _END64.unpack(record)
         # Python's zipfile reads the 56 bytes in front of the locator, wherever that points: no data may lie between.
         if signature != b"PK\6\6" or where + 12 + length != at or where + _END64.size != at:
             raise MalformedError(
-                f"the central directory is not where the zip says it is: no zip64 end record at byte {where}; "
-                "data was added before or after the archive"
+                f"the zip64 end record is not at byte {where}, where the zip archive locates it; data was added "
+                "before or after the zip archive"
             )
         if disk or first or here != records:
-            raise MalformedError("the zip archive spans several disks")
+            raise MalformedError("the zip archive spans several disks, which statecli does not read")
         real = _End(where, records, size, offset)
         if (
             end.records not in (records, _U16_MAX)
@@ -293,16 +294,19 @@ class Archive:
 
     def _read_directory(self, end: _End) -> dict[str, Record]:
         if end.size > MAX_DIRECTORY or end.records > MAX_RECORDS:
-            raise MalformedError(f"a central directory of {end.records} records in {end.size} bytes: too large to read")
+            raise MalformedError(
+                f"the central directory has {end.records} records in {end.size} bytes, more than "
+                f"the limits of {MAX_RECORDS} and {MAX_DIRECTORY}"
+            )
         records: dict[str, Record] = {}
         count = 0
         for record in _parse_entries(self._source.read(end.offset, end.size)):
             count += 1
             if records.setdefault(record.name, record) is not record:
-                raise MalformedError(f"two records named {record.name!r}: readers disagree which one counts")
+                raise MalformedError(f"two records are named {record.name!r}; readers disagree which one counts")
         if count != end.records:
             raise MalformedError(
-                f"damaged central directory: it holds {count} records, its end record says {end.records}"
+                f"damaged central directory: it holds {count} records, but the end record claims {end.records}"
             )
         return records
 
@@ -312,7 +316,7 @@ class Archive:
         if ordered and ordered[0].offset > 0:
             before = ordered[0].offset
             self._add_oddity(
-                OddityKind.PREFIXED.value, f"{before} bytes lie before the first record of the zip archive", 0, before
+                OddityKind.PREFIXED.value, f"{before} bytes precede the first record of the zip archive", 0, before
             )
         trusted = self._looked_at is None and self._source.is_trusted
         starts = self._place_as_torch(ordered, end.offset) if trusted else None
@@ -322,7 +326,10 @@ class Archive:
             if record.offset < free:
                 raise _overlap_error(last, record)
             if record.offset + _LOCAL.size > end.offset:
-                raise MalformedError(f"{record.name!r} lies outside the file: its header is at byte {record.offset}")
+                raise MalformedError(
+                    f"{record.name!r} is outside the archive: its header is at byte "
+                    f"{record.offset}, but the records end at {end.offset}"
+                )
             record.data_offset = next(starts)
             self._add_space(last, free, record.data_offset - _LOCAL.size - len(record.name))
             free, last = record.data_offset + record.compressed_size, record.name
@@ -369,13 +376,13 @@ def _parse_entries(directory: bytes) -> Iterator[Record]:
     at, end, unpack = 0, len(directory), _ENTRY.unpack_from
     while at < end:
         if at + 46 > end or directory[at : at + 4] != b"PK\1\2":
-            raise MalformedError(f"damaged central directory: no record where one should start (byte {at} of it)")
+            raise MalformedError(f"damaged central directory: no record begins at its byte {at}")
         fields = unpack(directory, at)
         flags, method, _, _, crc, packed, size, n, extra, comment, disk, _, marks, offset = fields[3:]
         name_end = at + 46 + n
         after = name_end + extra + comment
         if after > end:
-            raise MalformedError("damaged central directory: a name runs past its end")
+            raise MalformedError("damaged central directory: a record runs past its end")
         name = _decode_name(directory[at + 46 : name_end], flags)
         if _UNICODE_PATH_BYTES in directory[name_end : name_end + extra]:
             _check_unicode_path(name, directory[name_end : name_end + extra])
@@ -386,7 +393,7 @@ def _parse_entries(directory: bytes) -> Iterator[Record]:
         if disk or flags & _ENCRYPTED or (method != DEFLATED and (method != STORED or size != packed)):
             _refuse(record, disk)
         if marks & _FOLDER and packed:
-            raise MalformedError(f"{name!r} is marked as a folder and holds {packed} bytes: readers skip it")
+            raise MalformedError(f"{name!r} is marked as a folder but holds {packed} bytes, which readers skip")
         yield record
         at = after
 
@@ -395,19 +402,19 @@ def _check_unicode_path(name: str, extras: bytes) -> None:
     """Refuse another name in an extra field, because Python's zipfile takes it since 3.12 and torch does not."""
     other = _find_extra_field(name, extras, _UNICODE_PATH)[_UNICODE_PATH_HEADER:]
     if other and other != name.encode("utf-8", "surrogateescape"):
-        raise MalformedError(f"{name!r} has another name in an extra field: readers disagree which one counts")
+        raise MalformedError(f"{name!r} has another name in an extra field; readers disagree which one counts")
 
 
 def _refuse(record: Record, disk: int) -> None:
     if disk:
-        raise MalformedError("the zip archive spans several disks")
+        raise MalformedError("the zip archive spans several disks, which statecli does not read")
     if record.flags & _ENCRYPTED:
-        raise UnreadableError(f"{record.name!r} is encrypted")
+        raise UnreadableError(f"{record.name!r} is encrypted, and statecli cannot decrypt it")
     if record.method != STORED:
         raise _unsupported_error(record)
     raise MalformedError(
-        f"{record.name!r} is stored in {record.compressed_size} bytes, but the directory says {record.size} bytes: "
-        "the central directory is damaged"
+        f"{record.name!r} is stored in {record.compressed_size} bytes, but the central directory claims "
+        f"{record.size} bytes: the archive is damaged"
     )
 
 
@@ -430,7 +437,9 @@ def _read_zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, 
             values.append(field)
             continue
         if len(rest) < width:
-            raise MalformedError(f"damaged central directory: {name!r} lacks the zip64 sizes it points to")
+            raise MalformedError(
+                f"damaged central directory: {name!r} has no zip64 sizes, although its entry refers to them"
+            )
         values.append(int.from_bytes(rest[:width], "little"))
         rest = rest[width:]
     size, packed, offset, disk = values
@@ -470,12 +479,12 @@ def _find_shift(record: Record, start: int, following: Record | None, free: int,
 
 
 def _overlap_error(last: str, record: Record) -> MalformedError:
-    return MalformedError(f"records {last!r} and {record.name!r} overlap")
+    return MalformedError(f"records {last!r} and {record.name!r} overlap, so one of them is damaged")
 
 
 def _outside_error(name: str, end: int, records_end: int) -> MalformedError:
     return MalformedError(
-        f"{name!r} lies outside the file: it ends at byte {end}, and the records end at {records_end}"
+        f"{name!r} is outside the archive: it ends at byte {end}, but the records end at {records_end}"
     )
 
 
@@ -492,7 +501,7 @@ def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
     signature, _, flags, method, _, _, crc, packed, size, n, extra = _LOCAL.unpack(header)
     if signature != b"PK\3\4":
         raise MalformedError(
-            f"{record.name!r}: no local header at byte {record.offset}, where the directory says it is"
+            f"{record.name!r}: no local header at byte {record.offset}, where the central directory locates it"
         )
     # No character takes more than four bytes.
     same = n <= 4 * len(record.name) and _decode_name(read(record.offset + _LOCAL.size, n), flags) == record.name
@@ -501,15 +510,17 @@ def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
         pairs = ((crc, record.crc32), (packed, record.compressed_size), (size, record.size))
         same = all(local in (_U32_MAX, central) for local, central in pairs)
     if not same:
-        raise MalformedError(f"{record.name!r}: its local header disagrees with the directory; readers may too")
+        raise MalformedError(
+            f"{record.name!r}: its local header contradicts the central directory, so readers may read different bytes"
+        )
     return record.offset + _LOCAL.size + n + extra
 
 
 def _check_crc(record: Record, crc: int) -> None:
     if record.crc32 and crc != record.crc32:
         raise ChecksumMismatch(
-            f"{record.name}: checksum wrong: {crc:08x}, the archive says {record.crc32:08x}; "
-            "the file is damaged: fetch it again"
+            f"{record.name}: checksum wrong: computed {crc:08x}, recorded {record.crc32:08x}; the file is "
+            "damaged: copy or download the file again"
         )
 
 
@@ -517,7 +528,7 @@ def _inflate_piece(record: Record, inflater: Any, piece: bytes, limit: int = _PI
     try:
         content: bytes = inflater.decompress(piece, limit)
     except zlib.error as error:
-        raise MalformedError(f"{record.name} cannot be inflated: {error}; the file is damaged") from error
+        raise MalformedError(f"{record.name} cannot be decompressed: the file is damaged ({error})") from error
     return content
 
 
@@ -530,22 +541,24 @@ def _inflate(record: Record, data: bytes) -> bytes:
 
 
 def _size_error(record: Record) -> MalformedError:
-    return MalformedError(f"{record.name} does not inflate to the {record.size} bytes the archive says")
+    return MalformedError(
+        f"{record.name} does not decompress to the {record.size} bytes that the archive records: the file is damaged"
+    )
 
 
 def _unsupported_error(record: Record) -> UnreadableError:
     method = _METHODS.get(record.method, f"method {record.method}")
     return UnreadableError(
-        f"{record.name!r} has an unsupported compression ({method}); save it again without compression"
+        f"{record.name!r} has an unsupported compression ({method}); save the file again without compression"
     )
 
 
 def _limit_error(record: Record, limit: int) -> MalformedError:
     if record.method == DEFLATED:
         return MalformedError(
-            f"{record.name} is compressed and inflates to {record.size:,} bytes: refused, the limit is {limit:,}"
+            f"{record.name} is compressed and takes {record.size:,} bytes unpacked, more than the limit of {limit:,}"
         )
-    return MalformedError(f"{record.name} has {record.size:,} bytes: refused, the limit is {limit:,}")
+    return MalformedError(f"{record.name} has {record.size:,} bytes, more than the limit of {limit:,}")
 
 
 #: Parts of the names of records that torch's loaders open.

@@ -244,7 +244,7 @@ def _blocks_to_delta(total: Tally, dtype: str, shape: tuple[int, ...], options: 
     if options.atol or options.rtol:
         return NotCompared(f"its bytes differ, and {explanation}")
     values, elements = BLOCK_SIZES[dtype][0], math.prod(shape)
-    reason = f"all {values} values of a block that differs are counted: {explanation}"
+    reason = f"all {values} values of each differing block count as changed: {explanation}"
     return Delta(elements, total.changed * values, left_out=elements, reason=reason)
 
 
@@ -253,7 +253,7 @@ def _build_delta(total: Tally, pair: Pair, shape: tuple[int, ...]) -> Delta:
         return total.to_delta(shape, _explain_not_numeric(pair.after.data))
     parts = dict(pair.after.parts)
     names = [*(("its own values",) if pair.after.data is not None else ()), *parts]
-    reason_for_parts = f"of its parts taken together: {', '.join(names)}"
+    reason_for_parts = f"computed over all its parts together: {', '.join(names)}"
     reason = _explain_not_numeric(parts["values"]) if pair.after.layout in RAGGED else reason_for_parts
     delta = total.to_delta((total.finite + total.left_out,), reason)
     return msgspec.structs.replace(delta, elements=pair.after.elements, first=None)
@@ -475,7 +475,7 @@ def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCo
     """Return the strided parts to compare, with a name: the tensor, or the parts of a sparse tensor or subclass."""
     before, after = pair.before, pair.after
     if before.dtype != after.dtype and "numpy" in (before.dtype + after.dtype):
-        return NotCompared(f"{before.dtype} and {after.dtype} are not compared with each other")
+        return NotCompared(f"statecli does not compare {before.dtype} with {after.dtype}")
     if before.data is not None and after.data is not None:
         # Other parts are tensors among its attributes; their names are settings.
         attributes = dict(before.parts)
@@ -490,8 +490,10 @@ def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCo
         both = zip(names, before.parts, after.parts, strict=True)
         return [(f"{after.fqn}: {name}", old, new) for name, (_, old), (_, new) in both]
     if before.layout != after.layout:
-        return NotCompared(f"{before.layout} before, {after.layout} after")
-    return NotCompared(next(filter(None, map(_explain_no_values, (before, after))), "made of different parts"))
+        return NotCompared(f"the layout changed from {before.layout} to {after.layout}")
+    return NotCompared(
+        next(filter(None, map(_explain_no_values, (before, after))), "the two tensors consist of different parts")
+    )
 
 
 def _convert_alike(before: TensorData, after: TensorData) -> tuple[TensorData, TensorData]:
@@ -504,7 +506,7 @@ def _explain_no_values(tensor: TensorInfo) -> str | None:
     if tensor.data is not None or tensor.parts:
         return None
     if tensor.device == "meta":
-        return "meta holds no data"
+        return "a meta tensor has no data"
     return "uninitialized" if tensor.shape is None else "its values are not in the file"
 
 
@@ -516,7 +518,7 @@ def _explain_incomparable(before: TensorData, after: TensorData) -> str | None:
     if before.dtype != after.dtype and BLOCK_SIZES.keys() & {before.dtype, after.dtype}:
         return _explain_not_numeric(before) or _explain_not_numeric(after)
     if before.shape != after.shape:
-        return f"made of parts of other shapes, {list(before.shape)} and {list(after.shape)}"
+        return f"its parts have different shapes, {list(before.shape)} and {list(after.shape)}"
     elements = find_element(before.dtype), find_element(after.dtype)
     reason = _explain_not_numeric(before) or _explain_not_numeric(after)
     if before.dtype == after.dtype and None not in elements and (before.quantizer is None) is (after.quantizer is None):

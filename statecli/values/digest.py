@@ -183,10 +183,10 @@ def _digest_elements(data: TensorData, name: str, new: Callable[[], Any]) -> str
         reason = (
             explain_overlap(view)
             if find_element(view.dtype)
-            else f"{view.dtype} elements are not known to this version"
+            else f"this version of statecli does not know {view.dtype} elements"
         )
         if reason:
-            raise UnreadableError(f"{data.storage.path}: {name}: {reason}; leave it out with -x")
+            raise UnreadableError(f"{data.storage.path}: {name}: {reason}; exclude the tensor with -x")
         for block in _read_contiguous(view) if _is_contiguous(view) else _read_items(view):
             digest.update(block.data)
     return str(digest.hexdigest())

@@ -134,7 +134,7 @@ def require_element(dtype: str) -> Element:
     """Return how `dtype` is stored and decoded. Raises UnreadableError for an unknown type."""
     element = find_element(dtype)
     if element is None:
-        raise UnreadableError(f"{dtype} elements are not numbers that statecli reads")
+        raise UnreadableError(f"statecli cannot read {dtype} elements as numbers")
     return element
 
 

@@ -236,7 +236,7 @@ def _tensor_facts(tensor: TensorInfo, part_facts: Sequence[Facts], stale: set[st
         return Facts(tensor.elements, digest=None, reason=explain_no_data(tensor))
     for storage in tensor.ranges:
         if storage.path in stale:
-            reason = f"{storage.path}: {tensor.fqn}: changed while it was read: audit it again"
+            reason = f"{storage.path}: {tensor.fqn}: changed while statecli read it; audit the file again"
             return Facts(tensor.elements, digest=None, reason=reason, damaged=True)
     if not tensor.parts:
         return part_facts[0]

@@ -45,11 +45,11 @@ def explain_unreadable_blocks(name: str) -> str | None:
     try:
         import gguf.quants  # noqa: F401
     except ImportError:
-        return "its numbers need the package gguf: pip install 'statecli[gguf]'"
+        return "reading its numbers needs the package gguf: pip install 'statecli[gguf]'"
     try:
         dequantize_blocks(np.zeros((1, BLOCK_SIZES[name][1]), np.uint8), name)
     except (KeyError, NotImplementedError):
-        return f"the package gguf that is installed does not read {name} as numbers"
+        return f"the installed package gguf cannot read {name} as numbers"
     return None
 
 

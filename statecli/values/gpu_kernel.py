@@ -33,16 +33,20 @@ def resolve_device(name: str) -> Any:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        problem = "torch knows no such device; cpu, cuda and cuda:1 are devices"
+        problem = "torch does not know this device; use cpu, cuda or cuda:N"
         raise UsageError(f"{option('--device', name)}: {problem}") from error
     if device.type != "cuda":
-        raise UsageError(f"{option('--device', name)}: values are compared on cpu or cuda")
+        raise UsageError(f"{option('--device', name)}: values can be compared only on cpu or cuda")
     if not torch.cuda.is_available():
         raise UsageError(
-            f"{option('--device', name)}: CUDA is not available on this machine; leave it out to compare on the CPU"
+            f"{option('--device', name)}: CUDA is not available on this machine; leave the option out to compare "
+            "on the CPU"
         )
     if (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"{option('--device', name)}: this machine has {torch.cuda.device_count()} CUDA device(s)")
+        raise UsageError(
+            f"{option('--device', name)}: the device does not exist, because this machine has "
+            f"{torch.cuda.device_count()} CUDA device(s)"
+        )
     return device
 
 

@@ -31,7 +31,7 @@ def _translate_errors(tensor: Any) -> Iterator[None]:
         raise
     except Exception as error:  # a subclass answers with code of its own, which may raise anything
         raise UnreadableError(
-            f"a {type(tensor).__name__} gives no access to its values: {format_first_line(error)}"
+            f"the values of a {type(tensor).__name__} cannot be read: {format_first_line(error)}"
         ) from error
 
 
@@ -66,7 +66,7 @@ def _storage_bytes(tensor: Any) -> Array:
 
     storage = tensor.untyped_storage()
     if is_freed(tensor):
-        raise UnreadableError(f"its storage was freed: it holds {storage.nbytes():,} bytes")
+        raise UnreadableError(f"its storage was freed: {storage.nbytes():,} bytes are left")
     if storage.device.type != "cpu" or not has_memory(storage):
         raise UnreadableError(f"a {type(tensor).__name__} has no data in memory")
     memory: Array = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()

@@ -50,8 +50,8 @@ class _RemoteFacts:
 
 def _truncated_error(where: ByteRange, name: str, size: int) -> MalformedError:
     return MalformedError(
-        f"{where.path}: {name}: ends at byte {where.offset + where.length}, the file has {size} bytes: "
-        "it was cut short, or changed while it was read; copy it again"
+        f"{where.path}: {name}: ends at byte {where.offset + where.length}, but the file has {size} bytes: it is "
+        "truncated, or changed while statecli read it; copy the file again"
     )
 
 
@@ -278,7 +278,9 @@ class Inflated(Range):
                 if block or not (packed or self._stream.unconsumed_tail):
                     return block
         except zlib.error as why:
-            raise MalformedError(f"{self._where.path}: {self._what}: does not inflate: it is damaged: {why}") from why
+            raise MalformedError(
+                f"{self._where.path}: {self._what}: cannot be decompressed: the file is damaged ({why})"
+            ) from why
         return b""
 
     def _read_packed(self) -> bytes:
@@ -289,7 +291,8 @@ class Inflated(Range):
 
     def _length_error(self, length: str) -> MalformedError:
         return MalformedError(
-            f"{self._where.path}: {self._what}: inflates to {length} bytes, its archive says {self.size}: it is damaged"
+            f"{self._where.path}: {self._what}: decompresses to {length} bytes, but the archive records "
+            f"{self.size}: the file is damaged"
         )
 
 
@@ -522,8 +525,8 @@ def check_crc(where: ByteRange, name: str = "storage") -> None:
     computed = _compute_crc(where, name) if cached is None else cached
     if computed != where.crc32:
         error = ChecksumMismatch(
-            f"{where.path}: {name}: checksum wrong: recorded 0x{where.crc32:08x}, bytes give 0x{computed:08x}; "
-            "the file is damaged: copy it again"
+            f"{where.path}: {name}: checksum wrong: recorded 0x{where.crc32:08x}, computed 0x{computed:08x}; the "
+            "file is damaged: copy the file again"
         )
         error.place = where.place
         raise error

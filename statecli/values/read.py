@@ -116,7 +116,7 @@ def _read_vector(data: TensorData, name: str) -> Array:
 def explain_out_of_bounds(view: Strided) -> str | None:
     """Return why the view is not inside its storage, in a few words; None if it is."""
     if len(view.shape) != len(view.strides):
-        return f"{len(view.shape)} dimensions and {len(view.strides)} strides"
+        return f"the tensor has {len(view.shape)} dimensions but {len(view.strides)} strides"
     if min(view.shape, default=0) < 0 or min(view.strides, default=0) < 0 or view.offset < 0:
         return f"impossible shape {list(view.shape)}, strides {list(view.strides)} or offset {view.offset}"
     element = find_element(view.dtype)
@@ -126,7 +126,7 @@ def explain_out_of_bounds(view: Strided) -> str | None:
     size = element.size
     end = (view.offset + count_span(view) + packed - 1) // packed * size
     if end > view.memory.size:
-        return f"needs {end} bytes of its storage, which has {view.memory.size}"
+        return f"needs {end} bytes of its storage, but the storage has {view.memory.size}"
     return None
 
 
@@ -157,7 +157,7 @@ def explain_overlap(view: Strided) -> str | None:
     count, stored = view.elements, count_span(view)
     if count <= max(FREE_OVERLAP_ELEMENTS, MAX_OVERLAP * stored):
         return None
-    return f"{count} elements overlap in {stored} stored ones: not read"
+    return f"{count} elements overlap in {stored} stored elements, too many for statecli to read"
 
 
 def _merge_dimensions(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -206,7 +206,7 @@ def read_items(view: Strided) -> Iterator[Array]:
     """
     element = find_element(view.dtype)
     if element is None:
-        raise UnreadableError(f"{view.dtype} elements are not numbers that statecli reads")
+        raise UnreadableError(f"statecli cannot read {view.dtype} elements as numbers")
     if 0 in view.shape:
         return
     if is_packed(view.dtype):
@@ -252,7 +252,7 @@ def _read_arrays(view: Strided, element: Element) -> Iterator[Array]:
     size = element.size
     shape, strides = _merge_dimensions(view.shape, view.strides)
     if len(shape) > MAX_DIMENSIONS:
-        raise UnreadableError(f"{len(shape)} dimensions: more than {MAX_DIMENSIONS} cannot be read")
+        raise UnreadableError(f"the tensor has {len(shape)} dimensions, but statecli reads at most {MAX_DIMENSIONS}")
     steps = tuple(stride * size for stride in strides)
     more, step = ((element.items,), (dtype.itemsize,)) if element.items > 1 else ((), ())
     if not isinstance(view.memory, Range):
@@ -313,7 +313,7 @@ class _Buffer:
 def _read_codes(view: Strided, per: int) -> Iterator[Array]:
     """Yield elements that share bytes; torch packs them in order across rows and keeps such tensors contiguous."""
     if _merge_dimensions(view.shape, view.strides) != ((view.elements,), (1,)):
-        raise UnreadableError(f"{view.dtype} with strides {list(view.strides)} is not read")
+        raise UnreadableError(f"statecli cannot read {view.dtype} elements with strides {list(view.strides)}")
     first, last, bits = view.offset, view.offset + view.elements, 8 // per
     for start in range(first - first % per, last, CHUNK_ELEMENTS):
         stop = min(start + CHUNK_ELEMENTS, last)
@@ -337,11 +337,11 @@ def explain_not_numeric(dtype: str, quantized: bool = False) -> str | None:
     """Return why elements of `dtype` cannot be read as numbers; None if they can. `quantized`: the scale is known."""
     element = find_element(dtype)
     if dtype in BLOCK_SIZES:
-        return explain_unreadable_blocks(dtype) or f"blocks of {dtype} as they are stored"
+        return explain_unreadable_blocks(dtype) or f"blocks of {dtype} are compared as stored bytes"
     if element is None or not element.numbers:
-        return f"{dtype} elements are not numbers that statecli reads"
+        return f"statecli cannot read {dtype} elements as numbers"
     if dtype in QUANTIZED and not quantized:
-        return f"{dtype} without a recorded scale"
+        return f"{dtype} elements have no recorded scale"
     return None
 
 
@@ -396,7 +396,8 @@ def _dequantize_chunk(view: Strided, affine: Affine, chunk: Array, start: int, d
     channels, inner = view.shape[affine.axis], prod(view.shape[affine.axis + 1 :])
     if affine.scales.size != channels or affine.zero_points.size not in (1, channels):
         raise UnreadableError(
-            f"{affine.scales.size} scales and {affine.zero_points.size} zero points do not fit {channels} channels"
+            f"{channels} channels need as many scales and 1 or {channels} zero points, but the file has "
+            f"{affine.scales.size} and {affine.zero_points.size}"
         )
     index = np.arange(start, start + chunk.size) // inner % channels
     zero_points = affine.zero_points[index] if affine.zero_points.size > 1 else affine.zero_points

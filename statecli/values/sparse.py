@@ -134,7 +134,7 @@ class _Side(NamedTuple):
         """Raise `MalformedError` with `what` unless the condition is true."""
         if not is_valid:
             path = self.parts["values"].storage.path
-            message = f"{path}: {self.tensor.fqn}: {what}; the file is damaged: copy it again"
+            message = f"{path}: {self.tensor.fqn}: {what}; the file is damaged: copy the file again"
             raise MalformedError(message) from _InvalidIndices(what)
 
     def require_inside(self, index: Array, size: int) -> None:
@@ -150,7 +150,7 @@ class _Side(NamedTuple):
         """Return all of one part, flat. Raises `UnreadableError` if an element has several numbers."""
         values = read_all_values(self.parts[name], f"{self.tensor.fqn}: {name}")
         if values.size != math.prod(self.parts[name].shape):
-            raise UnreadableError(f"{self.tensor.dtype} values of a sparse tensor are not compared")
+            raise UnreadableError(f"statecli does not compare {self.tensor.dtype} values of sparse tensors")
         return np.asarray(values)
 
 
@@ -164,10 +164,12 @@ def _open_side(tensor: TensorInfo) -> _Side:
     """Return the parts of a tensor whose number and types can be read."""
     side = _Side(tensor, dict(tensor.parts), tensor.shape or ())
     if tensor.layout not in PARTS_OF_LAYOUT or len(side.shape) > MAX_DIMENSIONS:
-        raise UnreadableError(f"{tensor.layout} tensors of {len(side.shape)} dimensions are not compared")
+        raise UnreadableError(f"statecli does not compare {tensor.layout} tensors of {len(side.shape)} dimensions")
     # A part without elements can still claim any number of places.
     if sum(math.prod(max(size, 1) for size in part.shape) for part in side.parts.values()) > MAX_STORED_VALUES:
-        raise UnreadableError(f"more than {MAX_STORED_VALUES:,} indices and values of a sparse tensor are not compared")
+        raise UnreadableError(
+            f"statecli does not compare sparse tensors with more than {MAX_STORED_VALUES:,} indices and values"
+        )
     for name in PARTS_OF_LAYOUT[tensor.layout][:-1]:
         dtype = side.parts[name].dtype
         side.require(dtype in ("int64", "int32"), f"its {name} are {dtype}, not integers")
@@ -226,7 +228,9 @@ def _expand_compressed(side: _Side, count: int, size: int, stored: int) -> Array
     # Differences of arbitrary numbers can wrap around to valid ones.
     rising = bool((starts[:, 1:] >= starts[:, :-1]).all())
     bound = bool((starts[:, 0] == 0).all() and (starts[:, -1] == stored).all())
-    side.require(rising and bound, f"its compressed_indices do not rise from 0 to the {stored} places stored")
+    side.require(
+        rising and bound, f"its compressed_indices do not rise from 0 to {stored}, the number of stored places"
+    )
     return np.repeat(np.tile(np.arange(size), count), np.diff(starts).reshape(-1))
 
 
@@ -265,7 +269,7 @@ def _sum_rounded(values: Array, starts: Array, dtype: str) -> Array:
     """Return sums of runs of float32 values of a shorter type, rounded to the type at each step."""
     counts = np.diff(starts, append=values.size)
     if counts.max() > MAX_DUPLICATES:
-        raise UnreadableError(f"more than {MAX_DUPLICATES:,} {dtype} values at one place are not summed")
+        raise UnreadableError(f"statecli does not sum more than {MAX_DUPLICATES:,} {dtype} values at one index")
     sums, active = values[starts], np.arange(starts.size)
     for step in range(1, int(counts.max())):
         active = active[counts[active] > step]

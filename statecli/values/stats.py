@@ -111,7 +111,7 @@ def explain_no_data(tensor: TensorInfo) -> str:
     if tensor.parts:
         return f"made of {', '.join(name for name, _ in tensor.parts)}: statistics are not available"
     if tensor.device == "meta":
-        return "meta holds no data"
+        return "a meta tensor has no data"
     return "uninitialized" if tensor.shape is None else "its values are not in the file"
 
 
@@ -162,7 +162,7 @@ def _add_implicit_zeros(summary: Facts | str, elements: int, stored: int, dtype:
         zero = 0.0 if dtype not in COMPLEX else None
         moments = Moments(implicit if zero is not None else 0)
         summary = summary.merge(Facts(implicit, zeros=implicit, low=zero, high=zero, moments=moments))
-    reason = "uncoalesced: entries with the same index are counted one by one" if uncoalesced else None
+    reason = "uncoalesced: entries with the same index are counted separately" if uncoalesced else None
     return _to_stats(summary, dtype, reason)
 
 
@@ -270,11 +270,13 @@ def _read_checked_stats(task: StatsTask, decoder: Decoder) -> Stats | StateError
 def compute_live_stats(tensor: Any) -> Stats:
     """Return the statistics of a live torch tensor on any device, without a copy on the CPU, in pieces elsewhere."""
     if tensor.device.type == "meta":
-        return Stats(reason="meta holds no data")
+        return Stats(reason="a meta tensor has no data")
     dtype = str(tensor.dtype).removeprefix("torch.")
     layout = str(tensor.layout).removeprefix("torch.")
     if tensor.is_nested or not (layout in ("strided", "_mkldnn") or layout.startswith("sparse_")):
-        return Stats(reason=f"a {layout} tensor of {type(tensor).__name__} has no statistics")
+        return Stats(
+            reason=(f"statecli does not compute statistics of a {layout} tensor of type {type(tensor).__name__}")
+        )
     summary = _summarize_live(tensor)
     if not layout.startswith("sparse"):
         return _to_stats(summary, dtype)

@@ -117,9 +117,9 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
         finite = self.moments.finite
         std = self.moments.deviation * math.sqrt(finite / (finite - 1)) if finite > 1 else None
         if any(float(value) != value for value in (self.low, self.high)):
-            reason = join_reasons(reason, f"min and max are rounded: {self.low} and {self.high} exactly")
+            reason = join_reasons(reason, f"min and max are rounded; the exact values are {self.low} and {self.high}")
         if std is not None and not math.isfinite(std):
-            std, reason = None, join_reasons(reason, "std is beyond float64")
+            std, reason = None, join_reasons(reason, "std is too large for float64")
         return Stats(
             min=float(self.low),
             max=float(self.high),

@@ -163,11 +163,11 @@ class Tally(NamedTuple):
     def _explain_undefined(self, relative: float | None, *others: float) -> str | None:
         """Return why a number is not available; None if all are."""
         if not all(map(math.isfinite, others)):
-            return "some differences are beyond float64"
+            return "some differences are too large for float64"
         if relative is None:
             return "all values before are zero"
         if not math.isfinite(relative):
-            return "the relative change is beyond float64"
+            return "the relative change is too large for float64"
         if self.squares.mantissa and not all((relative, *others)):
             return "some numbers are too small for float64"
         return None if self.after.mantissa else "all values after are zero"

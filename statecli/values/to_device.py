@@ -69,7 +69,11 @@ def place_on_device(state: ModelState, device: str, progress: Progress | None = 
             progress(tensor.fqn, tensor.nbytes)
     oddities = state.oddities
     if target.type == "meta":
-        oddities += (Oddity("not-compared", "meta holds no data: the bytes were read and checksummed, not compared"),)
+        oddities += (
+            Oddity(
+                "not-compared", "a meta tensor has no data, so the bytes were read and checksummed, but not compared"
+            ),
+        )
     return msgspec.structs.replace(state, tensors=tuple(placed), oddities=oddities)
 
 
@@ -89,7 +93,7 @@ def resolve_device(device: str) -> Device:
     try:
         requested = torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
-        problem = "torch knows no such device: try cpu, cuda, cuda:0, mps or meta"
+        problem = "torch does not know this device; try cpu, cuda, cuda:0, mps or meta"
         raise UsageError(f"{option('--to', device)}: {problem}") from error
     if requested.type == "cuda":
         _require_cuda(torch, device, requested)
@@ -171,8 +175,8 @@ def _place_on_meta(data: TensorData, name: str) -> Arrival:
         return Arrival(False, format_first_line(error), refused=True)
     if data.storage.crc32 is None:
         _read_through(data.storage, name)
-        return Arrival(tensor.is_meta, "bytes read; meta holds none to compare")
-    return Arrival(tensor.is_meta, "bytes read and checksum right; meta holds none to compare")
+        return Arrival(tensor.is_meta, "bytes read, but not compared, because meta has no data")
+    return Arrival(tensor.is_meta, "bytes read and checksum right, but not compared, because meta has no data")
 
 
 def _read_through(where: ByteRange, what: str) -> None:
@@ -212,7 +216,7 @@ def _send_and_compare(where: ByteRange, dtype_name: str, name: str, device: Devi
         try:
             back = _copy_back(torch, chunk, dtype, device)
         except (RuntimeError, TypeError, NotImplementedError) as error:
-            return Arrival(False, f"{device} refuses it: {format_first_line(error)}", refused=True)
+            return Arrival(False, f"{device} refuses the tensor: {format_first_line(error)}", refused=True)
         changed = int(np.count_nonzero(back != chunk))
         if changed:
             return Arrival(False, f"{changed} bytes came back changed, the first after byte {start} of its storage")

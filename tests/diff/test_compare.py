@@ -372,7 +372,7 @@ def test_a_file_that_is_one_tensor_has_no_settings(name, after, statecli, save):
     assert (result.code, result.out) == (0, "identical: 1 tensor, 24 B\n")
 
 
-ODD = {"metadata-set-twice": "__metadata__ sets 'k' twice", "misaligned": "the tensors start at byte"}
+ODD = {"metadata-set-twice": "__metadata__ sets 'k' twice", "misaligned": "the tensor data starts at byte"}
 
 
 def test_what_a_reader_finds_odd_is_a_note(statecli, tmp_path):
@@ -486,7 +486,7 @@ def test_text_of_numpy_differs_by_element(diff):
     assert nothing_else(diff(state, state))
     delta = changed(diff(state, {**state, "names": np.array(["x", "yw", "v"])}))["names"].values
     assert (delta.elements, delta.changed, delta.first, delta.max_abs, delta.cosine) == (3, 1, (1,), None, None)
-    assert delta.reason == "numpy U2 elements are not numbers that statecli reads"
+    assert delta.reason == "statecli cannot read numpy U2 elements as numbers"
 
 
 def test_text_in_columns_is_compared_in_its_order(diff):
@@ -528,7 +528,7 @@ def test_a_file_replaced_after_its_header_was_read_is_noticed(tmp_path, monkeypa
     monkeypatch.setattr(run, "_read_both", and_replace)
     found = compare_targets(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")))
     assert [broken.fqn for broken in found.broken] == ["w"]
-    assert "b.pt: w: changed while it was read" in found.broken[0].message
+    assert "b.pt: w: changed while statecli read it" in found.broken[0].message
 
 
 def touched(monkeypatch, path):
@@ -550,7 +550,7 @@ def test_a_file_that_changes_is_noticed_where_nothing_is_paired(name, save, monk
     result = statecli("diff", before, after)
     assert result.code == 2
     assert result.err.splitlines() == [
-        f"statecli: {before}: changed while it was read, so the result is not valid; compare again"
+        f"statecli: {before}: changed while statecli read it, so the result is not valid; compare again"
     ]
 
 

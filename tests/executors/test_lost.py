@@ -259,7 +259,7 @@ NONE = f"import sys; sys.path[:] = [one for one in sys.path if one not in ('', {
         (OLDER, "a worker refuses the task: it runs statecli 0.0.9 with its kernel in "),
         pytest.param(
             NUMPY,
-            "with its kernel in numpy, this command is ",
+            "with its kernel in numpy, but this command runs is ",
             marks=pytest.mark.skipif(parcel.current_build()[1] == "numpy", reason="no compiled kernel"),
         ),
         (NONE, "a worker has no statecli, or an older one: install statecli"),
@@ -288,7 +288,7 @@ def test_a_cluster_without_workers(dask_cluster, statecli, monkeypatch):
     engine = f"dask:{dask_cluster(0).scheduler_address}"
     found = statecli("diff", "a", "b", "--executor", engine)
     assert (found.code, found.out) == (2, "")
-    assert found.err == f"statecli: --executor {engine}: has no worker; start one with: dask worker …\n"
+    assert found.err == f"statecli: --executor {engine}: the scheduler has no worker; start one with: dask worker …\n"
 
 
 @pytest.mark.parametrize("silent", [False, True])

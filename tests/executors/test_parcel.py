@@ -217,7 +217,9 @@ def test_another_statecli_is_refused(tasks, made, monkeypatch):
     monkeypatch.setattr(batch, "pickle", None)
     answer = run_packed_batch(sent(packed))
     monkeypatch.undo()
-    with pytest.raises(EngineError, match=rf"it runs statecli {made[0]} with its kernel in {made[1]}, this command"):
+    with pytest.raises(
+        EngineError, match=rf"it runs statecli {made[0]} with its kernel in {made[1]}, but this command runs"
+    ):
         unpack(sent(answer))
 
 

@@ -107,8 +107,8 @@ def test_a_tensor_that_is_set_again_cannot_be_told(tmp_path, name, legacy):
     path = written(tmp_path, tree(w=SET_AGAIN[name], v=tensor("1")), legacy=legacy)
     assert loaded(path)["w"] != [1, 2, 3, 4]
     held = shown(path)
-    assert "w: its " in held["w"]
-    assert "set again after it is created" in held["w"]
+    assert "w: the pickle " in held["w"]
+    assert "after creating the tensor" in held["w"]
     assert held["v"] == [90, 91, 92, 93]
 
 
@@ -127,8 +127,8 @@ def test_quantized_values_whose_scales_are_set_again_cannot_be_told(tmp_path):
         warnings.simplefilter("ignore")
         assert torch.load(path)["scales"].tolist() == [9, 9, 9, 9]
     held = shown(path)
-    assert "set again" in held["q"]
-    assert "set again" in held["scales"]
+    assert "after creating the tensor" in held["q"]
+    assert "after creating the tensor" in held["scales"]
 
 
 CHANGED_LATER = {
@@ -140,18 +140,18 @@ CHANGED_LATER = {
     ),
     "the real part of a tensor that is dropped": (
         called(FROM_TYPE, REBUILD, TYPE, arguments(), tree(real=tensor("1"))) + b"0" + tree(w=tensor()),
-        "by its attribute 'real'",
+        "overwrites the attribute 'real' of a tensor",
     ),
     "a tensor by another call that gives it": (
         tensor() + b"q\1" + called(SAME, b"h\1", b"ctorch\nfloat32\n", text("cpu"), b"\x89")
         + b"(" + storage("1") + b"K\0" + numbers(2) + numbers(2) + b"tb00" + tree(w=b"h\1"),
-        "sets a tensor again",
+        "changes a tensor after creating it",
     ),
     "data by another call that gives the tensor": (
         tensor() + b"q\1"
         + called(FROM_TYPE, SAME, TYPE, b"(h\1ctorch\nfloat32\n" + text("cpu") + b"\x89t", tree(data=tensor("1")))
         + b"00" + tree(w=b"h\1"),
-        "by its attribute 'data'",
+        "overwrites the attribute 'data' of a tensor",
     ),
     "a shape": (
         called(REBUILD, storage(), b"K\0", b"](K\2eq\1", b"](K\1eq\2", b"\x89", ORDERED_DICT)
@@ -161,7 +161,7 @@ CHANGED_LATER = {
     "a torch.Size": (
         called(REBUILD, storage(), b"K\0", b"ctorch\nSize\n](K\2eq\1\x85R", numbers(1), b"\x89", ORDERED_DICT)
         + b"q\3" + b"0h\1K\0b0" + tree(w=b"h\3"),
-        "BUILD on a list",
+        "BUILD needs an object, but found a list",
     ),
     "flags": (
         called(REBUILD, storage(), b"K\0", numbers(4), numbers(1), b"\x89", ORDERED_DICT, b"}q\1")
@@ -302,7 +302,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path, scalar):
 def test_a_key_that_is_computed_otherwise_is_refused(tmp_path, call):
     """Which key it is, and whether there is another like it, is not known here."""
     path = written(tmp_path, items((text("w"), tensor("0")), (call, tensor("1"))))
-    with pytest.raises(MalformedError, match="computes a dictionary key by builtins"):
+    with pytest.raises(MalformedError, match="a dictionary key is the result of calling builtins"):
         formats.read(path)
 
 
@@ -318,7 +318,7 @@ def test_keys_cost_no_more_than_their_pickle(tmp_path):
 def test_a_key_that_python_cannot_hash_is_refused(tmp_path):
     """Its stack overflows at some depth, and two such keys would not be told apart."""
     path = written(tmp_path, b"})" + b"\x85" * 20_000 + tensor() + b"s")
-    with pytest.raises(MalformedError, match="nests more than 10,000 tuples in a dictionary key"):
+    with pytest.raises(MalformedError, match="a dictionary key nests more than 10,000 tuples, the limit of statecli"):
         formats.read(path)
 
 
@@ -341,7 +341,7 @@ def test_a_storage_of_two_descriptions_cannot_be_told(tmp_path, name, dropped, l
         with pytest.raises(MalformedError, match="storage '0' has two descriptions"):
             formats.read(path)
     else:
-        assert all("storage '0' is described twice" in why for why in shown(path).values())
+        assert all("the pickle describes storage '0' in two ways" in why for why in shown(path).values())
 
 
 def test_empty_storages_may_have_two_types(tmp_path):
@@ -366,7 +366,7 @@ def test_two_views_of_one_key_cannot_be_told(tmp_path):
     assert shown(str(path)) == loaded(str(path)) == {"a": [1, 2]}
     path.write_bytes(attacks.legacy(pickled(body[:-1] + text("b") + other + b"u"), data))
     assert loaded(str(path))["b"] == [1, 2]
-    assert all("is described twice" in why for why in shown(str(path)).values())
+    assert all("the pickle describes storage " in why for why in shown(str(path)).values())
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
@@ -416,7 +416,7 @@ def test_a_big_endian_tensor_of_another_type_than_its_storage_cannot_be_told(tmp
     body = tree(w=typed(*OTHER_SWAPS[case]))
     path = in_order(tmp_path, body, b"little", VALUES)
     assert shown(path) == loaded(path)
-    assert "w: its values depend on the machine that loads it" in shown(in_order(tmp_path, body, b"big", VALUES))["w"]
+    assert "w: values depend on the loading machine" in shown(in_order(tmp_path, body, b"big", VALUES))["w"]
 
 
 @pytest.mark.parametrize(("kind", "dtype", "size"), [("UntypedStorage", "int8", 16), ("FloatStorage", "float32", 4)])
@@ -435,7 +435,7 @@ def test_the_byte_order_in_upper_case_is_refused(tmp_path):
     path = tmp_path / "a.pt"
     path.write_bytes(attacks.build(members))
     assert loaded(str(path))["w"] != [1.5, 2.5, 3.5, 4.5]
-    with pytest.raises(MalformedError, match="byteorder record with an upper-case name"):
+    with pytest.raises(MalformedError, match="byteorder record with upper-case letters in its name"):
         formats.read(str(path))
 
 
@@ -459,7 +459,7 @@ def test_data_that_a_load_converts_cannot_be_told(tmp_path):
     assert shown(path) == loaded(path)
     path = moved("float32")
     assert loaded(path)["w"] != [1, 2, 3, 4]
-    assert "w: int32 data are converted to float32 by a load" in shown(path)["w"]
+    assert "w: loading converts int32 data to float32" in shown(path)["w"]
 
 
 def test_an_array_of_float32_may_be_a_bfloat16_of_xla(tmp_path):

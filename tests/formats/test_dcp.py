@@ -262,13 +262,16 @@ def test_ranks_that_saved_different_values(tmp_path, monkeypatch):
     dcp.save({"w": torch.ones(3), "v": torch.ones(2), "rank": 0}, checkpoint_id=tmp_path, no_dist=True)
     (tmp_path / ".metadata").rename(tmp_path / "__0.metadata")
     alike(tmp_path, w=torch.full((3,), 2.0), v=torch.ones(2), rank=1)
-    said = "saved by 2 ranks without collectives"
+    said = "saved by 2 ranks without collectives, so each rank has its own metadata file"
     (odd,) = formats.read(str(tmp_path)).oddities
-    assert odd.message == f"{said}; their values differ, and the values of the first rank are shown: rank, w"
+    assert (
+        odd.message
+        == f"{said}; these values differ between ranks, and statecli shows the values of the first rank: rank, w"
+    )
     assert values(tmp_path)["w"].tolist() == [1, 1, 1]
     monkeypatch.setattr(_dcp_ranks, "MAX_COMPARED", 2600)
     (odd,) = formats.read(str(tmp_path)).oddities
-    assert odd.message.endswith("; not compared between the ranks: w, v")
+    assert odd.message.endswith("; these values were not compared between ranks: w, v")
 
 
 def test_ranks_that_disagree_about_a_shape(tmp_path):
@@ -277,7 +280,7 @@ def test_ranks_that_disagree_about_a_shape(tmp_path):
     (tmp_path / ".metadata").rename(tmp_path / "__0.metadata")
     alike(tmp_path, w=torch.ones(4), v=torch.ones(2))
     found = {t.fqn: t for t in formats.read(str(tmp_path)).tensors}
-    said = "two ranks disagree about it: float32 [3] and float32 [4]; save it again"
+    said = "two ranks disagree about this tensor: float32 [3] and float32 [4]; save the checkpoint again"
     assert (found["w"].shape, found["w"].note) == (None, f"cannot be read: {said}")
     assert found["v"].damage is None
 
@@ -345,7 +348,7 @@ def test_a_stream_of_another_kind(mixed, statecli):
     state = formats.read(str(mixed))
     rows = next(t for t in state.tensors if t.fqn == "rows")
     assert (rows.shape, rows.data) == ((10, 3), None)
-    assert rows.note == "values cannot be read: written through stream.zstd"
+    assert rows.note == "values cannot be read: the writer applied stream.zstd, which statecli cannot undo"
     assert state.oddities[0].message == "1 value that is not a tensor was not read (3 were read): nested.epoch"
     assert statecli("diff", str(mixed), str(mixed)).code == 2
 
@@ -376,7 +379,10 @@ def test_shards_of_safetensors_with_a_hole(ranks, tmp_path, statecli):
     result = statecli("inspect", str(folder))
     assert result.code == 2
     notes = {t.fqn: t.note for t in formats.read(str(folder)).tensors}
-    assert notes["0.weight"] == "cannot be read: no chunk covers [2:4, 0:7]; copy the folder again, or save it again"
+    assert (
+        notes["0.weight"]
+        == "cannot be read: no chunk covers [2:4, 0:7]; copy the folder again, or save the checkpoint again"
+    )
 
 
 # What is refused.
@@ -385,7 +391,7 @@ def test_shards_of_safetensors_with_a_hole(ranks, tmp_path, statecli):
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
 def test_a_file_of_it_named(name, mixed, line):
     """A part of a tensor is no checkpoint: the folder is what to name."""
-    said = f"is one file of a torch.distributed.checkpoint: name its folder, {mixed}"
+    said = f"is one file of a torch.distributed.checkpoint folder; name the folder: {mixed}"
     assert line(mixed / name) == said
 
 
@@ -393,9 +399,9 @@ def test_a_missing_rank(mixed, ranks, statecli):
     """One line: the file, how many are here, how much needs it. All shapes are shown, and what is here is compared."""
     (mixed / "__2_0.distcp").unlink()
     result = statecli("inspect", str(mixed))
-    said = "__2_0.distcp is missing: 3 of 4 files are here, as .metadata names them"
+    said = "__2_0.distcp is missing: 3 of the 4 files that .metadata lists are here"
     assert (result.code, len(result.err.splitlines())) == (2, 1)
-    assert f": {said}; 8 of 17 tensors and values are at least partly in it: copy it again" in result.err
+    assert f": {said}; 8 of 17 tensors and values use this file: copy the file again" in result.err
     told = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(ranks / "mixed")).tensors}
     state = formats.read(str(mixed))
     assert {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in state.tensors} == told
@@ -413,7 +419,7 @@ def test_no_rank_is_here(mixed, statecli):
         path.unlink()
     result = statecli("inspect", str(mixed))
     assert result.code == 2
-    assert "0 of 4 files are here" in result.err
+    assert "0 of the 4 files that .metadata lists are here" in result.err
     assert {t.fqn: t.shape for t in formats.read(str(mixed)).tensors}["images"] == (2, 3, 4, 4)
 
 
@@ -423,14 +429,17 @@ def test_a_file_of_another_save(mixed):
     assert formats.read(str(mixed)).oddities == ()
     shutil.copy(mixed / "__0_0.distcp", mixed / "__9_0.distcp")
     (odd,) = formats.read(str(mixed)).oddities
-    assert odd.message == "not read, because no metadata names it: __9_0.distcp; left from another save?"
+    assert (
+        odd.message
+        == "these files were not read, because no metadata file lists them: __9_0.distcp; they may be from another save"
+    )
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80"])
 def test_a_save_that_broke_off(data, mixed, line):
     """What writes `.metadata` last may not have come to its end."""
     (mixed / ".metadata").write_bytes(data)
-    cut = "the save did not finish, or the copy is incomplete; copy it or save it again"
+    cut = "the save did not finish, or the copy is incomplete; copy the folder again, or save the checkpoint again"
     assert line(mixed).startswith(".metadata is ")
     assert line(mixed).endswith(f": {cut}")
 
@@ -449,8 +458,8 @@ def test_a_rank_cut_short(mixed, statecli):
     result = statecli("inspect", str(mixed))
     assert result.code == 2
     (told,) = result.err.splitlines()
-    assert " more tensors: __1_0.distcp is cut short: .metadata needs " in told
-    assert "it has 100; copy it again" in told
+    assert " more tensors: __1_0.distcp is truncated: .metadata needs " in told
+    assert "the file has 100; copy the file again" in told
     assert "float16" in result.out
 
 
@@ -473,7 +482,7 @@ DAMAGED: dict[str, tuple[Any, str]] = {
     "outside": (moved("rows", 3, [9, 0], [2, 3]), "rows: a chunk covers [9:11, 0:3], outside the shape [10, 3]"),
     "dimensions": (
         moved("rows", 3, [9], [1]),
-        "rows: a chunk has 1 sizes and 1 offsets for 2 dimensions: [10, 3]",
+        "rows: a chunk has 1 sizes and 1 offsets, but the tensor has 2 dimensions: [10, 3]",
     ),
     "blocks that overlap": (
         moved("blocks", 3, [2, 4], [3, 3]),
@@ -481,11 +490,11 @@ DAMAGED: dict[str, tuple[Any, str]] = {
     ),
     "a value nowhere": (
         lambda metadata: metadata.storage_data.pop(MetadataIndex("nested.epoch")),
-        "nested['epoch']: not a tensor, and .metadata does not record its position",
+        "nested['epoch']: .metadata does not record the position of this value, which is not a tensor",
     ),
     "stored nowhere": (
         lambda metadata: metadata.storage_data.pop(MetadataIndex("rows", [3, 0])),
-        "rows: .metadata does not record the position of its chunk of [3, 3] at [3, 0]",
+        "rows: .metadata does not record the position of the chunk of shape [3, 3] at offset [3, 0]",
     ),
 }
 
@@ -499,7 +508,7 @@ def test_chunks_that_make_no_tensor(case, mixed, statecli):
     found = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(mixed)).tensors}
     assert {fqn: found[fqn] for fqn in told} == told
     result = statecli("inspect", str(mixed))
-    assert (result.code, result.err) == (2, f"statecli: {mixed}: {said}; save it again\n")
+    assert (result.code, result.err) == (2, f"statecli: {mixed}: {said}; save the checkpoint again\n")
     assert "columns" in result.out
     assert statecli("audit", str(mixed)).code == 2
 
@@ -511,21 +520,21 @@ def broken(metadata: Any) -> None:
 REFUSED: dict[str, tuple[Any, str]] = {
     "version": (
         lambda metadata: setattr(metadata, "version", "2.0.0"),
-        ".metadata says version '2.0.0': written by a newer torch; statecli knows 1.0.0: "
-        "update statecli, or save it again with an older torch",
+        ".metadata says version '2.0.0': written by a newer torch; statecli knows 1.0.0; "
+        "update statecli, or save the checkpoint again with an older torch",
     ),
     "no version": (
         lambda metadata: setattr(metadata, "version", 7),
-        ".metadata says version 7, but torch writes 1.0.0: save it again",
+        ".metadata has version 7, but torch writes 1.0.0; save the checkpoint again",
     ),
-    "no place": (broken, "rows: .metadata does not record its position: save it again"),
+    "no place": (broken, "rows: .metadata does not record the position of this tensor; save the checkpoint again"),
     "no storage": (
         lambda metadata: setattr(metadata, "storage_data", None),
-        ".metadata has no storage_data, so the positions of the tensors are unknown; save it again",
+        ".metadata has no storage_data, so the positions of the tensors are unknown; save the checkpoint again",
     ),
     "no tensors": (
         lambda metadata: setattr(metadata, "state_dict_metadata", 3),
-        ".metadata has no state_dict_metadata: save it again",
+        ".metadata has no state_dict_metadata with a name for each tensor; save the checkpoint again",
     ),
 }
 
@@ -541,7 +550,10 @@ def test_metadata_that_is_refused(case, mixed, line):
 def test_another_pickle(mixed, line):
     """A folder with rank files whose `.metadata` is anything else."""
     (mixed / ".metadata").write_bytes(pickle.dumps({"a": 1}))
-    assert line(mixed) == ".metadata holds no Metadata of torch.distributed.checkpoint: copy it or save it again"
+    assert line(mixed) == (
+        ".metadata does not contain metadata of torch.distributed.checkpoint; "
+        "copy the folder again, or save the checkpoint again"
+    )
 
 
 OUTSIDE = ("../x.distcp", "/etc/passwd", "C:x.distcp", "s3://b/x", "~", "..", "")
@@ -554,7 +566,7 @@ def test_a_path_that_leads_outside(name, mixed, statecli):
     rewritten(mixed, lambda metadata: setattr(metadata.storage_data[place], "relative_path", name))
     result = statecli("inspect", str(mixed))
     why = f".metadata points outside its folder: {name!r} is not a plain file name; 1 of 17 tensors"
-    said = f"rows: {why} and values are at least partly in it: do not load it, and save it again"
+    said = f"rows: {why} and values use this file: do not load this checkpoint; save the checkpoint again"
     assert (result.code, result.err) == (2, f"statecli: {mixed}: {said}\n")
     assert [t.fqn for t in formats.read(str(mixed)).tensors if t.damage] == ["rows"]
 
@@ -768,7 +780,7 @@ def test_metadata_that_no_reader_asks_for_is_judged_too(mixed, statecli):
     (mixed / "__0.metadata").write_bytes(b"\x80\x02N.")
     result = statecli("audit", str(mixed), "--select", "unscanned-pickle")
     assert result.code == 1
-    assert "the positions of its archives: __0.metadata holds no Metadata" in result.out
+    assert "the positions of its archives: __0.metadata does not contain metadata" in result.out
 
 
 # Which boxes fill another.
@@ -933,7 +945,7 @@ def test_places_that_change_after_they_are_set_are_refused(tmp_path, statecli, f
     (tmp_path / "x" / ".metadata").write_bytes(changed.replace(changed[2:11], b"", 1))  # no frame
     result = statecli("audit", str(tmp_path / "x"))
     assert result.code != 0
-    assert "changes the state of an object after it is set" in result.out
+    assert "changes the state of an object after setting it" in result.out
     loads_and_harms(tmp_path, forked_python)
 
 

@@ -152,7 +152,7 @@ def test_other_steps_beside_that_of_latest_are_said(tmp_path):
     assert not formats.read(str(folder)).oddities
     zero.write(folder, 2, net(), tag="global_step4")
     (odd,) = formats.read(str(folder)).oddities
-    said = "the checkpoint read is global_step4; to read another one, name it: global_step2"
+    said = "statecli read the checkpoint global_step4 only; to read another one, name its folder: global_step2"
     assert (odd.name, odd.message) == ("other-checkpoints", said)
     assert not formats.read(str(folder / "global_step2")).oddities
 
@@ -246,7 +246,9 @@ def test_a_missing_rank_spoils_what_lies_in_it(statecli, tmp_path):
     assert damaged(state) == {"optimizer.fp32": {"b", "c", "d"}}
     result = statecli("inspect", str(folder))
     assert result.code == 2
-    assert result.err.startswith(f"statecli: {folder}: b and 2 more tensors: rank 1 is missing: 1 of 2 are here; copy")
+    assert result.err.startswith(
+        f"statecli: {folder}: b and 2 more tensors: rank 1 is missing: 1 of 2 ranks are here; copy"
+    )
     assert same(section(state, "optimizer.exp_avg")["a"], net(1)[0]["a"] / 2)
 
 
@@ -350,7 +352,7 @@ def test_more_partitions_than_any_file_has(statecli, tmp_path):
     edited(optimizer(folder, 0), lambda held: held["optimizer_state_dict"].update(partition_count=[10**6 - 1] * 2))
     assert statecli("inspect", str(folder)).code == 0
     edited(optimizer(folder, 0), lambda held: held["optimizer_state_dict"].update(partition_count=[10**9]))
-    assert "partition_count is 1000000000, which is not a number of ranks" in statecli("inspect", str(folder)).err
+    assert "partition_count is 1000000000; expected the number of ranks, 1 to" in statecli("inspect", str(folder)).err
 
 
 def test_what_another_save_left_is_not_read(tmp_path):
@@ -367,7 +369,7 @@ LATEST = {
     "absolute": ("/etc", "latest points outside its folder: '/etc' is not a plain folder name"),
     "nothing": (
         "global_step9",
-        "latest names 'global_step9', but no folder of this name has files of a rank; here are",
+        "latest names 'global_step9', but no folder of this name contains files of a rank; name one of these folders:",
     ),
     "empty": ("\n", "latest points outside its folder: '' is not a plain folder name"),
     "long": ("x" * 600, "latest has 600 bytes; expected the name of a folder"),
@@ -503,7 +505,7 @@ def test_a_shape_that_no_model_has(statecli, tmp_path):
         edited(file, lambda held: held["param_shapes"][0].update(a=torch.Size([2**30, 2**30])))
     result = statecli("inspect", str(folder))
     assert result.code == 2
-    assert "the parameters need 576460752303423504 elements of each rank, but it has 24" in result.err
+    assert "the parameters need 576460752303423504 elements of each rank, but a rank has 24" in result.err
 
 
 def test_a_rank_that_denies_its_place_is_noted(tmp_path):
@@ -514,7 +516,7 @@ def test_a_rank_that_denies_its_place_is_noted(tmp_path):
         edited(optimizer(folder, 0), lambda held, s=slices: held["optimizer_state_dict"].update(param_slice_mappings=s))
         odd = [odd for odd in formats.read(str(folder)).oddities if odd.name != "foreign-globals"]
         assert [one.name for one in odd] == noted
-    assert odd[0].message == "b: rank 0 says that it has elements 9 to 16, param_shapes says 15 to 22"
+    assert odd[0].message == "b: rank 0 records elements 9 to 16, but param_shapes gives elements 15 to 22"
 
 
 def test_without_latest_one_folder_is_enough(line, tmp_path):
@@ -523,7 +525,9 @@ def test_without_latest_one_folder_is_enough(line, tmp_path):
     (folder / "latest").unlink()
     assert section(formats.read(str(folder)), "module")
     shutil.copytree(folder / "checkpoint", folder / "other")
-    assert line(folder) == "holds 2 checkpoints but no file `latest`; name one of: checkpoint, other"
+    assert (
+        line(folder) == "holds 2 checkpoints and no file `latest` that selects one; name one folder: checkpoint, other"
+    )
 
 
 def test_without_any_model_nothing_has_a_name(line, tmp_path):
@@ -540,11 +544,11 @@ def test_an_unknown_stage_or_version(statecli, tmp_path):
     edited(model, lambda held: held.update(ds_version="1.2.3"))
     result = statecli("inspect", str(folder))
     assert result.code == 0
-    assert "ds_version is '1.2.3': statecli knows up to 0.19" in result.out + result.err
+    assert "ds_version is '1.2.3', but statecli knows only versions up to 0.19" in result.out + result.err
     edited(optimizer(folder, 0), lambda held: held["optimizer_state_dict"].update(zero_stage=7))
     result = statecli("inspect", str(folder))
     assert result.code == 2
-    assert "zero_stage is 7; statecli knows 1 to 3" in result.err
+    assert "zero_stage is 7, but statecli knows only 1 to 3" in result.err
 
 
 def told(statecli, folder: Path) -> str:
@@ -590,7 +594,7 @@ def test_a_missing_model_parallel_rank_is_a_row(statecli, tmp_path):
     (files / "zero_pp_rank_0_mp_rank_01_optim_states.pt").unlink()
     edited(model, lambda held: held.update(mp_world_size=4))
     result = statecli("inspect", str(folder))
-    said = "mp_world_size is 4, but only the files of 1 model-parallel ranks are here; copy the others"
+    said = "mp_world_size is 4, but only 1 model-parallel ranks have files here; copy the files of the other ranks"
     assert (result.code, result.err) == (2, f"statecli: {folder}: {said}\n")
 
 
@@ -600,7 +604,7 @@ def test_weights_beside_it_are_the_folder(tmp_path):
     save_file({"w": torch.ones(2)}, folder / "model.safetensors")
     state = formats.read(str(folder))
     assert [one.fqn for one in state.tensors] == ["w"]
-    said = "not read: DeepSpeed checkpoints of the same training: global_step2; name one of these folders"
+    said = "DeepSpeed checkpoints of the same training were not read: global_step2; to read one, name its folder"
     assert [odd.message for odd in state.oddities] == [said]
     assert formats.read(str(folder / "global_step2")).format == "deepspeed zero-2"
 
@@ -650,7 +654,7 @@ def test_a_file_of_a_universal_checkpoint_that_cannot_be_read_is_a_row(tmp_path)
 def missing_rows(path: Path) -> list[tuple[str, str]]:
     """The rows of missing files; the rule about missing files has a finding where there are some."""
     state = formats.read(str(path))
-    rows = [(one.section, one.fqn) for one in state.tensors if one.damage and "is missing; copy it" in one.damage]
+    rows = [(one.section, one.fqn) for one in state.tensors if one.damage and "is missing; copy the file" in one.damage]
     assert bool(rows) == any(odd.name == "missing-shard" for odd in state.oddities)
     return rows
 

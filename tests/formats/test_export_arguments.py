@@ -128,9 +128,9 @@ def _shorten(field: str, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("edit", "what"),
     [
-        (_shorten("sizes", sizes(1, 6)), "its sizes are [24, 6], and the graph was made for [1, 6]"),
-        (_shorten("sizes", [{"as_expr": {"expr_str": "s0"}}, {"as_int": 6}]), "the graph was made for [None, 6]"),
-        (_shorten("dtype", 8), "its dtype is float32, and the graph was made for float64"),
+        (_shorten("sizes", sizes(1, 6)), "its sizes are [24, 6], but the graph was traced for [1, 6]"),
+        (_shorten("sizes", [{"as_expr": {"expr_str": "s0"}}, {"as_int": 6}]), "the graph was traced for [None, 6]"),
+        (_shorten("dtype", 8), "its dtype is float32, but the graph was traced for float64"),
     ],
     ids=["sizes", "symbol", "dtype"],
 )
@@ -148,7 +148,7 @@ def test_short_weights_of_an_lstm_crash_and_are_found(tmp_path, forked_python):
         program.state_dict[name] = nn.Parameter(weight[:1].detach().clone())
     torch.export.save(program, tmp_path / "x.pt2")
     (target,) = audit(Request((str(tmp_path / "x.pt2"),))).targets
-    assert "its sizes are [1, …], and the graph was made for [16384, …]" in str(target.reason)
+    assert "its sizes are [1, …], but the graph was traced for [16384, …]" in str(target.reason)
     code = f"import torch; torch.export.load({str(tmp_path / 'x.pt2')!r}).module()(torch.ones(3, 1, 64))"
     assert forked_python(code).returncode < 0
 

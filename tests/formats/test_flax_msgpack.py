@@ -292,15 +292,15 @@ def test_numbers_as_keys(tmp_path):
 # What is no checkpoint of it, or a damaged one.
 
 REFUSED = {
-    "nothing but a map": (b"\x80", "is msgpack without an array of Flax, so it holds no tensor"),
-    "no array": ({"params": {}}, "is msgpack without an array of Flax, so it holds no tensor"),
+    "nothing but a map": (b"\x80", "is a msgpack file without a Flax array, so statecli finds no tensor"),
+    "no array": ({"params": {}}, "is a msgpack file without a Flax array, so statecli finds no tensor"),
     "bytes behind it": (
         pack({"a": array([1])}) + b"xyz",
-        "3 bytes follow its map, which ends at byte 49: flax refuses it",
+        "3 bytes follow the msgpack map, which ends at byte 49: Flax refuses such a file",
     ),
     "a key twice": (
         b"\x82" + pack("a") + pack(1) + pack("a") + pack(2),
-        "a map has the key 'a' twice: readers disagree which one counts",
+        "a map has the key 'a' twice; readers disagree which value counts",
     ),
     "a key that is a list": (b"\x82" + pack("a") + pack(1) + pack([1]) + pack(2), "a map's key is not a string or"),
     "a key that is bytes": (b"\x82" + pack("a") + pack(1) + pack(b"a") + pack(2), "a map's key is not a string or"),
@@ -309,13 +309,19 @@ REFUSED = {
     "a lone surrogate": ({"a": "\ud800"}, "contains a string that is not valid UTF-8 near byte 8"),
     "a map of 4 billion": ({"a": Raw(b"\xdf" + b"\xff" * 4)}, "is truncated: 4294967295 entries should follow"),
     "a list of 4 billion": ({"a": Raw(b"\xdd" + b"\xff" * 4)}, "is truncated: 4294967295 entries should follow"),
-    "a text of 4 billion": ({"a": Raw(b"\xdb" + b"\xff" * 4)}, "has more than 67108864 bytes of text"),
+    "a text of 4 billion": (
+        {"a": Raw(b"\xdb" + b"\xff" * 4)},
+        "has more than 67108864 bytes of text, the limit of statecli",
+    ),
     "bytes of 4 billion": ({"a": Raw(b"\xc6" + b"\xff" * 4)}, "is truncated: bytes 12 to 4294967307 are needed"),
     "an array of 4 billion": ({"a": Raw(b"\xc9" + b"\xff" * 4 + b"\1")}, "is truncated: bytes 13 to 4294967308"),
     "lists in lists": ({"a": Raw(b"\x91" * 100_000)}, "nests more than 100 levels deep"),
     "maps in maps": ({"a": Raw(b"\x81\xa1a" * 100_000)}, "nests more than 100 levels deep"),
     "lists in an array": ({"a": Extension(1, b"\x91" * 5000)}, None),
-    "a complex number of one part": ({"a": Extension(2, pack([1.0]))}, "a complex number is not a pair of floats"),
+    "a complex number of one part": (
+        {"a": Extension(2, pack([1.0]))},
+        "a complex number is not stored as a pair of floats",
+    ),
     "a scalar without its bytes": ({"a": Extension(3, pack([[], "float32", b""]))}, "float32 [] takes 4 bytes"),
 }
 
@@ -332,32 +338,41 @@ def test_refused_in_one_line(case, tmp_path, line):
 
 
 DAMAGED = {
-    "no list": (Extension(1, pack({"a": 1})), "its extension is not a list of shape, dtype and bytes"),
-    "two of three": (Extension(1, pack([[1], "float32"])), "its extension is not a list of shape, dtype and bytes"),
-    "a dtype that is a number": (array([1], 5), "its extension is not a list of shape, dtype and bytes"),
-    "text for bytes": (array([1], "float32", "abcd"), "its extension is not a list of shape, dtype and bytes"),
+    "no list": (Extension(1, pack({"a": 1})), "its msgpack extension is not a list of shape, dtype and bytes"),
+    "two of three": (
+        Extension(1, pack([[1], "float32"])),
+        "its msgpack extension is not a list of shape, dtype and bytes",
+    ),
+    "a dtype that is a number": (array([1], 5), "its msgpack extension is not a list of shape, dtype and bytes"),
+    "text for bytes": (array([1], "float32", "abcd"), "its msgpack extension is not a list of shape, dtype and bytes"),
     "a shape that is text": (array("12"), "its shape is not a list of sizes"),
     "a negative size": (array([-1], data=b""), "its shape is not a list of sizes"),
     "a size that is true": (array([True]), "its shape is not a list of sizes"),
     "too many dimensions": (array([1] * 1025), "its shape has 1025 dimensions, more than 1024"),
     "2^66 elements": (array([2**33, 2**33], data=b""), "is impossible: more than 2^63 elements"),
-    "too few bytes": (array([3], data=bytes(8)), "float32 [3] takes 12 bytes, it has 8"),
-    "too many bytes": (array([3], data=bytes(16)), "float32 [3] takes 12 bytes, it has 16"),
+    "too few bytes": (array([3], data=bytes(8)), "float32 [3] takes 12 bytes, but the array has 8"),
+    "too many bytes": (array([3], data=bytes(16)), "float32 [3] takes 12 bytes, but the array has 16"),
     "bytes that break off": (Extension(1, pack([[1], "float32", bytes(4)])[:-2]), "is truncated"),
     "pieces that are too few": (chunked((5,), array([2]), array([2])), "has 5 elements, but its chunks have 4"),
     "pieces of two dtypes": (
         chunked((4,), array([2]), array([2], "int32")),
-        "its chunks are not flat arrays of one dtype",
+        "its chunks are not one-dimensional arrays of one numeric dtype",
     ),
-    "a piece that is no array": (chunked((4,), array([2]), 5), "its chunks are not a map of arrays"),
-    "a damaged piece": (chunked((4,), array([2]), array([2], data=b"")), "float32 [2] takes 8 bytes, it has 0"),
-    "objects": (array([1], "object", bytes(8)), "is of dtype object: its bytes are memory addresses of the process"),
+    "a piece that is no array": (
+        chunked((4,), array([2]), 5),
+        "its chunks are not a map of arrays, as Flax writes them",
+    ),
+    "a damaged piece": (
+        chunked((4,), array([2]), array([2], data=b"")),
+        "float32 [2] takes 8 bytes, but the array has 0",
+    ),
+    "objects": (array([1], "object", bytes(8)), "has dtype object: its bytes are memory addresses of the process"),
     "2^40 elements of nothing": (array([2**40], "|V0", b""), "its 0 bytes are not a whole number of bytes per element"),
     "five bytes for two": (
         array([2], "<U1", bytes(5)),
         "numpy <U1 [2]: its 5 bytes are not a whole number of bytes per",
     ),
-    "no pieces": (chunked((0,)), "its chunks are not a map of arrays"),
+    "no pieces": (chunked((0,)), "its chunks are not a map of arrays, as Flax writes them"),
     "pieces without a shape": ({"__msgpack_chunked_array__": True, "chunks": {"0": array([2])}}, "not a list of sizes"),
 }
 
@@ -386,20 +401,20 @@ def test_bytes_of_no_array_have_a_budget(tmp_path, line, monkeypatch):
     """They are read for a digest of them."""
     monkeypatch.setattr(flax_msgpack, "_MAX_BYTES", 10)
     path = written(tmp_path, {"a": array([1]), "b": b"12345678", "c": b"123"})
-    assert line(path) == "has more than 10 bytes that belong to no array"
+    assert line(path) == "has more than 10 bytes outside arrays, the limit of statecli"
 
 
 def test_entries_have_a_budget(tmp_path, line, monkeypatch):
     """A megabyte of nothing would be a million objects."""
     monkeypatch.setattr(msgpack, "MAX_ENTRIES", 10)
-    assert line(written(tmp_path, {"a": [None] * 20})) == "has more than 10 entries"
+    assert line(written(tmp_path, {"a": [None] * 20})) == "has more than 10 entries, the limit of statecli"
 
 
 def test_names_have_a_budget(tmp_path, line, monkeypatch):
     """Each name repeats those above it."""
     monkeypatch.setattr(flax_msgpack, "MAX_CHARACTERS", 1000)
     path = written(tmp_path, {"x" * 400: {str(n): array([1]) for n in range(9)}})
-    assert line(path).startswith("its names would take more than 1000 characters, at 'xxx")
+    assert line(path).startswith("tensor names need more than 1000 characters in total, the limit of statecli, at 'xxx")
 
 
 @given(

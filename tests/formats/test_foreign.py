@@ -70,9 +70,9 @@ def sqlite() -> bytes:
 #: case -> (bytes, the line without its path), whatever the file is called.
 FOREIGN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is an empty file"),
-    "git-lfs": (LFS, "is a git-lfs pointer (435,778,770 bytes are elsewhere): run: git lfs pull"),
+    "git-lfs": (LFS, "is a git-lfs pointer (for a file of 435,778,770 bytes): run: git lfs pull"),
     "git-lfs without a size": (LFS[:60], "is a git-lfs pointer: run: git lfs pull"),
-    "DVC": (DVC, "is a DVC pointer: the weights are elsewhere; run: dvc pull"),
+    "DVC": (DVC, "is a DVC pointer, not the weights; run: dvc pull"),
     "HTML": (b"<!DOCTYPE html>\n<html>", "is an HTML page: the server sent a login page or an error page"),
     "HTML in capitals": (b"\r\n <HTML>", "is an HTML page: the server sent a login page or an error page"),
     "XML": (b'<?xml version="1.0"?><Error>', "is an XML document: the server sent an error page"),
@@ -121,7 +121,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "damaged xz": (b"\xfd7zXZ\0" + b"\xff" * 60, "is an xz file: unpack it first (unxz)"),
     "torch.save of 2016": (
         tarred("sys_info", "pickle", "tensors", "storages"),
-        "storages (a pickle at byte 3584): the stack holds too little for this opcode (byte 0)",
+        "storages (a pickle at byte 3584): an opcode needs more values than the stack holds (byte 0)",
     ),
     "empty zip": (zipped(), "is an empty zip archive"),
     "pickle": (pickle.dumps({"a": [1.0]}), "is a bare pickle, not written by torch.save; statecli does not read it"),
@@ -161,7 +161,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
         "is 5000 zero bytes: an allocation that was never written, or a download that stopped",
     ),
     "white space": (b"\n" * 30, "is 30 bytes of white space"),
-    "noise": (b"\xfe\xdc\xba" * 30, "is of no format that statecli reads"),
+    "noise": (b"\xfe\xdc\xba" * 30, "is not in a format that statecli reads"),
 }
 
 
@@ -242,8 +242,8 @@ def test_other_zip_archives(case, tmp_path, line):
         (("model.safetensors", "config.json"), "is a zip archive around model.safetensors: unpack it first (unzip)"),
         (("m/", "m/a.pt", "m/b.bin"), "is a zip archive around m/a.pt, m/b.bin: unpack it first (unzip)"),
         (("inner.zip",), "is a zip archive around inner.zip: unpack it first (unzip)"),
-        (("readme.txt",), "is a zip archive, but not of torch.save: it holds readme.txt"),
-        (("folder/",), "is a zip archive, but not of torch.save: it holds no file"),
+        (("readme.txt",), "is a zip archive, but torch.save did not write it: it contains readme.txt"),
+        (("folder/",), "is a zip archive, but torch.save did not write it: it contains no file"),
     ],
     ids=["model", "folder", "archive", "text", "nothing"],
 )

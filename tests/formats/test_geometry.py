@@ -44,23 +44,26 @@ def test_an_honest_tensor_is_read():
 @pytest.mark.parametrize(
     ("lie", "said"),
     [
-        ({"size": (-1,)}, "w: its shape holds -1: impossible"),
+        ({"size": (-1,)}, "w: its shape holds -1; expected integers from 0 to 2^63"),
         (
             {"size": (2**62, 2**62), "stride": (1, 1)},
             "w: shape [4611686018427387904, 4611686018427387904] is impossible",
         ),
-        ({"numel": 400}, "w: storage 0: the record holds 16 bytes, the pickle says 1600"),
-        ({"numel": -1}, "w: storage '0' claims -1 elements"),
-        ({"numel": 2**62}, "w: storage 0: the record holds 16 bytes, the pickle says an integer of 65 bits"),
-        ({"size": (5,)}, "w: shape [5] at offset 0 reaches element 4, storage 0 holds 4 float32"),
-        ({"offset": 1}, "w: shape [4] at offset 1 reaches element 4, storage 0 holds 4 float32"),
-        ({"offset": -1}, "w: its offset into storage 0 is -1"),
-        ({"stride": (2,)}, "w: shape [4] at offset 0 reaches element 6, storage 0 holds 4 float32"),
-        ({"stride": (-1,)}, "w: its strides holds -1: impossible"),
-        ({"stride": (1, 1)}, "w: 1 sizes but 2 strides"),
-        ({"key": "9"}, "w: storage '9' is not in the file"),
-        ({"key": "../../../etc/passwd"}, "w: storage '../../../etc/passwd' is not in the file"),
-        ({"kind": "Nope"}, "w: malformed storage record ('torch.Nope')"),
+        ({"numel": 400}, "w: storage 0: the record holds 16 bytes, but the pickle claims 1600"),
+        ({"numel": -1}, "w: storage '0' claims -1 elements; expected an integer of 0 or more"),
+        ({"numel": 2**62}, "w: storage 0: the record holds 16 bytes, but the pickle claims an integer of 65 bits"),
+        ({"size": (5,)}, "w: shape [5] at offset 0 reaches element 4, but storage 0 has 4 float32 elements"),
+        ({"offset": 1}, "w: shape [4] at offset 1 reaches element 4, but storage 0 has 4 float32 elements"),
+        ({"offset": -1}, "w: its offset into storage 0 is -1; expected an integer of 0 or more"),
+        ({"stride": (2,)}, "w: shape [4] at offset 0 reaches element 6, but storage 0 has 4 float32 elements"),
+        ({"stride": (-1,)}, "w: its strides holds -1; expected integers from 0 to 2^63"),
+        ({"stride": (1, 1)}, "w: its shape has 1 sizes, but there are 2 strides"),
+        ({"key": "9"}, "w: storage '9' is not in the file; copy the file again, or save the checkpoint again"),
+        (
+            {"key": "../../../etc/passwd"},
+            "w: storage '../../../etc/passwd' is not in the file; copy the file again, or save the checkpoint again",
+        ),
+        ({"kind": "Nope"}, "w: its storage record is malformed ('torch.Nope'); save the checkpoint again"),
         ({"size": (1,) * 1025, "stride": (1,) * 1025}, "w: its shape has 1025 dimensions, more than 1024"),
     ],
 )
@@ -83,7 +86,7 @@ def test_repeated_scales_of_a_quantized_tensor_are_damage():
     (row,) = read(state_dict(w=quantized(tensor(), size=(1, 4))), storages).tensors
     assert row.data.quantizer.scales.shape == (4,)
     (row,) = read(state_dict(w=quantized(tensor(size=(2**28,), stride=(0,)), size=(0, 2**28))), storages).tensors
-    said = "its quantizer has 268435456 numbers in 1073741824 bytes, its storage has 16 bytes"
+    said = "its quantizer needs 1073741824 bytes for 268435456 numbers, but the storage has 16"
     assert row.damage == f"file.pt: w: {said}"
 
 
@@ -122,7 +125,7 @@ def test_a_key_set_twice_is_told():
 def test_a_storage_that_is_no_persistent_id():
     """A tensor over a plain object is malformed, not a crash."""
     body = pickled(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n(NK\x00(K\x04t(K\x01t\x89NtRs")
-    assert damage(body) == "w: malformed storage record"
+    assert damage(body) == "w: its storage record is malformed; save the checkpoint again"
 
 
 def test_a_rebuild_call_without_its_arguments():
@@ -172,7 +175,7 @@ def test_rebuild_calls_inside_each_other_are_counted():
     deep = b"q\x01" + call + b"q\x020" + tensor() + b"q\x030"
     body = b"".join(b"h\x02h\x03\x88N\x87Rq\x030" for _ in range(100_000))
     said = damage(pickled(b"}" + deep[2:] + body + text("w") + b"h\x03s"))
-    assert said == "w: is rebuilt from tensors more than 16 levels deep"
+    assert said == "w: nests tensors more than 16 levels deep, the limit of statecli"
 
 
 def test_shared_parts_are_decoded_once():

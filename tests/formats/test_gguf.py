@@ -239,14 +239,20 @@ def test_a_part_says_which_it_is(parts):
     state = formats.read(str(parts / "m-00002-of-00003.gguf"))
     assert [tensor.fqn for tensor in state.tensors] == ["blk.2.w", "blk.3.w"]
     (odd,) = state.oddities
-    assert odd.message == "part 2 of 3, with 5 tensors in all: name the folder to read all parts as one"
+    assert (
+        odd.message
+        == "this file is part 2 of 3, which have 5 tensors in all; name the folder to read all parts as one model"
+    )
 
 
 def test_a_missing_part_is_named(parts, inspect):
     """The series says how many there are; those that are here are shown, and it ends 2."""
     (parts / "m-00002-of-00003.gguf").unlink()
     code, out, err = inspect(parts)
-    what = "shard m-00002-of-00003.gguf is missing: 2 of 3 are here, by their numbers; copy or download it again"
+    what = (
+        "shard m-00002-of-00003.gguf is missing: 2 of 3 are here, according to "
+        "the numbers in their names; copy or download the missing files"
+    )
     assert (code, err) == (2, f"statecli: {parts}: {what}\n")
     assert all(f" blk.{n}.w " in out for n in (0, 1, 4))
     assert formats.read(str(parts)).metadata.values == {"general.architecture": "llama", "general.name": "Tiny"}
@@ -364,7 +370,7 @@ def test_without_the_package_equal_bytes_are_equal(quantized, run, without_gguf)
     assert delta["max_abs"] is None
     assert delta["first"] is None
     assert delta["reason"] == (
-        "all 32 values of a block that differs are counted: its numbers need the package gguf: "
+        "all 32 values of each differing block count as changed: reading its numbers needs the package gguf: "
         "pip install 'statecli[gguf]'"
     )
 
@@ -372,7 +378,7 @@ def test_without_the_package_equal_bytes_are_equal(quantized, run, without_gguf)
 def test_without_the_package_what_needs_numbers_says_so(quantized, run, without_gguf):
     """A tolerance, another type and statistics: neither equal nor different is known, and the package is named."""
     one, two, full = quantized
-    hint = "its numbers need the package gguf: pip install 'statecli[gguf]'"
+    hint = "reading its numbers needs the package gguf: pip install 'statecli[gguf]'"
     for arguments in ((one, two, "--atol", "9"), (one, full)):
         code, told = run("diff", *arguments)
         assert code == 2
@@ -408,7 +414,7 @@ def test_blocks_in_big_endian_order_are_not_read(tmp_path, run):
     path = written(tmp_path / "m.gguf", {"w": (VALUES, "Q8_0")}, big=True)
     (tensor,) = formats.read(str(path)).tensors
     assert tensor.data is None
-    assert tensor.note == "32 values in 34 bytes, in big-endian order: not read"
+    assert tensor.note == "32 values in 34 bytes, in big-endian order: values are not read"
     assert run("diff", path, written(tmp_path / "n.gguf", {"w": (VALUES, "Q8_0")}))[0] == 2
 
 
@@ -444,7 +450,7 @@ def built(folder: Path, *arguments, **more) -> Path:
 
 U32 = struct.pack("<I", 7)
 HUGE = struct.pack("<Q", 2**60)
-ENDS = "the file has {}: truncated or damaged; copy or download it again"
+ENDS = "but the file has {} bytes: truncated or damaged; copy or download the file again"
 #: What is wrong -> the file, and what is said of it.
 REFUSED = {
     "version 1": (
@@ -453,25 +459,25 @@ REFUSED = {
     ),
     "version 4": (
         raw_file(version=4),
-        "has GGUF version 4, but statecli reads only 2 and 3: written by a newer llama.cpp?",
+        "has GGUF version 4, but statecli reads only 2 and 3; a newer llama.cpp may have written it",
     ),
     "absurd version": (
         raw_file(version=99_999_999),
-        "has GGUF version 99999999, but statecli reads only 2 and 3: its header is damaged?",
+        "has GGUF version 99999999, but statecli reads only 2 and 3; the header may be damaged",
     ),
-    "magic alone": (b"GGUF", "its version ends at byte 8, " + ENDS),
-    "no counts": (b"GGUF\3\0\0\0", "the number of its tensors ends at byte 16, " + ENDS),
+    "magic alone": (b"GGUF", "the version number ends at byte 8, " + ENDS),
+    "no counts": (b"GGUF\3\0\0\0", "the number of tensors ends at byte 16, " + ENDS),
     "2^60 tensors": (
         raw_file(counts=(2**60, 0)),
-        f"its header claims {2**60} tensors and 0 keys, more than 1000000 and 100000",
+        f"the header claims {2**60} tensors and 0 metadata keys, but the limits are 1000000 and 100000",
     ),
     "2^60 keys": (
         raw_file(counts=(0, 2**60)),
-        f"its header claims 0 tensors and {2**60} keys, more than 1000000 and 100000",
+        f"the header claims 0 tensors and {2**60} metadata keys, but the limits are 1000000 and 100000",
     ),
     "more tensors than lines": (
         raw_file((), [tensor("w", [8])], counts=(9, 0)),
-        "the line of tensor 2 of 9 ends at byte 65, " + ENDS,
+        "header entry 2 of 9 tensors ends at byte 65, " + ENDS,
     ),
     "endless key": (raw_file([HUGE]), f"metadata key 1 of 1 ends at byte {32 + 2**60}, " + ENDS),
     "endless text": (raw_file([key("k", 8, HUGE)]), f"metadata 'k' ends at byte {45 + 2**60}, " + ENDS),
@@ -489,39 +495,39 @@ REFUSED = {
     ),
     "arrays in arrays": (
         raw_file([key("k", 9, struct.pack("<IQ", 9, 1) * 50)]),
-        "metadata 'k': arrays in arrays, more than 8 deep",
+        "metadata 'k' nests arrays more than 8 levels deep, the limit of statecli",
     ),
     "unknown type of a key": (
         raw_file([key("k", 13, U32)]),
-        "metadata 'k': its type 13 is unknown: written by a newer llama.cpp, or damaged",
+        "metadata 'k' has unknown type 13: the file is damaged, or a newer llama.cpp wrote it",
     ),
     "unknown type of an array": (
         raw_file([key("k", 9, struct.pack("<IQ", 77, 99))]),
-        "metadata 'k': its type 77 is unknown: written by a newer llama.cpp, or damaged",
+        "metadata 'k' has unknown type 77: the file is damaged, or a newer llama.cpp wrote it",
     ),
     "name of a key that is no text": (
         raw_file([key(b"\xff\xfe", 4, U32)]),
-        "metadata key 1 of 1: its name is not valid UTF-8 near byte 0",
+        "metadata key 1 of 1: the name is not valid UTF-8 near byte 0",
     ),
     "name that is no text": (
         raw_file((), [tensor(b"w\xff", [8])], bytes(32)),
-        "the line of tensor 1 of 1: its name is not valid UTF-8 near byte 1",
+        "header entry 1 of 1 tensors: the name is not valid UTF-8 near byte 1",
     ),
     "alignment 0": (
         raw_file([key("general.alignment", 4, bytes(4))]),
-        "its general.alignment is 0, not a power of two",
+        "the metadata key general.alignment is 0, but must be a power of two",
     ),
     "alignment 24": (
         raw_file([key("general.alignment", 4, struct.pack("<I", 24))]),
-        "its general.alignment is 24, not a power of two",
+        "the metadata key general.alignment is 24, but must be a power of two",
     ),
     "alignment in words": (
         raw_file([key("general.alignment", 8, text("32"))]),
-        "its general.alignment is '32', not a power of two",
+        "the metadata key general.alignment is '32', but must be a power of two",
     ),
     "2^32 dimensions": (
         raw_file((), [text("w") + struct.pack("<I", 2**32 - 1) + bytes(40)]),
-        "w: claims 4294967295 dimensions: ggml has 4 at most",
+        "w: claims 4294967295 dimensions, but ggml has at most 4",
     ),
     "2^66 elements": (
         raw_file((), [tensor("w", [2**33, 2**33])], bytes(32)),
@@ -564,15 +570,15 @@ def test_a_file_cut_anywhere_is_no_model(tmp_path, line):
         v, w = formats.read(str(path)).tensors
         assert (v.damage is None) == (end >= data + 32)
         assert w.damage == (
-            f"{path}: w: ends at byte {len(whole)}, the file has {end}: truncated, {len(whole) - end} bytes are "
-            "missing; copy or download it again"
+            f"{path}: w: ends at byte {len(whole)}, but the file has {end} bytes: truncated, {len(whole) - end} bytes are "
+            "missing; copy or download the file again"
         )
 
 
 UNREAD = {
-    "type 99": (tensor("w", [32], 99, 32), "w: type 99 is unknown: written by a newer llama.cpp?"),
-    "rows": (tensor("w", [33], 8, 32), "w: q8_0 [33]: the length of its rows is not a multiple of 32 values"),
-    "scalar": (tensor("w", [], 8, 32), "w: q8_0 []: the length of its rows is not a multiple of 32 values"),
+    "type 99": (tensor("w", [32], 99, 32), "w: type 99 is unknown; a newer llama.cpp may have written the file"),
+    "rows": (tensor("w", [33], 8, 32), "w: q8_0 [33]: a row must have a multiple of 32 values"),
+    "scalar": (tensor("w", [], 8, 32), "w: q8_0 []: a row must have a multiple of 32 values"),
 }
 
 
@@ -589,30 +595,38 @@ def test_a_tensor_that_cannot_be_read_spoils_itself_alone(case, tmp_path, inspec
 
 #: What is wrong -> the lines of three tensors, and what is said of those that are damaged; 128 bytes are there.
 MISPLACED = {
-    "beyond the end": ([("v", 800, 0), ("w", 8, 32), ("x", 8, 64)], ["v: ends at byte 3328, the file has 256: trunc"]),
+    "beyond the end": (
+        [("v", 800, 0), ("w", 8, 32), ("x", 8, 64)],
+        ["v: ends at byte 3328, but the file has 256 bytes: trunc"],
+    ),
     "an offset beyond the end": (
         [("v", 8, 0), ("w", 8, 2**63), ("x", 8, 64)],
-        [f"w: ends at byte {128 + 2**63 + 32}, the file has 256: truncated, {2**63 - 96} bytes are missing; copy"],
+        [
+            (
+                f"w: ends at byte {128 + 2**63 + 32}, but the file has 256 bytes: truncated, "
+                f"{2**63 - 96} bytes are missing; copy"
+            )
+        ],
     ),
     "overlap": (
         [("v", 16, 0), ("w", 8, 32), ("x", 8, 64)],
-        ["v: its bytes 0 to 64 overlap 32 to 64 of w", "w: its bytes 32 to 64 overlap 0 to 64 of v"],
+        ["v: its bytes 0 to 64 overlap bytes 32 to 64 of w", "w: its bytes 32 to 64 overlap bytes 0 to 64 of v"],
     ),
     "the same bytes": (
         [("v", 8, 0), ("w", 8, 64), ("x", 8, 64)],
-        ["w: its bytes 64 to 96 overlap 64 to 96 of x", "x: its bytes 64 to 96 overlap 64 to 96 of w"],
+        ["w: its bytes 64 to 96 overlap bytes 64 to 96 of x", "x: its bytes 64 to 96 overlap bytes 64 to 96 of w"],
     ),
     "one over all": (
         [("v", 32, 0), ("w", 8, 32), ("x", 8, 64)],
         [
-            "v: its bytes 0 to 128 overlap 32 to 64 of w",
-            "w: its bytes 32 to 64 overlap 0 to 128 of v",
-            "x: its bytes 64 to 96 overlap 0 to 128 of v",
+            "v: its bytes 0 to 128 overlap bytes 32 to 64 of w",
+            "w: its bytes 32 to 64 overlap bytes 0 to 128 of v",
+            "x: its bytes 64 to 96 overlap bytes 0 to 128 of v",
         ],
     ),
     "a name twice": (
         [("w", 8, 0), ("w", 8, 32), ("x", 8, 64)],
-        ["w: its header lists it 2 times, and readers disagree which one counts: convert the model again"],
+        ["w: the header lists this tensor 2 times, and readers disagree which entry counts; convert the model again"],
     ),
     "nothing within another": ([("v", 32, 0), ("w", 0, 32), ("x", 0, 2**40)], []),
 }
@@ -662,14 +676,14 @@ def test_padding_is_nobodys_and_ordinary(tmp_path):
 def test_a_tensor_that_lies_askew_is_read(tmp_path):
     """llama.cpp refuses it; its values are there all the same."""
     path = built(tmp_path, (), [tensor("w", [2], 0, 4)], struct.pack("<3f", 0, 1, 2))
-    assert odd(path) == ["not at a multiple of 32 bytes, so llama.cpp refuses these tensors: w"]
+    assert odd(path) == ["these tensors do not start at a multiple of 32 bytes, so llama.cpp refuses them: w"]
     assert read_all_values(formats.read(str(path)).tensors[0].data).tolist() == [1.0, 2.0]
 
 
 def test_a_key_set_twice_is_told(tmp_path):
     """Readers disagree on which counts; the last does here."""
     path = built(tmp_path, [key("k", 4, U32), key("k", 4, bytes(4))])
-    assert odd(path) == ["its metadata sets 'k' twice"]
+    assert odd(path) == ["the metadata sets 'k' twice; statecli shows the last value"]
     assert formats.read(str(path)).metadata.values == {"k": 0}
 
 

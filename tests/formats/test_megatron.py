@@ -77,9 +77,9 @@ def test_a_missing_rank_is_a_row(statecli, tmp_path, stages):
     folder = write(tmp_path / "run", names, tensor=2, stages=stages)
     result = statecli("inspect", str(folder))
     missing = "mp_rank_01" if stages == 1 else "mp_rank_01_001"
-    said = f"of 2 tensor-parallel ranks in {stages} stages, {len(names)} are here; copy the rest"
+    said = f"{len(names)} of {2 * stages} ranks are here (2 tensor-parallel ranks in {stages} stages); copy the missing"
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert result.err.startswith(f"statecli: {folder}: {missing}: is missing: {said}")
+    assert result.err.startswith(f"statecli: {folder}: {missing} is missing: {said}")
     assert "embedding.word_embeddings.weight" in result.out
 
 
@@ -93,7 +93,7 @@ def test_a_rank_that_cannot_be_read_is_a_row(statecli, tmp_path):
     assert result.err.startswith(f"statecli: {file}: ")
     file.unlink()
     result = statecli("inspect", str(folder))
-    assert result.err == f"statecli: {file.parent}: holds no model_optim_rng.pt: copy it again\n"
+    assert result.err == f"statecli: {file.parent}: holds no model_optim_rng.pt; copy the folder again\n"
     assert "mp_rank_00.model" in result.out
 
 
@@ -105,7 +105,7 @@ def test_ranks_that_disagree_are_noted(tmp_path):
     torch.save(held, folder / "iter_0000010" / "mp_rank_01" / "model_optim_rng.pt")
     told = [odd.message for odd in formats.read(str(folder)).oddities if odd.name == "ranks-disagree"]
     assert told == [
-        "in mp_rank_01 but not in mp_rank_00: model.extra.weight",
+        "ranks disagree: these tensors are in mp_rank_01 but not in mp_rank_00: model.extra.weight",
         "model.embedding.word_embeddings.weight: ranks disagree on its dtype: bfloat16 in mp_rank_00, "
         "float32 in mp_rank_01",
     ]
@@ -137,7 +137,7 @@ def test_an_iteration_in_the_distributed_format_is_named(line, tmp_path):
     shutil.rmtree(folder / "iter_0000010" / "mp_rank_00")
     shutil.rmtree(folder / "iter_0000010" / "mp_rank_01")
     (folder / "iter_0000010" / ".metadata").write_bytes(b"x")
-    assert line(folder).endswith(f"name the last of them: {folder / 'iter_0000010'}")
+    assert line(folder).endswith(f"name the latest iteration: {folder / 'iter_0000010'}")
 
 
 def test_flat_buffers_beside_it_are_not_read(tmp_path):
@@ -145,7 +145,10 @@ def test_flat_buffers_beside_it_are_not_read(tmp_path):
     folder = write(tmp_path / "run")
     (folder / "iter_0000010" / "mp_rank_00" / "distrib_optim.pt").write_bytes(b"x")
     odd = next(odd for odd in formats.read(str(folder)).oddities if odd.name == "not-read")
-    assert odd.message == "not read: flat buffers of the optimizer: mp_rank_00/distrib_optim.pt"
+    assert (
+        odd.message
+        == "flat optimizer buffers were not read, because no file records their layout: mp_rank_00/distrib_optim.pt"
+    )
 
 
 def test_all_its_pickles_are_scanned(statecli, tmp_path):

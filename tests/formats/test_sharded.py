@@ -194,7 +194,7 @@ def test_numbered_shards_without_an_index(folder):
     """All shards of a complete numbered series are read, and that there was no index is noted."""
     (folder / INDEX).unlink()
     assert names(folder) == ["model.a", "model.b"]
-    assert oddities(folder) == {"no-index": "no index: all 2 numbered shards were read"}
+    assert oddities(folder) == {"no-index": "the folder has no index, so statecli read all 2 numbered shards"}
 
 
 def test_a_numbered_variant_without_an_index(folder):
@@ -209,8 +209,8 @@ def test_a_numbered_shard_that_is_missing(folder, spared):
     """Without an index, the numbers say which shard is missing; a row stands for it, and the other one is shown."""
     (folder / INDEX).unlink()
     (folder / ONE).unlink()
-    expected = f"shard {ONE} is missing: 1 of 2 are here, by their numbers"
-    assert spared(folder, "model.b", ONE) == f"{expected}; copy or download it again"
+    expected = f"shard {ONE} is missing: 1 of 2 are here, according to the numbers in their names"
+    assert spared(folder, "model.b", ONE) == f"{expected}; copy or download the missing files"
     assert names(folder) == ["model.b", ONE]
     assert oddities(folder) == {"missing-shard": expected}
 
@@ -229,8 +229,10 @@ def test_many_numbered_shards_that_are_missing(folder, spared):
     (folder / ONE).rename(folder / "model-00001-of-99999.safetensors")
     (folder / TWO).unlink()
     missing = ", ".join(f"model-0000{n}-of-99999.safetensors" for n in (2, 3, 4, 5))
-    expected = f"shards {missing}, and 99994 more are missing: 1 of 99999 are here, by their numbers"
-    assert spared(folder) == f"{expected}; copy or download it again"
+    expected = (
+        f"shards {missing}, and 99994 more are missing: 1 of 99999 are here, according to the numbers in their names"
+    )
+    assert spared(folder) == f"{expected}; copy or download the missing files"
 
 
 def test_two_series_without_an_index(folder, line):
@@ -248,24 +250,24 @@ def test_two_series_without_an_index(folder, line):
 EMPTY: dict[str, tuple[tuple[str, ...], str]] = {
     "nothing": (
         (),
-        "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt, *.gguf and no *.index.json in it",
+        "is a folder without a checkpoint: it contains no *.safetensors, *.bin, *.pt, *.gguf or *.index.json file",
     ),
     "only companions": (
         ("optimizer.pt", "training_args.bin", "rng_state.pth"),
-        "is a folder without a checkpoint: no *.safetensors, *.bin, *.pt, *.gguf and no *.index.json in it",
+        "is a folder without a checkpoint: it contains no *.safetensors, *.bin, *.pt, *.gguf or *.index.json file",
     ),
     "a diffusers pipeline": (
         ("model_index.json", "unet/diffusion_pytorch_model.safetensors", "vae/diffusion_pytorch_model.safetensors"),
-        "is a pipeline of diffusers: name one of its components: unet, vae",
+        "is a diffusers pipeline, not one model; name one of its components: unet, vae",
     ),
     "a run of the Trainer": (
         ("checkpoint-10/model.safetensors", "runs/events"),
-        "is a folder without a checkpoint; these folders in it have one: checkpoint-10",
+        "is a folder without a checkpoint of its own; name one of the folders inside: checkpoint-10",
     ),
     "more folders than are looked into": (
         tuple(f"{n:03}/model.safetensors" for n in range(201)),
-        "is a folder without a checkpoint; these folders in it have one: 000, 001, 002, 003, and 196 more "
-        "(of the first 200 of 201 folders)",
+        "is a folder without a checkpoint of its own; name one of the folders inside: 000, 001, 002, 003, and 196 more "
+        "(statecli looked into the first 200 of 201 folders)",
     ),
     "torch.distributed.checkpoint": (
         (".metadata", "__0_0.distcp"),
@@ -273,7 +275,7 @@ EMPTY: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "DeepSpeed": (
         ("latest", "zero_to_fp32.py", "global_step1/optim_states.pt"),
-        "latest names 'x', but no folder of this name has files of a rank; copy it again",
+        "latest names 'x', but no folder of this name contains files of a rank; copy the checkpoint again",
     ),
 }
 
@@ -350,19 +352,19 @@ def wrong(text: str, expected: str) -> tuple[bytes, str]:
 
 
 LIES: dict[str, tuple[bytes, str]] = {
-    "map is a list": wrong(indexed([ONE, TWO]), "{} has no weight_map that names a tensor"),
-    "map is empty": wrong(indexed({}), "{} has no weight_map that names a tensor"),
-    "no map": wrong('{"metadata":{}}', "{} has no weight_map that names a tensor"),
-    "map to a number": wrong(indexed({"model.a": 1}), "model.a: {} maps it to 1, which is not a file name"),
-    "map to null": wrong(indexed({"model.a": None}), "model.a: {} maps it to None, which is not a file name"),
-    "map to a list": wrong(indexed({"model.a": [ONE]}), "model.a: {} maps it to a list, which is not a file name"),
+    "map is a list": wrong(indexed([ONE, TWO]), "{} has no weight_map, or an empty one"),
+    "map is empty": wrong(indexed({}), "{} has no weight_map, or an empty one"),
+    "no map": wrong('{"metadata":{}}', "{} has no weight_map, or an empty one"),
+    "map to a number": wrong(indexed({"model.a": 1}), "{} maps model.a to 1, which is not a file name"),
+    "map to null": wrong(indexed({"model.a": None}), "{} maps model.a to None, which is not a file name"),
+    "map to a list": wrong(indexed({"model.a": [ONE]}), "{} maps model.a to a list, which is not a file name"),
     "a key twice": wrong(
         f'{{"weight_map":{{"model.a":"{ONE}","model.a":"{TWO}"}}}}',
-        "{} names 'model.a' twice: readers disagree on which counts",
+        "{} names 'model.a' twice; readers disagree which value counts",
     ),
     "the map twice": wrong(
         f'{{"weight_map":{{"x":"{ONE}"}},"weight_map":{{"model.a":"{ONE}"}}}}',
-        "{} names 'weight_map' twice: readers disagree on which counts",
+        "{} names 'weight_map' twice; readers disagree which value counts",
     ),
     "deep": wrong('{"metadata":' + "[" * 100_000, "{} is nested too deeply"),
     "cut": wrong(
@@ -370,32 +372,34 @@ LIES: dict[str, tuple[bytes, str]] = {
         "{} is not valid JSON: Expecting ',' delimiter: line 1 column 79 (char 78)",
     ),
     "byte order mark": wrong(
-        "\ufeff" + indexed({"model.a": ONE}), "{} is not valid JSON: it begins with a byte order mark"
+        "\ufeff" + indexed({"model.a": ONE}), "{} is not valid JSON: the text begins with a byte order mark"
     ),
     "no UTF-8": (b'{"weight_map":{"\xff":"m"}}', "{} is not valid UTF-8 near its byte 16"),
     "half a surrogate pair": wrong(
         indexed({"model.\ud800": ONE}), "{} holds \\ud800, half a surrogate pair, which is not valid text"
     ),
-    "NaN": wrong('{"metadata":{"total_size":NaN}}', "{} is not valid JSON: NaN is not valid JSON"),
+    "NaN": wrong('{"metadata":{"total_size":NaN}}', "{} is not valid JSON: NaN is not a JSON value"),
     "an endless number": wrong('{"metadata":{"total_size":1e999}}', "{} is not valid JSON: 1e999 is out of range"),
     "missing shard": wrong(
         indexed({"model.b": "m-9.safetensors"}),
-        "shard m-9.safetensors is missing: 0 of 1 are here, as {} names them; copy or download it again",
+        "shard m-9.safetensors is missing: 0 of 1 are here, according to {}; copy or download the missing files",
     ),
     "a tensor of a missing shard in another": wrong(
         indexed({"model.a": "m-9.safetensors", "model.b": TWO, "model.c": ONE}),
-        f"model.a: the index says m-9.safetensors, but it is in {ONE}",
+        f"model.a: the index assigns this tensor to m-9.safetensors, but the tensor is in {ONE}",
     ),
-    "itself": wrong(indexed({"model.a": INDEX}), f"shard {INDEX} is an index itself, not a file of tensors"),
+    "itself": wrong(indexed({"model.a": INDEX}), f"shard {INDEX} is itself an index, not a file with tensors"),
     "directory": wrong(indexed({"model.a": "1_Pooling"}), "shard 1_Pooling is a directory, not a regular file"),
     "wrong shard": wrong(
-        indexed({"model.a": TWO, "model.b": ONE}), f"model.a: the index says {TWO}, but it is in {ONE}"
+        indexed({"model.a": TWO, "model.b": ONE}),
+        f"model.a: the index assigns this tensor to {TWO}, but the tensor is in {ONE}",
     ),
     "tensor in no shard": wrong(
-        indexed({"model.a": ONE, "model.c": TWO}), f"model.c: the index says it is in {TWO}, but it is in no shard"
+        indexed({"model.a": ONE, "model.c": TWO}),
+        f"model.c: the index assigns this tensor to {TWO}, but no shard contains the tensor",
     ),
     "a name with a line break": wrong(
-        indexed({"x\ny": ONE}), f"x\\ny: the index says it is in {ONE}, but it is in no shard"
+        indexed({"x\ny": ONE}), f"x\\ny: the index assigns this tensor to {ONE}, but no shard contains the tensor"
     ),
 }
 
@@ -456,9 +460,9 @@ def test_a_shard_that_is_missing_costs_its_own_tensors(target, folder, spared, s
     (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": TWO, "model.c": TWO, "model.d": TWO}, total_size=9))
     shutil.copytree(folder, folder.parent / "whole")
     (folder / TWO).unlink()
-    what = f"shard {TWO} is missing: 1 of 2 are here, as {INDEX if target == '' else 'the index'} names them"
+    what = f"shard {TWO} is missing: 1 of 2 are here, according to {INDEX if target == '' else 'the index'}"
     path = folder / target if target else folder
-    assert spared(path) == f"model.b and 2 more tensors: {what}; copy or download it again"
+    assert spared(path) == f"model.b and 2 more tensors: {what}; copy or download the missing files"
     rows = {one.fqn: (one.dtype, one.shape) for one in formats.read(str(path)).tensors}
     unknown = ("unknown", None)
     assert rows == {"model.a": ("float32", (2, 3)), "model.b": unknown, "model.c": unknown, "model.d": unknown}
@@ -506,7 +510,7 @@ def test_a_shard_that_is_an_lfs_pointer(folder, spared):
     """A clone without git lfs says which shard is a pointer, how much is missing, and what to run."""
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 4976698672\n"
     spoilt(folder, TWO).write_bytes(pointer)
-    what = "a git-lfs pointer (4,976,698,672 bytes are elsewhere): run: git lfs pull"
+    what = "a git-lfs pointer (for a file of 4,976,698,672 bytes): run: git lfs pull"
     assert spared(folder) == f"statecli: {folder / TWO}: model.b: its shard is {what}"
 
 
@@ -572,7 +576,7 @@ def test_links_are_followed(folder, tmp_path):
 def test_the_same_tensor_in_two_shards(folder, line):
     """Which of two is loaded depends on the reader: refused, with both shards."""
     save_file({"model.a": torch.zeros(2), "model.b": torch.zeros(2)}, folder / TWO)
-    assert line(folder) == f"model.a: is in two shards, {ONE} and {TWO}"
+    assert line(folder) == f"model.a: is in two shards, {ONE} and {TWO}; each tensor must be in one"
 
 
 def test_a_tensor_called_as_its_folder(folder, line):
@@ -580,7 +584,7 @@ def test_a_tensor_called_as_its_folder(folder, line):
     target = folder.parent / "plain"
     folder.rename(target)
     (target / INDEX).write_text(indexed({"plain.a": ONE}))
-    assert line(target) == f"plain.a: the index says it is in {ONE}, but it is in no shard"
+    assert line(target) == f"plain.a: the index assigns this tensor to {ONE}, but no shard contains the tensor"
 
 
 def test_a_path_that_begins_as_a_message(folder, line, monkeypatch):
@@ -598,7 +602,7 @@ def test_fifty_thousand_shards_that_are_not_there(folder, line):
     assert time.process_time() - before < 3
     assert message == (
         "shards m-0.safetensors, m-1.safetensors, m-2.safetensors, m-3.safetensors, and 49996 more are missing: "
-        f"0 of 50000 are here, as {INDEX} names them; copy or download it again"
+        f"0 of 50000 are here, according to {INDEX}; copy or download the missing files"
     )
 
 
@@ -610,14 +614,14 @@ def test_a_tensor_that_the_index_does_not_name(folder):
     save_file({"model.b": torch.zeros(4), "model.extra": torch.zeros(1)}, folder / TWO)
     (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": TWO}))
     assert names(folder) == ["model.a", "model.b", "model.extra"]
-    assert oddities(folder) == {"not-in-index": "in the shards but not in the index: model.extra"}
+    assert oddities(folder) == {"not-in-index": "tensors in the shards that the index does not list: model.extra"}
 
 
 @pytest.mark.parametrize(("claimed", "said"), [(40, "8 more"), (30, "2 fewer"), (40.0, "8.0 more")])
 def test_a_total_that_differs(claimed, said, folder, inspect):
     """A wrong total_size is noted with the difference, and is no error."""
     (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": TWO}, total_size=claimed))
-    expected = f"the index says {claimed} bytes in all, {said} than the tensors take (32)"
+    expected = f"the index records a total of {claimed} bytes, {said} than the tensors take (32)"
     assert oddities(folder) == {"index-total": expected}
     code, out, _ = inspect(folder, "-f", "plain")
     assert code == 0
@@ -642,7 +646,7 @@ def test_a_total_that_is_no_number(total, folder):
 def test_a_shard_that_the_index_does_not_name(folder):
     """An orphan beside the shards is noted."""
     save_file({"z": torch.zeros(1)}, folder / "model-9.safetensors")
-    assert oddities(folder) == {"other-weights": "not read: other weights in the same folder: model-9.safetensors"}
+    assert oddities(folder) == {"other-weights": "other weights in the same folder were not read: model-9.safetensors"}
 
 
 def test_many_other_weights_are_one_note(folder):
@@ -668,7 +672,7 @@ def test_what_is_odd_in_a_shard_is_said_of_it(folder):
     header += b" " * (len(header) % 8 == 0)
     (folder / TWO).write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
     (folder / INDEX).write_text(indexed({"model.a": ONE, "model.b": TWO}))
-    assert oddities(folder)["misaligned"].startswith(f"{TWO}: the tensors start at byte ")
+    assert oddities(folder)["misaligned"].startswith(f"{TWO}: the tensor data starts at byte ")
 
 
 def test_an_index_under_another_name(folder):
@@ -765,7 +769,7 @@ def test_weights_that_the_config_names_elsewhere_are_not_passed(statecli, model,
         result = statecli(command, tmp_path)
         assert result.code == 2, command
     if weights is not None:
-        assert f"config.json names {name!r} as the file of weights" in statecli("audit", tmp_path).err
+        assert f"config.json names {name!r} as the weight file" in statecli("audit", tmp_path).err
 
 
 def test_weights_next_to_a_distributed_checkpoint_are_noted(tmp_path):
@@ -775,7 +779,9 @@ def test_weights_next_to_a_distributed_checkpoint_are_noted(tmp_path):
     save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors")
     after = formats.read(str(tmp_path))
     assert before.oddities == ()
-    assert [odd.message for odd in after.oddities] == ["not read: other weights in the same folder: model.safetensors"]
+    assert [odd.message for odd in after.oddities] == [
+        "other weights in the same folder were not read: model.safetensors"
+    ]
 
 
 def test_one_file_and_its_shards_hold_the_same(model, tmp_path):
@@ -852,5 +858,5 @@ def test_companions_of_a_training_run_are_named(tmp_path):
         (tmp_path / name).write_bytes(b"x")
     said = {odd.name: odd.message for odd in formats.read(str(tmp_path)).oddities}
     assert said == {
-        "companions": "not read: other files of the training run: optimizer.pt, rng_state.pth, training_args.bin"
+        "companions": "other files of the training run were not read: optimizer.pt, rng_state.pth, training_args.bin"
     }

@@ -206,7 +206,7 @@ def test_what_many_objects_share_is_not_read_for_each(name, tmp_path):
     (tmp_path / "a.pt").write_bytes(build(records(READ_AGAIN[name])))
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=("unscanned-pickle",))).targets
     assert target.status is Status.FAILED
-    assert "objects hold shared values that expand to" in str(target.reason)
+    assert "objects share values that expand to" in str(target.reason)
 
 
 def test_a_name_that_calls_spell_does_not_grow_without_end(tmp_path):

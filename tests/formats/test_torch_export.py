@@ -256,7 +256,7 @@ def test_what_is_compiled_is_told(tmp_path):
         assert (row.kind, row.evidence) == (Kind.PARAMETER, Evidence.ASSUMED)
     assert [one.name for one in state.oddities] == ["aotinductor"]
     packages.package_pt2(str(tmp_path / "y.pt2"), aoti_files={"model": [str(library)]})
-    assert "contains no tensors outside its library: 1 file is compiled by AOTInductor (model)" in {
+    assert "holds no tensor outside the compiled library: 1 file is compiled by AOTInductor (model)" in {
         one.message for one in read(tmp_path / "y.pt2").oddities
     }
 
@@ -365,21 +365,27 @@ WRONG = {
     "a dtype that is true": ({"meta": {"dtype": True}}, "its dtype is True"),
     "a symbolic size": (
         {"meta": {"sizes": [{"as_expr": {"expr_str": "s0"}}, _int(3)]}},
-        "its sizes needs a number, but has a symbol",
+        "its sizes must hold integers, but holds a symbol",
     ),
     "sizes that are no list": ({"meta": {"sizes": 3}}, "its sizes are not a list but 3"),
-    "a size below zero": ({"meta": {"sizes": [_int(-1), _int(3)]}}, "its shape holds -1: impossible"),
+    "a size below zero": (
+        {"meta": {"sizes": [_int(-1), _int(3)]}},
+        "its shape holds -1; expected integers from 0 to 2^63",
+    ),
     "a huge size": ({"meta": {"sizes": [_int(2**62), _int(2**62)]}}, "more than 2^63 elements"),
     "too many dimensions": ({"meta": {"sizes": [_int(1)] * 2000}}, "2000 dimensions"),
-    "a shape beyond its storage": ({"meta": {"sizes": [_int(3), _int(3)]}}, "reaches element 8, storage"),
+    "a shape beyond its storage": ({"meta": {"sizes": [_int(3), _int(3)]}}, "reaches element 8, but storage"),
     "strides beyond its storage": ({"meta": {"strides": [_int(9), _int(1)]}}, "reaches element 11"),
-    "strides of another length": ({"meta": {"strides": [_int(7)]}}, "2 sizes but 1 strides"),
+    "strides of another length": ({"meta": {"strides": [_int(7)]}}, "its shape has 2 sizes, but there are 1 strides"),
     "an offset beyond its storage": ({"meta": {"storage_offset": _int(1)}}, "at offset 1 reaches element 6"),
     "an offset below zero": ({"meta": {"storage_offset": _int(-1)}}, "its offset into storage"),
-    "an offset that is none": ({"meta": {"storage_offset": None}}, "its storage_offset needs a number, but has None"),
+    "an offset that is none": (
+        {"meta": {"storage_offset": None}},
+        "its storage_offset must hold integers, but holds None",
+    ),
     "a layout that is not strided": ({"meta": {"layout": 1}}, "its layout is 1, not 7 (strided)"),
     "no device": ({"meta": {"device": None}}, "its device is None"),
-    "a device of many letters": ({"meta": {"device": {"type": "x" * 500}}}, "a name of 500 characters"),
+    "a device of many letters": ({"meta": {"device": {"type": "x" * 500}}}, "its device name has 500 characters"),
     "requires_grad in words": ({"meta": {"requires_grad": "yes"}}, "requires_grad is recorded as 'yes'"),
     "a record that is not there": ({"path_name": "weight_9"}, "storage 'data/weights/weight_9' is not in the file"),
     "a record elsewhere": ({"path_name": "../constants/tensor_0"}, "is not in the file"),
@@ -427,7 +433,7 @@ def test_tensors_of_one_record_have_one_type(meta, parts, tmp_path):
     path = built(tmp_path / "y.pt2", {**parts, CONFIG: _json(config)})
     bias = torch.export.load(path).state_dict["bias"]
     assert (bias.dtype, bias.device.type) == (torch.float32, "cpu")
-    assert f"its {next(iter(meta))} differs from that of the first tensor in record 'weight_0'" in (
+    assert f"its {next(iter(meta))} differs from the first tensor in record 'weight_0'" in (
         read(path).tensors[1].damage
     )
 
@@ -447,7 +453,7 @@ def test_two_descriptions_of_a_storage_in_an_archive_of_torch_save_cannot_be_tol
         for name, data in inner.items():
             archive.writestr(name, data)
     rows = read(built(tmp_path / "y.pt2", {**parts, "data/weights/model.pt": out.getvalue()})).tensors
-    assert all("described twice" in row.damage for row in rows)
+    assert all("in two ways" in row.damage for row in rows)
 
 
 def test_a_constant_is_a_tensor_by_the_name_of_its_record(parts, tmp_path):
@@ -468,7 +474,7 @@ def test_a_constant_is_a_tensor_by_the_name_of_its_record(parts, tmp_path):
 def test_what_is_missing_is_named(parts, tmp_path, line):
     """A record without which nothing can be told, or one that says something else."""
     for gone, said in (
-        (CONFIG, f"holds no {CONFIG}: the export did not finish; export it again"),
+        (CONFIG, f"holds no {CONFIG}: the export did not finish; export the program again"),
         ("data/constants/model_constants_config.json", "holds no data/constants/model_constants_config.json: the "),
     ):
         path = built(tmp_path / "y.pt2", {name: data for name, data in parts.items() if name != gone})
@@ -495,14 +501,16 @@ def test_weights_of_a_program_that_is_missing_are_no_clean_archive(parts, progra
         beside = f"data/{'weights' if folder == 'constants' else 'constants'}/"
         left = {name: data for name, data in parts.items() if name != MODEL and not name.startswith(beside)}
         path = built(tmp_path / "y.pt2", left)
-        assert line(path) == f"holds {folder} of 'model' but no models/model.json; export it again"
+        assert line(path) == f"holds {folder} of 'model' but no models/model.json; export the program again"
         assert run("audit", path).returncode == 2
     with zipfile.ZipFile(of_2_8(program, tmp_path / "x.pt2")) as archive:
         records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     path = built(tmp_path / "y.pt2", {name: data for name, data in records.items() if name != MODEL})
-    assert line(path) == "holds weights of 'model' but no models/model.json; export it again"
+    assert line(path) == "holds weights of 'model' but no models/model.json; export the program again"
     other = {**parts, "data/weights/b_weights_config.json": b'{"config": {}}'}
-    assert line(built(tmp_path / "y.pt2", other)) == "holds weights of 'b' but no models/b.json; export it again"
+    assert (
+        line(built(tmp_path / "y.pt2", other)) == "holds weights of 'b' but no models/b.json; export the program again"
+    )
 
 
 def schema(parts, version) -> dict[str, bytes]:
@@ -518,7 +526,7 @@ def test_a_newer_schema_is_refused(parts, tmp_path, line):
     path = built(tmp_path / "y.pt2", schema(parts, {"major": 99, "minor": 1}))
     with pytest.raises(RuntimeError):
         torch.export.load(path)
-    assert line(path) == "schema_version of 'model' says 99: written by a newer torch; statecli knows up to 8"
+    assert line(path) == "program 'model' has schema_version 99: written by a newer torch; statecli knows up to 8"
 
 
 @pytest.mark.parametrize("version", [{"major": 7, "minor": 3}, 1], ids=["7.3", "1"])
@@ -527,7 +535,7 @@ def test_an_older_schema_is_read_and_noted(version, parts, tmp_path):
     state = read(built(tmp_path / "y.pt2", schema(parts, version)))
     assert len(state.tensors) == 2
     (said,) = [one.message for one in state.oddities if one.name == "schema-version"]
-    assert said.endswith("which torch 2.13 does not load: it loads 8")
+    assert said.endswith("which torch 2.13 does not load; it loads 8")
 
 
 @pytest.mark.parametrize("version", [None, {"major": 0, "minor": 0}, {"major": 8, "minor": 99}], ids=["none", "0", "8"])
@@ -554,7 +562,9 @@ def test_a_name_that_only_the_signature_has_is_damage(parts, tmp_path):
     config = json.loads(parts[CONFIG])
     del config["config"]["weight"]
     rows = {row.fqn: row for row in read(built(tmp_path / "y.pt2", {**parts, CONFIG: _json(config)})).tensors}
-    assert rows["weight"].damage.endswith("the signature names it, but it is not among the weights or the constants")
+    assert rows["weight"].damage.endswith(
+        "the program needs this tensor, but neither the weights nor the constants contain it"
+    )
     assert rows["bias"].damage is None
 
 
@@ -571,7 +581,7 @@ def test_a_name_that_only_the_entries_have_is_listed(parts, tmp_path):
 def test_a_name_among_both_is_refused(parts, tmp_path, line):
     """Which of them counts cannot be told."""
     path = built(tmp_path / "y.pt2", {**parts, "data/constants/model_constants_config.json": parts[CONFIG]})
-    assert line(path).endswith("is both among the weights and among the constants")
+    assert line(path).endswith("is in the weights and also in the constants; each name must be in one of them")
 
 
 def _json(document) -> bytes:
@@ -1295,7 +1305,7 @@ def test_every_value_of_an_entry_may_be_anything(parts, tmp_path):
 def test_huge_json_is_refused(parts, tmp_path, line, monkeypatch):
     """A program's text has a limit."""
     monkeypatch.setattr(torch_export, "MAX_JSON", 100)
-    assert "bytes: refused, the limit is 100" in line(built(tmp_path / "y.pt2", parts))
+    assert "bytes, more than the limit of 100" in line(built(tmp_path / "y.pt2", parts))
 
 
 def test_many_names_of_one_archive_are_read_once(parts, tmp_path, monkeypatch):
@@ -1320,11 +1330,14 @@ def test_old_layouts_that_lack_a_part(program, tmp_path, line):
         records = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(tmp_path / "y.pt2", "w") as archive:
         archive.writestr("serialized_exported_program.json", records["serialized_exported_program.json"])
-    assert line(tmp_path / "y.pt2") == "holds no serialized_state_dict.pt: the export did not finish; export it again"
+    assert (
+        line(tmp_path / "y.pt2")
+        == "holds no serialized_state_dict.pt: the export did not finish; export the program again"
+    )
     with zipfile.ZipFile(tmp_path / "z.pt2", "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in records.items():
             archive.writestr(name, data)
-    assert line(tmp_path / "z.pt2") == "'serialized_state_dict.pt' is compressed; save it again with torch"
+    assert line(tmp_path / "z.pt2") == "'serialized_state_dict.pt' is compressed; save the program again with torch"
 
 
 def test_an_unreadable_archive_in_it_names_itself(parts, tmp_path):

@@ -452,7 +452,7 @@ def test_nothing_to_list_is_an_error(tmp_path):
     """A file without a tensor is read, and refused where tensors are wanted, with what it holds instead."""
     state = read(tmp_path, {"epoch": 3})
     assert (state.tensors, state.sections, state.metadata.values) == ((), (), {"epoch": 3})
-    with pytest.raises(MalformedError, match=r"file\.pt: holds no tensor: the pickle is a dict of 1"):
+    with pytest.raises(MalformedError, match=r"file\.pt: holds no tensor: the pickle is a dict of length 1"):
         load.read_checkpoint(str(tmp_path / "file.pt"))
 
 
@@ -677,7 +677,7 @@ def test_a_diff_of_storages(statecli, tmp_path, untyped):
     result = statecli("diff", tmp_path / "a.pt", tmp_path / "b.pt")
     assert result.code == 1
     assert "1 of 2" in result.out or "1 of 1 buffers" in result.out
-    assert "b.pt: saved as a storage, shown as a tensor of one dimension: s\n" in result.out
+    assert "b.pt: storages without a tensor are shown as one-dimensional tensors: s\n" in result.out
 
 
 # --- modules that say themselves how they are pickled -----------------------------------------------------------------

@@ -304,7 +304,7 @@ def test_a_pickle_of_torch_save_has_no_such_storage(parts, tmp_path):
         records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     records["data.pkl"] = records["data.pkl"].replace(b"ShortStorage", b"UInt16Storage")
     (row,) = read(built(tmp_path / "y.pt", records)).tensors
-    assert "malformed storage record ('torch.UInt16Storage')" in row.damage
+    assert "its storage record is malformed ('torch.UInt16Storage')" in row.damage
 
 
 def test_lazy_conjugates_and_negatives_are_undone(tmp_path):
@@ -417,7 +417,7 @@ def test_what_is_missing_is_named(parts, tmp_path, line):
     """A record that torch needs, or a class."""
     gone = {name: data for name, data in parts.items() if name != "data.pkl"}
     assert line(built(tmp_path / "a.pt", gone)) == (
-        "is an incomplete TorchScript archive without data.pkl; save it again"
+        "is an incomplete TorchScript archive without data.pkl; save the program again"
     )
     gone = {name: data for name, data in parts.items() if name != CODE}
     assert line(built(tmp_path / "b.pt", gone)) == (
@@ -426,7 +426,7 @@ def test_what_is_missing_is_named(parts, tmp_path, line):
     gone = {name: data for name, data in parts.items() if name != "version"}
     assert line(built(tmp_path / "c.pt", gone)).startswith("holds no version record")
     assert line(built(tmp_path / "d.pt", {**parts, "data.pkl": b"\x80\x02}."})) == (
-        "its data.pkl holds no TorchScript module"
+        "its data.pkl does not contain a TorchScript module"
     )
     assert line(built(tmp_path / "e.pt", {**parts, "version": b"11"})).startswith("version record says 11: written by")
 
@@ -446,13 +446,16 @@ def test_a_storage_that_is_missing_spoils_its_tensor_alone(parts, tmp_path, insp
     code, out, err = inspect(path, "-f", "plain")
     assert code == 2
     assert "bias" in out
-    assert f"weight: storage {weight.removeprefix('data/')!r} is not in the file" in err
+    assert (
+        f"weight: storage {weight.removeprefix('data/')!r} is not in the file; "
+        "copy the file again, or save the checkpoint again"
+    ) in err
 
 
 def test_code_of_absurd_size_is_refused(parts, tmp_path, line, monkeypatch):
     """Text of classes has a limit of its own."""
     monkeypatch.setattr(torchscript, "MAX_CODE", 100)
-    assert line(built(tmp_path / "y.pt", parts)) == "its code has more than 100 bytes: refused"
+    assert line(built(tmp_path / "y.pt", parts)) == "its code has more than 100 bytes, the limit of statecli"
 
 
 def test_archives_of_before_torch_1_6_have_no_line_of_buffers(parts, tmp_path):

@@ -296,7 +296,7 @@ def test_a_file_that_changes_meanwhile_is_not_locked(tmp_path):
     request = run.Request((str(tmp_path / "a.pt"),))
     found = run.read_targets(request)
     os.utime(tmp_path / "a.pt", (1, 1))
-    with pytest.raises(run.UnreadableError, match=r"a\.pt: changed while it was read"):
+    with pytest.raises(run.UnreadableError, match=r"a\.pt: changed while statecli read it"):
         run.build_lock(found, request)
 
 

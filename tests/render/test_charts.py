@@ -43,7 +43,7 @@ def test_a_zero_and_a_nan_look_like_neither_a_small_nor_a_large_value():
     assert [mark.mood for mark in picture.marks] == ["zero", "odd", "boundless", ""]
     assert "1 zero" in picture.note
     assert "1 not finite (red" in picture.note
-    assert "1 infinite (from the top)" in picture.note
+    assert "1 infinite (drawn from the top)" in picture.note
     assert [mark.title for mark in picture.marks[1:3]] == ["x1: not finite", "x2: infinite"]
 
 
@@ -56,9 +56,9 @@ def test_what_has_no_bound_is_named_by_the_chart():
     one, two = (mark for mark in picture.marks if mark.mood in ("odd", "boundless"))
     assert (one.mood, two.mood) == ("boundless", "odd")
     assert [mark.mood for mark in picture.marks if mark.x == one.x] == ["boundless", "most", "least"]
-    assert "1 from zero, as x7" in one.title
-    assert "1 not finite, as x779" in two.title
-    assert "2 from zero (from the top)" in picture.note
+    assert "1 from zero, for example x7" in one.title
+    assert "1 not finite, for example x779" in two.title
+    assert "2 from zero (drawn from the top)" in picture.note
 
 
 def test_what_has_no_measure_is_counted_by_what_it_is():
@@ -71,7 +71,7 @@ def test_what_has_no_measure_is_counted_by_what_it_is():
         "c: not compared",
         "d: 0.5",
     ]
-    assert "1 of another shape, 2 not compared (from the top)" in picture.note
+    assert "1 of another shape, 2 not compared (drawn from the top)" in picture.note
 
 
 def test_a_nan_among_neighbours_marks_their_bar():
@@ -80,7 +80,7 @@ def test_a_nan_among_neighbours_marks_their_bar():
     values[777] = math.nan
     odd = [mark for mark in bars(values).marks if mark.mood == "odd"]
     assert len(odd) == 1
-    assert "1 not finite, as x777" in odd[0].title
+    assert "1 not finite, for example x777" in odd[0].title
 
 
 def test_layers_are_marked_in_their_middle():

@@ -75,7 +75,7 @@ def test_more_than_ten_rules_end_with_how_many_more():
     found = [finding(f"rule{'x' * n}") for n in range(14)]
     annotations = notes(target("a.pt", *found))
     assert len(annotations) == 10
-    assert annotations[-1][2] == "and 5 findings of 5 rules more: " + ", ".join(f"rule{'x' * n}" for n in range(9, 14))
+    assert annotations[-1][2] == "and 5 findings of 5 more rules: " + ", ".join(f"rule{'x' * n}" for n in range(9, 14))
 
 
 def test_each_level_has_ten_of_its_own():
@@ -120,7 +120,7 @@ def test_no_finding_is_annotated_at_another_line():
     """Of 145 findings at 145 lines nine are shown, each at its own line; the last annotation has no line."""
     *shown, last = notes(target("net.py:Net", *of_lines(145)))
     assert [one[1]["line"] for one in shown] == [str(n) for n in range(1, 10)]
-    assert last[2].startswith("and 136 findings at 136 places more: net.py:10, net.py:11, ")
+    assert last[2].startswith("and 136 findings at 136 more places: net.py:10, net.py:11, ")
     assert "line" not in last[1]
 
 

@@ -268,7 +268,7 @@ def test_thousands_of_values_share_bars_and_stay_small():
     raw = written(report(charts=lambda: (bars([1.0 + n for n in range(40_000)]),)))
     found = Tree(raw)
     assert found.classes("rect").count("bar most") == found.classes("rect").count("bar least") == 500
-    assert any("largest is 40000, of l.39999.w" in text for text in found.said("title"))
+    assert any("largest is 40000, for l.39999.w" in text for text in found.said("title"))
     assert len(raw) < 400_000
 
 

@@ -245,7 +245,7 @@ def test_checksum_mismatch_finds_a_flipped_bit_of_a_storage(found, saved):
     flipped(path, big.numpy().tobytes())
     torch.load(path)
     (finding,) = found("checksum-mismatch", path, values=True)
-    assert finding.message.startswith("a: its bytes do not match the saved checksum: recorded 0x")
+    assert finding.message.startswith("a: the bytes do not match the saved checksum: recorded 0x")
     assert finding.message.endswith("; b uses the same bytes")
     assert at(finding.place)[4:] == big.numpy().tobytes()[4:]
 
@@ -305,7 +305,7 @@ def test_checksum_mismatch_is_of_unpacked_bytes(found, tmp_path, packed):
     (target,) = audit(Request((str(path),), select=("checksum-mismatch",), values=True)).targets
     (finding,) = target.findings
     assert (target.status, target.ran, finding.rule) == (Status.FAILED, (finding.rule,), "checksum-mismatch")
-    assert finding.message.startswith("w: its bytes do not match the saved checksum: ")
+    assert finding.message.startswith("w: the bytes do not match the saved checksum: ")
     assert finding.place.offset + finding.place.length <= path.stat().st_size
 
 
@@ -434,19 +434,26 @@ def test_missing_shard_spares_a_checkpoint_that_is_whole(found, sharded):
 def test_index_mismatch_finds_a_tensor_in_another_shard(sharded):
     """The loader would open the one that the index names."""
     path = sharded(lambda index: index.update(a="m-2.safetensors", b="m-1.safetensors"))
-    assert "a: the index says m-2.safetensors, but it is in m-1.safetensors" in failed(path, "index-mismatch")
+    assert "a: the index assigns this tensor to m-2.safetensors, but the tensor is in m-1.safetensors" in failed(
+        path, "index-mismatch"
+    )
 
 
 def test_index_mismatch_finds_a_tensor_in_no_shard(sharded):
     """It is named and nowhere."""
     path = sharded(lambda index: index.update(c="m-2.safetensors"))
-    assert "c: the index says it is in m-2.safetensors, but it is in no shard" in failed(path, "index-mismatch")
+    assert "c: the index assigns this tensor to m-2.safetensors, but no shard contains the tensor" in failed(
+        path, "index-mismatch"
+    )
 
 
 def test_index_mismatch_names_the_file_beside_the_shards_that_has_the_tensor(sharded):
     """Though the index names that file nowhere."""
     path = sharded(lambda index: index.update(b="m-1.safetensors"))
-    expected = "b: the index says it is in m-1.safetensors, but it is in m-2.safetensors, which the index does not name"
+    expected = (
+        "b: the index assigns this tensor to m-1.safetensors, but the tensor is "
+        "in m-2.safetensors, which the index does not name"
+    )
     (target, _) = audit(Request((str(path),))).targets
     assert expected in target.reason
     (path / "m-2.safetensors").write_bytes(b"no shard")
@@ -457,7 +464,10 @@ def test_index_mismatch_finds_a_shard_that_the_index_does_not_name(found, sharde
     """A note where the index itself is the target; a folder's other files are targets of their own."""
     path = sharded(lambda index: index.pop("b"), metadata={"format": "pt"})
     (finding,) = found("index-mismatch", path / "model.safetensors.index.json")
-    assert finding.message == "not read: weight files next to the shards that the index does not name: m-2.safetensors"
+    assert (
+        finding.message
+        == "weight files next to the shards were not read, because the index does not name them: m-2.safetensors"
+    )
     assert finding.severity.value == "note"
     names = [one.target for one in audit(Request((str(path),), select=("index-mismatch",))).targets]
     assert names == [str(path), str(path / "m-2.safetensors")]
@@ -489,7 +499,7 @@ def test_index_mismatch_finds_a_tensor_that_the_index_leaves_out(found, tmp_path
 def test_index_mismatch_finds_a_wrong_total(found, sharded):
     """A warning: the tensors are all where it says."""
     (finding,) = found("index-mismatch", sharded(metadata={"total_size": 24}))
-    assert finding.message == "the index says 24 bytes in all, 4 more than the tensors take (20)"
+    assert finding.message == "the index records a total of 24 bytes, 4 more than the tensors take (20)"
     assert finding.severity.value == "warning"
 
 

@@ -139,7 +139,7 @@ def test_a_part_of_a_later_form_is_refused(parts, refusal):
     documents = lines(parts[0])
     documents[0]["schema"] = "statecli.part/2"
     forged(parts[0], documents)
-    assert refusal(*parts) == f"{parts[0]}: line 1: is a statecli.part/2, but this statecli reads statecli.part/1"
+    assert refusal(*parts) == f"{parts[0]}: has schema statecli.part/2, but this statecli reads only statecli.part/1"
 
 
 # --- targets that are others by now -----------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_what_is_no_part_is_refused(parts, refusal):
     )
     for raw in bad:
         Path("x").write_bytes(raw)
-        assert refusal("x", *parts) == "x: line 1: is not a file written by --shard"
+        assert refusal("x", *parts) == "x: line 1 is not a line that --shard writes"
     assert refusal("nothing.jsonl").startswith("nothing.jsonl: cannot be opened")
     assert refusal(".") == ".: is a directory, not a regular file"
 
@@ -269,17 +269,27 @@ def test_a_part_that_breaks_off_is_refused(parts, refusal):
         Path(parts[0]).write_bytes(raw[:end])
         said = refusal(*parts)
         assert said.startswith(f"{parts[0]}: ")
-        assert "ends " in said or "is not a file written" in said or "was changed after" in said or "tasks, but" in said
+        assert (
+            "ends " in said
+            or "not a line that --shard writes" in said
+            or "is not a file written" in said
+            or "was changed after" in said
+            or "tasks, but" in said
+        )
 
 
 def test_a_line_less_or_changed_is_refused(parts, refusal):
     """The last line has the number and the digest of all others."""
     raw = Path(parts[0]).read_bytes().splitlines(keepends=True)
     Path(parts[0]).write_bytes(b"".join(raw[:1] + raw[2:]))
-    assert refusal(*parts) == f"{parts[0]}: has {len(raw) - 3} tasks, but its last line says {len(raw) - 2}"
-    Path(parts[0]).write_bytes(b"".join(raw).replace(b'"bytes": ', b'"bytes":1'))
     assert (
-        refusal(*parts) == f"{parts[0]}: was changed after it was written: the digest in its last line does not match"
+        refusal(*parts)
+        == f"{parts[0]}: has {len(raw) - 3} tasks, but its last line records {len(raw) - 2}; run its shard again"
+    )
+    Path(parts[0]).write_bytes(b"".join(raw).replace(b'"bytes": ', b'"bytes":1'))
+    assert refusal(*parts) == (
+        f"{parts[0]}: was changed after statecli wrote it: the digest in its last "
+        "line does not match; run its shard again"
     )
 
 
@@ -356,7 +366,7 @@ def test_a_line_that_says_what_no_task_has_is_refused(parts, refusal, change, wh
     at = at_a_run(documents)
     documents[at] = {**documents[at], **change}
     forged(parts[0], documents)
-    assert refusal(*parts) == f"{parts[0]}: line {at + 1}: {why}"
+    assert refusal(*parts) == f"{parts[0]}: line {at + 1} {why}"
 
 
 SUM = [1.0, 0]
@@ -442,8 +452,8 @@ def test_values_that_the_tensor_cannot_have_are_refused(shares, statecli, line, 
     field = next(iter(change)) if isinstance(change, dict) else "result"
     why = f"is not a possible result for w (field {'min' if field == 'max' else field}): run this shard again"
     result = statecli("merge", path)
-    assert (result.code, result.err) == (2, f"statecli: {path}: line {at + 1}: {why}\n")
-    assert result.out == "" or f"failed: a.pt: {path}: line {at + 1}: {why}\n" in result.out
+    assert (result.code, result.err) == (2, f"statecli: {path}: line {at + 1} {why}\n")
+    assert result.out == "" or f"failed: a.pt: {path}: line {at + 1} {why}\n" in result.out
 
 
 def test_a_part_that_lacks_results_is_named(parts, refusal):
@@ -452,7 +462,7 @@ def test_a_part_that_lacks_results_is_named(parts, refusal):
     own = documents[0]["own"]
     del documents[at_a_run(documents)]
     forged(parts[0], documents)
-    why = f"lacks the results of 1 of its {own} tasks: run its shard again"
+    why = f"lacks the results of 1 of its {own} tasks; run its shard again"
     assert refusal(*parts) == f"{parts[0]}: {why}"
     documents[0]["own"] = own - 1
     forged(parts[0], documents)
@@ -468,7 +478,7 @@ def test_a_result_of_no_task_is_refused(parts, refusal, statecli):
     strange = {**kept[at], "key": "0" * 32}
     forged(parts[0], [kept[0], strange, *kept[1:]])
     own = kept[0]["own"]
-    why = f"has results of {own + 1} tasks, but its shard has {own}: run its shard again"
+    why = f"has results of {own + 1} tasks, but its shard has {own}; run its shard again"
     assert refusal(*parts) == f"{parts[0]}: {why}"
     forged(parts[0], [*kept[:at], strange, *kept[at + 1 :]])
     why = "no part has the result of this task, but a part has one of an unknown task: run all shards again"
@@ -489,9 +499,9 @@ def test_an_endless_line_is_refused(parts, refusal, monkeypatch):
     assert refusal(parts[0]) == whole
     raw = Path(parts[0]).read_bytes().splitlines(keepends=True)
     Path("x").write_bytes(raw[0] + b" " * (1 << 20))
-    assert refusal("x") == "x: line 2: is longer than any line that --shard writes"
+    assert refusal("x") == "x: line 2 is longer than any line that --shard writes"
     Path("x").write_bytes(bytes(1 << 20))
-    assert refusal("x") == "x: line 1: is longer than any line that --shard writes"
+    assert refusal("x") == "x: line 1 is longer than any line that --shard writes"
 
 
 def test_a_part_is_held_once(tmp_path):
@@ -531,7 +541,7 @@ def test_deep_nesting_is_refused(parts, refusal):
     body = b"".join(raw[:-1])
     end = {"end": True, "tasks": len(raw) - 2, "sha256": hashlib.sha256(body).hexdigest()}
     Path(parts[0]).write_bytes(body + json.dumps(end).encode() + b"\n")
-    assert refusal(*parts) == f"{parts[0]}: line 2: is not valid JSON"
+    assert refusal(*parts) == f"{parts[0]}: line 2 is not valid JSON"
 
 
 @pytest.mark.parametrize("shard", [[1, 10**12], [0, 2], [3, 2], [1, 2, 3], "1/2"])
@@ -552,7 +562,7 @@ def test_a_number_of_a_million_digits_is_refused(parts, refusal):
     body = body[: body.rindex(b'{"end"')]
     end = {"end": True, "tasks": len(documents) - 2, "sha256": hashlib.sha256(body).hexdigest()}
     Path(parts[0]).write_bytes(body + json.dumps(end).encode() + b"\n")
-    assert refusal(*parts) == f"{parts[0]}: line 2: is not valid JSON"
+    assert refusal(*parts) == f"{parts[0]}: line 2 is not valid JSON"
 
 
 @pytest.mark.parametrize(

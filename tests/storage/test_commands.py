@@ -288,7 +288,7 @@ def test_github_annotates_no_file_for_a_url(spoiled, served, statecli):
     assert f"::error title=statecli nan::{shown}: weight: " in found
     gone = served.url("none.pt")
     assert (
-        f"::error title=statecli cannot-read::{gone}: is not there (HTTP 404)\n"
+        f"::error title=statecli cannot-read::{gone}: does not exist (HTTP 404)\n"
         in statecli("audit", gone, "-f", "github").out
     )
 

@@ -59,7 +59,7 @@ def test_an_object_that_changes_is_noticed(memory, tmp_path):
     _, known = store.get("memory://m.safetensors", 0, 8, None)
     assert known[0] == path.stat().st_size
     memory.pipe("/m.safetensors", path.read_bytes())
-    with pytest.raises(UnreadableError, match="changed while it was read"):
+    with pytest.raises(UnreadableError, match="changed while statecli read it"):
         store.get("memory://m.safetensors", 8, 8, known)
 
 
@@ -71,7 +71,7 @@ def test_an_object_that_changes_is_noticed(memory, tmp_path):
             (url, UNSUPPORTED)
             for url in ("zip://a.pt::https://h/b", "zip://::memory://b", "simplecache::https://h/a.pt")
         ),
-        ("memory://a/none.pt", "is not there"),
+        ("memory://a/none.pt", "does not exist"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(statecli, url, line, memory):

@@ -35,18 +35,18 @@ def test_a_folder_is_its_listing_and_its_file(gs, statecli):
     """And a bucket without a checkpoint says in which of its folders one is."""
     assert statecli("inspect", "gs://models/run/").code == 0
     assert [one.path for one in gs.requests] == ["storage/v1/b/models/o", MEDIA]
-    assert "these folders in it have one: run" in statecli("inspect", "gs://models").err
+    assert "name one of the folders inside: run" in statecli("inspect", "gs://models").err
 
 
 @pytest.mark.parametrize(
     ("behaviour", "line"),
     [
-        (Refuse(404), "is not there, or its bucket is not (HTTP 404)"),
+        (Refuse(404), "does not exist, or its bucket does not exist (HTTP 404)"),
         (Refuse(401), "no Google credentials were found"),
         (Refuse(403), "no Google credentials were found"),
         (Refuse(418), "cannot be read (HTTP 418)"),
-        (OtherRange(4), "another range than requested"),
-        (Gzip(always=True), "is stored compressed (Content-Encoding: gzip): download it first"),
+        (OtherRange(4), "another byte range than statecli requested"),
+        (Gzip(always=True), "is stored compressed (Content-Encoding: gzip); download the file first"),
     ],
 )
 def test_what_it_refuses_is_one_line(gs, statecli, behaviour, line):
@@ -69,7 +69,7 @@ def test_an_object_that_changes_is_noticed(gs, statecli):
     gs.behave(MEDIA, Headers(X_Goog_Generation="1"), After(1, Headers(X_Goog_Generation="2")))
     found = statecli("inspect", URL, "--stats")
     assert found.code == 2
-    assert "changed while it was read: try again" in found.err
+    assert "changed while statecli read it; try again" in found.err
 
 
 def test_a_generation_is_read_by_its_number(gs, statecli):
@@ -107,16 +107,16 @@ def test_names_with_marks(gs, statecli):
 def test_a_folder_that_is_not_there(gs, statecli):
     """With a slash as without."""
     for url in ("gs://models/nope", "gs://models/nope/"):
-        assert statecli("inspect", url).err.startswith(f"statecli: {url}: is not there")
+        assert statecli("inspect", url).err.startswith(f"statecli: {url}: does not exist")
 
 
 @pytest.mark.parametrize(
     ("written", "line"),
     [
-        (None, "names no file"),
-        ("folder", "names no file"),
-        ("{", "names a file that holds no Google credentials"),
-        ('{"type": "service_account", "private_key": "hidden-3"}', "names a file that holds no Google credentials"),
+        (None, "names a file that does not exist"),
+        ("folder", "names a file that does not exist"),
+        ("{", "names a file without Google credentials"),
+        ('{"type": "service_account", "private_key": "hidden-3"}', "names a file without Google credentials"),
     ],
 )
 def test_credentials_that_are_named_and_none(gs, statecli, monkeypatch, tmp_path, written, line):

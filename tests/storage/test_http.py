@@ -108,7 +108,8 @@ def test_a_server_without_ranges_is_noticed_before_it_sends_gigabytes(served, re
     served.behave("*", ignore_range)
     why = refused(served.url(NAME))
     assert why == (
-        f"{served.url(NAME)}: the server ignores ranges and would send all 67,108,864 bytes: download it first"
+        f"{served.url(NAME)}: the server ignores range requests and would send "
+        "all 67,108,864 bytes; download the file first"
     )
     [request] = served.requests
     assert request.sent < 12 << 20
@@ -128,7 +129,7 @@ def test_small_files_of_a_server_without_ranges_are_not_taken_without_end(server
     server.behave("*", ignore_range)
     monkeypatch.setattr(http, "MAX_ALL_WHOLE_BYTES", 50)
     assert refused(server.url(NAME)).endswith(
-        ": the server ignores ranges, and its files have over 0 MiB: download it first"
+        ": the server ignores range requests, and whole files would take over 0 MiB of memory; download the files first"
     )
 
 
@@ -147,12 +148,17 @@ def test_files_of_a_server_without_ranges_are_refused_before_they_are_fetched(se
         with ThreadPoolExecutor(20) as threads:
             tries = [threads.submit(store.get, served.url(name), 0, 100, None) for name in names]
         errors = [str(one.exception()) for one in tries if one.exception()]
-        assert set(errors) == {"the server ignores ranges, and its files have over 3 MiB: download it first"}
+        assert set(errors) == {
+            (
+                "the server ignores range requests, and whole files would take over 3 "
+                "MiB of memory; download the files first"
+            )
+        }
         assert len(names) - len(errors) == len(store._wholes)
         assert sum(len(data) for data, _ in store._wholes.values()) == store._taken <= 3_500_000
         result = statecli("inspect", served.url("model.safetensors.index.json"))
         assert result.code == 2
-        assert result.err.count("the server ignores ranges") == 1
+        assert result.err.count("the server ignores range requests") == 1
         assert result.err.count("\n") == 1
 
 
@@ -164,7 +170,7 @@ def test_an_answer_in_chunks_has_no_length_and_is_read_to_its_end(big, statecli,
     read(big.url(NAME), statecli)
     monkeypatch.setattr(http, "MAX_WHOLE_BYTES", 100_000)
     assert refused(big.url(NAME)).endswith(
-        ": the server ignores ranges and does not announce the size of its answer: download it first"
+        ": the server ignores range requests and does not report the size of its answer; download the file first"
     )
 
 
@@ -186,28 +192,30 @@ def test_an_end_that_may_be_a_cut_is_none(served, refused):
 
     with Server(served.folder, protocol="HTTP/1.0") as old:
         old.behave("*", endless)
-        assert refused(old.url(NAME)).endswith(": the server does not say how long its answer is: download it first")
+        assert refused(old.url(NAME)).endswith(
+            ": the server does not report the size of its answer; download the file first"
+        )
 
 
 @pytest.mark.parametrize(
     ("behaviour", "why"),
     [
-        (OtherRange(8), "the server answered with bytes 8 to 80 of 80, but statecli asked for 0 to 65536"),
-        (WrongTotal("*"), "the server does not say how long the file is: download it first"),
-        (WrongTotal("many"), "the server does not say which range it answers with: download it first"),
-        (Headers(Content_Range=None), "the server does not say which range it answers with: download it first"),
-        (WrongTotal(50), "the server answered with bytes 0 to 80 of 50, but statecli asked for 0 to 65536"),
-        (WrongTotal(500_000), "the server answered with bytes 0 to 80 of 500000, but statecli asked for 0 to 65536"),
-        (Headers(Content_Length="95"), "the server announces contradictory sizes for its answer"),
+        (OtherRange(8), "the server answered with bytes 8 to 80 of 80, but statecli requested 0 to 65536"),
+        (WrongTotal("*"), "the server does not report the size of the file; download the file first"),
+        (WrongTotal("many"), "the server does not report the range of its answer; download the file first"),
+        (Headers(Content_Range=None), "the server does not report the range of its answer; download the file first"),
+        (WrongTotal(50), "the server answered with bytes 0 to 80 of 50, but statecli requested 0 to 65536"),
+        (WrongTotal(500_000), "the server answered with bytes 0 to 80 of 500000, but statecli requested 0 to 65536"),
+        (Headers(Content_Length="95"), "the server reports contradictory sizes for its answer"),
         (
             Gzip(always=True),
-            "the server sends the file compressed (gzip), so it cannot be read in parts: download it first",
+            "the server sends the file compressed (gzip), so it cannot be read in parts; download the file first",
         ),
         (Refuse(500), "the server is busy (HTTP 500); try again later"),
         (Refuse(503), "the server is busy (HTTP 503); try again later"),
         (Refuse(429), "the server is busy (HTTP 429); try again later"),
-        (Refuse(404), "is not there (HTTP 404)"),
-        (Refuse(410), "is not there (HTTP 410)"),
+        (Refuse(404), "does not exist (HTTP 404)"),
+        (Refuse(410), "does not exist (HTTP 410)"),
         (Refuse(403), "access is refused (HTTP 403): no user and no password were sent"),
         (
             Refuse(401, WWW_Authenticate='Basic realm="x"'),
@@ -244,7 +252,7 @@ def test_a_range_that_is_refused_is_no_empty_file(server, refused):
     """416 that says that there are bytes, or says nothing of them."""
     for headers in ({"Content_Range": "bytes */96"}, {}, {"Content_Range": "bytes */*"}):
         server.behave(NAME, Refuse(416, **headers))
-        why = f"{server.url(NAME)}: the server refuses the range (HTTP 416): download it first"
+        why = f"{server.url(NAME)}: the server refuses the range (HTTP 416): download the file first"
         assert refused(server.url(NAME)) == why
 
 
@@ -253,7 +261,8 @@ def test_a_name_with_a_number_sign_is_written_with_its_code(served, statecli, re
     checkpoint(served.folder / "a#b.safetensors")
     plain = served.url("a") + "#b.safetensors"
     assert refused(plain) == (
-        f"{served.url('a')}: is not there (HTTP 404); #b.safetensors was read as a section; write %23 for a # in a name"
+        f"{served.url('a')}: does not exist (HTTP 404); #b.safetensors was read "
+        "as a section; write %23 for a # in a name"
     )
     read(served.url("a%23b.safetensors").replace("%2523", "%23"), statecli)
 
@@ -264,9 +273,9 @@ def test_an_error_goes_to_another_process_as_it_is():
     import pickle
 
     for kind in (http.Refused, http.NoFile, http.Gone):
-        error = kind("is not there", 404, types.MappingProxyType({"Location": "http://host/?sig=5"}))
+        error = kind("does not exist", 404, types.MappingProxyType({"Location": "http://host/?sig=5"}))
         for found in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
-            assert (type(found), str(found), dict(found.headers)) == (kind, "is not there", {})
+            assert (type(found), str(found), dict(found.headers)) == (kind, "does not exist", {})
 
 
 # --- cuts and stalls ------------------------------------------------------------------------------------------------
@@ -288,9 +297,12 @@ def test_a_connection_that_is_always_cut_is_given_up(big, after, came, refused):
     """After four more attempts, which say how far they came."""
     big.behave(NAME, Cut(after=after))
     assert refused(big.url(NAME)) == (
-        f"{big.url(NAME)}: the connection was cut after {came:,} of 65,536 bytes, 5 times; try again later"
+        (
+            f"{big.url(NAME)}: the connection was cut after {came:,} of 65,536 bytes, "
+            "in each of 5 attempts; try again later"
+        )
         if came
-        else f"{big.url(NAME)}: the connection was cut after 0 of 65,536 bytes, 5 times; try again later"
+        else f"{big.url(NAME)}: the connection was cut after 0 of 65,536 bytes, in each of 5 attempts; try again later"
     )
     assert len(big.requests) == 5
 
@@ -306,7 +318,7 @@ def test_a_whole_answer_that_is_cut_is_fetched_again(big, statecli, refused):
     big.behave(NAME, ignore_range, Times(1, Cut(1000)))
     read(big.url(NAME), statecli)
     big.behave(NAME, ignore_range, chunked, Cut(1000))
-    assert "the connection was cut after 1,000 bytes, 5 times" in refused(big.url(NAME))
+    assert "the connection was cut after 1,000 bytes, in each of 5 attempts" in refused(big.url(NAME))
 
 
 def test_a_length_that_lies_is_a_cut(server, refused, once):
@@ -329,11 +341,13 @@ def test_a_server_that_stalls_is_tried_again(big, statecli, monkeypatch):
     assert [one.range for one in big.requests] == ["bytes=0-65535", "bytes=0-65535", "bytes=10000-65535"]
 
 
-@pytest.mark.parametrize(("after", "came"), [(None, ""), (0, "; 0 of 80 bytes came"), (50, "; 50 of 80 bytes came")])
+@pytest.mark.parametrize(
+    ("after", "came"), [(None, ""), (0, "; 0 of 80 bytes arrived"), (50, "; 50 of 80 bytes arrived")]
+)
 def test_a_server_that_only_stalls_is_given_up(server, after, came, refused, once):
     """One line says how long nothing came, and which variable says how long to wait."""
     server.behave(NAME, Stall(after))
-    why = f"the server stalls: nothing came in 0.3 s (STATECLI_TIMEOUT){came}; try again later"
+    why = f"the server stalls: no data arrived in 0.3 s (STATECLI_TIMEOUT sets this limit){came}; try again later"
     assert refused(server.url(NAME)) == f"{server.url(NAME)}: {why}"
 
 
@@ -360,7 +374,7 @@ def test_a_busy_server_says_when(server, statecli, monkeypatch, refused):
     for said, text in (("86400", "86,400"), ("9" * 400, "999,999,999")):
         server.forget()
         server.behave(NAME, Refuse(503, Retry_After=said))
-        why = f"the server is busy (HTTP 503): it asks to wait {text} s; try again later"
+        why = f"the server is busy (HTTP 503): the server asks statecli to wait {text} s; try again later"
         assert refused(server.url(NAME)) == f"{server.url(NAME)}: {why}"
         assert len(server.requests) == 1
     assert len(slept) == 4
@@ -437,18 +451,18 @@ def test_redirects_without_end_and_without_a_place_are_one_line(server, refused)
         server.behave(f"r{number}", Redirect(f"r{number + 1}"))
     assert refused(server.url("r0")).endswith(": the server redirects more than 10 times")
     server.behave("nowhere", lambda request, reply: reply.become(Reply(302)))
-    assert refused(server.url("nowhere")).endswith(": the server redirects without a target")
+    assert refused(server.url("nowhere")).endswith(": the server sent a redirect without a target")
 
 
 @pytest.mark.parametrize(
     ("behaviour", "why"),
     [
-        (Refuse(404), "is not there (HTTP 404 from {there})"),
+        (Refuse(404), "does not exist (HTTP 404 from {there})"),
         (Refuse(500), "the server is busy (HTTP 500 from {there}); try again later"),
         (Cut(None), "the connection was cut ({there}, after a redirect); try again later"),
         (Cut(10), "the connection was cut after 10 of 80 bytes ({there}, after a redirect); try again later"),
-        (Stall(0), "{stalls}; 0 of 80 bytes came ({there}, after a redirect); try again later"),
-        (OtherRange(8), "{other}, but statecli asked for 0 to 65536 ({there}, after a redirect)"),
+        (Stall(0), "{stalls}; 0 of 80 bytes arrived ({there}, after a redirect); try again later"),
+        (OtherRange(8), "{other}, but statecli requested 0 to 65536 ({there}, after a redirect)"),
         (
             Refuse(401),
             "access is refused (HTTP 401 from {there}): the user and the password of the URL are for the server of the "
@@ -466,7 +480,7 @@ def test_behind_a_redirect_the_server_that_fails_is_named(server, other, behavio
     checkpoint(other.folder / "there.bin")
     other.behave("there.bin", behaviour)
     server.behave(NAME, Redirect(other.url("there.bin")))
-    stalls = "the server stalls: nothing came in 0.3 s (STATECLI_TIMEOUT)"
+    stalls = "the server stalls: no data arrived in 0.3 s (STATECLI_TIMEOUT sets this limit)"
     told = why.format(there=other.address, stalls=stalls, other="the server answered with bytes 8 to 80 of 80")
     url = server.url(NAME).replace("://", f"://me:{PASSWORD}@")
     assert refused(url) == f"{server.url(NAME).replace('://', '://…@')}: {told}"
@@ -530,14 +544,14 @@ def test_a_file_that_changes_while_it_is_read_is_one_line(big, other_one, statec
     result = statecli("inspect", big.url(NAME), "--stats")
     assert result.code == 2
     assert result.err.count("\n") == 1
-    assert "changed while it was read: try again" in result.err
+    assert "changed while statecli read it; try again" in result.err
 
 
 def test_a_size_that_changes_is_noticed_too(big, statecli):
     """Where a server says nothing else of versions."""
     big.behave(NAME, Headers(ETag=None, Last_Modified=None), After(1, WrongTotal(2_000_081)))
     result = statecli("inspect", big.url(NAME), "--stats")
-    assert (result.code, result.err.count("changed while it was read")) == (2, 1)
+    assert (result.code, result.err.count("changed while statecli read it")) == (2, 1)
 
 
 def test_servers_behind_a_balancer_may_call_a_file_differently(big, statecli):
@@ -586,8 +600,8 @@ def test_user_and_password_of_the_netrc_file_are_sent(server, other, statecli, r
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        (401, "the user and the password of the URL are not accepted (HTTP 401)"),
-        (403, "access is refused (HTTP 403): the user and the password of the URL were sent"),
+        (401, "the server does not accept the user and the password of the URL (HTTP 401)"),
+        (403, "access is refused (HTTP 403): the user and the password of the URL were sent, but do not give access"),
     ],
 )
 def test_what_was_sent_is_said_and_not_what_it_was(server, status, said, refused):
@@ -601,8 +615,8 @@ def test_a_signature_that_has_expired_is_a_guess(server, refused):
     """The server's page, which repeats it, is not shown."""
     server.behave(NAME, Signed("X-Amz-Signature", "right"))
     assert refused(server.url(NAME) + "?X-Amz-Signature=wrong17") == (
-        f"{server.url(NAME)}?X-Amz-Signature=…: access is refused (HTTP 403): the query was sent as it was given; "
-        "a signature in it may have expired"
+        f"{server.url(NAME)}?X-Amz-Signature=…: access is refused (HTTP 403): the query was sent unchanged; "
+        "a signature in the query may have expired"
     )
 
 
@@ -610,7 +624,7 @@ def test_a_name_that_was_copied_from_output_is_no_url(server, refused):
     """It says so where the server refuses it."""
     server.behave(NAME, Signed("sig", "right"))
     assert refused(server.url(NAME) + "?sig=…").endswith(
-        "(HTTP 403): with … in place of a secret, the URL is incomplete: give the original URL"
+        "(HTTP 403): the URL contains … in place of a secret; use the original URL"
     )
 
 
@@ -621,7 +635,7 @@ def test_a_host_that_is_none_is_one_line(refused, once):
     """No such name; nobody behind the port; no host at all."""
     assert refused("http://no-such-host.invalid/m.pt").removeprefix("http://no-such-host.invalid/m.pt: ") in (
         "unknown host: check the name in the URL",
-        "the host's name cannot be looked up: no network?; try again later",
+        "the host name cannot be resolved; check the network connection; try again later",
     )
     import socket
 
@@ -675,7 +689,7 @@ def test_a_certificate_that_nobody_vouches_for_is_one_line(secure, refused, no_p
     """It is not tried again, and what to do is said."""
     why = refused(secure.url(NAME))
     assert why.startswith(f"{secure.url(NAME)}: the server's certificate cannot be verified: self")
-    assert why.endswith("; to trust other certificates, set SSL_CERT_FILE to a file of them")
+    assert why.endswith("; to trust other certificates, set SSL_CERT_FILE to the file that contains them")
 
 
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
@@ -696,7 +710,9 @@ def test_certificates_that_are_none_are_one_line(secure, refused, monkeypatch, n
 
 def test_https_to_a_server_without_it_is_one_line(server, refused, no_pools):
     """And the other way round."""
-    assert refused(server.url(NAME).replace("http:", "https:")).endswith("; does the server use http://?")
+    assert refused(server.url(NAME).replace("http:", "https:")).endswith(
+        "; if the server does not use TLS, write http://"
+    )
 
 
 def test_what_is_secure_does_not_become_insecure(secure, server, refused, monkeypatch, no_pools):
@@ -749,9 +765,11 @@ def test_a_proxy_that_wants_a_password_gets_the_one_of_its_url(
 def test_a_proxy_that_is_not_there_is_one_line(server, refused, monkeypatch, once):
     """Nothing of its URL is shown."""
     monkeypatch.setenv("http_proxy", f"http://out:{PASSWORD}@127.0.0.1:9")
-    assert refused(server.url(NAME)).endswith(": the proxy of the environment cannot be reached; try again later")
+    assert refused(server.url(NAME)).endswith(
+        ": the proxy that the environment sets cannot be reached; try again later"
+    )
     monkeypatch.setenv("http_proxy", f"socks5://out:{PASSWORD}@127.0.0.1:9")
-    assert "unsupported URL in the proxy of the environment" in refused(server.url(NAME))
+    assert "the proxy that the environment sets has an unsupported URL" in refused(server.url(NAME))
 
 
 @pytest.mark.parametrize("proxy", ["http://{}@127.0.0.1:99999", "http://{}@[bad", "[bad", "http://", "http://me:{}"])
@@ -760,7 +778,7 @@ def test_a_proxy_that_is_no_url_is_said_to_be_the_one_at_fault(server, refused, 
     monkeypatch.setenv("http_proxy", proxy.format(f"out:{PASSWORD}"))
     why = refused(server.url(NAME))
     assert why == (
-        f"{server.url(NAME)}: the proxy of the environment is not a URL (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY): "
+        f"{server.url(NAME)}: the proxy that the environment sets is not a URL (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY): "
         "write http://HOST:PORT"
     )
 

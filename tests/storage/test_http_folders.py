@@ -89,7 +89,10 @@ def test_a_name_of_a_file_and_of_a_folder_fails(served, statecli):
     listing = page(200, '<title>Index of /</title><a href="x.pkl">x</a><a href="x.pkl/">x</a>')
     served.behave("d/", lambda request, reply: reply.become(listing))
     found = statecli("audit", served.url("d/"))
-    assert (found.code, "lists 'x.pkl' as a file and as a folder: name the files" in found.err) == (2, True)
+    assert (
+        found.code,
+        "lists 'x.pkl' both as a file and as a folder; name the files instead of the folder" in found.err,
+    ) == (2, True)
 
 
 def test_a_file_behind_a_link_with_a_query_is_audited(served, statecli):
@@ -162,7 +165,7 @@ def test_a_tree_without_end_ends(served, statecli, monkeypatch, target):
     found = statecli("audit", served.url("d/") + target)
     assert found.code == 2
     assert "the server lists more than 30 folders or 200,000 names below" in found.err
-    assert "name folders below it" in found.err
+    assert "name a deeper folder" in found.err
     assert len(served.requests) < 400
 
 
@@ -224,7 +227,7 @@ def test_a_page_of_the_hub_is_answered_with_the_way_that_is_read():
         "; for the file itself write /resolve/ in place of /blob/"
     )
     assert _suggest_url("https://github.com/org/net/blob/main/m.pt").endswith("write /raw/ in place of /blob/")
-    assert _suggest_url("https://huggingface.co/org/net") == "; name it hf://…"
+    assert _suggest_url("https://huggingface.co/org/net") == "; use an hf:// URL instead"
     assert _suggest_url("https://example.com/blob/") == ""
 
 
@@ -242,7 +245,7 @@ def test_a_folder_that_nobody_lists_is_asked_for_the_usual_names(folder, slash, 
     assert found.code == 0, found
     assert list(found.rows()) == ["w"]
     table = statecli("inspect", url).out + statecli("inspect", url).err
-    assert "the folder's other files are not known: it cannot be listed (" in table
+    assert "some files of the folder may have been missed: the folder cannot be listed (" in table
     for name in ("model.safetensors", "model.safetensors.index.json", ".metadata", "latest", "adapter_config.json"):
         assert name in table
     assert f"(HTTP {status})" in table
@@ -315,14 +318,14 @@ def test_a_note_stands_with_what_is_wrong_too(served, refused):
     (served.folder / "net" / "config.json").write_text("{}")
     why = refused(served.url("net/"))
     assert "is a folder without a checkpoint" in why
-    assert "; it cannot be listed (" in why
+    assert "; the folder cannot be listed (" in why
 
 
 def test_a_wrong_password_is_not_tried_thirty_times(folder, refused):
     """Accounts are locked for less."""
     folder.behave("*", Basic("me", "sesame-77"))
     url = folder.url("net/inner").replace("://", "://me:wrong-pass@")
-    assert refused(url).endswith("/net/inner: the user and the password of the URL are not accepted (HTTP 401)")
+    assert refused(url).endswith("the server does not accept the user and the password of the URL (HTTP 401)")
     assert len(folder.requests) == 1
     assert "(HTTP 401)" in refused(url + "/")
     assert len(folder.requests) == 2
@@ -331,7 +334,7 @@ def test_a_wrong_password_is_not_tried_thirty_times(folder, refused):
 def test_a_missing_file_is_no_folder(served, refused):
     """What is a file by its name is asked for once."""
     url = served.url("net/model.safetensors")
-    assert refused(url) == f"{url}: is not there (HTTP 404)"
+    assert refused(url) == f"{url}: does not exist (HTTP 404)"
     assert len(served.requests) <= 2
 
 

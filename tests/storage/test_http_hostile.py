@@ -155,8 +155,8 @@ def too_many_chunks(start, last, n):
 
 STALLS = "the server stalls: "
 NO_END = "incomplete response headers"
-WAITED = f" in {SECONDS:g} s (STATECLI_TIMEOUT)"
-GARBAGE = "the server does not answer in valid HTTP"
+WAITED = f" in {SECONDS:g} s (STATECLI_TIMEOUT sets this limit)"
+GARBAGE = "the server sent an answer that is not valid HTTP"
 AGAIN = "; try again later"
 
 
@@ -165,17 +165,20 @@ AGAIN = "; try again later"
     [
         (dripping_head, f"{STALLS}{NO_END}{WAITED}{AGAIN}"),
         (only_continue, f"{STALLS}{NO_END}{WAITED}{AGAIN}"),
-        (dripping_body, f"{STALLS}too few bytes arrived{WAITED}; [0-9]{{1,3}} of 65,536 bytes came{AGAIN}"),
+        (dripping_body, f"{STALLS}too few bytes arrived{WAITED}; [0-9]{{1,3}} of 65,536 bytes arrived{AGAIN}"),
         (endless_headers, GARBAGE),
         (endless_line, GARBAGE),
-        (endless_chunk_size, f"{GARBAGE}; 0 of 65,536 bytes came{AGAIN}"),
-        (endless_trailers, "the server announces contradictory sizes for its answer"),
-        (endless_trailers_of_a_whole, f"{STALLS}{NO_END}{WAITED}; {len(FILE):,} bytes came{AGAIN}"),
+        (endless_chunk_size, f"{GARBAGE}; 0 of 65,536 bytes arrived{AGAIN}"),
+        (endless_trailers, "the server reports contradictory sizes for its answer"),
+        (endless_trailers_of_a_whole, f"{STALLS}{NO_END}{WAITED}; {len(FILE):,} bytes arrived{AGAIN}"),
         (ssh, GARBAGE),
-        (missing, "is not there (HTTP 404)"),
-        (missing_and_dripping, "is not there (HTTP 404)"),
-        (squeezed, "the server sends the file compressed (gzip), so it cannot be read in parts: download it first"),
-        (too_many_chunks, "the server announces contradictory sizes for its answer"),
+        (missing, "does not exist (HTTP 404)"),
+        (missing_and_dripping, "does not exist (HTTP 404)"),
+        (
+            squeezed,
+            "the server sends the file compressed (gzip), so it cannot be read in parts; download the file first",
+        ),
+        (too_many_chunks, "the server reports contradictory sizes for its answer"),
     ],
 )
 def test_a_server_that_keeps_its_client_busy_is_given_up(answer, why, refused, monkeypatch):
@@ -251,7 +254,7 @@ def test_a_version_that_is_learnt_later_is_held_to(server, header):
     store, known = Http(), None
     for n in range(2):
         _, known = store.get(server.url(NAME), n * 10, 10, known)
-    with pytest.raises(UnreadableError, match="changed while it was read: try again"):
+    with pytest.raises(UnreadableError, match="changed while statecli read it; try again"):
         store.get(server.url(NAME), 20, 10, known)
 
 

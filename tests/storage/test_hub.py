@@ -147,7 +147,7 @@ def test_a_listing_that_goes_on_elsewhere_is_refused(net, statecli, monkeypatch,
     net.behave(where, Headers(Link=f'<{net.url(where) if there == "itself" else there}>; rel="next"'))
     found = statecli("audit", "hf://org/net")
     assert found.code == 2
-    assert "does not end or continues on another host" in found.err
+    assert "repeats a page or continues on another host" in found.err
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ def test_how_urls_are_written(url, places):
         ),
         ("hf://datasets/org/none", "no repository datasets/org/none was found; it may be private: log in"),
         ("hf://org/net@v9", "org/net has no revision v9"),
-        ("hf://org/net/none.pt", "is not there"),
-        ("hf://", "names no repository: write hf://org/name[@revision]/path"),
-        ("hf://org/../x", "names no repository: write hf://org/name[@revision]/path"),
+        ("hf://org/net/none.pt", "does not exist"),
+        ("hf://", "does not name a repository: write hf://org/name[@revision]/path"),
+        ("hf://org/../x", "does not name a repository: write hf://org/name[@revision]/path"),
     ],
 )
 def test_what_is_not_there(net, statecli, url, line):
@@ -264,7 +264,7 @@ def test_what_is_no_hub(net, statecli):
     """A login page in the place of the hub's answer is no repository."""
     net.behave("api/*", login_page)
     line = shown(statecli, "hf://org/net/model.safetensors")
-    assert "page" in line or "not JSON" in line
+    assert "page" in line or "not valid JSON" in line
 
 
 def test_what_changes_in_the_cdn_is_noticed(net, statecli):
@@ -273,7 +273,7 @@ def test_what_changes_in_the_cdn_is_noticed(net, statecli):
     net.cdn.behave("*", After(1, Headers(ETag='"another"')))
     found = statecli("inspect", "hf://org/net/model.safetensors", "--stats")
     assert found.code == 2
-    assert "changed while it was read" in found.err
+    assert "changed while statecli read it" in found.err
 
 
 def test_a_folder_of_a_repository(net, statecli):

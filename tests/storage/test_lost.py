@@ -78,14 +78,14 @@ def test_threads_that_ask_together_end_together(served, statecli, tmp_path):
 def test_where_nothing_answers_one_attempt_is_enough_until_one_succeeds(served, get):
     """For each file of the place once; then as often as elsewhere."""
     served.behave("*", Refuse(503))
-    assert get("a") == get("a", 500) == "the server is busy (HTTP 503), 3 times; try again later"
+    assert get("a") == get("a", 500) == "the server is busy (HTTP 503), in each of 3 attempts; try again later"
     assert get("b") == get("b", 500) == "the server is busy (HTTP 503); try again later"
     assert paths(served) == "aaab"
     served.behave("*")
     assert get("c") is None
     served.behave("*", Times(2, Refuse(503)))
     assert get("c") is None
-    assert get("a") == "the server is busy (HTTP 503), 3 times; try again later"
+    assert get("a") == "the server is busy (HTTP 503), in each of 3 attempts; try again later"
     assert paths(served) == "aaabcccc"
 
 
@@ -111,7 +111,11 @@ def test_an_answer_that_refuses_says_nothing_of_the_next_one(served, get, status
 def test_a_server_that_asks_for_much_patience_is_not_asked_again(served, get):
     """It has said so once."""
     served.behave("a", Refuse(503, Retry_After="3600"))
-    assert get("a") == get("a") == "the server is busy (HTTP 503): it asks to wait 3,600 s; try again later"
+    assert (
+        get("a")
+        == get("a")
+        == "the server is busy (HTTP 503): the server asks statecli to wait 3,600 s; try again later"
+    )
     assert paths(served) == "a"
 
 

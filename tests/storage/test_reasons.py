@@ -23,7 +23,7 @@ def _at_once(monkeypatch):
 
 
 REASONS = [
-    (Refuse(404), " is not there (HTTP 404)"),
+    (Refuse(404), " does not exist (HTTP 404)"),
     (login_page, " is an HTML page, perhaps a login or an error page (HTTP 200)"),
     (Refuse(403), ": access is refused (HTTP 403): no user and no password were sent"),
     (Refuse(503), ": the server is busy (HTTP 503); try again later"),
@@ -67,4 +67,4 @@ def test_a_configuration_that_did_not_come(sharded, statecli, fault, reason):
     found = statecli("inspect", sharded.url("net/"), "-f", "json")
     (odd,) = [one["message"] for one in found.json["notes"] if one["name"] == "config-unread"]
     because = f", because it{reason}" if reason.startswith(" ") else reason
-    assert odd.startswith(f"config.json: not read{because}")
+    assert odd.startswith(f"config.json was not read{because}")

@@ -208,7 +208,7 @@ def test_a_record_that_would_run_into_the_next_one_is_not_read(served, statecli,
     moved(path, "m/data/15", 64)
     far = statecli(*question, served.url("m.pt"))
     assert (far.code, far.out) == (2, "")
-    assert "records 'm/data/15' and 'm/data/16' overlap" in far.err
+    assert "records 'm/data/15' and 'm/data/16' overlap, so one of them is damaged" in far.err
 
 
 def test_a_diff_with_a_record_that_is_wrong_says_so_of_its_tensor_alone(served, statecli, tmp_path):
@@ -221,7 +221,7 @@ def test_a_diff_with_a_record_that_is_wrong_says_so_of_its_tensor_alone(served, 
     assert found.json["summary"]["identical"] == 29
     (line,) = found.err.splitlines()
     assert "layers.15.weight" in line
-    assert "local header disagrees" in line
+    assert "local header contradicts" in line
 
 
 @pytest.mark.parametrize(("place", "change"), [(7, b"O"), (10 - 46, b"\10")])
@@ -245,7 +245,7 @@ def renamed(path: Path, name: str, by: int = 0) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoilt", "code", "said"), [(moved, 2, "checksum-mismatch"), (renamed, 2, "header disagrees")]
+    ("spoilt", "code", "said"), [(moved, 2, "checksum-mismatch"), (renamed, 2, "header contradicts")]
 )
 def test_an_audit_looks_at_every_local_header(served, statecli, spoilt, code, said):
     """It judges the file, and so says of a contradiction what it says of the file on disk."""
@@ -275,7 +275,7 @@ def test_a_record_that_has_another_name_is_not_read(served, statecli):
     path = archive(served.folder / "m.pt", 3, 1000)
     path.write_bytes(path.read_bytes().replace(b"m/data.pkl", b"m/dota.pkl", 1))
     found = statecli("inspect", served.url("m.pt"))
-    assert (found.code, "local header disagrees" in found.err) == (2, True)
+    assert (found.code, "local header contradicts" in found.err) == (2, True)
 
 
 @pytest.mark.parametrize("question", [("lock", "-o", "-"), ("audit",), ("inspect",)], ids=lambda question: question[0])

@@ -155,7 +155,7 @@ def test_a_key_with_a_hash(bucket, tmp_path, statecli):
     told = (
         "#b.safetensors was read as a section; to name a file with # in its name, add a section: #b.safetensors#model"
     )
-    assert statecli("inspect", url).err == f"statecli: {bucket.url('odd/a')}: is not there; {told}\n"
+    assert statecli("inspect", url).err == f"statecli: {bucket.url('odd/a')}: does not exist; {told}\n"
 
 
 def test_keys_with_a_question_mark(bucket, tmp_path, statecli):
@@ -185,7 +185,7 @@ def test_a_folder_that_is_not_there(bucket, statecli):
     """With a slash as without; one that somebody made is empty."""
     for url in (bucket.url("nope"), bucket.url("nope/")):
         for command in ("inspect", "audit"):
-            assert f"{url}: is not there\n" in statecli(command, url).err
+            assert f"{url}: does not exist\n" in statecli(command, url).err
     bucket._client.put_object(Bucket=bucket.name, Key="made/", Body=b"")
     assert statecli("inspect", bucket.url("made/")).err == f"statecli: {bucket.url('made/')}: is an empty folder\n"
 
@@ -206,7 +206,7 @@ def test_percent_escapes_are_three_characters_of_a_key(bucket, tmp_path, statecl
     """`a%20b` is not `a b`."""
     written(tmp_path / "up", "a b.safetensors")
     bucket.upload(tmp_path / "up")
-    assert statecli("inspect", bucket.url("a%20b.safetensors")).err.endswith(": is not there\n")
+    assert statecli("inspect", bucket.url("a%20b.safetensors")).err.endswith(": does not exist\n")
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
@@ -220,7 +220,7 @@ def test_a_bucket_alone(bucket, tmp_path, statecli, slash):
     for command in ("inspect", "audit"):
         assert statecli(command, url).code == 0
     gone = f"s3://nobody{slash}"
-    assert statecli("inspect", gone).err == f"statecli: {gone}: its bucket is not there\n"
+    assert statecli("inspect", gone).err == f"statecli: {gone}: its bucket does not exist\n"
 
 
 def test_a_folder_with_its_slash_is_not_asked_for_as_a_file(s3, signed, statecli):
@@ -312,16 +312,16 @@ def test_refused_without_credentials(s3, statecli):
 @pytest.mark.parametrize(
     ("status", "code", "words"),
     [
-        (403, "AccessDenied", "your AWS credentials may not read it, or it is not there"),
+        (403, "AccessDenied", "your AWS credentials may not read this object, or it does not exist"),
         (403, "InvalidAccessKeyId", "S3 does not know the access key"),
         (403, "SignatureDoesNotMatch", "the secret key of your AWS credentials is wrong"),
         (400, "ExpiredToken", "have expired; log in again"),
         (400, "InvalidToken", "is not valid; log in again"),
         (403, "RequestTimeTooSkewed", "the clock of this machine is wrong"),
         (403, "InvalidObjectState", "is archived (Glacier): restore it first"),
-        (404, "NoSuchBucket", "its bucket is not there"),
-        (404, "NoSuchKey", "is not there"),
-        (409, "SomethingNew", "S3 says SomethingNew"),
+        (404, "NoSuchBucket", "its bucket does not exist"),
+        (404, "NoSuchKey", "does not exist"),
+        (409, "SomethingNew", "S3 reports SomethingNew"),
     ],
 )
 def test_what_s3_refuses_is_one_line(s3, signed, statecli, status, code, words):
@@ -345,7 +345,7 @@ def test_a_folder_that_may_not_be_listed_is_not_said_to_be_missing(s3, signed, s
         for command in ("inspect", "audit", "lock"):
             found = statecli(command, url)
             assert (found.code, found.err.count("\n")) == (2, 1)
-            assert f"{url}: access is refused (HTTP 403): your AWS credentials may not read it" in found.err
+            assert f"{url}: access is refused (HTTP 403): your AWS credentials may not read this object" in found.err
 
 
 def test_what_may_be_read_and_not_listed(s3, signed, statecli):
@@ -367,7 +367,10 @@ def test_what_may_be_read_and_not_listed(s3, signed, statecli):
     for url in ("s3://models/run", "s3://models/run/", "s3://models/run/*/", "s3://models/run/none.pt"):
         found = statecli("inspect" if "*" not in url else "audit", url)
         assert (found.code, found.err.count("\n")) == (2, 1)
-        assert "access is refused (HTTP 403): your AWS credentials may not read it, or it is not there" in found.err
+        assert (
+            "access is refused (HTTP 403): your AWS credentials may not read this object, or it does not exist"
+            in found.err
+        )
 
 
 @pytest.fixture
@@ -444,8 +447,8 @@ SSO = "sso_start_url=https://nobody.example\nsso_region=us-east-1\nsso_account_i
     [
         (SSO, "log in again: aws sso login"),
         ("sso_session=s\nsso_account_id=1\nsso_role_name=r\n", "log in again: aws sso login"),
-        ("credential_process=/nobody/has/this\n", "the program that credential_process in the AWS configuration names"),
-        ("credential_process=echo hidden-5\n", "the program that credential_process in the AWS configuration names"),
+        ("credential_process=/nobody/has/this\n", "the credential_process program of the AWS configuration"),
+        ("credential_process=echo hidden-5\n", "the credential_process program of the AWS configuration"),
         (f"{ROLE}source_profile=nobody\n", "check role_arn and source_profile"),
         (f"{ROLE}source_profile=b\n[profile b]\naws_access_key_id=A\naws_secret_access_key=B\n", "check role_arn"),
         (f"{ROLE}web_identity_token_file=/nobody/has/hidden-5\n", "check AWS_WEB_IDENTITY_TOKEN_FILE"),
@@ -506,7 +509,7 @@ def test_refused_unsigned_on_request(s3, signed, statecli, monkeypatch):
     monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "yes")
     s3.behave("*", refusal(403, "AccessDenied"))
     err = statecli("inspect", "s3://models/m.safetensors").err
-    assert "AWS_NO_SIGN_REQUEST asks without AWS credentials" in err
+    assert "AWS_NO_SIGN_REQUEST disables your AWS credentials" in err
     assert "were found" not in err
 
 
@@ -538,7 +541,7 @@ def test_an_object_that_changes_is_noticed(s3, signed, statecli):
     s3.behave("models/m.safetensors", After(1, Headers(ETag='"another"')))
     found = statecli("inspect", "s3://models/m.safetensors", "--stats")
     assert found.code == 2
-    assert "changed while it was read: try again" in found.err
+    assert "changed while statecli read it; try again" in found.err
     assert ["if-match" in one.headers for one in s3.requests][:2] == [False, True]
     assert path.stat().st_size > 1 << 20
 
@@ -549,7 +552,7 @@ def test_an_object_that_is_replaced_is_refused_by_s3(s3, signed, statecli):
     s3.behave("models/m.safetensors", After(1, refusal(412, "PreconditionFailed")))
     found = statecli("inspect", "s3://models/m.safetensors", "--stats")
     assert found.code == 2
-    assert "changed while it was read: try again" in found.err
+    assert "changed while statecli read it; try again" in found.err
     assert all("if-match" in one.headers for one in s3.requests[1:])
 
 
@@ -612,7 +615,7 @@ def test_busy_for_ever_is_one_line(s3, signed, statecli, monkeypatch):
     found = statecli("inspect", "s3://models/m.safetensors")
     assert (found.code, found.err) == (
         2,
-        "statecli: s3://models/m.safetensors: S3 is busy (SlowDown), 3 times; try again later\n",
+        "statecli: s3://models/m.safetensors: S3 is busy (SlowDown), in each of 3 attempts; try again later\n",
     )
 
 
@@ -643,7 +646,7 @@ def test_another_range_is_refused(s3, signed, statecli):
     s3.behave("models/m.safetensors", OtherRange(4))
     found = statecli("inspect", "s3://models/m.safetensors")
     assert found.code == 2
-    assert "another range than requested" in found.err
+    assert "another byte range than statecli requested" in found.err
 
 
 def test_a_store_without_ranges_sends_no_gigabytes(s3, signed, statecli):
@@ -657,7 +660,7 @@ def test_a_store_without_ranges_sends_no_gigabytes(s3, signed, statecli):
     files.forget_command()
     found = statecli("inspect", "s3://models/m.safetensors")
     assert found.code == 2
-    assert "ignores ranges" in found.err
+    assert "ignores range requests" in found.err
     assert s3.sent < 32 << 20
 
 
@@ -668,7 +671,7 @@ def test_nobody_there_is_one_line(statecli, monkeypatch, signed):
     found = statecli("inspect", "s3://models/m.safetensors")
     assert found.code == 2
     assert found.err.count("\n") == 1
-    assert "2 times; try again later" in found.err
+    assert "in each of 2 attempts; try again later" in found.err
 
 
 def test_the_package_is_named(monkeypatch, statecli):

@@ -75,7 +75,7 @@ def test_a_file_that_has_shrunk_is_an_error(stored, tmp_path):
     with open(where.path, "rb") as file:
         cut.write_bytes(file.read(200))
     shorter = ByteRange(str(cut), 6, where.length, packing=where.packing)
-    with pytest.raises(MalformedError, match="it was cut short"), open_range(shorter) as source:
+    with pytest.raises(MalformedError, match="it is truncated"), open_range(shorter) as source:
         source.read(0, np.zeros(where.length, np.uint8))
 
 
@@ -94,8 +94,7 @@ def test_a_type_that_the_package_does_not_read(tmp_path):
     assert ggml_blocks.explain_unreadable_blocks("q4_k") is None
     for name in ("q4_0_4_4", "q8_k"):
         assert (
-            ggml_blocks.explain_unreadable_blocks(name)
-            == f"the package gguf that is installed does not read {name} as numbers"
+            ggml_blocks.explain_unreadable_blocks(name) == f"the installed package gguf cannot read {name} as numbers"
         )
 
 

@@ -91,9 +91,9 @@ def test_a_changed_file_comes_before_its_checksums(both):
     seen = {path: (0, 0, 0, 0, 0)}
     (found,) = compare_pairs([pair], CompareOptions(), jobs=1, seen=seen)
     assert type(found) is UnreadableError
-    assert str(found).startswith(f"{path}: w: changed while it was read")
+    assert str(found).startswith(f"{path}: w: changed while statecli read it")
     (found,) = compare_pairs([Pair(both[1], both[0])], CompareOptions(), jobs=1, seen=seen)
-    assert str(found).startswith(f"{path}: w: changed while it was read")
+    assert str(found).startswith(f"{path}: w: changed while statecli read it")
 
 
 def test_each_damaged_tensor_has_its_own_errors(both):

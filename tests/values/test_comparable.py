@@ -32,7 +32,7 @@ NOTHING = TensorInfo("w", "float32", (6,), 6, 24)
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (replace(NOTHING, device="meta"), "meta holds no data"),
+        (replace(NOTHING, device="meta"), "a meta tensor has no data"),
         (replace(NOTHING, shape=None), "uninitialized"),
         (NOTHING, "its values are not in the file"),
     ],
@@ -46,7 +46,7 @@ def test_a_tensor_without_values_is_not_compared(store, row, reason):
 
 def test_the_side_before_is_named_first():
     """Where neither side has values, and each for a reason of its own."""
-    assert outcome(replace(NOTHING, device="meta"), NOTHING) == NotCompared("meta holds no data")
+    assert outcome(replace(NOTHING, device="meta"), NOTHING) == NotCompared("a meta tensor has no data")
     assert outcome(NOTHING, replace(NOTHING, device="meta")) == NotCompared("its values are not in the file")
 
 
@@ -55,16 +55,16 @@ def test_a_tensor_beside_one_made_of_parts_is_not_compared(store):
     whole = store(torch.arange(6.0))
     parts, others = (replace(whole, data=None, parts=((name, whole.data),)) for name in "ab")
     for pair in ((whole, parts), (parts, whole), (parts, others)):
-        assert outcome(*pair) == NotCompared("made of different parts")
-    assert outcome(whole, replace(parts, layout="jagged")) == NotCompared("strided before, jagged after")
-    assert outcome(replace(parts, layout="jagged"), whole) == NotCompared("jagged before, strided after")
+        assert outcome(*pair) == NotCompared("the two tensors consist of different parts")
+    assert outcome(whole, replace(parts, layout="jagged")) == NotCompared("the layout changed from strided to jagged")
+    assert outcome(replace(parts, layout="jagged"), whole) == NotCompared("the layout changed from jagged to strided")
 
 
 def test_types_of_numpy_are_compared_with_themselves_alone(store):
     """Which numbers they are is not known; equal bytes are equal."""
     plain = store(torch.arange(6.0))
     strange = replace(plain, dtype="numpy.datetime64")
-    reason = "numpy.datetime64 and float32 are not compared with each other"
+    reason = "statecli does not compare numpy.datetime64 with float32"
     assert outcome(strange, plain) == NotCompared(reason)
     assert isinstance(outcome(plain, strange), NotCompared)
 
@@ -84,7 +84,7 @@ def test_a_type_that_is_no_number_is_not_compared_with_another(store, dtype):
 def test_an_unknown_type_is_not_compared_with_itself(store):
     """How many bytes an element has is not known."""
     strange = info_of(replace(store(torch.zeros(8)).data, dtype="uint3"))
-    assert outcome(strange, strange) == NotCompared("uint3 elements are not numbers that statecli reads")
+    assert outcome(strange, strange) == NotCompared("statecli cannot read uint3 elements as numbers")
 
 
 def test_parts_of_other_shapes_are_named(store):
@@ -93,7 +93,7 @@ def test_parts_of_other_shapes_are_named(store):
         replace(NOTHING, parts=(("a", store(torch.ones(size)).data), ("b", store(torch.ones(2)).data)))
         for size in (3, 4)
     ]
-    assert outcome(*rows) == NotCompared("made of parts of other shapes, [3] and [4]")
+    assert outcome(*rows) == NotCompared("its parts have different shapes, [3] and [4]")
 
 
 def test_elements_of_other_numbers_of_values_are_not_compared(store):
@@ -138,7 +138,7 @@ def test_parts_are_compared_together(store):
     assert (found.changed, found.max_abs, found.elements, found.first) == (2, 3.0, 3, None)
     assert found.l2 == pytest.approx(13**0.5)
     assert found.mean_abs == pytest.approx(1.0)
-    assert found.reason in (None, "of its parts taken together: a, b")
+    assert found.reason in (None, "computed over all its parts together: a, b")
     assert outcome(before, before) == Delta(elements=3)
 
 
@@ -148,7 +148,7 @@ def test_of_parts_that_hold_nan_the_reason_names_the_parts(store):
     after = in_parts(store, torch.tensor([2.0, 7.0]), torch.tensor([3.0]))
     found = outcome(before, after)
     assert (found.changed, found.left_out) == (2, 1)
-    assert found.reason == "of its parts taken together: a, b"
+    assert found.reason == "computed over all its parts together: a, b"
 
 
 def test_a_part_that_cannot_be_read_is_named(store):

@@ -370,7 +370,7 @@ def test_a_type_without_numbers_says_so(tmp_path):
     """bits8 is no number: a reason, and no facts of values; its bytes have a digest all the same."""
     (tmp_path / "a").write_bytes(bytes(range(64)))
     found = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 64), "bits8", (64,))))
-    assert "not numbers" in found.reason
+    assert "cannot read bits8 elements as numbers" in found.reason
     assert found.digest
     assert not found.damaged
 
@@ -384,7 +384,7 @@ def test_a_type_that_is_not_known_says_so(tmp_path):
 def test_a_quantized_tensor_without_its_scale_says_so(store):
     """Codes alone are no values."""
     info = store(torch.quantize_per_tensor(torch.randn(10), 0.1, 0, torch.qint8))
-    assert of(replace(info, data=replace(info.data, quantizer=None))).reason == "qint8 without a recorded scale"
+    assert of(replace(info, data=replace(info.data, quantizer=None))).reason == "qint8 elements have no recorded scale"
 
 
 def test_a_file_that_is_cut_short_spoils_what_lay_there(store):
@@ -403,7 +403,7 @@ def test_a_file_that_changes_meanwhile_is_not_judged(store, monkeypatch):
     """What was read of a file that is another by the end counts for nothing."""
     info = store(torch.randn(100))
     monkeypatch.setattr(facts, "find_changed", lambda _: [info.data.storage.path])
-    assert "changed while it was read" in of(info).reason
+    assert "changed while statecli read it" in of(info).reason
 
 
 def test_windows_that_overlap_without_end_are_not_read(tmp_path):

@@ -71,7 +71,7 @@ def test_a_type_that_the_device_refuses_did_not_follow(store, monkeypatch):
     monkeypatch.setattr(module, "_copy_back", refuse)
     first, second = place_on_device(state_of(store(torch.randn(9).double()), store(torch.randn(9))), "cpu").tensors
     assert first.after == After(None, False)
-    assert "refuses it: Cannot convert" in first.note
+    assert "refuses the tensor: Cannot convert" in first.note
     assert second.after == After("cpu", True)
 
 
@@ -82,7 +82,7 @@ def test_on_meta_the_tensor_is_made_and_its_bytes_are_checked(store, dtype):
     tensor = base.view(dtype) if dtype.itemsize == 1 else torch.zeros(8, 8, dtype=dtype).t()
     placed = place_on_device(state_of(store(tensor)), "meta").tensors[0]
     assert placed.after == After("meta", True)
-    assert placed.note == "bytes read and checksum right; meta holds none to compare"
+    assert placed.note == "bytes read and checksum right, but not compared, because meta has no data"
 
 
 def test_on_meta_without_a_checksum_the_bytes_are_only_read(store):
@@ -91,7 +91,7 @@ def test_on_meta_without_a_checksum_the_bytes_are_only_read(store):
     storage = msgspec.structs.replace(info.data.storage, crc32=None)
     info = msgspec.structs.replace(info, note="odd", data=msgspec.structs.replace(info.data, storage=storage))
     placed = place_on_device(state_of(info), "meta").tensors[0]
-    assert placed.note == "odd; bytes read; meta holds none to compare"
+    assert placed.note == "odd; bytes read, but not compared, because meta has no data"
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -151,10 +151,10 @@ def test_the_file_is_not_written_to(store, tmp_path):
 @pytest.mark.parametrize(
     ("device", "said"),
     [
-        ("nonsense", "knows no such device"),
-        ("cpu:x", "knows no such device"),
+        ("nonsense", "does not know this device"),
+        ("cpu:x", "does not know this device"),
         ("xpu", "not available here"),
-        ("", "knows"),
+        ("", "does not know"),
     ],
 )
 def test_unknown_and_absent_devices_are_one_line(device, said):

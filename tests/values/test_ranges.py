@@ -141,10 +141,10 @@ def test_what_was_deflated_reads_as_it_was_wherever_one_begins(tmp_path_factory,
 
 @pytest.mark.parametrize("claims", [99_999, 100_001], ids=["fewer", "more"])
 def test_a_lie_about_the_unpacked_size_is_named(tmp_path, claims):
-    """What inflates to another size than its archive says is damaged, in either direction."""
+    """What decompresses to another size than its archive says is damaged, in either direction."""
     where = deflated(bytes(100_000), tmp_path / "x", claims=claims)
     with (
-        pytest.raises(MalformedError, match=rf"inflates to .*, its archive says {claims}"),
+        pytest.raises(MalformedError, match=rf"decompresses to .*, but the archive records {claims}"),
         open_range(where) as source,
     ):
         source.read(0, np.empty(claims, np.uint8))
@@ -153,7 +153,7 @@ def test_a_lie_about_the_unpacked_size_is_named(tmp_path, claims):
 def test_a_deflated_stream_cut_short_is_named(tmp_path):
     """Half a stream gives no half of a tensor."""
     where = deflated(np.random.default_rng(0).bytes(50_000), tmp_path / "x", cut_to=20_000)
-    with pytest.raises(MalformedError, match="inflates to"), open_range(where) as source:
+    with pytest.raises(MalformedError, match="decompresses to"), open_range(where) as source:
         source.read(0, np.empty(50_000, np.uint8))
 
 

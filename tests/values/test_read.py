@@ -126,7 +126,9 @@ def test_a_wrong_number_of_scales_is_refused(store):
     tensor = torch.quantize_per_channel(torch.rand(3, 7), torch.rand(3) + 0.1, torch.zeros(3), 0, torch.qint8)
     data = store(tensor).data
     lying = TensorData(data.storage, data.dtype, (7, 3), quantizer=data.quantizer)
-    with pytest.raises(UnreadableError, match="3 scales and 3 zero points do not fit 7 channels"):
+    with pytest.raises(
+        UnreadableError, match="7 channels need as many scales and 1 or 7 zero points, but the file has 3 and 3"
+    ):
         read_all_values(lying)
 
 
@@ -157,9 +159,7 @@ def test_one_flipped_byte_breaks_the_checksum(store, at):
         byte = file.read(1)
         file.seek(where.offset + at)
         file.write(bytes([byte[0] ^ 0x40]))
-    with pytest.raises(
-        MalformedError, match=r"fc\.weight: checksum wrong: recorded 0x\w{8}, bytes give 0x\w{8}; .*copy"
-    ):
+    with pytest.raises(MalformedError, match=r"fc\.weight: checksum wrong: recorded 0x\w{8}, computed 0x\w{8}; .*copy"):
         check_crc(where, "fc.weight")
 
 
@@ -178,7 +178,7 @@ def test_a_file_cut_short_after_listing(store, left):
     """Both sizes are named; the process lives."""
     data = store(torch.arange(9.0)).data
     os.truncate(data.storage.path, left)
-    with pytest.raises(MalformedError, match=f"ends at byte 39, the file has {left} bytes"):
+    with pytest.raises(MalformedError, match=f"ends at byte 39, but the file has {left} bytes"):
         read_all_values(data)
 
 
@@ -191,7 +191,7 @@ def test_a_file_cut_short_while_it_is_read(store, layout, monkeypatch):
         chunks = read_values(view)
         next(chunks)
         os.truncate(data.storage.path, 4096)
-        with pytest.raises(MalformedError, match="cut short"):
+        with pytest.raises(MalformedError, match="truncated"):
             list(chunks)
 
 
@@ -223,14 +223,14 @@ def test_a_range_without_bytes_is_no_error(tmp_path):
 @pytest.mark.parametrize(
     ("shape", "strides", "offset", "said"),
     [
-        ((10,), (1,), 0, "needs 40 bytes of its storage, which has 36"),
+        ((10,), (1,), 0, "needs 40 bytes of its storage, but the storage has 36"),
         ((9,), (1,), 1, "needs 40 bytes"),
         ((3, 3), (4, 1), 0, "needs 44 bytes"),
         ((2**62, 2**62), (2**62, 1), 0, "needs"),
         ((3,), (-1,), 2, "impossible"),
         ((-3,), (1,), 0, "impossible"),
         ((3,), (1,), -1, "impossible"),
-        ((3,), (1, 1), 0, "1 dimensions and 2 strides"),
+        ((3,), (1, 1), 0, "the tensor has 1 dimensions but 2 strides"),
     ],
 )
 def test_a_view_outside_its_storage_is_refused(store, shape, strides, offset, said):
@@ -246,7 +246,7 @@ def test_more_dimensions_than_numpy_can_hold(store):
     strides = tuple(3 + n * (n % 2) for n in range(33))
     with (
         open_view(TensorData(where, "float32", (2,) * 33, 0, strides)) as view,
-        pytest.raises(UnreadableError, match="dimensions: more than"),
+        pytest.raises(UnreadableError, match="dimensions, but statecli reads at most"),
     ):
         next(read_values(view))
 
@@ -325,7 +325,7 @@ def test_packed_values_may_begin_in_the_middle_of_a_byte(store):
 def test_quantized_values_without_a_scale_are_refused(store):
     """Their integers would be mistaken for values."""
     data = store(torch.zeros(4, dtype=torch.uint8)).data
-    with pytest.raises(UnreadableError, match="quint8 without a recorded scale"):
+    with pytest.raises(UnreadableError, match="quint8 elements have no recorded scale"):
         read_all_values(TensorData(data.storage, "quint8", (4,)))
 
 

@@ -173,7 +173,7 @@ def test_more_short_values_at_a_place_than_are_added(compared, monkeypatch):
     """Each takes a step of its own: past the limit it cannot be told."""
     monkeypatch.setattr(sparse, "MAX_DUPLICATES", 3)
     found = compared(coo([1] * 4, [1] * 4, 3, torch.bfloat16), coo([1], [4], 3, torch.bfloat16))
-    assert found == NotCompared("more than 3 bfloat16 values at one place are not summed")
+    assert found == NotCompared("statecli does not sum more than 3 bfloat16 values at one index")
 
 
 # --- damage ------------------------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ def test_maxima_of_the_type_do_not_overflow(dtype):
     assert found.mean == 0
     assert found.std == pytest.approx(top, rel=1e-5) if dtype != torch.float64 else found.std is None
     if dtype == torch.float64:
-        assert found.reason == "std is beyond float64"
+        assert found.reason == "std is too large for float64"
 
 
 def test_chunks_at_opposite_maxima_can_be_merged():
@@ -395,7 +395,7 @@ def test_windows_without_end_are_refused_at_once(store):
     ("row", "said"),
     [
         (TensorInfo("w", "float32", None, 0, 0), "uninitialized"),
-        (TensorInfo("w", "float32", (2,), 2, 8, device="meta"), "meta holds no data"),
+        (TensorInfo("w", "float32", (2,), 2, 8, device="meta"), "a meta tensor has no data"),
         (TensorInfo("w", "float32", (2,), 2, 8), "not in the file"),
         (TensorInfo("w", "float32", (2,), 2, 8, layout="sparse_csr"), "stored values are not in the file"),
     ],
@@ -418,16 +418,16 @@ def test_a_type_without_numbers_has_a_reason(store):
     """And says which."""
     data = store(torch.zeros(4, dtype=torch.uint8)).data
     found = read_stats(TensorInfo("w", "bits8", (4,), 4, 4, data=TensorData(data.storage, "bits8", (4,))))
-    assert found.reason == "bits8 elements are not numbers that statecli reads"
+    assert found.reason == "statecli cannot read bits8 elements as numbers"
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: torch.zeros(3, device="meta"), "meta holds no data"),
-        (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "has no statistics"),
+        (lambda: torch.zeros(3, device="meta"), "a meta tensor has no data"),
+        (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "statecli does not compute statistics"),
         (lambda: torch.nn.UninitializedParameter(), "Attempted to use an uninitialized parameter"),
-        (lambda: Wrapper(torch.zeros(3)), "a Wrapper gives no access to its values: 'not this one'"),
+        (lambda: Wrapper(torch.zeros(3)), "the values of a Wrapper cannot be read: 'not this one'"),
     ],
 )
 def test_live_tensors_without_bytes_have_a_reason(make, said):

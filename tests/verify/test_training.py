@@ -99,7 +99,9 @@ def test_what_training_alone_drops_each_time_cannot_be_told(drop, got):
     check = dropping("self.training", drop)
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     told = cell(check, "gradient", "branch.weight").reason
-    assert told.startswith(f"{got} in each of 12 rounds, but not in eval mode: dropout or drop path")
+    assert told.startswith(
+        f"{got} ranks disagree: these tensors are in each of 12 rounds, but not in eval mode: dropout or drop path"
+    )
 
 
 DROPOUT = "return self.head(nn.functional.dropout(self.used(x), {}, self.training))"

@@ -54,7 +54,7 @@ def add_config_files(path: str, state: ModelState) -> ModelState:
         except UnreadableError as error:
             why = str(error).removeprefix("it ")
             because = f", because it {why}" if quoting.starts_with_verb(why) else f": {why}"
-            oddities.append(Oddity("config-unread", f"{stem}.json: not read{because}"))
+            oddities.append(Oddity("config-unread", f"{stem}.json was not read{because}"))
     if not settings.beside and not oddities:
         return state
     return replace(state, metadata=settings, oddities=(*state.oddities, *oddities))
@@ -96,7 +96,8 @@ def describe_settings(settings: Settings) -> Iterator[tuple[str, str]]:
     values = settings.values
     if "adapter_config" in settings.beside:
         of, how = (values.get(f"adapter_config.{key}") for key in ("base_model_name_or_path", "peft_type"))
-        yield "adapter", f"adapter{f' ({how})' if how else ''} of base model{f' {of}' if of else ': not recorded'}"
+        base = f" of base model {of}" if of else "; its base model is not recorded"
+        yield "adapter", f"adapter{f' ({how})' if how else ''}{base}"
     if "config" in settings.beside:
         named = values.get("config.architectures") or values.get("config._class_name")
         if named:

@@ -28,7 +28,7 @@ MAX_METADATA = 256 * 2**20
 MAX_PATH = 200
 MAX_INDEX = 2**31
 _OURS = "torch.distributed."
-_CUT_OFF = "the save did not finish, or the copy is incomplete; copy it or save it again"
+_CUT_OFF = "the save did not finish, or the copy is incomplete; copy the folder again, or save the checkpoint again"
 #: Every name that a `.metadata` needs, next to torch's dtypes; the classes of torch before 2.0 lay elsewhere, and those
 #: of a tensor's properties before 2.3.
 NEEDED = frozenset(
@@ -121,10 +121,16 @@ def parse_metadata(data: bytes, what: str) -> Metadata:
     root = pickle.root
     name = get_name(root.cls) if type(root) is Obj else ""
     if not (name.startswith(_OURS) and name.endswith(".Metadata")):
-        raise MalformedError(f"{what} holds no Metadata of torch.distributed.checkpoint: copy it or save it again")
+        raise MalformedError(
+            f"{what} does not contain metadata of torch.distributed.checkpoint; copy the folder "
+            "again, or save the checkpoint again"
+        )
     fields = root.state if type(root.state) is dict else {}
     _check_version(fields.get("version"), what)
-    entries = _named_items(fields.get("state_dict_metadata"), f"{what} has no state_dict_metadata: save it again")
+    entries = _named_items(
+        fields.get("state_dict_metadata"),
+        f"{what} has no state_dict_metadata with a name for each tensor; save the checkpoint again",
+    )
     reader = _Reader()
     tensors = {fqn: reader.tensor(node) for fqn, node in entries.items() if not _is_bytes(node)}
     paths = dict(_read_paths(fields.get("planner_data")))
@@ -148,14 +154,19 @@ class _Machine(Machine):
     def set_state(self, target: Obj, state: Any) -> None:
         """Set the state once for each object."""
         if target.state is not None:
-            raise MalformedError(f"{self.label} sets the state of an object twice: save it again")
+            raise MalformedError(
+                f"{self.label} sets the state of an object twice, which torch does not write; save the checkpoint again"
+            )
         super().set_state(target, state)
         self.states.add(id(state))
 
     def set_items(self, target: Any, flat: list[Any], pos: int) -> None:
         """Set items as `Machine` does."""
         if id(target) in self.states:
-            raise MalformedError(f"{self.label} changes the state of an object after it is set: save it again")
+            raise MalformedError(
+                f"{self.label} changes the state of an object after setting it, which torch does "
+                "not write; save the checkpoint again"
+            )
         super().set_items(target, flat, pos)
 
     def make_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
@@ -180,10 +191,10 @@ _GETATTR = "builtins.getattr"
 def _check_version(version: Any, what: str) -> None:
     if type(version) is str and not version.startswith("1."):
         message = f"{what} says version {quoting.value(version)}: written by a newer torch; statecli knows 1.0.0"
-        raise UnreadableError(f"{message}: update statecli, or save it again with an older torch")
+        raise UnreadableError(f"{message}; update statecli, or save the checkpoint again with an older torch")
     if version is not None and type(version) is not str:
-        message = quoting.value(version) if type(version) in (int, float, bool) else "no text"
-        raise UnreadableError(f"{what} says version {message}, but torch writes 1.0.0: save it again")
+        message = quoting.value(version) if type(version) in (int, float, bool) else "of an unknown type"
+        raise UnreadableError(f"{what} has version {message}, but torch writes 1.0.0; save the checkpoint again")
 
 
 def _named_items(node: Any, otherwise: str) -> Mapping[str, Any]:
@@ -228,12 +239,12 @@ class _Reader:
         try:
             saved.chunks = self._read_chunks(fields.get("chunks"), shape)
         except MalformedError as error:
-            saved.wrong = f"{error}; save it again"
+            saved.wrong = f"{error}; save the checkpoint again"
         return saved
 
     def _read_chunks(self, node: Any, shape: Sizes) -> list[Chunk]:
         if type(node) is not list:
-            raise MalformedError(".metadata lists no chunks of it")
+            raise MalformedError(".metadata lists no chunks of this tensor")
         return [self._read_chunk(chunk, shape) for chunk in node]
 
     def _read_chunk(self, node: Any, shape: Sizes) -> Chunk:
@@ -241,7 +252,8 @@ class _Reader:
         start, size = self.sizes(fields.get("offsets"), "chunk"), self.sizes(fields.get("sizes"), "chunk")
         if not len(start) == len(size) == len(shape):
             raise MalformedError(
-                f"a chunk has {len(size)} sizes and {len(start)} offsets for {len(shape)} dimensions: {list(shape)[:8]}"
+                f"a chunk has {len(size)} sizes and {len(start)} offsets, but the tensor has {len(shape)} "
+                f"dimensions: {list(shape)[:8]}"
             )
         return Chunk(start, size)
 
@@ -254,7 +266,8 @@ class _Reader:
             raise MalformedError(f"its {what} is not a tuple of sizes")
         for n in numbers:
             if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
-                raise MalformedError(f"its {what} holds {quoting.value(n) if type(n) is int else 'no number'}")
+                number = quoting.value(n) if type(n) is int else "a value that is not an integer"
+                raise MalformedError(f"its {what} holds {number}; expected integers from 0 to 2^63")
         return numbers
 
     def _is_size(self, cls: Any) -> bool:
@@ -272,17 +285,20 @@ class _Reader:
         """
         items = _list_items(node)
         if items is None and type(node) is Obj:
-            raise MalformedError(f"{what} builds its storage_data by a call with an unknown result; save it again")
+            raise MalformedError(
+                f"{what} builds storage_data by a call, so the positions of the tensors are "
+                "unknown; save the checkpoint again"
+            )
         if items is None:
             raise MalformedError(
-                f"{what} has no storage_data, so the positions of the tensors are unknown; save it again"
+                f"{what} has no storage_data, so the positions of the tensors are unknown; save the checkpoint again"
             )
         stored_by_name: dict[str, list[Stored]] = {}
         for key, value in items.items():
             index = _shown_state(key.value if type(key) is Key else key, _INDEX)
             fqn = index.get("fqn") if index else None
             if index is None or type(fqn) is not str:
-                raise MalformedError(f"{what} has a record of storage without a name: save it again")
+                raise MalformedError(f"{what} has a storage record without a tensor name; save the checkpoint again")
             stored_by_name.setdefault(fqn, []).append(
                 self._read_stored(index.get("offset"), _shown_state(value, _PLACE), fqn)
             )
@@ -293,7 +309,9 @@ class _Reader:
         file, offset, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
         transforms = fields.get("transform_descriptors")
         if type(file) is not str or type(offset) is not int or type(length) is not int or offset < 0 or length < 0:
-            raise MalformedError(f"{quoting.name(fqn)}: .metadata does not record its position: save it again")
+            raise MalformedError(
+                f"{quoting.name(fqn)}: .metadata does not record the position of this tensor; save the checkpoint again"
+            )
         streams: Any = transforms if type(transforms) in (list, tuple) else [transforms] if transforms else ()
         names = tuple(stream if type(stream) is str else "?" for stream in streams)
         return Stored(None if start is None else self.sizes(start, "chunk"), file, offset, length, names)
@@ -336,5 +354,5 @@ def _read_properties(node: Any) -> tuple[str, bool]:
         dtype, grad = fields.get("dtype"), fields.get("requires_grad")
     name = get_name(dtype).removeprefix("torch.")
     if name not in ELEMENT_BITS:
-        raise MalformedError(f"unknown dtype {quoting.name(get_name(dtype) or 'of no name')}")
+        raise MalformedError(f"unknown dtype {quoting.name(get_name(dtype) or 'without a name')}")
     return name, grad is True

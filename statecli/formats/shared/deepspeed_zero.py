@@ -80,7 +80,7 @@ def read_rank(folder: str, name: str, imported: set[str]) -> Rank:
         pickle, storages, oddities = format.read_contents(path)
         items = as_mapping(pickle.root)
         if items is None:
-            raise MalformedError("does not contain a dict, which DeepSpeed saves")
+            raise MalformedError("does not contain a dict, as every file of DeepSpeed does")
         imports = tuple((mention.qualified, mention.position) for mention in pickle.globals)
         names = {qualified for qualified, _ in imports}
         state = ModelState(path, format.NAME, (), oddities=tuple(oddities), globals=imports, traits=format.TRAITS)
@@ -100,10 +100,13 @@ def read_shapes(node: Any, what: str) -> dict[str, Shape]:
     for name, size in (as_mapping(node) or {}).items():
         dims = as_sequence(size)
         if type(name) is not str or dims is None or len(dims) > MAX_DIMENSIONS or not all(map(_is_size, dims)):
-            raise MalformedError(f"{what} must have one shape per name")
+            raise MalformedError(f"{what} is not a dict with one shape for each parameter name")
         shape = tuple(dims)
         if prod(shape) > MAX_ELEMENTS:
-            raise MalformedError(f"{quoting.name(name)}: {what} says {quoting.shape(shape)}, which is impossible")
+            raise MalformedError(
+                f"{quoting.name(name)}: {what} records shape {quoting.shape(shape)}, which is "
+                "impossible: more than 2^63 elements"
+            )
         shapes[name] = shape
     return shapes
 
@@ -135,11 +138,13 @@ def _read_shard(rank: Rank) -> Shard:
     saved = get_text_items(rank.items.get("optimizer_state_dict"))
     stage, count = _read_integer(saved.get("zero_stage")), saved.get("partition_count")
     if stage not in (1, 2, 3):
-        raise UnreadableError(f"{rank.name}: zero_stage is {quoting.value(stage)}; statecli knows 1 to 3")
+        raise UnreadableError(f"{rank.name}: zero_stage is {quoting.value(stage)}, but statecli knows only 1 to 3")
     counts = [number for number in as_sequence(count) or (count,) if type(number) is int]
     count = max(counts, default=0)
     if not 0 < count < MAX_RANKS:
-        raise MalformedError(f"{rank.name}: partition_count is {count}, which is not a number of ranks")
+        raise MalformedError(
+            f"{rank.name}: partition_count is {count}; expected the number of ranks, 1 to {MAX_RANKS - 1}"
+        )
     last = stage == 3
     key = "fp32_flat_groups" if last else "single_partition_of_fp32_groups"
     masters = rank.read_vectors(saved.get(key), f"{rank.name}: {key}")
@@ -247,7 +252,7 @@ class Layout:
         pieces = []
         for piece in places:
             if piece.rank not in self.shards:
-                beyond = f"extends beyond the partitions of {self.count} ranks"
+                beyond = f"the parameter extends beyond the partitions of {self.count} ranks"
                 return (), self.lost.get(piece.rank, beyond)
             available = self.shards[piece.rank].lengths[piece.group]
             if piece.at + piece.elements > available:
@@ -258,7 +263,7 @@ class Layout:
             pieces.append(piece)
             self.pieces += 1
             if self.pieces > MAX_PIECES:
-                return (), f"the parameters lie in more than {MAX_PIECES} pieces"
+                return (), f"the parameters are split into more than {MAX_PIECES} pieces, the limit of statecli"
         return tuple(pieces), None
 
     def _find_disagreement(self, trained: list[dict[str, Shape]]) -> str | None:
@@ -277,7 +282,10 @@ class Layout:
                 lengths = f"{reference.lengths[group]} elements in rank {first}, {shard.lengths[group]} in rank {rank}"
                 return f"ranks disagree on the length of group {group}: {lengths}"
         if reference.uneven:
-            return "groups are split over different numbers of ranks, as for experts, and are not merged"
+            return (
+                "statecli does not merge groups that are split over different numbers of ranks, as groups of "
+                "experts are"
+            )
         if self.stage != 3 and len(trained) != len(reference.lengths):
             return f"param_shapes has {len(trained)} groups, but the optimizer has {len(reference.lengths)}"
         return self._find_size_fault(trained)
@@ -291,7 +299,7 @@ class Layout:
             return (
                 None
                 if wanted == available
-                else f"the parameters need {wanted} elements of each rank, but it has {available}"
+                else f"the parameters need {wanted} elements of each rank, but a rank has {available}"
             )
         step = 2 * self.count
         for group, shapes in enumerate(trained) if not self.lost else ():
@@ -403,10 +411,10 @@ def build_row(part: Part, views: list[View], owner: Owner, section: str) -> Tens
 def _find_fault(part: Part, views: list[View]) -> str | None:
     """Return the reason why the vectors do not form one tensor."""
     if len(views) != len(part.pieces):
-        return f"{len(views)} of its {len(part.pieces)} partitions are there"
+        return f"only {len(views)} of its {len(part.pieces)} partitions are here"
     dtypes = sorted({tensor.dtype for tensor, _, _ in views})
     if len(dtypes) > 1:
-        return f"its partitions are {' and '.join(dtypes)}"
+        return f"its partitions have different dtypes: {' and '.join(dtypes)}"
     short = next((view for view in views if view[1] + view[2] > view[0].elements), None)
     return (
         f"a partition has {short[0].elements} elements, but the parameter ends at element {short[1] + short[2]}"
@@ -455,7 +463,8 @@ class Optimizer:
         here = {*self.shards, *self.unreadable}
         absent = (rank for rank in range(self.count) if rank not in here)
         for rank in islice(absent, len(here) + 1):
-            self.absent[rank] = f"rank {rank} is missing: {len(here)} of {self.count} are here; copy its file"
+            here_text = f"{len(here)} of {self.count} ranks are here"
+            self.absent[rank] = f"rank {rank} is missing: {here_text}; copy the file of this rank"
         return max(self.count - sum(rank < self.count for rank in here), 0)
 
     def rows(self, trained: list[dict[str, Shape]], clashes: Mapping[str, str], owner: Owner) -> Iterator[TensorInfo]:
@@ -488,8 +497,8 @@ class Optimizer:
                 slices = self.shards[piece.rank].slices
                 own = slices[piece.group].get(part.name) if piece.group < len(slices) else None
                 if own is not None and own != (piece.at, piece.elements):
-                    claimed = f"rank {piece.rank} says that it has elements {own[0]} to {own[0] + own[1]}"
-                    computed = f"param_shapes says {piece.at} to {piece.at + piece.elements}"
+                    claimed = f"rank {piece.rank} records elements {own[0]} to {own[0] + own[1]}"
+                    computed = f"but param_shapes gives elements {piece.at} to {piece.at + piece.elements}"
                     yield Oddity("misplaced-partition", f"{quoting.name(part.name)}: {claimed}, {computed}", part.name)
 
     def _build_loose_rows(self, owner: Owner) -> Iterator[TensorInfo]:
@@ -507,7 +516,7 @@ class Optimizer:
                 Evidence.OPTIMIZER,
                 device=tensor.device,
                 saved=True,
-                note=f"of rank {rank}; each has its own" if self.count > 1 else tensor.note,
+                note=f"of rank {rank}; every rank has its own" if self.count > 1 else tensor.note,
                 layout=tensor.layout,
                 data=tensor.data,
                 parts=tensor.parts,

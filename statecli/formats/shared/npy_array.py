@@ -47,7 +47,7 @@ _SIZES = {
     **dict.fromkeys("mM", ("", "8")),
 }
 _KINDS = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
-_OBJECTS = "objects, saved as a pickle: not loaded"
+_OBJECTS = "Python objects, saved as a pickle: not loaded"
 
 #: numpy's types of more than eight bytes, whose format and size are the machine's.
 LONG = {
@@ -92,7 +92,7 @@ def read_header(head: Head) -> Header:
         raise MalformedError("is not a numpy array: it does not begin with \\x93NUMPY")
     width = _WIDTHS.get(raw[6]) if len(raw) > 7 else 2
     if width is None:
-        raise UnreadableError(f"is a numpy array of version {raw[6]}.{raw[7]}: statecli reads 1.0 to 3.0")
+        raise UnreadableError(f"has .npy format version {raw[6]}.{raw[7]}, but statecli reads only 1.0 to 3.0")
     start = 8 + width
     length = int.from_bytes(raw[8:start], "little")
     if length > MAX_HEADER:
@@ -100,7 +100,7 @@ def read_header(head: Head) -> Header:
     if start + length > len(raw):
         raw = head(start + length)
     if start + length > len(raw):
-        raise MalformedError(f"is truncated: its header needs {start + length} bytes, but it has {len(raw)}")
+        raise MalformedError(f"is truncated: its header needs {start + length} bytes, but only {len(raw)} are here")
     try:
         text = raw[start : start + length].decode("utf-8" if raw[6] == 3 else "latin-1")
     except UnicodeDecodeError as error:
@@ -121,13 +121,15 @@ def build_row(fqn: str, header: Header, storage: ByteRange) -> TensorInfo:
         return replace(bare, nbytes=available, note=element.note)
     if header.nbytes > available:
         why = (
-            f"{element.dtype} {quoting.shape(header.shape)} takes {header.nbytes} bytes, {available} follow the "
-            "header: truncated; copy or download it again"
+            f"{element.dtype} {quoting.shape(header.shape)} takes {header.nbytes} bytes, but {available} follow "
+            "the header: truncated; copy or download the file again"
         )
         damage = f"{storage.path}: {quoting.name(fqn)}: {why}"
         return replace(bare, note=f"cannot be read: {why}", damage=damage)
     if not element.size and elements > storage.length:
-        raise MalformedError(f"claims {elements} elements of 0 bytes each, in a file of {storage.length} bytes")
+        raise MalformedError(
+            f"claims {elements} elements of 0 bytes each, more than the {storage.length} bytes of the file"
+        )
     strides = tuple(prod(header.shape[:axis]) for axis in range(len(header.shape))) if header.is_fortran else None
     data = _build_data(header, storage, strides)
     return replace(bare, nbytes=header.nbytes, note=element.note, data=data)
@@ -150,7 +152,7 @@ def _build_data(header: Header, storage: ByteRange, strides: tuple[int, ...] | N
 
 def _parse_literal(literal: Any, length: int) -> Header:
     if type(literal) is not dict or literal.keys() != {"descr", "fortran_order", "shape"}:
-        raise MalformedError("its header is not a dict of descr, fortran_order and shape")
+        raise MalformedError("its header is not a dict with the keys descr, fortran_order and shape")
     order, shape = literal["fortran_order"], literal["shape"]
     if type(order) is not bool:
         raise MalformedError(f"its fortran_order is {quoting.value(order)}; expected True or False")
@@ -217,7 +219,7 @@ def _parse_code(descr: str) -> Element:
     match = _DESCR.fullmatch(descr)
     order, kind, digits, unit = match.groups() if match else ("", "", "", "")
     if not match or digits not in _SIZES.get(kind, (digits,)) or (unit and kind + digits not in ("m8", "M8")):
-        raise MalformedError(f"its descr {quoting.quote(descr)} is not a type that numpy saves")
+        raise MalformedError(f"its descr {quoting.quote(descr)} is not a dtype that numpy saves")
     size = int(digits or {"O": 8, "m": 8, "M": 8, "?": 1}.get(kind, 0)) * (4 if kind == "U" else 1)
     big = order == ">" and size > 1 and kind not in "SaO"
     if kind == "O":
@@ -249,7 +251,7 @@ class _Literal:
         while at < len(text):
             match = _TOKEN.match(text, at)
             if match is None:
-                raise MalformedError(f"invalid .npy header: {quoting.quote(text[at : at + 40])}")
+                raise MalformedError(f"invalid .npy header: cannot parse {quoting.quote(text[at : at + 40])}")
             self._tokens.append(match)
             at = match.end()
         self._tokens.reverse()
@@ -258,7 +260,7 @@ class _Literal:
         """Parse the text as one value."""
         value = self._parse_value(0)
         if self._tokens:
-            raise MalformedError("its header continues after its dict")
+            raise MalformedError("invalid .npy header: text follows the dict")
         return value
 
     def _parse_value(self, depth: int) -> Any:
@@ -288,7 +290,7 @@ class _Literal:
         while not self._closes("}"):
             key = self._parse_value(depth)
             if type(key) is not str or self._next()["sign"] != ":" or key in entries:
-                raise MalformedError("its header is not a dict of descr, fortran_order and shape, each once")
+                raise MalformedError("its header is not a dict with the keys descr, fortran_order and shape, each once")
             entries[key] = self._parse_value(depth)
             self._comma("}")
         return entries
@@ -310,5 +312,5 @@ class _Literal:
 
     def _next(self) -> re.Match[str]:
         if not self._tokens:
-            raise MalformedError("invalid .npy header: it ends too early")
+            raise MalformedError("invalid .npy header: the text ends too early")
         return self._tokens.pop()

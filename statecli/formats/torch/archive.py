@@ -53,7 +53,7 @@ def check_folder(archive: Archive) -> None:
     for name in archive.records:
         if not name.startswith(prefix):
             raise MalformedError(
-                f"records outside the archive's folder: {name!r} is not in {prefix!r}; torch refuses it"
+                f"record {name!r} is outside the archive's folder {prefix!r}, so torch refuses the file"
             )
 
 
@@ -64,7 +64,7 @@ def check_version(archive: Archive) -> None:
     """
     text = read_word(archive, ".data/version" if find_record(archive, ".data/version") else "version")
     if text is None:
-        raise MalformedError("holds no version record: torch refuses it; save it again")
+        raise MalformedError("holds no version record, so torch refuses the file; save the checkpoint again")
     if not (text.isdecimal() and text.isascii()) or int(text) == 0:
         raise MalformedError(f"version record contains {text!r}; expected a positive integer")
     if int(text) > MAX_VERSION:
@@ -82,8 +82,8 @@ def refuse_big_endian(archive: Archive) -> None:
     """Refuse a program that says it is big-endian: its loaders ignore the record, and swap no bytes."""
     if is_big_endian(archive):
         raise UnreadableError(
-            "byteorder record says 'big', which torch.jit.load and torch.export.load ignore: values depend on the "
-            "machine that loads it; save it again on a little-endian machine"
+            "byteorder record says 'big', which torch.jit.load and torch.export.load ignore, so values depend on "
+            "the loading machine; save the program again on a little-endian machine"
         )
 
 
@@ -93,7 +93,8 @@ def is_big_endian(archive: Archive) -> bool:
     name = f"{archive.folder}/byteorder"
     if any(other != name and other.lower() == name.lower() for other in archive.records):
         raise MalformedError(
-            "has a byteorder record with an upper-case name: torch reads it, but no torch version writes it"
+            "has a byteorder record with upper-case letters in its name: torch reads the record, but no torch "
+            "version writes this name"
         )
     if order not in (None, "little", "big"):
         raise MalformedError(f"byteorder record contains {order!r}; expected 'little' or 'big'")
@@ -104,7 +105,9 @@ def read_pickle(archive: Archive, name: str = "data.pkl") -> Pickle:
     """Read the pickle in a record of the folder, which must exist; trailing bytes are an oddity."""
     record = archive.records[f"{archive.folder}/{name}"]
     if not record.crc32 and record.size:
-        archive.oddities.append(Oddity("no-checksums", f"{name} has no checksum recorded"))
+        archive.oddities.append(
+            Oddity("no-checksums", f"the archive has no checksum of {name}, so damage cannot be detected")
+        )
     data = archive.read(record, MAX_PICKLE)
     pickle = checkpoint_pickle.load(data, name)
     if pickle.end < len(data):
@@ -130,7 +133,7 @@ def locate_storages(
         if not name.startswith(prefix):
             continue
         if record.method != STORED:
-            raise MalformedError(f"{name!r} is compressed; save it again with torch")
+            raise MalformedError(f"{name!r} is compressed; save the checkpoint again with torch")
         crc = record.crc32 if record.crc32 or not record.size else None
         storages[name[skip:]] = ByteRange(archive.path, base + record.data_offset, record.size, crc, big_endian)
     return storages

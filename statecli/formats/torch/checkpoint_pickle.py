@@ -92,7 +92,7 @@ class _Machine(Machine):
             names = (REPLACING if _is_same_tensor(made) else _WRITING).intersection(get_state_attributes(made.args[3]))
             if names:
                 raise self.make_error(
-                    pos, f"writes into a tensor by its attribute {min(names)!r}, which no pickler does"
+                    pos, f"the pickle overwrites the attribute {min(names)!r} of a tensor, which no pickler does"
                 )
 
     def set_state(self, target: Obj, state: Any) -> None:
@@ -102,7 +102,7 @@ class _Machine(Machine):
         if id(target) in self.copied and get_name(target.cls).startswith("numpy."):
             raise MalformedError(f"{self.label} sets the state of an array after it is used, which no pickler does")
         if _is_same_tensor(target):
-            raise MalformedError(f"{self.label} sets a tensor again after it is made, which no pickler does")
+            raise MalformedError(f"{self.label} changes a tensor after creating it, which no pickler does")
         super().set_state(target, state)
         pair = state if type(state) is tuple and len(state) == 2 else (state, None)
         if all(type(part) is dict or part is None for part in pair):
@@ -113,10 +113,14 @@ class _Machine(Machine):
         self._refuse_change(target, pos)
         super().set_items(target, flat, pos)
         if self.tokens.is_partial:
-            raise self.make_error(pos, f"nests more than {MAX_KEY_NESTING:,} tuples in a dictionary key")
+            raise self.make_error(
+                pos, f"a dictionary key nests more than {MAX_KEY_NESTING:,} tuples, the limit of statecli"
+            )
         for key in flat[0::2]:
             if type(key) is Obj and is_computed(key, self.tokens):
-                raise self.make_error(pos, f"computes a dictionary key by {get_name(key.cls)}, which no pickler does")
+                raise self.make_error(
+                    pos, f"a dictionary key is the result of calling {get_name(key.cls)}, which no pickler writes"
+                )
 
     def add_elements(self, target: Any, elements: list[Any], pos: int, opcode: str) -> None:
         """As the machine does it, in no container that was copied and in no tensor."""
@@ -125,9 +129,13 @@ class _Machine(Machine):
 
     def _refuse_change(self, target: Any, pos: int) -> None:
         if id(target) in self.copied:
-            raise self.make_error(pos, "changes a container after something was made of it, which no pickler does")
+            raise self.make_error(
+                pos, "the pickle changes a container after building an object from it, which no pickler does"
+            )
         if type(target) is Obj and type(target.cls) is Global and self.makes_tensor(target.cls):
-            raise self.make_error(pos, "sets an item of a tensor after it is made, which no pickler does")
+            raise self.make_error(
+                pos, "the pickle sets an item of a tensor after creating the tensor, which no pickler does"
+            )
 
 
 def _is_same_tensor(made: Obj) -> bool:

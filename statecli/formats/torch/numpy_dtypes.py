@@ -46,7 +46,9 @@ class _Layouts:
     def read(self, node: Any, depth: int) -> _Layout:
         code, state = _read_code(node), _read_state(node)
         if depth == MAX_DEPTH:
-            raise MalformedError(f"numpy array of records more than {MAX_DEPTH} levels deep")
+            raise MalformedError(
+                f"a numpy dtype nests records more than {MAX_DEPTH} levels deep, the limit of statecli"
+            )
         if state[2] is not None:
             return self._read_part(state[2], depth)
         if state[3]:
@@ -70,10 +72,10 @@ class _Layouts:
     def _read_fields(self, state: tuple[Any, ...], depth: int) -> _Layout:
         names, entries, size = state[3], as_mapping(state[4]), state[5]
         if type(names) is not tuple or entries is None or type(size) is not int or not 0 <= size < 2**63:
-            raise _malformed("its names, fields and size are not a tuple, a dict and a number")
+            raise _malformed("names, fields and size are not a tuple, a dict and a number")
         self._fields += len(names)
         if self._fields > MAX_FIELDS:
-            raise MalformedError(f"numpy array of records with more than {MAX_FIELDS:,} fields")
+            raise MalformedError(f"a numpy dtype has more than {MAX_FIELDS:,} fields, the limit of statecli")
         return _Layout(format_fields([self._read_field(name, entries, depth) for name in names], size), size)
 
     def _read_field(self, name: Any, entries: Any, depth: int) -> Field:
@@ -116,10 +118,10 @@ def _format_unit(code: str, state: tuple[Any, ...]) -> str:
     raw = read_raw_bytes(unit)
     name = unit if raw is None else raw.decode("latin-1")
     if type(name) is not str or type(count) is not int or abs(count) >= 2**63:
-        raise _malformed("the unit of its times is not a text and a number")
+        raise _malformed("the unit of a time is not a text and a number")
     divisor = f"/{other}" if type(other) is int and other != 1 and abs(other) < 2**63 else ""
     return "" if name == "generic" else f"[{'' if count == 1 else count}{name}{divisor}]"
 
 
 def _malformed(why: str) -> MalformedError:
-    return MalformedError(f"numpy array whose type is not as numpy saves it: {why}")
+    return MalformedError(f"a numpy array has a dtype that numpy does not write: {why}")

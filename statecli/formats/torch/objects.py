@@ -60,18 +60,18 @@ def build_state(
     reading = Reading(Decoder(storages, dtypes, described), list(oddities))
     for key in pickle.duplicate_keys:
         shown = format_subscript(key)[1:-1] or f"({type(key.value).__name__})"
-        reading.add_oddity("key-set-twice", f"the key {shown} is set twice: the last one counts, as in torch")
+        reading.add_oddity("key-set-twice", f"the key {shown} is set twice; the last value counts, as in torch.load")
     sections = find_sections(pickle.root, Search(reading.decoder), wanted)
     tensors: list[TensorInfo] = []
     for section in sections:
         tensors.extend(build_info(row, section.path, target) for row in _build_rows(section, reading))
         if len(tensors) > MAX_ROWS:
-            raise MalformedError(f"holds more than {MAX_ROWS} tensors")
+            raise MalformedError(f"holds more than {MAX_ROWS} tensors, the limit of statecli")
     if not tensors:
         reading.add_oddity(OddityKind.NO_TENSORS.value, f"holds no tensor: the pickle is {_describe(pickle.root)}")
     if bare := list(dict.fromkeys(reading.decoder.bare)):
         reading.add_oddity(
-            "bare-storage", f"saved as a storage, shown as a tensor of one dimension: {quoting.names(bare)}"
+            "bare-storage", f"storages without a tensor are shown as one-dimensional tensors: {quoting.names(bare)}"
         )
     metadata = collect_settings(pickle.root, reading)
     state_dicts = tuple(read_state_dict(s, reading) for s in sections if s.role in ("model", "module"))
@@ -94,7 +94,7 @@ def build_state(
 def _describe(node: Any) -> str:
     if type(node) is Obj:
         return f"an object of {get_name(node.cls) or 'an unknown class'}"
-    return f"a {type(node).__name__}" + (f" of {len(node)}" if type(node) in (dict, list, tuple) else "")
+    return f"a {type(node).__name__}" + (f" of length {len(node)}" if type(node) in (dict, list, tuple) else "")
 
 
 def name_globals(pickle: Pickle, reading: Reading) -> None:

@@ -106,11 +106,16 @@ class Reading:
                 continue
             if depth == MAX_DEPTH:
                 self.add_oddity(
-                    OddityKind.TOO_DEEP.value, f"nests more than {MAX_DEPTH} levels: deeper levels are not listed", path
+                    OddityKind.TOO_DEEP.value,
+                    f"nesting is deeper than {MAX_DEPTH} levels; statecli does not list deeper levels",
+                    path,
                 )
                 continue
             if len(path) > MAX_PREFIX:
-                raise MalformedError(f"a name of {len(path)} characters, {path[:40]!r}…, holds others: refused")
+                raise MalformedError(
+                    f"a container has a name of {len(path)} characters ({path[:40]!r}…), more "
+                    f"than the limit of {MAX_PREFIX}"
+                )
             below = [(path + step, child, depth + 1) for step, child in self._affordable(path, iter_children(node))]
             stack.extend(reversed(below))
 
@@ -119,5 +124,8 @@ class Reading:
         for step, child in below:
             self.characters += len(path)
             if self.characters > MAX_CHARACTERS:
-                raise MalformedError(f"its names would take more than {MAX_CHARACTERS} characters, at {path[:40]!r}…")
+                raise MalformedError(
+                    f"tensor names need more than {MAX_CHARACTERS} characters in total, the "
+                    f"limit of statecli, at {path[:40]!r}…"
+                )
             yield step, child

@@ -63,7 +63,7 @@ class Digests:
             self._said = True
             entries = f"hold more than {MAX_DIGESTED:,} entries (a container counts as {_CONTAINER})"
             limit = f"nest more than {MAX_NESTED:,} containers" if self._is_deep else entries
-            message = f"{where} and what follows {limit}; only the first are read"
+            message = f"{where} and the values after it {limit}; statecli reads only the first"
             self._reading.add_oddity("metadata-cut", message)
         return _format_digest(self._hash_leaf(node))
 

@@ -32,7 +32,10 @@ def _read_metadata(recorded: Mapping[Any, Any], reading: Reading) -> dict[str, d
     for path, node in recorded.items():
         local = as_mapping(node)
         if type(path) is not str or local is None:
-            reading.add_oddity("state-dict-metadata", "_metadata holds something else than a dict for each module")
+            reading.add_oddity(
+                "state-dict-metadata",
+                "an entry of _metadata does not map a module name to a dict, so statecli skips the entry",
+            )
             continue
         version = local.get("version")
         if len(local) == 1 and type(version) is int:
@@ -53,7 +56,9 @@ def _read_local(path: str, local: Mapping[Any, Any], reading: Reading) -> dict[s
             attributes[key] = dict(below)
         else:
             reading.add_oddity(
-                "state-dict-metadata", f"_metadata of {path or 'the model'} holds more than versions", path
+                "state-dict-metadata",
+                f"_metadata of {path or 'the model'} holds a value that statecli does not read",
+                path,
             )
     return attributes
 

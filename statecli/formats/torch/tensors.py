@@ -149,14 +149,15 @@ class Decoder:
     def _decode_composed(self, node: Obj, builder: Builder | None, fqn: str) -> Tensor | None:
         """Decode a tensor made of tensors: a Parameter around its data, sparse parts, a subclass. Once per node."""
         if self.depth == MAX_NESTING:
-            raise MalformedError(f"{fqn}: is rebuilt from tensors more than {MAX_NESTING} levels deep")
+            raise MalformedError(f"{fqn}: nests tensors more than {MAX_NESTING} levels deep, the limit of statecli")
         self.depth += 1
         try:
             if builder == self._build_old_parameter:
                 return self._build_old_parameter(node.args, fqn, node.state)
             if node.state is not None and (builder or _LEGACY_CLASS.fullmatch(get_name(node.cls))):
                 raise MalformedError(
-                    f"{fqn}: its values or its shape are set again after it is created; no version of torch writes that"
+                    f"{fqn}: the pickle replaces its values or shape after creating the tensor; no version of "
+                    "torch writes that"
                 )
             return builder(node.args, fqn) if builder else _decode_numpy(node)
         finally:
@@ -260,12 +261,14 @@ class Decoder:
         if grad is not False and grad is not True:
             raise MalformedError(f"{fqn}: requires_grad is recorded as {_truncate_value(grad)}, not as a bool")
         if type(offset) is not int or offset < 0:
-            raise MalformedError(f"{fqn}: its offset into storage {key} is {_truncate_value(offset)}")
+            raise MalformedError(
+                f"{fqn}: its offset into storage {key} is {_truncate_value(offset)}; expected an integer of 0 or more"
+            )
         capacity = length * 8 // ELEMENT_BITS[dtype] * VALUES_PER_BYTE.get(dtype, 1)
         if elements and offset + last >= capacity:
             raise MalformedError(
                 f"{fqn}: shape {_truncate_value(list(shape))} at offset {offset} reaches element {offset + last}, "
-                f"storage {key} holds {capacity} {dtype}"
+                f"but storage {key} has {capacity} {dtype} elements"
             )
         conjugate, negative = _decode_lazy_flags(flags, fqn)
         data = TensorData(where, dtype, shape, offset, strides, conjugate, negative) if where is not None else None
@@ -296,29 +299,36 @@ class Decoder:
     def _resolve_storage(self, node: Any, fqn: str) -> _StoredAs:
         """Return the storage of a persistent id, checked once."""
         if type(node) is not Persistent:
-            raise MalformedError(f"{fqn}: malformed storage record")
+            raise MalformedError(f"{fqn}: its storage record is malformed; save the checkpoint again")
         cached = self.checked.get(id(node.pid))
         if cached is not None:
             return cached
         pid = node.pid
         if type(pid) is not tuple or len(pid) < 5 or pid[0] != "storage":
-            raise MalformedError(f"{fqn}: malformed storage record")
+            raise MalformedError(f"{fqn}: its storage record is malformed; save the checkpoint again")
         cls, key, location, numel = pid[1], pid[2], pid[3], pid[4]
         dtype = self.dtypes.get(cls.name) if type(cls) is Global else None
         if dtype is None or type(key) is not str or type(location) is not str:
-            raise MalformedError(f"{fqn}: malformed storage record ({_truncate_value(get_name(cls) or cls)})")
+            raise MalformedError(
+                f"{fqn}: its storage record is malformed "
+                f"({_truncate_value(get_name(cls) or cls)}); save the checkpoint again"
+            )
         _plausible(location, fqn)
         if type(numel) is not int or numel < 0:
-            raise MalformedError(f"{fqn}: storage {key!r} claims {_truncate_value(numel)} elements")
+            raise MalformedError(
+                f"{fqn}: storage {key!r} claims {_truncate_value(numel)} elements; expected an integer of 0 or more"
+            )
         length = numel * ELEMENT_BITS[dtype] // 8
         self._refuse_disputed(pid, fqn)
         where = self.storages.get(key)
         if where is None and location != "meta":
-            raise MalformedError(f"{fqn}: storage {key!r} is not in the file")
+            raise MalformedError(
+                f"{fqn}: storage {key!r} is not in the file; copy the file again, or save the checkpoint again"
+            )
         if where is not None and where.length != length:
             raise MalformedError(
-                f"{fqn}: storage {key}: the record holds {where.length} bytes, "
-                f"the pickle says {_truncate_value(length)}"
+                f"{fqn}: storage {key}: the record holds {where.length} bytes, but the pickle claims "
+                f"{_truncate_value(length)}"
             )
         if len(pid) > 5 and pid[5] is not None and where is not None:
             where = _part_of(where, pid[5], ELEMENT_BITS[dtype] // 8, fqn)
@@ -331,7 +341,10 @@ class Decoder:
         view = pid[5] if len(pid) > 5 and type(pid[5]) is tuple else ()
         for key in (pid[2], *view[:1]):
             if type(key) is str and key in self.disputed:
-                raise MalformedError(f"{fqn}: storage {key!r} is described twice, as {self.disputed[key]}")
+                raise MalformedError(
+                    f"{fqn}: the pickle describes storage {key!r} in two ways: "
+                    f"{self.disputed[key]}; torch uses the first for all tensors"
+                )
 
     def _build_parameter(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         _require_arguments(args, 2, fqn)
@@ -350,7 +363,7 @@ class Decoder:
         if state is not None:
             if type(state) is not tuple or len(state) != 3:
                 raise MalformedError(
-                    f"{fqn}: its data are set again after it is created; no version of torch writes that"
+                    f"{fqn}: the pickle replaces its data after creating the tensor; no version of torch writes that"
                 )
             grad = state[0]
         inner = self.require_tensor(args[0] if args else None, fqn, "data")
@@ -361,10 +374,13 @@ class Decoder:
         builder = self._find_builder(args[0])
         if builder is None or type(args[2]) is not tuple:
             raise MalformedError(
-                f"{fqn}: is rebuilt by {_truncate_value(get_name(args[0]) or args[0])}, which is unknown"
+                f"{fqn}: statecli does not know the function that rebuilds this tensor, "
+                f"{_truncate_value(get_name(args[0]) or args[0])}"
             )
         if builder == self._build_subclass:
-            raise MalformedError(f"{fqn}: a tensor subclass that is rebuilt from itself")
+            raise MalformedError(
+                f"{fqn}: the rebuild call of a tensor subclass contains another such call, which statecli does not read"
+            )
         tensor = msgspec.structs.replace(builder(args[2], fqn))
         attributes = get_state_attributes(args[3])
         _refuse_replaced(attributes, fqn)
@@ -395,7 +411,7 @@ class Decoder:
                     raise MalformedError(f"{fqn}: attributes of tensors have more than {MAX_ENTRIES:,} entries")
                 pending += entries
             if len(parts) > MAX_PARTS:
-                raise MalformedError(f"{fqn}: consists of more than {MAX_PARTS:,} tensors")
+                raise MalformedError(f"{fqn}: consists of more than {MAX_PARTS:,} tensors, the limit of statecli")
         return tuple(parts)
 
     def _build_wrapper(self, args: tuple[Any, ...], fqn: str) -> Tensor:
@@ -416,7 +432,7 @@ class Decoder:
         tensor = self._build_strided(args, None, args[5] if type(args[5]) is bool else False, None, fqn)
         scheme = args[4]
         if type(scheme) is not tuple or len(scheme) < 3:
-            raise MalformedError(f"{fqn}: malformed quantizer record")
+            raise MalformedError(f"{fqn}: its quantizer is not a tuple of scheme, scale and zero point")
         name = get_name(scheme[0]).removeprefix("torch.")
         tensor.layout = "quantized"
         tensor.note = _join(name.replace("_", " "), tensor.note)
@@ -427,7 +443,7 @@ class Decoder:
     def _read_quantizer(self, name: str, scheme: tuple[Any, ...], fqn: str) -> Quantizer:
         if len(scheme) == 3:
             if type(scheme[1]) not in (float, int) or type(scheme[2]) is not int:
-                raise MalformedError(f"{fqn}: malformed quantizer record")
+                raise MalformedError(f"{fqn}: the scale or zero point of its quantizer is not a number")
             return Quantizer(name, scale=float(scheme[1]), zero_point=scheme[2])
         scales, zeros = (self._read_channel_numbers(node, fqn) for node in scheme[1:3])
         return Quantizer(name, axis=scheme[3] if type(scheme[3]) is int else None, scales=scales, zero_points=zeros)
@@ -436,9 +452,9 @@ class Decoder:
         """The scales or zero points of the channels: torch stores each of them, and they are read whole."""
         tensor = self.require_tensor(node, fqn, "quantizer")
         if tensor.data is not None and tensor.nbytes > tensor.data.storage.length:
-            stored = f"its storage has {tensor.data.storage.length} bytes"
+            stored = f"but the storage has {tensor.data.storage.length}"
             raise MalformedError(
-                f"{fqn}: its quantizer has {tensor.elements} numbers in {tensor.nbytes} bytes, {stored}"
+                f"{fqn}: its quantizer needs {tensor.nbytes} bytes for {tensor.elements} numbers, {stored}"
             )
         return tensor.data
 
@@ -447,12 +463,14 @@ class Decoder:
         layout = args[0].args[0] if type(args[0]) is Obj and args[0].args else get_name(args[0])
         fields = args[1]
         if type(layout) is not str or type(fields) is not tuple or len(fields) < 3:
-            raise MalformedError(f"{fqn}: malformed sparse record")
+            raise MalformedError(f"{fqn}: its sparse layout and parts are not recorded in the form that torch writes")
         layout = layout.removeprefix("torch.")
         coordinates = layout == "sparse_coo"
         names = ("indices", "values") if coordinates else ("compressed_indices", "plain_indices", "values")
         if len(fields) <= len(names):
-            raise MalformedError(f"{fqn}: malformed {layout} record")
+            raise MalformedError(
+                f"{fqn}: its {layout} record has {len(fields)} fields, but torch writes at least {len(names) + 1}"
+            )
         inner = [(name, self.require_tensor(node, fqn, name)) for name, node in zip(names, fields, strict=False)]
         values = inner[-1][1]
         shape = _decode_ints(fields[len(names)], "shape", fqn)
@@ -485,7 +503,7 @@ class Decoder:
 
     def _build_ragged(self, layout: str, parts: Mapping[str, Any], fqn: str) -> Tensor:
         # The inner shapes are tensors themselves, and listing reads no tensor's bytes.
-        note = "nested: its inner shapes are data, which listing does not read"
+        note = "nested: the inner shapes are stored as tensor data, which statecli does not read here"
         values = self.require_tensor(parts["values"], fqn, "values")
         inner = ((name, self.require_tensor(node, fqn, name).data) for name, node in parts.items() if node is not None)
         inner_parts = tuple((name, data) for name, data in inner if data is not None)
@@ -498,7 +516,7 @@ class Decoder:
         # numpy has no bfloat16: XLA saved float32 for it.
         if tensor.dtype != dtype and (tensor.dtype, tensor.layout, dtype) != ("float32", "numpy", "bfloat16"):
             raise MalformedError(
-                f"{fqn}: {tensor.dtype} data are converted to {dtype} by a load: no torch version saves this"
+                f"{fqn}: loading converts {tensor.dtype} data to {dtype}, but no torch version saves such a tensor"
             )
         return msgspec.structs.replace(
             tensor,
@@ -523,8 +541,8 @@ def _refuse_other_swap(dtype: str, stored_dtype: str, key: str, fqn: str) -> Non
     """Refuse a dtype whose elements torch.load does not swap: torch swaps those of the storage's class."""
     if dtype != stored_dtype and max(ELEMENT_BITS[dtype], ELEMENT_BITS[stored_dtype]) > 8:
         raise MalformedError(
-            f"{fqn}: its values depend on the machine that loads it: {dtype} in a big-endian file, "
-            f"and torch.load swaps the bytes of {stored_dtype} (storage {key!r})"
+            f"{fqn}: values depend on the loading machine: the tensor is {dtype} in a big-endian file, but "
+            f"torch.load swaps the bytes of {stored_dtype} (storage {key!r})"
         )
 
 
@@ -537,10 +555,12 @@ def _part_of(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRange:
     Files of torch before 0.4 have it, where a storage could be a view of another.
     """
     if type(view) is not tuple or len(view) != 3 or any(type(n) is not int or n < 0 for n in view[1:]):
-        raise MalformedError(f"{fqn}: malformed view of a storage")
+        raise MalformedError(f"{fqn}: the view of its storage is not a tuple of key, offset and size")
     offset, length = view[1] * itemsize, view[2] * itemsize
     if offset + length > root.length:
-        raise MalformedError(f"{fqn}: a view of bytes {offset} to {offset + length} of a storage of {root.length}")
+        raise MalformedError(
+            f"{fqn}: its view needs bytes {offset} to {offset + length}, but the storage has {root.length}"
+        )
     return ByteRange(root.path, root.offset + offset, length, None, root.big_endian)
 
 
@@ -567,8 +587,8 @@ def find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
         if type(view) is tuple and len(view) == 3 and type(view[0]) is str:
             first_pid = views.setdefault(view[0], pid)
             if first_pid is not pid and (first_pid[2], *first_pid[5][1:]) != (pid[2], *view[1:]):
-                disputed.setdefault(view[0], "two views of storages")
-    disputed.update((key, "a storage and a view of one") for key in views.keys() & first.keys())
+                disputed.setdefault(view[0], "two different views of storages")
+    disputed.update((key, "a storage and a view of a storage") for key in views.keys() & first.keys())
     return disputed
 
 
@@ -577,7 +597,9 @@ def _describe_storage(pid: tuple[Any, ...]) -> str:
     kind, location, numel = pid[1], pid[3], pid[4]
     dtype = STORAGE_DTYPES.get(kind.name, "unknown") if type(kind) is Global else "unknown"
     location = str(location, "latin-1") if type(location) is bytes else location
-    return f"{_truncate_value(numel)} of {dtype} on {location[:MAX_DEVICE] if type(location) is str else 'unknown'}"
+    return (
+        f"{_truncate_value(numel)} {dtype} elements on {location[:MAX_DEVICE] if type(location) is str else 'unknown'}"
+    )
 
 
 def _refuse_replaced(attributes: Mapping[str, Any], fqn: str) -> None:
@@ -585,7 +607,7 @@ def _refuse_replaced(attributes: Mapping[str, Any], fqn: str) -> None:
     replaced = REPLACING.intersection(attributes)
     if replaced:
         raise MalformedError(
-            f"{fqn}: its {min(replaced)} is set again after it is created; no version of torch writes that"
+            f"{fqn}: the pickle sets its {min(replaced)} after creating the tensor; no version of torch writes that"
         )
 
 
@@ -645,7 +667,7 @@ def _decode_numpy(node: Obj) -> Tensor | None:
     name = descr if type(descr) is str else get_name(descr).removeprefix("numpy.") or "of no name"
     dtype = _NUMPY_DTYPES.get(name) or format_array_dtype(state[2])
     if name in _NUMPY_DTYPES and read_number_type(state[2]) is None:
-        raise MalformedError(f"numpy array whose type {_truncate_value(name)} is not as numpy saves it")
+        raise MalformedError(f"a numpy array has dtype {_truncate_value(name)} in a form that numpy does not write")
     shape = _decode_ints(state[1], "shape", "numpy array")
     elements = _count_elements(shape, "numpy array")
     raw = read_raw_bytes(state[4])
@@ -660,11 +682,16 @@ def _build_inline(
     """Locate the elements in `raw`. Elements without numbers (text, records) are only compared for equality."""
     is_known = dtype in ELEMENT_BITS
     if is_known and len(raw) * 8 != elements * ELEMENT_BITS[dtype]:
-        raise MalformedError(f"numpy array of {elements} {dtype} in {len(raw)} bytes")
+        raise MalformedError(
+            f"a numpy array of {elements} {dtype} elements takes "
+            f"{elements * ELEMENT_BITS[dtype] // 8} bytes, but has {len(raw)}"
+        )
     order = state[2].state[1:2] if type(state[2]) is Obj and type(state[2].state) is tuple else ()
     where = ByteRange("", 0, len(raw), big_endian=order in ((">",), (b">",)))
     if type(state[3]) is not bool:
-        raise MalformedError(f"numpy array whose order is {_truncate_value(state[3])}, not True or False")
+        raise MalformedError(
+            f"a numpy array has memory order {_truncate_value(state[3])}; expected True (Fortran) or False (C)"
+        )
     strides = _columns_first(shape) if state[3] else None
     return TensorData(where, dtype, shape, strides=strides, inline=raw)
 
@@ -707,7 +734,7 @@ def _build_without_bytes(dtype: str, shape: tuple[int, ...], fqn: str, *, device
 
 def _require_arguments(args: tuple[Any, ...], count: int, fqn: str) -> None:
     if len(args) < count:
-        raise MalformedError(f"{fqn}: its rebuild call has {len(args)} arguments, torch writes at least {count}")
+        raise MalformedError(f"{fqn}: its rebuild call has {len(args)} arguments, but torch writes at least {count}")
 
 
 def _decode_dtype(node: Any, fqn: str) -> str:
@@ -730,7 +757,9 @@ def _decode_device(node: Any, fqn: str) -> str | None:
 
 def _plausible(device: str, fqn: str) -> str:
     if len(device) > MAX_DEVICE:
-        raise MalformedError(f"{fqn}: its device has a name of {len(device):,} characters")
+        raise MalformedError(
+            f"{fqn}: its device name has {len(device):,} characters, more than the limit of {MAX_DEVICE}"
+        )
     return device
 
 
@@ -745,7 +774,7 @@ def _decode_ints(node: Any, what: str, fqn: str) -> tuple[int, ...]:
         raise MalformedError(f"{fqn}: its {what} has {len(node)} dimensions, more than {MAX_DIMENSIONS}")
     for n in node:
         if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
-            raise MalformedError(f"{fqn}: its {what} holds {_truncate_value(n)}: impossible")
+            raise MalformedError(f"{fqn}: its {what} holds {_truncate_value(n)}; expected integers from 0 to 2^63")
     return node
 
 
@@ -758,7 +787,7 @@ def _count_elements(shape: tuple[int, ...], fqn: str) -> int:
 
 def _compute_last(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) -> int:
     if len(shape) != len(strides):
-        raise MalformedError(f"{fqn}: {len(shape)} sizes but {len(strides)} strides")
+        raise MalformedError(f"{fqn}: its shape has {len(shape)} sizes, but there are {len(strides)} strides")
     return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
@@ -771,10 +800,10 @@ def _decode_lazy_flags(node: Any, fqn: str) -> tuple[bool, bool]:
         node = node.args[0]
     flags = as_mapping(node)
     if node is not None and flags is None:
-        raise MalformedError(f"{fqn}: malformed metadata of a tensor")
+        raise MalformedError(f"{fqn}: the metadata of this tensor is not a dict")
     for key, value in (flags or {}).items():
         if type(key) is not str or (key in ("conj", "neg") and value is not True):
-            raise MalformedError(f"{fqn}: the metadata of the tensor has an entry that torch does not write")
+            raise MalformedError(f"{fqn}: the metadata of this tensor has an entry that torch does not write")
     return "conj" in (flags or ()), "neg" in (flags or ())
 
 

@@ -76,7 +76,7 @@ class _ModuleWalk:
             if len(above) >= MAX_DEPTH:
                 self.reading.add_oddity(
                     OddityKind.TOO_DEEP.value,
-                    f"nests more than {MAX_DEPTH} modules: deeper modules are not listed",
+                    f"modules are nested more than {MAX_DEPTH} levels deep; statecli does not list deeper modules",
                     path,
                 )
                 continue
@@ -87,7 +87,7 @@ class _ModuleWalk:
             ]
             stack.extend(reversed(below))
             if len(self.rows) > MAX_ROWS:
-                raise MalformedError(f"holds more than {MAX_ROWS} tensors")
+                raise MalformedError(f"holds more than {MAX_ROWS} tensors, the limit of statecli")
 
     def _add_own(self, path: str, attributes: Mapping[str, Any], outside: bool) -> None:
         kept_out = set(map(_read_text, as_sequence(attributes.get("_non_persistent_buffers_set")) or ()))
@@ -126,7 +126,9 @@ class _ModuleWalk:
         name = get_name(node.cls) or "a class"
         fqn = path.rstrip(".")
         self.reading.add_oddity(
-            OddityKind.OPAQUE_CLASS.value, f"{fqn}: {name} defines its own pickling: its tensors cannot be listed", fqn
+            OddityKind.OPAQUE_CLASS.value,
+            f"{fqn}: {name} defines its own pickling, so its parameters and buffers cannot be identified",
+            fqn,
         )
         for where, child, tensor in self.reading.walk(node, fqn, seen=self.seen):
             if tensor is not None:

@@ -124,7 +124,7 @@ def run_in_worker(build: Build, function: str, packed: bytes) -> bytes | str:
     """
     if build != current_build():
         here = _describe_build(*current_build())
-        return f"{here}, this command is {_describe_build(*build)}: install the same statecli on both"
+        return f"{here}, but this command runs {_describe_build(*build)}; install the same statecli on both"
     folder, versions, access, tasks = pickle.loads(packed)  # noqa: S301 - sent as the executor's own pickles are
     outcome = _run_or_error(lambda: _run_function(function, folder, versions, access, tasks))
     return pickle.dumps(Answer(_restore_paths(outcome, folder)))

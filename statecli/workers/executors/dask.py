@@ -75,7 +75,7 @@ def _require_workers(client: Any, name: str) -> None:
     try:
         client.wait_for_workers(1, timeout=TIMEOUT_S)
     except TIMEOUT_ERRORS as error:
-        raise EngineError(f"--executor {name}: has no worker; start one with: dask worker …") from error
+        raise EngineError(f"--executor {name}: the scheduler has no worker; start one with: dask worker …") from error
 
 
 def _count_threads(client: Any) -> int:

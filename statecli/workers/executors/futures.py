@@ -64,7 +64,7 @@ class ExecutorEngine:
         try:
             return self._executor.submit(run_packed_batch, batch)
         except RuntimeError as error:  # the executor is broken or was shut down
-            raise EngineError(f"--executor {self._name}: does not accept work: {error}") from error
+            raise EngineError(f"--executor {self._name}: the executor does not accept work: {error}") from error
 
     def _deliver_all(self, numbers: dict[Future[bytes | str], int], deliver: Deliver) -> None:
         pending = set(numbers)
