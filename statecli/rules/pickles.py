@@ -137,8 +137,8 @@ def unsafe_global(subject: Subject) -> Iterator[Issue]:
     own functions, functions of torch and numpy that do not build data, and packages that run code. It also reports an
     allowed name that is used as no pickler uses it: changed for the whole process, called through another name, or
     given arguments that make it call or overwrite something. A file `omegaconf.py` next to a pickle that names
-    `omegaconf` is reported too, because Python may import that file. The rule also searches TorchScript code and torch.export
-    programs for calls that reach files or Python.
+    `omegaconf` is reported too, because Python may import that file. The rule also searches TorchScript code and
+    torch.export programs for calls that reach files or Python.
 
     Example: `data.pkl` calls `os.system` with a shell command, after the tensors of an ordinary state_dict.
 

@@ -570,8 +570,8 @@ def test_a_file_cut_anywhere_is_no_model(tmp_path, line):
         v, w = formats.read(str(path)).tensors
         assert (v.damage is None) == (end >= data + 32)
         assert w.damage == (
-            f"{path}: w: ends at byte {len(whole)}, but the file has {end} bytes: truncated, {len(whole) - end} bytes are "
-            "missing; copy or download the file again"
+            f"{path}: w: ends at byte {len(whole)}, but the file has {end} bytes: truncated, "
+            f"{len(whole) - end} bytes are missing; copy or download the file again"
         )
 
 
