@@ -157,6 +157,12 @@ def begins_as_pickle(source: Source) -> bool:
     return scanner.end == source.size or bool(scanner.find_bombs(source.size))
 
 
+def is_cut_off(region: Region) -> bool:
+    """Return True if the bytes end inside of their first pickle, so that longer ones may import something."""
+    _, unread = PickleReader(region.path, Steps()).read(region, 0, "the file", FIRST_WINDOW_BYTES)
+    return isinstance(unread, TruncatedPickle)
+
+
 def is_magic_number(scanner: Scanner) -> bool:
     """Return True for the first pickle of a legacy file of torch.save, however the number is spelled."""
     return type(scanner.root) is int and scanner.root == LEGACY_MAGIC_NUMBER

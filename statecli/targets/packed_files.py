@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from statecli.core.errors import MalformedError, UnreadableError
@@ -22,6 +23,10 @@ from statecli.targets import lz4_head
 
 #: Bytes of an archive that are unpacked to look for checkpoints: some seconds of work.
 MAX_UNPACKED_BYTES = 128 * 2**20
+#: How many times as many bytes are unpacked next of a file that begins with a long text of a pickle.
+_HEAD_GROWTH = 8
+#: Bytes that are unpacked of an LZ4 file, which is done in Python.
+_MAX_LZ4_BYTES = 2**24
 #: Compressed streams one after another that are unpacked.
 _MAX_STREAMS = 10_000
 _CHUNK_BYTES = 2**18
@@ -76,9 +81,9 @@ def holds_checkpoint(path: str, source: Source, is_named: Callable[[str], bool])
     try:
         if _is_tar(source.head) and _holds_checkpoint(source, source.read_up_to, is_named):
             return True
-        head = unpacked.read(0, HEAD_BYTES)
-        is_tar = _is_tar(head)
-        if _holds_checkpoint(source, unpacked.read, is_named) if is_tar else _begins_as_checkpoint(source, head):
+        is_tar = _is_tar(unpacked.read(0, HEAD_BYTES))
+        read_head = partial(unpacked.read, 0)
+        if _holds_checkpoint(source, unpacked.read, is_named) if is_tar else _begins_as_checkpoint(source, read_head):
             return True
     except MalformedError:  # a loader may find other members than statecli
         return True
@@ -96,9 +101,20 @@ def _build_damage_error(damage: str) -> UnreadableError:
 
 def _is_packed_pickle(source: Source) -> bool:
     """Return whether an LZ4 file begins as a checkpoint. Raises UnreadableError for a damaged file."""
-    head, is_damaged = lz4_head.unpack_head(source.read_up_to(0, lz4_head.MAX_READ_BYTES), HEAD_BYTES)
-    if _begins_as_checkpoint(source, head):
+    data = source.read_up_to(0, lz4_head.MAX_READ_BYTES)
+
+    def read_head(length: int) -> bytes:
+        head, _ = lz4_head.unpack_head(data, length)
+        if length > HEAD_BYTES and (length > _MAX_LZ4_BYTES or (len(head) < length and source.size > len(data))):
+            raise _TooLarge
+        return head
+
+    try:
+        if _begins_as_checkpoint(source, read_head):
+            return True
+    except _TooLarge:
         return True
+    head, is_damaged = lz4_head.unpack_head(data, HEAD_BYTES)
     if is_damaged or (len(head) < HEAD_BYTES and source.size > lz4_head.MAX_READ_BYTES):
         raise _build_damage_error("it is damaged")
     return False
@@ -108,24 +124,41 @@ def _is_tar(head: bytes) -> bool:
     return not head.startswith(b"PK\3\4") and torch_tar.parse_header(head[: torch_tar.BLOCK]) is not None
 
 
-def _begins_as_checkpoint(source: Source, head: bytes) -> bool:
-    """Return whether unpacked data begins as a format that is read, or as a pickle."""
+def _begins_as_checkpoint(source: Source, read_head: Callable[[int], bytes]) -> bool:
+    """Return whether unpacked data begins as a format that is read, or as a pickle. Raises _TooLarge.
+
+    `read_head` returns so many of the first bytes. More are read while they end inside of a pickle, because a pickle
+    may begin with a long text.
+    """
+    length = HEAD_BYTES
+    head = read_head(length)
     if not head:
         return False
     if _PICKLE.match(head) or any(format.sniff("", head) for format in registry.FILES):
         return True
-    from statecli.pickle_scan.one_pickle import Region, begins_as_pickle  # as in `expand`
+    from statecli.pickle_scan.one_pickle import Region, begins_as_pickle, is_cut_off  # as in `expand`
 
-    return begins_as_pickle(Region(source, 0, len(head), head))
+    while not begins_as_pickle(region := Region(source, 0, len(head), head)):
+        if len(head) < length or not is_cut_off(region):
+            return False
+        length *= _HEAD_GROWTH
+        if length > MAX_UNPACKED_BYTES:
+            raise _TooLarge
+        head = read_head(length)
+    return True
 
 
 def _holds_checkpoint(source: Source, read: Callable[[int, int], bytes], is_named: Callable[[str], bool]) -> bool:
     """Return whether a member of a tar archive is a checkpoint, by its name or its beginning."""
     for header, extended, offset, size in torch_tar.iter_members(read):
         names = (header.name, *_LINE_END.split(extended.decode("utf-8", "replace")))
-        if any(map(is_named, names)) or _begins_as_checkpoint(source, read(offset, min(size, HEAD_BYTES))):
+        if any(map(is_named, names)) or _begins_as_checkpoint(source, partial(_read_member, read, offset, size)):
             return True
     return False
+
+
+def _read_member(read: Callable[[int, int], bytes], offset: int, size: int, length: int) -> bytes:
+    return read(offset, min(size, length))
 
 
 #: Where a name in an extended header ends.

@@ -310,6 +310,50 @@ def test_the_name_decides_for_an_archive_that_is_not_looked_through(tmp_path, mo
     assert status_beside_a_model(tmp_path, name, content) is status
 
 
+def build_late_pickle(length, opcode=b"X"):
+    """Return a pickle without PROTO that begins with a text of this length, and calls a function after it."""
+    text = os.urandom(length // 2).hex().encode()
+    first = opcode + len(text).to_bytes(4, "little") + text if opcode == b"X" else opcode + text + b"\n"
+    return first + b"0cbuiltins\nexec\n(S'1'\ntR."
+
+
+LATE = build_late_pickle(100_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("vectorizer.z", zlib.compress(LATE)),
+        ("vectorizer.gz", gzip.compress(LATE)),
+        ("a.bz2", bz2.compress(LATE)),
+        ("a.xz", lzma.compress(build_late_pickle(1_000_000))),
+        ("lines.gz", gzip.compress(build_late_pickle(50_000, b"V"))),
+        ("head.gz", gzip.compress(build_late_pickle(4088))),
+        ("many.gz", gzip.compress(b"X\xa0\x0f\0\0" + b"a" * 4000 + b"0" + LATE)),
+        ("data.tar", tarred("w", ("junk", b"text"), ("x", LATE), ("y", b"text"))),
+        ("data.tar.gz", tarred("w:gz", ("x", LATE))),
+    ],
+)
+def test_a_packed_pickle_that_begins_with_a_long_text_is_found(tmp_path, name, content):
+    """joblib unpickles it, and its first global comes after the bytes that are looked at first."""
+    assert status_beside_a_model(tmp_path, name, content) is Status.FAILED
+
+
+def test_a_pickle_in_lz4_that_begins_with_a_long_text_is_found(tmp_path):
+    """In stored blocks, as lz4 writes for data that it cannot compress."""
+    blocks = [LATE[at : at + 65536] for at in range(0, len(LATE), 65536)]
+    body = b"".join((len(block) | 1 << 31).to_bytes(4, "little") + block for block in blocks)
+    content = b"\x04\x22\x4d\x18" + b"\x60\x40\x82" + body + bytes(4)
+    assert status_beside_a_model(tmp_path, "vectorizer.lz4", content) is Status.FAILED
+
+
+@pytest.mark.parametrize("first", ["Time,value", "X,y", "Block", "Value", "(((", "Index 1", "S", "label"])
+def test_packed_text_is_not_a_pickle(tmp_path, first):
+    """The first letter may be that of an opcode."""
+    text = (first + "\n" + "1.5,2.5\n" * 100_000).encode()
+    assert status_beside_a_model(tmp_path, "table.csv.gz", gzip.compress(text)) is Status.SKIPPED
+
+
 def test_names_are_sorted_by_their_numbers():
     """Also by a number of more digits than Python converts, which a server may list."""
     names = ["step-" + "9" * 5000, "step-10", "step-2"]
