@@ -322,7 +322,7 @@ class _MergedResults:
         if field is not None:
             path, name = self._parts[self._owners[key]].path, task.name or next(iter(task.paths), "")
             why = f"is not a possible result for {name} (field {field})"
-            raise UnreadableError(f"{path}: line {stored.line}: {why}: run this shard again")
+            raise UnreadableError(f"{path}: line {stored.line} {why}: run this shard again")
         self._failed |= tasks.has_failed(result)
         self._unused.pop(key, None)
         return result
@@ -335,7 +335,7 @@ class _MergedResults:
             part = self._parts[index]
             line = part.results[key].line
             raise UnreadableError(
-                f"{part.path}: line {line}: is the result of a task that the command does not have: {_REDO_ADVICE}"
+                f"{part.path}: line {line} is the result of a task that the command does not have: {_REDO_ADVICE}"
             )
 
 

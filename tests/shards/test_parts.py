@@ -415,7 +415,7 @@ def test_a_difference_that_the_tensor_cannot_have_is_refused(parts, refusal, fie
     documents[at] = {**documents[at], "result": result}
     forged(parts[0], documents)
     why = f"is not a possible result for {documents[at]['name']} (field {field}): run this shard again"
-    assert refusal(*parts) == f"{parts[0]}: line {at + 1}: {why}"
+    assert refusal(*parts) == f"{parts[0]}: line {at + 1} {why}"
 
 
 @pytest.mark.parametrize(
@@ -486,7 +486,7 @@ def test_a_result_of_no_task_is_refused(parts, refusal, statecli):
     forged(parts[0], [kept[0], {**strange, "derived": True}, *kept[1:]])
     result = statecli("merge", *parts)
     said = (
-        f"statecli: {parts[0]}: line 2: is the result of a task that the command does not have: run all shards again\n"
+        f"statecli: {parts[0]}: line 2 is the result of a task that the command does not have: run all shards again\n"
     )
     assert (result.code, result.err) == (2, said)
 
@@ -550,7 +550,7 @@ def test_a_part_of_an_impossible_number_is_refused(parts, refusal, shard):
     documents = lines(parts[0])
     documents[0]["shard"] = shard
     forged(parts[0], documents)
-    assert refusal(*parts).startswith(f"{parts[0]}: line 1: ")
+    assert refusal(*parts).startswith(f"{parts[0]}: line 1 ")
 
 
 def test_a_number_of_a_million_digits_is_refused(parts, refusal):

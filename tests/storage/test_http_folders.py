@@ -150,7 +150,7 @@ def test_a_folder_that_lists_itself_ends(served, statecli):
     for target in (served.url("d/"), served.url("d/**")):
         found = statecli("audit", target)
         assert found.code == 2
-        assert "is more than 64 folders deep: " in found.err
+        assert "is more than 64 folders deep; " in found.err
         assert found.err.count("\n") == 1
 
 
@@ -259,10 +259,10 @@ def test_an_audit_of_what_cannot_be_listed_has_not_passed(folder, statecli):
     found = statecli("audit", url, "-f", "json")
     assert found.code == 2
     assert {one["target"]: one["status"] for one in found.json["targets"]}[f"{url}*"] == "failed"
-    assert f"{url}: the folder may contain other files: it cannot be listed (access is refused (HTTP 403)" in found.err
+    assert f"{url}: the folder may contain other files: the folder cannot be listed (access is refused (HTTP 403)" in found.err
     globbed = statecli("audit", f"{url}*.safetensors")
     assert globbed.code == 2
-    assert "the glob needs a list of the names in this folder: it cannot be listed" in globbed.err
+    assert "the glob needs a list of the names in this folder: the folder cannot be listed" in globbed.err
     assert statecli("audit", folder.url("net/inner/model.safetensors")).code == 0
 
 
