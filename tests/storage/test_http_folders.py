@@ -259,7 +259,10 @@ def test_an_audit_of_what_cannot_be_listed_has_not_passed(folder, statecli):
     found = statecli("audit", url, "-f", "json")
     assert found.code == 2
     assert {one["target"]: one["status"] for one in found.json["targets"]}[f"{url}*"] == "failed"
-    assert f"{url}: the folder may contain other files: the folder cannot be listed (access is refused (HTTP 403)" in found.err
+    assert (
+        f"{url}: the folder may contain other files: the folder cannot be listed (access is refused (HTTP 403)"
+        in found.err
+    )
     globbed = statecli("audit", f"{url}*.safetensors")
     assert globbed.code == 2
     assert "the glob needs a list of the names in this folder: the folder cannot be listed" in globbed.err
