@@ -559,7 +559,10 @@ def test_a_device_of_any_length_is_refused(statecli, tmp_path):
     (tmp_path / "long.pt").write_bytes(raw.replace(short, long))
     result = statecli("inspect", tmp_path / "long.pt")
     assert result.code == 2
-    assert result.err == f"statecli: {tmp_path / 'long.pt'}: w: its device has a name of 5,000 characters\n"
+    assert (
+        result.err
+        == f"statecli: {tmp_path / 'long.pt'}: w: its device name has 5,000 characters, more than the limit of 64\n"
+    )
     assert len(result.out) < 1000
 
 

@@ -178,7 +178,7 @@ def test_one_cause_is_one_line_on_stderr(statecli):
     found = statecli("diff", "a.pt", "b.pt", "-n", "2")
     assert found.code == 2
     assert found.err == (
-        "statecli: b.pt: l.0.w and 39 more tensors: checksum wrong: recorded …, bytes give …; "
+        "statecli: b.pt: l.0.w and 39 more tensors: checksum wrong: recorded …, computed …; "
         "the file is damaged: copy the file again\n"
     )
     assert found.out.count("checksum wrong") == 2
@@ -219,7 +219,7 @@ def test_markdown_fits_a_comment(statecli):
     for options in ((), ("--frozen", "*"), ("-q",)):
         shown = statecli("diff", "a.pt", "b.pt", "-f", "markdown", *options).out
         assert len(shown) <= 65_536
-        assert "more, beyond the 65,536 characters of a comment; all with" in shown.splitlines()[-1]
+        assert "more lines, beyond the limit of 65,536 characters for a comment; `-f json`" in shown.splitlines()[-1]
     shown = statecli("diff", "a.pt", "b.pt", "-f", "markdown", "--all").out
     assert all(f"`M {name}`" in shown for name in names)
 
@@ -243,7 +243,7 @@ HELD = {"fc.weight": torch.zeros(3, 2), "fc.bias": torch.zeros(3)}
     [
         ({f"module.{name}": tensor for name, tensor in HELD.items()}, "error[wrapper-prefix]"),
         ({**HELD, "fc.bias": torch.zeros(3).half()}, "error[changed]: fc.bias: dtype"),
-        ({"fc.weight": HELD["fc.weight"]}, "net.pt lacks it"),
+        ({"fc.weight": HELD["fc.weight"]}, "net.pt does not contain"),
     ],
 )
 def test_a_load_that_ends_1_says_why_and_nothing_else(statecli, spec, held, said, output):

@@ -416,7 +416,7 @@ class _Reader:
         return decoder.require_tensor(node, fqn, "entry")
 
 
-_MISSING = "the program needs this tensor, but neither the weights nor the constants contain it"
+_MISSING = "the program needs this tensor, but no weight and no constant of the archive has its name"
 
 
 def _add_payload(payloads: _Payloads, fqn: str, payload: _Payload) -> None:

@@ -178,17 +178,15 @@ def _restore_options(path: str, head: Head, merge: MergeOptions) -> Options:
     """Return the options of the command: from the parts, and for the output from `merge`."""
     kind = _SHARDED_COMMANDS.get(head.command)
     if kind is None:
-        raise UnreadableError(
-            f"{path}: line 1: is not a valid part: statecli {head.command[:40]!r} does not have --shard"
-        )
+        raise UnreadableError(f"{path}: line 1 is not a part: statecli {head.command[:40]!r} does not have --shard")
     names = {field.name for field in msgspec.structs.fields(kind)}
     for name in head.options:
         if name not in names or name in OUTPUT_OPTIONS:
-            raise UnreadableError(f"{path}: line 1: is not a valid part: has the unknown option {name[:40]!r}")
+            raise UnreadableError(f"{path}: line 1 contains {name[:40]!r}, which is not an option of a part")
     try:
         read: Options = msgspec.convert(head.options, kind)
     except (msgspec.ValidationError, ValueError, OverflowError) as why:
-        raise UnreadableError(f"{path}: line 1: is not a valid part: {str(why)[:200]}") from why
+        raise UnreadableError(f"{path}: line 1 does not have the format that --shard writes: {str(why)[:200]}") from why
     return msgspec.structs.replace(read, **_select_output_options(merge, head.command, names))
 
 

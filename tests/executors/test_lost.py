@@ -259,7 +259,7 @@ NONE = f"import sys; sys.path[:] = [one for one in sys.path if one not in ('', {
         (OLDER, "a worker refuses the task: it runs statecli 0.0.9 with its kernel in "),
         pytest.param(
             NUMPY,
-            "with its kernel in numpy, but this command runs is ",
+            "with its kernel in numpy, but this command runs ",
             marks=pytest.mark.skipif(parcel.current_build()[1] == "numpy", reason="no compiled kernel"),
         ),
         (NONE, "a worker has no statecli, or an older one: install statecli"),

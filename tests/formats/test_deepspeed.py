@@ -671,7 +671,7 @@ def test_a_parameter_that_a_universal_checkpoint_lacks_is_a_row(statecli, tmp_pa
     names = [*WEIGHTS] if lost == "zero" else ["a.weight"]
     assert missing_rows(files) == [("optimizer.fp32", name) for name in names]
     result = statecli("inspect", str(files))
-    said = "zero/a.weight/fp32.pt of parameter a.weight is missing; copy it, or run ds_to_universal.py again"
+    said = "zero/a.weight/fp32.pt of parameter a.weight is missing; copy the file, or run ds_to_universal.py again"
     assert result.code == 2
     assert f"{files}: {said}" in result.err
     assert statecli("audit", str(files)).code == 2

@@ -113,10 +113,13 @@ def test_ranks_that_disagree_are_noted(tmp_path):
 
 TRACKERS = {
     "outside": ("../x", "latest_checkpointed_iteration.txt contains '../x'; expected a number or 'release'"),
-    "nothing": ("20", "latest_checkpointed_iteration.txt names 20, but no folder iter_0000020 has files of a rank;"),
+    "nothing": (
+        "20",
+        "latest_checkpointed_iteration.txt names 20, but no folder iter_0000020 contains files of a rank;",
+    ),
     "release": (
         "release",
-        "latest_checkpointed_iteration.txt names release, but no folder release has files of a rank;",
+        "latest_checkpointed_iteration.txt names release, but no folder release contains files of a rank;",
     ),
     "long": ("9" * 500, "latest_checkpointed_iteration.txt has 500 bytes; expected the name of a folder"),
 }

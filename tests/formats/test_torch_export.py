@@ -563,7 +563,7 @@ def test_a_name_that_only_the_signature_has_is_damage(parts, tmp_path):
     del config["config"]["weight"]
     rows = {row.fqn: row for row in read(built(tmp_path / "y.pt2", {**parts, CONFIG: _json(config)})).tensors}
     assert rows["weight"].damage.endswith(
-        "the program needs this tensor, but neither the weights nor the constants contain it"
+        "the program needs this tensor, but no weight and no constant of the archive has its name"
     )
     assert rows["bias"].damage is None
 

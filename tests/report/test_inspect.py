@@ -40,9 +40,9 @@ SAID = {
     "adapter": ({"adapter_config": ADAPTER}, "adapter (LORA) of base model org/base"),
     "a base that is null": (
         {"adapter_config": {**ADAPTER, "base_model_name_or_path": None}},
-        "adapter (LORA) of base model: not recorded",
+        "adapter (LORA); its base model is not recorded",
     ),
-    "nothing of it": ({"adapter_config": {"r": 4}}, "adapter of base model: not recorded"),
+    "nothing of it": ({"adapter_config": {"r": 4}}, "adapter; its base model is not recorded"),
     "a long name": (
         {"adapter_config": {**ADAPTER, "base_model_name_or_path": "x" * 60}},
         f"adapter (LORA) of base model {'x' * 60}",

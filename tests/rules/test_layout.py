@@ -245,7 +245,7 @@ def test_checksum_mismatch_finds_a_flipped_bit_of_a_storage(found, saved):
     flipped(path, big.numpy().tobytes())
     torch.load(path)
     (finding,) = found("checksum-mismatch", path, values=True)
-    assert finding.message.startswith("a: the bytes do not match the saved checksum: recorded 0x")
+    assert finding.message.startswith("a: its bytes do not match the saved checksum: recorded 0x")
     assert finding.message.endswith("; b uses the same bytes")
     assert at(finding.place)[4:] == big.numpy().tobytes()[4:]
 
@@ -305,7 +305,7 @@ def test_checksum_mismatch_is_of_unpacked_bytes(found, tmp_path, packed):
     (target,) = audit(Request((str(path),), select=("checksum-mismatch",), values=True)).targets
     (finding,) = target.findings
     assert (target.status, target.ran, finding.rule) == (Status.FAILED, (finding.rule,), "checksum-mismatch")
-    assert finding.message.startswith("w: the bytes do not match the saved checksum: ")
+    assert finding.message.startswith("w: its bytes do not match the saved checksum: ")
     assert finding.place.offset + finding.place.length <= path.stat().st_size
 
 
@@ -457,7 +457,7 @@ def test_index_mismatch_names_the_file_beside_the_shards_that_has_the_tensor(sha
     (target, _) = audit(Request((str(path),))).targets
     assert expected in target.reason
     (path / "m-2.safetensors").write_bytes(b"no shard")
-    assert "it is in no shard" in audit(Request((str(path),))).targets[0].reason
+    assert "no shard contains the tensor" in audit(Request((str(path),))).targets[0].reason
 
 
 def test_index_mismatch_finds_a_shard_that_the_index_does_not_name(found, sharded):
@@ -547,7 +547,7 @@ def test_a_tensor_that_contradicts_its_file_fails_the_target(written, statecli):
     path = written(build(records(state_dict(w=tensor(), a=bad, b=bad))))
     (target,) = audit(Request((str(path),))).targets
     assert target.status is Status.FAILED
-    said = f"{path}: a and 1 more tensor: shape [5] at offset 0 reaches element 4, storage 0 holds 4"
+    said = f"{path}: a and 1 more tensor: shape [5] at offset 0 reaches element 4, but storage 0 has 4"
     assert target.reason.startswith(said)
     assert "unused-bytes" in target.ran
     result = statecli("audit", path)

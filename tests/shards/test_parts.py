@@ -577,7 +577,7 @@ def test_a_part_says_nothing_of_outputs(parts, refusal, options):
         documents[0]["options"] |= options
         forged(path, documents)
     name = next(iter(options))
-    assert refusal(*parts) == f"{parts[0]}: line 1: is not a valid part: has the unknown option '{name}'"
+    assert refusal(*parts) == f"{parts[0]}: line 1 contains '{name}', which is not an option of a part"
     assert Path("a.pt").read_bytes() == before
 
 

@@ -168,7 +168,7 @@ def test_a_target_that_changes_while_a_share_reads_it_makes_no_part(statecli, mo
     monkeypatch.setattr(pool, "_run_batches", written_to)
     result = statecli(*line.split(), "--shard", "1/2", "-o", "p.jsonl")
     assert (result.code, result.out) == (2, "")
-    why = ": try again" if "inspect" in line else ", so the result is not valid; compare again"
+    why = "; try again" if "inspect" in line else ", so the result is not valid; compare again"
     assert f"b.safetensors: changed while statecli read it{why}" in result.err
     assert result.err.count("\n") == 1
     assert not Path("p.jsonl").exists()
