@@ -39,7 +39,7 @@ MISTAKES = {
     ("verify", "net.py"): f"is a Python file, not a checkpoint; name a class in it: {CLASSES}",
     ("inspect", "net"): f"name a class of the file net.py: {CLASSES}",
     ("verify", "net"): f"name a class of the file net.py: {CLASSES}",
-    ("inspect", "torch"): "torch is a Python package: name a class or function in it, such as torch:CLASS",
+    ("inspect", "torch"): "torch is a Python package: name a class or function in the package, such as torch:CLASS",
     ("inspect", "torch.nn.Linear(2, 3)"): "name a class or function after a colon: torch.nn:Linear(2, 3)",
     ("inspect", "weigths.pt"): "no such file or directory; did you mean weights.pt?",
     ("diff", "weights.pt", "weigths.pt"): "no such file or directory; did you mean weights.pt?",

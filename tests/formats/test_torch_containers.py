@@ -107,7 +107,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_malformed(tmp_path):
         (lambda path: None, "cannot be opened: no such file or directory"),
         (lambda path: path.mkdir(), "is a directory, not a regular file"),
         (lambda path: os.mkfifo(path), "is a named pipe, not a regular file"),
-        (lambda path: path.symlink_to("/dev/zero"), "is a character device, not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is reached by a link through /dev"),
         (lambda path: path.symlink_to(path), "cannot be opened: too many levels of symbolic links"),
         (lambda path: path.symlink_to("gone"), "cannot be opened: no such file or directory"),
         (lambda path: path.touch(), "is an empty file"),
@@ -269,7 +269,7 @@ def test_wrong_archives_have_their_line(contents, case):
 def test_a_pickle_bomb_is_refused_before_it_is_inflated(contents):
     """A megabyte over the limit for compressed records; packing it takes 0.4 s, so it is packed here alone."""
     bomb = Member("a/data.pkl", b"]" * 68_000_000, method=8)
-    assert "inflates to 68,000,000" in refused(contents, build([bomb, *records(folder="a")[1:]]))
+    assert "takes 68,000,000 bytes unpacked" in refused(contents, build([bomb, *records(folder="a")[1:]]))
 
 
 def test_a_truncated_archive_is_malformed(contents):
