@@ -85,7 +85,7 @@ def test_outputs_say_what_is_accepted_and_why(command, statecli, net):
     ("options", "error"),
     [
         (("--write-baseline", "new.json"), "--write-baseline new.json: add --reason TEXT"),
-        (("--reason", "known"), "--reason: needs --write-baseline FILE"),
+        (("--reason", "known"), "--reason: works only with --write-baseline FILE"),
         (("--baseline", "missing.json"), "missing.json: the baseline cannot be opened"),
     ],
 )

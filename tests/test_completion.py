@@ -267,7 +267,7 @@ def test_a_script_is_printed_for_each_shell(statecli):
         assert f"__complete {shell.value} " in result.out
     wrong = statecli("completion", "tcsh")
     assert wrong.code == 2
-    assert "'bash', 'zsh', 'fish', 'powershell'" in wrong.err
+    assert "must be bash, zsh, fish or powershell" in wrong.err
 
 
 # --- in processes -----------------------------------------------------------------------------------------------------

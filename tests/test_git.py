@@ -155,7 +155,7 @@ def test_pointers_are_named_and_compared_by_their_ids(repository):
     assert f"+git-lfs pointer: sha256:{'b' * 64}" in shown
     (repository / "n.pt").write_text(POINTER.format("a" * 64))
     (repository / "o.pt").write_text(f"outs:\n- md5: {'c' * 32}\n  size: 3\n  path: o.pt\n")
-    assert call("statecli", "git", "difftool", "n.pt", "n.pt").startswith("both are one git-lfs pointer")
+    assert call("statecli", "git", "difftool", "n.pt", "n.pt").startswith("both versions are the same git-lfs pointer")
     assert f"md5:{'c' * 32}" in call("statecli", "git", "difftool", "n.pt", "o.pt")
 
 

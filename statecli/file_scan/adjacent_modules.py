@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 
 from msgspec import structs
 
@@ -40,11 +40,16 @@ class ModuleFinder:
     """
 
     def __init__(self, targets: Iterable[str]) -> None:
-        folders = (os.curdir, *(target for target in targets if files.is_folder(target)))
-        self._roots = tuple(files.make_absolute(folder) for folder in folders)
+        self._targets = tuple(targets)
         self._list_names = cache(_list_names)
         self._list_folders = cache(lambda folder: tuple(self._iter_folders(folder)))
         self._find_in_folder = cache(self._search_folder)
+
+    @cached_property
+    def _roots(self) -> tuple[str, ...]:
+        """The audited folders and the current one; asked for late, because URLs are opened together before."""
+        folders = (os.curdir, *filter(files.is_folder, self._targets))
+        return tuple(map(files.make_absolute, folders))
 
     def mark_pickles(self, pickles: Iterable[ScannedPickle]) -> tuple[ScannedPickle, ...]:
         """Return the pickles, with a misuse for each name whose module may come from a file next to the pickle."""

@@ -818,11 +818,19 @@ def _may_be_pickle(name: str, head: bytes, size: int) -> bool:
 
 
 def _inflate_beginning(region: Region, size: int, most: int = _ARRAY_HEADER_BYTES) -> bytes:
-    """Return the inflated form of the first `size` bytes of a compressed record, at most `most` bytes."""
-    try:
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(region.read(0, min(size, region.size)), most)
-    except zlib.error:
-        return b""
+    """Return the inflated form of the first `size` bytes of a compressed record, at most `most` bytes.
+
+    More is read until there is a head to judge, because any number of empty blocks may be in front of the data.
+    """
+    inflater, opening, at = zlib.decompressobj(-zlib.MAX_WBITS), b"", 0
+    while at < region.size and not inflater.eof and (not at or len(opening) < min(most, REGION_HEAD_BYTES)):
+        step = min(size, region.size - at)
+        try:
+            opening += inflater.decompress(region.read(at, step), most - len(opening))
+        except zlib.error:
+            break
+        at += step
+    return opening
 
 
 def _is_plain_array(head: bytes) -> bool:

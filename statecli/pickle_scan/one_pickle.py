@@ -29,7 +29,7 @@ FIRST_WINDOW_BYTES, _SECOND_WINDOW_BYTES, _WINDOW_GROWTH = 64 * 1024, 4 * 1024**
 REGION_HEAD_BYTES = 512
 _ZIP = b"PK\3\4"
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*\Z")
-#: A name without blanks, which text has: `import` takes any name of a file or folder, such as `lib-dynload`.
+#: A module's name without blanks, which text has: `import` takes any name of a file or folder, such as `lib-dynload`.
 _IMPORTABLE = re.compile(r"[^\s\0]+\Z")
 _TEXT = re.compile(rb"[\t\n\f\r\x1b -\x7e\x80-\xff]*")
 
@@ -169,17 +169,28 @@ def is_magic_number(scanner: Scanner) -> bool:
 
 
 def is_harmless(scanner: Scanner, unread: MalformedError | None, *, copied: bool = False) -> bool:
-    """Return True if data that begins like a pickle imports nothing, or is text or floats that break off.
+    """Return True if data that begins like a pickle is text or numbers, and imports and calls nothing.
 
+    An import runs before the data breaks off, and takes any name: `torch.ops` has an attribute of any text. So only
+    text that calls nothing is excused, because a list of packages begins like an import (`click`).
     `copied`: a storage, whose bytes no loader unpickles.
     """
-    chance = copied or _TEXT.fullmatch(scanner.data)
-    acts = scanner.call_count or scanner.change_count
-    complete = unread is None and acts
-    form = _IMPORTABLE if acts else _PLAIN
-    plain = complete or any(form.match(name.module) and form.match(name.name) for name in scanner.globals.values())
-    meant = unread is None or scanner.data[:1] == b"\x80" or acts or not chance
     # A float may have the byte of FRAME, and what follows is the length of no frame.
     misframed = isinstance(unread, (MisframedPickle, TruncatedFrame)) and not copied
-    odd = misframed or isinstance(unread, OverBudget)
-    return not odd and not (scanner.globals and plain and meant)
+    if misframed or isinstance(unread, OverBudget):
+        return False
+    names = scanner.globals.values()
+    acts = scanner.call_count or scanner.change_count
+    plain = any(_PLAIN.match(name.module) and _PLAIN.match(name.name) for name in names)
+    if copied:
+        return not (plain and (unread is None or scanner.data[:1] == b"\x80" or acts))
+    if not names or acts:
+        return not names
+    if _is_text(scanner.data):
+        return not (plain and unread is None)
+    return unread is not None and not any(_IMPORTABLE.match(name.module) for name in names)
+
+
+def _is_text(data: bytes) -> bool:
+    """Return True for UTF-8 without control characters; a window may end within a character."""
+    return _TEXT.fullmatch(data) is not None and len(data.decode("utf-8", "ignore").encode()) >= len(data) - 3

@@ -23,6 +23,7 @@ from statecli.pickles.graph import (
     format_subscript,
     get_attribute,
     get_name,
+    is_unknown_mapping,
     read_raw_bytes,
 )
 from statecli.pickles.keys import wrap_key
@@ -62,6 +63,8 @@ def find_hazards(root: Value, steps: Steps) -> Iterator[Hazard]:
             yield from walk.check_sequence(node, elements)
         if type(node) is Obj and node.state is not None:
             yield from walk.check_metadata(node)
+        if type(node) is Obj and is_unknown_mapping(node):
+            yield Hazard(f"{walk.describe_path(node) or 'the root'} is a dict made from values that cannot be listed")
 
 
 _Sized = TypeVar("_Sized", bound=Sized)

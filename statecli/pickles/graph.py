@@ -5,7 +5,7 @@ Nothing here calls, compares or prints a node; the repr of a pickled graph can b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -69,11 +69,28 @@ def _expand_items(source: Any, copies: int, *, pairs: bool) -> Mapping[Any, Any]
         return None
     items_by_key, tokens = {}, Tokens(MAX_KEY_PARTS * len(elements))
     for element in elements:
-        pair = element if type(element) is str else _expand_sequence(element, copies - 1)
+        pair = _expand_pair(element, copies - 1)
         if pair is None or len(pair) != 2:
             return None
         items_by_key[wrap_key(pair[0], tokens)] = pair[1]
     return items_by_key
+
+
+def _expand_pair(element: Any, copies: int) -> Sequence[Any] | None:
+    """Return the key and value that a dict takes from an element: any iterable of two, a text or a dict too."""
+    if type(element) in (str, bytes, bytearray):
+        return element  # type: ignore[no-any-return]
+    items = _expand_items(element, copies, pairs=False)
+    return _expand_sequence(element, copies) if items is None else list(items)
+
+
+def is_unknown_mapping(node: Obj) -> bool:
+    """Return True for a call of a dict class with an argument whose items cannot be listed."""
+    name = get_name(node.cls)
+    place = _DICT_ARGUMENT_POSITIONS.get(name, 0)
+    if (name not in _DICT_ARGUMENT_POSITIONS and name != _COUNTER) or node.how == "newobj" or len(node.args) <= place:
+        return False
+    return _expand_items(node.args[place], MAX_NESTED_COPIES, pairs=name != _COUNTER) is None
 
 
 def as_sequence(node: Any) -> list[Any] | tuple[Any, ...] | None:

@@ -65,7 +65,9 @@ def find_process_link(path: str) -> str | None:
     path that names such a folder itself, as `/dev/stdin`, was typed by the user.
     """
     here, links = "/", 0
-    pending = os.path.join(os.getcwd(), path).split("/")[::-1] if os.sep == "/" else []
+    # Without a current folder, which may have been removed, a relative path leads nowhere.
+    whole = path if os.path.isabs(path) or not os.path.exists(os.curdir) else os.path.join(os.getcwd(), path)
+    pending = whole.split("/")[::-1] if os.sep == "/" else []
     while pending and links <= _MAX_LINKS:
         step = pending.pop()
         here = os.path.dirname(here) if step == os.pardir else os.path.join(here, "" if step == os.curdir else step)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import json
 import pickle
 import struct
 import subprocess
 import sys
 import textwrap
 import time
+import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
 from datetime import date, timedelta
 from decimal import Decimal
@@ -392,6 +394,95 @@ def test_a_module_may_have_any_name_of_a_file(tmp_path, module, magic, statecli,
     assert f"{module}.run" in done.out
     (tmp_path / "model.pt").rename(tmp_path / ".metadata")  # torch.distributed.checkpoint unpickles it
     assert statecli("audit", str(tmp_path)).code != 0
+
+
+def _text(value):
+    return b"X" + len(value.encode()).to_bytes(4, "little") + value.encode()
+
+
+#: A call of a name with a blank, because `torch.ops` has an attribute of any text; then the pickle breaks off.
+_BROKEN_CALL = (
+    b"\x80\x04"
+    + (_text("torch") + _text("ops.a b.__class__.__getattr__.__globals__.get") + b"\x93")
+    + (_text("__builtins__") + b"\x85R0")
+    + (_text("two words") + _text("run") + b"\x93" + _text("PWNED") + b"\x85R\xff")
+)
+
+
+def test_a_safetensors_file_that_is_a_pickle_too(tmp_path, statecli, forked_python):
+    """The length of its header begins with BINUNICODE, whose text ends within the header. torch runs it."""
+    (tmp_path / "two words.py").write_text("def run(path): open(path, 'w')\n")
+    size = 64 * 64 * 4
+    start = b'{"__metadata__":{"format":"pt","a":"'
+    weight = json.dumps({"dtype": "F32", "shape": [64, 64], "data_offsets": [0, size]}).encode()
+    length = 3 + len(start)
+    header = (start + b'V"},"weight":' + weight + b"}").ljust(0x58 + 256 * length - 1) + b"\n"
+    data = bytes([0x58, length]) + bytes(6) + header + _BROKEN_CALL.ljust(size, b"\0")
+    (tmp_path / "model.pt").write_bytes(data)
+    load = "torch.load('model.pt', weights_only=False)"
+    code = f"import contextlib, sys, torch; sys.path.insert(0, '.')\nwith contextlib.suppress(Exception): {load}"
+    forked_python(code, cwd=tmp_path)
+    assert (tmp_path / "PWNED").exists()
+    done = statecli("audit", str(tmp_path / "model.pt"))
+    assert done.code == 1
+    assert "two words.run" in done.out
+
+
+@pytest.mark.parametrize("name", [".metadata", "weights", "notes.txt", "second.pkl"])
+def test_a_call_counts_in_any_file(tmp_path, statecli, name):
+    """With any names, whether the pickle breaks off, and as the second pickle of a file."""
+    save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
+    first = pickle.dumps({"a": 1}) if name == "second.pkl" else b""
+    (tmp_path / name).write_bytes(first + b"N0" + _BROKEN_CALL)
+    assert statecli("audit", str(tmp_path)).code != 0
+
+
+def test_a_name_that_nothing_calls_is_imported(tmp_path, statecli):
+    """`ctypes.cdll` loads a library for each attribute; here as the third pickle of a legacy file in text."""
+    name = _text("ctypes") + _text("cdll./tmp/library") + b"\x93."
+    (tmp_path / "model.pt").write_bytes(b"L119547037146038801333356L\n.I1001\n.\x80\x04" + name + b"\x80\x04}.].")
+    done = statecli("audit", str(tmp_path / "model.pt"))
+    assert done.code == 1
+    assert "ctypes.cdll" in done.out
+
+
+def test_text_that_begins_like_an_import_is_text(tmp_path, statecli):
+    """A list of packages, a file of ignored names, and a heading are no pickles."""
+    save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
+    texts = ("click\nnumpy\npandas\n", "cache/\nbuild\n.venv\n", "cafés\nnaïf\nc\n", "contents\n====\n.. x\n")
+    for at, content in enumerate(texts):
+        (tmp_path / f"{at}.txt").write_text(content)
+    assert statecli("audit", str(tmp_path)).code == 0
+
+
+def test_empty_blocks_do_not_hide_an_array_of_objects(tmp_path, statecli):
+    """numpy inflates any number of them before the data."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    deflate = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    body = b"\0\0\0\xff\xff" * 14_000 + deflate.compress(buffer.getvalue()) + deflate.flush()
+    plain = io.BytesIO()
+    np.save(plain, np.ones(1))
+    members = [Member("a.npy", plain.getvalue()), Member("data/x", buffer.getvalue(), method=8, packed=body)]
+    (tmp_path / "e.npz").write_bytes(build(members))
+    assert np.load(tmp_path / "e.npz", allow_pickle=True)["data/x"][0] == {"a": 1}
+    done = statecli("audit", str(tmp_path / "e.npz"))
+    assert "data/x" in done.out
+
+
+def test_a_dict_of_two_is_a_pair(tmp_path, statecli):
+    """`OrderedDict([{key: 0, value: 0}])`, which torch loads by default; and a pair that cannot be listed."""
+    named = b"ccollections\nOrderedDict\n"
+    pair = b"}(" + _text("best_model_path") + b"K\0" + _text("local:///tmp/x") + b"K\0u"
+    state = named + b"]" + pair + b"a\x85R"
+    callbacks = b"}" + _text("callbacks") + b"}" + _text("ModelCheckpoint") + state + b"ss"
+    (tmp_path / "a.ckpt").write_bytes(build(records(pickled(callbacks))))
+    done = statecli("audit", str(tmp_path / "a.ckpt"))
+    assert done.code == 1
+    assert "is a URL (local://" in done.out
+    (tmp_path / "b.ckpt").write_bytes(build(records(pickled(b"}" + _text("a") + named + b"K\1\x85Rs"))))
+    done = statecli("audit", str(tmp_path / "b.ckpt"))
+    assert "is a dict made from values that cannot be listed" in done.out
 
 
 def test_getattr_of_a_name_is_the_longer_name(scanned):

@@ -485,7 +485,7 @@ def test_a_shard_that_is_a_pipe(folder, spared):
 def test_a_shard_that_is_a_device(folder, spared):
     """A link to an endless device is no regular file."""
     spoilt(folder, TWO).symlink_to("/dev/zero")
-    assert spared(folder) == f"statecli: {folder / TWO}: model.b: its shard is a character device, not a regular file"
+    assert spared(folder).startswith(f"statecli: {folder / TWO}: model.b: its shard is reached by a link through /dev")
 
 
 def test_no_shard_that_can_be_read(folder, line):
