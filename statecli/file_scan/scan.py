@@ -537,8 +537,7 @@ class FileScan:
             name = record.name if piece.where == "the file" else f"{piece.where}, {record.name}"
             self._scan_record(piece, archive, record, use)
             if use is Use.SCRIPT:
-                region = piece.region.get_part(record.data_offset, record.compressed_size)
-                scripts.append((_inflate(region)[0] if record.method != STORED else region, name))
+                scripts.append((self._read_code(piece, record, name), name))
             if use is Use.COMPILED:
                 region = piece.region.get_part(record.data_offset, record.compressed_size)
                 folder = _COMPILED_FOLDER.match(name)
@@ -579,7 +578,17 @@ class FileScan:
         self._add_member(region, name, piece.depth, record.method != STORED, sure, not usual, copied)
         reads = self._get_code_readers(piece.depth).get(use)
         if reads:
-            reads(_inflate(region)[0] if record.method != STORED else region, name)
+            reads(self._read_code(piece, record, name), name)
+
+    def _read_code(self, piece: _Piece, record: Record, name: str) -> Region:
+        """Return the content of a code record; one that zlib cannot inflate is reported: torch may read it."""
+        region = piece.region.get_part(record.data_offset, record.compressed_size)
+        if record.method == STORED:
+            return region
+        inflated, unread = _inflate(region)
+        if unread:
+            self._add_unread(_Piece(region, name, piece.depth, hidden=False), unread)
+        return inflated
 
     def _get_code_readers(self, depth: int) -> dict[Use, Callable[[Region, str], None]]:
         """Return the readers of code records; torch loads no program in an archive inside an archive."""
@@ -686,7 +695,7 @@ class FileScan:
         self, region: Region, name: str, depth: int, deflated: bool, sure: bool, hidden: bool, copied: bool = False
     ) -> None:
         """Queue a record if it is a pickle or begins like a pickle."""
-        unread = None
+        unread, opening = None, b""
         self.steps.take(Budget.PIECES)
         if deflated:
             if any(
@@ -695,12 +704,12 @@ class FileScan:
                 return
             # Each inflated record costs time: a storage that begins like no pickle is inflated no further.
             opening = _inflate_beginning(region, FIRST_WINDOW_BYTES, FIRST_WINDOW_BYTES + 1)
-            if not (sure or _may_be_pickle(name, opening, len(opening))):
+            if opening and not (sure or _may_be_pickle(name, opening, len(opening))):
                 return
             region, unread = _inflate(region)
             self.steps.take(Budget.BYTES, region.size)
         piece = _Piece(region, name, depth + 1 if region.head.startswith(_ZIP) else depth, sure, hidden, copied)
-        if sure or _may_be_pickle(name, region.head, region.size):
+        if sure or (unread and not opening) or _may_be_pickle(name, region.head, region.size):
             if unread:
                 self._add_unread(piece, unread)
             self.pieces.append(piece)

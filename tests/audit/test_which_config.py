@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -184,6 +185,17 @@ def test_a_judged_folder_does_not_excuse_its_pickles(how, target, statecli, mode
     assert found.code == 1
     assert any("cannot change rules of pickles" in line for line in found.json["configuration"]["weakened"])
     assert "unsafe-global" in {finding["rule"] for finding in found.json["findings"]}
+
+
+@pytest.mark.parametrize("text", ['ignore = ["trailing-bytes"]\n', '[severity]\ntrailing-bytes = "note"\n'])
+def test_a_judged_folder_does_not_excuse_a_second_array(text, statecli, tmp_path, monkeypatch):
+    """`numpy.load` of the same open file reads the bytes after the first array, which may be a pickle."""
+    with (tmp_path / "two.npy").open("wb") as file:
+        np.save(file, np.ones(2))
+        np.save(file, np.array([Command()], dtype=object), allow_pickle=True)
+    (tmp_path / "statecli.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert statecli("audit", ".").code == 1
 
 
 @pytest.mark.parametrize("how", EXCUSES)

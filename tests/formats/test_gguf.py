@@ -695,7 +695,7 @@ def test_a_vocabulary_alone_has_no_tensors(tmp_path, run):
     assert run("inspect", path) == (0, "note[no-tensor]: contains no tensors, only metadata: k=7\n")
     many = built(tmp_path, [key(f"k{n}", 4, U32) for n in range(8)])
     assert run("inspect", many)[1].endswith("k4=7, k5=7 and 2 more keys\n")
-    assert run("inspect", built(tmp_path)) == (0, "note[no-tensor]: holds no tensor\n")
+    assert run("inspect", built(tmp_path)) == (0, "note[no-tensor]: contains no tensors\n")
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])

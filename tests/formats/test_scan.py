@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
 from datetime import date, timedelta
@@ -468,6 +469,20 @@ def test_empty_blocks_do_not_hide_an_array_of_objects(tmp_path, statecli):
     assert np.load(tmp_path / "e.npz", allow_pickle=True)["data/x"][0] == {"a": 1}
     done = statecli("audit", str(tmp_path / "e.npz"))
     assert "data/x" in done.out
+
+
+def test_code_that_zlib_does_not_inflate_is_reported(tmp_path, statecli):
+    """torch unpacks records by another library, which takes what zlib refuses; `.PY` is code for torch too."""
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "whole.pt")
+    with zipfile.ZipFile(tmp_path / "whole.pt") as archive:
+        members = [Member(name, archive.read(name)) for name in archive.namelist()]
+    folder = members[0].name.partition("/")[0]
+    for name in (f"{folder}/code/__torch__/data/x.PY", f"{folder}/data/x"):
+        odd = Member(name, b"x", method=8, packed=b"\xfd\xff" * 20)
+        (tmp_path / "model.pt").write_bytes(build([*members, odd]))
+        done = statecli("audit", str(tmp_path / "model.pt"))
+        assert (done.code != 0, "unscanned-pickle" in done.out) == (True, True)
+    assert statecli("audit", str(tmp_path / "whole.pt")).code == 0
 
 
 def test_a_dict_of_two_is_a_pair(tmp_path, statecli):

@@ -30,7 +30,8 @@ from statecli.targets.location import find_path, find_repository_root, has_repos
 CONFIG_FILE_NAMES = ("statecli.toml", "pyproject.toml")
 #: The group of rules about code and memory: a folder may not excuse its own.
 _PICKLES = "pickles"
-PICKLE_RULES = frozenset(rule.name for rule in RULES if rule.group == _PICKLES)
+#: The rules that a judged configuration cannot weaken. Bytes after the data are read by a second load of the same file.
+PICKLE_RULES = frozenset(rule.name for rule in RULES if rule.group == _PICKLES) | {"trailing-bytes"}
 #: Size of the largest file that is read.
 MAX_CONFIG_BYTES = 1 << 22
 #: Links that are followed to one file: Linux follows 40.
@@ -129,7 +130,7 @@ def distrust_judged_config(loaded: LoadedConfig, targets: Iterable[str]) -> Load
     is_complete = not config.select or set(expand_rules(config.select, "select")) >= PICKLE_RULES
     trusted = replace(
         config,
-        select=config.select if is_complete else (*config.select, _PICKLES),
+        select=config.select if is_complete else (*config.select, *sorted(PICKLE_RULES)),
         ignore=_remove_pickle_rules(config.ignore),
         severity={
             name: level
