@@ -197,7 +197,7 @@ def _measure_own_move(table: _Table) -> None:
         elif row.follows_device is False and own_to:
             row.follows_device = None
             row.notes.append(
-                f"inconclusive whether the class's own .to moves the tensor: {_WHY_OWN_TO_IS_UNKNOWN[on_meta]}"
+                f"cannot tell whether the class's own .to moves the tensor: {_WHY_OWN_TO_IS_UNKNOWN[on_meta]}"
             )
 
 
@@ -220,7 +220,7 @@ def _try_move(table: _Table) -> measure.MoveTrial:
             copy_does = "does not have it" if name not in copy_holdings else f"has it as {copy_holdings[name].value}"
             table.copy_differences[name] = copy_does
             held_as = f"{name} is {holding.value} of the model"
-            message = f"{held_as}, but a copy of the model {copy_does}: inconclusive whether the tensor moves"
+            message = f"{held_as}, but a copy of the model {copy_does}: cannot tell whether the tensor moves"
             table.oddities.append(Oddity(OddityKind.UNLIKE_COPY.value, message, name))
     return measure.try_stand_in_move(built, copy_walk)
 
@@ -278,7 +278,7 @@ def _build_table(built: BuiltModel) -> _Table:
         if row.saved is False and row.facts.storage in saved.storages:
             row.notes.append("saved only under the name of a tied tensor, not under this name")
         if row.saved is None and saved.reason is None:
-            row.notes.append("inconclusive whether get_extra_state saves a copy of the tensor")
+            row.notes.append("cannot tell whether get_extra_state saves a copy of the tensor")
     return table
 
 
@@ -435,7 +435,7 @@ def _record_move(table: _Table, trial: measure.MoveTrial) -> None:
     for row in table.rows:
         if row.fqn in table.copy_differences:
             row.notes.append(
-                f"inconclusive whether the tensor moves: a copy of the model {table.copy_differences[row.fqn]}"
+                f"cannot tell whether the tensor moves: a copy of the model {table.copy_differences[row.fqn]}"
             )
         elif row.fqn not in trial.after:
             row.notes.append("removed by the model when it moves")

@@ -63,7 +63,7 @@ def test_what_has_no_bound_is_named_by_the_chart():
 
 def test_what_has_no_measure_is_counted_by_what_it_is():
     """Each has its own word on it, and the note counts each."""
-    words = ("the shapes differ", "not compared", "not compared", "")
+    words = ("of another shape", "not compared", "not compared", "")
     picture = build_picture(Bars("t", ("a", "b", "c", "d"), (math.inf, math.inf, math.inf, 0.5), "u", words))
     assert [mark.title for mark in picture.marks] == [
         "a: of another shape",

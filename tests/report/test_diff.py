@@ -372,7 +372,7 @@ def test_a_change_from_zero_is_no_nan():
     (bars,) = build_diff_report(found, DiffView()).charts()
     assert bars.values[0] == math.inf
     assert all(map(math.isnan, bars.values[1:]))
-    assert bars.words == ("changed from zero, so there is no ratio", "", "")
+    assert bars.words == ("changed from zero, without a ratio", "", "")
 
 
 def test_what_has_no_measure_is_not_drawn_as_unchanged():
@@ -386,7 +386,7 @@ def test_what_has_no_measure_is_not_drawn_as_unchanged():
     (bars,) = build_diff_report(replace(found, after=replace(found.after, tensors=tuple(held))), DiffView()).charts()
     assert bars.labels == ("a", "b", "c", "d", "e")
     assert bars.values == (0.5, math.inf, math.inf, math.inf, 0.0)
-    assert bars.words == ("", "the shapes differ", "not compared", "not compared", "")
+    assert bars.words == ("", "of another shape", "not compared", "not compared", "")
 
 
 def test_histograms_are_drawn():

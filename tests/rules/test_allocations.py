@@ -463,7 +463,7 @@ BOMBS = {
     ),
     "a pattern of 400 classes": (
         called(stacked("re", "_compile"), text("[\u0100-\uffff]" * 400), number(2)),
-        "steps to compile regular expressions 20,000,000 steps",
+        "needs more than 20,000,000 steps to compile regular expressions",
     ),
     "patterns of 40 classes each": (
         b"".join(
@@ -589,7 +589,7 @@ def test_the_hashes_of_all_keys_are_counted_together(count, is_bomb, tmp_path, m
     monkeypatch.setattr(allocations, "_MAX_HASH_STEPS", 5_000_000)
     body = b"(" + b"N" * 6_000 + b"t" + put(0) + b"0}(" + (get(0) + b"N") * count + b"u"
     found = bombs(tmp_path / "a.pt", valued(body))
-    assert ["steps to hash its keys 5,000,000 steps" in message for message in found] == [True] * is_bomb
+    assert ["needs more than 5,000,000 steps to hash its keys" in message for message in found] == [True] * is_bomb
 
 
 @pytest.mark.usefixtures("low_limits")
@@ -701,7 +701,7 @@ def test_storages_that_are_larger_together_than_their_file_are_found(key, tmp_pa
     """The zip reader of torch ends a name at its first NUL, and torch keeps each key's storage."""
     many = b"".join(tensor(key.format(n), numel=10**6, size=(10**6,)) + b"0" for n in range(600))
     (message,) = bombs(tmp_path / "a.pt", build(records(pickled(many + b"N"))))
-    assert "reads the record 0 again" in message or "storages of" in message
+    assert "reads the record 0 again" in message or " storages, but the file has only " in message
 
 
 def test_a_storage_that_many_tensors_share_is_loaded_once(tmp_path):

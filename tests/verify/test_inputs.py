@@ -213,7 +213,7 @@ def test_a_function_may_have_arguments(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("body", "message"), [
     ("return None", "mine.py:make: the function returned nothing; expected a tensor"),
-    ("return ()", "mine.py:make: the function returned an empty tuple; give a tensor"),
+    ("return ()", "mine.py:make: the function returned an empty tuple; expected a tensor, a tuple or a dict of keyword arguments"),
     ("return 3", "mine.py:make: the function returned an int, which contains no tensor"),
     ("return {1: torch.ones(2)}", "mine.py:make: 1 is not a keyword argument"),
     ("raise ValueError('no data')", "mine.py:make: calling the function raised ValueError: no data (mine.py:4)"),
@@ -229,7 +229,7 @@ def test_a_function_that_gives_none(of_function, body, message):
     ("mine.py", UsageError, "must name a function: file.py:make"),
     ("mine.py:mak", ModelError, "mine.py has no mak; did you mean make"),
     ("other.py:make", ModelError, "other.py: no such file"),
-    ("mine.py:kept", UsageError, "it is Tensor, not a function"),
+    ("mine.py:kept", UsageError, "is Tensor, not a function that returns inputs"),
 ])  # fmt: skip
 def test_a_function_that_is_not_there(of_function, spec, kind, message):
     """What is wrong, and what is near."""

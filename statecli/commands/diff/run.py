@@ -143,7 +143,7 @@ def _read_target(text: str, request: Request, built: dict[str, BuiltModel]) -> M
 #: Pairs whose values are compared together: their tasks and results take a kilobyte a pair.
 PAIRS_AT_ONCE = 1 << 15
 #: Error of a pair with values that are not comparable.
-VALUES_INCONCLUSIVE = "inconclusive whether the values differ"
+VALUES_INCONCLUSIVE = "cannot tell whether the values differ"
 #: Stands for the settings in place of a name.
 SETTINGS_NAME = "(settings)"
 
@@ -588,7 +588,7 @@ def _inconclusive_settings(state: ModelState) -> list[Broken]:
     """Return errors for settings that are too many to be read, because the rest may differ."""
     oddities = [oddity for oddity in state.oddities if oddity.kind is OddityKind.METADATA_CUT]
     return [
-        Broken(SETTINGS_NAME, "", f"{state.target}: {oddity.message}: inconclusive whether the other settings differ")
+        Broken(SETTINGS_NAME, "", f"{state.target}: {oddity.message}: cannot tell whether the other settings differ")
         for oddity in oddities
     ]
 

@@ -253,7 +253,7 @@ def _report_tensor(tensor: TensorInfo, state: ModelState, to: str) -> Finding:
     followed = tensor.after.followed if tensor.after else None
     if followed is None:
         why = tensor.note or "not found after the move"
-        message = f"{tensor.fqn}: inconclusive whether the tensor moves to {to}: {why}"
+        message = f"{tensor.fqn}: cannot tell whether the tensor moves to {to}: {why}"
         return rules.CANNOT_TELL.finding(message, target=state.target, fqn=tensor.fqn, section=tensor.section)
     if not state.traits.is_class:
         message = f"{tensor.fqn}: the bytes on {to} differ from the bytes of the file"

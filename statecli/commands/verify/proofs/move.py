@@ -228,7 +228,7 @@ class _Proof:
                 (oddity.message for oddity in self._stand_in.oddities if oddity.kind is OddityKind.NOT_MEASURED), None
             )
             return judging.build_inconclusive_cell(
-                note or "inconclusive whether the tensor follows a move", before=before
+                note or "cannot tell whether the tensor follows a move", before=before
             )
         if not follows:
             what = "keeps its memory when the model moves, so a move to another device leaves the tensor behind"
@@ -254,7 +254,7 @@ class _Proof:
         )
         if why_inconclusive and row.fqn not in self._find_recreated_on_device().read:
             return judging.build_inconclusive_cell(
-                f"inconclusive whether forward creates the tensor again: {why_inconclusive}", before=before, after=after
+                f"cannot tell whether forward creates the tensor again: {why_inconclusive}", before=before, after=after
             )
         return self._fail(LEFT_BEHIND, row, what, before, after, "call super() in {} and move this tensor too")
 

@@ -240,7 +240,7 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> str |
     if run.still_growing:
         return f"zero in each of {_format_rounds(run)}; more may be needed, because another gradient began in the last"
     if run.in_running and run.in_running.why_not:
-        return f"the gradient is zero; inconclusive whether batch statistics cancel it: {run.in_running.why_not}"
+        return f"the gradient is zero; cannot tell whether batch statistics cancel it: {run.in_running.why_not}"
     return None
 
 
@@ -339,7 +339,7 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell
     if name in verdicts.run.written and verdicts.overwritten.why_not:
         why_not = verdicts.overwritten.why_not
         return judging.build_inconclusive_cell(
-            f"forward writes to the parameter; inconclusive whether an update is kept: {why_not}"
+            f"forward writes to the parameter; cannot tell whether an update is kept: {why_not}"
         )
     if seen.updated:
         return Cell(Verdict.PASSED, after="changed")
