@@ -19,6 +19,7 @@ from statecli.core.documentation import rule_url
 from statecli.render import Output
 from statecli.report import View
 from statecli.report.documents import DOCUMENTS
+from statecli.requests.options import ListOutput
 from statecli.rules import DICTIONARY
 
 from .audits import NOTE, WARNING, accepted, failed_target, finding, render_audit, skipped_rule, skipped_target, target
@@ -370,12 +371,15 @@ def test_rules_are_listed(statecli):
 
 
 @pytest.mark.parametrize("output", list(Output))
-def test_rules_in_every_output(statecli, output):
-    """No output fails on a list without a tensor."""
-    result = statecli("rules", "-f", output.value)
-    assert (result.code, result.err) == (0, "")
-    if output not in (Output.JUNIT, Output.GITHUB, Output.GITLAB):
-        assert "case-collision" in result.out
+def test_lists_in_every_output(statecli, output):
+    """A format of findings alone, which a list does not have, is refused."""
+    for command, entry in (("rules", "case-collision"), ("config", "fail-on")):
+        result = statecli(command, "-f", output.value)
+        if output.value in list(ListOutput):
+            assert (result.code, result.err, entry in result.out) == (0, "", True)
+        else:
+            assert (result.code, result.out) == (2, "")
+            assert f"-f {output.value}: must be table, plain" in result.err
 
 
 def test_rules_as_json_fit_their_schema(statecli):

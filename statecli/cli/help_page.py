@@ -17,7 +17,7 @@ from statecli.cli.manuals import Example
 from statecli.requests.options import COMMANDS, Color, Group
 from statecli.requests.parameters import Parameter, parameters_of
 
-SUMMARY = "See, prove and audit the state of PyTorch models and checkpoints."
+SUMMARY = "Inspect, verify and audit the state of PyTorch models and checkpoints."
 #: Commands with subcommands.
 GROUPS = {"git": "Show checkpoints in git diff, git log -p and git difftool."}
 #: Words of the command line that are not in the table of options.

@@ -80,7 +80,7 @@ MANUALS: dict[str, Manual] = {
         ),
         {
             0: "Nothing differs, or the options allow all differences (--ignore, --atol, --only, --frozen, --changed).",
-            1: "Tensors or metadata differ; with --only, --frozen or --changed, one of these does not hold.",
+            1: "Tensors or metadata differ; with --only, --frozen or --changed: an expectation is not met.",
             2: f"A target or tensor could not be read or compared, no tensor matched, {_WRONG_LINE}",
         },
     ),
@@ -102,7 +102,8 @@ MANUALS: dict[str, Manual] = {
         {
             0: "No finding reaches the severity of --fail-on, and no proof is inconclusive.",
             1: "A finding reaches that severity, such as a parameter that does not move with the model.",
-            2: f"A proof is inconclusive, the model could not be built, {_WRONG_LINE}",
+            2: "There is no such finding, but a proof is inconclusive or could not run; the model could not be built, "
+            + _WRONG_LINE,
         },
     ),
     "audit": Manual(

@@ -120,7 +120,9 @@ def scan_pickles(path: str) -> tuple[ScannedPickle, ...]:
         for file, stored in places.items():
             pickles.extend(_scan_file(file, stored, alone=True))
     for file, why in unread:
-        pickles.append(ScannedPickle("the file", Place(file, 0, 0), unread=f"the positions of its archives: {why}"))
+        pickles.append(
+            ScannedPickle("the file", Place(file, 0, 0), unread=f"the positions of its archives are unknown: {why}")
+        )
     return tuple(pickles)
 
 

@@ -97,9 +97,9 @@ def _find_class_name(document: Mapping[str, Any], config: str) -> str:
         class_name = _import_transformers(config).models.auto.modeling_auto.MODEL_MAPPING_NAMES.get(kind)
         if type(class_name) is str:
             return class_name
-    what = "does not name a class" if name is None else f"has {quoting.value(name)}, which is not a class name,"
+    what = "does not name a class" if name is None else f"has {quoting.value(name)}, which is not the name of a class"
     auto = option("--model", "auto")
-    raise UsageError(f"{config}: {what} in architectures, as {auto} needs; name the class instead")
+    raise UsageError(f"{config}: architectures {what}, but {auto} needs one; name the class instead")
 
 
 def _import_transformers(config: str) -> Any:

@@ -299,7 +299,9 @@ class Flow:
             self.note_misuse(call.cls, "is called with arguments, but picklers create it empty")
         self._check_written_values(call, name)
         if _uses_unknown_codec(name, call):
-            self.note_misuse(call.cls, "gets a codec that no pickler writes; some codecs need hours for a megabyte")
+            self.note_misuse(
+                call.cls, "is called with a codec that no pickler writes; some take hours to decode a megabyte"
+            )
         if name in _CONVERTERS:
             self._check_conversion(call.cls, call.args)
         elif name == "functools.partial":
@@ -318,7 +320,7 @@ class Flow:
         if name == "numpy.dtype" and call.args and type(call.args[0]) not in (str, Global):
             self.note_misuse(call.cls, "is called with an argument that is not a dtype code such as 'f4'")
         elif name in _SCALARS and not self._array_types.is_sound_scalar(call.args):
-            self.note_misuse(call.cls, "gets an argument that is not the bytes or the array of its dtype")
+            self.note_misuse(call.cls, "is called with neither bytes nor an array of the dtype that it names")
         if name == "types.SimpleNamespace":
             self._check_attributes(call.cls, name, call.args[0] if call.args else None)
         self._check_attributes(call.cls, name, call.kwargs)
@@ -429,7 +431,7 @@ class Flow:
         if _is_clean(name) and not _is_state(name, state):
             self.note_misuse(root, "gets a state that is not a dict of attributes")
         if name == "types.GenericAlias":
-            self.note_misuse(root, "passes its state on to the class that it wraps")
+            self.note_misuse(root, "hands the state in the pickle on to the class that it wraps")
         if name == "functools.partial" and type(state) is tuple and state:
             self._check_callee(root, "functools.partial", 0, state[0])
             self._check_deferred_call(state[:1], *(*state[1:3], None, None)[:2])

@@ -81,7 +81,7 @@ def build_inspect_report(
             inspection, group_problems(), sizes.sum_by_kind(state.tensors), _format_verdict(inspection), accepted
         ),
         table=lambda: _build_table(inspection, view),
-        short_table=lambda: _build_table(inspection, view, details=False),
+        short_table=lambda: _build_table(inspection, view, details=view.verbose),
         page=lambda: _build_page(inspection, group_problems(), view),
         page_without_rows=lambda: _build_page(inspection, group_problems(), view, rows=False),
         findings=findings,

@@ -162,7 +162,7 @@ Quiet = Annotated[
     bool,
     Option(
         ("--quiet", "-q"),
-        "Print only the findings or differences that set exit status 1; json, csv, sarif and junit stay complete.",
+        "Print only the findings or differences that set exit status 1; formats for programs stay complete.",
         group=Group.ROWS,
     ),
 ]
@@ -174,15 +174,28 @@ Verbose = Annotated[
         group=Group.ROWS,
     ),
 ]
-OutputFormat = Annotated[
-    Output | None,
-    Option(
-        ("--output-format", "-f"),
-        "Write the result in this format. By default a table on a terminal, plain rows in a pipe.",
-        "FORMAT",
-        Group.OUTPUT,
-    ),
-]
+
+
+class ListOutput(str, enum.Enum):
+    """Formats of a list without findings."""
+
+    TABLE = "table"
+    PLAIN = "plain"
+    JSON = "json"
+    JSONL = "jsonl"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+    HTML = "html"
+
+
+_OUTPUT_FORMAT = Option(
+    ("--output-format", "-f"),
+    "Write the result in this format. By default a table on a terminal, plain rows in a pipe.",
+    "FORMAT",
+    Group.OUTPUT,
+)
+OutputFormat = Annotated[Output | None, _OUTPUT_FORMAT]
+ListFormat = Annotated[ListOutput | None, _OUTPUT_FORMAT]
 OutputFile = Annotated[
     str | None, Option(("--output", "-o"), "Write to FILE instead of standard output.", "FILE", Group.OUTPUT)
 ]
@@ -408,7 +421,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
     no_renames: Annotated[bool, Option(("--no-renames",), "Do not detect renamed tensors.")] = False
     only: Annotated[
         tuple[str, ...],
-        Option(("--only",), "Fail if a tensor whose name does not match GLOB changed (repeatable).", "GLOB"),
+        Option(("--only",), "Fail if any tensor changed whose name does not match GLOB (repeatable).", "GLOB"),
     ] = ()
     frozen: Annotated[
         tuple[str, ...],
@@ -668,18 +681,18 @@ class RulesOptions(msgspec.Struct, frozen=True, kw_only=True):
     """List the rules of all commands or of a group, or explain a rule."""
 
     name: Annotated[str | None, Target("RULE", "A rule to explain, or a group such as pickles to list.")] = None
-    output_format: OutputFormat = None
+    output_format: ListFormat = None
     output: OutputFile = None
     color: Colors = Color.AUTO
     debug: Debug = False
 
 
 class ConfigOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Print the configuration that audit uses, and the file of each key."""
+    """Print the configuration of audit, and which file sets each key."""
 
     config: Config = None
     no_config: NoConfig = False
-    output_format: OutputFormat = None
+    output_format: ListFormat = None
     output: OutputFile = None
     color: Colors = Color.AUTO
     debug: Debug = False

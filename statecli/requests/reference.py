@@ -5,8 +5,7 @@ The first two build a report, so that they have every output.
 
 from __future__ import annotations
 
-from statecli.render import Output
-from statecli.requests.options import ConfigOptions, RulesOptions, SchemaOptions
+from statecli.requests.options import ConfigOptions, ListOutput, RulesOptions, SchemaOptions
 from statecli.requests.outcome import Outcome
 
 
@@ -19,7 +18,7 @@ def run_rules(options: RulesOptions) -> Outcome:
         return Outcome(texts, rules.build_rules_report(texts))
     texts = (rules.explain_rule(options.name),)
     former = rules.describe_former_name(options.name)
-    if options.output_format in (None, Output.TABLE, Output.PLAIN):
+    if options.output_format in (None, ListOutput.TABLE, ListOutput.PLAIN):
         return Outcome(texts, text=lambda width: rules.format_explanation(texts[0], width), warning=former)
     return Outcome(texts, rules.build_rules_report(texts), warning=former)
 

@@ -468,7 +468,7 @@ def _match_ragged(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotC
 
 
 _RESHAPED = NotCompared("the shapes of its inner tensors differ", reshaped=True)
-_REORDERED = NotCompared("its values are stored in another order")
+_REORDERED = NotCompared("the values of its inner tensors are stored in another order than before")
 
 
 def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:

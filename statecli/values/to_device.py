@@ -175,8 +175,11 @@ def _place_on_meta(data: TensorData, name: str) -> Arrival:
         return Arrival(False, format_first_line(error), refused=True)
     if data.storage.crc32 is None:
         _read_through(data.storage, name)
-        return Arrival(tensor.is_meta, "bytes read, but not compared, because meta has no data")
-    return Arrival(tensor.is_meta, "bytes read and checksum right, but not compared, because meta has no data")
+        return Arrival(tensor.is_meta, "the bytes were read, but not compared, because a meta tensor has no data")
+    return Arrival(
+        tensor.is_meta,
+        "the checksum is correct; the bytes were not compared, because a meta tensor has no data",
+    )
 
 
 def _read_through(where: ByteRange, what: str) -> None:

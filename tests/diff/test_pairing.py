@@ -180,7 +180,7 @@ def test_the_last_equals_sign_parts_a_rule():
         ("(=x", "is not a regular expression"),
         (r"a=\9", "is not a regular expression"),
         ("zzz=x", "matches none of the 2 names of a.pt"),
-        ("[ab]=x", "makes 'x' of both a and b"),
+        ("[ab]=x", "renames both a and b of a.pt to 'x'"),
     ],
 )
 def test_a_bad_rule(rule, message):

@@ -278,7 +278,7 @@ def test_what_loading_makes_of_it_is_told_with_the_method(method):
     assert rules(check) == {"t": "not-restored"}
     assert check.findings[0].message == f"t: saved, but load_state_dict() {what}"
     name = method.partition("(")[0]
-    assert check.findings[0].help == f"net.py:7: pass the saved entry to super() in Net.{name}"
+    assert check.findings[0].help == f"net.py:7: in Net.{name}, pass the saved entry on to super()"
 
 
 def test_a_method_that_saves_something_else_is_named():

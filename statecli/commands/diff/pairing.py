@@ -216,7 +216,9 @@ def _refuse_clash(state: ModelState, names: list[str]) -> None:
     for tensor, name in zip(state.tensors, names, strict=True):
         other = first.setdefault((tensor.section, name), tensor)
         if other is not tensor and other.fqn != tensor.fqn:
-            raise UsageError(f"{option('--map')} makes {name!r} of both {other.fqn} and {tensor.fqn} of {state.target}")
+            raise UsageError(
+                f"{option('--map')} renames both {other.fqn} and {tensor.fqn} of {state.target} to {name!r}"
+            )
 
 
 def _map_note(state: ModelState, names: list[str]) -> list[Oddity]:

@@ -408,7 +408,7 @@ class Decoder:
                 entries = [(append_key(name, key), node) for key, node in iter_entries(value)]
                 self.entries += len(entries)
                 if self.entries > MAX_ENTRIES:
-                    raise MalformedError(f"{fqn}: attributes of tensors have more than {MAX_ENTRIES:,} entries")
+                    raise MalformedError(f"{fqn}: the attributes of all tensors have more than {MAX_ENTRIES:,} entries")
                 pending += entries
             if len(parts) > MAX_PARTS:
                 raise MalformedError(f"{fqn}: consists of more than {MAX_PARTS:,} tensors, the limit of statecli")

@@ -178,7 +178,7 @@ class _Proof:
         else:
             what = "sets other values" if self._is_set_by_load(name, there) else "does not restore the tensor"
             message = f"{name}: saved, but load_state_dict() {what}"
-            help = self._suggest_in_own_method(name, _LOAD_METHODS, "pass the saved entry to super() in {}")
+            help = self._suggest_in_own_method(name, _LOAD_METHODS, "in {}, pass the saved entry on to super()")
             if name in self._subject.created_by_forward and not help:
                 help = _IN_CONSTRUCTOR
             self._restored[name] = self._build_failed_cell(rules.NOT_RESTORED, row, message, help)
