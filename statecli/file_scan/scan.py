@@ -831,11 +831,11 @@ def _may_be_pickle(name: str, head: bytes, size: int) -> bool:
 def _inflate_beginning(region: Region, size: int, most: int = _ARRAY_HEADER_BYTES) -> bytes:
     """Return the inflated form of the first `size` bytes of a compressed record, at most `most` bytes.
 
-    More is read until there is a head to judge, because any number of empty blocks may be in front of the data.
+    More is read if these give less than half of their number, because any number of empty blocks may come first.
     """
     inflater, opening, at = zlib.decompressobj(-zlib.MAX_WBITS), b"", 0
-    while at < region.size and not inflater.eof and (not at or len(opening) < min(most, REGION_HEAD_BYTES)):
-        step = min(size, region.size - at)
+    while at < region.size and not inflater.eof and (not at or len(opening) < min(most, size // 2)):
+        step = min(max(size, at), region.size - at, 2**20)
         try:
             opening += inflater.decompress(region.read(at, step), most - len(opening))
         except zlib.error:
