@@ -603,7 +603,9 @@ class FileScan:
         readable: list[tuple[Region, str, bytes]] = []
         for region, where in scripts:
             if region.size > MAX_CODE_BYTES:
-                self._add_unread(_Piece(region, where, 0, hidden=False), f"code of more than {MAX_CODE_BYTES:,} bytes")
+                self._add_unread(
+                    _Piece(region, where, 0, hidden=False), f"its code has more than {MAX_CODE_BYTES:,} bytes"
+                )
                 continue
             self.steps.take(Budget.BYTES, region.size)
             code = region.read(0, region.size)

@@ -437,7 +437,7 @@ def _refuse_other_type(meta: dict[str, Any], first: dict[str, Any], fqn: str, na
     for key in ("dtype", "device"):
         if meta.get(key) != first.get(key):
             raise MalformedError(
-                f"{fqn}: its {key} differs from the first tensor in record {quoting.quote(name)}, but "
+                f"{fqn}: its {key} differs from that of the first tensor in record {quoting.quote(name)}, but "
                 f"torch.export.load uses the first {key} for both"
             )
 

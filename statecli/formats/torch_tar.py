@@ -295,7 +295,7 @@ class _Contents:
             dimensions, _unused = stream.numbers("<ii")
             if type(key) is not int or not 0 <= dimensions <= _MAX_DIMENSIONS:
                 raise stream.error(
-                    f"a tensor has no valid key, or {dimensions} dimensions (expected 0 to {_MAX_DIMENSIONS})"
+                    f"a tensor has an invalid key, or it has {dimensions} dimensions (expected 0 to {_MAX_DIMENSIONS})"
                 )
             size = stream.numbers(f"<{dimensions}q")
             stride = stream.numbers(f"<{dimensions}q")

@@ -68,9 +68,10 @@ def check_no_freed_storage(module: nn.Module, target: str) -> None:
         for name, tensor in iter_tensors(walk(module)):
             if is_freed(tensor):
                 size = sum(part.untyped_storage().nbytes() for part in split_parts(tensor))
+                needed = tensor.numel() * tensor.element_size()
                 raise ModelError(
-                    f"{target}: {name}: its storage was freed: shape {list(tensor.shape)} needs "
-                    f"{tensor.numel() * tensor.element_size():,} bytes and has {size:,}; restore the values first"
+                    f"{target}: {name}: its storage was freed: shape {list(tensor.shape)} needs {needed:,} bytes, "
+                    f"but the storage has {size:,}; restore the values first"
                 )
 
 

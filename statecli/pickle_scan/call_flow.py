@@ -133,7 +133,7 @@ class Flow:
         Picklers write the elements of an object, then its items, then its state, each once.
         """
         if type(target) is Global:
-            self.note_misuse(target, "the pickle changes for the whole process")
+            self.note_misuse(target, "the pickle changes this object for the whole process")
         elif id(target) in self._dtype_by_fields:
             self.note_misuse(
                 self._dtype_by_fields[id(target)], "gets other fields after its state was set, which numpy never writes"
@@ -259,11 +259,13 @@ class Flow:
         if exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name):
             self.note_misuse(call.cls, "gets a position outside its text, so that its message reads other memory")
         if not dates.has_valid_value(name, call):
-            self.note_misuse(call.cls, "gets bytes that are not a valid date or time; its methods do not check them")
+            self.note_misuse(
+                call.cls, "is built from bytes that are not a valid date or time, which datetime does not check"
+            )
         if name == numpy_dtype_states.STRING_DTYPE and not numpy_dtype_states.is_string_dtype(call):
             self.note_misuse(call.cls, "gets values that numpy never writes for a string dtype")
         if name == "numpy.dtype" and not numpy_dtype_states.is_named_by_code(call):
-            self.note_misuse(call.cls, "gets no dtype code such as 'f4'; numpy always writes a code")
+            self.note_misuse(call.cls, "is called without a dtype code such as 'f4'; numpy always writes a code")
 
     def _check_call(self, call: Obj, depth: int = 0) -> None:
         """Check a call, and each call made by it at once with its arguments."""
@@ -417,7 +419,7 @@ class Flow:
         if name not in _ITEM_CONTAINERS and _is_clean(name):
             self.note_misuse(root, "is not a container, but gets items")
         elif call.items and name in _HOLD_ELEMENTS:
-            self.note_misuse(root, "is a sequence, but gets items with keys")
+            self.note_misuse(root, "is a sequence, but the pickle sets items by key on it")
         elif call.items and name.endswith(".AttributeDict"):
             self._check_attributes(root, name, call.items)
         if name not in _DICT_CLASSES and any(type(key) is Key for key in call.items or ()):

@@ -26,6 +26,8 @@ from statecli.pickles.machine_state import MachineState
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
 from statecli.pickles.opcodes import Handler, decode_python2_string
 
+#: The dict of copyreg from which an unpickler takes what an extension code stands for.
+EXTENSION_REGISTRY = "_inverted_registry"
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _RECORD_FUNCTIONS = frozenset(["torch._utils._rebuild_tensor_v2", "collections.OrderedDict"])
 #: The classes of the three values that have no name, which pickle spells `type(None)`.
@@ -420,7 +422,7 @@ def _read_name_lines(m: MachineState, pos: int) -> tuple[Global, int]:
 
 def _require_line_end(m: MachineState, end: int) -> int:
     if not end:
-        raise m.make_truncated_error("a text line has no line break")
+        raise m.make_truncated_error("a line of text does not end with a line break")
     return end
 
 
@@ -428,7 +430,7 @@ def _do_extension(m: MachineState, pos: int) -> int:
     """Resolve a code to a name registered by the loading program."""
     width = 1 << (m.data[pos - 1] - 0x82)
     code = int.from_bytes(m.data[pos : pos + width], "little")
-    m.stack.append(m.intern_name("copyreg", f"_inverted_registry[{code}]", pos))
+    m.stack.append(m.intern_name("copyreg", f"{EXTENSION_REGISTRY}[{code}]", pos))
     return pos + width
 
 

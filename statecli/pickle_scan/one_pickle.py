@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.model_state import Place
 from statecli.pickle_scan import frames
-from statecli.pickle_scan.imported_names import Scanner
+from statecli.pickle_scan.imported_names import EXTENSION_REGISTRY, Scanner
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.errors import MisframedPickle, OverBudget, TruncatedFrame, TruncatedPickle
 from statecli.pickles.machine import METADATA_BUDGET_FACTOR
@@ -179,8 +179,9 @@ def is_harmless(scanner: Scanner, unread: MalformedError | None, *, copied: bool
     misframed = isinstance(unread, (MisframedPickle, TruncatedFrame)) and not copied
     if misframed or isinstance(unread, OverBudget):
         return False
-    names = scanner.globals.values()
     acts = scanner.call_count or scanner.change_count
+    # A code of copyreg imports only what the loader has registered, and a file of msgpack begins with one.
+    names = [name for name in scanner.globals.values() if acts or not name.name.startswith(EXTENSION_REGISTRY)]
     plain = any(_PLAIN.match(name.module) and _PLAIN.match(name.name) for name in names)
     if copied:
         return not (plain and (unread is None or scanner.data[:1] == b"\x80" or acts))

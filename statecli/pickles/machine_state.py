@@ -136,7 +136,7 @@ class MachineState:
         """Return the text argument at byte `pos`, without its newline, and the byte after the newline."""
         end = self.data.find(b"\n", pos)
         if end < 0:
-            raise self.make_truncated_error("a text line has no line break")
+            raise self.make_truncated_error("a line of text does not end with a line break")
         return self.data[pos:end], end + 1
 
     def put_memo(self, index: int, value: Value) -> None:

@@ -333,7 +333,7 @@ class _MergedResults:
             part = self._parts[index]
             line = part.results[key].line
             raise UnreadableError(
-                f"{part.path}: line {line} is the result of a task that the command does not have: {_REDO_ADVICE}"
+                f"{part.path}: line {line} is a result that does not belong to this command: {_REDO_ADVICE}"
             )
 
 

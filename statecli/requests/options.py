@@ -156,13 +156,14 @@ Lines = Annotated[
 ]
 Top = Annotated[
     int | None,
-    Option(("--top",), "Show only the N largest tensors (diff: the N largest changes), in one list.", "N", Group.ROWS),
+    Option(("--top",), "Show one list of only the N largest tensors; diff: of the N largest changes.", "N", Group.ROWS),
 ]
 Quiet = Annotated[
     bool,
     Option(
         ("--quiet", "-q"),
-        "Print only the findings or differences that set exit status 1; formats for programs stay complete.",
+        "Print only the findings or differences that set exit status 1. json, jsonl, csv, sarif, junit and gitlab stay "
+        "complete.",
         group=Group.ROWS,
     ),
 ]
@@ -421,7 +422,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
     no_renames: Annotated[bool, Option(("--no-renames",), "Do not detect renamed tensors.")] = False
     only: Annotated[
         tuple[str, ...],
-        Option(("--only",), "Fail if any tensor changed whose name does not match GLOB (repeatable).", "GLOB"),
+        Option(("--only",), "Fail if a tensor outside GLOB changed (repeatable).", "GLOB"),
     ] = ()
     frozen: Annotated[
         tuple[str, ...],
@@ -429,7 +430,9 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
     ] = ()
     changed: Annotated[
         tuple[str, ...],
-        Option(("--changed",), "Fail unless a tensor whose name matches GLOB changed (repeatable).", "GLOB"),
+        Option(
+            ("--changed",), "Fail if no tensor that matches GLOB changed (repeatable: each GLOB is checked).", "GLOB"
+        ),
     ] = ()
     sort: Annotated[
         ChangeOrder | None,
@@ -442,7 +445,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--verbose", "-v"),
-            "Also show the first differing index, mean, L2 and cosine of each change.",
+            "Also show of each change: the first index that differs, the mean difference, L2 norms and cosine.",
             group=Group.ROWS,
         ),
     ] = False
@@ -462,7 +465,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
 
 
 class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
-    """Test that the tensors of a model move, cast, save, copy and train. Exit with status 1 for an error."""
+    """Test that moving, casting, saving, copying and training reach all tensors of a model. An error is status 1."""
 
     target: Annotated[
         str,
@@ -557,7 +560,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--values",),
-            "Read the values of all tensors. [default: of local files of up to 256 MB and 5,000 tensors]",
+            "Read the values of all tensors. [default: only of local files with at most 256 MB and 5,000 tensors]",
             group=Group.VALUES,
         ),
     ] = False
@@ -569,8 +572,8 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--frozen-only",),
-            "Compare only frozen tensors with the lock file: parameters with requires_grad=False, and those that "
-            "policy.frozen names.",
+            "Compare only frozen tensors with the lock file: parameters with requires_grad=False, and those that the "
+            "key policy.frozen of the configuration names.",
         ),
     ] = False
     weights_only: Annotated[
@@ -652,7 +655,7 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--url",),
-            "Full URL, with password or signature, of a file that the parts name without them (repeatable).",
+            "Full URL of a file of the parts (repeatable). Parts do not store passwords and signatures of URLs.",
             "URL",
             Group.DISTRIBUTION,
         ),
@@ -661,7 +664,7 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
         bool,
         Option(
             ("--copies",),
-            "Accept parts made from separate copies of the files; compare only the sizes and samples of the copies.",
+            "Accept parts made from separate copies of the files; compare only their sizes and some of their bytes.",
             group=Group.DISTRIBUTION,
         ),
     ] = False
@@ -726,7 +729,12 @@ class GitTextconvOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     path: Annotated[str, Target("FILE")]
     made_by: Annotated[
-        str, Option(("--made-by",), "Version of statecli; git discards its cached lines if TEXT changes.", "TEXT")
+        str,
+        Option(
+            ("--made-by",),
+            "Set by statecli git setup: the version of statecli. If TEXT changes, git discards its cached lines.",
+            "TEXT",
+        ),
     ] = ""
 
 

@@ -153,7 +153,9 @@ def _report_odd_dtypes(subject: Subject, stack: Stack) -> Iterator[Issue]:
             tensor, usual = subject.state.tensors[positions[odd]], _most_common_value(dtypes)
             others = f"{usual} in the other {len(dtypes) - 1} layers ({rest})"
             message = f"{subject.name_of(tensor)}: dtype is {tensor.dtype}, but {others}"
-            yield Issue(message, tensor.fqn, tensor.section, "convert the tensor to the dtype of its siblings")
+            yield Issue(
+                message, tensor.fqn, tensor.section, "convert the tensor to the dtype that it has in the other layers"
+            )
 
 
 def _report_odd_shapes(subject: Subject, stack: Stack) -> Iterator[Issue]:

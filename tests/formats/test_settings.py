@@ -589,7 +589,7 @@ def test_attributes_of_tensors_that_share_a_long_list_end(tmp_path, monkeypatch)
     torch.save({str(n): with_attributes(a=[shared]) for n in range(9)}, tmp_path / "many.pt")
     damage = formats.read(str(tmp_path / "many.pt")).tensors[-1].damage
     assert damage is not None
-    assert "attributes of tensors have more than 1,000 entries" in damage
+    assert "the attributes of all tensors have more than 1,000 entries" in damage
 
 
 def test_parameters_in_attributes_of_parameters_without_end(tmp_path):

@@ -433,7 +433,7 @@ def test_tensors_of_one_record_have_one_type(meta, parts, tmp_path):
     path = built(tmp_path / "y.pt2", {**parts, CONFIG: _json(config)})
     bias = torch.export.load(path).state_dict["bias"]
     assert (bias.dtype, bias.device.type) == (torch.float32, "cpu")
-    assert f"its {next(iter(meta))} differs from the first tensor in record 'weight_0'" in (
+    assert f"its {next(iter(meta))} differs from that of the first tensor in record 'weight_0'" in (
         read(path).tensors[1].damage
     )
 

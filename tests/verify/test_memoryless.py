@@ -115,7 +115,7 @@ def test_a_freed_storage_is_refused_by_name(make, bytes_left):
     tensor = freed(make(100), bytes_left)
     model = holding(p=tensor)
     with pytest.raises(
-        ModelError, match=rf"p: its storage was freed: shape \[100\] needs 400 bytes and has {bytes_left};"
+        ModelError, match=rf"p: its storage was freed: shape \[100\] needs 400 bytes, but the storage has {bytes_left};"
     ):
         statecli.verify(model)
 

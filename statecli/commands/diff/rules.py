@@ -68,7 +68,7 @@ FROZEN_CHANGED = _rule(
 )
 UNCHANGED = _rule(
     "unchanged",
-    summary="No tensor that a glob of `--changed` matches has changed.",
+    summary="None of the tensors that match a glob of `--changed` has changed.",
     why="the layer that should be trained was not: it is frozen, not in the optimizer, or not saved.",
     example="`--changed 'head.*'` is given, and all tensors of the head are identical.",
     fix="run `statecli verify --check step` on the class: it reports parameters without a gradient or an update.",

@@ -35,7 +35,7 @@ VALUES_NOT_LOCKED = Rule(
     summary="The lock has no digest of the values of some tensors, so any values pass.",
     why="""a lock without value digests covers only names, dtypes and shapes. A checkpoint with other weights passes
 such a lock.""",
-    example="the lock was made of a class (`statecli lock net.py:Net`), whose initial weights are random; "
+    example="the lock was made from a class (`statecli lock net.py:Net`), whose initial weights are random; "
     "or somebody\nremoved the digests from the file.",
     fix="run `statecli lock` on the checkpoint; ignore this rule if the lock should cover only shapes.",
 )
