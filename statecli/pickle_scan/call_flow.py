@@ -133,7 +133,7 @@ class Flow:
         Picklers write the elements of an object, then its items, then its state, each once.
         """
         if type(target) is Global:
-            self.note_misuse(target, "the pickle changes this object for the whole process")
+            self.note_misuse(target, "the pickle changes for the whole process")
         elif id(target) in self._dtype_by_fields:
             self.note_misuse(
                 self._dtype_by_fields[id(target)], "gets other fields after its state was set, which numpy never writes"
