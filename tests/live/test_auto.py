@@ -161,19 +161,20 @@ REFUSED = {
     ),
     "a call": (
         {"architectures": ["os.system"]},
-        "has 'os.system', which is not a class name, in architectures, as --model auto needs; name the class instead",
+        "architectures has 'os.system', which is not the name of a class, but --model auto needs one; "
+        "name the class instead",
     ),
     "no list": (
         {"architectures": "BertModel"},
-        "does not name a class in architectures, as --model auto needs; name the class instead",
+        "architectures does not name a class, but --model auto needs one; name the class instead",
     ),
     "none": (
         {"architectures": [], "model_type": "no such"},
-        "does not name a class in architectures, as --model auto needs; name the class instead",
+        "architectures does not name a class, but --model auto needs one; name the class instead",
     ),
     "a number": (
         {"architectures": [3]},
-        "has 3, which is not a class name, in architectures, as --model auto needs; name the class instead",
+        "architectures has 3, which is not the name of a class, but --model auto needs one; name the class instead",
     ),
     "another type": (
         {"model_type": "gpt2"},

@@ -485,9 +485,7 @@ def test_a_result_of_no_task_is_refused(parts, refusal, statecli):
     assert refusal(*parts).endswith(f".pt: {kept[at]['name']}: {why}")
     forged(parts[0], [kept[0], {**strange, "derived": True}, *kept[1:]])
     result = statecli("merge", *parts)
-    said = (
-        f"statecli: {parts[0]}: line 2 is a result that does not belong to this command: run all shards again\n"
-    )
+    said = f"statecli: {parts[0]}: line 2 is a result that does not belong to this command: run all shards again\n"
     assert (result.code, result.err) == (2, said)
 
 
