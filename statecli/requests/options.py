@@ -465,7 +465,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
 
 
 class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
-    """Test that a model's tensors are moved, cast, saved, copied and trained. An error is exit status 1."""
+    """Test that all tensors are moved, saved and trained with the model. An error is exit status 1."""
 
     target: Annotated[
         str,
