@@ -591,6 +591,7 @@ def test_a_device_of_any_length_is_refused(statecli, tmp_path):
             "-f jsn: must be table, plain, json, jsonl, csv, markdown, html, sarif, junit, github or ",
         ),
         ("diff a.pt b.pt --ignore dtyp", "values; did you mean dtype?"),
+        ("git textconv", "git textconv needs FILE; see statecli git textconv --help"),
         ("completion zs", "SHELL: must be bash, zsh, fish or powershell"),
         ("show a.pt", "No such command 'show'; did you mean 'inspect'?"),
         ("nope", "No such command 'nope'; see statecli --help"),

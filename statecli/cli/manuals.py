@@ -102,7 +102,7 @@ MANUALS: dict[str, Manual] = {
         {
             0: "No finding reaches the severity of --fail-on, and no proof is inconclusive.",
             1: "A finding reaches that severity, such as a parameter that does not move with the model.",
-            2: "There is no such finding, but a proof is inconclusive or could not run; the model could not be built, "
+            2: "A proof is inconclusive or could not run, and no finding gives status 1; the model could not be built, "
             + _WRONG_LINE,
         },
     ),

@@ -61,7 +61,8 @@ def _list_flags(options: Any) -> list[str]:
 def _describe_missing_target(mistake: Any, name: str, _: Sequence[str]) -> str:
     parameter = _find_parameter(mistake, name)
     help_text = (parameter.help or "").rstrip(".")
-    return f"{name} needs {parameter.metavar}: {help_text[:1].lower()}{help_text[1:]}; {_see_help(name)}"
+    explained = f": {help_text[:1].lower()}{help_text[1:]}" if help_text else ""
+    return f"{name} needs {parameter.metavar}{explained}; {_see_help(name)}"
 
 
 def _describe_missing_value(mistake: Any, name: str, _: Sequence[str]) -> str:

@@ -458,14 +458,18 @@ def _describe_status(tensor: TensorInfo, live: bool) -> str:
         if not live:
             unknown = "not saved, unless the class itself saves the tensor"
             return {False: "not in a state_dict", True: "unexpected", None: unknown}[tensor.saved]
-        parts.append({False: "not saved", True: "saved", None: "cannot tell whether saved"}[tensor.saved])
+        parts.append({False: "not saved", True: "saved", None: "cannot tell whether it is saved"}[tensor.saved])
     elif tensor.persistent is False:
         parts.append("non-persistent, yet in the file" if tensor.saved else "not saved (non-persistent)")
     elif tensor.saved is False:
         parts.append("not saved")
     if tensor.after is None and live:
         if tensor.moves is not True:
-            parts.append({False: "left on the old device by a move", None: "cannot tell whether moved"}[tensor.moves])
+            parts.append(
+                {False: "left on the old device by a move", None: "cannot tell whether a move takes it along"}[
+                    tensor.moves
+                ]
+            )
         elif tensor.kind is Kind.UNREGISTERED:
             parts.append("follows the model's moves")
     return ", ".join(parts)
