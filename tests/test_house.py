@@ -111,6 +111,7 @@ def _type_checking_only(path):
     return names
 
 
+@functools.cache
 def _own_imports(path, *, in_functions):
     """The modules of ours that a file imports at its top, or only in functions; not those for types."""
     found, todo = set(), [(node, False) for node in parse(path).body]
