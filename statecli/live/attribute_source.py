@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,8 +93,17 @@ class _SourceFile:
         return parent
 
 
-@functools.lru_cache(maxsize=64)
 def _parse_file(filename: str) -> _SourceFile | None:
+    """Return the parsed file, parsed again if it changed (in a notebook a class is edited and loaded again)."""
+    try:
+        status = os.stat(filename)
+    except (OSError, ValueError):
+        return None
+    return _parse_version(filename, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=64)
+def _parse_version(filename: str, modified: int, size: int) -> _SourceFile | None:  # noqa: ARG001 - part of the key
     try:
         return _SourceFile(Path(filename).read_text("utf-8"))
     except (OSError, ValueError, SyntaxError, RecursionError):
@@ -130,13 +140,15 @@ def _find_early_statements(function: ast.FunctionDef) -> list[ast.stmt]:
 # --- the assignment -----------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=256)
 def read_assignment(place: tuple[str, int] | None, name: str) -> Assignment | None:
     """Return the statement at `place` with the assignment of `name`; None for anything but a plain assignment."""
     file = _parse_file(place[0]) if place else None
-    if place is None or file is None:
-        return None
-    for node in file.assignments.get(place[1], ()):
+    return None if place is None or file is None else _find_assignment(file, place[1], name)
+
+
+@functools.lru_cache(maxsize=256)
+def _find_assignment(file: _SourceFile, line: int, name: str) -> Assignment | None:
+    for node in file.assignments.get(line, ()):
         owner_and_value = _find_target(node, name)
         if owner_and_value is not None:
             owner, value = owner_and_value
@@ -191,14 +203,16 @@ def _get_source_text(lines: list[str], value: ast.expr) -> str:
     return f"({text})" if is_bare_tuple else text
 
 
-@functools.lru_cache(maxsize=256)
 def read_scope(place: tuple[str, int] | None) -> Scope | None:
     """Return what is around the line; None if there is no source to read."""
     file = _parse_file(place[0]) if place else None
-    if place is None or file is None:
-        return None
+    return None if place is None or file is None else _find_scope(file, place[1])
+
+
+@functools.lru_cache(maxsize=256)
+def _find_scope(file: _SourceFile, line: int) -> Scope:
     nodes = [node for node in ast.walk(file.tree) if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
-    around = [node for node in nodes if node.lineno <= place[1] <= (node.end_lineno or node.lineno)]
+    around = [node for node in nodes if node.lineno <= line <= (node.end_lineno or node.lineno)]
     classes = [node.name for node in around if isinstance(node, ast.ClassDef)]
     methods = [n for n in around if isinstance(n, ast.FunctionDef) and isinstance(file.parents.get(n), ast.ClassDef)]
     if not methods:
@@ -212,12 +226,14 @@ def read_scope(place: tuple[str, int] | None) -> Scope | None:
 # --- the uses -----------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=256)
 def find_uses(filename: str, name: str, class_names: frozenset[str], line: int | None) -> tuple[Use, ...]:
     """Return the uses of the attribute `name` in the classes, except for its assignment on `line`."""
     file = _parse_file(filename)
-    if file is None:
-        return ()
+    return () if file is None else _find_uses(file, name, class_names, line)
+
+
+@functools.lru_cache(maxsize=256)
+def _find_uses(file: _SourceFile, name: str, class_names: frozenset[str], line: int | None) -> tuple[Use, ...]:
     uses: list[Use] = []
     for node in file.attributes.get(name, ()):
         class_node, function = file.find_around(node, ast.ClassDef), file.find_around(node, ast.FunctionDef)
@@ -281,13 +297,15 @@ def reads(value: ast.expr | None, name: str) -> bool:
 # --- the name of torch.nn -----------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=64)
 def find_torch_nn_name(filename: str) -> str | None:
     """Return how this file writes torch.nn, "nn" if it cannot be read; None if it imports neither torch nor nn."""
     file = _parse_file(filename)
+    return "nn" if file is None else _find_torch_nn_name(file)
+
+
+@functools.lru_cache(maxsize=64)
+def _find_torch_nn_name(file: _SourceFile) -> str | None:
     torch_name = None
-    if file is None:
-        return "nn"
     for node in ast.walk(file.tree):
         if isinstance(node, ast.ImportFrom) and node.module == "torch":
             alias_ = next((alias for alias in node.names if alias.name == "nn"), None)

@@ -140,6 +140,18 @@ def test_the_fix_registers_it(inspect, body, start, names):
     assert {oddity.name for oddity in fixed.oddities} <= {"none-parameter"}
 
 
+def test_a_file_that_was_edited_is_read_again(write):
+    """In a notebook a class is edited and loaded again: the fix quotes the line that is there now."""
+
+    def show_fix(value: str) -> str:
+        target = write(f"{HEADER}        self.t = {value}\n", name="edited.py")
+        built = build(parse_spec(target))
+        return read(built, target).tensors[0].fix
+
+    assert "torch.ones(3)" in show_fix("torch.ones(3)")
+    assert "torch.zeros(12)" in show_fix("torch.zeros(12)")
+
+
 def _build(target: str) -> nn.Module:
     spec = parse_spec(target)
     assert spec is not None
