@@ -500,7 +500,9 @@ def _list_contents(obj: Any, kind: type, numbered: bool) -> Iterator[tuple[str, 
     elif issubclass(kind, (set, frozenset)):
         yield from _list_set(obj, kind)
     elif id(kind) in _TRANSPARENT_TYPES:
-        yield from ((f"[#{i}]", value, "item") for i, value in enumerate(gc.get_referents(obj)))
+        # Since Python 3.12 the type itself may be among them.
+        held = [value for value in gc.get_referents(obj) if value is not kind]
+        yield from ((f"[#{i}]", value, "item") for i, value in enumerate(held))
         return
     elif issubclass(kind, types.FunctionType):
         yield from _list_function(obj)

@@ -334,7 +334,8 @@ def test_a_sample_input_that_forward_reads_is_found():
 @pytest.mark.parametrize("device", ["cuda:99", "nowhere", "xpu"])
 def test_a_device_that_is_not_here_is_refused(device):
     """One line with the option and what to write."""
-    with pytest.raises(UsageError, match=f"--device {device}: .*fake-cuda"):
+    advice = "numbered from 0" if device == "cuda:99" and torch.cuda.is_available() else "fake-cuda"
+    with pytest.raises(UsageError, match=f"--device {device}: .*{advice}"):
         move.parse_device(device)
 
 
