@@ -17,6 +17,8 @@ forward on the GPU raises "Expected all tensors to be on the same device".""",
     fix="""register the tensor: `self.register_buffer("table", torch.randn(5, 5))`. If the class has its own `_apply`,
 call `super()._apply(fn)` in it.""",
 )
+#: Of a tensor that was on the device of the move before.
+KEEPS_MEMORY = "keeps its memory when the model moves, so a move to another device leaves the tensor behind"
 UNTIED_BY_MOVE = Rule(
     "untied-by-move",
     "move",

@@ -26,10 +26,20 @@ def report_as_model_error(spec: ModelSpec, doing: str, callee: Any = None) -> It
     """Raise a ModelError of one line for any exception in the block, SystemExit included; KeyboardInterrupt passes."""
     try:
         yield
+        _wait_for_gpu()
     except (StateError, KeyboardInterrupt):
         raise
     except BaseException as error:
         raise ModelError(_describe_error(spec, doing, callee, error)) from error
+
+
+def _wait_for_gpu() -> None:
+    """Wait for the kernels that the code has started on a GPU: what they refuse is raised only then."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        for device in range(torch.cuda.device_count()):
+            if torch.cuda.memory_reserved(device):
+                torch.cuda.synchronize(device)
 
 
 def _describe_error(spec: ModelSpec, doing: str, callee: Any, error: BaseException) -> str:

@@ -246,7 +246,11 @@ def move(
         module = measure.get_moved_model(module, module.to(device_))
     tensors_after = measure.map_tensors(module)
     for row in table.rows:
-        row.after = _build_after(None if row.fqn in table.copy_differences else tensors_after.get(row.fqn), device_)
+        tensor = None if row.fqn in table.copy_differences else tensors_after.get(row.fqn)
+        if tensor is not None and row.facts.device == str(device_):
+            row.after = After(row.facts.device, row.follows_device)  # it was there before: the stand-in decides
+            continue
+        row.after = _build_after(tensor, device_)
         if row.after.followed is not None:
             if row.follows_device is not None and row.follows_device is not row.after.followed:
                 row.notes.append(_describe_device_special_case(row.follows_device, device_))

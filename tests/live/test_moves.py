@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from statecli.core.errors import ModelError, UsageError
-from statecli.core.model_state import Kind
+from statecli.core.model_state import After, Kind
 
 PLAIN = """
 class Net(nn.Module):
@@ -197,6 +197,13 @@ def test_real_moves_to_meta_show_before_and_after(inspect, rows):
     assert (found["w"].after.device, found["w"].after.followed) == ("meta", True)
     assert (found["t"].after.device, found["t"].after.followed) == ("cpu", False)
     assert found["t"].device == "cpu"
+
+
+def test_a_tensor_that_was_on_the_device_before_has_not_followed(inspect, rows):
+    """It is where the move ends because it was made there; a move to another device leaves it behind."""
+    source = PLAIN.replace("torch.ones(3)", 'torch.ones(3, device="meta")')
+    found = rows(inspect(source, to="meta"))["t"]
+    assert (found.device, found.after, found.moves, found.note) == ("meta", After("meta", False), False, None)
 
 
 def test_a_move_to_meta_finds_the_same_oddities(inspect):

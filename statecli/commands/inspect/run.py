@@ -259,7 +259,10 @@ def _report_tensor(tensor: TensorInfo, state: ModelState, to: str) -> Finding:
         message = f"{tensor.fqn}: the bytes on {to} differ from the bytes of the file"
         return rules.BYTES_DIFFER.finding(message, target=state.target, fqn=tensor.fqn, section=tensor.section)
     where = tensor.after.device if tensor.after else tensor.device
-    message = f"{tensor.fqn}: left on {where} when the model moves to {to}"
+    was_there = tensor.device == where and str(where).partition(":")[0] == to.partition(":")[0]
+    message = f"{tensor.fqn}: " + (
+        move_rules.KEEPS_MEMORY if was_there else f"left on {where} when the model moves to {to}"
+    )
     severity = decide_tensor_severity(tensor)
     return move_rules.LEFT_BEHIND.finding(
         message, target=state.target, fqn=tensor.fqn, section=tensor.section, help=tensor.fix, severity=severity

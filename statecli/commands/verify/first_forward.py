@@ -22,6 +22,9 @@ from statecli.live.walk import walk
 
 def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: str) -> ModelUnderTest:
     """Add inputs and the rows of tensors that a first forward creates; no rows if forward raises."""
+    home = subject.find_home()
+    if inputs is not None and home != "meta":
+        inputs = inputs.move(home)
     subject = replace(subject, inputs=inputs, why_no_inputs=why_not or subject.why_no_inputs)
     if inputs is None:
         return subject

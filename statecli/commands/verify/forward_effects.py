@@ -28,7 +28,6 @@ from statecli.live.walk import walk
 if TYPE_CHECKING:
     from torch import nn
 
-    from statecli.commands.verify.inputs import Call, Inputs
     from statecli.live.built_model import BuiltModel
 
 #: What is said of a tensor that was not there before the model was first called.
@@ -78,8 +77,8 @@ def call_built_model(
         inputs_found, why_not = live_model.find_live_inputs(python_inputs, built)
     if inputs_found is None:
         raise ModelError(f"{target}: {why_not}")
-    inputs_found = _move_inputs(inputs_found, built.init_device)
-    subject = dataclasses.replace(model_under_test.prepare_built_model(built, target), inputs=inputs_found)
+    subject = model_under_test.prepare_built_model(built, target)
+    subject = dataclasses.replace(subject, inputs=inputs_found.move(subject.find_home()))
     in_training, oddities = _find_changed_in_training(
         subject
     )  # first: its instance is gone when the one that stays is built
@@ -147,18 +146,6 @@ def _find_gone(before: ModelState, state: ModelState) -> list[Oddity]:
     names_left = {row.fqn for row in state.tensors} | {alias for row in state.tensors for alias in row.aliases}
     gone_names = [row.fqn for row in before.tensors if row.fqn not in names_left]
     return [Oddity("gone-after-forward", f"{fqn} is gone after the first forward", fqn) for fqn in gone_names]
-
-
-def _move_inputs(inputs: Inputs, device: str) -> Inputs:
-    """Return the inputs on `device`."""
-    if device == "cpu":
-        return inputs
-
-    def make(seed: int = 0) -> Call:
-        call: Call = given.map_tensors(inputs.make(seed=seed), lambda tensor: tensor.to(device))
-        return call
-
-    return dataclasses.replace(inputs, make=make)
 
 
 def _build_instance_maker(subject: ModelUnderTest) -> Callable[[bool, int], nn.Module]:

@@ -69,6 +69,17 @@ class Inputs:
     make: Callable[..., Call]
     chosen_by_user: bool = True
 
+    def move(self, device: str) -> Inputs:
+        """Return the inputs with their tensors on `device`."""
+        if device == "cpu":
+            return self
+
+        def make(seed: int = 0) -> Call:
+            call: Call = map_tensors(self.make(seed=seed), lambda tensor: tensor.to(device))
+            return call
+
+        return dataclasses.replace(self, make=make)
+
 
 @dataclass(frozen=True)
 class InputSpec:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from statecli import live
 from statecli.core.errors import ModelError
-from statecli.core.model_state import ModelState, TensorInfo
+from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
 from statecli.live.spec import ModelSpec
@@ -72,6 +72,12 @@ class ModelUnderTest:
     @functools.cached_property
     def _rows(self) -> dict[str, TensorInfo]:
         return {tensor.fqn: tensor for tensor in self.state.tensors}
+
+    def find_home(self) -> str:
+        """Return the device where the model's author calls it: of its first parameter, or of its first buffer."""
+        registered = [row for row in self.state.tensors if row.kind in (Kind.PARAMETER, Kind.BUFFER)]
+        first = min(registered, key=lambda row: row.kind is not Kind.PARAMETER, default=None)
+        return first.device if first is not None and first.device is not None else "cpu"
 
     def build_used(self, *, values: bool = False, seed: int = 0) -> nn.Module:
         """Build an instance in its own mode, and call the instance once if forward creates tensors."""

@@ -47,6 +47,8 @@ _SAME_DEVICE = re.compile(r"\b(on|at) the same device\b")
 _ON_CPU = re.compile(r"(\w+)'? (?:to|must|argument should) be (?:on|a 1D) cpu\b", re.IGNORECASE)
 #: What a plain call raises because it is on the CPU, or half on a GPU: it says nothing of the moved model.
 _CPU_ERROR = re.compile(rf"\bCUDA\b|NVIDIA|\bGPU\b|not implemented for '|from the 'CPU' backend|{_SAME_DEVICE.pattern}")
+#: What a kernel of CUDA refuses by an assertion, after which the whole process can use the GPU no more.
+_INDEX_ERROR = re.compile(r"^calling the model raised IndexError\b")
 _CUDA_CHECK_REASON = "the model calls torch.cuda.is_available(), which is False here,"
 _ADVICE = {
     How.MADE: "create the tensor with device=x.device, or copy it with .to(x.device)",
@@ -109,6 +111,8 @@ def prove(subject: ModelUnderTest, device: str) -> Check:
         return Check(Name.FORWARD, Verdict.SKIPPED, reason=why)
     if requested_device.type == "cpu":
         return _prove_on_cpu(subject)
+    if subject.forward_error and _INDEX_ERROR.match(subject.forward_error):
+        raise ModelError(subject.forward_error)
     return _prove_both_modes(
         subject,
         [_Trial(requested_device, str(requested_device), "called on the moved model", _use_real_gpu, values=True)],

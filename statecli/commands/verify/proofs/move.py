@@ -32,7 +32,7 @@ from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import ModelState, TensorInfo
-from statecli.core.move_rules import LEFT_BEHIND, STALE_VIEW, UNTIED_BY_MOVE
+from statecli.core.move_rules import KEEPS_MEMORY, LEFT_BEHIND, STALE_VIEW, UNTIED_BY_MOVE
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.severity import decide_tensor_severity
@@ -231,8 +231,7 @@ class _Proof:
                 note or "cannot tell whether the tensor follows a move", before=before
             )
         if not follows:
-            what = "keeps its memory when the model moves, so a move to another device leaves the tensor behind"
-            return self._judge_left_behind(row, before, before, what)
+            return self._judge_left_behind(row, before, before, KEEPS_MEMORY)
         return self._judge_changed(row, before, f"{before}, new memory")
 
     def _judge_changed(self, row: TensorInfo, before: str, after: str) -> Cell:

@@ -1,0 +1,85 @@
+"""What only a real GPU shows: models that live there, and kernels that refuse their arguments after the call."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+import statecli  # noqa: E402
+from statecli.commands.verify.result import Name, Verdict  # noqa: E402
+
+from .proving import of_source  # noqa: E402
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("inputs", ["6x4", torch.ones(6, 4)], ids=["a shape", "a tensor of the CPU"])
+def test_a_live_model_on_the_gpu_is_proved_there(inputs):
+    """Inputs are moved to the model, and the model stays as and where it is."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).cuda()
+    values, numbers = {name: one.clone() for name, one in model.state_dict().items()}, torch.cuda.get_rng_state()
+    found = statecli.verify(model, inputs=inputs)
+    assert {check.check: check.verdict for check in found.checks} == dict.fromkeys(Name, Verdict.PASSED)
+    assert all(torch.equal(one, values[name]) for name, one in model.state_dict().items())
+    assert {one.device.type for one in model.state_dict().values()} == {"cuda"}
+    assert torch.equal(torch.cuda.get_rng_state(), numbers)
+
+
+def test_tensors_that_forward_creates_on_the_gpu_are_listed():
+    """`inspect` with an input calls the model where it is."""
+
+    class Caching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            self.cache = x * self.w
+            return self.cache
+
+    found = statecli.inspect(Caching().cuda(), inputs="2x4")
+    assert {tensor.fqn: tensor.device for tensor in found.state.tensors} == {"w": "cuda:0", "cache": "cuda:0"}
+
+
+def test_a_tensor_made_on_the_gpu_has_not_followed_a_move_to_it(tmp_path, monkeypatch):
+    """It is there because the constructor made it there: on another GPU it would be left behind."""
+    monkeypatch.chdir(tmp_path)
+    body = 'self.w = nn.Parameter(torch.ones(2)); self.t = torch.ones(2, device="cuda")'
+    check = of_source(Name.MOVE, body, device="cuda")
+    assert [finding.fqn for finding in check.findings] == ["t"]
+    found = statecli.inspect("net.py:Net", to="cuda")
+    assert [(finding.fqn, finding.message) for finding in found.findings] == [
+        ("t", check.findings[0].message),
+    ]
+
+
+def test_an_index_out_of_range_leaves_the_gpu_usable(tmp_path, monkeypatch):
+    """The kernel would end by an assertion, after which this process could not use the GPU; the CPU raises first."""
+    monkeypatch.chdir(tmp_path)
+    body = "self.e = nn.Embedding(4, 4)\n---\ndef forward(self, x):\n    return self.e(x)"
+    check = of_source(Name.FORWARD, body, "int64:2x3<99", device="cuda")
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert "the embedding takes integers from 0 to 3" in check.reason
+    assert torch.ones(2, device="cuda").sum().item() == 2
+
+
+def test_what_a_kernel_refuses_after_the_call_is_no_pass(tmp_path):
+    """The call returns, and the error comes with the next use of the GPU; a process of its own, whose GPU is lost."""
+    (tmp_path / "net.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.w = nn.Parameter(torch.ones(4))\n    def forward(self, x):\n        y = self.w * x\n"
+        "        if x.is_cuda:\n            torch._assert_async(y.sum() > 1e9)\n        return y\n"
+    )
+    command = [sys.executable, "-m", "statecli", "verify", "net.py:Net", "--input", "4", "--check", "forward"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (run.returncode, "Traceback" in run.stderr) == (2, False), run.stderr
+    assert "device-side assert" in run.stderr.splitlines()[-1]
