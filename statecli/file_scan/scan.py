@@ -74,6 +74,8 @@ _END = 22
 _END_RECORDS_BYTES = 56 + 20 + _END
 _LOCAL_HEADER = struct.Struct("<4sHHHHHIIIHH")
 _NUMPY = b"\x93NUMPY"
+#: Records with the example inputs of a program of torch.export; the second name is of torch 2.7 and older.
+_EXAMPLE_INPUTS = re.compile(r"(?i)\bdata/sample_inputs/|\bserialized_example_inputs\b")
 _PICKLE_SUFFIX = re.compile(r"\.(?:pkl|pickle|pck|pcl|joblib|dill)\Z", re.IGNORECASE)
 #: The pickles that an archive of torch's own has, in its top folder.
 _USUAL_PICKLES = frozenset(["data.pkl", "constants.pkl", "attributes.pkl"])
@@ -390,7 +392,8 @@ class FileScan:
 
     def _scan_pickle(self, piece: _Piece, at: int) -> int:
         """Scan the pickle at byte `at` and return its length, 0 if it has no end."""
-        key = _read_cache_key(piece.region) if piece.sure and not at else None
+        has_inputs = _EXAMPLE_INPUTS.search(piece.where) is not None
+        key = _read_cache_key(piece.region) if piece.sure and not (at or has_inputs) else None
         if key and (cached := self.cached_pickles.get(key)):
             self._add_pickle(structs.replace(cached, where=piece.where, place=piece.region.span, hidden=piece.hidden))
             return cached.place.length
@@ -404,7 +407,8 @@ class FileScan:
         read: list[str] = []
         scanner.flow.read_storage = lambda key: self._read_storage(piece, key, read)
         mentions, modules = tuple(scanner.iter_mentions()), tuple(dict.fromkeys(scanner.module_classes))
-        bombs, hazards = scanner.find_bombs(self.whole.size), scanner.find_hazards()
+        bombs = scanner.find_bombs(self.whole.size)
+        hazards = scanner.find_hazards(keys_are_source=has_inputs)
         if piece.sure or ((bombs or hazards) and not unread) or not is_harmless(scanner, unread, copied=piece.copied):
             if unread and scanner.has_frames:
                 mentions = self._read_frames(piece, at, scanner, mentions)

@@ -14,6 +14,7 @@ sympy/parsing/sympy_parser.py of sympy 1.14.
 from __future__ import annotations
 
 import ast
+import builtins
 import json
 import re
 import string
@@ -50,6 +51,11 @@ _TOKEN = re.compile(
     re.ASCII,
 )
 _SPACE = re.compile(r"[ \t]*")
+#: What an expression is made of for Python, which nothing of it may bind a name with.
+_EXPRESSION_NODES = (
+    *(ast.Expression, ast.Call, ast.keyword, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.Starred),
+    *(ast.BinOp, ast.UnaryOp, ast.Compare, ast.operator, ast.unaryop, ast.cmpop),
+)
 #: What guards are made of: sizes of inputs, and functions of numbers. A key of an input has no quote and no escape.
 _GUARD_TOKEN = re.compile(
     r"L(?:\[(?:'[^'\"\\\r\n]*'|-?\d+)\]|\.(?:size|stride|storage_offset|item)\(\)|\.[A-Za-z]\w*(?![\w(]))+"
@@ -76,8 +82,29 @@ def iter_expressions(document: Any) -> Iterator[str]:
 
 
 def is_plain_expression(text: str) -> bool:
-    """Return True if the text calls only functions of expressions: no attribute, no other function, only names."""
-    return _consists_of(text, _TOKEN, lambda token: token[0] in _EXPRESSION_FUNCTIONS)
+    """Return True if the text calls only functions of expressions: no attribute, no other function, only names.
+
+    `for` and `lambda` would give a function another meaning, and sympy has Python's own functions as values of names.
+    """
+    if not _consists_of(text, _TOKEN, lambda token: token[0] in _EXPRESSION_FUNCTIONS):
+        return False
+    if len(text) > _MAX_EXPRESSION_CHARACTERS or not text.strip():
+        return True  # `describe_cost` refuses the one, sympy the other
+    try:
+        nodes = list(ast.walk(_parse_expression(text)))
+    except (SyntaxError, RecursionError, MemoryError, ValueError):
+        return False  # sympy may rewrite it to what Python takes
+    return all(isinstance(node, _EXPRESSION_NODES) and _is_plain_name(node) for node in nodes)
+
+
+def _parse_expression(text: str) -> ast.Expression:
+    """Parse the text as sympy does, which takes `^` for a power."""
+    return ast.parse(text.strip().replace("^", "**"), mode="eval")
+
+
+def _is_plain_name(node: ast.AST) -> bool:
+    name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.keyword) else None
+    return name is None or name in _EXPRESSION_FUNCTIONS or not hasattr(builtins, name)
 
 
 def is_plain_guard(text: str) -> bool:
@@ -158,10 +185,9 @@ def describe_cost(text: str, has_symbols: bool = True) -> str | None:
     if len(text) > _MAX_EXPRESSION_CHARACTERS:
         return f"computes an expression of {len(text):,} characters"
     try:
-        # sympy takes `^` for a power.
-        cost = _measure_node(ast.parse(text.strip().replace("^", "**"), mode="eval").body)
+        cost = _measure_node(_parse_expression(text).body)
     except SyntaxError:
-        return None  # sympy parses it in the same way, and ends with the same error
+        return None  # of a guard, which torch parses in the same way
     except _Unmeasurable as error:
         return str(error)
     except (RecursionError, MemoryError, ValueError, OverflowError):
@@ -317,6 +343,8 @@ def _is_valid_name(key: str, text: str) -> bool:
     """Return True if the text stays a name wherever torch writes the text into source."""
     if key in _NAME_KEYS:
         return _NAME.fullmatch(text) is not None
+    if key == _MODULES_KEY:
+        return not _BREAKS_OF_PATH.search(text)
     return key in _VALUE_KEYS or (key != _UNREAD_KEY and not _BREAKS.search(text))
 
 
@@ -324,6 +352,8 @@ def _is_valid_name(key: str, text: str) -> bool:
 _NAME_KEYS = frozenset(["name", "as_name", "forward_arg_names", "the member"])
 _NAME = re.compile(r"\*{0,2}\w*")
 _BREAKS = re.compile(r"[\"'\\\n\r]")
+#: In the paths of modules torch itself writes the quotes of `L['self']`, and it puts them into double quotes.
+_BREAKS_OF_PATH = re.compile(r"[\"\\\n\r]")
 _OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.\w+)?", re.ASCII)
 #: What torch's own verifier allows, and the classes of torch's arithmetic.
 _ARITHMETIC = re.compile(
@@ -337,12 +367,16 @@ _MAX_SYMBOL_NUMBER = 10**6
 #: JSON in texts of the JSON: how the arguments nest.
 _SPEC_KEYS = frozenset(["in_spec", "out_spec", "context"])
 #: Text that a trace left for people, and the keys of what has it: torch reads it as a dict of texts, and calls nothing.
+#: Only the paths of modules in it become source, in `torch.export.unflatten`.
 _REMARK_KEY, _REMARKED_KEYS = "metadata", frozenset(["nodes", "graph_module"])
 #: Texts that reach no source: values of operators, and texts that have a check of their own.
 _VALUE_KEYS = frozenset(["as_string", "as_strings", "expr_str", _GUARD_KEY])
 #: Key of what `_iter_texts` yields for classes and for JSON that it cannot read; no key of the program has a space.
 _CLASS_KEY, _MEMBER_KEY, _UNREAD_KEY, _ARGUMENT_KEY = "the class", "the member", "the nesting", "the argument"
-_SYMBOL_KEY = "the symbol"
+_SYMBOL_KEY, _MODULES_KEY, _KEY_OF_INPUT, _TEXT_OF_INPUT = "the symbol", "the modules", "the key", "the text"
+#: Keys of what holds the value of an input: torch writes a text and the keys of dicts into the source of guards. Other
+#: texts under "as_string" are values of operators, of which torch writes Python's `repr`.
+_KEYS_OF_INPUTS = frozenset(["inputs", "value"])
 #: Dicts whose keys are names -> what their keys are judged as.
 _KEYS_OF_NAMES = {"tensor_values": "name", "range_constraints": _SYMBOL_KEY}
 
@@ -366,7 +400,11 @@ def _iter_texts(document: Any, steps: Steps) -> Iterator[tuple[str, str]]:
                 stack.extend((_KEYS_OF_NAMES[key], child) for child in node)
             yield from ((_ARGUMENT_KEY, below) for below in node)
             remark = _REMARK_KEY if key in _REMARKED_KEYS else None
-            stack.extend((below, child) for below, child in node.items() if below != remark)
+            yield from _iter_module_paths(node.get(remark))
+            text_key = _TEXT_OF_INPUT if key in _KEYS_OF_INPUTS else "as_string"
+            stack.extend(
+                (text_key if below == "as_string" else below, child) for below, child in node.items() if below != remark
+            )
         elif type(node) is _NestingObject:
             yield from _iter_class_texts(dict(node))
             yield from ((_ARGUMENT_KEY, below) for below, _ in node)
@@ -375,6 +413,13 @@ def _iter_texts(document: Any, steps: Steps) -> Iterator[tuple[str, str]]:
             stack.extend((key, child) for child in node)
         elif type(node) is str:
             yield from _iter_spec_texts(key, node, stack, steps) if key in _SPEC_KEYS else [(key, node)]
+
+
+def _iter_module_paths(remark: Any) -> Iterator[tuple[str, str]]:
+    """Yield the paths of the modules around a node."""
+    paths = remark.get("nn_module_stack") if type(remark) is dict else None
+    if type(paths) is str:
+        yield _MODULES_KEY, paths
 
 
 def _iter_class_texts(node: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -398,8 +443,7 @@ def _iter_spec_texts(key: str, text: str, stack: list[tuple[str, Any]], steps: S
     else:
         names = _find_keyword_names(text) if key == "in_spec" else []
         yield from (("name", str(name)) for name in names)
-        # Strings of a context are keys of dicts, which may be any.
-        stack.append(("as_string" if key == "context" else "", spec))
+        stack.append((_KEY_OF_INPUT if key == "context" else "", spec))
 
 
 def _find_keyword_names(text: str) -> list[Any]:

@@ -137,12 +137,16 @@ class Scanner(Machine):
             self.unfollowed = self.unfollowed or error
         return tuple(bombs)
 
-    def find_hazards(self) -> tuple[Hazard, ...]:
-        """Return the plain data by which loaders do harm; a `.metadata` holds nothing that a loader uses so."""
+    def find_hazards(self, *, keys_are_source: bool = False) -> tuple[Hazard, ...]:
+        """Return the plain data by which loaders do harm; a `.metadata` holds nothing that a loader uses so.
+
+        `keys_are_source`: see `plain_data.find_hazards`.
+        """
         hazards: list[Hazard] = []
         try:
             if self.budget == 1:
-                hazards.extend(islice(plain_data.find_hazards(self.root, self.flow.steps), _MAX_HAZARDS))
+                found = plain_data.find_hazards(self.root, self.flow.steps, keys_are_source=keys_are_source)
+                hazards.extend(islice(found, _MAX_HAZARDS))
         except OutOfSteps as error:
             self.unfollowed = self.unfollowed or error
         return tuple(hazards)

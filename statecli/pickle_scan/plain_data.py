@@ -51,14 +51,23 @@ _STORES = frozenset(_STORE_NAMES.split())
 _PARENT = re.compile(r"(?:\A|[/\\])\.\.(?:[/\\]|\Z)")
 
 
-def find_hazards(root: Value, steps: Steps) -> Iterator[Hazard]:
-    """Yield what is harmful in the data of a pickle, each container once. Raises OutOfSteps."""
+#: What ends a text in source that torch.export compiles.
+_BREAKS = re.compile(r"[\"'\\\n\r]")
+
+
+def find_hazards(root: Value, steps: Steps, *, keys_are_source: bool = False) -> Iterator[Hazard]:
+    """Yield what is harmful in the data of a pickle, each container once. Raises OutOfSteps.
+
+    `keys_are_source`: the pickle has the example inputs of a program, whose keys torch.export writes into source.
+    """
     walk = _Walk(steps)
     yield from walk.check_python_state("", root)
     for node in walk.iter_containers(root):
         items = walk.get_items(node)
         if items is not None:
             yield from walk.check_mapping(node, items)
+            if keys_are_source:
+                yield from walk.check_keys_of_inputs(node, items)
         elif (elements := walk.get_elements(node)) is not None:
             yield from walk.check_sequence(node, elements)
         if type(node) is Obj and node.state is not None:
@@ -146,6 +155,17 @@ class _Walk:
             yield from self._check_paths(f"callbacks{_format_subscript(state_key)}", paths or {})
         if _OLD_CHECKPOINT_PATH in items:
             yield from _check_path(f"[{_OLD_CHECKPOINT_PATH!r}]", items[_OLD_CHECKPOINT_PATH])
+
+    def check_keys_of_inputs(self, node: Value, items: Mapping[Any, Any]) -> Iterator[Hazard]:
+        """Check that the keys stay texts in the guards of a program, `"Guard failed: x['key'].size()[0] == 3"`."""
+        for key in items:
+            text = _read_text(key)
+            if type(text) is str and _BREAKS.search(text):
+                yield Hazard(
+                    f"{self.describe_path(node)}[{quoting.quote(text)}]: key with a quote, a backslash or a line end; "
+                    "torch writes the key into the source of the program's guards, and compiles them"
+                )
+                return
 
     def _check_param_group(self, node: Value, group: Mapping[Any, Any]) -> Iterator[Hazard]:
         """Check numbers that optimizers raise to a power: a beta by the number of steps, a sum by the alpha of ASGD."""

@@ -9,6 +9,7 @@ import logging
 import re
 import signal
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -784,6 +785,15 @@ CODE = (
         "a@b",
         "5!",
         "s0 !",
+        "lambda 9^9^9",
+        "lambda s0, s1",
+        "Max(s0 for s0 in s1)",
+        "s0 if s1 else s2",
+        "Max(Min(s0) for Min in 1*(exec,))",
+        "Max(open)",
+        "Max(s0, getattr)",
+        "Symbol(exec=1)",
+        "Max(1,)) ** (Min(2",
     ),
 )
 
@@ -871,6 +881,23 @@ def test_code_among_the_expressions_is_found(writer, tmp_path):
     assert mark.exists()
 
 
+@pytest.mark.parametrize("function", ["exec", "eval"])
+def test_a_name_that_an_expression_binds_is_found(function, forged, tmp_path):
+    """A loop gives two names of functions Python's own as values: nothing but names and numbers, and code runs."""
+    pytest.importorskip("sympy")
+    mark = tmp_path / "ran"
+    letters = "+".join(f"Abs({ord(letter)})" for letter in f"open('{mark}','w')")
+    path = forged(
+        "Symbol('s77', positive=True, integer=True)",
+        f"Max(Min({letters}) for Abs in 1*(chr,) for Min in 1*({function},))",
+    )
+    ((_, message),) = findings(path)
+    assert "sympy.sympify" in message
+    with contextlib.suppress(Exception):
+        torch.export.load(path)
+    assert mark.exists()
+
+
 @pytest.mark.parametrize("model", ["a/model", "a/b/c", "model/x"])
 @pytest.mark.parametrize("suffix", [".json", ".JSON", ".what"])
 def test_every_record_below_models_is_a_program(model, suffix, parts, tmp_path):
@@ -934,6 +961,113 @@ def test_code_among_the_guards_is_found(parts, tmp_path):
     assert rule == "unsafe-global"
     assert message.startswith("the module of the program calls builtins.exec, which compiles the guard")
     torch.export.load(path).module()(torch.randn(2, 3))
+    assert mark.exists()
+
+
+class Guarded(nn.Module):
+    """A dict of tensors, and a text that is the value of a guard."""
+
+    def forward(self, tensors, mode):
+        return next(iter(tensors.values())) * len(mode)
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    """A program whose dict has a key, and whose text may be changed in the JSON afterwards."""
+
+    def made(key: str = "k", text: str = "abc", change: Callable[[dict], None] = lambda program: None) -> Path:
+        program = torch.export.export(Guarded(), ({key: torch.ones(2)}, text))
+        good = new(program, tmp_path / "x.pt2")
+        with zipfile.ZipFile(good) as archive, zipfile.ZipFile(tmp_path / "y.pt2", "w") as file:
+            for name in archive.namelist():
+                data = archive.read(name)
+                if name.endswith("models/model.json"):
+                    changed = json.loads(data)
+                    change(changed)
+                    data = _json(changed)
+                file.writestr(name, data)
+        return tmp_path / "y.pt2"
+
+    return made
+
+
+def test_code_in_the_text_of_an_input_is_found(guarded, tmp_path):
+    """`.module()` writes the text into a guard between quotes, and compiles the guard."""
+    mark = tmp_path / "ran"
+    code = f"' #\n,'')\nopen('{mark}', 'w')\ndef h():\n  (1,'"
+
+    def change(program: dict) -> None:
+        for value in program["graph_module"]["graph"]["inputs"]:
+            if "as_string" in value:
+                value["as_string"] = code
+
+    assert findings(guarded()) == []
+    path = guarded(change=change)
+    ((rule, message),) = findings(path)
+    assert (rule, "builtins.exec" in message) == ("unsafe-global", True)
+    with contextlib.suppress(Exception):
+        torch.export.load(path).module()
+    assert mark.exists()
+
+
+def test_code_in_the_key_of_an_input_is_found(guarded, tmp_path):
+    """It ends the message of a guard, in the nesting of the arguments as well as in the example inputs."""
+    mark = tmp_path / "ran"
+    key = f'" + str(open("{mark}", "w")) + "'
+    path = guarded(key)
+    assert [rule for rule, _ in findings(path)] == ["unsafe-global", "unsafe-data"]
+    torch.export.load(path).module()({key: torch.ones(2)}, "abc")
+    assert mark.exists()
+
+
+def test_a_key_of_the_example_inputs_alone_is_found(parts, tmp_path):
+    """torch takes the paths of the inputs from them; the same pickle elsewhere has keys that nothing compiles."""
+    data = io.BytesIO()
+    torch.save((({'" + x + "': torch.ones(2)},), {}), data)
+    inputs = {"data/sample_inputs/model.pt": data.getvalue()}
+    same, other_case = {"data/constants/a.pt": data.getvalue()}, {"DATA/SAMPLE_INPUTS/MODEL.PT": data.getvalue()}
+    for more in (inputs, {**same, **inputs}, other_case):
+        ((rule, message),) = findings(built(tmp_path / "a.pt2", {**parts, **more}))
+        assert rule == "unsafe-data"
+        assert "torch writes the key into the source" in message
+
+
+@pytest.mark.parametrize("text", ['x")\rexec(1)', "a\nb", "a\\", 'a"b'])
+def test_code_in_the_path_of_a_module_is_found(text, parts, tmp_path):
+    """torch.export.unflatten writes the path into double quotes."""
+    for path, count in ((text, 1), ("L['self'].layers[0]", 0)):
+        program = json.loads(parts["models/model.json"])
+        program["graph_module"]["graph"]["nodes"][0]["metadata"]["nn_module_stack"] = f"a,{path},b"
+        assert len(findings(built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))) == count
+
+
+def test_unflatten_compiles_the_path_of_a_module(tmp_path):
+    """The oracle: a line break that is not a line feed leaves the body of the function."""
+
+    class Inner(nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x):
+            return self.inner(x) + 1
+
+    good, mark = new(torch.export.export(Outer(), (torch.ones(2),)), tmp_path / "x.pt2"), tmp_path / "ran"
+    code = f"(x\")\ropen('{mark}', 'w')\rdef g(self):\r    pass #".replace(".", "\\x2e")
+    with zipfile.ZipFile(good) as archive, zipfile.ZipFile(tmp_path / "y.pt2", "w") as file:
+        for name in archive.namelist():
+            data = archive.read(name)
+            if name.endswith("models/model.json"):
+                assert b",inner," in data
+                data = data.replace(b",inner,", f",{json.dumps(code)[1:-1]},".encode())
+            file.writestr(name, data)
+    assert [rule for rule, _ in findings(tmp_path / "y.pt2")] == ["unsafe-global"]
+    with contextlib.suppress(Exception):
+        torch.export.unflatten(torch.export.load(tmp_path / "y.pt2"))
     assert mark.exists()
 
 
@@ -1086,12 +1220,14 @@ def test_names_of_keywords_are_names(name, parts, tmp_path):
     ]
 
 
-def test_keys_of_a_dict_that_is_an_argument_may_be_any(parts, tmp_path):
-    """They are data in the nesting, and no source."""
-    inner = {"type": "builtins.dict", "context": json.dumps(["it's", "a b", "\\"]), "children_spec": [_leaf()] * 3}
+@pytest.mark.parametrize("name", ["it's", 'a"b', "\\", "a b", "x.y/z[0]", "\u00e9"])
+def test_keys_of_a_dict_that_is_an_argument_stay_texts(name, parts, tmp_path):
+    """torch writes them into guards, between quotes: a key with a quote would end the text."""
+    inner = {"type": "builtins.dict", "context": json.dumps([name, "k"]), "children_spec": [_leaf()] * 2}
     spec = [1, {"type": "builtins.tuple", "context": "null", "children_spec": [inner]}]
     for key in ("in_spec", "out_spec"):
-        assert findings(built(tmp_path / "a.pt2", _with_spec(parts, spec, key))) == []
+        found = findings(built(tmp_path / "a.pt2", _with_spec(parts, spec, key)))
+        assert [rule for rule, _ in found] == ["unsafe-global"] * any(mark in name for mark in "'\"\\")
 
 
 @pytest.mark.parametrize("padding", ["", " " * (1 << 20)], ids=["short", "longer than a mebibyte"])
