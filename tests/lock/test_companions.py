@@ -397,6 +397,15 @@ def test_an_unchanged_pipeline_matches_its_lock(pipeline, tmp_path):
     assert [one.target for one in found.targets if one.not_checked] == [f"{pipeline}/README.md"]
 
 
+def test_the_command_locks_a_pipeline(pipeline, tmp_path, statecli):
+    """Its folder is a target without a checkpoint, behind those of its components."""
+    lock_path = tmp_path / "lock.json"
+    done = statecli("lock", pipeline, "-o", lock_path)
+    assert (done.code, done.err) == (0, "")
+    assert [len(target["tensors"]) for target in json.loads(lock_path.read_text())["targets"]] == [1, 1, 0]
+    assert statecli("audit", pipeline, "--lock", lock_path).code == 0
+
+
 @pytest.mark.parametrize("name", ["model_index.json", "scheduler/scheduler_config.json", "tokenizer/vocab.json"])
 def test_a_lock_of_a_pipeline_holds_the_files_that_are_in_no_component(pipeline, tmp_path, name):
     """A changed file, a file that is gone, and a new one next to it."""

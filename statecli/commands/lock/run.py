@@ -177,7 +177,9 @@ def report_unlocked(inputs: Sequence[LockInput], lock: Lock) -> Iterator[Finding
             tensors = count_tensors(item.kept)
             message = f"{item.state.target}: {tensors} that callbacks keep are not locked, because they are not weights"
             yield rules.CALLBACKS_NOT_LOCKED.finding(message, target=item.state.target)
-    for item, lines in zip((item for item in inputs if item.unlocked is None), lock.targets, strict=True):
+    locked = [item for item in inputs if item.unlocked is None]
+    # Folders of pipelines, which have no tensors, are the last targets of the lock.
+    for item, lines in zip(locked, lock.targets[: len(locked)], strict=True):
         count = sum(line.digest is None for line in lines.tensors)
         if count:
             why = "a class has only initial values" if item.state.traits.is_class else "they are not in the file"
