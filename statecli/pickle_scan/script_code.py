@@ -71,7 +71,8 @@ _CALL_OR_LOOP = re.compile(
     r"\(\s*self\s*\)\s*\.\s*(?P<own>\w+)\s*\("
     r"|(?P<odd>\b(?:while|for|with|lambda|getattr)\b|(?<!\.)\bself\s*=(?!=)|[)\]]\s*\((?!\))|\*\*|<<|>>|[+*/%@&^~]"
     r"|(?<=[\w)\]])\s+-(?!>))"
-    r"|(?<!\bdef )(?<!\bclass )(?<![\w.])(?P<path>(?:\w+\s*\.\s*)*\w+)\s*\("
+    # All of a path, called or not: from its second word on, a long one would be read again and again.
+    r"|(?<!\bdef )(?<!\bclass )(?<![\w.])(?P<path>(?:\w+\s*\.\s*)*\w+)(?P<called>\s*\()?"
     r"|\.\s*(?P<method>\w+)\s*\(",
     re.ASCII,
 )
@@ -101,7 +102,6 @@ _PACKING_OPERATOR = re.compile(
     r"|prim::(?:RaiseException|unchecked_cast|dtype|device|data)"
 )
 #: Packing a convolution, the whole call of it, and what sets the numbers that it divides by.
-_PACK_CONVOLUTION = re.compile(r"\b\w*conv\w*_prepack\w*", re.ASCII)
 _PACK_CALL = re.compile(r"\bops\.quantized\.conv\w*_prepack\((?P<args>[^()]*)\)", re.ASCII)
 #: Among the targets of an assignment the last of these; from the others on, a long line would be read again and again.
 _DIVISOR_ASSIGNMENT = re.compile(
@@ -112,6 +112,10 @@ _ASSIGNMENT_FROM_STATE = re.compile(
 )
 _CONVOLUTION_MODULE = re.compile(r"quantized\W+(?:dynamic\W+)?modules\W+conv", re.ASCII | re.IGNORECASE)
 _STATE = re.compile(r"(?<![\w.])state\b", re.ASCII)
+#: Names that are separated by commas, and whether they are assigned to.
+_NAMES = re.compile(r"(?<![\w.])(?P<names>\w+(?: *, *\w+)*) *,? *(?P<assigned>=(?!=))?", re.ASCII)
+#: Characters of a line or of the arguments of a call that pack a convolution, which have some dozens.
+_MAX_PACKING_CHARACTERS = 1000
 _DIVISOR_CONSTANT = re.compile(r"\b(?:stride|dilation|groups)\s*:\s*Final", re.ASCII)
 #: Names that a number is passed on by.
 _MAX_ASSIGNMENTS = 8
@@ -175,6 +179,7 @@ def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[s
     for function in functions:
         by_name.setdefault(function.name, []).append(function)
     classes = {calls[1] for function in functions for calls in _CLASS.finditer(function.text)}
+    defined = by_name.keys() | classes
     waiting = [name for name in by_name if name.startswith("__") and name != _GETSTATE]
     reached = set(waiting)
     while waiting:
@@ -183,7 +188,7 @@ def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[s
             words = set(_WORD.findall(function.text)) & by_name.keys()
             waiting.extend(words - reached)
             reached |= words
-            calls = list(_find_computing_calls(function, texts[function.number], by_name.keys() | classes))
+            calls = list(_find_computing_calls(function, texts[function.number], defined))
             record = records[function.number] if records else ""
             calls.extend(_find_packing_calls(function, texts[function.number], record, steps))
             if calls:
@@ -226,17 +231,19 @@ def _find_computing_calls(function: _Function, text: str, names: Collection[str]
     `names` are the names that the archive defines.
     """
     has_self = _SELF.search(function.text) is not None
+    assigned = _list_assignments(function.text).keys()
+    line, counted = 1, 0
     for match in _CALL_OR_LOOP.finditer(function.text):
+        if match["path"] and not match["called"]:
+            continue
         at = function.at + match.start()
-        line = text.count("\n", 0, at) + 1
+        line, counted = line + text.count("\n", counted, at), at
         if match["odd"]:
             yield Call("TorchScript", match["odd"].strip(), at, line, _UNBOUNDED_HARM, on_load=True)
             continue
         *path, name = re.findall(r"\w+", match["own"] or match["path"] or match["method"])
         own = (match["own"] and has_self) or (path == ["self"] and has_self) or path[:1] == ["__torch__"]
-        if not (
-            (own and name in names) or _is_harmless_call(path, name, function.text, is_method=bool(match["method"]))
-        ):
+        if not ((own and name in names) or _is_harmless_call(path, name, assigned, is_method=bool(match["method"]))):
             yield Call(
                 ".".join(path) if path[:1] in (["torch"], ["ops"]) else "torch", name, at, line, _RUNS_HARM, True
             )
@@ -247,7 +254,7 @@ def _find_packing_calls(function: _Function, text: str, record: str, steps: Step
 
     Those of the state are checked where the pickle is read (`packed_weights`), by the module's name.
     """
-    packing = list(_PACK_CONVOLUTION.finditer(function.text))
+    packing = [word for word in _WORD.finditer(function.text) if "_prepack" in word[0].partition("conv")[2]]
     is_convolution = packed_weights.defines_convolution(record)
     if packing and not is_convolution:
         at = function.at + packing[0].start()
@@ -263,7 +270,10 @@ def _find_packing_calls(function: _Function, text: str, record: str, steps: Step
             yield Call("TorchScript", "groups", at, text.count("\n", 0, at) + 1, _OTHER_NUMBERS_HARM, on_load=True)
         return
     steps.take(Budget.TEXT, 1 + len(function.text) // 8)
-    whole = [match for match in _PACK_CALL.finditer(function.text) if _has_own_numbers(match["args"], function.text)]
+    assignments = _list_assignments(function.text)
+    whole = [
+        match for match in _PACK_CALL.finditer(function.text) if _has_own_numbers(match["args"], assignments, steps)
+    ]
     assigned = [match for match in _ASSIGNMENT_FROM_STATE.finditer(function.text) if _is_read_from_state(match)]
     assigned = assigned if function.name == _SETSTATE else []
     states = len(_STATE.findall(function.text)) - function.text.count("(state)[") - (function.name == _SETSTATE)
@@ -272,41 +282,58 @@ def _find_packing_calls(function: _Function, text: str, record: str, steps: Step
         yield Call("torch.ops.quantized", "conv_prepack", function.at, 1, _OTHER_NUMBERS_HARM, on_load=True)
 
 
-def _has_own_numbers(arguments: str, text: str) -> bool:
+#: Name -> values that are assigned to it, to the end of their lines; None for what is no line of its own.
+_Assignments = dict[str, list[str | None]]
+
+
+def _list_assignments(text: str) -> _Assignments:
+    assignments: _Assignments = {}
+    for line in text.split("\n"):
+        is_short = len(line) <= _MAX_PACKING_CHARACTERS
+        for match in _NAMES.finditer(line):
+            if match["assigned"]:
+                value = line[match.end() :] if is_short and not line[: match.start()].strip(" \t") else None
+                for name in _WORD.findall(match["names"]):
+                    assignments.setdefault(name, []).append(value)
+    return assignments
+
+
+def _has_own_numbers(arguments: str, assignments: _Assignments, steps: Steps) -> bool:
     """Return whether the stride, the dilation and the groups of this call are those of the module itself."""
+    if len(arguments) > _MAX_PACKING_CHARACTERS:
+        return False
     parts = [part.strip() for part in re.split(r",(?![^\[]*\])", arguments)]
     if len(parts) not in (6, 7):
         return False
     numbers = {"stride": parts[2], "dilation": parts[-2], "groups": parts[-1]}
-    return all(_comes_from(expression, name, text, 0) for name, expression in numbers.items())
+    return all(_comes_from(expression, f"self.{name}", assignments, steps) for name, expression in numbers.items())
 
 
-def _comes_from(expression: str, attribute: str, text: str, depth: int) -> bool:
+def _comes_from(expression: str, attribute: str, assignments: _Assignments, steps: Steps, depth: int = 0) -> bool:
     """Return whether all that an expression can be is this attribute of the module, or its parts."""
+    steps.take(Budget.TEXT, 1 + len(expression) // 8)
     expression = expression.strip().rstrip(",").strip()
     if expression.startswith("[") and expression.endswith("]"):
-        return all(_comes_from(part, attribute, text, depth + 1) for part in expression[1:-1].split(","))
-    if expression == f"self.{attribute}":
+        sources: list[str | None] = [*expression[1:-1].split(",")]
+    elif expression == attribute:
         return True
-    if depth > _MAX_ASSIGNMENTS or not re.fullmatch(r"[A-Za-z_]\w*", expression, re.ASCII):
-        return False
-    sources = re.findall(
-        rf"^[ \t]*(?:\w+, *)*{expression}(?:, *\w+)* *,? *=(?!=)([^\n]*)$", text, re.MULTILINE | re.ASCII
+    else:
+        is_name = re.fullmatch(r"[A-Za-z_]\w*", expression, re.ASCII) is not None
+        sources = assignments.get(expression, []) if is_name and depth <= _MAX_ASSIGNMENTS else []
+    return bool(sources) and all(
+        source is not None and _comes_from(source, attribute, assignments, steps, depth + 1) for source in sources
     )
-    mentions = re.findall(rf"(?<![\w.]){expression}(?: *, *\w+)* *,? *=(?!=)", text, re.ASCII)
-    is_known = 0 < len(sources) == len(mentions)
-    return is_known and all(_comes_from(source, attribute, text, depth + 1) for source in sources)
 
 
 def _is_read_from_state(match: re.Match[str]) -> bool:
     return packed_weights.DIVISOR_POSITIONS[match["name"]] == int(match["place"])
 
 
-def _is_harmless_call(path: list[str], name: str, text: str, *, is_method: bool) -> bool:
+def _is_harmless_call(path: list[str], name: str, assigned: Collection[str], *, is_method: bool) -> bool:
     if path[:1] == ["ops"]:
         return len(path) == 2 and _PACKING_OPERATOR.fullmatch(f"{path[1]}::{name}") is not None
     if not path and not is_method:  # any name may stand for an operator
-        return name in _HARMLESS_BUILTINS and re.search(rf"(?<![\w.]){name}\s*=(?!=)", text) is None
+        return name in _HARMLESS_BUILTINS and name not in assigned
     return len(path) < 2 and name in _HARMLESS_METHODS
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import zipfile
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import nn
 from statecli.commands.audit.run import Request, audit
 from statecli.file_scan.scan import scan_pickles
 from statecli.pickle_scan import operator_names, program_operators, script_code, script_nesting
-from statecli.pickle_scan.step_budget import Steps
+from statecli.pickle_scan.step_budget import OutOfSteps, Steps
 from statecli.rules.pickles import RULES
 
 FILE = '"HARM", True, 4, dtype=0'
@@ -493,6 +494,30 @@ def test_code_that_packs_by_other_numbers_is_found(name, tmp_path):
                 record.replace("modules/conv.py", "modules/other.py") if "other" in new else record, changed_data
             )
     assert "packs with other numbers" in "".join(told(path, "unsafe-global"))
+
+
+#: What is repeated: unfinished lists, paths, calls, words, targets, spaces and comments.
+REPEATED = (
+    *("s, ", "a.\n", "a . ", "a()\n", "if (", "conv", "conv_", "x(", "(self ", "(self:__torch__.", "self.stride, "),
+    *("s = [s, s]\n", "s = ", "s, s =\n", "torch .\n", "torch \\\n", "dtype \n", ". \n", "#\n", "# type: ", '"', "'"),
+    *("ops.quantized.conv2d_prepack(", "ops.quantized.conv2d_prepack(a, [b, ", "(state)[1] ", "stride: ", "def a("),
+    *("    ", "\\", "aten::", "__setstate__ ", "getattr(a, 'b')", "\\\n", "-", " -", ")(", "a=b=", "class a:\n", "_"),
+)
+
+
+@pytest.mark.parametrize("unit", REPEATED)
+def test_no_text_is_read_again_and_again(unit):
+    """Of 300 KB, in a function that packs a convolution on load: a pass takes 0.1 s, one for each word hours."""
+    head = "class Conv2d(Module):\n  def __setstate__(self: __torch__.C, state: int) -> NoneType:\n    "
+    pack = "\n    a = ops.quantized.conv2d_prepack(w, b, s, p, s, s)\n    return None\n"
+    code = (head + unit * (300_000 // len(unit)) + pack).encode()
+    records, steps = ["x/code/__torch__/torch/ao/nn/quantized/modules/conv.py"], Steps()
+    begin = time.process_time()
+    with contextlib.suppress(OutOfSteps):
+        list(script_code.find_calls(code, steps, script_code.list_functions([code])))
+        list(script_code.find_calls_on_load([code], steps, records))
+    script_nesting.has_deep_statement(code)
+    assert time.process_time() - begin < 8
 
 
 def test_a_long_line_of_divisors_is_read_once():
