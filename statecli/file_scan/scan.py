@@ -581,7 +581,11 @@ class FileScan:
         is_loaded = use is Use.PICKLE and not piece.depth
         sure = is_loaded or _PICKLE_SUFFIX.search(record.name) is not None
         copied = use is Use.STORAGE and not piece.depth
-        self._add_member(region, name, piece.depth, record.method != STORED, sure, not usual, copied)
+        # torch.hub takes any file that ends as a zip with one member, and gives the member to torch.load.
+        alone = len(archive.records) == 1 and not piece.depth
+        self._add_member(
+            region, name, piece.depth, record.method != STORED, sure, not usual, copied=copied, alone=alone
+        )
         reads = self._get_code_readers(piece.depth).get(use)
         if reads:
             reads(self._read_code(piece, record, name), name)
@@ -634,8 +638,12 @@ class FileScan:
             self._add_unread(
                 _Piece(region, where, 0, hidden=False), "TorchScript of torch 1.0, whose code statecli does not read"
             )
+        elif region.size > MAX_CODE_BYTES:
+            self._add_unread(
+                _Piece(region, where, 0, hidden=False), f"its bytecode has more than {MAX_CODE_BYTES:,} bytes"
+            )
         else:
-            data = region.read(0, min(region.size, MAX_CODE_BYTES))
+            data = region.read(0, region.size)
             self.steps.take(Budget.BYTES, len(data))
             if script_nesting.has_deep_type(data.decode("latin-1")):
                 why = f"a type of more than {script_nesting.MAX_TYPE_DEPTH} nested brackets, at which torch crashes"
@@ -700,9 +708,18 @@ class FileScan:
             self._add_pickle(structs.replace(code, digest=digest, uses_storages=True))
 
     def _add_member(
-        self, region: Region, name: str, depth: int, deflated: bool, sure: bool, hidden: bool, copied: bool = False
+        self,
+        region: Region,
+        name: str,
+        depth: int,
+        deflated: bool,
+        sure: bool,
+        hidden: bool,
+        *,
+        copied: bool = False,
+        alone: bool = False,
     ) -> None:
-        """Queue a record if it is a pickle or begins like a pickle."""
+        """Queue a record if it is a pickle, begins like a pickle, or is alone in its archive."""
         unread, opening = None, b""
         self.steps.take(Budget.PIECES)
         if deflated:
@@ -712,12 +729,12 @@ class FileScan:
                 return
             # Each inflated record costs time: a storage that begins like no pickle is inflated no further.
             opening = _inflate_beginning(region, FIRST_WINDOW_BYTES, FIRST_WINDOW_BYTES + 1)
-            if opening and not (sure or _may_be_pickle(name, opening, len(opening))):
+            if opening and not (sure or alone or _may_be_pickle(name, opening, len(opening))):
                 return
             region, unread = _inflate(region)
             self.steps.take(Budget.BYTES, region.size)
         piece = _Piece(region, name, depth + 1 if region.head.startswith(_ZIP) else depth, sure, hidden, copied)
-        if sure or (unread and not opening) or _may_be_pickle(name, region.head, region.size):
+        if sure or alone or (unread and not opening) or _may_be_pickle(name, region.head, region.size):
             if unread:
                 self._add_unread(piece, unread)
             self.pieces.append(piece)

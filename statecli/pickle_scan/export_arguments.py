@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from statecli.pickle_scan.export_numbers import find_huge_numbers
+from statecli.pickle_scan.export_numbers import ARITHMETIC, find_huge_numbers
 from statecli.pickle_scan.step_budget import Budget, Steps
 
 _Sizes = tuple[int | None, ...]
@@ -63,11 +63,14 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
     inputs = frozenset(_list_user_inputs(document))
     for number, graph in enumerate(_iter_graphs(document, steps)):
         yield from (Misuse(*found) for found in find_huge_numbers(graph, number > 0, steps))
+        given = _list_given_objects(graph)
         stated = graph.get("tensor_values")
         sizes = {name: _read_sizes(meta) for name, meta in stated.items()} if type(stated) is dict else {}
         for node in graph["nodes"]:
             steps.take(Budget.TEXT)
             target = node.get("target") if type(node) is dict else None
+            if type(target) is str:
+                yield from (Misuse(target, why) for why in _check_objects(target, node.get("inputs"), given, steps))
             name = target.removeprefix("torch.ops.aten.").partition(".")[0] if type(target) is str else ""
             if type(target) is str and target.startswith("torch.ops.aten.") and name in _CHECKS:
                 outputs = node.get("outputs")
@@ -75,6 +78,55 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
                 why = _CHECKS[name](_Node(_read_arguments(node.get("inputs")), results, sizes, inputs))
                 if why:
                     yield Misuse(target, why)
+
+
+#: What is no number. Operators of torch check the types of arguments; Python's functions format and evaluate texts.
+_TEXTS_AND_OBJECTS = frozenset(["as_string", "as_strings", "as_operator", "as_custom_obj", "as_graph"])
+
+
+def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps) -> Iterator[str]:
+    """Yield why an argument of a node is not what torch writes: an object that becomes source, a text for a number.
+
+    torch takes an object that is not a value of the graph from the constants of the file, and writes its `repr` into
+    the source of `forward`, which may be any text. The operators of an operator get arguments that nothing checks.
+    """
+    stack = [inputs]
+    while stack:
+        value = stack.pop()
+        steps.take(Budget.TEXT)
+        if type(value) is list:
+            stack.extend(value)
+        if type(value) is not dict or type(value.get("nodes")) is list:  # a graph in a node is judged as a graph
+            continue
+        if target.startswith(ARITHMETIC) and not _TEXTS_AND_OBJECTS.isdisjoint(value):
+            yield "gets a text or an object in place of a number"
+            return
+        if "as_custom_obj" in value and _get_object_name(value) not in given:
+            yield "gets an object of the file that is not an input of the graph; torch compiles the object's repr()"
+            return
+        operator = value.get("as_operator")
+        if type(operator) is str and not _is_custom_operator(operator):
+            yield f"calls {operator} with arguments that statecli does not check"
+            return
+        stack.extend(value.values())
+
+
+def _is_custom_operator(name: str) -> bool:
+    """Return True for an operator of a library, which torch gives to `auto_functionalized` and `with_effects`."""
+    return name.startswith("torch.ops.") and not name.startswith(("torch.ops.aten.", "torch.ops.higher_order."))
+
+
+def _list_given_objects(graph: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of the objects that are inputs of the graph."""
+    inputs = graph.get("inputs")
+    names = (_get_object_name(value) for value in inputs) if type(inputs) is list else ()
+    return frozenset(name for name in names if name is not None)
+
+
+def _get_object_name(value: Any) -> str | None:
+    given = value.get("as_custom_obj") if type(value) is dict else None
+    name = given.get("name") if type(given) is dict else None
+    return name if type(name) is str else None
 
 
 def _iter_graphs(document: Any, steps: Steps) -> Iterator[dict[str, Any]]:

@@ -358,7 +358,7 @@ _OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.\w+)?", re.ASCII)
 #: What torch's own verifier allows, and the classes of torch's arithmetic.
 _ARITHMETIC = re.compile(
     r"_operator\.(?:getitem|add|mul|sub|truediv|floordiv|mod|pow|neg|pos|abs|[lr]shift|and_|or_|xor|not_|[gl][et]|eq|ne)"
-    r"|math\.(?!factorial|comb|perm)[a-z]\w*|torch\._?sym_\w+|torch\.utils\._sympy\.functions\.[A-Z]\w*|builtins\.round",
+    r"|math\.(?!factorial|comb|perm)[a-z]\w*|torch\._?sym_\w+|torch\.utils\._sympy\.functions\.(?P<function>[A-Z]\w*)|builtins\.round",
     re.ASCII,
 )
 _GUARD_KEY = "guards_code"
@@ -471,7 +471,9 @@ def _check_operator(text: str) -> ProgramCall | None:
     match = _OPERATOR.fullmatch(text)
     if not match:
         module, _, name = text.rpartition(".")
-        why = None if _ARITHMETIC.fullmatch(text) else "is not an operator of torch"
+        arithmetic = _ARITHMETIC.fullmatch(text)
+        is_known = arithmetic and arithmetic["function"] in (None, *_EXPRESSION_FUNCTIONS)
+        why = None if is_known else "is not an operator of torch"
         if _TRANSFORM.fullmatch(text):
             why = "takes levels and sizes that torch does not check; run_decompositions() exports a program without it"
         return ProgramCall(text, module or "torch", name, why, doer="the graph") if why else None

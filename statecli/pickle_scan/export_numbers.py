@@ -16,7 +16,8 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 _MAX_BITS, _MAX_TOTAL_BITS = 2**22, 2**28
 #: Bits of a size, of a number that a tensor holds, and of a float that is rounded.
 _SIZE_BITS, _ITEM_BITS, _FLOAT_BITS = 20.0, 63.0, 1024.0
-_ARITHMETIC = ("_operator.", "math.", "builtins.", "torch.sym_", "torch._sym_", "torch.utils._sympy.functions.")
+#: Python's functions that a graph calls on sizes and numbers begin so.
+ARITHMETIC = ("_operator.", "math.", "builtins.", "torch.sym_", "torch._sym_", "torch.utils._sympy.functions.")
 #: The last part of the name, in lower case, of what raises to a power or shifts.
 _POWERS, _SHIFTS = frozenset(["pow", "powbynatural"]), frozenset(["lshift"])
 #: What gives no number larger than its arguments.
@@ -35,7 +36,7 @@ def find_huge_numbers(graph: dict[str, Any], is_nested: bool, steps: Steps) -> I
         target = node.get("target") if type(node) is dict else None
         if type(target) is not str:
             continue
-        if target.startswith(_ARITHMETIC):
+        if target.startswith(ARITHMETIC):
             result = _bound_result(target.rpartition(".")[2].lower(), _read_operands(node, bits, is_nested))
             total += max(0.0, result - _FLOAT_BITS)
             if result > _MAX_BITS or total > _MAX_TOTAL_BITS:

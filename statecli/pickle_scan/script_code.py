@@ -56,8 +56,9 @@ _DEFINED = re.compile(rb"\bdef\s+([A-Za-z_]\w*)")
 _WORD = re.compile(r"\w+", re.ASCII)
 _COMMENT = re.compile(r"\#[^\n]*")
 _DEF = re.compile(r"^[^\S\n]*def (\w+)", re.MULTILINE | re.ASCII)
-#: The names of operators in the bytecode of the lite interpreter: strings of its pickle, behind their length.
-_BYTECODE_OPERATOR = re.compile(rb"(?:X(.)\0\0\0|\x8c(.))(\w+::\w+)", re.DOTALL)
+#: The names of operators in the bytecode of the lite interpreter: strings of its pickle, whatever opcode they have. Of
+#: those behind a length only that many bytes are the name.
+_BYTECODE_OPERATOR = re.compile(rb"(?:X(.)\0\0\0|\x8c(.)|\x8d(.)\0{7}|(?<!\w))(\w+::\w+)", re.DOTALL)
 
 
 _SETSTATE, _GETSTATE = "__setstate__", "__getstate__"
@@ -342,11 +343,12 @@ def find_bytecode_calls(data: bytes, steps: Steps) -> Iterator[Call]:
     seen: set[str] = set()
     for match in _BYTECODE_OPERATOR.finditer(data):
         steps.take(Budget.TEXT)
-        operator = match[3][: (match[1] or match[2])[0]].decode()
+        length = match[1] or match[2] or match[3]
+        operator = (match[4][: length[0]] if length else match[4]).decode()
         why = program_operators.describe_harm(operator)
         if (why or not program_operators.is_listed(operator)) and operator not in seen:
             seen.add(operator)
-            yield Call(*_split_operator(operator), match.start(3), 0, why, on_load=False)
+            yield Call(*_split_operator(operator), match.start(4), 0, why, on_load=False)
 
 
 def _iter_mentions(text: str, steps: Steps, defined: Collection[str]) -> Iterator[tuple[str, str, int, str | None]]:

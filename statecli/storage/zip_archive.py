@@ -562,7 +562,10 @@ def _limit_error(record: Record, limit: int) -> MalformedError:
 
 
 #: Parts of the names of records that torch's loaders open.
-_LOADED_NAMES = re.compile(rb"\.pkl|\.data/|archive_format|aotinductor|model\.json", re.IGNORECASE)
+_LOADED_NAMES = re.compile(
+    rb"\.pkl|\.data/|archive_format|aotinductor|model\.json|serialized_(?:exported_program|state_dict|constants|example)",
+    re.IGNORECASE,
+)
 
 
 def ends_as_zip(source: Source) -> bool:

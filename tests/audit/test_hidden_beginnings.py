@@ -113,3 +113,42 @@ def test_a_library_below_a_first_record_without_a_folder_is_code(separator, tmp_
     result = statecli("audit", str(tmp_path / "model.pt2"))
     assert result.code != 0
     assert "aotinductor" in result.out
+
+
+def test_an_old_program_behind_other_bytes_is_not_skipped(folder, statecli):
+    """torch.export.load takes a plain zip, as torch 2.7 wrote it, by its end; its records are compressed."""
+    constants, path = io.BytesIO(), folder / "model.dat"
+    torch.save({}, constants)
+    path.write_bytes(b"hello\n")
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("version", "8.20")
+        archive.writestr("serialized_exported_program.json", "{}")
+        archive.writestr("serialized_constants.pt", constants.getvalue())
+    result = statecli("audit", str(folder))
+    assert result.code == 2
+    assert "model.dat: has a torch archive after other bytes" in result.out
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "compressed"])
+def test_the_only_member_of_a_zip_in_a_tensor_is_scanned(method, folder, statecli, forked_python):
+    """torch.hub takes a file that ends as a zip with one member for a checkpoint of old, and unpickles the member."""
+    path = folder / "m.safetensors"
+    member = b"N0cposix\nsystem\n(Vtouch PWNED\ntR." + bytes(70_000)
+
+    def zip_behind(prefix: bytes) -> bytes:
+        data = io.BytesIO()
+        data.write(prefix)
+        with zipfile.ZipFile(data, "a", method) as archive:
+            archive.writestr("w", member)
+        return data.getvalue()[len(prefix) :]
+
+    size = len(zip_behind(b""))
+    save_file({"w": torch.ones(size, dtype=torch.uint8)}, path)
+    head = path.read_bytes()[:-size]
+    path.write_bytes(head + zip_behind(head))
+    code = "import torch; torch.hub.load_state_dict_from_url('http://x/m.safetensors', model_dir='.')"
+    forked_python(code, cwd=folder)
+    assert (folder / "PWNED").exists()
+    result = statecli("audit", str(path))
+    assert result.code == 1
+    assert "posix.system" in result.out

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
+import pickle
+import types
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -315,3 +318,79 @@ def test_a_program_of_vmap_says_how_to_export_it(tmp_path):
     assert all("does not check; run_decompositions() exports a program without it" in message for message in found)
     torch.export.save(program.run_decompositions(), tmp_path / "plain.pt2")
     assert messages(tmp_path / "plain.pt2") == []
+
+
+#: A text that has code of its own when sympy or fx writes it into source.
+TEXT = {"as_string": "__import__('os')"}
+
+
+def call(target: str, *arguments: dict[str, Any]) -> dict[str, Any]:
+    """A node whose positional arguments have no name, as torch writes it."""
+    inputs = [{"name": "", "arg": argument, "kind": 1} for argument in arguments]
+    return {"target": target, "inputs": inputs, "outputs": [{"as_tensor": {"name": "new"}}], "metadata": {}}
+
+
+FUNCTION = "torch.utils._sympy.functions.ToFloat"
+FOREIGN = {
+    "a text for a number": (call(FUNCTION, TEXT), "gets a text or an object in place of a number"),
+    "a text to format": (call("_operator.mod", TEXT, {"as_int": 1}), "gets a text or an object in place of a number"),
+    "texts in a list": (call("_operator.add", {"as_strings": ["a"]}), "gets a text or an object in place of a number"),
+    "a class of sympy": (call("torch.utils._sympy.functions.Application"), "is not an operator of torch"),
+    "a function through an operator": (
+        call("torch.ops.higher_order.wrap_with_set_grad_enabled", {"as_bool": True}, {"as_operator": FUNCTION}, TEXT),
+        f"calls {FUNCTION} with arguments that statecli does not check",
+    ),
+    "an operator through an operator": (
+        call("torch.ops.higher_order.with_effects", {"as_operator": "torch.ops.aten._embedding_bag.default"}),
+        "calls torch.ops.aten._embedding_bag.default with arguments that statecli does not check",
+    ),
+    "an object of the constants": (
+        call("torch.ops.aten.mul.Tensor", {"as_custom_obj": {"name": "K", "class_fqn": "x"}}),
+        "an object of the file that is not an input of the graph",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_an_argument_that_becomes_source_or_is_evaluated_is_found(name, tmp_path):
+    """torch evaluates it when the graph is called by an interpreter, or compiles its repr() as it loads."""
+    foreign, what = FOREIGN[name]
+    path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
+    found = messages(change(path, lambda graph: graph["nodes"].insert(0, foreign)))
+    assert any(what in message for message in found), found
+
+
+def test_an_object_that_is_an_input_of_the_graph_is_no_source(tmp_path):
+    """torch gives the graph its objects as inputs."""
+    custom = {"as_custom_obj": {"name": "K", "class_fqn": "x"}}
+
+    def edit(graph: dict[str, Any]) -> None:
+        graph["inputs"].append(custom)
+        graph["nodes"].insert(0, call("torch.ops.mine.use.default", custom))
+
+    found = messages(change(export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2)), edit))
+    assert not any("an object of the file" in message for message in found)
+
+
+def test_torch_compiles_the_repr_of_an_object_of_the_constants(tmp_path):
+    """The oracle: a namespace writes the names of its attributes as they are, and loading runs what they say."""
+    mark, space = tmp_path / "ran", types.SimpleNamespace()
+    space.__dict__[f"a=0))\ropen('{mark}','w')\rdef g(self):\r    return dict(dict(a"] = 1
+    path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
+    change(
+        path,
+        lambda graph: node(graph, "linear")["inputs"][1].update(arg={"as_custom_obj": {"name": "K", "class_fqn": "x"}}),
+    )
+    config = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": True, "tensor_meta": None}
+    with zipfile.ZipFile(path) as archive:
+        records = {name: archive.read(name) for name in archive.namelist()}
+    folder = next(iter(records)).partition("/")[0]
+    records[f"{folder}/data/constants/model_constants_config.json"] = json.dumps({"config": {"K": config}}).encode()
+    records[f"{folder}/data/constants/opaque_obj_0"] = pickle.dumps(space, 2)
+    with zipfile.ZipFile(path, "w") as archive:
+        for record, data in records.items():
+            archive.writestr(record, data)
+    assert any("an object of the file" in message for message in messages(path))
+    with contextlib.suppress(Exception):
+        torch.export.load(path)
+    assert mark.exists()

@@ -327,6 +327,14 @@ def test_bytecode_is_searched_for_what_is_known(tmp_path):
     assert not [one for one in scan_pickles(str(tmp_path / "b.ptl")) if one.doer]
 
 
+@pytest.mark.parametrize("opcode", [b"\x8d\x0f\0\0\0\0\0\0\0", b"\x8c\x0f", b"\n"], ids=repr)
+def test_an_operator_of_bytecode_is_found_by_any_opcode(opcode):
+    """torch's own unpickler takes texts of several opcodes."""
+    data = b"\x80\x02(X\x07\0\0\0forward" + opcode + b"aten::from_file\nt."
+    assert [call.name for call in script_code.find_bytecode_calls(data, Steps())] == ["from_file"]
+    assert list(script_code.find_bytecode_calls(data.replace(b"from_file", b"cos\0\0\0\0\0\0"), Steps())) == []
+
+
 def test_code_that_is_not_read_is_said(records, tmp_path, monkeypatch):
     """Too much of it; and archives of torch 1.0, which name their code in `model.json`."""
     folder = next(iter(records)).partition("/")[0]
