@@ -15,27 +15,37 @@ PIP := $(PIP_INSTALL) --quiet
 DOCUMENTS := README.md $(wildcard docs/*.md docs/*/*.md docs/*/*/*.md)
 COG := $(BIN)/cog -P -p 'import sys; sys.path.insert(0, "docs"); import shown'
 
-.PHONY: demo check test lint docs site man bench fuzz mutants clean
+.PHONY: demo check test lint ruff types pytest pages docs site man bench fuzz mutants clean
 
 demo: .venv/.demo
 	@echo '$$ statecli inspect sample_models/net.py:Net --to meta'
 	@$(BIN)/statecli inspect sample_models/net.py:Net --to meta || test $$? -eq 1
 	@echo '(exit status 1: a tensor is not registered)'
 
-test: .venv/.test lint
+# mypy, the documents and the site use one core each, so they run next to the tests.
+test: .venv/.test .venv/.site ruff
+	$(MAKE) --no-print-directory --jobs=2 pytest types pages site
+
+pytest: .venv/.test
 	$(BIN)/python -m pytest $(WORKERS)
-	$(COG) --check --check-fail-msg 'run: make docs' $(DOCUMENTS)
-	$(MAKE) --no-print-directory site
 
 check: .venv/.test lint
 	$(BIN)/python -m pytest $(WORKERS) $$($(BIN)/python tools/tests_of_change.py $(SINCE))
 
-lint: .venv/.test
+lint: ruff types
+
+ruff: .venv/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: .venv/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/legibility.py statecli
+
+# The generated parts of the documents agree with the code.
+pages: .venv/.test
+	$(COG) --check --check-fail-msg 'run: make docs' $(DOCUMENTS)
 
 docs: .venv/.test
 	$(COG) -r $(DOCUMENTS)
