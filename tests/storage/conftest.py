@@ -45,10 +45,14 @@ def nobody(tmp_path_factory, monkeypatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _models_of_aws_once() -> Iterator[None]:
-    """Each command makes a client of its own; botocore would parse a megabyte of JSON and list 400 folders for each."""
+    """Each command makes a client of its own; botocore would parse a megabyte of JSON and list 400 folders for each.
+
+    It would also look at the names and signatures of the same 130 handlers for each.
+    """
     if importlib.util.find_spec("botocore") is None:
         yield
         return
+    from botocore import hooks
     from botocore.loaders import JSONFileLoader, Loader
 
     load = JSONFileLoader.load_file
@@ -57,6 +61,10 @@ def _models_of_aws_once() -> Iterator[None]:
         patch.setattr(JSONFileLoader, "load_file", lambda _, path: cached(path))
         services = functools.cache(Loader().list_available_services)
         patch.setattr(Loader, "list_available_services", lambda _, type_name: services(type_name))
+        alias = hooks.EventAliaser(hooks.BaseEventHooks())._alias_event_name  # with a cache of its own
+        patch.setattr(hooks.EventAliaser, "_alias_event_name", lambda _, name: alias(name))
+        accepts = functools.cache(hooks.accepts_kwargs)
+        patch.setattr(hooks, "accepts_kwargs", lambda handler: accepts(getattr(handler, "__func__", handler)))
         yield
 
 
