@@ -1,13 +1,25 @@
-"""Two real ranks of DeepSpeed on the CPU: `python deepspeed_run.py OUT STAGE-DTYPE-GROUPS…` saves one folder each."""
+"""Two real ranks of DeepSpeed on the CPU: `python deepspeed_run.py OUT STAGE-DTYPE-GROUPS…` saves one folder each.
+
+It also writes what the library's tools make of the folders in OUT. The tests then need not import DeepSpeed, which
+takes 6 s.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
+from collections import OrderedDict
+from pathlib import Path
 
 import deepspeed  # before the ranks are forked: each would import it otherwise, which takes 6 s
 import torch
+from deepspeed.checkpoint import ds_to_universal
+from deepspeed.checkpoint.universal_checkpoint import SubparamShape
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils import zero_to_fp32
+from deepspeed.utils.tensor_fragment import fragment_address
 from torch import multiprocessing, nn
 
 
@@ -73,8 +85,43 @@ def work(rank: int, out: str, port: int, specs: list[str]) -> None:
     torch.distributed.destroy_process_group()
 
 
+def consolidate(folders: list[Path]) -> None:
+    """Save what zero_to_fp32 makes of each folder to FOLDER.fp32; stage 0 has nothing to consolidate."""
+    for folder in folders:
+        if not folder.name.startswith("0"):
+            whole = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(folder))
+            torch.save({name: tensor.detach() for name, tensor in whole.items()}, f"{folder}.fp32")
+
+
+def convert(folders: list[Path]) -> None:
+    """Save what ds_to_universal makes of each folder to FOLDER.universal."""
+    for folder in folders:
+        source = next(path for path in folder.iterdir() if path.is_dir())
+        out = f"{folder}.universal/{source.name}_universal"
+        options = ["--input_folder", str(source), "--output_folder", out, "--inject_missing_state"]
+        sys.argv[1:] = [*options, "--num_extract_workers", "1", "--num_merge_workers", "1"]
+        ds_to_universal.main(ds_to_universal.parse_arguments())
+
+
+def kept_beside() -> dict[str, object]:
+    """Loss scalers, stages of ZeRO, where a parameter lies in its shard, shapes of parts of a parameter."""
+    return {
+        "loss_scaler": [LossScaler(2), DynamicLossScaler(8, 1, 1, 2, False)],
+        "zero_stage": list(ZeroStageEnum),
+        "param_slice_mappings": [OrderedDict(w=fragment_address(numel=4, start=8))],
+        "universal_checkpoint_info": {"parts": [SubparamShape(["w"], (2, 2), 0)]},
+        "single_partition_of_fp32_groups": [torch.zeros(2)],
+    }
+
+
 if __name__ == "__main__":
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     multiprocessing.start_processes(work, (sys.argv[1], port, sys.argv[2:]), nprocs=2, start_method="fork")
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    out = Path(sys.argv[1])
+    folders = sorted(out.iterdir())
+    consolidate(folders)
+    convert([folder for folder in folders if folder.name in ("1-bf16-1", "2-bf16-2", "3-bf16-2")])
+    torch.save(kept_beside(), out / "beside.pt")

@@ -568,24 +568,6 @@ def test_an_optimizer_of_torchao_is_data(name, tmp_path):
     assert said(tmp_path / "a.pt") == []
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_what_deepspeed_keeps_beside_its_shards_is_data(tmp_path):
-    """Loss scalers, stages of ZeRO, where a parameter lies in its shard, shapes of parts of a parameter."""
-    scalers = pytest.importorskip("deepspeed.runtime.fp16.loss_scaler")
-    stages = importlib.import_module("deepspeed.runtime.zero.config").ZeroStageEnum
-    address = importlib.import_module("deepspeed.utils.tensor_fragment").fragment_address
-    shape = importlib.import_module("deepspeed.checkpoint.universal_checkpoint").SubparamShape
-    state = {
-        "loss_scaler": [scalers.LossScaler(2), scalers.DynamicLossScaler(8, 1, 1, 2, False)],
-        "zero_stage": list(stages),
-        "param_slice_mappings": [OrderedDict(w=address(numel=4, start=8))],
-        "universal_checkpoint_info": {"parts": [shape(["w"], (2, 2), 0)]},
-        "single_partition_of_fp32_groups": [torch.zeros(2)],
-    }
-    torch.save(state, tmp_path / "a.pt")
-    assert said(tmp_path / "a.pt") == []
-
-
 class Norms(nn.Module):
     """It keeps functions of torch as attributes."""
 
