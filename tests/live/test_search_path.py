@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -44,8 +45,8 @@ def hostile(tmp_path):
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
 
-def run(folder, *words, command=(SCRIPT,)):
-    return subprocess.run([*command, *words], cwd=folder, capture_output=True, text=True, check=False)
+def run(folder, *words, command=(SCRIPT,), env=None):
+    return subprocess.run([*command, *words], cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
 COMMANDS = [
@@ -77,11 +78,19 @@ def test_python_m_statecli_imports_nothing_from_the_current_folder(hostile):
 CLASS = "transformers:BertModel(config='config.json')"
 
 
-def test_auto_imports_nothing_from_the_current_folder(hostile):
-    """In the child process that runs code of models."""
+def test_auto_imports_nothing_from_the_folders_around(hostile, tmp_path):
+    """The current one, that of the weights, and a relative entry of PYTHONPATH, wherever statecli is run.
+
+    In the child process that runs code of models.
+    """
     pytest.importorskip("transformers")
-    result = run(hostile, "inspect", ".", "--model", "auto")
-    assert (result.returncode, "embeddings.LayerNorm" in result.stdout) == (1, True), result.stderr
+    for name in ("here", "there"):
+        shutil.copytree(hostile, tmp_path / name)
+    for name in ("json", "re", "struct", "typing", "ctypes", "resource", "multiprocessing"):
+        (tmp_path / "there" / f"{name}.py").unlink()  # Python's own start imports those that are on PYTHONPATH
+    environment = {**os.environ, "PYTHONPATH": "../there"}
+    result = run(tmp_path / "here", "audit", "../downloaded", "--model", "auto", env=environment)
+    assert (result.returncode, "missing-entry" in result.stdout) == (1, True), result.stderr
 
 
 def test_a_class_of_a_package_imports_nothing_from_the_current_folder(hostile):
@@ -89,17 +98,6 @@ def test_a_class_of_a_package_imports_nothing_from_the_current_folder(hostile):
     pytest.importorskip("transformers")
     result = run_python([SCRIPT, "diff", CLASS, "."], cwd=hostile)
     assert (result.returncode, "embeddings.LayerNorm" in result.stdout) == (1, True), result.stderr
-
-
-def test_auto_imports_nothing_from_the_folder_of_the_weights_or_from_relative_entries(hostile):
-    """A relative PYTHONPATH leads into another folder wherever statecli is run."""
-    pytest.importorskip("transformers")
-    for name in ("json", "re", "struct", "typing", "ctypes", "resource", "multiprocessing"):
-        (hostile / f"{name}.py").unlink()  # Python's own start imports those that are on PYTHONPATH
-    environment = {**os.environ, "PYTHONPATH": "downloaded"}
-    words = [SCRIPT, "audit", "downloaded", "--model", "auto"]
-    result = run_python(words, cwd=hostile.parent, env=environment)
-    assert (result.returncode, "missing-entry" in result.stdout) == (1, True), result.stderr
 
 
 @pytest.mark.parametrize("entry", ["", ".", "./", "../here"])
