@@ -100,16 +100,16 @@ def test_the_configured_severity_comes_before_that_of_the_case_and_the_default()
     assert rule.finding("message", target="a.pt", severity=Severity.NOTE).severity is Severity.NOTE
 
 
-@pytest.mark.parametrize("rule", DICTIONARY.values(), ids=lambda rule: rule.name)
-def test_an_entry_explains_itself(rule):
+def test_an_entry_explains_itself():
     """What it reports in one line, why that hurts, an example, what to do; and who reports it."""
-    assert rule.summary.endswith(".")
-    assert "\n" not in rule.summary
-    assert all(text.strip() == text and len(text) > 10 for text in (rule.why, rule.example, rule.fix))
-    assert set(rule.commands) <= COMMANDS
-    assert rule.commands
-    parts = [part for part in ("Why: ", "Example: ", "Fix: ") if f"\n\n{part}" in rule.explanation]
-    assert parts == ["Why: ", "Example: ", "Fix: "]
+    for rule in DICTIONARY.values():
+        assert rule.summary.endswith("."), rule.name
+        assert "\n" not in rule.summary, rule.name
+        assert all(text.strip() == text and len(text) > 10 for text in (rule.why, rule.example, rule.fix)), rule.name
+        assert set(rule.commands) <= COMMANDS, rule.name
+        assert rule.commands, rule.name
+        parts = [part for part in ("Why: ", "Example: ", "Fix: ") if f"\n\n{part}" in rule.explanation]
+        assert parts == ["Why: ", "Example: ", "Fix: "], rule.name
 
 
 def test_the_commands_are_those_that_have_a_document():

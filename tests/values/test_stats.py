@@ -98,12 +98,12 @@ def test_big_endian_is_what_torch_says(store, dtype):
     agree(read_stats(store(tensor, big_endian=True)), oracle(tensor))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", REAL, ids=str)
-def test_a_live_tensor_is_what_torch_says(dtype, layout):
-    """Without a copy, through its own storage."""
-    tensor = LAYOUTS[layout](sample(dtype))
-    agree(compute_live_stats(tensor), oracle(tensor))
+def test_a_live_tensor_is_what_torch_says(dtype):
+    """Without a copy, through its own storage, in every layout."""
+    for lay_out in LAYOUTS.values():
+        tensor = lay_out(sample(dtype))
+        agree(compute_live_stats(tensor), oracle(tensor))
 
 
 @given(
