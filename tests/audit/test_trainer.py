@@ -62,11 +62,17 @@ def arguments():
         return made
 
 
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trainer")
+    trained(folder)
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
+def _here(checkpoint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("ck").mkdir()
-    trained(Path("ck"))
+    shutil.copytree(checkpoint, "ck")
     Path("net.py").write_text(CLASS)
 
 
