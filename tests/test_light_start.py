@@ -15,22 +15,29 @@ HEAVY = ("torch", "numpy", "rich", "safetensors", "transformers", "pickle", "jin
 CHILD = """
 import json, sys
 before = set(sys.modules)
-{setup}
-try:
-    from statecli.__main__ import main
-    main()
-except SystemExit as done:
-    code = done.code
-print(json.dumps(sorted((set(sys.modules) - before) & set({heavy!r}))), file=sys.stderr)
-sys.exit(code)
+for words in json.loads(sys.argv[1]):
+    sys.argv[1:] = words
+    try:
+        from statecli.__main__ import main
+        main()
+    except SystemExit as done:
+        heavy = sorted((set(sys.modules) - before) & set({heavy!r}))
+        print(json.dumps([done.code, heavy]), file=sys.stderr)
 """
 
 
-def imported(*args, setup="", heavy=HEAVY):
+def imported_by_each(lines, heavy=HEAVY):
+    """(exit code, which of the heavy modules are imported by now) after each of the command lines, in one process."""
+    words = json.dumps([[*map(str, line)] for line in lines])
+    command = [sys.executable, "-c", CHILD.format(heavy=heavy), words]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [tuple(json.loads(line)) for line in found.stderr.splitlines()[-len(lines) :]]
+
+
+def imported(*args, heavy=HEAVY):
     """(exit code, which of the heavy modules the command line imported)."""
-    code = CHILD.format(setup=setup, heavy=heavy)
-    found = subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, check=False)
-    return found.returncode, json.loads(found.stderr.splitlines()[-1])
+    (result,) = imported_by_each([args], heavy)
+    return result
 
 
 @pytest.fixture
@@ -49,10 +56,10 @@ LISTINGS = [(name, "json") for name in ("a.safetensors", "a.pt", "legacy.pt", "w
 ]
 
 
-@pytest.mark.parametrize(("name", "output"), LISTINGS)
-def test_listing_a_checkpoint_imports_nothing_heavy(files, name, output):
+def test_listing_a_checkpoint_imports_nothing_heavy(files):
     """No torch, no numpy, no rich, and none of the libraries whose formats are read."""
-    assert imported("inspect", files / name, "-f", output) == (0, [])
+    lines = [("inspect", files / name, "-f", output) for name, output in LISTINGS]
+    assert dict(zip(LISTINGS, imported_by_each(lines), strict=True)) == dict.fromkeys(LISTINGS, (0, []))
 
 
 def test_stats_import_numpy_and_not_torch(files):
@@ -62,8 +69,7 @@ def test_stats_import_numpy_and_not_torch(files):
 
 def test_help_and_version_import_nothing_heavy():
     """Asking how it works costs nothing."""
-    assert imported("--version") == (0, [])
-    assert imported("inspect", "--help") == (0, [])
+    assert imported_by_each([("--version",), ("inspect", "--help")]) == [(0, []), (0, [])]
 
 
 def test_the_check_can_fail():
