@@ -33,7 +33,7 @@ _STATECLI = (
 )
 #: What a server imports first. `run_python` and `start_python` take these names.
 LIBRARIES = {
-    "torch": ("torch", "torch.distributed.checkpoint", "torch.export", "numpy", *_STATECLI),
+    "torch": ("torch", "torch.distributed.checkpoint", "torch.export", "torch._dynamo", "numpy", *_STATECLI),
     "statecli": ("numpy", *_STATECLI),
     "dask": ("numpy", "distributed.cli.dask_scheduler", "distributed.cli.dask_worker"),
 }
