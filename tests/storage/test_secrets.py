@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import string
 import subprocess
@@ -225,22 +227,31 @@ def test_no_frame_behind_an_error_holds_one(server, behaviour, secret, monkeypat
         assert error.__context__ is None
 
 
-def test_what_the_libraries_log_has_none(server, secret, caplog):
-    """Whatever is logged of their work, in the user's own handlers; what others log stays as it is."""
-    import logging
+@pytest.fixture
+def log():
+    """What is logged from now on, at any level."""
+    text, root = io.StringIO(), logging.getLogger()
+    handler, level = logging.StreamHandler(text), root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    yield text
+    root.removeHandler(handler)
+    root.setLevel(level)
 
+
+def test_what_the_libraries_log_has_none(server, secret, log):
+    """Whatever is logged of their work, in the user's own handlers; what others log stays as it is."""
     import statecli as api
 
     def malformed(request, reply):
         reply.headers["X-Odd\r\nno colon here"] = "1"
 
     server.behave("a.safetensors", malformed)
-    with caplog.at_level(logging.DEBUG):
-        api.inspect(secret("a.safetensors"))
-        logging.getLogger("urllib3.connectionpool").warning("GET /other?page=7 %s", "of-the-user-itself")
-        logging.getLogger("urllib3.made.later").warning("%d", TOKEN)
-        logging.getLogger("mine").warning("of mine: %s", TOKEN)
-    text = "\n".join(logging.Formatter().format(one) for one in caplog.records)
+    api.inspect(secret("a.safetensors"))
+    logging.getLogger("urllib3.connectionpool").warning("GET /other?page=7 %s", "of-the-user-itself")
+    logging.getLogger("urllib3.made.later").warning("%d", TOKEN)
+    logging.getLogger("mine").warning("of mine: %s", TOKEN)
+    text = log.getvalue()
     assert "Failed to parse headers" in text
     assert "a.safetensors?token=…" in text
     assert "of-the-user-itself" in text
