@@ -283,7 +283,7 @@ def _find_packing_calls(function: _Function, text: str, record: str, steps: Step
         yield Call("torch.ops.quantized", "conv_prepack", function.at, 1, _OTHER_NUMBERS_HARM, on_load=True)
 
 
-#: Name -> values that are assigned to it, to the end of their lines; None for what is no line of its own.
+#: Name -> values that are assigned to it, to the end of their lines; None if other code stands before it on the line.
 _Assignments = dict[str, list[str | None]]
 
 
