@@ -80,7 +80,7 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
                     yield Misuse(target, why)
 
 
-#: Arguments that are not numbers. Operators of torch check the types of arguments; Python's functions format and evaluate texts.
+#: Arguments that are not numbers. Python functions format and evaluate texts; operators of torch check their types.
 _TEXTS_AND_OBJECTS = frozenset(["as_string", "as_strings", "as_operator", "as_custom_obj", "as_graph"])
 
 
