@@ -75,7 +75,7 @@ def classify_records(archive: Archive) -> Callable[[Record], Use]:
     folder = _normalize_name(f"{archive.folder}/")
     names = {name: _normalize_name(name).removeprefix(folder) for name in archive.records}
     exported = _FORMAT in names.values()
-    compiled = any(map(_is_compiled, archive.records))
+    compiled = any(map(_is_compiled, archive.records)) or any(map(_is_machine_code, names.values()))
     packaged = _PACKAGE in names.values()
     declared = _read_declared(archive, names) if exported else _Declared(set(), set())
 

@@ -354,7 +354,13 @@ _NAME = re.compile(r"\*{0,2}\w*")
 _BREAKS = re.compile(r"[\"'\\\n\r]")
 #: In the paths of modules torch itself writes the quotes of `L['self']`, and it puts them into double quotes.
 _BREAKS_OF_PATH = re.compile(r"[\"\\\n\r]")
-_OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.\w+)?", re.ASCII)
+_OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?", re.ASCII)
+#: Attributes of a namespace, of an operator or of an overload, which torch takes for a name in an operator's path.
+_ATTRIBUTE = re.compile(r"__.*|_dir")
+_ATTRIBUTE_OF_OVERLOAD = re.compile(
+    r"_.*|decompose|functorch_table|has_kernel_for_\w+|is_view|name|namespace|op|op_overloads|overloadpacket|overloads"
+    r"|py_functionalize_impl|py_impl|py_kernels|python_key_table|redispatch|tags"
+)
 #: What torch's own verifier allows, and the classes of torch's arithmetic.
 _ARITHMETIC = re.compile(
     r"_operator\.(?:getitem|add|mul|sub|truediv|floordiv|mod|pow|neg|pos|abs|[lr]shift|and_|or_|xor|not_|[gl][et]|eq|ne)"
@@ -478,8 +484,12 @@ def _check_operator(text: str) -> ProgramCall | None:
             why = "takes levels and sizes that torch does not check; run_decompositions() exports a program without it"
         return ProgramCall(text, module or "torch", name, why, doer="the graph") if why else None
     operator = f"{match[1]}::{match[2]}"
+    if _ATTRIBUTE_OF_OVERLOAD.fullmatch(match[3] or "") or _ATTRIBUTE.fullmatch(match[1]):
+        return ProgramCall(text, f"torch.ops.{match[1]}", match[2], "is an attribute of an operator", doer="the graph")
     if match[1] == "aten" and match[2] in operator_names.ATEN_OF_EXPORT:
         return None
+    if _ATTRIBUTE.fullmatch(match[2]):
+        return ProgramCall(text, f"torch.ops.{match[1]}", match[2], "is an attribute of a namespace", doer="the graph")
     why = program_operators.describe_harm(operator)
     if why or not program_operators.is_listed(operator):
         return ProgramCall(text, f"torch.ops.{match[1]}", match[2], why, doer="the graph")

@@ -18,7 +18,7 @@ _OPEN_NAMESPACES = frozenset(
         """
         prims quantization quantized_decomposed sparse mkldnn_prepacked onednn onnx xnnpack prepacked metal
         metal_prepacked vulkan vulkan_prepacked vulkan_quantized _nnapi c10d _c10d_functional
-        _c10d_functional_autograd profiler rngprims export _dtensor fsdp higher_order streams cuda mtia rnn
+        _c10d_functional_autograd profiler rngprims export _dtensor fsdp streams cuda mtia rnn
         torchvision image video_reader torchaudio onnx_symbolic c10d_functional flex_lib
         """,
     )
@@ -28,6 +28,7 @@ _LISTS = {
     "prim": operator_names.PRIM,
     "quantized": operator_names.QUANTIZED,
     "_quantized": operator_names.QUANTIZED,
+    "higher_order": operator_names.HIGHER_ORDER,
 }
 _SHIPPED_NAMESPACES = _OPEN_NAMESPACES | _LISTS.keys() | {"mkl", "mkldnn"}
 #: Namespaces of operators that torch's compilers, runtimes and tests call, and that no saved program needs: some of
@@ -50,6 +51,9 @@ _HARMS = {
     "prim::PythonOp": "calls Python",
     "prim::IgnoredPythonOp": "calls Python",
     "debugprims::load_tensor": "reads a file",
+    "higher_order::print": "formats a text of the file, which can read any attribute of any object",
+    "higher_order::wrap": "calls what its arguments name",
+    "higher_order::inline_asm_elementwise": "compiles and runs machine code of the file",
     "aten::_reshape_alias": "makes a view whose strides torch does not check against the memory",
 }
 #: Operators that crashed the process for arguments which a program can make, and that torch writes into no program.

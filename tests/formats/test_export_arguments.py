@@ -340,6 +340,24 @@ FOREIGN = {
         call("torch.ops.higher_order.wrap_with_set_grad_enabled", {"as_bool": True}, {"as_operator": FUNCTION}, TEXT),
         f"calls {FUNCTION} with arguments that statecli does not check",
     ),
+    **{
+        f"an attribute, {target}": (call(f"torch.ops.{target}"), "is an attribute of")
+        for target in (
+            "quantization.__getattr__.__getattribute__",
+            "aten.cos.py_impl",
+            "prims.__dict__",
+            "aten.cos._op",
+        )
+    },
+    **{
+        f"an attribute through an operator, {target}": (
+            call("torch.ops.higher_order.cond", {"as_operator": f"torch.ops.{target}"}),
+            "is an attribute of",
+        )
+        for target in ("quantization.__dict__.update", "mine.__getattr__")
+    },
+    "an operator that formats a text": (call("torch.ops.higher_order.print", TEXT), "can read any attribute"),
+    "an operator that calls its argument": (call("torch.ops.higher_order.wrap"), "calls what its arguments name"),
     "an operator through an operator": (
         call("torch.ops.higher_order.with_effects", {"as_operator": "torch.ops.aten._embedding_bag.default"}),
         "calls torch.ops.aten._embedding_bag.default with arguments that statecli does not check",

@@ -1371,6 +1371,14 @@ def test_a_library_in_it_is_told(forged):
     assert "data/aotinductor/m/a.wrapper.so" in message
 
 
+@pytest.mark.parametrize("name", ["tensor_0.so", "a/b.SO", "x.cpp"])
+def test_a_library_among_the_constants_is_told(name, forged):
+    """The loader of AOTInductor opens it, also of an archive without a compiled model."""
+    ((rule, message),) = findings(forged(**{f"data/constants/{name}": b"\x7fELF"}))
+    assert rule in ("unknown-global", "unsafe-global")
+    assert f"data/constants/{name}" in message.lower() or f"data/constants/{name}" in message
+
+
 def test_whatever_lies_below_the_compiled_models_is_code(forged):
     """Without a library the loader compiles one, with commands from the archive; there is no file to be sure of."""
     ((rule, message),) = findings(forged(**{"data/aotinductor/m/a.txt": b"\x7fELF"}))
