@@ -2,7 +2,7 @@
 
 `Origins.record()` wraps the four methods through which a module gets its state and restores them afterwards. An
 entry is the innermost frame outside the torch package, so `self.fc = nn.Linear(2, 2)` is the origin of `fc` and of
-`fc.weight` alike.
+`fc.weight` alike. If this frame is in an installed library, the innermost frame of the user's code is recorded too.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from statecli.core.model_state import Origin
+from statecli.live.installed_code import is_installed_file
 from statecli.live.walk import own_dict
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -44,6 +45,8 @@ class Origins:
         self._lines: dict[int, tuple[weakref.ref[nn.Module], dict[str, tuple[str, int]]]] = {}
         # Copies made by copy.deepcopy pass no setter: they are answered with the line of their class.
         self._by_class: dict[tuple[int, str], tuple[str, int]] = {}
+        #: Lines of the user's code that ran a library's assignment.
+        self._callers: dict[tuple[int, str], tuple[str, int]] = {}
         self._repeated: set[tuple[int, str]] = set()
         self._is_continued = False
 
@@ -102,6 +105,11 @@ class Origins:
             self._lines[id(module)] = entry
         # The last assignment wins: it is the one whose value is there now.
         place = entry[1][name] = (frame.f_code.co_filename, frame.f_lineno)
+        caller = _find_caller(frame) if is_installed_file(place[0]) else None
+        if caller is not None:
+            self._callers[id(module), name] = caller
+        else:
+            self._callers.pop((id(module), name), None)
         if getattr(sys.modules.get(type(module).__module__), "__file__", None) == place[0]:
             self._by_class[id(type(module)), name] = place
 
@@ -113,6 +121,12 @@ class Origins:
         by_class = self._by_class.get((id(type(module)), name)) if self._is_continued else None
         return entry[1].get(name, by_class)
 
+    def locate_caller(self, module: nn.Module, name: str) -> tuple[str, int] | None:
+        """Return the line of the user's code that ran the library's assignment, or None."""
+        entry = self._lines.get(id(module))
+        is_known = entry is not None and entry[0]() is module and name in entry[1]
+        return self._callers.get((id(module), name)) if is_known else None
+
     def is_repeated(self, module: nn.Module, name: str) -> bool:
         """Whether the constructor assigned the plain attribute `name` more than once."""
         return (id(module), name) in self._repeated
@@ -122,6 +136,18 @@ class Origins:
         if place is None or place[0].startswith(("<", _PACKAGE)):
             return None  # a class of torch itself is called by our own line, which assigned nothing of the user's
         return Origin(format_path(place[0], self._typed_paths), place[1])
+
+
+def _find_caller(frame: FrameType | None) -> tuple[str, int] | None:
+    """Return the innermost line of the user's code; None if statecli called the library itself."""
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if filename.startswith(_PACKAGE) and filename != __file__:
+            return None
+        if not (filename.startswith("<") or is_skipped_frame(filename) or is_installed_file(filename)):
+            return filename, frame.f_lineno
+        frame = frame.f_back
+    return None
 
 
 def is_skipped_frame(filename: str) -> bool:
@@ -135,7 +161,7 @@ def format_path(filename: str, typed_paths: dict[str, str]) -> str:
     if absolute in typed_paths:
         return typed_paths[absolute]
     roots = [os.getcwd(), *sorted({os.path.abspath(entry or ".") for entry in sys.path}, key=len, reverse=True)]
-    if f"{os.sep}site-packages{os.sep}" in absolute or f"{os.sep}lib{os.sep}python" in absolute:
+    if is_installed_file(absolute):
         roots = [*roots[1:], roots[0]]
     for root in roots:
         if absolute.startswith(root.rstrip(os.sep) + os.sep):

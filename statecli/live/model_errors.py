@@ -16,6 +16,7 @@ from typing import Any
 from statecli.core.errors import ModelError, StateError
 from statecli.core.units import join_names
 from statecli.live import hf_auto, torchscript_errors
+from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import ModelSpec
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -47,7 +48,7 @@ def _describe_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExcepti
     if missing_arguments:
         return missing_arguments
     hint = "; try --init-device cpu" if doing.endswith("on meta") and not hf_auto.is_auto(spec) else ""
-    script_error = torchscript_errors.parse_script_error(error, _is_installed)
+    script_error = torchscript_errors.parse_script_error(error, is_installed_file)
     error_text = (
         _truncate(script_error.text)
         if script_error
@@ -139,17 +140,12 @@ def _find_deepest_user_line(error: BaseException) -> tuple[str, int] | None:
         for frame, line in traceback.walk_tb(error.__traceback__)
         if not frame.f_code.co_filename.startswith((_PACKAGE, "<frozen"))
     ]
-    user_places = [place for place in frames if not _is_installed(place[0])]
+    user_places = [place for place in frames if not is_installed_file(place[0])]
     other_places = [place for place in frames if f"{os.sep}torch{os.sep}" not in place[0]]
     places = user_places or other_places
     if places and isinstance(error, RecursionError):
         return Counter(places).most_common(1)[0][0]  # the stack may run out at any line
     return places[-1] if places else None
-
-
-def _is_installed(filename: str) -> bool:
-    library = os.path.dirname(os.__file__) + os.sep
-    return filename.startswith(library) or f"{os.sep}site-packages{os.sep}" in filename
 
 
 def _describe_missing_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> str | None:

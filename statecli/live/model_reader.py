@@ -30,6 +30,7 @@ from statecli.core.model_state import (
 from statecli.core.oddity_kind import OddityKind
 from statecli.live import assignment_lines, measure, suggest_fix
 from statecli.live.built_model import BuiltModel
+from statecli.live.installed_code import is_installed_file
 from statecli.live.rebuild import Rebuild, compare_builds
 from statecli.live.tensors import TensorFacts, find_leaves, get_grad_fn_name, get_kind, is_lazy, may_overlap, read_facts
 from statecli.live.walk import RegisteredName, UnregisteredTensor, WalkResult, count_constants_in_code, walk
@@ -47,7 +48,9 @@ class _Row:
     facts: TensorFacts
     kind: Kind
     persistent: bool | None
+    #: The line that assigned the tensor, and the line of the user's code if that line is in a library.
     place: tuple[str, int] | None
+    user_place: tuple[str, int] | None = None
     key: str = ""
     unregistered: UnregisteredTensor | None = None
     aliases: list[str] = field(default_factory=list)
@@ -90,12 +93,20 @@ class _Table:
     _suggestions: suggest_fix.Suggestions | None = None
     _rebuilds: dict[str, Rebuild] | None = None
     _modules: dict[str, nn.Module] = field(default_factory=dict)
+    _module_names: dict[int, str] = field(default_factory=dict)
 
     def get_module(self, name: str) -> nn.Module:
         """Return the registered module of that name; "" is the root."""
         if not self._modules:
             self._modules = {prefix.rstrip("."): module for prefix, module in self.walk.modules}
         return self._modules[name]
+
+    def get_module_name(self, module: nn.Module) -> str:
+        """Return the first name of a registered module; "" for the root and for a module that is not registered."""
+        if not self._module_names:
+            names = ((id(module), prefix.rstrip(".")) for prefix, module in reversed(self.walk.modules))
+            self._module_names = dict(names)
+        return self._module_names.get(id(module), "")
 
     def find_rows_sharing(self, row: _Row) -> _StorageRows:
         """Return the rows in the storage of `row`, `row` included."""
@@ -320,7 +331,8 @@ def _add_registered(table: _Table, entry: RegisteredName) -> None:
     place = _locate_registration(table, entry)
     persistent = None if entry.is_parameter else entry.persistent
     kind = get_kind(entry.is_parameter)
-    row = _Row(entry.fqn, entry.tensor, read_facts(entry.tensor), kind, persistent, place, entry.key)
+    user_place = _find_user_place(table, entry.owner, entry.attribute, place)
+    row = _Row(entry.fqn, entry.tensor, read_facts(entry.tensor), kind, persistent, place, user_place, entry.key)
     _note_no_shape(row)
     table.rows.append(row)
 
@@ -334,6 +346,25 @@ def _locate_registration(table: _Table, entry: RegisteredName) -> tuple[str, int
         place = table.built.origins.locate(table.get_module(above), name)
         path = above
     return place
+
+
+def _find_user_place(
+    table: _Table, owner: nn.Module, attribute: str, place: tuple[str, int] | None
+) -> tuple[str, int] | None:
+    """Return the line of the user's code to which a library's assignment belongs; `place` without such a line.
+
+    The line that called the library, else the line that assigned the nearest parent module.
+    """
+    if place is None or not is_installed_file(place[0]):
+        return place
+    origins, path = table.built.origins, table.get_module_name(owner)
+    user_place = origins.locate_caller(owner, attribute)
+    while user_place is None and path:
+        path, _, name = path.rpartition(".")
+        user_place = origins.locate(table.get_module(path), name)
+        if user_place is not None and is_installed_file(user_place[0]):
+            user_place = origins.locate_caller(table.get_module(path), name)
+    return user_place or place
 
 
 def _add_unregistered(table: _Table) -> None:
@@ -358,13 +389,15 @@ def _add_unregistered(table: _Table) -> None:
 
 
 def _build_unregistered_row(table: _Table, unregistered: UnregisteredTensor, facts: TensorFacts) -> _Row:
+    place = _locate_assignment(table, unregistered)
     row = _Row(
         unregistered.fqn,
         unregistered.tensor,
         facts,
         Kind.UNREGISTERED,
         None,
-        _locate_assignment(table, unregistered),
+        place,
+        _find_user_place(table, unregistered.owner, _get_attribute(unregistered), place),
         unregistered=unregistered,
     )
     operation = row.derived_by = get_grad_fn_name(unregistered.tensor)
@@ -396,11 +429,16 @@ def _note_no_shape(row: _Row) -> None:
         row.notes.append("uninitialized (lazy)" if is_lazy(row.tensor) else "nested: the parts differ in shape")
 
 
+def _get_attribute(unregistered: UnregisteredTensor) -> str:
+    """Return the attribute of the owner that leads to the tensor."""
+    return unregistered.steps[0].label.rpartition(".")[2]
+
+
 def _locate_assignment(table: _Table, unregistered: UnregisteredTensor) -> tuple[str, int] | None:
     first_step = unregistered.steps[0]
     if first_step.how == "hidden":
         return None  # the line recorded for that name assigned the registered tensor
-    name = first_step.label.rpartition(".")[2]
+    name = _get_attribute(unregistered)
     if first_step.how != "class":
         return table.built.origins.locate(unregistered.owner, name) or _locate_function(unregistered)
     for base in type(unregistered.owner).__mro__:
@@ -511,7 +549,9 @@ def _add_stale_views(table: _Table, trial: measure.MoveTrial) -> None:
             or _describe_reassignment(unregistered)
         ):
             continue
-        origin = table.built.origins.describe(_locate_assignment(table, unregistered))
+        place = _locate_assignment(table, unregistered)
+        user_place = _find_user_place(table, unregistered.owner, _get_attribute(unregistered), place)
+        origin = table.built.origins.describe(user_place)
         line = f" (assigned at {origin.file}:{origin.line})" if origin else ""
         message = f"{name}{line} is another name of {row.fqn}, but still points to the old memory after a move"
         table.oddities.append(Oddity(OddityKind.STALE_VIEW.value, message, name, origin=origin or UNSET))
@@ -639,7 +679,7 @@ def _build_tensor_info(table: _Table, row: _Row, number: int) -> TensorInfo:
         requires_grad=facts.requires_grad,
         saved=row.saved,
         moves=row.follows_device,
-        origin=table.built.origins.describe(row.place),
+        origin=table.built.origins.describe(row.user_place),
         layout=facts.layout,
         aliases=tuple(row.aliases),
         note="; ".join(row.notes) or None,
@@ -664,6 +704,9 @@ def _find_unregistered_module(unregistered: UnregisteredTensor | None) -> str | 
 def _suggest_fix(table: _Table, row: _Row) -> str | None:
     if row.unregistered is None or row.follows_device is not False or _is_recomputed(row.unregistered):
         return None
+    if suggest_fix.is_in_library(row.unregistered, row.place):
+        origin = table.built.origins.describe(row.place)
+        return suggest_fix.suggest_for_library(row.unregistered, origin, table.get_rebuild(row))
     if row.derived_by:
         is_from_registered = _is_derived_from_registered(table, row.tensor)
         if is_from_registered or not suggest_fix.creates_leaf(row.place, row.unregistered):

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from statecli.core.model_state import Origin
 from statecli.live.attribute_source import (
     Assignment,
     Use,
@@ -32,6 +33,7 @@ from statecli.live.attribute_source import (
     read_scope,
     reads,
 )
+from statecli.live.installed_code import is_installed_file
 from statecli.live.rebuild import Rebuild
 from statecli.live.tensors import may_overlap, storage
 from statecli.live.walk import Step, UnregisteredTensor
@@ -501,6 +503,34 @@ _IF_SAVED = "# to save the value too, delete persistent=False and load older che
 def _add_loading(text: str, keys: str) -> str:
     """Add the line that loads checkpoints without the keys that the fix adds to the state_dict."""
     return f"{text}\n# older checkpoints have no {keys}: load them with strict=False, which keeps the initial values"
+
+
+def is_in_library(unregistered: UnregisteredTensor, place: tuple[str, int] | None) -> bool:
+    """Return True if an installed library assigns the tensor: users do not edit its files.
+
+    Without a line, the class of the owner decides; torch's own classes may hold what a user assigned.
+    """
+    if place is not None:
+        return is_installed_file(place[0])
+    kind = type(unregistered.owner)
+    file = None if _is_of_torch(kind) else _find_class_file(kind)
+    return file is not None and is_installed_file(file)
+
+
+def suggest_for_library(unregistered: UnregisteredTensor, origin: Origin | None, rebuild: Rebuild) -> str | None:
+    """Return what to decide for a tensor that a library leaves unregistered; None if nothing needs registering."""
+    steps = unregistered.steps
+    if any(issubclass(type(step.value), torch.optim.Optimizer) for step in steps):
+        return None
+    name = steps[0].label.lstrip(".")
+    where = f"{origin.file}:{origin.line}" if origin else _get_type_name(unregistered.owner)
+    if unregistered.tensor.requires_grad or steps[-1].how == "registered":
+        action = f"or pass {name} to the optimizer, move it after each .to(), and save it yourself"
+    elif rebuild is Rebuild.DIFFERENT:
+        action = f"or move {name} yourself after each .to(), and save it next to the state_dict()"
+    else:
+        action = f"or move {name} yourself after each .to()"
+    return f"# {where} is in a library and does not register {name}: report this to the library,\n# {action}"
 
 
 def suggest_for_derived(is_from_registered: bool) -> str:

@@ -16,6 +16,7 @@ from statecli.core.finding import Finding
 from statecli.core.model_state import Origin, Place, TensorInfo
 from statecli.core.rule import FORMER_NAMES
 from statecli.live import spec
+from statecli.live.installed_code import is_installed_file
 from statecli.storage import files
 from statecli.targets import load
 
@@ -201,6 +202,5 @@ def is_installed(origin: Origin) -> bool:
     """Return True for a line in an installed library, where users fix nothing."""
     if os.path.isfile(origin.file):
         return False
-    library = os.path.dirname(os.__file__)
-    roots = [root for root in sys.path if root.startswith(library) or f"{os.sep}site-packages" in root]
-    return any(os.path.isfile(os.path.join(root, origin.file)) for root in roots)
+    paths = (os.path.join(root, origin.file) for root in sys.path)
+    return any(is_installed_file(path) and os.path.isfile(path) for path in paths)

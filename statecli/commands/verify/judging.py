@@ -24,6 +24,7 @@ from statecli.core.rule import Rule
 from statecli.live import measure, tensor_sources
 from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
+from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import ModelSpec
 from statecli.live.tensors import is_lazy, storage
 from statecli.live.walk import walk
@@ -147,12 +148,16 @@ def suggest_in_own_method(
 
 
 def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], mend: str) -> str:
-    """Return `net.py:12: ` and the fix in a method; without a line for a method not written in Python."""
+    """Return `net.py:12: ` and the fix in a method; without a line for a method not written in Python.
+
+    A method of an installed library is to be reported, because users do not edit its file.
+    """
     code = getattr(inspect.unwrap(method), "__code__", None)
+    if code is None:
+        return mend
+    place = f"{tensor_sources.format_file(code.co_filename, subject.target)}:{code.co_firstlineno}"
     return (
-        f"{tensor_sources.format_file(code.co_filename, subject.target)}:{code.co_firstlineno}: {mend}"
-        if code
-        else mend
+        f"report this to the library ({place}): {mend}" if is_installed_file(code.co_filename) else f"{place}: {mend}"
     )
 
 

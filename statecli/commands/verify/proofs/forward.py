@@ -35,6 +35,7 @@ from statecli.core.finding import Finding
 from statecli.core.model_state import TensorInfo
 from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_sources
 from statecli.live.device_rules import DeviceWatch, DeviceWatchMode
+from statecli.live.installed_code import is_installed_file
 from statecli.live.model_errors import get_exception_text
 from statecli.live.tensor_sources import Fault, How, Mismatch, Place, Refused, Source, is_user_code
 
@@ -391,6 +392,8 @@ def _describe_source(subject: ModelUnderTest, source: Source, device: str) -> tu
         help = f"register the tensor as a buffer, or read {name}.to(x.device)"
         return f"{name} of {tensor_sources.format_file(filename, subject.target)}: {is_on}", help
     place, help = _format_place(subject, source.place), _ADVICE[source.how]
+    if source.place is not None and is_installed_file(source.place[0]):
+        help = f"report this to the library: {help}"
     if source.place is None:
         return f"a tensor of unknown origin is on {device}", _ADVICE[How.COMPUTED]
     if source.how is How.BROUGHT:

@@ -1,0 +1,44 @@
+"""Tell the user's own source files from those of installed libraries, where the user changes nothing."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+#: The folder of the standard library.
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+#: Names of folders into which pip installs.
+_PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+
+
+def is_installed_file(filename: str) -> bool:
+    """Return True for a file of the standard library or of an installed package."""
+    return _is_installed_file(filename, tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_installed_file(filename: str, search_path: tuple[str, ...]) -> bool:
+    if filename.startswith(_STANDARD_LIBRARY) or any(folder in filename for folder in _PACKAGE_FOLDERS):
+        return True
+    roots = (os.path.abspath(entry) for entry in search_path)
+    return any(filename.startswith(root + os.sep) and _is_in_record(root, filename) for root in roots)
+
+
+def _is_in_record(root: str, filename: str) -> bool:
+    """Return True if a record of `pip install --target` in the folder `root` lists the package of the file."""
+    package = filename[len(root) + 1 :].partition(os.sep)[0]
+    return package in _list_recorded_packages(root)
+
+
+@functools.lru_cache(maxsize=64)
+def _list_recorded_packages(root: str) -> frozenset[str]:
+    """Return the first parts of all paths that the `RECORD` files of a folder list."""
+    packages: set[str] = set()
+    try:
+        for record in Path(root).glob("*.dist-info/RECORD"):
+            packages.update(line.partition("/")[0].partition(",")[0] for line in record.read_text("utf-8").splitlines())
+    except (OSError, UnicodeDecodeError):
+        return frozenset()
+    return frozenset(packages)

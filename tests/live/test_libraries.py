@@ -1,0 +1,121 @@
+"""Tensors that an installed library leaves unregistered: the user's line is shown, and no edit of the library."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+LIBRARY = """import torch
+from torch import nn
+class Pos(nn.Module):
+    kept = torch.ones(3)
+    def __init__(self, n=8):
+        super().__init__()
+        self.table = torch.arange(float(n))
+        self.lin = nn.Linear(n, n)
+"""
+NET = """import copy
+import poslib
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {}
+"""
+#: Line of the statement in the file of `NET`, which begins with two lines of imports.
+LINE = 8
+
+
+@pytest.fixture(params=["site-packages", "dist-packages", "target"])
+def library(request, tmp_path, monkeypatch):
+    """A package where pip installs it; `pip install --target` writes a record next to it."""
+    folder = tmp_path / request.param
+    (folder / "poslib").mkdir(parents=True)
+    (folder / "poslib" / "__init__.py").write_text(LIBRARY)
+    if request.param == "target":
+        (folder / "poslib-1.0.dist-info").mkdir()
+        (folder / "poslib-1.0.dist-info" / "RECORD").write_text("poslib/__init__.py,sha256=aa,3\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "poslib", raising=False)
+    yield folder
+    sys.modules.pop("poslib", None)
+
+
+def rows(state, ending):
+    return [row for row in state.tensors if row.fqn.endswith(ending)]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "self.pos = poslib.Pos()",
+        "self.seq = nn.Sequential(poslib.Pos(), nn.ReLU())",
+        "self.pos = copy.deepcopy(poslib.Pos())",
+        "self.many = nn.ModuleList([copy.deepcopy(poslib.Pos()) for _ in range(2)])",
+    ],
+)
+def test_the_line_of_the_user_that_made_the_module_is_shown(library, inspect, statement):
+    """Of registered tensors too. The library's own line is in the text, without code to paste."""
+    state = inspect(NET.format(statement))
+    for row in (*rows(state, "table"), *rows(state, "kept"), *rows(state, "lin.weight")):
+        assert (row.origin.file.startswith("net"), row.origin.line) == (True, LINE), row.fqn
+    for row in rows(state, "table"):
+        assert all(line.startswith("# ") for line in row.fix.splitlines())
+        assert "poslib/__init__.py:7 is in a library and does not register table" in row.fix
+
+
+def test_a_subclass_of_a_library_is_the_users(library, inspect):
+    """The line that runs the library's constructor."""
+    source = "import poslib\nclass Net(poslib.Pos):\n    def __init__(self):\n        super().__init__(4)\n"
+    (row,) = rows(inspect(source), "table")
+    assert row.origin.line == 6
+    assert row.fix.startswith("# poslib/__init__.py:7 is in a library")
+
+
+def test_a_function_of_the_user_that_builds_a_librarys_class(library, inspect):
+    """The model itself is the library's, and the line that built it is the user's."""
+    (row,) = rows(inspect("import poslib\ndef make():\n    return poslib.Pos()\n", "make"), "table")
+    assert (row.origin.file.startswith("net"), row.origin.line) == (True, 5)
+
+
+def test_a_model_of_a_library_alone_keeps_its_line(library, inspect):
+    """No line of the user made it: the library's is shown, without code to paste."""
+    state = inspect("from poslib import Pos as Net\n")
+    (row,) = rows(state, "table")
+    assert (row.origin.file, row.origin.line) == ("poslib/__init__.py", 7)
+    assert row.fix.startswith("# poslib/__init__.py:7 is in a library")
+
+
+def test_what_the_user_assigns_to_a_librarys_module_is_registered_there(library, inspect):
+    """The file is the user's: the fix is code."""
+    (row,) = rows(inspect(NET.format("self.pos = poslib.Pos(); self.pos.extra = torch.ones(2)")), "extra")
+    assert (row.origin.line, row.fix) == (
+        LINE,
+        'self.pos.register_buffer("extra", torch.ones(2), persistent=False)',
+    )
+
+
+def test_a_live_model_of_a_library_gets_no_edit_of_it(library, read_live):
+    """No line was recorded while it was built."""
+    import poslib
+
+    (row,) = rows(read_live(poslib.Pos), "table")
+    assert row.fix.startswith("# Pos is in a library and does not register table")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("torch.arange(4.0)", "or move table yourself after each .to()"),
+        ("torch.randn(4)", "save it next to the state_dict()"),
+        ("torch.ones(4, requires_grad=True)", "pass table to the optimizer"),
+        ("[nn.Linear(2, 2)]", "pass table to the optimizer"),
+    ],
+)
+def test_what_to_decide_depends_on_what_is_lost(library, inspect, value, said):
+    """A value that each build draws has to be saved, and a trainable one trained."""
+    (library / "poslib" / "__init__.py").write_text(LIBRARY.replace("torch.arange(float(n))", value))
+    state = inspect(NET.format("self.pos = poslib.Pos()"))
+    assert {said in row.fix for row in state.tensors if row.fqn.startswith("pos.table")} == {True}

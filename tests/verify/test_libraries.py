@@ -1,0 +1,51 @@
+"""Findings about the code of an installed library: the advice is to report them, and names the user's line."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from statecli.commands.verify.result import Name  # noqa: E402
+from .proving import of_source, proved  # noqa: E402
+
+LIBRARY = """import torch
+from torch import nn
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+    def _apply(self, fn, recurse=True):
+        return self
+class Positions(nn.Module):
+    def forward(self, x):
+        return x + torch.arange(4)
+"""
+
+
+@pytest.fixture(autouse=True)
+def library(tmp_path, monkeypatch):
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "own_library.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_method_of_a_library_is_to_be_reported():
+    """Its file is not the user's to edit; the line that made the module is."""
+    (finding,) = of_source(Name.MOVE, "import own_library\nself.own = own_library.Own()").findings
+    assert finding.help == (
+        "report this to the library (own_library.py:7): call super() in Own._apply and move this tensor too; "
+        "assigned at net.py:7"
+    )
+
+
+def test_a_tensor_that_a_library_makes_in_forward_is_to_be_reported(tmp_path):
+    """The user's own forward is to be changed as before."""
+    (tmp_path / "net.py").write_text("from own_library import Positions as Net\n")
+    (theirs,) = proved(Name.FORWARD, "net.py:Net", "2x4", device="fake-cuda").findings
+    (tmp_path / "own.py").write_text(LIBRARY)
+    (ours,) = proved(Name.FORWARD, "own.py:Positions", "2x4", device="fake-cuda").findings
+    assert theirs.help == f"report this to the library: {ours.help}"
+    assert ours.help.startswith("create the tensor with device=x.device")
