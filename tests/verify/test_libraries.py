@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from statecli.commands.verify.result import Name  # noqa: E402
+
 from .proving import of_source, proved  # noqa: E402
 
 LIBRARY = """import torch
