@@ -259,3 +259,62 @@ def test_integers_that_a_class_casts_are_its_methods_fault():
     body = 'self.register_buffer("i", torch.arange(3))\n---\ndef _apply(self, fn, recurse=True):\n'
     body += "    self.i = self.i.float()\n    return super()._apply(fn)"
     assert casted(body).findings[0].help == "net.py:7: leave integer tensors unchanged in Net._apply"
+
+
+RECAST = """
+self.lin = nn.Linear(4, 4)
+self.table = torch.arange(4.0)
+---
+def forward(self, x):
+    y = self.lin(x)
+    return {}
+"""
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        "y + self.table.to(y)",
+        "y + self.table[:4].to(y.device, y.dtype)",
+        "y + self.table.type_as(y)",
+        "y + (self.table.to(y) if self.training else self.table.view(4).to(y))",
+    ],
+)
+def test_a_tensor_that_forward_casts_at_each_call_is_a_note(result):
+    """It keeps its dtype, and no operator sees that."""
+    check = casted(RECAST.format(result), "2x4")
+    (finding,) = check.findings
+    assert (finding.severity, check.verdict) == (Severity.NOTE, Verdict.PASSED)
+    assert finding.message == "table: is float32 after .to(torch.float64); forward casts the tensor at each call"
+    assert cell(check, "casts", "table").verdict is Verdict.SKIPPED
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        "y + self.table",
+        "y + self.table.to(y.device)",
+        "y + self.table.double()",
+        "y + self.table.to(torch.float64)",
+        "y + self.table.to(y) + self.table",
+        "y + (self.table if self.training else self.table.to(y))",
+        "y + self.table.double().to(y)",
+        "y",
+        "y + self.table.to(y) + (1 / 0 if y.dtype is torch.float64 else 0)",
+    ],
+)
+def test_a_tensor_of_which_forward_does_not_prove_that_stays_a_warning(result):
+    """Another operator reads it, forward casts it to one dtype always, or forward did not run."""
+    check = casted(RECAST.format(result), "2x4")
+    assert (check.findings[0].severity, check.verdict) == (Severity.WARNING, Verdict.FAILED)
+
+
+def test_a_random_tensor_that_forward_casts_stays_an_error():
+    """What is lost by saving is lost all the same."""
+    body = RECAST.replace("arange(4.0)", "randn(4)").format("y + self.table.to(y)")
+    assert casted(body, "2x4").findings[0].severity is Severity.ERROR
+
+
+def test_without_an_input_nothing_is_proved():
+    """Forward was not run."""
+    assert casted(RECAST.format("y + self.table.to(y)")).findings[0].severity is Severity.WARNING

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from statecli.commands.verify import judging, recreated_by_forward, rules
+from statecli.commands.verify import judging, recast_by_forward, recreated_by_forward, rules
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proofs import move
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError, UsageError, option
-from statecli.core.finding import Finding
+from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.move_rules import STALE_VIEW
 from statecli.core.oddity_kind import OddityKind
@@ -195,11 +195,21 @@ class _Proof:
 
     def _fail(self, rule: Rule, row: TensorInfo, what: str, steps: _TensorCasts) -> Cell:
         severity = decide_tensor_severity(row) if rule == rules.KEEPS_DTYPE else None
+        if severity is Severity.WARNING and row.fqn in self._recast:
+            severity, what = Severity.NOTE, f"{what}; {recast_by_forward.RECAST_REASON}"
         message, help = f"{row.fqn}: {what}", self._help(rule, row, steps)
         self._findings.append(
             judging.build_finding(self._subject, rule, message, row.fqn, severity=severity, help=help)
         )
         return Cell(Verdict.FAILED, _format_dtype(steps.before), steps.after(), what)
+
+    @functools.cached_property
+    def _recast(self) -> frozenset[str]:
+        """Return the unregistered tensors that forward casts at each call."""
+        names = [row.fqn for row in self._subject.state.tensors if row.kind is Kind.UNREGISTERED]
+        dtypes = [dtype for _, dtype, _ in self._ways]
+        some = [dtype for dtype in dtypes if dtype is not torch.float16]  # which some operators lack on the CPU
+        return recast_by_forward.find_recast(self._subject, names, some or dtypes)
 
     def _help(self, rule: Rule, row: TensorInfo, steps: _TensorCasts) -> str | None:
         """Return the fix for a row without one."""

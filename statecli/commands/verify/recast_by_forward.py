@@ -1,0 +1,80 @@
+"""Find unregistered tensors that forward casts at each call: they keep their dtype in a cast model without harm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
+
+from statecli.commands.verify import judging
+from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.core.errors import ModelError
+from statecli.live import measure
+from statecli.live.tensors import storage
+
+#: Added to the message about such a tensor.
+RECAST_REASON = "forward casts the tensor at each call"
+
+
+def find_recast(subject: ModelUnderTest, names: Iterable[str], dtypes: Iterable[torch.dtype]) -> frozenset[str]:
+    """Return those of `names` that forward reads only to cast them to the dtype of the model.
+
+    Tried with an instance and inputs of each dtype, in eval and train mode; nothing is proved if a call raises.
+    """
+    candidates, proved = set(names), set()
+    try:
+        for dtype in dtypes if subject.inputs is not None else ():
+            for training in (False, True):
+                recorder = _call_as(subject, dtype, candidates, training=training)
+                candidates -= recorder.otherwise_read
+                proved |= recorder.cast
+    except ModelError:
+        return frozenset()
+    return frozenset(candidates & proved)
+
+
+def _call_as(subject: ModelUnderTest, dtype: torch.dtype, names: set[str], *, training: bool) -> _CastRecorder:
+    assert subject.inputs is not None  # noqa: S101 - `find_recast` has looked
+    module = subject.build_used(values=True)
+    args, kwargs = tree_map(lambda leaf: _cast_input(leaf, dtype), subject.inputs.make(seed=0))
+    with judging.keep_class_attributes(module), torch.no_grad():
+        with subject.user_code("casting the model"):
+            module = measure.get_moved_model(module, module.to(dtype))
+        recorder = _CastRecorder(dtype)
+        for name, tensor in measure.map_tensors(module).items():
+            if name in names and tensor.dtype != dtype and not judging.is_lazy_tensor(tensor):
+                recorder.names[storage(tensor)[0]] = name
+        with subject.user_code(f"calling the model as {dtype}"), recorder:
+            module.train(training)(*args, **kwargs)
+    return recorder
+
+
+def _cast_input(leaf: Any, dtype: torch.dtype) -> Any:
+    return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+
+class _CastRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Record the tensors that operators cast to `dtype`, and those that any other operator reads."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dtype = dtype
+        self.names: dict[int | str, str] = {}
+        self.cast: set[str] = set()
+        self.otherwise_read: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        result = func(*args, **(kwargs or {}))
+        read = self._find_names((args, kwargs)) if func.namespace != "prim" else set()
+        if read and func.overloadpacket is torch.ops.aten._to_copy and result.dtype == self._dtype:
+            self.cast |= read
+        else:
+            self.otherwise_read |= read - self._find_names(result)  # a view has the name of its tensor
+        return result
+
+    def _find_names(self, tree: Any) -> set[str]:
+        keys = (storage(leaf)[0] for leaf in tree_iter(tree) if isinstance(leaf, torch.Tensor))
+        return {self.names[key] for key in keys if key in self.names}
