@@ -66,7 +66,7 @@ class _CastRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.cast: set[str] = set()
         self.otherwise_read: set[str] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         read = self._find_names((args, kwargs)) if func.namespace != "prim" else set()
         if read and func.overloadpacket is torch.ops.aten._to_copy and result.dtype == self._dtype:
