@@ -102,6 +102,74 @@ def test_of_one_instance_it_cannot_be_told():
     assert verdicts(check, "saved") == {"t": "inconclusive", "u": "skipped"}
 
 
+STATE = """
+self.lin = nn.Linear(4, 4)
+{}
+---
+def forward(self, x):
+    if self.training:
+        {}
+    return self.lin(x) - self.t.sum()
+"""
+#: How a class declares a tensor, whose value is `torch.zeros(4)` unless it is given.
+NOT_PERSISTENT = 'self.register_buffer("t", torch.zeros(4), persistent=False)'
+PLAIN = "self.t = torch.zeros(4)"
+
+
+@pytest.mark.parametrize(("declared", "severity"), [(NOT_PERSISTENT, Severity.WARNING), (PLAIN, Severity.ERROR)])
+@pytest.mark.parametrize(
+    "update",
+    [
+        "self.t.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)",
+        "self.t = 0.9 * self.t + x.detach().mean(0)",
+        "self.t += 1",
+        "self.t[0] = self.t[0] + 1",
+        "torch.maximum(self.t, x.detach().abs().amax(0), out=self.t)",
+    ],
+)
+def test_a_running_state_that_is_not_saved_is_lost(declared, severity, update):
+    """An average, a counter, a maximum: a loaded model starts from the constructor's value again."""
+    check = saved(STATE.format(declared, update), "4x4")
+    (finding,) = check.findings
+    assert (finding.rule, finding.severity, finding.fqn) == ("lost-by-saving", severity, "t")
+    assert cell(check, "saved", "t").verdict is Verdict.FAILED
+    assert "persistent=False)" not in finding.help or "to save the value too, delete persistent=False" in finding.help
+
+
+@pytest.mark.parametrize("declared", [NOT_PERSISTENT, PLAIN])
+@pytest.mark.parametrize(
+    "update",
+    [
+        "pass",
+        "self.t.copy_(x.detach().mean(0))",
+        "self.t = x.detach().mean(0)",
+        "self.t[1:3] = x.detach().mean(0)[1:3]",
+        "self.t = self.t.clone()",
+        "x = x + self.t",
+        "raise ValueError",
+    ],
+)
+def test_a_cache_that_is_not_saved_is_not_lost(declared, update):
+    """Forward writes the same again, whatever the values were before; or it does not run."""
+    check = saved(STATE.format(declared, update), "4x4")
+    assert (check.findings, cell(check, "saved", "t").verdict) == ((), Verdict.SKIPPED)
+
+
+def test_a_state_of_random_values_stays_an_error():
+    """What was an error without an input is one with it."""
+    body = STATE.format(NOT_PERSISTENT.replace("zeros", "rand"), "self.t += 1")
+    (finding,) = saved(body, "4x4").findings
+    assert (finding.severity, "drawn at random" in finding.message) == (Severity.ERROR, True)
+
+
+def test_the_state_of_a_metric_is_not_to_be_saved():
+    """torchmetrics resets its sums each epoch, and has an option to keep them."""
+    pytest.importorskip("torchmetrics")
+    body = "import torchmetrics; self.m = torchmetrics.MeanMetric(); self.lin = nn.Linear(4, 4)\n---\n"
+    check = saved(body + "def forward(self, x):\n    self.m.update(x.detach())\n    return self.lin(x)\n", "4x4")
+    assert check.findings == ()
+
+
 # --- what is saved ---------------------------------------------------------------------------------------------------
 
 

@@ -20,11 +20,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_iter
 
-from statecli.commands.verify import judging, rules, save_roundtrip
+from statecli.commands.verify import judging, rules, running_state, save_roundtrip
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
-from statecli.core.finding import Finding
+from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.rule import Rule
 from statecli.live import measure, tensor_bits
@@ -203,12 +203,33 @@ class _Proof:
 
     def _judge_not_saved(self, rows: list[TensorInfo]) -> None:
         rebuilds: dict[str, Rebuild] | None = None
+        running = running_state.find_running_state(self._subject, self._list_possible_states(rows))
         for row in rows:
             cell = self._judge_without_rebuilding(row)
             if cell is None:
                 rebuilds = self._compare_rebuilds(rows) if rebuilds is None else rebuilds
                 cell = self._judge_by_rebuilding(row, rebuilds[row.fqn])
-            self._saved[row.fqn] = cell
+            is_lost = row.fqn in running and cell.verdict is not Verdict.FAILED
+            self._saved[row.fqn] = self._fail_running_state(row) if is_lost else cell
+
+    def _list_possible_states(self, rows: list[TensorInfo]) -> list[str]:
+        """Return the tensors that no file has; metrics, which move by their own code, are left out."""
+        possible = (row for row in rows if row.kind is not Kind.PARAMETER and not row.persistent)
+        excluded = self._recomputed | self._subject.created_by_forward
+        return [
+            row.fqn
+            for row in possible
+            if row.fqn not in excluded and not row.requires_grad and not (row.kind is Kind.UNREGISTERED and row.moves)
+        ]
+
+    def _fail_running_state(self, row: TensorInfo) -> Cell:
+        """Fail a tensor that forward updates in training: a warning if the class has decided not to save it."""
+        is_declined = row.persistent is False
+        why = "its buffer has persistent=False" if is_declined else "it is not registered"
+        message = f"{row.fqn}: forward updates the tensor in train mode, but state_dict() lacks it because {why}"
+        help = _PERSISTENT if is_declined else None
+        severity = Severity.WARNING if is_declined else Severity.ERROR
+        return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help, severity=severity)
 
     def _compare_rebuilds(self, rows: list[TensorInfo]) -> dict[str, Rebuild]:
         """Compare two builds. Random values are drawn if floating-point tensors may be computed from parameters."""
@@ -249,20 +270,25 @@ class _Proof:
         message = (
             f"{row.fqn}: not in state_dict() and drawn at random by the constructor, so a loaded model has other values"
         )
-        help = "register the buffer with persistent=True" if row.persistent is False else None
+        help = _PERSISTENT if row.persistent is False else None
         return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help)
 
     # --- failures ------------------------------------------------------------------------------------------------
 
-    def _build_failed_cell(self, rule: Rule, row: TensorInfo, message: str, help: str | None = None) -> Cell:
-        self.fail(rule, message, row.fqn, help)
+    def _build_failed_cell(
+        self, rule: Rule, row: TensorInfo, message: str, help: str | None = None, *, severity: Severity | None = None
+    ) -> Cell:
+        self.fail(rule, message, row.fqn, help, severity=severity)
         return Cell(Verdict.FAILED, reason=message.removeprefix(f"{row.fqn}: "))
 
-    def fail(self, rule: Rule, message: str, fqn: str | None, help: str | None = None) -> None:
+    def fail(
+        self, rule: Rule, message: str, fqn: str | None, help: str | None = None, *, severity: Severity | None = None
+    ) -> None:
         """Add a finding."""
-        self._findings.append(judging.build_finding(self._subject, rule, message, fqn, help=help))
+        self._findings.append(judging.build_finding(self._subject, rule, message, fqn, help=help, severity=severity))
 
 
+_PERSISTENT = "register the buffer with persistent=True"
 _OWN_STATE_DICT = "keep all entries of super().state_dict() in the class's own state_dict or its hook"
 _IN_CONSTRUCTOR = "only forward creates this tensor: register it in the constructor with its final shape"
 #: Methods that decide what is saved and what is loaded, where a class has its own.

@@ -1,0 +1,82 @@
+"""Find tensors with a running state: forward in train mode computes their next value from their present one.
+
+An average, a counter and a codebook are such states. A cache is none: forward writes the same elements again whatever
+they were before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from statecli.commands.verify import judging
+from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.core.errors import ModelError
+from statecli.live import measure, tensor_bits
+
+Values = Mapping[str, torch.Tensor]
+
+
+def find_running_state(subject: ModelUnderTest, names: Iterable[str]) -> frozenset[str]:
+    """Return those of `names` that hold a running state; none without inputs, or if forward raises.
+
+    Forward is called on equal instances, with smaller and with larger values in the tensors that it changes.
+    """
+    names = frozenset(names)
+    if subject.inputs is None or not names:
+        return frozenset()
+    try:
+        before, after = _call_once(subject, names, sign=0)
+        changed = frozenset(name for name in after if tensor_bits.is_same(before[name], after[name]) is False)
+        others = [_call_once(subject, changed, sign=sign)[1] for sign in (-1, 1)] if changed else []
+    except ModelError:
+        return frozenset()
+    return frozenset(
+        name
+        for name in changed
+        if any(name in other and _depends(before[name], after[name], other[name]) for other in others)
+    )
+
+
+def _call_once(
+    subject: ModelUnderTest, names: frozenset[str], *, sign: int
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the values before and after a call in train mode, which begins with values changed by `sign`."""
+    module = subject.build_fresh(values=True)
+    tensors = {name: tensor for name, tensor in measure.map_tensors(module).items() if name in names}
+    put_back = tensor_bits.build_restore(tensors.values())  # all instances share some, as of a class attribute
+    try:
+        with judging.keep_class_attributes(module):
+            for tensor in tensors.values() if sign else ():
+                _change(tensor, sign)
+            before = _copy_all(tensors)
+            subject.call(module, training=True, grad=True)
+            after = _copy_all({name: tensor for name, tensor in measure.map_tensors(module).items() if name in before})
+    finally:
+        put_back()
+    return before, after
+
+
+def _copy_all(tensors: Values) -> dict[str, torch.Tensor]:
+    copies = {name: judging.copy_values(tensor) for name, tensor in tensors.items()}
+    return {name: values for name, values in copies.items() if values is not None}
+
+
+def _change(tensor: torch.Tensor, sign: int) -> None:
+    """Change each element: much, so that a maximum changes, but integers by one, so that an index stays close."""
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        if tensor.dtype is torch.bool:
+            tensor.logical_not_()
+        elif tensor.is_floating_point() or tensor.is_complex():
+            tensor.add_(sign * 100 * (1 + tensor.abs()))
+        else:
+            tensor.add_(sign)
+
+
+def _depends(before: torch.Tensor, after: torch.Tensor, other_after: torch.Tensor) -> bool:
+    """Return True if an element that forward changed has another value after a change before forward."""
+    if not before.shape == after.shape == other_after.shape:
+        return False
+    same = torch.isclose(after, other_after, rtol=0, atol=0, equal_nan=True)
+    return bool(((before != after) & ~same).any())
