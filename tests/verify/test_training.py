@@ -9,6 +9,7 @@ import torch
 
 from statecli.commands.verify import first_forward, inputs, model_under_test, training_rounds
 from statecli.commands.verify.result import Check, Name, Verdict
+from statecli.core.finding import Severity
 from statecli.live import spec
 from statecli.live.build import build
 from statecli.live.import_model import load_object
@@ -312,3 +313,48 @@ def test_batch_norms_that_cannot_be_called_in_eval_mode_do_not_tell():
         "the gradient is zero; cannot tell whether batch statistics cancel it: calling the model in train"
     )
     assert "raised ValueError: no statistics yet" in told
+
+
+# --- hidden states ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "call"),
+    [
+        ("nn.LSTMCell(8, 8)", "self.cell(x)[0]"),
+        ("nn.GRUCell(8, 8)", "self.cell(x)"),
+        ("nn.RNNCell(8, 8)", "self.cell(x, torch.zeros_like(x))"),
+        ("nn.LSTM(8, 8, batch_first=True)", "self.cell(x[:, None])[0]"),
+        ("nn.GRU(8, 8, bidirectional=True)", "self.cell(x[None])[0]"),
+    ],
+)
+def test_a_hidden_state_of_zeros_is_a_note(module, call):
+    """Its weight gets a gradient of zeros in one step, which is no fault of the class."""
+    check = step(f"self.cell = {module}", f"x = self.used(x)\nreturn {call}")
+    assert {finding.rule for finding in check.findings} == {"zero-gradient"}
+    assert {(finding.severity, "weight_hh" in finding.fqn) for finding in check.findings} == {(Severity.NOTE, True)}
+    assert check.verdict is Verdict.PASSED
+    assert "the hidden state is zero by default" in check.findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("module", "call"),
+    [
+        ("nn.LSTMCell(8, 8)", "self.cell(x, self.cell(x))[0]"),
+        ("nn.LSTM(8, 8)", "self.cell(x[None].expand(3, -1, -1))[0]"),
+        ("nn.GRUCell(8, 8)", "self.cell(x, torch.ones_like(x))"),
+    ],
+)
+def test_a_hidden_state_that_is_passed_on_trains_its_weight(module, call):
+    """Nothing is reported."""
+    check = step(f"self.cell = {module}", f"x = self.used(x)\nreturn {call}")
+    assert (check.findings, check.verdict) == ((), Verdict.PASSED)
+
+
+def test_a_hidden_weight_that_is_multiplied_by_zero_stays_a_warning():
+    """A hidden state that is not zero does not explain it."""
+    call = "x = self.used(x)\nreturn self.cell(x)[0] + 0 * self.other(x, torch.ones_like(x))"
+    check = step("self.cell = nn.LSTMCell(8, 8)\nself.other = nn.GRUCell(8, 8)", call)
+    severities = {finding.fqn: finding.severity for finding in check.findings}
+    assert severities["cell.weight_hh"] is Severity.NOTE
+    assert severities["other.weight_hh"] is Severity.WARNING

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 import torch
 from msgspec.structs import replace
 
-from statecli.commands.verify import gradient_graph, judging, overwritten_by_forward, rules, training_rounds
+from statecli.commands.verify import (
+    gradient_graph,
+    hidden_states,
+    judging,
+    overwritten_by_forward,
+    rules,
+    training_rounds,
+)
 from statecli.commands.verify import inputs as inputs_of
 from statecli.commands.verify.inputs import Inputs
 from statecli.commands.verify.model_under_test import ModelUnderTest
@@ -26,6 +33,7 @@ _DIGITS = re.compile(r"\d+")
 #: Says so in a message; in the column of gradients it goes without saying.
 _NO_GRADIENT = "gets no gradient: "
 _OTHER_INPUTS_HELP = "give inputs that suit the model"
+_HIDDEN_STATE_HELP = "no action if later calls get the hidden state of the call before; otherwise pass the state"
 #: A teacher that follows its student does so on purpose.
 _CHANGED_BY_FORWARD = "frozen, but forward changes it"
 _FREEZE_HELP = "freeze the parameter with requires_grad_(False)"
@@ -79,6 +87,16 @@ class _StepVerdicts:
         """Those of `reached` without a gradient in some rounds."""
         seen = self.run.seen
         return {key: [name for name in names if None in seen[name].peaks] for key, names in self.reached.items()}
+
+    @functools.cached_property
+    def _zero_states(self) -> tuple[str, ...]:
+        return hidden_states.find_zero_states(self.run)
+
+    def has_zero_state(self, name: str) -> bool:
+        """Return True if `name` is the weight of a hidden state that is zero in each call."""
+        if hidden_states.HIDDEN_WEIGHT not in name:
+            return False
+        return any(name.startswith(f"{module}." if module else "") for module in self._zero_states)
 
     def fail(self, rule: Rule, fqn: str, why: str, help: str, severity: Severity | None = None) -> Cell:
         """A failed cell and its finding."""
@@ -221,6 +239,9 @@ def _judge_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
         return _judge_by_chance(run, name)
     if reason := _explain_zero(verdicts, name, seen):
         return judging.build_inconclusive_cell(reason)
+    if verdicts.has_zero_state(name):
+        why = "gradient is all zeros: the hidden state is zero by default, so the weight has no gradient in one call"
+        return verdicts.fail(rules.ZERO_GRADIENT, name, why, _HIDDEN_STATE_HELP, Severity.NOTE)
     why = f"gradient is all zeros in each of {_format_rounds(run)}"
     if run.in_eval is not None:
         why += " and in eval mode, without dropout"

@@ -1,0 +1,60 @@
+"""Find recurrent modules that start from a hidden state of zeros: the weight of that state gets a zero gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_iter
+
+from statecli.commands.verify import training_rounds
+from statecli.commands.verify.training_rounds import Training
+from statecli.core.errors import ModelError
+
+#: Part of the name of the weights that a hidden state is multiplied by.
+HIDDEN_WEIGHT = "weight_hh"
+
+
+def find_zero_states(run: Training) -> tuple[str, ...]:
+    """Return the names of recurrent modules that one more forward calls for one step, with a hidden state of zeros."""
+    modules = {
+        name: module for name, module in run.module.named_modules() if isinstance(module, nn.RNNCellBase | nn.RNNBase)
+    }
+    called: set[str] = set()
+    others: set[str] = set()
+
+    def record(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        called.add(name)
+        if not (_has_zero_state(args, kwargs) and _takes_one_step(module, args)):
+            others.add(name)
+
+    handles = [
+        module.register_forward_pre_hook(
+            lambda module, args, kwargs, name=name: record(name, module, args, kwargs), with_kwargs=True
+        )
+        for name, module in modules.items()
+    ]
+    try:
+        with training_rounds.start_round(run):
+            training_rounds.call_forward(run)
+    except ModelError:
+        return ()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return tuple(sorted(called - others))
+
+
+def _has_zero_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    state = args[1] if len(args) > 1 else kwargs.get("hx")
+    return not any(isinstance(leaf, torch.Tensor) and bool(leaf.detach().any()) for leaf in tree_iter(state))
+
+
+def _takes_one_step(module: nn.Module, args: tuple[Any, ...]) -> bool:
+    if isinstance(module, nn.RNNCellBase):
+        return True
+    sequence = args[0] if args else None
+    if not isinstance(sequence, torch.Tensor):  # a PackedSequence, or an input by keyword
+        return False
+    return sequence.shape[1 if module.batch_first and sequence.dim() == 3 else 0] == 1
