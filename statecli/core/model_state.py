@@ -213,6 +213,8 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     appeared: bool = False
     #: The unregistered module that registers this tensor (`projections[0]`).
     within: str | None = None
+    #: Type of the plain container in an attribute that holds an unregistered tensor: `list`, `tuple`, `dict`.
+    container: str | None = None
     #: Whether a second run of the constructor gives the same bits; None if the constructor was not run again.
     rebuilt: bool | None = None
     #: Source of a computed tensor: its grad_fn, or the registered names from which it was computed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import types
 import warnings
 from collections.abc import Callable
@@ -690,6 +691,7 @@ def _build_tensor_info(table: _Table, row: _Row, number: int) -> TensorInfo:
         storage_bytes=facts.storage_bytes,
         storage_offset=facts.storage_offset,
         within=_find_unregistered_module(row.unregistered),
+        container=_get_container_type(row.unregistered),
         derived=row.derived_by,
         rebuilt=_REBUILT.get(table.get_rebuild(row)) if fix else None,
         is_input=is_input,
@@ -699,6 +701,13 @@ def _build_tensor_info(table: _Table, row: _Row, number: int) -> TensorInfo:
 def _find_unregistered_module(unregistered: UnregisteredTensor | None) -> str | None:
     is_inside_module = unregistered is not None and unregistered.steps[-1].how == "registered"
     return unregistered.fqn.rpartition(".")[0] if unregistered and is_inside_module else None
+
+
+def _get_container_type(unregistered: UnregisteredTensor | None) -> str | None:
+    """Return the type of the first list, tuple or dictionary on the way to the tensor."""
+    steps = unregistered.steps if unregistered is not None else ()
+    items = (step for step, next_step in itertools.pairwise(steps) if next_step.how == "item")
+    return next((type(step.value).__name__ for step in items), None)
 
 
 def _suggest_fix(table: _Table, row: _Row) -> str | None:

@@ -116,11 +116,12 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
 
 
 def _describe_modules(rows: Sequence[TensorInfo]) -> str:
-    """Return `4 modules are kept in a plain list (16 parameters, 4 other tensors)`."""
+    """Return `blocks: 4 modules are kept in a plain list (16 parameters, 4 other tensors)`."""
     containers = {_split_element(row.fqn) for row in rows}
     modules = {pair for pair in containers if pair[1]}
     if modules:
-        where = "a plain list" if all(key.isdecimal() for _, key in modules) else "a plain dict"
+        kinds = list(dict.fromkeys(row.container for row in rows if row.container))
+        where = " and ".join(f"a plain {kind}" for kind in kinds) or "a plain container"
         count, names = len(modules), sorted({container for container, _ in modules})
     else:
         where, names = "an object that is not a module", list(dict.fromkeys(row.within or row.fqn for row in rows))

@@ -388,3 +388,22 @@ def test_tensors_in_compiled_code_are_said_to_be_there(read_live):
     assert "has tensors as constants (1)" in message
     assert len(traced().code_with_constants[1].const_mapping) == 2
     assert read_live(lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))).oddities == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("[nn.ReLU(), nn.PReLU()]", "list"),
+        ("(nn.PReLU(),)", "tuple"),
+        ("{0: nn.PReLU()}", "dict"),
+        ("collections.OrderedDict(a=nn.PReLU())", "OrderedDict"),
+        ("collections.deque([nn.PReLU()])", "deque"),
+        ("types.SimpleNamespace(part=(nn.PReLU(),))", "tuple"),
+        ("types.SimpleNamespace(part=nn.PReLU())", None),
+    ],
+)
+def test_the_container_of_an_unregistered_module_is_recorded(inspect, value, kind):
+    """By its type, because the keys 0, 1 are those of a list, a tuple or a dictionary."""
+    init = f"    def __init__(self):\n        super().__init__()\n        self.x = {value}\n"
+    (row,) = inspect(f"import collections, types\nclass Net(nn.Module):\n{init}").tensors
+    assert row.container == kind

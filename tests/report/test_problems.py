@@ -12,7 +12,7 @@ from statecli.report.problems import format_severities, group_findings
 LIST = "self.blocks = nn.ModuleList([Block() for _ in range(2)])"
 
 
-def row(fqn, line, within=None, requires_grad=False, fix=None, kind=Kind.UNREGISTERED):
+def row(fqn, line, within=None, requires_grad=False, fix=None, kind=Kind.UNREGISTERED, container="list"):
     return TensorInfo(
         fqn,
         "float32",
@@ -27,6 +27,7 @@ def row(fqn, line, within=None, requires_grad=False, fix=None, kind=Kind.UNREGIS
         moves=False,
         origin=Origin("net.py", line),
         within=within,
+        container=container,
         fix=fix,
     )
 
@@ -83,7 +84,14 @@ def test_the_rules_of_audit_say_their_consequences():
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([row("heads['a'].weight", 3, "heads['a']", True)], "heads: 1 module is kept in a plain dict (1 parameter)"),
+        (
+            [row("heads['a'].weight", 3, "heads['a']", True, container="dict")],
+            "heads: 1 module is kept in a plain dict (1 parameter)",
+        ),
+        (
+            [row("heads[0].weight", 3, "heads[0]", True, container="tuple")],
+            "heads: 1 module is kept in a plain tuple (1 parameter)",
+        ),
         ([row("helper.net.weight", 3, "helper.net")], "helper.net: 1 module is kept in an object that is not a module"),
         ([row("scale", 3, None, True)], "scale: is a plain attribute, not registered (float32 [2,2])"),
         (
@@ -91,7 +99,7 @@ def test_the_rules_of_audit_say_their_consequences():
             "masks[{0,1}]: 2 plain attributes are not registered (float32 [2,2])",
         ),
     ],
-    ids=["a dict", "an object", "a parameter", "a list of tensors"],
+    ids=["a dict", "a tuple", "an object", "a parameter", "a list of tensors"],
 )
 def test_the_cause_is_named(rows, message):
     """By what holds the tensors."""
