@@ -15,7 +15,16 @@ from statecli.core.finding import Severity
 from statecli.core.model_state import NOTES_OF_UNREGISTERED_MODULES, Kind, ModelState, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.run_scope import NotChecked
-from statecli.core.units import KIND_NOUNS, format_kind, format_origin, format_shape, format_size, format_yes_no, plural
+from statecli.core.units import (
+    KIND_NOUNS,
+    format_kind,
+    format_origin,
+    format_shape,
+    format_size,
+    format_yes_no,
+    join_names,
+    plural,
+)
 from statecli.report import (
     Case,
     Group,
@@ -32,7 +41,7 @@ from statecli.report import (
     rule_texts,
     test_cases,
 )
-from statecli.report.problems import build_accepted_notes, group_findings
+from statecli.report.problems import MAX_NAMES, build_accepted_notes, group_findings
 from statecli.targets.location import add_places
 from statecli.targets.target_result import Accepted
 
@@ -240,14 +249,14 @@ def _list_cell_reasons(fqn: str, shown: Sequence[ProofColumn]) -> list[ColumnRea
 
 def _build_page(verification: Verification, problems: tuple[Problem, ...], view: View) -> Page:
     shown = _list_columns(verification)
+    fqns = frozenset(row.fqn for row in verification.state.tensors)
     columns = (
         report.Column("name"),
         *(
-            report.Column(column.name, shared_format=f"{column.name}: all {{}}", ordinary_values=ORDINARY_SIGNS)
+            report.Column(column.name, shared_format=_get_shared_format(column, fqns), ordinary_values=ORDINARY_SIGNS)
             for column in shown
         ),
     )
-    fqns = frozenset(row.fqn for row in verification.state.tensors)
     proofs = tuple(_build_proof_line(check, fqns) for check in verification.checks)
     verdict = _format_verdict(verification)
     return Page(
@@ -259,6 +268,13 @@ def _build_page(verification: Verification, problems: tuple[Problem, ...], view:
         verdict=verdict,
         outcomes=Group("proofs", _format_verdict_counts(verification.checks), proofs),
     )
+
+
+def _get_shared_format(column: ProofColumn, fqns: frozenset[str]) -> str:
+    """Return the format of a sign that all rows share; it names what has no row and failed, such as aliases."""
+    names = [fqn for fqn, cell in column.cells.items() if fqn not in fqns and cell.verdict is Verdict.FAILED]
+    exception = f" except {join_names(names, MAX_NAMES)}" if names else ""
+    return f"{column.name}: all {{}}" + exception.replace("{", "{{").replace("}", "}}")
 
 
 def _format_subtitle(verification: Verification) -> str:
@@ -361,13 +377,19 @@ def _build_proof_line(check: Check, fqns: frozenset[str]) -> Line:
 
 
 def _format_failed_count(check: Check, fqns: frozenset[str]) -> str:
-    """Return the number of failed tensors, and of failed names without a row, such as aliases."""
-    failed = {finding.fqn for finding in check.findings} | set(_select_fqns(check.columns, (Verdict.FAILED,)))
+    """Return the number of failed tensors, and the failed names without a row, such as aliases."""
+    failed = _list_failed(check)
     tested = set(_select_fqns(check.columns, (Verdict.FAILED, Verdict.PASSED, Verdict.INCONCLUSIVE)))
-    count, names = len(failed & fqns), len(failed - fqns - {None})
+    count, names = len(failed & fqns), sorted(failed - fqns)
     parts = [f"{count:,} of {max(len(tested & fqns), count):,}"] if count else []
-    parts += [plural(names, "other attribute")] if names else []
+    parts += [join_names(names, MAX_NAMES)] if names else []
     return f"{' and '.join(parts)} failed" if parts else "failed"
+
+
+def _list_failed(check: Check) -> set[str]:
+    """Return the names that failed, without those about which the proof reports notes alone."""
+    reported = {finding.fqn for finding in check.findings if finding.fqn and finding.severity is not Severity.NOTE}
+    return reported | set(_select_fqns(check.columns, (Verdict.FAILED,)))
 
 
 def _select_fqns(columns: Iterable[Column], verdicts: Sequence[Verdict]) -> Iterable[str]:
@@ -388,7 +410,12 @@ def _format_verdict(verification: Verification) -> str:
     """Summarize the run in a line: which proofs failed and for how many tensors, are inconclusive, or passed."""
     tensors = len(verification.state.tensors)
     failed = documents.count_verdicts(verification).tensors[Verdict.FAILED.value]
-    counts = {Verdict.FAILED: f" for {failed:,} of {plural(tensors, 'tensor')}" if failed else ""}
+    fqns = {tensor.fqn for tensor in verification.state.tensors}
+    counts_by_proof = {
+        len(_list_failed(check) & fqns) for check in verification.checks if check.verdict is Verdict.FAILED
+    }
+    in_all = "" if counts_by_proof == {failed} else " in all"
+    counts = {Verdict.FAILED: f" for {failed:,} of {plural(tensors, 'tensor')}{in_all}" if failed else ""}
     parts = []
     for verdict in WORST_FIRST:
         checks = [check for check in verification.checks if check.verdict is verdict]

@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from statecli import render
 from statecli.commands.verify.result import Cell, Check, Column, Name, Verdict, Verification
@@ -201,15 +202,37 @@ def test_every_proof_has_a_line():
     ]
 
 
-def test_what_is_no_row_is_counted_apart():
-    """A further name of a row fails beside it; the table has as many tensors as it has rows."""
+def test_what_has_no_row_is_named():
+    """A further name of a row fails next to it; the table has as many tensors as it has rows."""
     cells = {"a": Cell(FAILED), "b": passed(), "old": Cell(FAILED), "older": Cell(FAILED)}
     assert done(run(moved(**cells), rows=map(tensor, "ab"))) == [
-        ("✗ move", '1 of 2 and 2 other attributes failed: .to("meta")')
+        ("✗ move", '1 of 2 and old, older failed: .to("meta")')
     ]
-    assert done(run(moved(a=passed(), old=Cell(FAILED)), rows=[tensor("a")])) == [
-        ("✗ move", '1 other attribute failed: .to("meta")')
-    ]
+    assert done(run(moved(a=passed(), old=Cell(FAILED)), rows=[tensor("a")])) == [("✗ move", 'old failed: .to("meta")')]
+
+
+def test_a_note_is_not_counted_as_a_failure():
+    """A scalar that a move leaves behind."""
+    note = replace(finding("b"), severity=Severity.NOTE)
+    check = replace(moved(a=Cell(FAILED), b=Cell(SKIPPED)), findings=(finding("a"), note))
+    assert done(run(check, rows=map(tensor, "ab"))) == [("✗ move", '1 of 1 failed: .to("meta")')]
+
+
+def test_a_sign_of_all_rows_names_what_has_no_row_and_failed():
+    """A column of ticks next to a proof that failed is a riddle otherwise."""
+    first, second = "layers.first.weight", "layers.second.weight"
+    cells = {first: passed(), second: passed(), "x.{old}": Cell(FAILED)}
+    text = written(run(moved(**cells), rows=map(tensor, (first, second))), width=24)
+    assert "moves: all ✓ except x.{old}" in " ".join(text.split())
+
+
+def test_the_verdict_counts_the_tensors_of_all_proofs():
+    """Each proof has its own count, which may be smaller."""
+    rows = [*map(tensor, "ab")]
+    both = replace(moved(a=Cell(FAILED), b=Cell(FAILED)), check=Name.STEP)
+    assert page(run(moved(a=Cell(FAILED), b=passed()), both, rows=rows)).verdict == (
+        "move, step failed for 2 of 2 tensors in all"
+    )
 
 
 def test_a_proof_that_is_unsure_of_some_tensors_names_the_first():

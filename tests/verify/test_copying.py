@@ -284,3 +284,10 @@ def test_an_attribute_that_cannot_be_copied_is_named():
     assert check.findings[0].message == (
         "l.guards: cannot pickle '_thread.lock' object, so copy.deepcopy of the model raises"
     )
+
+
+def test_a_further_name_that_a_copy_parts_has_a_cell():
+    """It has no row, and is shown next to the column of the copy that parted it."""
+    check = copied("self.lin = nn.Linear(4, 4)\nself.view = self.lin.weight.detach().t()")
+    assert rules(check) == {"view": "untied-by-copy"}
+    assert cell(check, "copied", "view").verdict is Verdict.FAILED

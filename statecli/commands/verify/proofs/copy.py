@@ -229,8 +229,7 @@ class _Proof:
                 points_back = name not in cells and _share_storage(self._tensors[name], copied_tensors[name])
                 rule = rules.SHARED_WITH_COPY if points_back else rules.UNTIED_BY_COPY
                 message = "still points to the original's memory" if points_back else f"no longer tied to {first}"
-                if name in cells:
-                    cells[name] = Cell(Verdict.FAILED, reason=f"{message} in {what}")
+                cells[name] = Cell(Verdict.FAILED, reason=f"{message} in {what}")
                 self._fail(rule, name, f"{name}: {message} in {what}")
 
 
