@@ -133,7 +133,7 @@ class Suggestions:
         `rebuild`: how the tensors of two builds compare.
         """
         if unregistered.tensor.is_complex() and not unregistered.tensor.requires_grad:
-            return _suggest_for_complex(unregistered)
+            return _suggest_for_complex(unregistered, _read_site(unregistered, place))
         if rebuild is Rebuild.ABSENT and unregistered.steps[0].how != "hidden":
             return _suggest_for_created_later(unregistered)
         site = _read_site(unregistered, place)
@@ -549,18 +549,23 @@ def creates_leaf(place: tuple[str, int] | None, unregistered: UnregisteredTensor
     return source is not None and re.search(r"\bParameter\(|requires_grad(=True|_\()", source.text) is not None
 
 
-def _suggest_for_complex(unregistered: UnregisteredTensor) -> str:
+def _suggest_for_complex(unregistered: UnregisteredTensor, site: _Site) -> str:
     """Return what to decide for a complex tensor: a cast of the model casts buffers, and drops imaginary parts."""
+    uses = site.find_uses_after_init()
+    if uses and all(use.action in _MOVING_METHODS for use in uses):
+        return f"# leave the tensor unregistered: {uses[0].function}() moves it at each call\n{_COMPLEX_BUFFER}"
     name, value = unregistered.steps[0].label.lstrip("."), unregistered.steps[0].value
     moved = f"self.{name}.to(x.device)"
     if issubclass(type(value), dict):
         moved = f"{{key: part.to(x.device) for key, part in self.{name}.items()}}"
     elif issubclass(type(value), (list, tuple)):
         moved = f"[part.to(x.device) for part in self.{name}]"
-    return (
-        f"# leave the tensor unregistered, and move it where forward reads it: {name} = {moved}\n"
-        "# if it were a buffer, .half() or .to(torch.bfloat16) would drop its imaginary part"
-    )
+    return f"# leave the tensor unregistered, and move it where forward reads it: {name} = {moved}\n{_COMPLEX_BUFFER}"
+
+
+_COMPLEX_BUFFER = "# if it were a buffer, .half() or .to(torch.bfloat16) would drop its imaginary part"
+#: Methods that give a tensor on another device, where a function of the class calls them on the attribute.
+_MOVING_METHODS = frozenset(["to", "cuda", "type_as"])
 
 
 def _suggest_for_created_later(unregistered: UnregisteredTensor) -> str:

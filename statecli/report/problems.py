@@ -99,6 +99,7 @@ def _split_element(fqn: str) -> tuple[str, str]:
 
 def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> Problem:
     fixes = list(dict.fromkeys(row.fix for row in rows if row.fix))[:MAX_NAMES]
+    helps = list(dict.fromkeys(help for finding in findings if (help := _split_help(finding)[1])))[:MAX_NAMES]
     origin = next((row.origin for row in rows if row.origin), None)
     inside = [row for row in rows if row.within]
     rule = MODULE if inside else PARAMETER if any(row.requires_grad for row in rows) else TENSOR
@@ -109,7 +110,7 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
         findings[0].target,
         tuple(findings),
         tuple(_list_effects(findings, rows)),
-        "\n".join(fixes) or next((help for finding in findings if (help := _split_help(finding)[1])), None),
+        "\n".join(fixes or helps) or None,
         origin or UNSET,
         _read_source(origin),
     )

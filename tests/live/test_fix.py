@@ -232,6 +232,23 @@ def test_a_complex_table_stays_unregistered(inspect):
 
 
 @pytest.mark.parametrize(
+    ("read", "moves"),
+    [
+        ("self.freqs.to(x.device)", True),
+        ("self.freqs[: len(x)].to(x.device)", True),
+        ("self.freqs", False),
+        ("self.freqs.to(x.device) + self.freqs", False),
+    ],
+)
+def test_a_complex_table_that_forward_moves_is_left(inspect, read, moves):
+    """Nothing is to be done in forward, unless it reads the table elsewhere without a move."""
+    forward = f"    def forward(self, x):\n        return x * ({read})\n"
+    source = f"{HEADER}        self.freqs = torch.polar(torch.ones(2), torch.ones(2))\n{forward}"
+    first = inspect(source).tensors[0].fix.splitlines()[0]
+    assert (first == "# leave the tensor unregistered: forward() moves it at each call") is moves
+
+
+@pytest.mark.parametrize(
     ("value", "moved"),
     [
         ("[{0}]", "[part.to(x.device) for part in self.freqs]"),

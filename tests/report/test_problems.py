@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Evidence, Kind, Origin, TensorInfo
@@ -133,3 +134,15 @@ def test_the_worst_problem_stands_first():
     assert [problem.severity for problem in problems] == [Severity.ERROR, Severity.WARNING, Severity.NOTE]
     assert format_severities(problems) == "1 error, 1 warning, 1 note"
     assert format_severities([]) == "clean"
+
+
+def test_every_help_of_a_tensor_without_a_fix_is_shown():
+    """A cache of forward breaks the cast and the copy, and each has a remedy of its own."""
+    rows = [row("cache", 3)]
+    cast, copied = find("keeps-dtype", rows, "is float32"), find("non-leaf-attribute", rows, "is not a leaf")
+    findings = [
+        replace(cast[0], help="create the tensor again; assigned at net.py:3"),
+        replace(copied[0], help="detach"),
+    ]
+    (problem,) = group_findings([*findings, *findings], rows)
+    assert problem.help == "create the tensor again\ndetach"

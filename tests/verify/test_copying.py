@@ -201,6 +201,7 @@ def test_what_forward_leaves_behind_with_its_graph_breaks_deepcopy(init, forward
     with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user"):
         copy.deepcopy(model)
     assert rules(check) == {"kept": "non-leaf-attribute"}
+    assert check.findings[0].help.startswith("store the tensor with .detach()")
     what = f"kept: a result of {operation}, not a leaf of the graph"
     assert check.findings[0].message == f"{what}, so after a forward copy.deepcopy of the model raises"
     check = copied(HOLDER.format(init=init, forward=f"{forward}; self.kept = self.kept.detach()"), "2x3")

@@ -36,6 +36,8 @@ def prove(subject: ModelUnderTest) -> Check:
 
 
 _NON_LEAF_HELP = "compute the tensor in forward, or store it with .detach()"
+#: Of a tensor that an earlier forward has stored.
+_STORED_HELP = "store the tensor with .detach(), because copy.deepcopy refuses a tensor with a graph"
 _RECOMPUTED_HELP = "use torch.nn.utils.parametrizations, or call remove_weight_norm or prune.remove before copying"
 _FLAT_WEIGHTS_HELP = (
     "copy the model before its first forward, or call parametrize.remove_parametrizations before copying"
@@ -132,7 +134,8 @@ class _Proof:
             what = f"{is_what}, so {when}copy.deepcopy of the model raises"
             if name in rows:
                 self._columns["copied"][name] = Cell(Verdict.FAILED, reason=what)
-            help = _FLAT_WEIGHTS_HELP if name in self._flat_weights else _NON_LEAF_HELP
+            help = _STORED_HELP if name in self._non_leaves_of_forward else _NON_LEAF_HELP
+            help = _FLAT_WEIGHTS_HELP if name in self._flat_weights else help
             help = _RECOMPUTED_HELP if name in self._recomputed else help
             rule = rules.NON_LEAF_ATTRIBUTE if operation else rules.NOT_COPYABLE
             self._fail(rule, name, f"{name}: {what}", help if operation else None)
