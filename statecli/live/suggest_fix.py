@@ -5,7 +5,7 @@ list is filled later, the first line of the fix is a comment with the place.
 
 Checkpoints of the unfixed model must load into the fixed one. A tensor that the constructor rebuilds identically
 becomes a buffer with `persistent=False`, which adds no key to the state_dict. Where a fix adds a key (a parameter, a
-module, a random value), its last line says how to load older checkpoints.
+module, a random value), its last line loads older checkpoints.
 """
 
 from __future__ import annotations
@@ -497,12 +497,18 @@ def _format_buffer(owner: str, name: str, value: str, rebuild: Rebuild, further_
 
 
 #: Line after a buffer of which it is not known whether the constructor rebuilds its value.
-_IF_SAVED = "# to save the value too, delete persistent=False and load older checkpoints with strict=False"
+_IF_SAVED = (
+    "# to save the value too, delete persistent=False, and load older checkpoints with\n"
+    "# model.load_state_dict(state, strict=False)"
+)
 
 
 def _add_loading(text: str, keys: str) -> str:
     """Add the line that loads checkpoints without the keys that the fix adds to the state_dict."""
-    return f"{text}\n# older checkpoints have no {keys}: load them with strict=False, which keeps the initial values"
+    return (
+        f"{text}\n# older checkpoints have no {keys}; load them with new initial values:\n"
+        "# model.load_state_dict(state, strict=False)"
+    )
 
 
 def is_in_library(unregistered: UnregisteredTensor, place: tuple[str, int] | None) -> bool:

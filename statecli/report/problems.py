@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import linecache
 import re
+import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -110,10 +111,17 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
         findings[0].target,
         tuple(findings),
         tuple(_list_effects(findings, rows)),
-        "\n".join(fixes or helps) or None,
+        _join_fixes(fixes or helps) or None,
         origin or UNSET,
         _read_source(origin),
     )
+
+
+def _join_fixes(fixes: Sequence[str]) -> str:
+    """Return the fixes one below the other; the place of all of them, `# at the end of __init__:`, is written once."""
+    first = fixes[0].partition("\n")[0] if fixes else ""
+    place = f"{first}\n" if first.startswith("#") and first.endswith(":") else ""
+    return "\n".join([*fixes[:1], *(fix.removeprefix(place) for fix in fixes[1:])])
 
 
 def _describe_modules(rows: Sequence[TensorInfo]) -> str:
@@ -174,10 +182,33 @@ def _fold_names(names: Sequence[str]) -> str:
 
 
 def _read_source(origin: Origin | None) -> str:
+    """Return the source line; of a statement on several lines its lines without comments, as one line."""
     if origin is None:
         return ""
     linecache.checkcache(origin.file)  # a caller in Python may have changed the file, or the directory
-    return linecache.getline(origin.file, origin.line).strip()
+    lines = linecache.getlines(origin.file)[origin.line - 1 :][:MAX_SOURCE_LINES]
+    if not lines:
+        return ""
+    first, *others = lines
+    try:
+        for token in tokenize.generate_tokens(iter(lines).__next__):
+            row, column = token.start
+            if token.type == tokenize.COMMENT and token.string:
+                lines[row - 1] = lines[row - 1][:column]
+            if token.type == tokenize.NEWLINE:
+                return first.strip() if row == 1 else _join_lines(lines[:row])
+    except (tokenize.TokenError, SyntaxError):  # a longer statement, or the middle of one
+        pass
+    return first.strip() + (" …" if others and first.rstrip().endswith(("(", "[", "{", ",")) else "")
+
+
+#: Lines of a statement that are shown as one.
+MAX_SOURCE_LINES = 12
+
+
+def _join_lines(lines: Sequence[str]) -> str:
+    text = " ".join(filter(None, (line.strip().removesuffix("\\").rstrip() for line in lines)))
+    return re.sub(r"(?<=[\[({]) | (?=[\])}])", "", text)
 
 
 # --- everything else -------------------------------------------------------------------------------------------------

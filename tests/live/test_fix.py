@@ -158,9 +158,20 @@ def _build(target: str) -> nn.Module:
     return build(spec).module
 
 
+#: The last lines of a fix that adds keys, and of one that may add them.
+LOADING = (
+    r"^# older checkpoints have no (.+); load them with new initial values:\n"
+    r"# model\.load_state_dict\(state, strict=False\)$"
+)
+IF_SAVED = (
+    "# to save the value too, delete persistent=False, and load older checkpoints with\n"
+    "# model.load_state_dict(state, strict=False)"
+)
+
+
 def _load_older_checkpoint(fixed: nn.Module, unfixed: nn.Module, fix: str) -> None:
     """Load a checkpoint of the unfixed model, in the way that the fix says if it adds keys."""
-    lacking = re.search(r"^# older checkpoints have no (.+): load them with strict=False", fix, re.M)
+    lacking = re.search(LOADING, fix, re.M)
     keys = fixed.load_state_dict(unfixed.state_dict(), strict=lacking is None)
     assert not keys.unexpected_keys
     if lacking is not None:
@@ -183,7 +194,8 @@ def test_a_random_buffer_is_saved_from_now_on(inspect):
     fixes = {row.fqn: row.fix for row in inspect(f"{HEADER}        {body}").tensors}
     assert fixes["random"].splitlines() == [
         'self.register_buffer("random", torch.rand(3))',
-        "# older checkpoints have no random: load them with strict=False, which keeps the initial values",
+        "# older checkpoints have no random; load them with new initial values:",
+        "# model.load_state_dict(state, strict=False)",
     ]
     assert fixes["computed"] == 'self.register_buffer("computed", torch.arange(3), persistent=False)'
 
@@ -192,7 +204,7 @@ def test_a_value_of_the_class_is_not_said_to_be_rebuilt(inspect):
     """Two instances share a class attribute, which says nothing about another process."""
     source = "class Net(nn.Module):\n    t = torch.rand(5)\n    def __init__(self):\n        super().__init__()\n"
     (row,) = inspect(source).tensors
-    assert row.fix.endswith("delete persistent=False and load older checkpoints with strict=False")
+    assert row.fix.endswith(IF_SAVED)
 
 
 def test_a_table_computed_from_a_large_random_parameter_is_random(inspect):
@@ -212,7 +224,7 @@ def test_a_model_that_builds_once_gets_no_claim(inspect):
         + "        count.append(1)\n        assert len(count) < 2\n        self.t = torch.ones(2)\n"
     )
     (row,) = inspect(source).tensors
-    assert row.fix.endswith("delete persistent=False and load older checkpoints with strict=False")
+    assert row.fix.endswith(IF_SAVED)
 
 
 def test_a_second_build_prints_nothing(inspect, capfd):
@@ -278,7 +290,7 @@ def test_the_class_body_moves_into_init(inspect):
     """A class attribute is to be deleted and registered in __init__, and then it is."""
     source = "class Net(nn.Module):\n    t = torch.arange(5)\n    def __init__(self):\n        super().__init__()\n"
     (row,) = inspect(source).tensors
-    comment, line, _ = row.fix.split("\n")
+    comment, line, *_ = row.fix.split("\n")
     assert comment.startswith("# delete t from the class body")
     fixed = source.replace("    t = torch.arange(5)\n", "") + f"        {line}\n"
     (row,) = inspect(fixed).tensors
@@ -411,9 +423,7 @@ def test_of_a_cache_or_a_state_both_ways_are_printed(inspect, write, forward):
     """An assignment that does not read the old value may be a cache, whose shape changes."""
     source, row = _inspect_with_forward(inspect, forward, "self.t = torch.zeros(3)")
     assert "persistent=False" in row.fix
-    assert row.fix.endswith(
-        "# to save the value too, delete persistent=False and load older checkpoints with strict=False"
-    )
+    assert row.fix.endswith(IF_SAVED)
     _load_older_checkpoint(_build(write(_pasted(source, row))), _build(write(source)), row.fix)
 
 

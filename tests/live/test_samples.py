@@ -59,7 +59,8 @@ def test_net():
     assert {name for name, t in found.items() if not t.after.followed} == {"table"}
     assert found["table"].fix == (
         'self.register_buffer("table", torch.randn(size, size))\n'
-        "# older checkpoints have no table: load them with strict=False, which keeps the initial values"
+        "# older checkpoints have no table; load them with new initial values:\n"
+        "# model.load_state_dict(state, strict=False)"
     )
 
 
@@ -72,7 +73,7 @@ def test_net_fixed():
 
 def test_the_fix_of_net_is_net_fixed():
     """Pasting the fix that net.py is given makes net_fixed.py."""
-    line, _ = of("net")[0]["table"].fix.split("\n")
+    line, *_ = of("net")[0]["table"].fix.split("\n")
     fixed = (SAMPLES / "net.py").read_text().replace("self.table = torch.randn(size, size)", line)
     body = re.compile(r"import torch\n.*", re.DOTALL)
     assert body.search(fixed)[0] == body.search((SAMPLES / "net_fixed.py").read_text())[0]

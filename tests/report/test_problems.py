@@ -146,3 +146,31 @@ def test_every_help_of_a_tensor_without_a_fix_is_shown():
     ]
     (problem,) = group_findings([*findings, *findings], rows)
     assert problem.help == "create the tensor again\ndetach"
+
+
+def test_the_place_of_several_fixes_is_written_once():
+    """Two tensors of one line, registered at the end of the constructor."""
+    place = "# at the end of __init__:\n"
+    rows = [row(name, 3, fix=f"{place}register({name})") for name in "ab"]
+    (problem,) = group_findings(find("left-behind", rows, "stays on cpu"), rows)
+    assert problem.help == f"{place}register(a)\nregister(b)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "source"),
+    [
+        (["x = [", "    a(1),  # one", "    b,", "]"], "x = [a(1), b,]"),
+        (["x = f(", '    "# no comment",', ")"], 'x = f("# no comment",)'),
+        (["x = a + \\", "    b"], "x = a + b"),
+        (["x = 1  # kept"], "x = 1  # kept"),
+        (["x = ["] + ["    1,"] * 20 + ["]"], "x = [ …"),
+        (["x = [", "    1"], "x = [ …"),
+        (['    "a": 1},', "y = 2"], '"a": 1},'),
+    ],
+)
+def test_a_statement_on_several_lines_is_shown_as_one(tmp_path, monkeypatch, lines, source):
+    """Without its comments; of a long statement, or of one that cannot be read, the first line."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("\n".join(["if True:", *(f"    {line}" for line in lines), ""]))
+    rows = [row("x", 2)]
+    assert group_findings(find("left-behind", rows, "stays on cpu"), rows)[0].source == source
