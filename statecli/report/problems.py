@@ -236,13 +236,42 @@ def _build_problem(findings: Sequence[Finding]) -> Problem:
     texts = dict.fromkeys(_strip_name(finding) for finding in findings)
     names = list(dict.fromkeys(finding.fqn for finding in findings if finding.fqn))
     if len(texts) == 1 and names:
-        return msgspec.structs.replace(problem, message=f"{_fold_names(names)}: {next(iter(texts))}")
+        text = next(iter(texts))
+        message = f"{_fold_names(names)}: {text if len(names) == 1 else _make_plural(text)}"
+        return msgspec.structs.replace(problem, message=message)
     effects = tuple(line.cells[0] for line, _ in fold.fold_messages([Line((finding.message,)) for finding in findings]))
     from statecli.rules import DICTIONARY  # listing a checkpoint without findings does not import the rules
 
     return msgspec.structs.replace(
         problem, message=_summarize(DICTIONARY[first.rule].summary, len(findings)), effects=effects
     )
+
+
+#: Verbs with which the text about one tensor begins, after the line of its assignment.
+_FIRST_VERB = re.compile(
+    r"(?P<line>\([^)]*\) )?(?P<verb>does|gets|has|is|keeps|lacks|needs|requires|shares|stays|still points)\b"
+)
+#: Verbs and pronouns that a text about several tensors has in another form.
+_PLURALS = {
+    "does": "do",
+    "has": "have",
+    "is": "are",
+    "is another name": "are other names",
+    "still points": "still point",
+    "keeps its": "keep their",
+    "gets its": "get their",
+}
+
+
+def _make_plural(text: str) -> str:
+    """Return a text about several tensors: `get no gradient` for `gets no gradient`."""
+    first = _FIRST_VERB.match(text)
+    if first is None:
+        return text
+    start, rest = text[: first.start("verb")], text[first.start("verb") :]
+    singular = max((words for words in _PLURALS if re.match(rf"{words}\b", rest)), key=len, default=first["verb"])
+    rest = _PLURALS.get(singular, singular.removesuffix("s")) + rest[len(singular) :]
+    return start + rest.replace(" but is ", " but are ", 1).replace(" but still points ", " but still point ", 1)
 
 
 def _split_help(finding: Finding) -> tuple[Origin | None, str | None]:

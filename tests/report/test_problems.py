@@ -174,3 +174,29 @@ def test_a_statement_on_several_lines_is_shown_as_one(tmp_path, monkeypatch, lin
     (tmp_path / "net.py").write_text("\n".join(["if True:", *(f"    {line}" for line in lines), ""]))
     rows = [row("x", 2)]
     assert group_findings(find("left-behind", rows, "stays on cpu"), rows)[0].source == source
+
+
+@pytest.mark.parametrize(
+    ("singular", "plural"),
+    [
+        ("gets no gradient: not used in forward", "get no gradient: not used in forward"),
+        ("shares memory with w; it is refused", "share memory with w; it is refused"),
+        ("requires grad but is not registered", "require grad but are not registered"),
+        ("is another name of w, but still points to the old", "are other names of w, but still point to the old"),
+        ("(assigned at net.py:3) is another name of w", "(assigned at net.py:3) are other names of w"),
+        ("still points to the original's memory", "still point to the original's memory"),
+        ("keeps its memory when the model moves", "keep their memory when the model moves"),
+        ("has other values", "have other values"),
+        ("does not share memory", "do not share memory"),
+        ("gradient is all zeros", "gradient is all zeros"),
+        ("island", "island"),
+    ],
+)
+def test_several_tensors_have_a_verb_in_the_plural(singular, plural):
+    """One problem has one sentence for all its tensors."""
+    rows = [row(name, None, kind=Kind.PARAMETER) for name in "ab"]
+    one, several = (
+        group_findings(find("zero-gradient", rows[:1], singular))[0],
+        group_findings(find("x", rows, singular))[0],
+    )
+    assert (one.message, several.message) == (f"a: {singular}", f"a, b: {plural}")
