@@ -165,9 +165,10 @@ def describe_remarks(rows: Sequence[Change], verbose: bool = False) -> list[str]
     parts.extend(dict.fromkeys(delta.reason for delta in deltas if delta.reason))
     reasons = (row.not_compared for row in rows if row.not_compared and Field.SHAPE not in row.fields)
     parts.extend(dict.fromkeys(f"values not compared: {reason}" for reason in reasons))
-    if len(rows) == 1:
-        parts.extend(_describe_tying(rows[0]))
-        parts.extend(_describe_details(rows[0]) if verbose else ())
+    ties = {tuple(_describe_tying(row)) for row in rows}
+    parts.extend(ties.pop() if len(ties) == 1 else ())
+    if len(rows) == 1 and verbose:
+        parts.extend(_describe_details(rows[0]))
     return parts
 
 

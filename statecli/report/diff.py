@@ -376,7 +376,6 @@ def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tu
     rows = arrange_changes(listed, view)
     if view.top is not None:
         return _build_top_group(rows, len(listed), columns, view, has_sections=_has_sections(diff))
-    is_folded = len(rows) > fold.MAX_UNFOLDED_ROWS and not view.unfold and not view.verbose
     has_sections = _has_sections(diff)
     roles: dict[tuple[str, Kind], list[Change]] = {}
     for change in rows:
@@ -394,7 +393,7 @@ def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tu
         Group(
             (f"{section or '(top level)'}: " if has_sections else "") + KIND_NOUNS[kind],
             _summarize_group(roles[section, kind], both_sides[section, kind]),
-            tuple(_build_lines(roles[section, kind], columns is _MEASURE_COLUMNS, view, is_folded)),
+            tuple(_build_lines(roles[section, kind], columns is _MEASURE_COLUMNS, view)),
         )
         for section, kind in ordered
     )
@@ -405,7 +404,7 @@ def _build_top_group(
 ) -> tuple[Group, ...]:
     """Return the most important differences as one group; () if there are none."""
     named = [replace(row, fqn=format_name(row.fqn, row.section, has_sections)) for row in rows]
-    lines = _build_lines(named, columns is _MEASURE_COLUMNS, view, is_folded=False)
+    lines = _build_lines(named, columns is _MEASURE_COLUMNS, view)
     heading = "largest changes"
     if view.sort is not None and view.sort is not ChangeOrder.CHANGE:
         heading = "first changes by name" if view.sort is ChangeOrder.NAME else "largest changed tensors"
@@ -424,19 +423,34 @@ def _summarize_group(rows: Sequence[Change], both: int) -> str:
     return _format_counts(numbers) or f"{both:,} unchanged"
 
 
-def _build_lines(rows: Sequence[Change], measured: bool, view: DiffView, is_folded: bool) -> list[Line]:
+def _build_lines(rows: Sequence[Change], measured: bool, view: DiffView) -> list[Line]:
+    """Return the lines. Changes of the same fields of repeated layers share a line, with the range of their measures.
+
+    Each change has its own line if the view orders them (`--sort`, `--top`, `-n`), unfolds them or is verbose.
+    """
     # The name before is in the remark, because folding replaces numbers in a remark that are also in the name; the
     # bracket makes a number at the start of the name before such a number.
     unfolded = [
         Line(
-            (format_fqn(change.fqn), STATUS_LETTERS[change.status], _describe_row(change)),
+            (
+                format_fqn(change.fqn),
+                STATUS_LETTERS[change.status],
+                _describe_row(change),
+                _format_shapes(change),
+            ),
             f"[{_format_former_name(change)}",
             change_text.choose_mood(change),
         )
         for change in rows
     ]
+    is_folded = not (view.unfold or view.verbose or view.hides_rows or view.sort is not None)
     folded = fold.fold_rows(unfolded) if is_folded else [(line, [n]) for n, line in enumerate(unfolded)]
     return [_build_line(line, [rows[n] for n in positions], measured, view) for line, positions in folded]
+
+
+def _format_shapes(change: Change) -> str:
+    """Return the shapes on both sides, by which layers of different shapes stay separate."""
+    return " ".join(format_shape(tensor.shape) for tensor in (change.before, change.after) if tensor is not None)
 
 
 def _describe_row(change: Change) -> str:
@@ -449,7 +463,7 @@ def _format_former_name(change: Change) -> str:
 
 
 def _build_line(line: Line, rows: list[Change], measured: bool, view: DiffView) -> Line:
-    fqn, letter, text = line.cells
+    fqn, letter, text, _ = line.cells
     before = line.remark.removeprefix("[")
     name = f"{letter} {before} → {fqn}" if before else f"{letter} {fqn}"
     oddities = ", ".join(describe_remarks(rows, view.verbose))
@@ -465,19 +479,18 @@ def _build_line(line: Line, rows: list[Change], measured: bool, view: DiffView) 
 
 def _build_settings_group(scalars: Sequence[ScalarChange], columns: tuple[Column, ...], view: DiffView) -> Group:
     lines = [_build_scalar_line(scalar, columns) for scalar in scalars]
-    is_folded = len(lines) > fold.MAX_UNFOLDED_ROWS and not view.unfold
     return Group(
         "metadata",
         _format_statuses(scalar.status for scalar in scalars),
-        tuple(fold.fold_lines(lines) if is_folded else lines),
+        tuple(lines if view.unfold else fold.fold_lines(lines)),
     )
 
 
 def _build_broken_group(diff: Diff, columns: tuple[Column, ...], view: DiffView) -> Group:
     empty = ("",) * (len(columns) - 1)
     lines = [Line((f"? {name}", *empty), message, "bad") for name, message in list_broken(diff)]
-    is_folded = len(lines) > fold.MAX_UNFOLDED_ROWS and not view.unfold
-    return Group("not compared", plural(len(lines), "tensor"), tuple(fold.fold_lines(lines) if is_folded else lines))
+    folded = lines if view.unfold else fold.fold_lines(lines)
+    return Group("not compared", plural(len(lines), "tensor"), tuple(folded))
 
 
 def _build_scalar_line(scalar: ScalarChange, columns: tuple[Column, ...]) -> Line:

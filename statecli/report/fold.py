@@ -16,9 +16,6 @@ _NUMBER = re.compile(r"(?:(?<=^)|(?<=[.\[]))(?:0|[1-9]\d{0,8})(?=[.\]:]|$)")
 #: The same in a remark, where a name also ends at a comma or a space.
 _IN_REMARK = re.compile(r"(?<=[.\[])(?:0|[1-9]\d{0,8})(?=[.\],: ]|$)")
 
-#: Largest number of rows without folding.
-MAX_UNFOLDED_ROWS = 40
-
 #: Largest number of findings without folding.
 MAX_UNFOLDED_FINDINGS = 8
 

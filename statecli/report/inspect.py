@@ -111,14 +111,9 @@ def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: Row
     state = inspection.state
     summary = sizes.sum_by_kind(state.tensors)
     columns = _list_columns(inspection, view)
-    fold_rows = not view.unfold and len(state.tensors) > fold.MAX_UNFOLDED_ROWS
     groups: tuple[Group, ...] = ()
     if rows:
-        groups = (
-            tree.build_tree_groups(state, view.unfold)
-            if view.tree
-            else _build_groups(inspection, columns, view, fold_rows)
-        )
+        groups = tree.build_tree_groups(state, view.unfold) if view.tree else _build_groups(inspection, columns, view)
         groups = tuple(limit_lines(group, view) for group in groups)
     return Page(
         subtitle=_format_subtitle(state, summary)
@@ -317,9 +312,7 @@ def _list_columns(inspection: Inspection, view: RowView) -> tuple[Column, ...]:
     return tuple(columns)
 
 
-def _build_groups(
-    inspection: Inspection, columns: tuple[Column, ...], view: RowView, fold_rows: bool
-) -> tuple[Group, ...]:
+def _build_groups(inspection: Inspection, columns: tuple[Column, ...], view: RowView) -> tuple[Group, ...]:
     state = inspection.state
     tensors = arrange_tensors(state.tensors, view)
     if view.top is not None:
@@ -328,7 +321,7 @@ def _build_groups(
     for tensor in tensors:
         sections.setdefault(tensor.section, {}).setdefault(tensor.kind, []).append(tensor)
     return tuple(
-        _build_group(section, kind, kinds[kind], inspection, columns, view, fold_rows)
+        _build_group(section, kind, kinds[kind], inspection, columns, view)
         for section, kinds in sections.items()
         for kind in Kind
         if kind in kinds
@@ -342,7 +335,6 @@ def _build_group(
     inspection: Inspection,
     columns: tuple[Column, ...],
     view: RowView,
-    fold_rows: bool,
 ) -> Group:
     state = inspection.state
     reported = {finding.fqn for finding in inspection.findings}
@@ -369,7 +361,7 @@ def _build_group(
         )
         for row in rows
     ]
-    return Group(heading, summary, tuple(fold.fold_lines(lines) if fold_rows else lines))
+    return Group(heading, summary, tuple(lines if view.unfold else fold.fold_lines(lines)))
 
 
 def _build_top_group(

@@ -285,7 +285,6 @@ def _format_subtitle(verification: Verification) -> str:
 
 def _build_groups(verification: Verification, shown: Sequence[ProofColumn], view: View) -> tuple[Group, ...]:
     worst = documents.find_worst_verdicts(verification)
-    is_folded = not view.unfold and len(verification.state.tensors) > fold.MAX_UNFOLDED_ROWS
     groups = []
     for kind in Kind:
         rows = [row for row in verification.state.tensors if row.kind is kind]
@@ -294,7 +293,7 @@ def _build_groups(verification: Verification, shown: Sequence[ProofColumn], view
         shared = _find_shared_reasons(rows, shown)
         lines = [_build_line(row, shown, shared, worst[row.fqn], view) for row in rows]
         summary = _summarize_group(rows, worst) + "".join(f"; {reason}" for reason in _format_reasons(shared))
-        groups.append(Group(KIND_NOUNS[kind], summary, tuple(fold.fold_lines(lines) if is_folded else lines)))
+        groups.append(Group(KIND_NOUNS[kind], summary, tuple(lines if view.unfold else fold.fold_lines(lines))))
     return tuple(groups)
 
 

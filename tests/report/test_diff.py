@@ -17,6 +17,7 @@ from statecli.commands.diff.result import Broken, Field, Histogram, ScalarChange
 from statecli.core.finding import Finding, Severity
 from statecli.core.format_traits import FormatTraits
 from statecli.core.model_state import Kind, Oddity
+from statecli.core.output import ChangeOrder
 from statecli.render import Output
 from statecli.report import Bars, Spread, documents
 from statecli.report import change_text as changed
@@ -178,6 +179,34 @@ def test_layers_that_changed_alike_are_one_row():
     assert folded[0] == (("M layers.{0..7}.a", "24/128", "0.5", "1e-07..1", "██████████"), "")
 
 
+def test_two_layers_fold_as_eight_do():
+    """Folding does not depend on the number of differences."""
+    folded = rows(diff(nudged("l.0.w"), nudged("l.1.w"), nudged("l.w")))["parameters"]
+    assert [cells[0] for cells, _ in folded] == ["M l.{0,1}.w", "M l.w"]
+
+
+def test_layers_of_different_shapes_do_not_fold():
+    """Layers of an nn.Sequential that only have similar names are not a repetition."""
+    changes = [nudged("net.0.w"), nudged("net.2.w")]
+    changes[1] = replace(changes[1], before=tensor("net.2.w", shape=(2, 8)), after=tensor("net.2.w", shape=(2, 8)))
+    assert [cells[0] for cells, _ in rows(diff(*changes))["parameters"]] == ["M net.0.w", "M net.2.w"]
+
+
+@pytest.mark.parametrize("view", [{"sort": ChangeOrder.CHANGE}, {"lines": 9}, {"top": 9}, {"verbose": True}])
+def test_ordered_differences_have_a_row_each(view):
+    """An order of differences is of single tensors."""
+    (shown,) = rows(diff(nudged("l.0.w"), nudged("l.1.w")), **view).values()
+    assert [cells[0] for cells, _ in shown] == ["M l.0.w", "M l.1.w"]
+
+
+def test_a_tie_of_folded_layers_is_named():
+    """Layers tied to the same tensor share a line that names it."""
+    before, after = tensor("x"), replace(tensor("x"), tied_to=("emb.w",))
+    tied = [recast(f"l.{n}.w", before, after, Field.TYING) for n in range(2)]
+    ((cells, remark),) = rows(diff(*tied))["parameters"]
+    assert (cells[0], cells[1], remark) == ("M l.{0,1}.w", "now tied", "= emb.w")
+
+
 def test_unfolded_each_layer_has_its_row():
     """--all, and -v whose remarks differ by layer."""
     assert len(rows(diff(*LAYERS), unfold=True)["parameters"]) == len(LAYERS)
@@ -220,11 +249,11 @@ def test_lines_never_hides_a_finding():
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(0, 60), st.booleans())
-def test_lines_and_more_add_up(lines, unfold):
-    """Rows shown and rows said to be more are all the rows there are."""
-    whole = rows(diff(*LAYERS), unfold=unfold)["parameters"]
-    shown = rows(diff(*LAYERS), unfold=unfold, lines=lines)["parameters"]
+@given(st.integers(0, 60))
+def test_lines_and_more_add_up(lines):
+    """Rows shown and rows said to be more are all the rows there are: -n counts differences, not layers."""
+    whole = rows(diff(*LAYERS), unfold=True)["parameters"]
+    shown = rows(diff(*LAYERS), lines=lines)["parameters"]
     more = shown[-1][0][0].removeprefix("… and ").removesuffix(" more")
     assert len(shown) - 1 + int(more) == len(whole) if more.isdecimal() else shown == whole
 

@@ -36,6 +36,29 @@ def test_a_class_has_a_verdict_and_a_checkpoint_has_none(statecli, tmp_path, mon
     assert "exit status" not in statecli("inspect", "w.safetensors", "-f", "table").out
 
 
+FOUR = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, layers=4):
+        super().__init__()
+        self.blocks = [nn.Linear(4, 4) for _ in range(layers)]
+        self.stack = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+"""
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_four_blocks_fold_as_twelve_do(statecli, tmp_path, monkeypatch, command):
+    """Folding does not depend on the number of tensors; --all shows each."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "four.py").write_text(FOUR)
+    for spec, numbers in (("four.py:Net", "0..3"), ("four.py:Net(layers=12)", "0..11")):
+        names = [
+            line.split()[0] for line in statecli(command, spec, "-f", "table").out.splitlines() if ".weight" in line
+        ]
+        assert names == ["stack.{0,1}.weight", f"blocks[{{{numbers}}}].weight"]
+    assert "blocks[2].weight" in statecli(command, "four.py:Net", "-f", "table", "--all").out
+
+
 SAID = {
     "adapter": ({"adapter_config": ADAPTER}, "adapter (LORA) of base model org/base"),
     "a base that is null": (
