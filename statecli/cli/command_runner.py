@@ -42,7 +42,7 @@ def run_body_and_exit(body: Callable[[], int], *, debug: bool) -> NoReturn:
         code = body()
         console.flush_stdout()
     except StateError as error:
-        code = 130 if interrupts.was_interrupted else console.print_error(str(error), debug)
+        code = 130 if interrupts.was_interrupted else console.print_state_error(error, debug)
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:

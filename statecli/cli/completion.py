@@ -251,7 +251,7 @@ def _list_names_in_file(current: str, *, want_classes: bool) -> Iterator[tuple[s
     path = current.partition(":")[0]
     file = path if path.endswith(".py") else f"{path.replace('.', os.sep)}.py"
     if (":" in current or path.endswith(".py")) and os.path.isfile(file):
-        models = [name for name, _ in python_names.list_model_classes(file)] if want_classes else ()
+        models = [model.name for model in python_names.list_model_classes(file)] if want_classes else ()
         names = models or (python_names.list_classes(file) if want_classes else python_names.list_factories(file))
         yield from ((f"{path}:{name}", "") for name in names)
 

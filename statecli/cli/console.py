@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from statecli import render
 from statecli.cli import interrupts, output_files, pager
-from statecli.core.errors import OutputError, UnreadableError, UsageError, option
+from statecli.core.errors import OutputError, StateError, UnreadableError, UsageError, option
 from statecli.core.escaping import escape_line, truncate_middle
 from statecli.core.finding import Finding
 from statecli.core.progress import Progress, watch_stages
@@ -286,6 +286,15 @@ def _use_color(choice: str, terminal: bool) -> bool:
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or (terminal and os.environ.get("TERM") != "dumb")
+
+
+def print_state_error(error: StateError, debug: bool) -> int:
+    """Print an error on stderr: a line, and a line for each choice; return exit code 2."""
+    message, *choices = error.list_lines()
+    code = print_error(message, debug)
+    for choice in choices:
+        _print_line(f"  {truncate_middle(choice, MAX_LINE_CHARACTERS)}")
+    return code
 
 
 def print_error(message: str, debug: bool) -> int:

@@ -22,7 +22,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -32,13 +32,38 @@ if TYPE_CHECKING:
 class StateError(Exception):
     """One line: the file and tensor, the problem, and how to fix the problem.
 
-    `rule` is the rule of `audit` that reports this error, if any, and `help` the fix that the rule suggests.
+    `rule` is the rule of `audit` that reports this error, if any, and `help` the fix that the rule suggests. `choices`
+    are words to type, of which the message speaks at its end; on the command line each has its own line.
     """
 
     rule: ClassVar[str | None] = None
     help: ClassVar[str | None] = None
 
+    def __init__(self, message: str = "", *, choices: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.choices = tuple(choices)
 
+    def __str__(self) -> str:
+        more = len(self.choices) - MAX_CHOICES_IN_SENTENCE
+        shown = ", ".join(self.choices[:MAX_CHOICES_IN_SENTENCE]) + (f" or one of {more} more" if more > 0 else "")
+        return f"{self.describe()} {shown}" if self.choices else self.describe()
+
+    def describe(self) -> str:
+        """Return the message without the choices."""
+        return super().__str__()
+
+    def list_lines(self) -> list[str]:
+        """Return the message, and below it each choice if there are several."""
+        if len(self.choices) < 2:
+            return [str(self)]
+        more = len(self.choices) - MAX_CHOICES_IN_LIST
+        rest = [f"or one of {more} more"] if more > 0 else []
+        return [self.describe(), *self.choices[:MAX_CHOICES_IN_LIST], *rest]
+
+
+#: Choices that a sentence names, and that a list has.
+MAX_CHOICES_IN_SENTENCE = 5
+MAX_CHOICES_IN_LIST = 20
 #: Around an option in the message of a UsageError: its flag, its value on the command line, and that in Python.
 #: Noncharacters of Unicode, which no text that is meant to be read contains.
 _BEGIN, _SEPARATOR, _END = _MARKS = "\ufdd0", "\ufdd1", "\ufdd2"
@@ -71,11 +96,11 @@ class UsageError(StateError):
     The message names options by `option`; `str` spells them for the command line.
     """
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return self.for_python({})
 
     def for_python(self, arguments: Mapping[str, str]) -> str:
-        """Return the message with options as Python arguments.
+        """Return the message, without the choices, with options as Python arguments.
 
         `arguments`: flags, each with its argument. Other options are spelled for the command line.
         """
@@ -84,7 +109,7 @@ class UsageError(StateError):
             flag, on_line, in_python = match.groups()
             return arguments[flag] + in_python if flag in arguments else flag + on_line
 
-        return _OPTION.sub(spell, super().__str__())
+        return _OPTION.sub(spell, super().describe())
 
 
 class NothingMatched(UsageError):

@@ -4,17 +4,48 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import NamedTuple
 
 
-def list_model_classes(path: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name of each module class of a file, and the arguments without a default of its own `__init__`."""
+class ModelClass(NamedTuple):
+    """A module class of a file, and the arguments that its own `__init__` requires.
+
+    `takes_object`: one of them is an object that a command line cannot spell, such as a configuration.
+    """
+
+    name: str
+    required: tuple[str, ...]
+    takes_object: bool
+
+
+def list_model_classes(path: str) -> Iterator[ModelClass]:
+    """Yield each module class of a file."""
     modules: set[str] = set()
     for node in _parse(path):
         if isinstance(node, ast.ClassDef):
             bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
             if any(base in modules or base.endswith(("Module", "Model")) for base in bases):
                 modules.add(node.name)
-                yield node.name, _list_init_arguments(node)
+                required = _list_init_arguments(node)
+                takes_object = any(takes_configuration(arg.arg, _format_annotation(arg)) for arg in required)
+                yield ModelClass(node.name, tuple(arg.arg for arg in required), takes_object)
+
+
+def list_model_factories(path: str) -> Iterator[str]:
+    """Yield the name of each function of `list_factories` that returns an instance: `return Net(…)`."""
+    functions = {node.name: node for node in _parse(path) if isinstance(node, ast.FunctionDef)}
+    yield from (name for name in list_factories(path) if _returns_instance(functions[name]))
+
+
+def list_definitions(path: str) -> Iterator[str]:
+    """Yield the name of each class and function of a file."""
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    yield from (node.name for node in _parse(path) if isinstance(node, kinds))
+
+
+def takes_configuration(name: str, annotation: str) -> bool:
+    """Return True if an argument takes a configuration, which is an object that no command line can spell."""
+    return name in ("config", "cfg") or annotation.endswith("Config")
 
 
 def list_classes(path: str) -> Iterator[str]:
@@ -39,17 +70,27 @@ def _parse(path: str) -> list[ast.stmt]:
         return []
 
 
-def _list_init_arguments(node: ast.ClassDef) -> list[str]:
+def _format_annotation(argument: ast.arg) -> str:
+    return ast.unparse(argument.annotation).strip("'") if argument.annotation is not None else ""
+
+
+def _returns_instance(function: ast.FunctionDef) -> bool:
+    values = (node.value for node in ast.walk(function) if isinstance(node, ast.Return))
+    names = (ast.unparse(value.func).rpartition(".")[2] for value in values if isinstance(value, ast.Call))
+    return any(name[:1].isupper() for name in names)
+
+
+def _list_init_arguments(node: ast.ClassDef) -> list[ast.arg]:
     for part in node.body:
         if isinstance(part, ast.FunctionDef) and part.name == "__init__":
             return _list_required_arguments(part.args, skip=1)
     return []
 
 
-def _list_required_arguments(arguments: ast.arguments, skip: int = 0) -> list[str]:
+def _list_required_arguments(arguments: ast.arguments, skip: int = 0) -> list[ast.arg]:
     """Return the arguments without a default, after the first `skip`."""
     positional = [*arguments.posonlyargs, *arguments.args]
     required = positional[skip : len(positional) - len(arguments.defaults)]
     pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     keywords = [argument for argument, default in pairs if not default]
-    return [argument.arg for argument in (*required, *keywords)]
+    return [*required, *keywords]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
 #: Characters of a name and dimensions of a shape that a message shows.
@@ -35,6 +36,12 @@ def starts_with_verb(why: str) -> bool:
 def quote(text: str) -> str:
     """Return the text in quotes, for the middle of a sentence."""
     return repr(_truncate(text))
+
+
+def quote_for_shell(word: str) -> str:
+    """Return a word as a shell needs it: in quotes if it has parentheses or other special characters."""
+    quoted = shlex.quote(word)
+    return quoted if "'" not in word or re.search(r'["$`\\!]', word) else f'"{word}"'
 
 
 def names(texts: Sequence[str]) -> str:

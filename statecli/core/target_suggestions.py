@@ -4,58 +4,117 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import NamedTuple
 
-from statecli.core.python_names import list_model_classes
+from statecli.core import python_names
+from statecli.core.quoting import quote_for_shell
 
-#: Classes of a file that a message names.
-MAX_CLASSES = 5
 #: `package.Class`, with a call behind it: a class is named after a colon.
-_DOTTED = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.\w+)*)\.(?P<name>[A-Za-z_]\w*)(?P<call>\(.*\))?\Z", re.DOTALL)
+_DOTTED = re.compile(r"(?P<path>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
+#: A model of each package that has functions, or classes with plain arguments.
+_EXAMPLES = {
+    "timm": "timm:create_model('resnet18')",
+    "torch": "torch.nn:Linear(2, 3)",
+    "torch.nn": "torch.nn:Linear(2, 3)",
+    "torchvision": "torchvision.models:resnet18",
+    "torchvision.models": "torchvision.models:resnet18",
+}
+_BUILD = "write a function without arguments that builds the model, and name it: build.py:make"
 
 
-def suggest_for_missing(path: str) -> str:
-    """Return `; did you mean weights.pt?` or how to name a class, for a path that does not exist; else ""."""
-    if os.path.isfile(f"{path}.py"):
-        return f"; name a class of the file {path}.py: {_join_specs(f'{path}.py')}"
-    if path.isidentifier() and _is_module(path):
-        return f"; {path} is a Python package: name a class or function in the package, such as {path}:CLASS"
+class Suggestion(NamedTuple):
+    """A sentence, and the targets to type, of which the sentence speaks."""
+
+    text: str = ""
+    choices: tuple[str, ...] = ()
+
+
+def suggest_for_missing(path: str) -> Suggestion:
+    """Return `did you mean weights.pt?` or how to name a class, for a path that does not exist; else nothing."""
     dotted = _DOTTED.match(path)
-    if dotted and not dotted["module"].startswith(".") and _is_module(dotted["module"].partition(".")[0]):
-        return f"; name a class or function after a colon: {dotted['module']}:{dotted['name']}{dotted['call'] or ''}"
+    suggestion = _suggest_name(dotted["path"].split("."), dotted["call"] or "") if dotted else None
+    if suggestion is not None:
+        return suggestion
+    if os.path.isfile(f"{path}.py"):
+        return _suggest_names_of_file(f"{path}.py")
     from difflib import get_close_matches
 
     folder, name = os.path.split(path)
     try:
         near = get_close_matches(name, os.listdir(folder or os.curdir), n=1)
     except OSError:
-        return ""
-    return f"; did you mean {os.path.join(folder, near[0])}?" if near else ""
+        return Suggestion()
+    return Suggestion(f"did you mean {os.path.join(folder, near[0])}?") if near else Suggestion()
 
 
-def describe_python_file(path: str) -> str:
+def describe_python_file(path: str) -> Suggestion:
     """Return `is a Python file, not a checkpoint; name a class in it: net.py:Net`."""
-    return f"is a Python file, not a checkpoint; name a class in it: {_join_specs(path)}"
+    choices = tuple(_list_specs(path))
+    what = "is a Python file, not a checkpoint; "
+    return Suggestion(f"{what}name a class or function in it:", choices) if choices else Suggestion(f"{what}{_BUILD}")
 
 
-def _join_specs(path: str) -> str:
-    specs = list(_list_specs(path))
-    more = f" or one of {len(specs) - MAX_CLASSES} more" if len(specs) > MAX_CLASSES else ""
-    return f"{', '.join(specs[:MAX_CLASSES])}{more}" if specs else f"{path}:CLASS"
+def _suggest_name(parts: Sequence[str], call: str) -> Suggestion | None:
+    """Return how to name a class of a local file or of an installed module, for a name with dots."""
+    for end in range(len(parts), 0, -1):
+        file, rest = f"{os.path.join(*parts[:end])}.py", ".".join(parts[end:])
+        if not os.path.isfile(file):
+            continue
+        if rest and parts[end] in python_names.list_definitions(file):
+            return Suggestion(f"name a class or function after a colon: {quote_for_shell(f'{file}:{rest}{call}')}")
+        if not rest or rest[0].isupper():
+            return _suggest_names_of_file(file)
+    modules = list(_find_modules(parts))
+    if not modules:
+        return None
+    module, rest = ".".join(parts[: len(modules)]), ".".join(parts[len(modules) :])
+    if rest:
+        return Suggestion(f"name a class or function after a colon: {quote_for_shell(f'{module}:{rest}{call}')}")
+    return _suggest_names_of_module(module, modules[-1])
 
 
-def _list_specs(path: str) -> Iterator[str]:
-    """Yield `net.py:Net(size=...)` for each module class of a file."""
-    for name, required in list_model_classes(path):
-        call = f"({', '.join(f'{argument}=...' for argument in required)})" if required else ""
-        yield f"{path}:{name}{call}"
+def _suggest_names_of_file(path: str) -> Suggestion:
+    choices = tuple(_list_specs(path))
+    if not choices:
+        return Suggestion(f"{path} is a Python file: {_BUILD}")
+    return Suggestion(f"name a class or function of the file {path}:", choices)
 
 
-def _is_module(name: str) -> bool:
-    """Return True if Python could import the top-level module; nothing is imported."""
+def _suggest_names_of_module(name: str, spec: ModuleSpec) -> Suggestion:
+    what = f"{name} is a Python {'module' if spec.submodule_search_locations is None else 'package'}"
+    if name in _EXAMPLES:
+        return Suggestion(f"{what}: name a class or function in it, such as {quote_for_shell(_EXAMPLES[name])}")
+    choices = tuple(_list_specs(spec.origin, name)) if spec.origin else ()
+    if choices:
+        return Suggestion(f"{what}; name a class in it:", choices)
+    return Suggestion(f"{what}: name a class or function in it after a colon, or {_BUILD}")
+
+
+def _list_specs(path: str, module: str | None = None) -> Iterator[str]:
+    """Yield `net.py:Net`, or `'net.py:Net(size=...)'`, for what builds a model: classes, else functions."""
+    models = list(python_names.list_model_classes(path))
+    for model in models:
+        call = f"({', '.join(f'{argument}=...' for argument in model.required)})" if model.required else ""
+        if not model.takes_object:
+            yield quote_for_shell(f"{module or path}:{model.name}{call}")
+    if all(model.takes_object for model in models):
+        yield from (f"{module or path}:{name}" for name in python_names.list_model_factories(path))
+
+
+def _find_modules(parts: Sequence[str]) -> Iterator[ModuleSpec]:
+    """Yield the specs of the module and of its submodules that Python would find; nothing is imported."""
     from importlib.util import find_spec
 
     try:
-        return find_spec(name) is not None
+        spec = find_spec(parts[0])
     except (ImportError, ValueError):
-        return False
+        return
+    for end in range(1, len(parts) + 1):
+        if spec is None:
+            return
+        yield spec
+        if end < len(parts):
+            locations = spec.submodule_search_locations
+            spec = PathFinder.find_spec(".".join(parts[: end + 1]), locations) if locations is not None else None

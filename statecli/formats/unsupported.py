@@ -76,7 +76,8 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
     if description == _TEXT and path.endswith(".py"):
         from statecli.core.target_suggestions import describe_python_file
 
-        return UnreadableError(describe_python_file(path))
+        what, choices = describe_python_file(path)
+        return UnreadableError(what, choices=choices)
     if description == _TEXT:
         return UnreadableError("is not a checkpoint (text file)")
     if description == _JSON and b'"statecli.lock/' in head[:200]:

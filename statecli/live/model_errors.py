@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from statecli.core.errors import ModelError, StateError
+from statecli.core.python_names import takes_configuration
+from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live import hf_auto, torchscript_errors
 from statecli.live.installed_code import is_installed_file
@@ -164,7 +166,8 @@ def _describe_missing_arguments(spec: ModelSpec, callee: Any, error: BaseExcepti
             needs = f"{spec.text}: the constructor needs {join_names(missing)}"
             if any(_takes_object(callee, name) for name in missing):
                 return f"{needs}; write a function without arguments that builds the model, and name it: build.py:make"
-            return f"{needs}; write '{base}({all_arguments})' with a number, a string or a list for each ..."
+            word = quote_for_shell(f"{base}({all_arguments})")
+            return f"{needs}; write {word} with a number, a string or a list for each ..."
         return (
             f"{spec.text}: {format_exception(mismatch)}; its signature is {spec.attribute}{_format_signature(callee)}"
         )
@@ -175,7 +178,7 @@ def _takes_object(callee: Any, name: str) -> bool:
     """Return True if an argument takes an object that no command line can spell, such as a configuration."""
     annotation = inspect.signature(callee).parameters[name].annotation
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    return name in ("config", "cfg") or text.endswith("Config")
+    return takes_configuration(name, text)
 
 
 def _find_missing_arguments(callee: Any, spec: ModelSpec) -> list[str]:

@@ -80,6 +80,8 @@ def _parse_call(text: str, rest: str) -> ast.Call:
 
 
 def _parse_literal(text: str, name: str, node: ast.expr) -> Any:
+    if any(isinstance(part, ast.Constant) and part.value is ... for part in ast.walk(node)):
+        raise UsageError(f"{text}: write a value in place of ... ({name}): a number, a string or a list")
     try:
         return _restore_urls(ast.literal_eval(node))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:

@@ -61,7 +61,14 @@ def read_whole_checkpoint(text: str) -> ModelState:
     if not files.is_remote(path) and not files.exists(path):
         from statecli.core.target_suggestions import suggest_for_missing
 
-        raise UnreadableError(f"{path}: cannot be opened: no such file or directory{suggest_for_missing(path)}")
+        advice, choices = suggest_for_missing(path)
+        text = f"{path}: cannot be opened: no such file or directory"
+        raise UnreadableError("; ".join(filter(None, [text, advice])), choices=choices)
+    if path.endswith(".py") and os.path.isfile(path):
+        from statecli.core.target_suggestions import describe_python_file
+
+        advice, choices = describe_python_file(path)
+        raise UnreadableError(f"{path}: {advice}", choices=choices)
     return kinds.classify_tensors(formats.read(path, section))
 
 

@@ -69,7 +69,7 @@ def read_targets(request: Request) -> list[LockInput]:
     inputs = [item for text in texts if (item := _read_checkpoint(text, request)) is not None]
     if all(item.unlocked for item in inputs):
         nothing = f"{' '.join(request.targets)}: no checkpoint found, nothing to lock"
-        raise NothingMatched(inputs[0].unlocked if inputs else nothing)
+        raise NothingMatched((inputs[0].unlocked if inputs else None) or nothing)
     if len(inputs) == 1 and inputs[0].name == make_relative_name(request.targets[0], request.folder):
         return [msgspec.structs.replace(inputs[0], name=None)]
     refuse_twins([str(item.name) for item in inputs], "the lock would contain")

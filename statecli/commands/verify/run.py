@@ -171,21 +171,24 @@ def _lower_severity(finding: Finding) -> Finding:
     )
 
 
-def _describe_wrong_target(target: str) -> str:
-    """Return why a target is not a model class, and what to type instead."""
+def _explain_wrong_target(target: str) -> UsageError:
+    """Return an error that says why a target is not a model class, and what to type instead."""
     from statecli.core.target_suggestions import describe_python_file, suggest_for_missing
 
     if target.endswith(".py") and os.path.isfile(target):
-        return describe_python_file(target)
-    if files.is_remote(target) or os.path.exists(target):
-        return "is a checkpoint; verify needs a model class, such as net.py:Net or package.module:Class"
-    return f"is not a model class{suggest_for_missing(target) or '; write file.py:Class or package.module:Class'}"
+        what, choices = describe_python_file(target)
+    elif files.is_remote(target) or os.path.exists(target):
+        what, choices = "is a checkpoint; verify needs a model class, such as net.py:Net or package.module:Class", ()
+    else:
+        advice, choices = suggest_for_missing(target)
+        what = f"is not a model class; {advice or 'write file.py:Class or package.module:Class'}"
+    return UsageError(f"{target}: {what}", choices=choices)
 
 
 def _build_model_under_test(request: Request, python_inputs: Any) -> ModelUnderTest:
     spec = load.find_class_spec(request.target)
     if spec is None:
-        raise UsageError(f"{request.target}: {_describe_wrong_target(request.target)}")
+        raise _explain_wrong_target(request.target)
     built = load.build_model(spec, init_device=request.init_device, values=False)
     # These import torch, which `target.model` misses in a line.
     from statecli.commands.verify import first_forward, inputs, model_under_test
