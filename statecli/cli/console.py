@@ -26,6 +26,8 @@ from statecli.storage import prefetch_progress
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.progress import Task
+    from rich.text import Text
 
     from statecli.cli.output_files import OutputTarget
 
@@ -497,14 +499,15 @@ class _ReadBytes:
 @contextmanager
 def _show_read_bytes(color: str, line: _StageLine) -> Iterator[Progress]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.text import Text
 
-    columns = (
-        TextColumn("reading values"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
+    class _Speed(TransferSpeedColumn):
+        """The speed; nothing as long as there is none, where rich writes a red question mark."""
+
+        def render(self, task: Task) -> Text:
+            return Text("") if (task.finished_speed or task.speed) is None else super().render(task)
+
+    columns = (TextColumn("reading values"), BarColumn(), DownloadColumn(), _Speed(), TimeRemainingColumn())
     read = _ReadBytes()
 
     class _Bar(Progress):

@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Generic, TypeVar
 
 from statecli.core.errors import MissingDependency, UnreadableError
+from statecli.storage import prefetch_progress
 from statecli.storage.limits import settings
 from statecli.storage.object_store import Listing, Missing, confirm_version
 from statecli.storage.retry import Transient
@@ -23,6 +24,8 @@ _Object = TypeVar("_Object")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 #: Largest file in bytes that is accepted from a server without ranges.
 MAX_WHOLE_BYTES = 16 << 20
+#: Largest number of bytes of an answer that are read at once.
+PIECE_BYTES = 1 << 16
 #: Version fields of fsspec backends, most reliable first.
 _VERSION_FIELDS = (
     "ETag",
@@ -80,6 +83,15 @@ def parse_range(
     if (start, last + 1) != (offset, min(offset + length, size)) or content_length not in (None, last + 1 - start):
         raise UnreadableError("the store sent another byte range than statecli requested; download the file first")
     return start, last + 1, size
+
+
+async def read_pieces(body: Any) -> bytes:
+    """Return the body of an answer, of which each piece is counted when it arrives."""
+    pieces = []
+    while piece := await body.read(PIECE_BYTES):
+        prefetch_progress.count_arrived(len(piece))
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def check_length(data: bytes, start: int, end: int) -> bytes:

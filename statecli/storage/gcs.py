@@ -14,6 +14,7 @@ from statecli.storage.fsspec_store import (
     create_bucket_listing,
     import_fsspec,
     parse_range,
+    read_pieces,
     translate_network_error,
 )
 from statecli.storage.limits import settings
@@ -102,7 +103,7 @@ async def _get_range(
         version = FileVersion(size, answer.headers.get("X-Goog-Generation") or answer.headers.get("ETag"))
         if expected is not None and expected != version:
             raise UnreadableError(CHANGED)
-        data = check_length(await answer.read(), start, end)
+        data = check_length(await read_pieces(answer.content), start, end)
     return data[offset - start : offset - start + length], version
 
 

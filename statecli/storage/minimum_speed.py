@@ -16,6 +16,7 @@ from typing import Any
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
+from statecli.storage import prefetch_progress
 from statecli.storage.limits import settings
 
 #: Bytes a second, over the time of the timeout; a server that sends fewer stalls.
@@ -59,6 +60,8 @@ class Pace:
         """Count bytes that came."""
         self._came += size
         self._last = time.monotonic()
+        if self._in_body:
+            prefetch_progress.count_arrived(size)
         if self._in_body and self._came >= MIN_BYTES_PER_SECOND * self._seconds:
             self.start_body()
 

@@ -39,3 +39,26 @@ class FetchedValues:
 def count_fetched_values() -> FetchedValues:
     """Return the count of this command."""
     return session.for_command(FetchedValues)
+
+
+_request: ContextVar[FetchedValues | None] = ContextVar("request", default=None)
+
+
+def fetch_values(fetch: Callable[[], bytes]) -> bytes:
+    """Return the bytes of values that a request fetches, each counted when it arrives, and none of them twice."""
+    total, arrived = count_fetched_values(), FetchedValues()
+    before = _request.set(arrived)
+    try:
+        data = fetch()
+        total.bytes += len(data) - arrived.bytes  # the request was repeated, or its store counts nothing
+        return data
+    finally:
+        _request.reset(before)
+
+
+def count_arrived(length: int) -> None:
+    """Count bytes of an answer, if it is an answer with values."""
+    request = _request.get()
+    if request is not None:
+        request.bytes += length
+        count_fetched_values().bytes += length

@@ -20,6 +20,7 @@ from statecli.storage.fsspec_store import (
     create_bucket_listing,
     import_fsspec,
     parse_range,
+    read_pieces,
     translate_network_error,
 )
 from statecli.storage.limits import settings
@@ -218,7 +219,7 @@ async def _get_range(
         version = FileVersion(size, answer.get("ETag"))
         if expected is not None and expected != version:
             raise UnreadableError(CHANGED)
-        data = check_length(await body.read(), start, end)
+        data = check_length(await read_pieces(body), start, end)
     finally:
         body.close()
     return data[offset - start : offset - start + length], version

@@ -7,10 +7,14 @@ import pty
 import re
 import select
 import subprocess
+from itertools import pairwise
 
 import pytest
 import torch
 from safetensors.torch import save_file
+
+import statecli
+from statecli.storage import prefetch_progress
 
 from ..forked_python import run_python, start_python
 from .server import Delay
@@ -64,6 +68,42 @@ def test_the_bytes_of_one_large_tensor_are_counted_as_they_arrive(served):
     shown = stderr_on_a_terminal("inspect", "--stats", served.url("m.safetensors"))
     counts = {float(count) for count in re.findall(r"([\d.]+)/12\.0 MB", shown)}
     assert [count for count in counts if 0 < count < 12]
+
+
+def test_each_piece_of_an_answer_is_counted_when_it_arrives(served, monkeypatch):
+    """A window of 2 MB takes seconds on a slow link; a repeated request counts none of its bytes twice."""
+    save_file({"a": torch.zeros(500_000)}, served.folder / "m.safetensors")
+    counts = []
+
+    class Recorded(prefetch_progress.FetchedValues):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            counts.append(value)
+
+    count = Recorded()
+    monkeypatch.setattr(prefetch_progress, "count_fetched_values", lambda: count)
+    statecli.inspect(served.url("m.safetensors"), stats=True)
+    steps = [after - before for before, after in pairwise(counts)]
+    assert 2_000_000 - 2**16 <= counts[-1] <= 2_000_000, "the request for the header has the first values"
+    assert 0 < max(steps) < 1_000_000
+
+
+def test_a_repeated_request_counts_its_bytes_once():
+    """Stores that count nothing while they receive are counted at the end."""
+    before = prefetch_progress.count_fetched_values().bytes
+    assert prefetch_progress.fetch_values(lambda: prefetch_progress.count_arrived(9) or b"1234") == b"1234"
+    assert prefetch_progress.fetch_values(lambda: b"12") == b"12"
+    prefetch_progress.count_arrived(5)
+    assert prefetch_progress.count_fetched_values().bytes - before == 6
+
+
+def test_an_unknown_speed_is_not_a_red_question_mark(served):
+    """Nothing is written as long as no speed is known."""
+    save_file({"a": torch.zeros(3_000_000)}, served.folder / "m.safetensors")
+    served.behave("m.safetensors", Delay(0.2))
+    shown = stderr_on_a_terminal("inspect", "--stats", served.url("m.safetensors"))
+    assert "MB" in shown
+    assert "?" not in shown
 
 
 @pytest.mark.parametrize("options", [["--no-progress"], ["--no-progress", "--stats"]])
