@@ -147,3 +147,51 @@ def test_a_registered_tensor_that_stays_is_an_error():
     """The class's own code undoes the move."""
     row = TensorInfo("w", "float32", (4,), 4, 16, kind=Kind.BUFFER, moves=False)
     assert decide_tensor_severity(row) is Severity.ERROR
+
+
+#: Body of the constructor -> rule and severity of the name that a move parts from its tensor, and what forward reads.
+TIES = {
+    "view of a parameter": ("self.v = self.fc.weight.detach().t()", " @ self.v", "stale-view", Severity.ERROR),
+    "view of a buffer": (
+        "self.register_buffer('b', torch.arange(4.0)); self.v = self.b[:]",
+        " + self.v.to(x.device)",
+        "stale-view",
+        Severity.WARNING,
+    ),
+    "tied buffer": ("self.register_buffer('c', self.fc.weight.data)", "", "untied-by-move", Severity.WARNING),
+}
+
+
+@pytest.mark.parametrize("case", TIES)
+def test_a_tie_that_a_move_breaks_is_one_problem_of_one_severity_everywhere(write, statecli, case):
+    """The proofs of verify that find the same tie are its consequences; its line is the one that made the tie."""
+    body, read, rule, severity = TIES[case]
+    target = write(body, read)
+    for arguments in (
+        ("inspect", target),
+        ("inspect", target, "--to", "meta"),
+        ("audit", target),
+        ("verify", target, "--input", "2x4"),
+        ("verify", target, "--check", "move"),
+    ):
+        (problem,) = statecli(*arguments, "-f", "json").json["problems"]
+        assert (problem["rule"], problem["severity"], problem["origin"]["line"]) == (rule, severity.value, 8), arguments
+        assert problem["help"], arguments
+
+
+def test_a_proof_alone_has_the_line_and_the_severity_of_the_broken_tie(write, statecli):
+    """The copy and the forward name what a move breaks, though the move is not tried."""
+    target = write("self.v = self.fc.weight.detach().t()", " @ self.v")
+    for check, rule in (("copy", "untied-by-copy"), ("forward", "device-mismatch")):
+        result = statecli("verify", target, "--check", check, "--input", "2x4", "-f", "json").json
+        (problem,) = result["problems"]
+        assert (problem["rule"], problem["severity"], problem["origin"]["line"]) == (rule, "error", 8)
+        assert problem["help"].startswith("replace the attribute with a property")
+
+
+def test_a_proof_that_failed_for_a_name_without_a_row_is_not_called_all_passed(write, statecli):
+    """The heading and the line of the proof agree."""
+    target = write("self.v = self.fc.weight.detach().t()", " @ self.v")
+    text = statecli("verify", target, "--input", "2x4", "-f", "table").out
+    assert "all ✓" not in text
+    assert "1 other attribute (v) failed" in text

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from statecli.core.finding import Severity
+from collections.abc import Iterator
+
+from statecli.core.finding import Finding, Severity
+from statecli.core.model_state import ModelState
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
+from statecli.core.severity import decide_tie_severity
 
 LEFT_BEHIND = Rule(
     "left-behind",
@@ -21,8 +26,8 @@ call `super()._apply(fn)` in it.""",
 KEEPS_MEMORY = "keeps its memory when the model moves, so a move to another device leaves the tensor behind"
 UNTIED_BY_MOVE = Rule(
     "untied-by-move",
-    "move",
-    ("inspect", "verify"),
+    "registration",
+    ("inspect", "verify", "audit"),
     Severity.WARNING,
     summary="Tied tensors no longer share memory after the model moves.",
     why="""after `.to(device)` the two tied tensors are separate copies. An update of one no longer changes the other,
@@ -39,9 +44,39 @@ STALE_VIEW = Rule(
     summary="A second name or view of a registered tensor still points to the old memory after a move.",
     why="""after a move, only the registered name of a buffer has the new tensor. A view
 or second name of the buffer keeps
-the old values on the old device, and later updates silently reach only one of the two.""",
+the old values on the old device, and later updates silently reach only one of the two. An error if the tensor is
+trainable, because what training changes never reaches the view.""",
     example='`self.cos = self.table[0]` next to `self.register_buffer("table", table)`.',
     fix="replace the attribute with a property that computes the view at each access, or register it too.",
 )
 
 RULES = (LEFT_BEHIND, UNTIED_BY_MOVE, STALE_VIEW)
+
+_TIE_RULES = {OddityKind.UNTIED_BY_MOVE: UNTIED_BY_MOVE, OddityKind.STALE_VIEW: STALE_VIEW}
+_TIE_HELP = {
+    UNTIED_BY_MOVE.name: "register the tensor once and read the other name through a property, "
+    "or tie the two again in the class's own _apply",
+    STALE_VIEW.name: "replace the attribute with a property that computes it from the registered tensor",
+}
+
+
+def report_broken_ties(state: ModelState) -> Iterator[Finding]:
+    """Yield a finding for each name that a move of the class parts from another name of the same memory."""
+    broken = [(odd, _TIE_RULES[odd.kind]) for odd in state.oddities if odd.kind in _TIE_RULES]
+    owners = {alias: tensor for tensor in state.tensors for alias in tensor.aliases} if broken else {}
+    for odd, rule in broken:
+        yield rule.finding(
+            odd.message,
+            target=state.target,
+            fqn=odd.fqn,
+            help=_TIE_HELP[rule.name],
+            severity=decide_tie_severity(owners.get(odd.fqn or "")),
+            origin=odd.origin,
+        )
+
+
+def map_broken_ties(state: ModelState) -> dict[str, Finding]:
+    """Return the finding of `report_broken_ties` for each name of a tie that a move breaks."""
+    findings = {finding.fqn: finding for finding in report_broken_ties(state)}
+    names = {tensor.fqn: tensor.tied_to for tensor in state.tensors if tensor.fqn in findings}
+    return {name: finding for fqn, finding in findings.items() if fqn for name in (fqn, *names.get(fqn, ()))}

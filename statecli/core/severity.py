@@ -1,4 +1,4 @@
-"""Severity of a tensor that does not follow its model, by what is lost; the same in inspect, verify and audit."""
+"""Severity of a state by what is lost, the same in all commands that report the state."""
 
 from __future__ import annotations
 
@@ -25,3 +25,12 @@ def decide_tensor_severity(tensor: TensorInfo) -> Severity:
         return Severity.NOTE
     is_lost = tensor.kind is not Kind.UNREGISTERED or tensor.rebuilt is False
     return Severity.ERROR if is_lost else Severity.WARNING
+
+
+def decide_tie_severity(tensor: TensorInfo | None) -> Severity:
+    """Return the severity of a name that a move or a copy parts from `tensor`, a registered tensor or None.
+
+    An error if the tensor is trainable and the name is not registered: what training changes never reaches the name.
+    Otherwise a warning, because each of the two has the same values until one is changed.
+    """
+    return Severity.ERROR if tensor is not None and is_trainable(tensor) else Severity.WARNING

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
-from statecli.core.model_state import ModelState, TensorInfo
+from statecli.core.model_state import ModelState, Origin, TensorInfo
 
 #: Maximum names in one row's `tied_to`. Thousands of views of one flat storage would make the lists quadratic, so each
 #: of those rows names only the first row, and the first row names the second.
@@ -28,6 +30,12 @@ def fill_tied_to(state: ModelState) -> ModelState:
         for position in group:
             tensors[position] = _add_names(tensors[position], position, names, len(group) - 1)
     return replace(state, tensors=tuple(tensors))
+
+
+def find_tie_line(tensors: Iterable[TensorInfo]) -> Origin | None:
+    """Return the source line that made these tensors one: of their lines in the file of the first, the last."""
+    origins = [tensor.origin for tensor in tensors if tensor.origin is not None]
+    return max((o for o in origins if o.file == origins[0].file), key=lambda origin: origin.line, default=None)
 
 
 def _add_names(

@@ -505,11 +505,12 @@ def _add_broken_ties(table: _Table, trial: measure.MoveTrial) -> None:
         # Compare the moved instance with itself, because a copy may have separated tied weights.
         tie, after = ties.setdefault(trial.before[row.fqn], _Tie()), trial.after[row.fqn][1]
         count, names = tie.find_apart_from(after)
+        tie.add(row.fqn, after, row.place)
         if count:
             listed = ", ".join(names) + (f" and {count - len(names)} more" if count > len(names) else "")
             message = f"{row.fqn} shares memory with {listed}, but not after a move"
-            table.oddities.append(Oddity(OddityKind.UNTIED_BY_MOVE.value, message, row.fqn))
-        tie.add(row.fqn, after)
+            origin = table.built.origins.describe(tie.place)
+            table.oddities.append(Oddity(OddityKind.UNTIED_BY_MOVE.value, message, row.fqn, origin=origin or UNSET))
 
 
 #: Names that a broken tie is shown with.
@@ -521,13 +522,17 @@ class _Tie:
     """Names that shared one storage before a move, counted by their storage after the move.
 
     `first_names` has at most three names per storage and six in all: enough to show three names of other storages.
+    `place` is the line that made the tie: of the lines of the names in one file, the last.
     """
 
     counts: dict[int | str, int] = field(default_factory=dict)
     total: int = 0
     first_names: list[tuple[str, int | str]] = field(default_factory=list)
+    place: tuple[str, int] | None = None
 
-    def add(self, fqn: str, after: int | str) -> None:
+    def add(self, fqn: str, after: int | str, place: tuple[str, int] | None) -> None:
+        if self.place is None or (place is not None and place[0] == self.place[0]):
+            self.place = max(filter(None, (self.place, place)), default=None)
         count = self.counts.get(after, 0)
         if count < _MAX_TIED_NAMES and len(self.first_names) < 2 * _MAX_TIED_NAMES:
             self.first_names.append((fqn, after))
@@ -553,8 +558,7 @@ def _add_stale_views(table: _Table, trial: measure.MoveTrial) -> None:
         place = _locate_assignment(table, unregistered)
         user_place = _find_user_place(table, unregistered.owner, _get_attribute(unregistered), place)
         origin = table.built.origins.describe(user_place)
-        line = f" (assigned at {origin.file}:{origin.line})" if origin else ""
-        message = f"{name}{line} is another name of {row.fqn}, but still points to the old memory after a move"
+        message = f"{name} is another name of {row.fqn}, but still points to the old memory after a move"
         table.oddities.append(Oddity(OddityKind.STALE_VIEW.value, message, name, origin=origin or UNSET))
 
 

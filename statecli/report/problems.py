@@ -16,8 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 from msgspec import UNSET
 
+from statecli.commands.verify.rules import DEVICE_MISMATCH, SHARED_IN_SAFETENSORS, SHARED_WITH_COPY, UNTIED_BY_COPY
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Kind, Oddity, Origin, TensorInfo
+from statecli.core.move_rules import STALE_VIEW, UNTIED_BY_MOVE
 from statecli.core.registration_rules import UNREGISTERED_MODULE, UNREGISTERED_PARAMETER, UNREGISTERED_TENSOR
 from statecli.core.units import format_shape, join_names, plural
 from statecli.report import Fix, Line, Problem, fold
@@ -32,6 +34,14 @@ _ELEMENT = re.compile(r"(?P<container>[^\[]*)\[(?P<key>[^\]]*)\]")
 #: Source lines in texts: before the advice for the line, and after a message about an assignment.
 _LEADING_LINE = re.compile(r"(?P<file>\S[^:\n]*):(?P<line>\d{1,9}): ")
 _ASSIGNED_LINE = re.compile(r"assigned at (?P<file>\S+?):(?P<line>\d{1,9})(?!\d)")
+#: Rules of a tie that a move breaks, and the rules of other proofs that find the same tie.
+BROKEN_TIES = frozenset((STALE_VIEW.name, UNTIED_BY_MOVE.name))
+_TIE_RULES = BROKEN_TIES | {
+    UNTIED_BY_COPY.name,
+    SHARED_WITH_COPY.name,
+    DEVICE_MISMATCH.name,
+    SHARED_IN_SAFETENSORS.name,
+}
 _WORST_FIRST = tuple(sorted(Severity, key=lambda severity: -severity.rank))
 #: Names of a problem that are listed.
 MAX_NAMES = 3
@@ -48,13 +58,21 @@ def group_findings(findings: Iterable[Finding], rows: Sequence[TensorInfo] = ())
         if row.kind is Kind.UNREGISTERED:
             cause = causes[row.fqn] = _get_registration_cause(row)
             rows_by_cause.setdefault(cause, []).append(row)
+    findings = tuple(findings)
+    ties = _map_broken_ties(findings, rows)
     groups: dict[object, list[Finding]] = {}
     for finding in findings:
-        groups.setdefault(causes.get(finding.fqn or "") or _get_cause(finding), []).append(finding)
+        tie = ties.get(finding.fqn) if finding.rule in _TIE_RULES else None
+        groups.setdefault(causes.get(finding.fqn or "") or _get_cause(tie or finding), []).append(finding)
     problems = []
     for cause, group in groups.items():
         group_rows = rows_by_cause.get(cause)
-        problems.append(_build_registration_problem(group, group_rows) if group_rows else _build_problem(group))
+        if group_rows:
+            problems.append(_build_registration_problem(group, group_rows))
+        elif any(finding.rule in BROKEN_TIES for finding in group):
+            problems.append(_build_tie_problem(group))
+        else:
+            problems.append(_build_problem(group))
     return tuple(sorted(problems, key=lambda problem: -problem.severity.rank))
 
 
@@ -93,6 +111,43 @@ def _split_element(fqn: str) -> tuple[str, str]:
     """Return the attribute that holds a tensor, and the key in it: `blocks` and `0` of `blocks[0].weight`."""
     element = _ELEMENT.match(fqn)
     return (element["container"], element["key"]) if element else (fqn, "")
+
+
+# --- ties ------------------------------------------------------------------------------------------------------------
+
+
+def _map_broken_ties(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> dict[str | None, Finding]:
+    """Return for each name of a tie that a move breaks the finding about the tie."""
+    broken: dict[str | None, Finding] = {}
+    for finding in findings:
+        if finding.rule in BROKEN_TIES:
+            broken.setdefault(finding.fqn, finding)
+    names = {row.fqn: row.tied_to for row in rows if row.fqn in broken} if broken else {}
+    return {name: tie for fqn, tie in broken.items() for name in (fqn, *names.get(fqn or "", ()))}
+
+
+def _build_tie_problem(findings: Sequence[Finding]) -> Problem:
+    """Return the broken tie with the findings of other proofs as its consequences."""
+    ties = [finding for finding in findings if finding.rule in BROKEN_TIES]
+    starts = {finding.fqn: finding.message for finding in reversed(ties)}
+    first = [finding for finding in ties if finding.message == starts[finding.fqn]]
+    problem = _build_problem(first)
+    effects = dict.fromkeys(
+        _strip_name(finding, f"{starts.get(finding.fqn)}; ")
+        for finding in findings
+        if all(finding is not tie for tie in first)
+    )
+    return Problem(
+        problem.rule,
+        max((finding.severity for finding in findings), key=lambda severity: severity.rank),
+        problem.message,
+        problem.target,
+        tuple(findings),
+        (*problem.effects, *effects),
+        problem.help,
+        problem.origin,
+        problem.source,
+    )
 
 
 # --- what is not registered ------------------------------------------------------------------------------------------
@@ -165,10 +220,13 @@ def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> It
     yield from effects
 
 
-def _strip_name(finding: Finding) -> str:
-    """Return the message without the name of the tensor and the line of the assignment, which are shown once."""
+def _strip_name(finding: Finding, start: str = "") -> str:
+    """Return the message without the name of the tensor and the line of the assignment, which are shown once.
+
+    `start` is another beginning that is shown already.
+    """
     name = finding.fqn or ""
-    message = re.sub(rf"; {_ASSIGNED_LINE.pattern}$", "", finding.message)
+    message = re.sub(rf"; {_ASSIGNED_LINE.pattern}$", "", finding.message).removeprefix(start)
     for start in (f"{name}: ", f"{name} "):
         if name and message.startswith(start):
             return message[len(start) :]

@@ -55,13 +55,15 @@ ORDINARY_SIGNS = frozenset((SIGNS[Verdict.PASSED], SIGNS[Verdict.SKIPPED]))
 class ProofColumn(msgspec.Struct, frozen=True):
     """One column of a proof with its name in the table.
 
-    `reported_fqns` are the tensors in the proof's findings, `proof_reason` is the reason of the whole proof.
+    `reported_fqns` are the tensors in the proof's findings, `proof_reason` is the reason of the whole proof. A proof
+    may have `failed` for names without a row.
     """
 
     name: str
     cells: dict[str, Cell]
     reported_fqns: frozenset[str | None]
     proof_reason: str | None
+    failed: bool = False
 
     def get_verdict(self, fqn: str) -> Verdict:
         """Return the verdict of a tensor; SKIPPED without a cell."""
@@ -193,7 +195,7 @@ def _list_columns(verification: Verification) -> tuple[ProofColumn, ...]:
         for column in check.columns:
             is_taken = any(other.name == column.name for other in shown)
             name = f"{column.name} ({check.check.value})" if is_taken else column.name
-            shown.append(ProofColumn(name, column.cells, reported, check.reason))
+            shown.append(ProofColumn(name, column.cells, reported, check.reason, check.verdict is Verdict.FAILED))
     return tuple(shown)
 
 

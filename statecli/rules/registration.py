@@ -10,8 +10,8 @@ from statecli.commands.verify.rules import NON_LEAF_ATTRIBUTE
 from statecli.core import quoting, registration_rules
 from statecli.core.finding import Severity
 from statecli.core.model_state import Evidence, Kind, TensorInfo
-from statecli.core.move_rules import STALE_VIEW
-from statecli.core.oddity_kind import OddityKind
+from statecli.core.move_rules import STALE_VIEW, UNTIED_BY_MOVE, report_broken_ties
+from statecli.core.rule import Rule
 from statecli.core.severity import decide_tensor_severity, is_trainable
 from statecli.formats.torch.whole_module import OF_A_METRIC
 from statecli.rules.audit_rule import Issue, judges, rule
@@ -120,12 +120,20 @@ def buffer_requires_grad(subject: Subject) -> Iterator[Issue]:
 @judges(STALE_VIEW, needs_module)
 def stale_view(subject: Subject) -> Iterator[Issue]:
     """Yield the further names that a move leaves at the old memory."""
-    for odd in subject.module.oddities if subject.module else ():
-        if odd.kind is OddityKind.STALE_VIEW:
-            origin = None if odd.origin is UNSET else odd.origin
-            yield Issue(
-                odd.message, odd.fqn, help="replace the attribute with a property that computes the view", origin=origin
-            )
+    return _report_broken_ties(subject, STALE_VIEW)
+
+
+@judges(UNTIED_BY_MOVE, needs_module)
+def untied_by_move(subject: Subject) -> Iterator[Issue]:
+    """Yield the tied names that a move parts."""
+    return _report_broken_ties(subject, UNTIED_BY_MOVE)
+
+
+def _report_broken_ties(subject: Subject, entry: Rule) -> Iterator[Issue]:
+    for finding in report_broken_ties(subject.module) if subject.module else ():
+        if finding.rule == entry.name:
+            origin = None if finding.origin is UNSET else finding.origin
+            yield Issue(finding.message, finding.fqn, help=finding.help, severity=finding.severity, origin=origin)
 
 
 @judges(NON_LEAF_ATTRIBUTE, needs_module)
@@ -147,5 +155,6 @@ RULES = (
     non_persistent_buffer,
     buffer_requires_grad,
     stale_view,
+    untied_by_move,
     non_leaf_attribute,
 )

@@ -10,7 +10,9 @@ from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS, is_floating, nbytes
 from statecli.core.finding import Severity
 from statecli.core.model_state import Evidence, Kind, TensorData, TensorInfo
+from statecli.core.move_rules import map_broken_ties
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.tied_tensors import find_tie_line
 from statecli.core.units import plural
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.storage_views import Storage, View, have_common_byte, split_disjoint_groups
@@ -91,15 +93,17 @@ def tied_tensors(subject: Subject) -> Iterator[Issue]:
 
     Fix: no action if the weights are tied on purpose; otherwise `.clone()` one of them.
     """
+    broken = map_broken_ties(subject.module) if subject.module and subject.state.traits.is_class else {}
     for storage in _select_storages(subject):
         for view, tensors in storage.named_views.items():
             own = [tensor for tensor in tensors if tensor.kind in MODEL]
             called = list(dict.fromkeys(map(subject.name_of, own)))
-            if len(called) > 1 and view.byte_count:
+            if len(called) > 1 and view.byte_count and not any(tensor.fqn in broken for tensor in own):
                 first = own[0]
                 message = f"{called[0]}: shares all of its {first.nbytes:,} bytes with {quoting.names(called[1:])}"
                 help = "intentional for tied weights; otherwise save a copy with .clone()"
-                yield Issue(message, first.fqn, first.section, help, place=storage.place)
+                line = find_tie_line(own)
+                yield Issue(message, first.fqn, first.section, help, origin=line, place=storage.place)
 
 
 @rule(Severity.WARNING, _needs_strides)

@@ -223,3 +223,21 @@ def test_non_leaf_attribute_spares_what_a_hook_computes_before_each_forward(foun
         net(torch.ones(1, 2))
     torch.save(net, tmp_path / "a.pt")
     assert not found("non-leaf-attribute", tmp_path / "a.pt")
+
+
+def test_untied_by_move_finds_a_buffer_tied_to_a_parameter(found, net):
+    """At the line that tied the two."""
+    spec = net("self.tied = nn.Linear(3, 3, bias=False)", 'self.register_buffer("copy", self.tied.weight.data)')
+    (finding,) = found("untied-by-move", spec)
+    assert (finding.message, finding.origin.line) == ("tied.weight shares memory with copy, but not after a move", 10)
+    assert not found("tied-tensors", spec)
+
+
+def test_untied_by_move_spares_tied_weights(found, net):
+    """A move keeps the Parameter object; audit reports the tie as a note, at the line that makes it."""
+    spec = net(
+        "self.tied = nn.Linear(3, 3, bias=False)", "self.head = nn.Linear(3, 3)", "self.head.weight = self.tied.weight"
+    )
+    assert not found("untied-by-move", spec)
+    (finding,) = found("tied-tensors", spec)
+    assert (finding.severity.value, finding.origin.line) == ("note", 11)

@@ -228,9 +228,10 @@ def test_a_view_that_a_cast_leaves_in_the_old_memory_fails(view):
     assert rules(check) == {"w": "stale-view"}
     (finding,) = check.findings
     assert finding.message == (
-        "w (assigned at net.py:8) is another name of a.weight, "
-        "but still points to the old memory after a move; w is float32 after .to(torch.float64)"
+        "w is another name of a.weight, but still points to the old memory after a move; "
+        "w is float32 after .to(torch.float64)"
     )
+    assert (finding.origin.file, finding.origin.line) == ("net.py", 8)
     assert finding.help.startswith("replace the attribute with a property")
     assert (cell(check, "casts", "w").after, cell(check, "casts", "a.weight").verdict) == ("float32", Verdict.PASSED)
     model = nn.Linear(3, 3)

@@ -13,7 +13,6 @@ from statecli.core import kinds, model_kinds, move_rules, registration_rules
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
-from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.selection import Selection, glob_names, select
 from statecli.core.severity import decide_tensor_severity, is_trainable
@@ -65,13 +64,6 @@ class Inspection(msgspec.Struct, frozen=True):
     def broken(self) -> list[tuple[str, str]]:
         """Each tensor that cannot be read, and a line that says why."""
         return [(tensor.fqn, tensor.damage) for tensor in self.state.tensors if tensor.damage]
-
-
-#: Oddities of a move, which `--to` reports as findings.
-MOVE_RULES = {
-    OddityKind.UNTIED_BY_MOVE: move_rules.UNTIED_BY_MOVE,
-    OddityKind.STALE_VIEW: move_rules.STALE_VIEW,
-}
 
 
 def inspect(request: Request, progress: Progress | None = None, python_inputs: Any = None) -> Inspection:
@@ -149,7 +141,8 @@ def inspect_built_model(built: BuiltModel, request: Request, python_inputs: Any 
     else:
         state = modules.move(built, request.target, request.to, stats_of=measure)
     state = select(ran.mark_state(state) if ran else state, request.selection, request.target)
-    findings = _report_left_behind(state, request.to) if request.to else tuple(_report_unregistered(state))
+    own = _report_left_behind(state, request.to) if request.to else tuple(_report_unregistered(state))
+    findings = (*own, *_report_broken_ties(state))
     return Inspection(state, findings, request.to, ran.text if ran else None)
 
 
@@ -235,18 +228,19 @@ def _report_unregistered(state: ModelState) -> Iterator[Finding]:
 
 def _report_left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:
     recomputed = state.recomputed
-    left_behind = [
+    return tuple(
         _report_tensor(tensor, state, to)
         for tensor in state.tensors
         if tensor.after and tensor.after.followed is not True and not (tensor.fqn in recomputed or tensor.is_input)
-    ]
+    )
+
+
+def _report_broken_ties(state: ModelState) -> Iterator[Finding]:
+    """Yield a finding for each name of a selected tensor that a move parts from the tensor."""
     names = {tensor.fqn for tensor in state.tensors} | {a for tensor in state.tensors for a in tensor.aliases}
-    broken_ties = [
-        MOVE_RULES[odd.kind].finding(odd.message, target=state.target, fqn=odd.fqn, section="model")
-        for odd in state.oddities
-        if odd.kind in MOVE_RULES and (odd.fqn is None or odd.fqn in names)
-    ]
-    return (*left_behind, *broken_ties)
+    for finding in move_rules.report_broken_ties(state):
+        if finding.fqn in names:
+            yield msgspec.structs.replace(finding, section="model")
 
 
 def _report_tensor(tensor: TensorInfo, state: ModelState, to: str) -> Finding:

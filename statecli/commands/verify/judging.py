@@ -16,6 +16,8 @@ from torch import nn
 from statecli import live
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Column, Name, Verdict, skip_harmless_cells
+from statecli.commands.verify.rules import UNTIED_BY_COPY
+from statecli.core import move_rules
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import ModelState
@@ -212,11 +214,16 @@ def build_finding(
 ) -> Finding:
     """Build a finding about a tensor. The help is `help`, else the fix of the row, with the line of user code.
 
-    A `help` with a line of its own at the start is not to be followed at the line of the assignment.
+    A `help` with a line of its own at the start is not to be followed at the line of the assignment. A name that a
+    move parts from its tensor has the line and the help of this problem.
     """
     row = subject.rows_by_fqn().get(fqn or "")
     if help and PLACE_PREFIX.match(help):
         row = None
+    tie = move_rules.map_broken_ties(subject.state).get(fqn or "") if row is None or rule is UNTIED_BY_COPY else None
+    if tie is not None:
+        help = help or tie.help
+        return rule.finding(message, target=subject.target, fqn=fqn, help=help, severity=severity, origin=tie.origin)
     line = f"{row.origin.file}:{row.origin.line}" if row and row.origin and not is_installed(row.origin) else None
     if help is None and row and row.fix:
         help_parts = [f"{line}: {row.fix}" if line else row.fix]

@@ -16,20 +16,19 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 from torch import nn
 
 from statecli.commands.verify import judging, recast_by_forward, recreated_by_forward, rules
 from statecli.commands.verify.model_under_test import ModelUnderTest
-from statecli.commands.verify.proofs import move
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Kind, TensorInfo
-from statecli.core.move_rules import STALE_VIEW
-from statecli.core.oddity_kind import OddityKind
+from statecli.core.move_rules import STALE_VIEW, report_broken_ties
 from statecli.core.rule import Rule
-from statecli.core.severity import decide_tensor_severity
+from statecli.core.severity import decide_tensor_severity, decide_tie_severity
 from statecli.live import measure, tensor_bits
 from statecli.live.walk import is_scripted
 
@@ -270,9 +269,10 @@ class _Proof:
     # --- further names -----------------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def _stale_views(self) -> dict[str | None, str]:
-        """Return the messages of the stand-in about further names left at the old memory by a move."""
-        return {odd.fqn: odd.message for odd in self._stand_in.oddities if odd.kind is OddityKind.STALE_VIEW}
+    def _stale_views(self) -> dict[str | None, Finding]:
+        """Return the findings of the stand-in about further names left at the old memory by a move."""
+        findings = report_broken_ties(self._stand_in)
+        return {finding.fqn: finding for finding in findings if finding.rule == STALE_VIEW.name}
 
     def _fail_stale_aliases(self, row: TensorInfo) -> dict[str, Cell]:
         """Fail further names of a cast tensor that still refer to the old memory."""
@@ -282,10 +282,13 @@ class _Proof:
             fault = steps.fault() if steps else None
             if steps is None or fault is None or fault[0] != rules.KEEPS_DTYPE or name in self._recomputed:
                 continue
-            what = f"{self._stale_views.get(name, f'{name} is another name of {row.fqn}')}; {name} {fault[1]}"
-            help = move.HELP[STALE_VIEW.name]
-            finding = judging.build_finding(self._subject, STALE_VIEW, what, name, help=help)
-            self._findings.append(finding)
+            stale_view = self._stale_views.get(name)
+            what = f"{stale_view.message if stale_view else f'{name} is another name of {row.fqn}'}; {name} {fault[1]}"
+            self._findings.append(
+                msgspec.structs.replace(stale_view, message=what)
+                if stale_view
+                else judging.build_finding(self._subject, STALE_VIEW, what, name, severity=decide_tie_severity(row))
+            )
             cells[name] = Cell(Verdict.FAILED, _format_dtype(steps.before), steps.after(), what)
         return cells
 

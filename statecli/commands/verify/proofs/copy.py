@@ -21,6 +21,7 @@ from torch import nn
 from statecli.commands.verify import judging, rules, save_roundtrip
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
+from statecli.core import move_rules
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import TensorInfo
@@ -60,6 +61,7 @@ class _Proof:
         self._module = nn.Module()
         self._non_leaves_of_forward: frozenset[str] = frozenset()
         self._recomputed = subject.state.recomputed
+        self._ties_broken_by_move = move_rules.map_broken_ties(subject.state)
         self._how = "copy.deepcopy, torch.save and torch.load of the module"
 
     def check(self) -> Check:
@@ -213,9 +215,17 @@ class _Proof:
         self._fail(rule, row.fqn, f"{row.fqn}: {message}", help)
         return Cell(Verdict.FAILED, reason=message)
 
-    def _fail(self, rule: Rule, fqn: str | None, message: str, help: str | None = None) -> None:
+    def _fail(
+        self,
+        rule: Rule,
+        fqn: str | None,
+        message: str,
+        help: str | None = None,
+        *,
+        severity: Severity = Severity.ERROR,
+    ) -> None:
         """Add a finding for each tensor and rule once, from the first copy that shows it."""
-        finding = judging.build_finding(self._subject, rule, message, fqn, help=help, severity=Severity.ERROR)
+        finding = judging.build_finding(self._subject, rule, message, fqn, help=help, severity=severity)
         self._findings.setdefault((rule.name, fqn), finding)
 
     def _fail_broken_ties(self, copied_tensors: dict[str, torch.Tensor], cells: dict[str, Cell], what: str) -> None:
@@ -233,7 +243,9 @@ class _Proof:
                 rule = rules.SHARED_WITH_COPY if points_back else rules.UNTIED_BY_COPY
                 message = "still points to the original's memory" if points_back else f"no longer tied to {first}"
                 cells[name] = Cell(Verdict.FAILED, reason=f"{message} in {what}")
-                self._fail(rule, name, f"{name}: {message} in {what}")
+                tie = self._ties_broken_by_move.get(name)
+                severity = tie.severity if tie is not None and rule is rules.UNTIED_BY_COPY else Severity.ERROR
+                self._fail(rule, name, f"{name}: {message} in {what}", severity=severity)
 
 
 #: What a class decides by how it is copied and pickled.

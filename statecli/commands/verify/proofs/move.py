@@ -32,7 +32,7 @@ from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import ModelState, TensorInfo
-from statecli.core.move_rules import KEEPS_MEMORY, LEFT_BEHIND, STALE_VIEW, UNTIED_BY_MOVE
+from statecli.core.move_rules import KEEPS_MEMORY, LEFT_BEHIND, report_broken_ties
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.severity import decide_tensor_severity
@@ -126,15 +126,6 @@ def parse_device(text: str) -> torch.device:
         return torch.empty(0, device=device).device  # "cuda" is the current device, "cuda:0"
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UsageError(f"{option('--device', text)}: this machine does not have this device; {instead}") from error
-
-
-_RULES = {OddityKind.UNTIED_BY_MOVE: UNTIED_BY_MOVE, OddityKind.STALE_VIEW: STALE_VIEW}
-#: What to do about a name that is no longer what it was a name of.
-HELP = {
-    UNTIED_BY_MOVE.name: "register the tensor once and read the other name through a property, "
-    "or tie the two again in the class's own _apply",
-    STALE_VIEW.name: "replace the attribute with a property that computes it from the registered tensor",
-}
 
 
 @dataclass
@@ -303,15 +294,13 @@ class _Proof:
 
     def _fail_broken_ties(self, cells: dict[str, Cell]) -> None:
         """Fail names parted from their tie by a move, and names that refer to the old storage."""
-        for oddity in self._stand_in.oddities:
-            name = oddity.fqn or ""
-            rule = _RULES.get(oddity.kind) if oddity.kind else None
-            if rule is None or name in self._recomputed:
+        for finding in report_broken_ties(self._stand_in):
+            name = finding.fqn or ""
+            if name in self._recomputed:
                 continue
             cell = cells.get(name) or Cell(Verdict.PASSED, self._moved.before.get(name), self._moved.after.get(name))
             if cell.verdict is Verdict.PASSED:
-                cells[name] = Cell(Verdict.FAILED, cell.before, cell.after, oddity.message)
-                finding = judging.build_finding(self._subject, rule, oddity.message, name, help=HELP[oddity.name])
+                cells[name] = Cell(Verdict.FAILED, cell.before, cell.after, finding.message)
                 self._findings.append(finding)
 
 
