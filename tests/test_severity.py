@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, TensorInfo
@@ -195,3 +196,26 @@ def test_a_proof_that_failed_for_a_name_without_a_row_is_not_called_all_passed(w
     text = statecli("verify", target, "--input", "2x4", "-f", "table").out
     assert "all ✓" not in text
     assert "1 other attribute (v) failed" in text
+
+
+def test_a_prefix_that_the_class_refuses_is_an_error_everywhere(write, statecli, tmp_path):
+    """Without a class it is a warning, because the wrapper itself may load the names."""
+    target = write("")
+    torch.save(torch.nn.DataParallel(torch.nn.ModuleDict({"fc": torch.nn.Linear(4, 4)})).state_dict(), "dp.pt")
+    for arguments in (("audit", "dp.pt", "--model", target), ("diff", "dp.pt", target), ("diff", target, "dp.pt")):
+        findings = statecli(*arguments, "-f", "json").json["findings"]
+        assert [(one["rule"], one["severity"]) for one in findings] == [("wrapper-prefix", "error")], arguments
+    (finding,) = statecli("inspect", "dp.pt", "--model", target, "-f", "json").json["findings"]
+    assert (finding["rule"], finding["severity"]) == ("wrapper-prefix", "error")
+    (finding,) = statecli("audit", "dp.pt", "-f", "json").json["findings"]
+    assert (finding["rule"], finding["severity"]) == ("wrapper-prefix", "warning")
+
+
+def test_a_prefix_that_the_checkpoint_lacks_is_an_error_of_audit_too(tmp_path, monkeypatch, statecli):
+    """A load into the wrapper refuses the names of the bare model."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("import torch\n\ndef make():\n    return torch.compile(torch.nn.Linear(4, 4))\n")
+    torch.save(torch.nn.Linear(4, 4).state_dict(), "bare.pt")
+    for arguments in (("diff", "bare.pt", "net.py:make"), ("audit", "bare.pt", "--model", "net.py:make")):
+        findings = statecli(*arguments, "-f", "json").json["findings"]
+        assert [(one["rule"], one["severity"]) for one in findings] == [("wrapper-prefix", "error")], arguments

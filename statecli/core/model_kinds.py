@@ -12,10 +12,11 @@ from msgspec.structs import replace
 
 from statecli.core import load_rules
 from statecli.core.errors import NothingMatched
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Finding
 from statecli.core.kinds import MODEL_KINDS
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.core.rule import Rule
+from statecli.core.severity import decide_prefix_severity
 
 #: Parts of the longest prefix that is looked for: each costs a pass over all names, which may have a million.
 MAX_PREFIX_PARTS = 32
@@ -94,7 +95,7 @@ def _report_prefix(state: ModelState, section: str, prefix: str, spec: str) -> F
         f"every name in {section} starts with {prefix!r}, but the names of {spec} do not",
         target=state.target,
         help=(f"strip the prefix before load_state_dict: {{k.removeprefix({prefix!r}): v for k, v in state.items()}}"),
-        severity=Severity.ERROR,
+        severity=decide_prefix_severity(is_refused=True),
     )
 
 

@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterator
 
 from statecli.core import quoting
 from statecli.core.escaping import escape
-from statecli.core.finding import Severity
+from statecli.core.finding import Finding, Severity
 from statecli.core.kinds import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
 from statecli.core.load_rules import WRAPPER_PREFIX
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.severity import decide_prefix_severity
 from statecli.rules.audit_rule import Issue, judges, rule
 from statecli.rules.subject import Subject
 
@@ -67,6 +68,7 @@ def _needs_checkpoint(subject: Subject) -> str | None:
 def wrapper_prefix(subject: Subject) -> Iterator[Issue]:
     """Yield a result for each section whose names have a part that a wrapper added."""
     whole, reported = subject.state.whole_modules, set[str]()
+    refused = _list_refused_prefixes(subject)
     registered = _list_registered_names(subject)
     for section in subject.state.sections:
         rows = [row for row in subject.state.tensors if row.section == section and row.kind in MODEL]
@@ -77,8 +79,20 @@ def wrapper_prefix(subject: Subject) -> Iterator[Issue]:
         if marked:
             added = prefix or f"{_find_wrapper(marked[0].fqn)}."
             reported.add(added)
-            yield _build_wrapper_issue(subject, added, marked, len(rows))
+            severity = decide_prefix_severity(is_refused=section in refused)
+            refused.pop(section, None)
+            yield _build_wrapper_issue(subject, added, marked, len(rows), severity)
+    for finding in (finding for findings in refused.values() for finding in findings):
+        yield Issue(finding.message, None, finding.section, finding.help, finding.severity)
     yield from _report_stripped_prefixes(subject, reported)
+
+
+def _list_refused_prefixes(subject: Subject) -> dict[str, list[Finding]]:
+    """Return what the class refuses because of a prefix, by the section of the checkpoint that it would load."""
+    diff = subject.load_diff
+    findings = [finding for finding in diff.findings if finding.rule == WRAPPER_PREFIX.name] if diff else []
+    sections = {change.before.section for change in diff.changes if change.before} if diff and findings else set()
+    return dict.fromkeys(sections, findings)
 
 
 def _report_stripped_prefixes(subject: Subject, reported: Collection[str]) -> Iterator[Issue]:
@@ -101,13 +115,18 @@ def _find_wrapper(fqn: str) -> str | None:
     return next((part for part in fqn.split(".")[:-1] if part in WRAPPER_ATTRIBUTES), None) if "_mod" in fqn else None
 
 
-def _build_wrapper_issue(subject: Subject, added: str, marked: list[TensorInfo], count: int) -> Issue:
+def _build_wrapper_issue(
+    subject: Subject, added: str, marked: list[TensorInfo], count: int, severity: Severity
+) -> Issue:
     first, section = marked[0], marked[0].section
     share = f"all {count:,} names" if len(marked) == count else f"{len(marked):,} of {count:,} names"
-    message = f"{subject.name_of(first)}: {share} in section {section!r} contain {added!r}, which a wrapper added"
+    share = "the only name" if count == 1 else share
+    where = "" if subject.state.sections == ("model",) else f" in section {section!r}"
+    contain = "contains" if count == 1 else "contain"
+    message = f"{subject.name_of(first)}: {share}{where} {contain} {added!r}, which a wrapper added"
     bare = f"removeprefix({added!r})" if first.fqn.startswith(added) else f"replace({added!r}, '')"
     help = f"load {{k.{bare}: v for k, v in state.items()}}, or save the module inside the wrapper"
-    return Issue(message, None, section, help)
+    return Issue(message, None, section, help, severity)
 
 
 @rule(Severity.WARNING)

@@ -16,11 +16,12 @@ from statecli.commands.diff.result import Broken, Field
 from statecli.commands.diff.rules import LOAD_REFUSED
 from statecli.core import kinds, model_kinds
 from statecli.core.errors import ModelError, NothingMatched, UsageError
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Finding
 from statecli.core.load_rules import MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY, WRAPPER_PREFIX
 from statecli.core.model_state import Kind, ModelState, Oddity, StateDict, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
+from statecli.core.severity import decide_prefix_severity
 from statecli.live import Answer, Entries, hf_auto
 
 if TYPE_CHECKING:
@@ -424,4 +425,6 @@ def _wrapper_finding(prefix: str, count: int, checkpoint: ModelState, model: Mod
         name = f"{prefix!r} + name"
     message = f"{differ}: load_state_dict does not match them"
     help = f"state = {{{name}: tensor for name, tensor in state.items()}}"
-    return WRAPPER_PREFIX.finding(message, target=checkpoint.target, help=help, severity=Severity.ERROR)
+    return WRAPPER_PREFIX.finding(
+        message, target=checkpoint.target, help=help, severity=decide_prefix_severity(is_refused=True)
+    )
