@@ -62,7 +62,70 @@ def test_a_baseline_is_written_and_read_again(command, statecli, net, tmp_path):
     assert statecli(command, net, "--baseline", "known.json", "-q").code == 0
     assert statecli(*write).code == 0
     assert read_rules(tmp_path / "known.json") == written
-    assert statecli("audit", net, "--baseline", "known.json", "-f", "json").json["findings"]
+    assert not statecli("audit", net, "--baseline", "known.json", "-f", "json").json["findings"]
+
+
+FOUR = """import torch
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(2, 2)
+        self.blocks = [Block() for _ in range(4)]
+        {more}
+"""
+COMMANDS = ("inspect", "verify", "audit")
+
+
+@pytest.mark.parametrize("writer", COMMANDS)
+def test_a_problem_accepted_in_one_command_is_accepted_in_all(writer, statecli, in_tmp_path, tmp_path):
+    """It is one problem in each; a tensor that is added to one of its modules is not accepted."""
+    (tmp_path / "net.py").write_text(FOUR.format(more="self.v = self.fc.weight.detach().t()"))
+    write = (writer, "net.py:Net", "--write-baseline", "known.json", "--reason", "mended in v2", "-q")
+    assert statecli(*write).code == 0
+    written = (tmp_path / "known.json").read_text()
+    assert statecli(*write).code == 0
+    assert (tmp_path / "known.json").read_text() == written
+    assert {rule for rule, _ in read_rules(tmp_path / "known.json")} == {"stale-view", "unregistered-module"}
+    for command in COMMANDS:
+        result = statecli(command, "net.py:Net", "--baseline", "known.json", "-f", "table")
+        assert result.code == 0, command
+        assert "nn.ModuleList" not in result.out, command
+        assert "(2 problems accepted): exit status 0" in result.out
+        document = statecli(command, "net.py:Net", "--baseline", "known.json", "-f", "json").json
+        assert (document["findings"], document["problems"]) == ([], []), command
+        assert "baseline-fixed" not in result.out + result.err
+    added = FOUR.replace("torch.nn.Linear(2, 2), torch", "torch.nn.BatchNorm1d(2), torch")
+    (tmp_path / "net.py").write_text(added.format(more="self.v = self.fc.weight.detach().t()"))
+    for command in COMMANDS:
+        assert statecli(command, "net.py:Net", "--baseline", "known.json", "-q").code == 1, command
+
+
+def test_an_entry_of_a_mended_tensor_is_reported_by_audit(statecli, in_tmp_path, tmp_path):
+    """Audit alone runs all rules about registration, so it knows what is mended."""
+    (tmp_path / "net.py").write_text(FOUR.format(more="self.v = self.fc.weight.detach().t()"))
+    statecli("verify", "net.py:Net", "--write-baseline", "known.json", "--reason", "why", "-q")
+    (tmp_path / "net.py").write_text(FOUR.format(more=""))
+    result = statecli("audit", "net.py:Net", "--baseline", "known.json", "-f", "json")
+    assert [note["message"].partition(": ")[2] for note in result.json["notes"]] == [
+        "the baseline accepts stale-view of v: this finding is fixed; remove the entry"
+    ]
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_an_ignored_problem_is_one_problem_without_a_fix(command, statecli, in_tmp_path, tmp_path):
+    """However many rules find its tensors."""
+    (tmp_path / "net.py").write_text(FOUR.format(more=""))
+    for output in ("plain", "table"):
+        text = " ".join(statecli(command, "net.py:Net", "--ignore", "unregistered-module", "-f", output).out.split())
+        assert "1 problem accepted (unregistered-module): --ignore unregistered-module" in text
+        assert "nn.ModuleList" not in text
+    assert "clean (1 problem accepted): exit status 0" in text
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])

@@ -194,7 +194,7 @@ def test_a_proof_that_failed_for_a_name_without_a_row_is_not_called_all_passed(w
     """The heading and the line of the proof agree."""
     target = write("self.v = self.fc.weight.detach().t()", " @ self.v")
     text = statecli("verify", target, "--input", "2x4", "-f", "table").out
-    assert "all ✓" not in text
+    assert "forward: all ✓" not in text
     assert "1 other attribute (v) failed" in text
 
 

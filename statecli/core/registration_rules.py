@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from statecli.core.finding import Severity
+from statecli.core.model_state import TensorInfo
 from statecli.core.rule import Rule
+from statecli.core.severity import is_trainable
 
 _COMMANDS = ("inspect", "verify", "audit")
 
@@ -44,5 +46,13 @@ UNREGISTERED_MODULE = Rule(
     example="`self.projections = [nn.Conv2d(8, 8, 1) for _ in range(3)]`.",
     fix="`nn.ModuleList([...])` or `nn.ModuleDict({...})`.",
 )
+
+
+def choose_rule(tensor: TensorInfo) -> Rule:
+    """Return the rule of an unregistered tensor: that of its module, of a parameter or of any tensor."""
+    if tensor.within is not None:
+        return UNREGISTERED_MODULE
+    return UNREGISTERED_PARAMETER if is_trainable(tensor) else UNREGISTERED_TENSOR
+
 
 RULES = (UNREGISTERED_TENSOR, UNREGISTERED_MODULE, UNREGISTERED_PARAMETER)

@@ -317,8 +317,8 @@ class _PageWriter:
             return
         in_rows = status != 0 and not self.page.problems
         counts = self.page.verdict if in_rows else format_severities(self.page.problems)
-        if self.report.accepted and not in_rows:
-            counts += f" ({plural(len(self.report.accepted), 'finding')} accepted)"
+        if self.report.accepted_problems and not in_rows:
+            counts += f" ({plural(self.report.accepted_problems, 'problem')} accepted)"
         result = f"{counts}: exit status {status}"
         self.write_line(("", ""))
         if self.page.problems:

@@ -299,6 +299,8 @@ class Report(msgspec.Struct, frozen=True):
     cases: Callable[[], tuple[Case, ...]] = tuple
     #: Accepted findings, with the reason.
     accepted: tuple[tuple[Finding, str], ...] = ()
+    #: Number of problems that the accepted findings are grouped into.
+    accepted_problems: int = 0
     troubles: tuple[Trouble, ...] = ()
     #: The parts that the run did not check, which are also in the verdict of the page.
     not_checked: tuple[NotChecked, ...] = ()

@@ -35,7 +35,7 @@ from statecli.report import (
     rule_texts,
     test_cases,
 )
-from statecli.report.problems import format_severities, group_findings
+from statecli.report.problems import format_severities, group_accepted, group_findings
 from statecli.targets import location
 from statecli.targets.target_result import Status, TargetResult
 
@@ -90,6 +90,7 @@ def build_audit_report(
             *(Case(_choose_target(audit), "audit", Outcome.ERROR, reason) for reason in inconclusive),
         ),
         accepted=tuple((entry.finding, entry.reason) for target in audit.targets for entry in target.accepted),
+        accepted_problems=_count_accepted(audit),
         troubles=(*_list_troubles(audit), *(Trouble(_choose_target(audit), reason) for reason in inconclusive)),
         not_checked=audit.not_checked,
         configuration=audit.configuration,
@@ -103,6 +104,12 @@ def _choose_target(audit: Audit) -> str:
 
 def _list_accepted(audit: Audit) -> list[Finding]:
     return [entry.finding for target in audit.targets for entry in target.accepted]
+
+
+def _count_accepted(audit: Audit) -> int:
+    """Return the number of problems that the accepted findings are grouped into."""
+    accepted = (group_accepted(target.accepted, target.unregistered) for target in audit.targets)
+    return sum(len(problems) for by_reason in accepted for problems in by_reason.values())
 
 
 def _list_troubles(audit: Audit) -> tuple[Trouble, ...]:
@@ -288,16 +295,17 @@ def _list_empty_targets(audit: Audit) -> Iterator[Line]:
 
 
 def _list_accepted_findings(audit: Audit, view: View) -> Iterator[Line]:
-    """Yield a line for each rule and reason of accepted findings; with `-v`, for each finding."""
-    alike: dict[tuple[str, str], list[Finding]] = {}
+    """Yield a line for each rule and reason of accepted problems; with `-v`, for each finding."""
+    alike: Counter[tuple[str, str]] = Counter()
     for target in audit.targets:
-        for accepted in target.accepted:
-            alike.setdefault((accepted.finding.rule, accepted.reason), []).append(accepted.finding)
-    for (rule, reason), findings in alike.items():
-        for finding in findings if view.verbose else ():
-            yield Line((f"accepted: {finding.target}: {rule}: {finding.message}",), reason, "dim")
-        if not view.verbose:
-            yield Line((f"accepted: {plural(len(findings), 'finding')} of {rule}",), reason, "dim")
+        for entry in target.accepted if view.verbose else ():
+            finding = entry.finding
+            line = f"accepted: {finding.target}: {finding.rule}: {finding.message}"
+            yield Line((line,), entry.reason, "dim")
+        for reason, problems in group_accepted(target.accepted, target.unregistered).items():
+            alike.update((problem.rule, reason) for problem in problems)
+    for (rule, reason), count in () if view.verbose else alike.items():
+        yield Line((f"{plural(count, 'problem')} accepted ({rule})",), reason, "dim")
 
 
 def _list_skipped_rules(audit: Audit) -> Iterator[Line]:
@@ -321,7 +329,7 @@ def _format_others(audit: Audit) -> list[str]:
     parts = [f"{count:,} {status.value}" for status, count in counts.items() if count]
     if audit.not_checked:
         parts.append(f"not checked: {describe_not_checked(audit.not_checked)}")
-    accepted = sum(len(target.accepted) for target in audit.targets)
+    accepted = _count_accepted(audit)
     return [*parts, f"{accepted:,} accepted"] if accepted else parts
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from operator import attrgetter
 
@@ -54,7 +54,7 @@ from statecli.report import (
     test_cases,
     tree,
 )
-from statecli.report.problems import build_accepted_notes, group_findings, select_fixes
+from statecli.report.problems import build_accepted_notes, group_accepted, group_findings, select_fixes
 from statecli.report.row_order import (
     arrange_tensors,
     format_hidden_count,
@@ -74,6 +74,8 @@ def build_inspect_report(
     """
     state = inspection.state
     findings = add_places(inspection.findings, state.tensors)
+    accepted_problems = group_accepted(accepted, state.tensors)
+    oddities = [*_describe_target(state), *_list_unreported_oddities(inspection, accepted)]
     group_problems = cache(lambda: group_findings(findings, state.tensors))
     return Report(
         title=state.target,
@@ -82,18 +84,21 @@ def build_inspect_report(
         ),
         table=lambda: _build_table(inspection, view),
         short_table=lambda: _build_table(inspection, view, details=view.verbose),
-        page=lambda: _build_page(inspection, group_problems(), view),
-        page_without_rows=lambda: _build_page(inspection, group_problems(), view, rows=False),
+        page=lambda: _build_page(inspection, group_problems(), view, accepted),
+        page_without_rows=lambda: _build_page(inspection, group_problems(), view, accepted, rows=False),
         findings=findings,
         outline=view.tree,
         problems=group_problems,
         fail_on=fail_on,
         show_all=view.unfold,
         notes=(
-            *build_accepted_notes(accepted),
-            *fold.limit_notes([*_describe_target(state), *_list_unreported_oddities(inspection)], view.verbose),
+            *build_accepted_notes(accepted_problems),
+            *fold.limit_notes(
+                [*_describe_target(state), *_list_unreported_oddities(inspection, accepted)], view.verbose
+            ),
         ),
         accepted=tuple((entry.finding, entry.reason) for entry in accepted),
+        accepted_problems=sum(map(len, accepted_problems.values())),
         rules=lambda: rule_texts.list_rule_texts(group_problems()),
         cases=lambda: _build_cases(inspection, group_problems()),
         troubles=tuple(Trouble(state.target, message) for _, message in inspection.broken),
@@ -107,8 +112,17 @@ def _build_cases(inspection: Inspection, problems: Sequence[Problem]) -> tuple[C
     return (*broken, *test_cases.build_cases(target, problems, "inspect"))
 
 
-def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: RowView, *, rows: bool = True) -> Page:
+def _build_page(
+    inspection: Inspection,
+    problems: tuple[Problem, ...],
+    view: RowView,
+    accepted: Sequence[Accepted],
+    *,
+    rows: bool = True,
+) -> Page:
+    """Return the page; tensors with accepted findings need no fix."""
     state = inspection.state
+    accepted_names = {entry.finding.fqn for entry in accepted}
     summary = sizes.sum_by_kind(state.tensors)
     columns = _list_columns(inspection, view)
     groups: tuple[Group, ...] = ()
@@ -124,15 +138,19 @@ def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: Row
             *_format_totals(state, summary),
             *(() if rows else format_hidden_count(_count_hidden(inspection, view), view)),
         ),
-        fixes=select_fixes(_list_fixes(state.tensors), problems),
+        fixes=select_fixes(
+            _list_fixes([tensor for tensor in state.tensors if tensor.fqn not in accepted_names]), problems
+        ),
         problems=problems,
-        verdict=_format_page_verdict(problems, state),
+        verdict=_format_page_verdict(problems, state, accepted),
     )
 
 
-def _format_page_verdict(problems: Sequence[Problem], state: ModelState) -> str:
+def _format_page_verdict(problems: Sequence[Problem], state: ModelState, accepted: Sequence[Accepted]) -> str:
     """Return `2 problems: 61 of 63 tensors are not registered`; "" for a checkpoint without problems."""
     count, unregistered = len(state.tensors), sum(tensor.kind is Kind.UNREGISTERED for tensor in state.tensors)
+    if accepted and not problems:
+        return "all problems are accepted"
     if not problems:
         are_registered = state.traits.is_class and count and not unregistered
         return f"no problems: {plural(count, 'tensor')}, all registered" if are_registered else ""
@@ -158,9 +176,10 @@ def _describe_target(state: ModelState) -> Iterator[Oddity]:
         yield Oddity("no-tensor", f"contains no tensors{keys_text}{more}")
 
 
-def _list_unreported_oddities(inspection: Inspection) -> list[Oddity]:
+def _list_unreported_oddities(inspection: Inspection, accepted: Iterable[Accepted]) -> list[Oddity]:
     """Return the oddities without a finding."""
-    reported = {(finding.rule, finding.fqn) for finding in inspection.findings}
+    findings = (*inspection.findings, *(entry.finding for entry in accepted))
+    reported = {(finding.rule, finding.fqn) for finding in findings}
     return [oddity for oddity in inspection.state.oddities if (oddity.name, oddity.fqn) not in reported]
 
 
@@ -504,7 +523,7 @@ def _describe_details(tensor: TensorInfo) -> list[str]:
     return parts
 
 
-def _list_fixes(tensors: tuple[TensorInfo, ...]) -> tuple[Fix, ...]:
+def _list_fixes(tensors: Sequence[TensorInfo]) -> tuple[Fix, ...]:
     """Return each fix once, because layers of a stack have the same line of source. A line may have several fixes."""
     fixes: dict[Fix, str] = {}
     for t in tensors:

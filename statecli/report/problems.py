@@ -11,7 +11,7 @@ import linecache
 import re
 import tokenize
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -82,14 +82,19 @@ def select_fixes(fixes: Iterable[Fix], problems: Iterable[Problem]) -> tuple[Fix
     return tuple(fix for fix in fixes if not any(fix.text in help for help in shown))
 
 
-def build_accepted_notes(accepted: Iterable[Accepted]) -> Iterator[Oddity]:
-    """Yield a note for each reason for which findings are accepted: how many, and of which rules."""
-    rules_by_reason: dict[str, list[str]] = {}
+def group_accepted(accepted: Iterable[Accepted], rows: Sequence[TensorInfo] = ()) -> dict[str, tuple[Problem, ...]]:
+    """Return the accepted problems for each reason."""
+    findings_by_reason: dict[str, list[Finding]] = {}
     for entry in accepted:
-        rules_by_reason.setdefault(entry.reason, []).append(entry.finding.rule)
-    for reason, rules in rules_by_reason.items():
-        names = join_names(list(dict.fromkeys(rules)), MAX_NAMES)
-        yield Oddity("accepted", f"{plural(len(rules), 'finding')} accepted ({names}): {reason}")
+        findings_by_reason.setdefault(entry.reason, []).append(entry.finding)
+    return {reason: group_findings(findings, rows) for reason, findings in findings_by_reason.items()}
+
+
+def build_accepted_notes(accepted: Mapping[str, Sequence[Problem]]) -> Iterator[Oddity]:
+    """Yield a note for each reason for which problems are accepted: how many, and of which rules."""
+    for reason, problems in accepted.items():
+        names = join_names(list(dict.fromkeys(problem.rule for problem in problems)), MAX_NAMES)
+        yield Oddity("accepted", f"{plural(len(problems), 'problem')} accepted ({names}): {reason}")
 
 
 def format_severities(problems: Iterable[Problem]) -> str:

@@ -41,7 +41,7 @@ from statecli.report import (
     rule_texts,
     test_cases,
 )
-from statecli.report.problems import MAX_NAMES, build_accepted_notes, group_findings
+from statecli.report.problems import MAX_NAMES, build_accepted_notes, group_accepted, group_findings
 from statecli.targets.location import add_places
 from statecli.targets.target_result import Accepted
 
@@ -91,7 +91,9 @@ def build_verify_report(
     """
     findings = add_places(verification.findings, verification.state.tensors)
     group_problems = cache(lambda: group_findings(findings, verification.state.tensors))
-    reported = {(finding.rule, finding.fqn) for finding in verification.findings}
+    accepted_problems = group_accepted(accepted, verification.state.tensors)
+    all_findings = (*verification.findings, *(entry.finding for entry in accepted))
+    reported = {(finding.rule, finding.fqn) for finding in all_findings}
     notes = [note for note in verification.notes if (note.name, note.fqn) not in reported]
     return Report(
         title=verification.state.target,
@@ -102,8 +104,9 @@ def build_verify_report(
         page=lambda: _build_page(verification, group_problems(), view),
         findings=findings,
         fail_on=fail_on,
-        notes=(*build_accepted_notes(accepted), *fold.limit_notes(notes, view.verbose)),
+        notes=(*build_accepted_notes(accepted_problems), *fold.limit_notes(notes, view.verbose)),
         accepted=tuple((entry.finding, entry.reason) for entry in accepted),
+        accepted_problems=sum(map(len, accepted_problems.values())),
         show_all=view.unfold,
         problems=group_problems,
         rules=lambda: rule_texts.list_rule_texts(group_problems()),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
 from statecli.commands.verify.result import Verification
+from statecli.core import move_rules, registration_rules
 from statecli.core.errors import UsageError, option
 from statecli.core.finding import Finding
 from statecli.core.model_state import ModelState
@@ -14,6 +15,9 @@ from statecli.report.problems import group_findings
 from statecli.requests.options import InspectOptions, VerifyOptions
 from statecli.requests.outcome import OutputFile
 from statecli.targets.target_result import Accepted, Status, TargetResult
+
+_REGISTRATION_RULES = frozenset(rule.name for rule in registration_rules.RULES)
+_TIE_RULES = {rule.name: rule for rule in (move_rules.STALE_VIEW, move_rules.UNTIED_BY_MOVE)}
 
 
 def check_options(options: InspectOptions | VerifyOptions) -> None:
@@ -58,8 +62,9 @@ def list_accepted(
 
     ignored = {id(entry.finding) for entry in accepted}
     remaining = tuple(finding for finding in findings if id(finding) not in ignored)
+    causes = list(_name_causes(remaining, state))
     # No rule counts as complete, because other commands report other findings of the same tensors.
-    audit = Audit((TargetResult(state.target, Status.AUDITED, findings=remaining),))
+    audit = Audit((TargetResult(state.target, Status.AUDITED, findings=tuple(cause for _, cause in causes)),))
     known = baseline.join_baselines((options.baseline, baseline.find_existing_file(options.write_baseline)))
     files: tuple[OutputFile, ...] = ()
     if options.write_baseline is not None:
@@ -67,18 +72,29 @@ def list_accepted(
         files = (OutputFile(options.write_baseline, baseline.encode_baseline(known, options.write_baseline)),)
     if known is None:
         return accepted, files
-    by_content = baseline.accept_findings(audit, known, unfiltered=False).targets[0].accepted
-    rest, by_cause = drop_accepted(remaining, by_content), baseline.list_reasons_by_tensor(known, state.target)
-    return (
-        *accepted,
-        *by_content,
-        *(
-            Accepted(finding, by_cause[problem.rule, finding.fqn])
-            for problem in group_findings(rest, state.tensors)
-            for finding in problem.findings
-            if (problem.rule, finding.fqn) in by_cause
-        ),
-    ), files
+    reasons = {
+        id(entry.finding): entry.reason
+        for entry in baseline.accept_findings(audit, known, unfiltered=False).targets[0].accepted
+    }
+    in_baseline = (Accepted(finding, reasons[id(cause)]) for finding, cause in causes if id(cause) in reasons)
+    return (*accepted, *in_baseline), files
+
+
+def _name_causes(findings: Sequence[Finding], state: ModelState) -> Iterator[tuple[Finding, Finding]]:
+    """Yield each finding, with the finding that audit reports for the same cause; itself if there is no such cause."""
+    rows = {tensor.fqn: tensor for tensor in state.tensors}
+    for problem in group_findings(findings, state.tensors):
+        names = [finding.fqn for finding in problem.findings if finding.rule == problem.rule]
+        for finding in problem.findings:
+            row = rows.get(finding.fqn or "")
+            if problem.rule in _REGISTRATION_RULES and row is not None:
+                cause = registration_rules.choose_rule(row)
+                yield finding, cause.finding(finding.message, target=state.target, fqn=finding.fqn)
+            elif problem.rule in _TIE_RULES:
+                fqn = finding.fqn if finding.fqn in names else names[0]
+                yield finding, _TIE_RULES[problem.rule].finding(finding.message, target=state.target, fqn=fqn)
+            else:
+                yield finding, finding
 
 
 def _list_ignored(findings: Sequence[Finding], state: ModelState, names: Sequence[str]) -> tuple[Accepted, ...]:

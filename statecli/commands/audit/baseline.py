@@ -1,7 +1,9 @@
 """The baseline: accepted findings, each with its reason, so that an audit fails only for new findings.
 
 A finding is identified by its rule, target, section and tensor, by `about` (`os.system`), and by its content: a digest
-of the checked bytes, or else the message. So another payload is not accepted under the name of a known one. The file
+of the checked bytes, or else the message. So another payload is not accepted under the name of a known one. A tensor
+that a class does not register, or that a move parts from another, is identified by its rule and name alone, because
+each command words another consequence. The file
 has a sorted line for each finding, without times. Targets in the file are relative to its folder; once read, they are
 relative to the current folder.
 """
@@ -17,7 +19,7 @@ from msgspec.structs import replace
 from statecli.commands.audit import config
 from statecli.commands.audit.result import Audit
 from statecli.commands.lock.lock_file import read_document
-from statecli.core import registration_rules
+from statecli.core import move_rules, registration_rules
 from statecli.core.errors import MalformedError
 from statecli.core.finding import Finding
 from statecli.core.json_text import encode_json
@@ -33,18 +35,14 @@ SCHEMA = "statecli.baseline/2"
 SCHEMA_BY_NAME = "statecli.baseline/1"
 #: The rule of findings about a bug in statecli, which no baseline accepts.
 INTERNAL_ERROR_RULE = audit_run.INTERNAL_ERROR.name
-_CAUSES = frozenset(
-    rule.name
-    for rule in (
-        registration_rules.UNREGISTERED_TENSOR,
-        registration_rules.UNREGISTERED_PARAMETER,
-        registration_rules.UNREGISTERED_MODULE,
-    )
-)
+_CAUSES = frozenset(rule.name for rule in (*registration_rules.RULES, move_rules.STALE_VIEW, move_rules.UNTIED_BY_MOVE))
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One accepted finding. If `content` is set, `message` is only for the reader of the file."""
+    """One accepted finding, or one tensor with an accepted cause.
+
+    If `content` is set, `message` is only for the reader of the file. The entry of a cause has neither.
+    """
 
     target: str
     rule: str
@@ -64,6 +62,38 @@ class Baseline(msgspec.Struct, frozen=True):
 
 
 _Key = tuple[str, str, str | None, str | None, str | None, str | None]
+
+
+#: Target, rule and tensor.
+_Cause = tuple[str, str, str]
+
+
+def _list_causes(finding: Finding, name: str, modules: dict[str, list[str]]) -> list[_Cause]:
+    """Return the cause for each tensor that the finding is about; [] if the content of the finding counts.
+
+    `modules` has, for a tensor of an unregistered module, all tensors of the module.
+    """
+    if finding.rule not in _CAUSES or finding.fqn is None:
+        return []
+    is_module = finding.rule == registration_rules.UNREGISTERED_MODULE.name
+    names = modules.get(finding.fqn, [finding.fqn]) if is_module else [finding.fqn]
+    return [(name, finding.rule, fqn) for fqn in names]
+
+
+def _group_by_module(target: TargetResult) -> dict[str, list[str]]:
+    names_by_module: dict[str, list[str]] = {}
+    for row in target.unregistered:
+        if row.within is not None:
+            names_by_module.setdefault(row.within, []).append(row.fqn)
+    return {fqn: names for names in names_by_module.values() for fqn in names}
+
+
+def _map_causes(entries: Iterable[Entry]) -> dict[_Cause, Entry]:
+    return {
+        (entry.target, entry.rule, entry.fqn): entry
+        for entry in reversed(list(entries))
+        if entry.rule in _CAUSES and entry.fqn is not None
+    }
 
 
 def _make_key(finding: Finding, name: str) -> _Key:
@@ -149,24 +179,50 @@ def accept_findings(audit: Audit, baseline: Baseline, *, unfiltered: bool) -> Au
     `unfiltered`: no filter hid a tensor, so a missing finding is fixed.
     """
     reasons = {_make_entry_key(entry): entry.reason for entry in baseline.findings}
-    return replace(audit, targets=tuple(_accept_in_target(target, reasons, unfiltered) for target in audit.targets))
+    causes = {cause: entry.reason for cause, entry in _map_causes(baseline.findings).items()}
+    return replace(
+        audit, targets=tuple(_accept_in_target(target, reasons, causes, unfiltered) for target in audit.targets)
+    )
 
 
-def _accept_in_target(target: TargetResult, reasons: dict[_Key, str], unfiltered: bool) -> TargetResult:
-    name = make_relative_name(target.target)
-    keyed_findings = [(finding, _make_key(finding, name)) for finding in target.findings]
-    accepted = [Accepted(finding, reasons[key]) for finding, key in keyed_findings if _is_accepted(key, reasons)]
-    remaining = tuple(finding for finding, key in keyed_findings if not _is_accepted(key, reasons))
-    current_keys = {_make_key(accepted_finding.finding, name) for accepted_finding in (*accepted, *target.accepted)}
+def _accept_in_target(
+    target: TargetResult, reasons: dict[_Key, str], causes: dict[_Cause, str], unfiltered: bool
+) -> TargetResult:
+    name, modules = make_relative_name(target.target), _group_by_module(target)
+    accepted: list[Accepted] = []
+    remaining: list[Finding] = []
+    for finding in target.findings:
+        reason = _find_reason(_make_key(finding, name), _list_causes(finding, name, modules), reasons, causes)
+        if reason is None:
+            remaining.append(finding)
+        else:
+            accepted.append(Accepted(finding, reason))
+    all_accepted = (*target.accepted, *accepted)
+    current_keys = {_make_key(entry.finding, name) for entry in all_accepted}
+    current = (*remaining, *(entry.finding for entry in all_accepted))
+    current_causes = {cause for finding in current for cause in _list_causes(finding, name, modules)}
     complete_rules = _list_complete_rules(target, unfiltered)
-    remaining_keys = {key[:5] for finding, key in keyed_findings if not _is_accepted(key, reasons)}
+    remaining_keys = {_make_key(finding, name)[:5] for finding in remaining}
     notes = [
         _build_note(key, remaining_keys)
         for key in reasons
-        if key[0] == name and key[1] in complete_rules and key not in current_keys
+        if key[0] == name
+        and key[1] in complete_rules
+        and key not in current_keys
+        and (key[0], key[1], key[3]) not in current_causes
     ]
     other_notes = [note for note in target.notes if note.kind is not OddityKind.BASELINE_FIXED]
-    return replace(target, findings=remaining, accepted=(*target.accepted, *accepted), notes=(*other_notes, *notes))
+    return replace(target, findings=tuple(remaining), accepted=all_accepted, notes=(*other_notes, *notes))
+
+
+def _find_reason(
+    key: _Key, causes: Sequence[_Cause], reasons: dict[_Key, str], reasons_by_cause: dict[_Cause, str]
+) -> str | None:
+    """Return the reason for which the baseline accepts a finding, by its content or by its causes; None without one."""
+    if _is_accepted(key, reasons):
+        return reasons[key]
+    is_known = bool(causes) and all(cause in reasons_by_cause for cause in causes)
+    return reasons_by_cause[causes[0]] if is_known else None
 
 
 def find_missing_entries(baseline: Baseline, targets: Sequence[str]) -> list[Entry]:
@@ -213,18 +269,27 @@ def build_baseline(
     are dropped.
     """
     old_entries = {_make_entry_key(entry): entry for entry in old.findings} if old else {}
+    old_causes = _map_causes(old.findings if old else ())
     current: dict[_Key, Entry] = {}
     complete_rules: dict[str, frozenset[str]] = {}
     for target in audit.targets:
         name = make_relative_name(target.target)
         complete_rules[name] = _list_complete_rules(target, unfiltered)
-        new = {_make_key(finding, name): _build_entry(finding, name, reason) for finding in target.findings}
-        current |= {key: entry for key, entry in new.items() if _is_accepted(key, new)}
-        current |= {
-            key: old_entries[key]
-            for accepted in target.accepted
-            if _is_accepted(key := _make_key(accepted.finding, name), old_entries)
-        }
+        modules = _group_by_module(target)
+        for finding in target.findings:
+            causes = _list_causes(finding, name, modules)
+            entries = [old_causes.get(cause) or Entry(cause[0], cause[1], None, cause[2], reason) for cause in causes]
+            new = {_make_entry_key(entry): entry for entry in entries}
+            key = _make_key(finding, name)
+            if not causes and _is_accepted(key, (key,)):
+                new[key] = _build_entry(finding, name, reason)
+            current |= new
+        for accepted in target.accepted:
+            key = _make_key(accepted.finding, name)
+            causes = _list_causes(accepted.finding, name, modules)
+            known_entries = (old_causes[cause] for cause in causes if cause in old_causes)
+            current |= {_make_entry_key(entry): entry for entry in known_entries}
+            current |= {key: old_entries[key]} if _is_accepted(key, old_entries) else {}
     entries = [old_entries.get(key) or entry for key, entry in current.items()]
     missing = {_make_entry_key(entry) for entry in find_missing_entries(old, targets)} if old else set()
     for key, entry in old_entries.items():
@@ -235,19 +300,6 @@ def build_baseline(
 
 def _make_sort_key(entry: Entry) -> list[tuple[bool, str]]:
     return [(part is not None, part or "") for part in _make_entry_key(entry)]
-
-
-def list_reasons_by_tensor(baseline: Baseline, target: str) -> dict[tuple[str, str | None], str]:
-    """Return the reasons for which tensors of a target may be unregistered, by rule and tensor, whatever the message.
-
-    Each command words another consequence of the same cause: not saved, left behind, not trained.
-    """
-    name = make_relative_name(target)
-    return {
-        (entry.rule, entry.fqn): entry.reason
-        for entry in baseline.findings
-        if entry.target == name and entry.rule in _CAUSES and entry.fqn is not None
-    }
 
 
 def encode_baseline(baseline: Baseline, path: str) -> Iterator[bytes]:

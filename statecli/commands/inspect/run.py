@@ -15,7 +15,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
 from statecli.core.progress import Progress
 from statecli.core.selection import Selection, glob_names, select
-from statecli.core.severity import decide_tensor_severity, is_trainable
+from statecli.core.severity import decide_tensor_severity
 from statecli.live.spec import ModelSpec
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
@@ -210,11 +210,11 @@ def _report_unregistered(state: ModelState) -> Iterator[Finding]:
         is_meant = tensor.is_input or tensor.fqn in recomputed
         if tensor.kind is not Kind.UNREGISTERED or is_meant or severity is Severity.NOTE:
             continue
-        rule, what = registration_rules.UNREGISTERED_TENSOR, "is not registered"
-        if tensor.within is not None:
-            rule, what = registration_rules.UNREGISTERED_MODULE, f"belongs to {tensor.within}, which is not registered"
-        elif is_trainable(tensor):
-            rule, what = registration_rules.UNREGISTERED_PARAMETER, "requires grad and is not a registered parameter"
+        rule, what = registration_rules.choose_rule(tensor), "is not registered"
+        if rule is registration_rules.UNREGISTERED_MODULE:
+            what = f"belongs to {tensor.within}, which is not registered"
+        elif rule is registration_rules.UNREGISTERED_PARAMETER:
+            what = "requires grad and is not a registered parameter"
         message = f"{tensor.fqn}: {what}"
         yield rule.finding(
             message,
