@@ -93,9 +93,7 @@ def build_inspect_report(
         show_all=view.unfold,
         notes=(
             *build_accepted_notes(accepted_problems),
-            *fold.limit_notes(
-                [*_describe_target(state), *_list_unreported_oddities(inspection, accepted)], view.verbose
-            ),
+            *fold.limit_notes(oddities, view.verbose),
         ),
         accepted=tuple((entry.finding, entry.reason) for entry in accepted),
         accepted_problems=sum(map(len, accepted_problems.values())),
