@@ -123,7 +123,7 @@ def scan_pickles(path: str) -> tuple[ScannedPickle, ...]:
             pickles.extend(_scan_file(file, stored, alone=True))
     for file, why in unread:
         pickles.append(
-            ScannedPickle("the file", Place(file, 0, 0), unread=f"the positions of its archives are unknown: {why}")
+            ScannedPickle("the file", Place(file, 0, 0), unread=f"statecli cannot find where its archives begin: {why}")
         )
     return tuple(pickles)
 
@@ -292,7 +292,8 @@ class FileScan:
         if packed:
             self._add_unread(
                 whole,
-                f"{len(packed)} of its items are transformed by {quoting.names(packed[0].transforms)} and not read",
+                f"{len(packed)} of its items are transformed by {quoting.names(packed[0].transforms)}, so statecli did "
+                "not read them",
             )
         for archive in places:
             length = min(archive.length, self.whole.size - archive.offset)
@@ -363,7 +364,9 @@ class FileScan:
         """Scan one piece by its first bytes."""
         head = piece.region.head
         if piece.depth > MAX_NESTING:
-            self._add_unread(piece, f"nests more than {MAX_NESTING} pickles and archives in each other")
+            self._add_unread(
+                piece, f"nests more than {MAX_NESTING} pickles and archives in each other, the limit of statecli"
+            )
         elif head.startswith(_ZIP):
             self._scan_archive(piece)
         elif head.startswith(_NUMPY):
@@ -492,7 +495,7 @@ class FileScan:
             members = torch_tar.list_members(region)
             spans, unread = torch_tar.read_pickles(region)
         except MalformedError as error:
-            self._add_unread(piece, f"{_TAR}: {error}; statecli read only the members in the usual places")
+            self._add_unread(piece, f"{_TAR}: {error}; statecli read only the members where torch.save puts them")
             self._salvage_tar(region)
             return
         if unread is not None:
@@ -528,7 +531,7 @@ class FileScan:
             if len(parts) > 1:
                 self.pieces.extend(piece._replace(region=part, where=_describe_archive(piece, part)) for part in parts)
                 return
-            self._add_unread(piece, f"{error}; statecli read the records that it found without the central directory")
+            self._add_unread(piece, f"{error}; statecli read only the records that it found by searching the file")
             self._salvage(piece)
             return
         if piece.region.base is not None:
@@ -562,7 +565,7 @@ class FileScan:
         compressed = [record for record in archive.records.values() if record.method != STORED]
         packed, size = (sum(sizes) for sizes in ((r.compressed_size for r in compressed), (r.size for r in compressed)))
         if size > _MIN_BOMB_BYTES and size > _MIN_BOMB_RATIO * packed:
-            bomb = Bomb(f"inflates {packed:,} bytes of compressed records to {size:,}", 0)
+            bomb = Bomb(f"unpacks {packed:,} bytes of compressed data to {size:,}, which may fill the memory", 0)
             self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, bombs=(bomb,)))
 
     def _scan_record(self, piece: _Piece, archive: Archive, record: Record, use: Use) -> None:
@@ -612,7 +615,8 @@ class FileScan:
         for region, where in scripts:
             if region.size > MAX_CODE_BYTES:
                 self._add_unread(
-                    _Piece(region, where, 0, hidden=False), f"its code has more than {MAX_CODE_BYTES:,} bytes"
+                    _Piece(region, where, 0, hidden=False),
+                    f"its code has more than {MAX_CODE_BYTES:,} bytes, the limit of statecli",
                 )
                 continue
             self.steps.take(Budget.BYTES, region.size)
@@ -884,11 +888,11 @@ def _inflate(region: Region) -> tuple[Region, str | None]:
         try:
             parts.append(inflater.decompress(region.read(at, step), MAX_INFLATED_BYTES - size + 1))
         except zlib.error as error:
-            why = f"cannot be inflated to its end: {error}"
+            why = f"cannot be unpacked to its end: {error}"
             break
         at, size = at + step, size + len(parts[-1])
         if size > MAX_INFLATED_BYTES:
-            why = f"is compressed and inflates to more than {MAX_INFLATED_BYTES:,} bytes"
+            why = f"is compressed and unpacks to more than {MAX_INFLATED_BYTES:,} bytes, the limit of statecli"
     if why is None and not inflater.eof:
         why = "is compressed and ends too early"
     return region.with_data(b"".join(parts)), why

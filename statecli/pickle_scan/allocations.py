@@ -128,10 +128,12 @@ class Allocations:
             yield Bomb(f"allocates {_format_bytes(size)} by {name.qualified}", name.position)
         if highest_memo * _MEMO_ENTRY_BYTES > limit:
             yield Bomb(
-                f"allocates {_format_bytes(highest_memo * _MEMO_ENTRY_BYTES)} for memo entry {highest_memo:,}", 0
+                f"allocates {_format_bytes(highest_memo * _MEMO_ENTRY_BYTES)} of memory, because the pickle gives an "
+                f"object the number {highest_memo:,}",
+                0,
             )
         if self._pattern_steps > _MAX_PATTERN_STEPS:
-            why = f"needs more than {_MAX_PATTERN_STEPS:,} steps to compile regular expressions"
+            why = f"needs more than {_MAX_PATTERN_STEPS:,} steps to compile regular expressions; loading may hang"
             yield Bomb(why, self._patterns[0].position)
         yield from self._find_hash_bombs()
         deep = _find_too_deep_call(calls, self._tensors.get_name, self._steps) if len(calls) > _MAX_NESTING else None
@@ -170,7 +172,8 @@ class Allocations:
                 )
                 return
             if again > _ALLOWED_BYTES:
-                yield Bomb(f"reads the record {record} again under the key of another storage", pid[1].position)
+                why = f"reads the record {record} again for another storage, so that a small file can fill the memory"
+                yield Bomb(why, pid[1].position)
                 return
 
     # Calls.
@@ -377,12 +380,15 @@ class Allocations:
                 yield Bomb(f"hashes a key that nests more than {_MAX_NESTING:,} tuples, which overflows the stack", 0)
                 return
             if steps > _MAX_HASH_STEPS:
-                yield Bomb(f"needs more than {_MAX_HASH_STEPS:,} steps to hash its keys", 0)
+                yield Bomb(f"needs more than {_MAX_HASH_STEPS:,} steps to hash its keys; loading may hang", 0)
                 return
             hashes[holder, self._hashes.compute_hash(key)] += 1
         for (_, _), count in hashes.most_common(1):
             if count > _MAX_COLLISIONS:
-                yield Bomb(f"compares each of {count:,} keys with all others, because all have the same hash", 0)
+                why = (
+                    f"compares each of {count:,} keys with all others, because all have the same hash; loading may hang"
+                )
+                yield Bomb(why, 0)
 
     def _measure_expansion(self, root: Value, *, iterated: bool = False) -> tuple[int, int]:
         """Return the number of values in a container, shared values counted each time, and the depth.

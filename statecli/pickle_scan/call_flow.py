@@ -136,14 +136,19 @@ class Flow:
             self.note_misuse(target, "the pickle changes for the whole process")
         elif id(target) in self._dtype_by_fields:
             self.note_misuse(
-                self._dtype_by_fields[id(target)], "gets other fields after its state was set, which numpy never writes"
+                self._dtype_by_fields[id(target)],
+                "has its fields changed after it was built, which numpy never writes: numpy may read other memory",
             )
         elif type(target) is Persistent:
-            self.note_misuse(target, "is the type of a storage that the pickle modifies, which torch never writes")
+            self.note_misuse(
+                target,
+                "is the type of a storage that the pickle modifies; torch.save never writes this, so the values may "
+                "differ from those shown",
+            )
         elif type(target) is Obj:
             root = self.get_root(target)
             if id(target) in self._finished:
-                self.note_misuse(root, "is changed again after its state was set, which runs one of its methods")
+                self.note_misuse(root, "is changed again after its contents were set, which runs one of its methods")
             name = get_plain_name(root) if root else ""
             own = target.how == "newobj" and name.startswith("accelerate.state.")
             if not own and (
@@ -166,12 +171,16 @@ class Flow:
             type(target) is Obj and name == "numpy.dtype" and self._array_types.is_sound(target, state)
         ):
             self.note_misuse(
-                root, "gets a state that numpy never writes: bytes of the file may become memory addresses"
+                root, "gets contents that numpy never writes: bytes of the file may become memory addresses"
             )
         elif name == "numpy.dtype" and type(state[4]) is dict:
             self._dtype_by_fields[id(state[4])] = root
         elif name.startswith(_ARRAY_PREFIXES) and not self._array_types.is_sound_array(state):
-            self.note_misuse(root, "gets a state that is not the state of an array, or has a wrong number of elements")
+            self.note_misuse(
+                root,
+                "gets contents that are not those of an array, or have a wrong number of elements: numpy may read "
+                "other memory",
+            )
         if root is not None and type(target) is Obj:
             # What is in the state may grow until the pickle ends, so that it is judged again then.
             self._check_build(target, state)
@@ -252,20 +261,40 @@ class Flow:
             self.steps.take(Budget.FLOW, len(storage.pid) if type(storage.pid) is tuple else 1)
             for part in storage.pid if type(storage.pid) is tuple else (storage.pid,):
                 if type(part) is Obj:
-                    self.note_misuse(part, "computes the key of a storage; torch writes plain text there")
+                    self.note_misuse(
+                        part,
+                        "computes the key of a storage; torch.save writes text there, so statecli cannot tell which "
+                        "data is loaded",
+                    )
 
     def _check_written_values(self, call: Obj, name: str) -> None:
         """Check arguments of which C code takes only what Python and numpy write for granted."""
         if exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name):
-            self.note_misuse(call.cls, "gets a position outside its text, so that its message reads other memory")
+            self.note_misuse(
+                call.cls, "gets a position outside its text, so that printing this error can show other memory"
+            )
         if not dates.has_valid_value(name, call):
             self.note_misuse(
                 call.cls, "is built from bytes that are not a valid date or time, which datetime does not check"
             )
         if name == numpy_dtype_states.STRING_DTYPE and not numpy_dtype_states.is_string_dtype(call):
-            self.note_misuse(call.cls, "gets values that numpy never writes for a string dtype")
+            self.note_misuse(
+                call.cls,
+                "gets values that numpy never writes for a string dtype: statecli cannot tell what they do",
+            )
         if name == "numpy.dtype" and not numpy_dtype_states.is_named_by_code(call):
-            self.note_misuse(call.cls, "is called without a dtype code such as 'f4'; numpy always writes a code")
+            self.note_misuse(
+                call.cls, "is called without a dtype code such as 'f4', which numpy always writes: its dtype is unknown"
+            )
+        if name == "numpy.dtype" and call.args and type(call.args[0]) not in (str, Global):
+            self.note_misuse(
+                call.cls, "is called with an argument that is not a dtype code such as 'f4': its dtype is unknown"
+            )
+        elif name in _SCALARS and not self._array_types.is_sound_scalar(call.args):
+            self.note_misuse(
+                call.cls,
+                "gets a value that is not of the dtype that it names: bytes of the file may become memory addresses",
+            )
 
     def _check_call(self, call: Obj, depth: int = 0) -> None:
         """Check a call, and each call made by it at once with its arguments."""
@@ -275,16 +304,22 @@ class Flow:
             )
             return
         if type(call.cls) is not Global:
-            self.note_misuse(call.cls, "returns a function that the pickle then calls")
+            self.note_misuse(
+                call.cls, "returns a function that the pickle then calls: statecli cannot tell what code runs"
+            )
             return
         name = get_plain_name(call.cls)
         self.steps.take(Budget.FLOW, len(name) // _NAME_CHARACTERS_PER_STEP)
         if name in known_names.SPELLING_FUNCTIONS:
             self.kept_names.add(id(call.cls))
         if call.kwargs and _is_clean(name):
-            self.note_misuse(call.cls, "is called with keyword arguments, which picklers never write for this name")
+            self.note_misuse(
+                call.cls,
+                "is called with keyword arguments, which torch.save never writes for it: they may change "
+                "what the call does",
+            )
         if (call.how != "newobj" and known_names.is_made_empty(name)) or name in _ARRAY_CLASSES:
-            self.note_misuse(call.cls, "is called with arguments, but picklers create it empty")
+            self.note_misuse(call.cls, _CONSTRUCTED)
         for place in known_names.CALLEE_POSITIONS.get(name, ()):
             if place < len(call.args):
                 self._check_callee(call.cls, name, place, call.args[place])
@@ -293,39 +328,43 @@ class Flow:
                 self.called_names.add(id(indirect.cls))
                 self._check_call(indirect, depth + 1)
         self._check_rebuild(call.cls, name, call.args)
-        if name in known_names.BIT_GENERATORS and call.how == "newobj":
-            self.note_misuse(call.cls, "is created without its state, which crashes the process that uses it")
         if call.args and _SPARSE_CLASS.fullmatch(name):
-            self.note_misuse(call.cls, "makes a sparse tensor whose indices torch and statecli cannot check")
+            self.note_misuse(call.cls, _UNCHECKED_INDICES)
         if name == _POLYNOMIAL and (call.how != "newobj" or call.args or call.kwargs):
-            self.note_misuse(call.cls, "is called with arguments, but picklers create it empty")
+            self.note_misuse(call.cls, _CONSTRUCTED)
         self._check_written_values(call, name)
         if _uses_unknown_codec(name, call):
             self.note_misuse(
-                call.cls, "is called with a codec that no pickler writes; some take hours to decode a megabyte"
+                call.cls,
+                "is called with a codec that torch.save never writes; some codecs take hours to decode a megabyte",
             )
         if name in _CONVERTERS:
             self._check_conversion(call.cls, call.args)
         elif name == "functools.partial":
             self._check_deferred_call(call.args[:1], call.args[1:], call.kwargs)
         elif name.startswith("accelerate.state.") and (call.how != "newobj" or call.args or call.kwargs):
-            self.note_misuse(call.cls, "configures the whole process when the pickle calls it")
+            self.note_misuse(call.cls, "changes settings of the whole Python process")
         elif not _keeps_arguments(call.how, name):
             of = (self._get_root_name(call) or name) if _is_copyreg_call(call) else name
             self._check_arguments(call.cls, of, (call.args, call.kwargs))
-        if name == _SCRIPT_OBJECT and type(call.state) is not tuple:
-            self.note_misuse(call.cls, "is created without a state, so that it holds a null pointer")
-        if self._get_root_name(call) in _PLACEMENT_CLASSES and type(call.state) is not dict:
-            self.note_misuse(
-                call, "is created without the state that torch writes, so that its memory stays uninitialized"
-            )
-        if name == "numpy.dtype" and call.args and type(call.args[0]) not in (str, Global):
-            self.note_misuse(call.cls, "is called with an argument that is not a dtype code such as 'f4'")
-        elif name in _SCALARS and not self._array_types.is_sound_scalar(call.args):
-            self.note_misuse(call.cls, "is called with neither bytes nor an array of the dtype that it names")
+        self._check_missing_contents(call, name)
         if name == "types.SimpleNamespace":
             self._check_attributes(call.cls, name, call.args[0] if call.args else None)
         self._check_attributes(call.cls, name, call.kwargs)
+
+    def _check_missing_contents(self, call: Obj, name: str) -> None:
+        """Check that an object of C or C++ gets its state, because its memory is uninitialized without."""
+        if name in known_names.BIT_GENERATORS and call.how == "newobj":
+            self.note_misuse(call.cls, "is created without its contents, which crashes the process that uses it")
+        if name == _SCRIPT_OBJECT and type(call.state) is not tuple:
+            self.note_misuse(
+                call.cls,
+                "is created without contents, so that it holds a null pointer, and its use crashes the process",
+            )
+        if self._get_root_name(call) in _PLACEMENT_CLASSES and type(call.state) is not dict:
+            self.note_misuse(
+                call, "is created without the contents that torch writes, so that its memory stays uninitialized"
+            )
 
     def _check_arguments(self, name: Global, called: str, args: Iterable[Value]) -> None:
         """Check arguments whose methods a function calls: the pickle could choose the object and so the method."""
@@ -364,14 +403,16 @@ class Flow:
             root = self.get_root(arg) if type(arg) is Obj else None
             if type(arg) is Obj and (root is None or not get_plain_name(root).startswith(_LITERAL_PREFIXES)):
                 self.note_misuse(
-                    name, "gets an object where picklers write plain values, and calls methods of that object"
+                    name, "gets an object where torch.save writes plain values, and calls methods of that object"
                 )
 
     def _check_rebuild(self, name: Global, called: str, args: Any) -> None:
         """Check that a tensor is rebuilt from a storage or a tensor; methods of other objects would be called."""
         if called == "torch._tensor._rebuild_from_type_v2" and len(args) > 2:
             if type(args[2]) is not tuple or type(args[-1]) is Obj:
-                self.note_misuse(name, "gets an object in place of its arguments or its state")
+                self.note_misuse(
+                    name, "gets an object in place of its arguments or contents, and calls methods of that object"
+                )
             for part in args[3] if len(args) > 3 and type(args[3]) is tuple else args[3:]:
                 self._check_attributes(name, called, part)
         elif called == "torch._utils._rebuild_parameter_with_state" and len(args) > 3:
@@ -391,11 +432,11 @@ class Flow:
                     and self._get_root_name(part) == "collections.OrderedDict"
                     and not self._is_empty(part)
                 ):
-                    self.note_misuse(name, "gets hooks, which torch never writes for tensors")
+                    self.note_misuse(name, "gets hooks, which torch calls later and never saves with a tensor")
         if called.startswith(("torch._utils._rebuild_", "torch.nn.parameter.")) and args and type(args[0]) is Obj:
             root = self.get_root(args[0])
             if root is None or not _is_tensor_data(get_plain_name(root)):
-                self.note_misuse(name, "gets an object in place of a tensor's data")
+                self.note_misuse(name, "gets an object in place of a tensor's data, and calls methods of that object")
 
     def _check_sparse_parts(self, name: Global, args: Any) -> None:
         """Check that the parts of a sparse tensor are tensors of the file, whose indices `sparse-indices` checks.
@@ -406,7 +447,7 @@ class Flow:
         parts_and_names = [(part, self._get_root_name(part)) for part in parts[:_SPARSE_PARTS] if type(part) is Obj]
         tensors = [part for part, name_of_part in parts_and_names if name_of_part != "torch.Size"]
         if not tensors or not all(part.args and type(part.args[0]) is Persistent for part in tensors):
-            self.note_misuse(name, "makes a sparse tensor whose indices torch and statecli cannot check")
+            self.note_misuse(name, _UNCHECKED_INDICES)
 
     def _is_empty(self, hooks: Obj) -> bool:
         return kept_functions.pairs_of(hooks, self._get_root_name) == []
@@ -417,9 +458,12 @@ class Flow:
             return
         name = get_plain_name(root)
         if name not in _ITEM_CONTAINERS and _is_clean(name):
-            self.note_misuse(root, "is not a container, but gets items")
+            self.note_misuse(root, "is not a container, but gets items, which calls one of its methods")
         elif call.items and name in _HOLD_ELEMENTS:
-            self.note_misuse(root, "is a sequence, but the pickle sets items by key on it")
+            self.note_misuse(
+                root,
+                "is a sequence, but gets items by key, which torch.save never writes: its final items are unknown",
+            )
         elif call.items and name.endswith(".AttributeDict"):
             self._check_attributes(root, name, call.items)
         if name not in _DICT_CLASSES and any(type(key) is Key for key in call.items or ()):
@@ -431,12 +475,39 @@ class Flow:
             return
         name = get_plain_name(root)
         if _is_clean(name) and not _is_state(name, state):
-            self.note_misuse(root, "gets a state that is not a dict of attributes")
+            self.note_misuse(
+                root,
+                "gets contents that are not a dict of attributes: statecli cannot tell what loading does with them",
+            )
         if name == "types.GenericAlias":
-            self.note_misuse(root, "hands the state in the pickle on to the class that it wraps")
+            self.note_misuse(
+                root,
+                "passes contents from the pickle to the class that it wraps, and statecli cannot check what that class "
+                "does with them",
+            )
         if name == "functools.partial" and type(state) is tuple and state:
             self._check_callee(root, "functools.partial", 0, state[0])
             self._check_deferred_call(state[:1], *(*state[1:3], None, None)[:2])
+        self._check_state_of_class(root, name, state)
+        if exceptions.is_exception(name) and not exceptions.is_state(name, state):
+            self.note_misuse(
+                root, "gets contents that overwrite attributes of its class, such as a position in its text"
+            )
+        if type(state) is Obj and not name.startswith(_NUMPY_RANDOM) and _is_clean(name):
+            self.note_misuse(root, "gets contents that a call computes, so that the contents cannot be checked")
+        parts = state if type(state) is tuple and len(state) == 2 else (state,)
+        if name == _ORDERED_DICT and any(type(part) is dict and part.keys() & _METHODS_OF_DICT for part in parts):
+            self.note_misuse(
+                root,
+                "gets an attribute with the name of one of its methods, so that loaders may not see its real items",
+            )
+        if type(parts[-1]) is dict and len(parts) == 2 and _is_clean(name) and not name.startswith(_SLOTTED_PREFIXES):
+            self.note_misuse(root, "gets contents that set attributes, which runs the setters of its properties")
+        for part in parts:
+            self._check_attributes(root, name, part)
+
+    def _check_state_of_class(self, root: Global, name: str, state: Value) -> None:
+        """Check a state of which the class takes only what its own library writes for granted."""
         if (
             name.startswith(_MODULE_PREFIXES)
             and ".rnn." in name
@@ -449,34 +520,26 @@ class Flow:
             and not packed_weights.is_convolution(name)
             and not kept_functions.has_modules(state, self._get_root_name)
         ):
-            self.note_misuse(root, "gets a state that is not the state of a module")
+            self.note_misuse(root, "gets contents that no module has: statecli cannot tell what loading does with them")
         if name == _HOOK_HANDLE and not self._is_handle_state(state):
             self.note_misuse(
-                root, "gets a state that is not the state of a hook, and changes the numbers of all later hooks"
+                root, "gets contents that are not those of a hook, and changes the numbers of all later hooks"
             )
         if name == _POLYNOMIAL and not self._is_polynomial_state(state):
-            self.note_misuse(root, "gets a state that does not consist of arrays and text")
+            self.note_misuse(
+                root, "gets an object where numpy writes arrays and text, and calls methods of that object"
+            )
         if name in _GENERATORS and not self._is_generator_state(state):
             self.note_misuse(
-                root, "gets a state that torch never writes: bytes of the file may become memory addresses"
+                root, "gets contents that torch never writes: bytes of the file may become memory addresses"
             )
         if name.startswith(_NUMPY_RANDOM) and not random_states.is_numpy_state(name, state, self._get_root_name):
-            self.note_misuse(root, "gets a state that numpy never writes: a random draw may read other memory")
+            self.note_misuse(root, "gets contents that numpy never writes: a random draw may read other memory")
         if name == "random.Random" and not random_states.is_python_state(state):
-            self.note_misuse(root, "gets a state that Python never writes, and computes with parts of that state")
-        if exceptions.is_exception(name) and not exceptions.is_state(name, state):
             self.note_misuse(
-                root, "gets a state that overwrites attributes of its class, such as a position in its text"
+                root,
+                "gets contents that Python never writes, and computes with them, which may run code or fill the memory",
             )
-        if type(state) is Obj and not name.startswith(_NUMPY_RANDOM) and _is_clean(name):
-            self.note_misuse(root, "gets a state that a call computes, so that the state cannot be checked")
-        parts = state if type(state) is tuple and len(state) == 2 else (state,)
-        if name == _ORDERED_DICT and any(type(part) is dict and part.keys() & _METHODS_OF_DICT for part in parts):
-            self.note_misuse(root, "gets an attribute in place of a method, which hides its items")
-        if type(parts[-1]) is dict and len(parts) == 2 and _is_clean(name) and not name.startswith(_SLOTTED_PREFIXES):
-            self.note_misuse(root, "gets a state that sets attributes, which runs the setters of its properties")
-        for part in parts:
-            self._check_attributes(root, name, part)
 
     def _is_handle_state(self, state: Value) -> bool:
         """Return True for the dict of a hook, the hook's number in the dict, and other dicts.
@@ -522,11 +585,16 @@ class Flow:
                     root, "gets an attribute whose name a call computes, so that the name cannot be checked"
                 )
             elif key in _CLASS_ATTRIBUTES:
-                self.note_misuse(root, f"gets another value for its attribute {key}")
+                self.note_misuse(
+                    root, f"has its attribute {key} replaced by the pickle, which changes what its methods do"
+                )
             elif key == "__overloads__" and value == {}:  # torch.jit.script sets it on each module
                 continue
             elif type(value) in (dict, list, tuple) and _is_dunder(key) and _is_clean(name):
-                self.note_misuse(root, f"gets {quoting.name(key)}, an attribute that code uses to detect a type")
+                self.note_misuse(
+                    root,
+                    f"gets {quoting.name(key)}, an attribute by which other code mistakes the object for another type",
+                )
             elif is_of_torch and type(key) is str:
                 if why := self._attributes_of_torch.misuse(name, key, value):
                     self.note_misuse(root, why)
@@ -537,7 +605,7 @@ class Flow:
                 ):
                     self.note_misuse(root, f"gets an object as its {key}, and calls methods of that object")
             elif self._hides_function(name, key, value) and _is_clean(name):
-                self.note_misuse(root, f"gets a function in place of {quoting.name(str(key))}")
+                self.note_misuse(root, f"gets a function as its {quoting.name(str(key))}, which other code may call")
 
     def _hides_function(self, holder: str, key: Value, value: Value) -> bool:
         """Return True if a function is stored where code finds it as a method, or calls it with other functions."""
@@ -565,9 +633,11 @@ class Flow:
             root = self.get_root(value)
             if name != "collections.defaultdict" or root is None or not self._is_factory(value, get_plain_name(root)):
                 self.note_misuse(value, why)
-                self.note_misuse(caller, "calls a function that another call returned")
+                self.note_misuse(
+                    caller, "calls a function that another call returned: statecli cannot tell what code runs"
+                )
         elif value is not None and type(value) is not str:
-            self.note_misuse(caller, "calls a value that is not an imported name")
+            self.note_misuse(caller, "calls a value that is not an imported name: statecli cannot tell what code runs")
 
     def _is_factory(self, value: Obj, name: str) -> bool:
         """Return True for a partial of a container, which a defaultdict may call for a missing key.
@@ -605,9 +675,9 @@ class Flow:
     def _check_hook_place(self, value: Obj, holds: bool) -> None:
         root = self.get_root(value)
         if not holds and root is not None and get_plain_name(root) in known_names.HOOK_CLASSES:
-            self.note_misuse(root, "is stored outside of the hooks of a module")
+            self.note_misuse(root, "is stored where torch does not keep hooks, so that other code may call it")
         if id(value) in self._excused and not compiled_modules.is_module(value):
-            self.note_misuse(root, "is stored where a compiled module does not keep it")
+            self.note_misuse(root, "is stored where a compiled module never keeps it, so that other code may call it")
 
     def _list_contents(self, value: Any) -> Sequence[Value]:
         """Return the contents of a container; note pairs whose key is an attribute called by Python."""
@@ -829,6 +899,10 @@ _PLACEMENT_CLASSES = frozenset(
 )
 _CPP_CLASSES = _PLACEMENT_CLASSES | {_SCRIPT_OBJECT}
 _UNINITIALIZED = "is uninitialized memory"
+_CONSTRUCTED = "runs its constructor, which torch.save never calls: statecli cannot tell what the call does"
+_UNCHECKED_INDICES = (
+    "makes a sparse tensor whose indices torch and statecli cannot check, so that its use may overwrite other memory"
+)
 #: Keys and elements whose hash is computed of other values.
 _COMPOSITE_KEY_TYPES = frozenset([Key, Obj, SetOf, tuple])
 _REBUILD_JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"

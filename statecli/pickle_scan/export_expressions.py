@@ -158,6 +158,10 @@ _NUMBER = re.compile(r"[-+]?[\d_]*\.?[\d_]*(?:[eE][-+]?([\d_]+))?")
 _LONG_EXPONENT = re.compile(r"[\d.][eE][-+]?[\d_]{4}")
 
 
+#: What follows from an expression that costs too much.
+_SLOW = ", which may hang or fill the memory"
+
+
 class _Unmeasurable(Exception):
     """The cost of an expression is not known, for the reason given."""
 
@@ -183,7 +187,7 @@ def describe_cost(text: str, has_symbols: bool = True) -> str | None:
     A guard has none: Python computes it of the sizes of the inputs.
     """
     if len(text) > _MAX_EXPRESSION_CHARACTERS:
-        return f"computes an expression of {len(text):,} characters"
+        return f"computes an expression of {len(text):,} characters{_SLOW}"
     try:
         cost = _measure_node(_parse_expression(text).body)
     except SyntaxError:
@@ -191,11 +195,11 @@ def describe_cost(text: str, has_symbols: bool = True) -> str | None:
     except _Unmeasurable as error:
         return str(error)
     except (RecursionError, MemoryError, ValueError, OverflowError):
-        return "computes an expression that is nested too deeply to be checked"
+        return f"computes an expression that is nested too deeply to be checked{_SLOW}"
     if cost.bits > _MAX_BITS or _LONG_EXPONENT.search(text):
-        return f"computes a number of more than {_MAX_BITS:,} bits"
+        return f"computes a number of more than {_MAX_BITS:,} bits{_SLOW}"
     if has_symbols and cost.terms > _MAX_TERMS:
-        return f"multiplies out an expression to more than {_MAX_TERMS:,} terms"
+        return f"multiplies out an expression to more than {_MAX_TERMS:,} terms{_SLOW}"
     return cost.algebra if has_symbols else None
 
 
@@ -215,7 +219,7 @@ def _measure_node(node: ast.AST) -> _Cost:
     else:
         cost = _measure_operation("", list(ast.iter_child_nodes(node)))
     if cost.degree > (_MAX_DEGREE_OF_SUM if cost.terms > 1 else _MAX_DEGREE):
-        return cost._replace(algebra=f"computes with polynomials of a degree above {_MAX_DEGREE_OF_SUM}")
+        return cost._replace(algebra=f"computes with polynomials of a degree above {_MAX_DEGREE_OF_SUM}{_SLOW}")
     return cost
 
 
@@ -256,7 +260,7 @@ def _measure_operation(operation: str, nodes: list[ast.AST | ast.expr]) -> _Cost
         return _Cost(bits, prod(terms), sum(degrees), denominator + degrees[1], algebra)
     limit = _MAX_PAIRS_OF_SYMPY if operation in _DIVISIONS_OF_SYMPY else _MAX_PAIRS_OF_TERMS
     if _DIVISIONS.fullmatch(operation) and prod(terms) > limit:
-        algebra = "computes the common divisor of polynomials of too many terms"
+        algebra = f"computes the common divisor of polynomials of too many terms{_SLOW}"
     # sympy compares each argument of Max with all others.
     times = len(terms) if operation in ("Max", "Min") else 1
     total = times * sum(terms) if operation in _SUM_FUNCTIONS else max(terms)

@@ -22,7 +22,7 @@ from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.graph import is_module
 from statecli.pickles.keys import wrap_key
 from statecli.pickles.machine import Machine
-from statecli.pickles.machine_state import MachineState
+from statecli.pickles.machine_state import NO_LINE_BREAK, MachineState
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
 from statecli.pickles.opcodes import Handler, decode_python2_string
 
@@ -297,7 +297,7 @@ class Scanner(Machine):
             if len(line) > _MAX_DIGITS and _NUMBER.fullmatch(line):
                 digits = line.strip().lstrip(b"+-0_")
                 return int(digits) if len(digits) <= _MAX_DIGITS and digits.isdigit() else _TOO_LARGE
-            return _parse_integer(line, self.make_error(pos, "an invalid number"))
+            return _parse_integer(line, self.make_error(pos, "the text of a number is not a number"))
 
     def parse_c_integer(self, line: bytes, pos: int) -> int:
         """Do the same as the machine; `strtol` accepts a line without digits as 0."""
@@ -312,7 +312,7 @@ class Scanner(Machine):
         try:
             return float(line)
         except ValueError as error:
-            raise self.make_error(pos, "an invalid number") from error
+            raise self.make_error(pos, "the text of a number is not a number") from error
 
     # What may be a pickle itself.
 
@@ -426,7 +426,7 @@ def _read_name_lines(m: MachineState, pos: int) -> tuple[Global, int]:
 
 def _require_line_end(m: MachineState, end: int) -> int:
     if not end:
-        raise m.make_truncated_error("a line of text does not end with a line break")
+        raise m.make_truncated_error(NO_LINE_BREAK)
     return end
 
 

@@ -459,7 +459,8 @@ _HARMS = {
     "pdb": "runs any Python code",
     "pickle": "unpickles again, without the limits of this load",
     # In the name of these, opcodes that do what no pickler writes.
-    "pickle.Unpickler.load_setitems": "sets a key or an element again, which no pickler does",
+    "pickle.Unpickler.load_setitems": "sets a key or an element again, which torch.save never writes, so the values "
+    "may differ from those shown",
     "pickle.Unpickler.persistent_load": "may return an object under an id that torch does not write",
     "_pickle": "unpickles again, without the limits of this load",
     "picklescan": "changes how pickles are checked",

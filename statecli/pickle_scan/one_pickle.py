@@ -16,6 +16,7 @@ from statecli.pickle_scan.imported_names import EXTENSION_REGISTRY, Scanner
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.errors import MisframedPickle, OverBudget, TruncatedFrame, TruncatedPickle
 from statecli.pickles.machine import METADATA_BUDGET_FACTOR
+from statecli.pickles.machine_state import CROSSES_FRAME
 from statecli.storage import files
 from statecli.storage.byte_source import Source
 from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER, METADATA
@@ -76,7 +77,9 @@ class Region(Source):
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly these bytes. Raises MalformedError if there are fewer."""
         if offset < 0 or length < 0 or offset + length > self.size:
-            raise MalformedError(f"is truncated: bytes {offset} to {offset + length} are needed, it holds {self.size}")
+            raise MalformedError(
+                f"is truncated: bytes {offset} to {offset + length} are needed, but there are only {self.size} bytes"
+            )
         if self._data is not None:
             return self._data[offset : offset + length]
         with raise_fetch_errors():
@@ -108,7 +111,9 @@ class PickleReader:
             if not isinstance(error, TruncatedPickle) or len(scanner.data) == left:
                 return scanner, error
             if len(scanner.data) == MAX_PICKLE_BYTES:
-                return scanner, OverBudget(f"{where} is a pickle of more than {MAX_PICKLE_BYTES:,} bytes")
+                return scanner, OverBudget(
+                    f"{where} has more than {MAX_PICKLE_BYTES:,} bytes, the limit of statecli for a pickle"
+                )
             window = max(window * _WINDOW_GROWTH, _SECOND_WINDOW_BYTES)
 
     def scan(self, data: bytes, where: str) -> tuple[Scanner, MalformedError | None]:
@@ -123,7 +128,7 @@ class PickleReader:
             failed = error
             odd = scanner.has_frames and not isinstance(error, (OverBudget, MisframedPickle))
             if odd and frames.read_as_file(data).dropped:
-                failed = scanner.make_misframed_error(scanner.frame_end, "an opcode crosses the end of its frame")
+                failed = scanner.make_misframed_error(scanner.frame_end, CROSSES_FRAME)
         self._steps.unfinished = int
         try:
             self._steps.take(Budget.OPCODES, scanner.opcodes)

@@ -73,7 +73,8 @@ def find_hazards(root: Value, steps: Steps, *, keys_are_source: bool = False) ->
         if type(node) is Obj and node.state is not None:
             yield from walk.check_metadata(node)
         if type(node) is Obj and is_unknown_mapping(node):
-            yield Hazard(f"{walk.describe_path(node) or 'the root'} is a dict made from values that cannot be listed")
+            why = "a dict whose entries statecli cannot list, because a call computes them when the file is loaded"
+            yield Hazard(f"{walk.describe_path(node) or 'the root'} is {why}")
 
 
 _Sized = TypeVar("_Sized", bound=Sized)
@@ -162,8 +163,8 @@ class _Walk:
             text = _read_text(key)
             if type(text) is str and _BREAKS.search(text):
                 yield Hazard(
-                    f"{self.describe_path(node)}[{quoting.quote(text)}]: key with a quote, a backslash or a line end; "
-                    "torch writes the key into the source of the program's guards, and compiles them"
+                    f"{self.describe_path(node)}[{quoting.quote(text)}]: key with a quote, a backslash or a line "
+                    "break; torch writes the key into Python code that it compiles, so that the key can run code"
                 )
                 return
 
@@ -219,8 +220,8 @@ class _Walk:
         if has_templates or (has_others and type(key) is str and _RANDOM_KEY.search(key)):
             path = self.describe_path(parent) + _format_subscript(key) if parent is not None else ""
             yield Hazard(
-                _join_path(path, "state of Python's generator with other values than integers")
-                + "; random.setstate computes `value % 2**32`, which formats a text of any length"
+                _join_path(path, "the saved state of Python's random module has values that are not integers")
+                + "; random.setstate computes `value % 2**32`, which can fill the memory if the value is a text"
             )
 
     def check_metadata(self, node: Obj) -> Iterator[Hazard]:
@@ -236,14 +237,14 @@ class _Walk:
             unknown += [key for key in values if key not in (_VERSION, _SPECTRAL_NORM, _ASSIGN)]
         if assigned:
             yield Hazard(
-                f"_metadata[{_show_key(assigned[0])}][{_ASSIGN!r}] is set{_count_more(assigned)}; load_state_dict then "
-                "replaces parameters by the file's tensors, as with assign=True, and an optimizer keeps the old ones",
+                f"_metadata[{_show_key(assigned[0])}][{_ASSIGN!r}] is set{_count_more(assigned)}, so load_state_dict "
+                "replaces the parameters with the file's tensors; an optimizer made before no longer trains the model",
                 help=f"for local in state_dict._metadata.values(): local.pop({_ASSIGN!r}, None)",
             )
         if unknown:
             yield Hazard(
-                f"_metadata has {_show_key(unknown[0])}{_count_more(unknown)}, which torch does not write; "
-                "a module's own code may read this entry",
+                f"the state_dict's _metadata has {_show_key(unknown[0])}{_count_more(unknown)}, which torch does not "
+                "write; a module's own code may read this entry and load other values",
                 is_error=False,
             )
 
@@ -281,14 +282,15 @@ def _check_path(where: str, value: Value) -> Iterator[Hazard]:
     if name in ("http", "https"):
         why = 'for ckpt_path="best", Lightning downloads and unpickles this file with weights_only=False'
     elif _PARENT.search(text):
-        why = "Lightning removes this path after the next save, although its `..` may leave the user's folder"
+        why = "Lightning deletes this path after the next save, although its `..` may leave the user's folder"
     elif name in _STORES and "::" not in text:
         yield Hazard(
-            f"{where} is a path in a store ({name}); Lightning removes this path after the next save", is_error=False
+            f"{where} is a remote path ({name}); Lightning deletes the file at this path after the next save",
+            is_error=False,
         )
         return
     elif protocol:
-        why = "Lightning removes a path with a protocol after the next save, even a folder with all its files"
+        why = "Lightning deletes a path with a protocol after the next save, even a folder with all its files"
     else:
         return
     yield Hazard(f"{where} is {_show_url(text, protocol)}; {why}")

@@ -17,7 +17,7 @@ class Budget(Enum):
     """A kind of step, and how many of it one file may cause. Each budget is worth 10 to 30 seconds at most."""
 
     #: Opcodes of all pickles, 2 or 3 million a second. One `.metadata` of the largest models has 40 million.
-    OPCODES = ("opcodes", 50_000_000)
+    OPCODES = ("pickle instructions", 50_000_000)
     #: Calls, other than those that rebuild tensors: 50,000 a second. Those of a `.metadata` are not counted.
     CALLS = ("calls", 1_000_000)
     #: Values that are followed for the names in them, a million a second; more of them for a longer pickle.
@@ -27,7 +27,7 @@ class Budget(Enum):
     #: Bytes of all pickles and of all code.
     BYTES = ("bytes of pickles and code", 512 * 2**20)
     #: Records, strings and regions that begin like a pickle.
-    PIECES = ("pieces", 1_000_000)
+    PIECES = ("records and strings", 1_000_000)
     #: Pickles, those inside strings included. A rank's file of torch.distributed.checkpoint has six for each tensor.
     PICKLES = ("pickles", 100_000)
 
@@ -63,7 +63,9 @@ class Steps:
         taken = self.taken[budget] + count
         self.taken[budget] = taken
         if taken > budget.limit and taken > self.limit(budget):
-            self.exceeded = self.exceeded or OutOfSteps(f"has more than {self.limit(budget):,} {budget.noun}")
+            self.exceeded = self.exceeded or OutOfSteps(
+                f"has more than {self.limit(budget):,} {budget.noun}, the limit of statecli"
+            )
             raise self.exceeded
 
     def limit(self, budget: Budget) -> int:

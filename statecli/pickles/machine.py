@@ -106,13 +106,13 @@ class Machine(MachineState):
         except Stopped:
             return
         raise self.make_budget_error(
-            pos, f"the pickle has more than {MAX_OPCODES * self.budget} opcodes, the limit of statecli"
+            pos, f"the pickle has more than {MAX_OPCODES * self.budget} instructions, the limit of statecli"
         )
 
     def _check_budgets(self, pos: int) -> None:
         if len(self.memo) + len(self.sparse_memo) > MAX_MEMO_ENTRIES * self.budget:
             raise self.make_budget_error(
-                pos, f"the pickle has more than {MAX_MEMO_ENTRIES * self.budget} memo entries, the limit of statecli"
+                pos, f"the pickle numbers more than {MAX_MEMO_ENTRIES * self.budget} objects, the limit of statecli"
             )
         if self.object_count > MAX_OBJECTS * self.budget:
             raise self.make_budget_error(
@@ -120,15 +120,15 @@ class Machine(MachineState):
             )
         if len(self.stack) > MAX_STACK_VALUES:
             raise self.make_budget_error(
-                pos, f"the pickle leaves more than {MAX_STACK_VALUES} values on the stack, the limit of statecli"
+                pos, f"the pickle holds more than {MAX_STACK_VALUES} unfinished values, the limit of statecli"
             )
         if len(self.metastack) > MAX_OPEN_MARKS:
             raise self.make_budget_error(
-                pos, f"the pickle has more than {MAX_OPEN_MARKS} open marks, the limit of statecli"
+                pos, f"the pickle nests more than {MAX_OPEN_MARKS} unfinished lists or calls, the limit of statecli"
             )
         if len(self.globals) > MAX_GLOBALS:
             raise self.make_budget_error(
-                pos, f"the pickle names more than {MAX_GLOBALS} globals, the limit of statecli"
+                pos, f"the pickle imports more than {MAX_GLOBALS} functions and classes, the limit of statecli"
             )
 
     def _run_burst(self, pos: int) -> int:
@@ -186,7 +186,7 @@ class Machine(MachineState):
         except IndexError as error:
             if pos >= size and data[pos - 1 : pos] != STOP:
                 raise self.make_truncated_error() from error
-            raise self.make_error(pos, "an opcode needs more values than the stack holds") from error
+            raise self.make_error(pos, "an instruction uses more values than were stored before it") from error
         except struct.error as error:
             raise self.make_truncated_error() from error
         return pos

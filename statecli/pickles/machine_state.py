@@ -33,6 +33,10 @@ MAX_INT_BYTES = 1024
 MAX_NUMBER_DIGITS = 2 * MAX_INT_BYTES
 #: Duplicate keys that are kept to be named.
 MAX_DUPLICATE_KEYS = 100
+#: Why the bytes are truncated if a text argument has no end.
+NO_LINE_BREAK = "a text value does not end with a line break"
+#: Why bytes are misframed if an opcode is in two frames, or is half in a frame.
+CROSSES_FRAME = "an instruction runs past the end of its block (frame)"
 #: The end of the open frame where no frame is open: after every byte.
 NO_FRAME = sys.maxsize
 _DECIMAL = re.compile(rb"[+-]?[0-9]+")
@@ -95,7 +99,11 @@ class MachineState:
         return self._bursts * BURST_OPCODES + (BURST_OPCODES - length_hint(self._remaining)) % BURST_OPCODES
 
     def make_error(self, pos: int, text: str) -> MalformedError:
-        """Return the error for the opcode before byte `pos`."""
+        """Return the error for the opcode before byte `pos`, which no loader can follow."""
+        return self.make_unsupported_error(pos, f"the pickle is damaged: {text}")
+
+    def make_unsupported_error(self, pos: int, text: str) -> MalformedError:
+        """Return the error for an opcode before byte `pos` that statecli does not follow."""
         return MalformedError(f"{self.label}: {text} (byte {pos - 1})")
 
     def make_truncated_error(self, text: str = "the pickle ends in the middle") -> TruncatedPickle:
@@ -104,16 +112,17 @@ class MachineState:
 
     def make_budget_error(self, pos: int, text: str) -> OverBudget:
         """Return the error for a pickle that exceeds a budget."""
-        return OverBudget(str(self.make_error(pos, text)))
+        return OverBudget(str(self.make_unsupported_error(pos, text)))
 
     def make_misframed_error(self, pos: int, text: str) -> MisframedPickle:
         """Return the error for opcodes before byte `pos` that violate their frame."""
-        return MisframedPickle(str(self.make_error(pos, f"{text}, which no pickler writes")))
+        why = f"the pickle is damaged or edited: {text}, which Python's pickle never writes"
+        return MisframedPickle(str(self.make_unsupported_error(pos, why)))
 
     def end_frame(self, pos: int) -> int:
         """Leave the open frame, which must end at byte `pos`; return the end of the frame that is open now."""
         if pos != self.frame_end:
-            raise self.make_misframed_error(pos, f"an opcode crosses the end of its frame at byte {self.frame_end}")
+            raise self.make_misframed_error(pos, f"{CROSSES_FRAME} at byte {self.frame_end}")
         self.frame_end = NO_FRAME
         return NO_FRAME
 
@@ -136,13 +145,15 @@ class MachineState:
         """Return the text argument at byte `pos`, without its newline, and the byte after the newline."""
         end = self.data.find(b"\n", pos)
         if end < 0:
-            raise self.make_truncated_error("a line of text does not end with a line break")
+            raise self.make_truncated_error(NO_LINE_BREAK)
         return self.data[pos:end], end + 1
 
     def put_memo(self, index: int, value: Value) -> None:
         """Store `value` as memo entry `index`; entries may come in any order."""
         if index < 0:
-            raise MalformedError(f"{self.label}: memo entry {index} is negative")
+            raise MalformedError(
+                f"{self.label}: the pickle is damaged: it numbers an object {index}, but numbers begin at 0"
+            )
         if index < len(self.memo):
             self.memo[index] = value
         elif index == len(self.memo) and not self.sparse_memo:
@@ -155,7 +166,7 @@ class MachineState:
         if 0 <= index < len(self.memo):
             return self.memo[index]
         if index not in self.sparse_memo:
-            raise self.make_error(pos, f"memo entry {index} is read before it is written")
+            raise self.make_error(pos, f"it refers to object {index}, which it has not stored before")
         return self.sparse_memo[index]
 
     def pop_mark(self) -> list[Value]:
@@ -167,12 +178,12 @@ class MachineState:
     def intern_name(self, module: Value, name: Value, pos: int) -> Global:
         """Return the one Global of this name."""
         if type(module) is not str or type(name) is not str:
-            raise self.make_error(pos, "the name of a global is not a string")
+            raise self.make_error(pos, "the name of an imported function or class is not a string")
         if len(module) + len(name) > self.longest_name:
-            raise self.make_error(
+            raise self.make_unsupported_error(
                 pos,
-                f"the name of a global has {len(module) + len(name):,} characters, more "
-                f"than the limit of {self.longest_name}",
+                f"the name of an imported function or class has {len(module) + len(name):,} characters, more than "
+                f"statecli's limit of {self.longest_name}",
             )
         interned = self.globals.get((module, name))
         if interned is None:
@@ -210,8 +221,8 @@ class MachineState:
         if count > MAX_HELD_VALUES and count > MAX_HELD_VALUES + MAX_HELD_VALUES_PER_OPCODE * self.opcodes:
             raise self.make_budget_error(
                 pos,
-                f"objects share values that expand to {count:,} values, more than "
-                f"{MAX_HELD_VALUES_PER_OPCODE} for each opcode",
+                f"objects share values that expand to {count:,} values, more than {MAX_HELD_VALUES_PER_OPCODE} for "
+                "each instruction of the pickle; loading may fill the memory",
             )
 
     def set_items(self, target: Value, flat: list[Value], pos: int) -> None:
@@ -221,7 +232,7 @@ class MachineState:
                 target.items = {}
             target = target.items
         if type(target) is not dict:
-            raise self.make_error(pos, f"SETITEM needs a dict, but found {describe(target)}")
+            raise self.make_error(pos, f"it sets an item of {describe(target)}, which is not a dict")
         if len(flat) % 2:
             raise self.make_error(pos, "a dictionary key has no value")
         keys = flat[0::2]
@@ -258,7 +269,8 @@ class MachineState:
         elif kind is SetOf and opcode == "ADDITEMS":
             target.elems.extend(elements)
         else:
-            raise self.make_error(pos, f"{opcode} cannot add elements to {describe(target)}")
+            noun = "list" if opcode == "APPEND" else "set"
+            raise self.make_error(pos, f"it adds elements of a {noun} to {describe(target)}")
 
     def decode_integer(self, data: bytes) -> Value:
         """Return a little-endian two's complement integer; a very long integer as a call that is not made."""
@@ -270,7 +282,9 @@ class MachineState:
     def parse_decimal(self, line: bytes, pos: int) -> int:
         """Return an integer in text."""
         if len(line) > MAX_NUMBER_DIGITS:
-            raise self.make_error(pos, f"an integer has {len(line)} digits, more than the limit of {MAX_NUMBER_DIGITS}")
+            raise self.make_unsupported_error(
+                pos, f"an integer has {len(line)} digits, more than statecli's limit of {MAX_NUMBER_DIGITS}"
+            )
         if not _DECIMAL.fullmatch(line):
             raise self.make_error(pos, "the text of an integer is not a decimal number")
         return int(line)
@@ -282,7 +296,9 @@ class MachineState:
     def parse_float(self, line: bytes, pos: int) -> float:
         """Return a floating-point number in text."""
         if len(line) > MAX_NUMBER_DIGITS:
-            raise self.make_error(pos, f"a number has {len(line)} digits, more than the limit of {MAX_NUMBER_DIGITS}")
+            raise self.make_unsupported_error(
+                pos, f"a number has {len(line)} digits, more than statecli's limit of {MAX_NUMBER_DIGITS}"
+            )
         try:
             return float(line)
         except ValueError as error:

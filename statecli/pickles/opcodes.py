@@ -39,14 +39,16 @@ def do_stop(m: MachineState, pos: int) -> int:
     m.end = pos
     m.recount_held_values(pos)
     if m.frame_end != NO_FRAME and pos != m.frame_end:
-        raise m.make_misframed_error(pos, f"STOP comes before the end of its frame at byte {m.frame_end}")
+        raise m.make_misframed_error(pos, f"it ends before the end of its block (frame) at byte {m.frame_end}")
     raise Stopped
 
 
 def do_proto(m: MachineState, pos: int) -> int:
     m.protocol = m.data[pos]
     if m.protocol > HIGHEST_PROTOCOL:
-        raise m.make_error(pos, f"pickle protocol {m.protocol} is unknown; the highest is {HIGHEST_PROTOCOL}")
+        raise m.make_unsupported_error(
+            pos, f"pickle protocol {m.protocol} is unknown; the highest is {HIGHEST_PROTOCOL}"
+        )
     return pos + 1
 
 
@@ -55,9 +57,9 @@ def do_frame(m: MachineState, pos: int) -> int:
     m.has_frames = True
     start = pos + 8
     if m.frame_end != NO_FRAME:
-        raise m.make_misframed_error(pos, f"a frame begins inside the frame that ends at byte {m.frame_end}")
+        raise m.make_misframed_error(pos, f"a block (frame) begins inside the block that ends at byte {m.frame_end}")
     if length > len(m.data) - start:
-        raise TruncatedFrame(str(m.make_truncated_error("a frame runs past the end of the pickle")))
+        raise TruncatedFrame(str(m.make_truncated_error("a block (frame) runs past the end of the pickle")))
     m.frame_end = start + length
     return start
 
@@ -378,11 +380,17 @@ def do_stack_global(m: MachineState, pos: int) -> int:
 
 
 def do_extension(m: MachineState, pos: int) -> int:
-    raise m.make_error(pos, "the pickle uses a copyreg extension code, whose meaning is not in the file")
+    raise m.make_unsupported_error(
+        pos,
+        "the pickle names a class only by a number (copyreg extension code), so the loading program decides which "
+        "class this is",
+    )
 
 
 def do_buffer(m: MachineState, pos: int) -> int:
-    raise m.make_error(pos, "the pickle needs an out-of-band buffer, which no file has")
+    raise m.make_unsupported_error(
+        pos, "the pickle needs a data buffer outside the file (pickle protocol 5), so the file cannot be loaded"
+    )
 
 
 def do_reduce(m: MachineState, pos: int) -> int:
@@ -429,7 +437,7 @@ def do_build(m: MachineState, pos: int) -> int:
     state = m.stack.pop()
     target = m.stack[-1]
     if type(target) is not Obj:
-        raise m.make_error(pos, f"BUILD needs an object, but found {describe(target)}")
+        raise m.make_error(pos, f"it sets the contents of {describe(target)}, which is not an object")
     m.count_held_values(state, pos)
     m.set_state(target, state)
     return pos

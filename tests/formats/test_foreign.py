@@ -121,7 +121,8 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "damaged xz": (b"\xfd7zXZ\0" + b"\xff" * 60, "is an xz file: unpack it first (unxz)"),
     "torch.save of 2016": (
         tarred("sys_info", "pickle", "tensors", "storages"),
-        "storages (a pickle at byte 3584): an opcode needs more values than the stack holds (byte 0)",
+        "storages (a pickle at byte 3584): the pickle is damaged: an instruction "
+        "uses more values than were stored before it (byte 0)",
     ),
     "empty zip": (zipped(), "is an empty zip archive"),
     "pickle": (pickle.dumps({"a": [1.0]}), "is a bare pickle, not written by torch.save; statecli does not read it"),

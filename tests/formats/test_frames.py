@@ -175,10 +175,10 @@ def test_a_frame_that_hides_a_payload_is_found_in_a_string_of_a_pickle(place, tm
 
 
 CROSSING = {
-    "an opcode crosses the end of its frame": frame(2) + b"J" + bytes(4),
-    "a frame begins inside the frame": frame(20) + frame(1) + bytes(20),
-    "STOP comes before the end of its frame": frame(3) + b"N.0",
-    "a frame runs past the end of the pickle": frame(3) + b"N.",
+    "an instruction runs past the end of its block": frame(2) + b"J" + bytes(4),
+    "begins inside the block": frame(20) + frame(1) + bytes(20),
+    "it ends before the end of its block": frame(3) + b"N.0",
+    "runs past the end of the pickle": frame(3) + b"N.",
 }
 
 
@@ -194,7 +194,7 @@ def test_a_length_that_crosses_the_end_of_a_frame_is_the_frames_fault(tmp_path):
     data = PROTO_4 + frame(2) + b"X\xff" + struct.pack("<I", 0) + named("os", "system") + b"."
     (tmp_path / "a.pkl").write_bytes(data)
     (scanned,) = scan.scan_pickles(str(tmp_path / "a.pkl"))
-    assert "an opcode crosses the end of its frame" in scanned.unread
+    assert "an instruction runs past the end of its block" in scanned.unread
     assert [(one.qualified, one.position) for one in scanned.names] == [("os.system", data.index(b"cos"))]
 
 

@@ -263,43 +263,58 @@ REFUSED = {
     "an extension code": (b"\x82\1", "copyreg extension code"),
     "an extension code of two bytes": (b"\x83\1\0", "copyreg extension code"),
     "an extension code of four bytes": (b"\x84\1\0\0\0", "copyreg extension code"),
-    "BUILD needs an object, but found a class": (
+    "it sets the contents of a class, which is not an object": (
         b"cm\nC\nN}" + text("x") + b"Ns\x86b",
-        "BUILD needs an object, but found the class 'm.C'",
+        "it sets the contents of the class 'm.C', which is not an object",
     ),
-    "BUILD needs an object, but found an int": (b"K\1}b", "BUILD needs an object, but found an int"),
-    "BUILD needs an object, but found a list": (b"]}b", "BUILD needs an object, but found a list"),
-    "BUILD needs an object, but found a dict": (b"}}b", "BUILD needs an object, but found a dict"),
-    "BUILD needs an object, but found a tuple": (b")}b", "BUILD needs an object, but found a tuple"),
-    "BUILD needs an object, but found a storage": (b"NQ}b", "BUILD needs an object, but found a storage"),
-    "SETITEM needs a dict, but found a list": (b"]K\0K\1s", "SETITEM needs a dict, but found a list"),
-    "SETITEMS on a class": (b"cm\nC\n(K\0K\1u", "SETITEM needs a dict, but found the class 'm.C'"),
-    "SETITEM needs a dict, but found a tuple": (b")K\0K\1s", "SETITEM needs a dict, but found a tuple"),
+    "it sets the contents of an int, which is not an object": (
+        b"K\1}b",
+        "it sets the contents of an int, which is not an object",
+    ),
+    "it sets the contents of a list, which is not an object": (
+        b"]}b",
+        "it sets the contents of a list, which is not an object",
+    ),
+    "it sets the contents of a dict, which is not an object": (
+        b"}}b",
+        "it sets the contents of a dict, which is not an object",
+    ),
+    "it sets the contents of a tuple, which is not an object": (
+        b")}b",
+        "it sets the contents of a tuple, which is not an object",
+    ),
+    "it sets the contents of a storage, which is not an object": (
+        b"NQ}b",
+        "it sets the contents of a storage, which is not an object",
+    ),
+    "it sets an item of a list, which is not a dict": (b"]K\0K\1s", "it sets an item of a list, which is not a dict"),
+    "SETITEMS on a class": (b"cm\nC\n(K\0K\1u", "it sets an item of the class 'm.C', which is not a dict"),
+    "it sets an item of a tuple, which is not a dict": (b")K\0K\1s", "it sets an item of a tuple, which is not a dict"),
     "SETITEMS without a value": (b"}(K\0u", "a dictionary key has no value"),
     "DICT without a value": (b"(K\0d", "a dictionary key has no value"),
-    "APPEND cannot add elements to a dict": (b"}K\0a", "APPEND cannot add elements to a dict"),
-    "APPENDS on a string": (text("a") + b"(K\0e", "APPEND cannot add elements to a string"),
-    "APPEND cannot add elements to a set": (b"\x8fK\0a", "APPEND cannot add elements to a set"),
-    "ADDITEMS cannot add elements to a list": (b"](K\0\x90", "ADDITEMS cannot add elements to a list"),
+    "it adds elements of a list to a dict": (b"}K\0a", "it adds elements of a list to a dict"),
+    "APPENDS on a string": (text("a") + b"(K\0e", "it adds elements of a list to a string"),
+    "it adds elements of a list to a set": (b"\x8fK\0a", "it adds elements of a list to a set"),
+    "it adds elements of a set to a list": (b"](K\0\x90", "it adds elements of a set to a list"),
     "NEWOBJ of an int": (b"K\1)\x81", "a call needs a function or class, but found an int"),
     "REDUCE of a string": (text("f") + b")R", "a call needs a function or class, but found a string"),
     "REDUCE of a storage": (b"NQ)R", "a call needs a function or class, but found a storage"),
     "REDUCE with a list": (b"cm\nf\n]R", "the arguments of a call are a list, not a tuple"),
     "NEWOBJ_EX with a list": (b"cm\nf\n)]\x92", "the keyword arguments of a call are a list, not a dict"),
-    "an empty stack": (b"", "an opcode needs more values than the stack holds"),
-    "TUPLE2 of one": (b"K\1\x86", "an opcode needs more values than the stack holds"),
-    "TUPLE without a mark": (b"K\1t", "an opcode needs more values than the stack holds"),
-    "a tuple across a mark": (b"K\1(\x85", "an opcode needs more values than the stack holds"),
-    "POP of nothing": (b"0", "an opcode needs more values than the stack holds"),
-    "OBJ of nothing": (b"(o", "an opcode needs more values than the stack holds"),
-    "a memo entry of nothing": (b"q\0", "an opcode needs more values than the stack holds"),
-    "an unset memo entry": (b"h\7", "memo entry 7 is read before it is written"),
-    "an unset memo entry, in text": (b"g7\n", "memo entry 7 is read before it is written"),
-    "a memo entry below zero": (b"K\1p-1\n", "memo entry -1 is negative"),
-    "an unset memo entry below zero": (b"K\1q\0g-1\n", "memo entry -1 is read before it is written"),
+    "an empty stack": (b"", "an instruction uses more values than were stored"),
+    "TUPLE2 of one": (b"K\1\x86", "an instruction uses more values than were stored"),
+    "TUPLE without a mark": (b"K\1t", "an instruction uses more values than were stored"),
+    "a tuple across a mark": (b"K\1(\x85", "an instruction uses more values than were stored"),
+    "POP of nothing": (b"0", "an instruction uses more values than were stored"),
+    "OBJ of nothing": (b"(o", "an instruction uses more values than were stored"),
+    "a memo entry of nothing": (b"q\0", "an instruction uses more values than were stored"),
+    "an unset memo entry": (b"h\7", "it refers to object 7, which it has not stored before"),
+    "an unset memo entry, in text": (b"g7\n", "it refers to object 7, which it has not stored before"),
+    "a memo entry below zero": (b"K\1p-1\n", "it numbers an object -1"),
+    "an unset memo entry below zero": (b"K\1q\0g-1\n", "it refers to object -1, which it has not stored before"),
     "an unknown opcode": (b"\xff", "unknown opcode 0xff"),
     "protocol 9": (b"\x80\x09N", "pickle protocol 9"),
-    "an out-of-band buffer": (b"\x97", "out-of-band buffer"),
+    "an out-of-band buffer": (b"\x97", "a data buffer outside the file"),
     "a million decimal digits": (b"L" + b"1" * 1_000_000 + b"L\n", "an integer has 1000000 digits"),
     "ten thousand decimal digits": (b"I" + b"1" * 10_000 + b"\n", "an integer has 10000 digits"),
     "an integer of negative length": (b"\x8b\xff\xff\xff\xff", "an integer has an impossible length of -1 bytes"),
@@ -312,9 +327,19 @@ REFUSED = {
     "a string has an invalid escape sequence": (b"S'\\x1'\n", "a string has an invalid escape sequence"),
     "unicode with a broken escape": (b"V\\u12\n", "a string has an invalid escape sequence"),
     "invalid UTF-8": (b"X\1\0\0\0\xff", "invalid UTF-8 in a string (byte 7)"),
-    "a global that is no UTF-8": (b"c\xff\nx\n", "the name of a global is not a string"),
-    "a global named by ints": (b"K\1K\2\x93", "the name of a global is not a string"),
+    "a global that is no UTF-8": (b"c\xff\nx\n", "the name of an imported function or class is not a string"),
+    "a global named by ints": (b"K\1K\2\x93", "the name of an imported function or class is not a string"),
 }
+
+
+#: What statecli does not read of pickles that a loader may read.
+NOT_DAMAGED = (
+    "copyreg extension code",
+    "pickle protocol 9",
+    "a data buffer outside the file",
+    "an integer has 1000000 digits",
+    "an integer has 10000 digits",
+)
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
@@ -326,6 +351,7 @@ def test_nonsense_is_malformed(case):
     line = str(caught.value)
     assert message in line
     assert line.startswith("data.pkl: ")
+    assert ("the pickle is damaged: " in line) is (message not in NOT_DAMAGED)
     assert "\n" not in line
     assert len(line) < 300
 
@@ -390,19 +416,23 @@ def test_bombs_are_ordinary_graphs(data):
 
 
 BUDGETS = {
-    "opcodes": ("MAX_OPCODES", b"N0", "the pickle has more than 200000 opcodes, the limit of statecli"),
+    "opcodes": ("MAX_OPCODES", b"N0", "the pickle has more than 200000 instructions, the limit of statecli"),
     "memo entries": (
         "MAX_MEMO_ENTRIES",
         b"N\x940",
-        "the pickle has more than 200000 memo entries, the limit of statecli",
+        "the pickle numbers more than 200000 objects, the limit of statecli",
     ),
     "objects": ("MAX_OBJECTS", b"]0", "the pickle has more than 200000 objects, the limit of statecli"),
     "stack": (
         "MAX_STACK_VALUES",
         b"N",
-        "the pickle leaves more than 200000 values on the stack, the limit of statecli",
+        "the pickle holds more than 200000 unfinished values, the limit of statecli",
     ),
-    "marks": ("MAX_OPEN_MARKS", b"(", "the pickle has more than 200000 open marks, the limit of statecli"),
+    "marks": (
+        "MAX_OPEN_MARKS",
+        b"(",
+        "the pickle nests more than 200000 unfinished lists or calls, the limit of statecli",
+    ),
 }
 
 
@@ -428,7 +458,9 @@ def test_the_number_of_globals_is_bounded(monkeypatch):
     """Names that differ are all kept, so there is an end to them."""
     monkeypatch.setattr(machine, "MAX_GLOBALS", 10)
     body = b"".join(b"cm\n%d\n0" % n for n in range(machine.BURST_OPCODES))
-    with pytest.raises(MalformedError, match="the pickle names more than 10 globals, the limit of statecli"):
+    with pytest.raises(
+        MalformedError, match="the pickle imports more than 10 functions and classes, the limit of statecli"
+    ):
         read_pickle(pickled(body))
 
 

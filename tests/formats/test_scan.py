@@ -497,7 +497,7 @@ def test_a_dict_of_two_is_a_pair(tmp_path, statecli):
     assert "is a URL (local://" in done.out
     (tmp_path / "b.ckpt").write_bytes(build(records(pickled(b"}" + _text("a") + named + b"K\1\x85Rs"))))
     done = statecli("audit", str(tmp_path / "b.ckpt"))
-    assert "is a dict made from values that cannot be listed" in done.out
+    assert "is a dict whose entries statecli cannot list" in done.out
 
 
 def test_getattr_of_a_name_is_the_longer_name(scanned):
@@ -569,7 +569,7 @@ def test_an_inflation_bomb_is_said_and_not_inflated(scanned, monkeypatch):
     members = records(b"]" * 20_000_000)
     members[0].method = 8
     found = scanned(build(members))
-    assert any("inflates to more than" in (one.unread or "") for one in found)
+    assert any("unpacks to more than" in (one.unread or "") for one in found)
 
 
 def test_pickles_in_pickles_have_an_end(scanned):
@@ -587,7 +587,7 @@ def test_many_pickles_have_an_end(scanned, monkeypatch):
     monkeypatch.setattr(Budget.PIECES, "limit", 10)
     strings = b"".join(b"B" + struct.pack("<I", 8) + pickled(b"]0NNN") + b"0" for _ in range(20))
     found = scanned(pickled(strings + b"N"))
-    assert found[-1].unread == "has more than 10 pieces; the rest was not read"
+    assert found[-1].unread == "has more than 10 records and strings, the limit of statecli; the rest was not read"
 
 
 def test_a_row_of_pickles_is_read_or_said_not_to_be(scanned):
@@ -603,7 +603,7 @@ def test_opcodes_have_an_end(scanned, monkeypatch):
     found = scanned(build([Member(f"a/{n}.pkl", pickled(b"N0" * 60_000 + b"N")) for n in range(5)]))
     assert len(found) == 3
     assert [one.unread is not None for one in found] == [False, True, True]
-    assert found[-1].unread == "has more than 200,000 opcodes; the rest was not read"
+    assert found[-1].unread == "has more than 200,000 pickle instructions, the limit of statecli; the rest was not read"
 
 
 @pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS)

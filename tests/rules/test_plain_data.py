@@ -88,7 +88,7 @@ def test_unsafe_data_finds_positions_in_the_buffer_of_philox(messages):
 def test_unsafe_data_finds_a_state_as_the_whole_file(messages):
     """A state that is saved by itself stands below no key."""
     assert messages(("MT19937", TABLE, -1, 0, 0.0))[0].startswith("position of a numpy generator is -1")
-    assert messages((2, ("%9d",) * 625, None))[0].startswith("state of Python's generator")
+    assert messages((2, ("%9d",) * 625, None))[0].startswith("the saved state of Python's random module")
 
 
 def test_unsafe_data_spares_states_of_generators(messages):
@@ -124,7 +124,7 @@ PYTHON_STATES = {
 def test_unsafe_data_finds_texts_that_setstate_formats(messages, key, state):
     """Version 2 computes `value % 2**32` before it looks at the length and the types of the values."""
     (message,) = messages({key: state})
-    assert message.startswith(f"[{key!r}]: state of Python's generator with other values than integers")
+    assert message.startswith(f"[{key!r}]: the saved state of Python's random module has values that are not integers")
     with pytest.raises((TypeError, ValueError)):
         random.Random(1).setstate(state)  # noqa: S311
 
@@ -185,7 +185,7 @@ def test_unsafe_data_finds_a_flag_that_replaces_parameters(messages, section):
     state = model().state_dict()
     state._metadata["0"]["assign_to_params_buffers"] = 1
     (message,) = messages(state if section is None else {section: state})
-    assert message.startswith("_metadata['0']['assign_to_params_buffers'] is set; load_state_dict then replaces")
+    assert message.startswith("_metadata['0']['assign_to_params_buffers'] is set, so load_state_dict replaces")
     loaded = model()
     before = loaded[0].weight
     loaded.load_state_dict(state)
@@ -197,7 +197,7 @@ def test_unsafe_data_notes_metadata_that_torch_does_not_write(messages):
     state = model().state_dict()
     state._metadata["1"]["codec"] = "mine"
     (message,) = messages(state, severity=Severity.NOTE)
-    assert message.startswith("_metadata has 'codec', which torch does not write")
+    assert message.startswith("the state_dict's _metadata has 'codec', which torch does not write")
 
 
 def test_unsafe_data_spares_metadata_of_torch(messages):
@@ -233,7 +233,7 @@ def test_unsafe_data_finds_paths_that_lightning_opens_or_removes(messages, key, 
     """No text of a URL is shown, because it may hold a password."""
     (message,) = messages(checkpoint({key: {path: torch.tensor(1.0)} if key == "best_k_models" else path}))
     assert key in message
-    assert "Lightning downloads" in message if path.startswith("http") else "Lightning removes" in message
+    assert "Lightning downloads" in message if path.startswith("http") else "Lightning deletes" in message
     assert "word" not in message
 
 
@@ -254,7 +254,7 @@ def test_unsafe_data_spares_plain_paths(messages, path):
 def test_unsafe_data_notes_paths_in_a_store(messages, scheme):
     """People keep checkpoints there, and Lightning removes them there."""
     (message,) = messages(checkpoint({"best_model_path": f"{scheme}://bucket/best.ckpt"}), severity=Severity.NOTE)
-    assert f"is a path in a store ({scheme})" in message
+    assert f"is a remote path ({scheme})" in message
 
 
 @pytest.mark.parametrize("path", [*HARMFUL_PATHS, *HARMLESS_PATHS[1:]])
