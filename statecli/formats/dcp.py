@@ -46,7 +46,9 @@ from statecli.storage.byte_source import Source, read_small_file
 from statecli.storage.checkpoint_names import METADATA
 
 NAME = "dcp"
-TRAITS = FormatTraits(never_mapped="torch.distributed.checkpoint reads its files and never maps them")
+TRAITS = FormatTraits(
+    never_mapped="torch.distributed.checkpoint never memory-maps its files, so alignment does not matter"
+)
 
 #: The names of metadata, one for all or one for each rank.
 _METADATA = re.compile(r"(?:__(?P<rank>\d{1,9}))?\.metadata")
@@ -440,9 +442,9 @@ def _check_apart(metadata: Metadata) -> None:
         file, offset, length, fqn = span
         if file == last[0] and offset < last[1] + last[2] and (offset, length) != last[1:3]:
             raise MalformedError(
-                f".metadata puts {quoting.name(fqn)} at byte {offset} of {quoting.name(file)}, inside "
-                f"{quoting.name(last[3])} (bytes {last[1]} to {last[1] + last[2]}): do not load this checkpoint; "
-                "save the checkpoint again"
+                f".metadata puts {quoting.name(fqn)} at byte {offset} of {quoting.name(file)}, inside the data of "
+                f"{quoting.name(last[3])} (bytes {last[1]} to {last[1] + last[2]}), so loading would give wrong "
+                "values: do not load this checkpoint; save the checkpoint again"
             )
         if file != last[0] or offset + length > last[1] + last[2]:
             last = span

@@ -46,7 +46,7 @@ from statecli.storage.msgpack import Blob, Cut, Parser
 
 NAME = "flax-msgpack"
 TRAITS = FormatTraits(
-    never_mapped="numpy and Flax read archives and messages, and never map them",
+    never_mapped="numpy and Flax never memory-map .npz and msgpack files, so alignment does not matter",
     has_collections=True,
     key_setting="(keys)",
 )
@@ -233,7 +233,7 @@ def _read_shape(node: Any) -> tuple[int, ...]:
     if type(node) is not list or any(type(size) is not int or size < 0 for size in node):
         raise MalformedError("its shape is not a list of sizes")
     if len(node) > MAX_DIMENSIONS:
-        raise MalformedError(f"its shape has {len(node)} dimensions, more than {MAX_DIMENSIONS}")
+        raise MalformedError(f"its shape has {len(node)} dimensions, more than statecli's limit of {MAX_DIMENSIONS}")
     if max(node, default=0) > MAX_ELEMENTS or prod(node) > MAX_ELEMENTS:
         raise MalformedError(f"shape {quoting.shape(node)} is impossible: more than 2^63 elements")
     return tuple(node)
@@ -371,8 +371,8 @@ def _build_rows(leaves: list[_Leaf]) -> Iterator[tuple[str, Row]]:
         characters += len(fqn)
         if characters > MAX_CHARACTERS:
             raise MalformedError(
-                f"tensor names need more than {MAX_CHARACTERS} characters in total, the limit of "
-                f"statecli, at {fqn[:40]!r}…"
+                f"the names of the tensors up to {fqn[:40]!r}… need more than {MAX_CHARACTERS} characters in total, "
+                "the limit of statecli"
             )
         yield leaf.title, _build_row(fqn, leaf)
 

@@ -36,7 +36,7 @@ from statecli.storage.byte_source import Source
 
 NAME = "gguf"
 TRAITS = FormatTraits(
-    mixed_dtypes="GGUF stores a type per tensor, and each program computes in a type of its choice",
+    mixed_dtypes="GGUF has a dtype for each tensor, and each program chooses its own dtype to compute in",
     settings_vocabulary=NAME,
 )
 
@@ -92,8 +92,8 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         )
         if tensors > MAX_TENSORS or keys > MAX_KEYS:
             raise MalformedError(
-                f"the header claims {tensors} tensors and {keys} metadata keys, but the limits are {MAX_TENSORS} "
-                f"and {MAX_KEYS}"
+                f"the header claims {tensors} tensors and {keys} metadata keys, but statecli's limits are "
+                f"{MAX_TENSORS} and {MAX_KEYS}"
             )
         settings, oddities = _read_metadata(header, keys)
         metadata = settings.values
@@ -191,7 +191,9 @@ class _Header:
                 "copy or download the file again"
             )
         if end > MAX_HEADER:
-            raise MalformedError(f"{what} ends at byte {end}, beyond the limit of {MAX_HEADER} bytes for a header")
+            raise MalformedError(
+                f"{what} ends at byte {end}, beyond statecli's limit of {MAX_HEADER} bytes for a header"
+            )
         count = len(self._raw)
         more = max(end - count, min(max(count, 1 << 20), self._source.size - count))
         self._raw += self._source.read(count, more)

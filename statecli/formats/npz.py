@@ -18,7 +18,8 @@ from statecli.storage.zip_archive import DEFLATED, Archive, Record, mentions
 
 NAME = "npz"
 TRAITS = FormatTraits(
-    distinguishes_case=True, never_mapped="numpy and Flax read archives and messages, and never map them"
+    distinguishes_case=True,
+    never_mapped="numpy and Flax never memory-map .npz and msgpack files, so alignment does not matter",
 )
 
 _SUFFIX = ".npy"

@@ -99,8 +99,8 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         oddities.append(
             Oddity(
                 "misaligned",
-                f"the tensor data starts at byte {start}, which is not a multiple of "
-                "8, so mapped tensors may be misaligned",
+                f"the tensor data starts at byte {start}, which is not a multiple of 8, so memory-mapped tensors may "
+                "be misaligned: reading them is slow, or fails on some machines",
             )
         )
     return ModelState(

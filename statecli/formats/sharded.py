@@ -227,7 +227,7 @@ def _read_document(path: str, what: str) -> dict[str, Any]:
     try:
         with Source(path) as source:
             if source.size > MAX_INDEX:
-                raise MalformedError(f"has {source.size} bytes, more than the limit of {MAX_INDEX} for an index")
+                raise MalformedError(f"has {source.size} bytes, more than statecli's limit of {MAX_INDEX} for an index")
             raw = source.read(0, source.size)
     except UnreadableError as error:
         raise type(error)(quoting.append_reason(what, error)) from error.__cause__

@@ -46,7 +46,7 @@ from statecli.storage.zip_archive import STORED, Archive, Record, mentions
 NAME = "torch-export"
 TRAITS = FormatTraits(
     is_program=True,
-    never_mapped="torch.export reads its archives, and never maps them",
+    never_mapped="torch.export never memory-maps its archives, so alignment does not matter",
     settings_vocabulary=NAME,
     settings_describe_program=True,
 )

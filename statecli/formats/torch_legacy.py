@@ -140,7 +140,9 @@ def _locate_storages(
 ) -> Iterator[tuple[str, ByteRange]]:
     """Walk over the storages after the pickles, in the order of the key list."""
     if type(keys.root) is not list:
-        raise MalformedError("the list of storages is not a list")
+        raise MalformedError(
+            "the file is damaged: its last pickle should be the list of its storages, but is not a list"
+        )
     trusted = source.is_trusted
     if source.is_remote:
         places = list(_walk_storages(source, keys, declared))

@@ -136,7 +136,10 @@ def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
         if header is None:
             return
         if header.size < 0 or header.type == b"S":
-            raise MalformedError("has a sparse member or a member of negative size; torch.save writes neither")
+            raise MalformedError(
+                "has a sparse file or a file of negative size in its tar archive, which torch.save never writes, so "
+                "readers may find different members"
+            )
         if header.type in _EXTENDED:
             data = read(at + BLOCK, min(header.size, _MAX_EXTENDED))
             sizes = _SIZES.findall(data)
@@ -231,7 +234,10 @@ def _check_extended(data: bytes) -> None:
             break
         at += int(record[1])
     if at != end:
-        raise MalformedError("an extended header of its tar archive has fields other than times and owners")
+        raise MalformedError(
+            "its tar archive has a header with other fields than times and owners, which torch.save never writes, so "
+            "readers may find different members"
+        )
 
 
 class _Contents:
@@ -258,8 +264,8 @@ class _Contents:
         for persistent in pickle.persistent:
             if type(persistent.pid) not in (int, str, bytes):  # torch gives back the first part of a tuple
                 raise MalformedError(
-                    "a persistent id in the member `pickle` is not the key of a tensor or a "
-                    "storage; do not load the file"
+                    "the object in the member `pickle` refers to a tensor or a storage by something else than its key; "
+                    "do not load the file"
                 )
             key = _key(persistent.pid)
             persistent.pid = self.tensors.get(key) or self.ids.get(key)

@@ -63,12 +63,14 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
     with Source(path) as source:
         if not head.startswith(b"PK\3\4") and zip_archive.is_loaded_by_torch(source):
             return UnreadableError(
-                "has a torch archive after other bytes, which torch loads but statecli cannot read; do not load "
-                "the file"
+                "begins with other bytes, but ends with a torch archive, which torch loads and statecli cannot read; "
+                "do not load the file"
             )
         if is_compiled(head):
             what = "a file of torch.compile, whose pickles and code run when it is loaded"
-            return UnreadableError(f"is {what}, and statecli does not read it: delete it and compile again")
+            return UnreadableError(
+                f"is {what}, and statecli does not read it: compile the model again instead of loading this file"
+            )
         if description in (_TEXT, _UNKNOWN):
             description = _PICKLE if begins_as_pickle(source) else description
     if description == _PICKLE:

@@ -776,11 +776,11 @@ def test_a_value_written_through_another_stream_is_said_not_to_be_scanned(tmp_pa
 
 
 def test_metadata_that_no_reader_asks_for_is_judged_too(mixed, statecli):
-    """A rank's own, beside that of all: the positions of its archives is scanned, or said not to be."""
+    """A rank's own, beside that of all: where its archives begin is scanned, or said not to be."""
     (mixed / "__0.metadata").write_bytes(b"\x80\x02N.")
     result = statecli("audit", str(mixed), "--select", "unscanned-pickle")
     assert result.code == 1
-    assert "the positions of its archives are unknown: __0.metadata does not contain metadata" in result.out
+    assert "where its archives begin are unknown: __0.metadata does not contain metadata" in result.out
 
 
 # Which boxes fill another.
@@ -945,7 +945,7 @@ def test_places_that_change_after_they_are_set_are_refused(tmp_path, statecli, f
     (tmp_path / "x" / ".metadata").write_bytes(changed.replace(changed[2:11], b"", 1))  # no frame
     result = statecli("audit", str(tmp_path / "x"))
     assert result.code != 0
-    assert "changes the state of an object after setting it" in result.out
+    assert "changes the contents of an object after setting them" in result.out
     loads_and_harms(tmp_path, forked_python)
 
 
@@ -968,7 +968,7 @@ def test_metadata_is_known_by_its_name(begin, protocol, tmp_path, statecli, fork
     (tmp_path / "x" / ".metadata").write_bytes(head + begin + data)
     result = statecli("audit", str(tmp_path / "x"))
     assert result.code != 0
-    assert "posix.system" in result.out or "the positions of its archives" in result.out
+    assert "posix.system" in result.out or "where its archives begin" in result.out
     loads_and_harms(tmp_path, forked_python)
 
 

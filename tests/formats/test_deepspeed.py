@@ -375,7 +375,7 @@ LATEST = {
         "latest names 'global_step9', but no folder of this name contains files of a rank; name one of these folders:",
     ),
     "empty": ("\n", "latest points outside its folder: '' is not a plain folder name"),
-    "long": ("x" * 600, "latest has 600 bytes; expected the name of a folder"),
+    "long": ("x" * 600, "latest has 600 bytes, but should have only the name of a folder"),
     "escape": ("a\x1b[2J", "latest points outside its folder: 'a\\x1b[2J' is not a plain folder name"),
 }
 

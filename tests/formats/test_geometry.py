@@ -131,7 +131,7 @@ def test_a_storage_that_is_no_persistent_id():
 def test_a_rebuild_call_without_its_arguments():
     """Too few arguments are counted."""
     body = pickled(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n)Rs")
-    assert damage(body).startswith("w: its rebuild call has 0 arguments")
+    assert damage(body).startswith("w: the call that rebuilds this tensor has 0 arguments")
 
 
 def test_a_view_of_a_storage_in_its_persistent_id():

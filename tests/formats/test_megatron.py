@@ -121,7 +121,7 @@ TRACKERS = {
         "release",
         "latest_checkpointed_iteration.txt names release, but no folder release contains files of a rank;",
     ),
-    "long": ("9" * 500, "latest_checkpointed_iteration.txt has 500 bytes; expected the name of a folder"),
+    "long": ("9" * 500, "latest_checkpointed_iteration.txt has 500 bytes, but should have only the name of a folder"),
 }
 
 

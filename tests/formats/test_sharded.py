@@ -379,7 +379,10 @@ LIES: dict[str, tuple[bytes, str]] = {
         indexed({"model.\ud800": ONE}), "{} holds \\ud800, half a surrogate pair, which is not valid text"
     ),
     "NaN": wrong('{"metadata":{"total_size":NaN}}', "{} is not valid JSON: NaN is not a JSON value"),
-    "an endless number": wrong('{"metadata":{"total_size":1e999}}', "{} is not valid JSON: 1e999 is out of range"),
+    "an endless number": wrong(
+        '{"metadata":{"total_size":1e999}}',
+        "{} is not valid JSON: 1e999 is larger than any number that JSON readers accept",
+    ),
     "missing shard": wrong(
         indexed({"model.b": "m-9.safetensors"}),
         "shard m-9.safetensors is missing: 0 of 1 are here, according to {}; copy or download the missing files",
@@ -433,7 +436,7 @@ def test_an_index_too_long(folder, line):
     """An index of more bytes than any has is not parsed."""
     with (folder / INDEX).open("r+") as file:
         file.truncate(sharded.MAX_INDEX + 1)
-    assert line(folder) == f"{INDEX} has 33554433 bytes, more than the limit of 33554432 for an index"
+    assert line(folder) == f"{INDEX} has 33554433 bytes, more than statecli's limit of 33554432 for an index"
 
 
 def test_an_index_that_is_a_pipe(folder, line):

@@ -209,7 +209,7 @@ REFUSED = {
     "version 999": (build(records(version=b"999")), "version record says 999: written by a newer torch"),
     "a huge version": (
         build(records(version=b"9" * 5000)),
-        "archive/version has 5,000 bytes, more than the limit of 64",
+        "archive/version has 5,000 bytes, more than statecli's limit of 64",
     ),
     "byteorder middle": (build(changed("byteorder", data=b"middle")), "byteorder record contains 'middle'"),
     "an unfinished save": (build(without("data.pkl")), "holds no data.pkl: the save did not finish"),

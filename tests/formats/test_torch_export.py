@@ -1029,7 +1029,7 @@ def test_a_key_of_the_example_inputs_alone_is_found(parts, tmp_path):
     for more in (inputs, {**same, **inputs}, other_case):
         ((rule, message),) = findings(built(tmp_path / "a.pt2", {**parts, **more}))
         assert rule == "unsafe-data"
-        assert "torch writes the key into the source" in message
+        assert "torch writes the key into Python code" in message
 
 
 @pytest.mark.parametrize("text", ['x")\rexec(1)', "a\nb", "a\\", 'a"b'])
@@ -1449,7 +1449,7 @@ def test_every_value_of_an_entry_may_be_anything(parts, tmp_path):
 def test_huge_json_is_refused(parts, tmp_path, line, monkeypatch):
     """A program's text has a limit."""
     monkeypatch.setattr(torch_export, "MAX_JSON", 100)
-    assert "bytes, more than the limit of 100" in line(built(tmp_path / "y.pt2", parts))
+    assert "bytes, more than statecli's limit of 100" in line(built(tmp_path / "y.pt2", parts))
 
 
 def test_many_names_of_one_archive_are_read_once(parts, tmp_path, monkeypatch):

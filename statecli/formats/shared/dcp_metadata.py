@@ -155,7 +155,8 @@ class _Machine(Machine):
         """Set the state once for each object."""
         if target.state is not None:
             raise MalformedError(
-                f"{self.label} sets the state of an object twice, which torch does not write; save the checkpoint again"
+                f"{self.label} sets the contents of an object twice, which torch never writes, so loading may give "
+                "other values; save the checkpoint again"
             )
         super().set_state(target, state)
         self.states.add(id(state))
@@ -164,8 +165,8 @@ class _Machine(Machine):
         """Set items as `Machine` does."""
         if id(target) in self.states:
             raise MalformedError(
-                f"{self.label} changes the state of an object after setting it, which torch does "
-                "not write; save the checkpoint again"
+                f"{self.label} changes the contents of an object after setting them, which torch never writes, so "
+                "loading may give other values; save the checkpoint again"
             )
         super().set_items(target, flat, pos)
 
@@ -286,8 +287,8 @@ class _Reader:
         items = _list_items(node)
         if items is None and type(node) is Obj:
             raise MalformedError(
-                f"{what} builds storage_data by a call, so the positions of the tensors are "
-                "unknown; save the checkpoint again"
+                f"{what} computes storage_data by a call, which torch never writes, so the positions of the tensors "
+                "are unknown; save the checkpoint again"
             )
         if items is None:
             raise MalformedError(

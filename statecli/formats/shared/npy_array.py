@@ -96,7 +96,7 @@ def read_header(head: Head) -> Header:
     start = 8 + width
     length = int.from_bytes(raw[8:start], "little")
     if length > MAX_HEADER:
-        raise MalformedError(f"its header claims {length} bytes, more than the limit of {MAX_HEADER}")
+        raise MalformedError(f"its header claims {length} bytes, more than statecli's limit of {MAX_HEADER}")
     if start + length > len(raw):
         raw = head(start + length)
     if start + length > len(raw):
@@ -128,7 +128,8 @@ def build_row(fqn: str, header: Header, storage: ByteRange) -> TensorInfo:
         return replace(bare, note=f"cannot be read: {why}", damage=damage)
     if not element.size and elements > storage.length:
         raise MalformedError(
-            f"claims {elements} elements of 0 bytes each, more than the {storage.length} bytes of the file"
+            f"claims {elements} elements of 0 bytes each, more than statecli's limit of one for each of the "
+            f"{storage.length} bytes of the file"
         )
     strides = tuple(prod(header.shape[:axis]) for axis in range(len(header.shape))) if header.is_fortran else None
     data = _build_data(header, storage, strides)

@@ -27,7 +27,9 @@ def read_small(path: str, what: str, most: int) -> bytes:
     try:
         with Source(path) as source:
             if source.size > most:
-                raise MalformedError(f"has {source.size} bytes; expected the name of a folder, in at most {most}")
+                raise MalformedError(
+                    f"has {source.size} bytes, but should have only the name of a folder, in at most {most} bytes"
+                )
             return source.read(0, source.size)
     except UnreadableError as error:
         raise type(error)(quoting.append_reason(what, error)) from error.__cause__

@@ -49,7 +49,10 @@ def check_folder(archive: Archive) -> None:
     """MalformedError where a record lies outside the first one's folder, or where torch reads another name of it."""
     prefix = f"{archive.folder}/"
     if "\0" in prefix:
-        raise MalformedError(f"the archive's folder {prefix!r} has a NUL, where torch ends the name; torch refuses it")
+        raise MalformedError(
+            f"the name of the archive's folder, {prefix!r}, has a NUL character, at which torch cuts the name off, so "
+            "torch refuses the file"
+        )
     for name in archive.records:
         if not name.startswith(prefix):
             raise MalformedError(
@@ -93,8 +96,8 @@ def is_big_endian(archive: Archive) -> bool:
     name = f"{archive.folder}/byteorder"
     if any(other != name and other.lower() == name.lower() for other in archive.records):
         raise MalformedError(
-            "has a byteorder record with upper-case letters in its name: torch reads the record, but no torch "
-            "version writes this name"
+            "has a byteorder record with upper-case letters in its name, which torch reads but never writes: another "
+            "program changed the file; save the checkpoint again"
         )
     if order not in (None, "little", "big"):
         raise MalformedError(f"byteorder record contains {order!r}; expected 'little' or 'big'")

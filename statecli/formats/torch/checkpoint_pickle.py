@@ -39,6 +39,8 @@ _SAME_TENSOR = re.compile(r"torch\._utils\._rebuild_(?:device_tensor_\w+|xla_ten
 #: Attributes that are in no tensor's `__dict__`, so that no torch saves them, and what changes where they are set.
 REPLACING = frozenset(["data", "real", "imag", "requires_grad", "__dict__", "__class__"])
 _GROWING = (list, dict, Obj)
+#: What follows from a change that the reader refuses.
+_REFUSED = "torch.save never writes this, so loading may give other values: do not load the file"
 
 
 def load(data: bytes, what: str, *, module_ids: bool = False) -> Pickle:
@@ -91,18 +93,18 @@ class _Machine(Machine):
         if get_name(made.cls) in _SETTING and len(made.args) > 3:
             names = (REPLACING if _is_same_tensor(made) else _WRITING).intersection(get_state_attributes(made.args[3]))
             if names:
-                raise self.make_error(
-                    pos, f"the pickle overwrites the attribute {min(names)!r} of a tensor, which no pickler does"
+                raise self.make_unsupported_error(
+                    pos, f"the pickle overwrites the attribute {min(names)!r} of a tensor; {_REFUSED}"
                 )
 
     def set_state(self, target: Obj, state: Any) -> None:
         """As the machine does it, once for each object."""
         if target.state is not None:
-            raise MalformedError(f"{self.label} sets the state of an object twice, which no pickler does")
+            raise MalformedError(f"{self.label} sets the contents of an object twice; {_REFUSED}")
         if id(target) in self.copied and get_name(target.cls).startswith("numpy."):
-            raise MalformedError(f"{self.label} sets the state of an array after it is used, which no pickler does")
+            raise MalformedError(f"{self.label} sets the contents of an array after using the array; {_REFUSED}")
         if _is_same_tensor(target):
-            raise MalformedError(f"{self.label} changes a tensor after creating it, which no pickler does")
+            raise MalformedError(f"{self.label} changes a tensor after creating it; {_REFUSED}")
         super().set_state(target, state)
         pair = state if type(state) is tuple and len(state) == 2 else (state, None)
         if all(type(part) is dict or part is None for part in pair):
@@ -113,13 +115,13 @@ class _Machine(Machine):
         self._refuse_change(target, pos)
         super().set_items(target, flat, pos)
         if self.tokens.is_partial:
-            raise self.make_error(
+            raise self.make_unsupported_error(
                 pos, f"a dictionary key nests more than {MAX_KEY_NESTING:,} tuples, the limit of statecli"
             )
         for key in flat[0::2]:
             if type(key) is Obj and is_computed(key, self.tokens):
-                raise self.make_error(
-                    pos, f"a dictionary key is the result of calling {get_name(key.cls)}, which no pickler writes"
+                raise self.make_unsupported_error(
+                    pos, f"a dictionary key is the result of calling {get_name(key.cls)}; {_REFUSED}"
                 )
 
     def add_elements(self, target: Any, elements: list[Any], pos: int, opcode: str) -> None:
@@ -129,12 +131,12 @@ class _Machine(Machine):
 
     def _refuse_change(self, target: Any, pos: int) -> None:
         if id(target) in self.copied:
-            raise self.make_error(
-                pos, "the pickle changes a container after building an object from it, which no pickler does"
+            raise self.make_unsupported_error(
+                pos, f"the pickle changes a list or a dict after building an object from it; {_REFUSED}"
             )
         if type(target) is Obj and type(target.cls) is Global and self.makes_tensor(target.cls):
-            raise self.make_error(
-                pos, "the pickle sets an item of a tensor after creating the tensor, which no pickler does"
+            raise self.make_unsupported_error(
+                pos, f"the pickle sets an item of a tensor after creating the tensor; {_REFUSED}"
             )
 
 

@@ -118,7 +118,7 @@ def _format_unit(code: str, state: tuple[Any, ...]) -> str:
     raw = read_raw_bytes(unit)
     name = unit if raw is None else raw.decode("latin-1")
     if type(name) is not str or type(count) is not int or abs(count) >= 2**63:
-        raise _malformed("the unit of a time is not a text and a number")
+        raise _malformed("the unit of a date or time is not a pair of a text and a number")
     divisor = f"/{other}" if type(other) is int and other != 1 and abs(other) < 2**63 else ""
     return "" if name == "generic" else f"[{'' if count == 1 else count}{name}{divisor}]"
 

@@ -114,7 +114,7 @@ class Reading:
             if len(path) > MAX_PREFIX:
                 raise MalformedError(
                     f"a container has a name of {len(path)} characters ({path[:40]!r}…), more "
-                    f"than the limit of {MAX_PREFIX}"
+                    f"than statecli's limit of {MAX_PREFIX}"
                 )
             below = [(path + step, child, depth + 1) for step, child in self._affordable(path, iter_children(node))]
             stack.extend(reversed(below))
@@ -125,7 +125,7 @@ class Reading:
             self.characters += len(path)
             if self.characters > MAX_CHARACTERS:
                 raise MalformedError(
-                    f"tensor names need more than {MAX_CHARACTERS} characters in total, the "
-                    f"limit of statecli, at {path[:40]!r}…"
+                    f"the names of the tensors up to {path[:40]!r}… need more than {MAX_CHARACTERS} characters in "
+                    "total, the limit of statecli"
                 )
             yield step, child

@@ -46,6 +46,9 @@ MAX_PARTS = 1_000
 #: Entries of lists and dicts among the attributes of all tensors, each of which may hold the same list.
 MAX_ENTRIES = 2_000_000
 
+#: What follows from a tensor that is replaced after its call.
+_NEVER_WRITTEN = "; no version of torch writes this, so loading may give other values: do not load this tensor"
+
 #: Takes a rebuild call's arguments and the FQN.
 Builder = Callable[[tuple[Any, ...], str], "Tensor"]
 
@@ -156,8 +159,8 @@ class Decoder:
                 return self._build_old_parameter(node.args, fqn, node.state)
             if node.state is not None and (builder or _LEGACY_CLASS.fullmatch(get_name(node.cls))):
                 raise MalformedError(
-                    f"{fqn}: the pickle replaces its values or shape after creating the tensor; no version of "
-                    "torch writes that"
+                    f"{fqn}: the pickle replaces the values or the shape of this tensor after creating "
+                    f"it{_NEVER_WRITTEN}"
                 )
             return builder(node.args, fqn) if builder else _decode_numpy(node)
         finally:
@@ -363,7 +366,7 @@ class Decoder:
         if state is not None:
             if type(state) is not tuple or len(state) != 3:
                 raise MalformedError(
-                    f"{fqn}: the pickle replaces its data after creating the tensor; no version of torch writes that"
+                    f"{fqn}: the pickle replaces the data of this tensor after creating it{_NEVER_WRITTEN}"
                 )
             grad = state[0]
         inner = self.require_tensor(args[0] if args else None, fqn, "data")
@@ -379,7 +382,7 @@ class Decoder:
             )
         if builder == self._build_subclass:
             raise MalformedError(
-                f"{fqn}: the rebuild call of a tensor subclass contains another such call, which statecli does not read"
+                f"{fqn}: this tensor is a subclass of torch.Tensor inside another one, which statecli does not read"
             )
         tensor = msgspec.structs.replace(builder(args[2], fqn))
         attributes = get_state_attributes(args[3])
@@ -408,7 +411,10 @@ class Decoder:
                 entries = [(append_key(name, key), node) for key, node in iter_entries(value)]
                 self.entries += len(entries)
                 if self.entries > MAX_ENTRIES:
-                    raise MalformedError(f"{fqn}: the attributes of all tensors have more than {MAX_ENTRIES:,} entries")
+                    raise MalformedError(
+                        f"{fqn}: the attributes of all tensors have more than {MAX_ENTRIES:,} entries, the limit of "
+                        "statecli"
+                    )
                 pending += entries
             if len(parts) > MAX_PARTS:
                 raise MalformedError(f"{fqn}: consists of more than {MAX_PARTS:,} tensors, the limit of statecli")
@@ -587,7 +593,7 @@ def find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
         if type(view) is tuple and len(view) == 3 and type(view[0]) is str:
             first_pid = views.setdefault(view[0], pid)
             if first_pid is not pid and (first_pid[2], *first_pid[5][1:]) != (pid[2], *view[1:]):
-                disputed.setdefault(view[0], "two different views of storages")
+                disputed.setdefault(view[0], "two different views of other storages")
     disputed.update((key, "a storage and a view of a storage") for key in views.keys() & first.keys())
     return disputed
 
@@ -607,7 +613,7 @@ def _refuse_replaced(attributes: Mapping[str, Any], fqn: str) -> None:
     replaced = REPLACING.intersection(attributes)
     if replaced:
         raise MalformedError(
-            f"{fqn}: the pickle sets its {min(replaced)} after creating the tensor; no version of torch writes that"
+            f"{fqn}: the pickle sets the attribute {min(replaced)} of this tensor after creating it{_NEVER_WRITTEN}"
         )
 
 
@@ -734,7 +740,9 @@ def _build_without_bytes(dtype: str, shape: tuple[int, ...], fqn: str, *, device
 
 def _require_arguments(args: tuple[Any, ...], count: int, fqn: str) -> None:
     if len(args) < count:
-        raise MalformedError(f"{fqn}: its rebuild call has {len(args)} arguments, but torch writes at least {count}")
+        raise MalformedError(
+            f"{fqn}: the call that rebuilds this tensor has {len(args)} arguments, but torch writes at least {count}"
+        )
 
 
 def _decode_dtype(node: Any, fqn: str) -> str:
@@ -758,7 +766,7 @@ def _decode_device(node: Any, fqn: str) -> str | None:
 def _plausible(device: str, fqn: str) -> str:
     if len(device) > MAX_DEVICE:
         raise MalformedError(
-            f"{fqn}: its device name has {len(device):,} characters, more than the limit of {MAX_DEVICE}"
+            f"{fqn}: its device name has {len(device):,} characters, more than statecli's limit of {MAX_DEVICE}"
         )
     return device
 
@@ -771,7 +779,9 @@ def _decode_ints(node: Any, what: str, fqn: str) -> tuple[int, ...]:
     if type(node) is not tuple:
         raise MalformedError(f"{fqn}: its {what} is {_truncate_value(node)}, not a tuple of sizes")
     if len(node) > MAX_DIMENSIONS:
-        raise MalformedError(f"{fqn}: its {what} has {len(node)} dimensions, more than {MAX_DIMENSIONS}")
+        raise MalformedError(
+            f"{fqn}: its {what} has {len(node)} dimensions, more than statecli's limit of {MAX_DIMENSIONS}"
+        )
     for n in node:
         if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
             raise MalformedError(f"{fqn}: its {what} holds {_truncate_value(n)}; expected integers from 0 to 2^63")
