@@ -272,7 +272,11 @@ def _parse_empty_size(answer: Answer, offset: int) -> int:
     """Return the size of a file that ends before the requested range: 0 for an empty file."""
     match = _EMPTY.fullmatch(answer.response.headers.get("Content-Range", ""))
     if match is None or int(match["size"]) > offset:
-        raise Refused(f"the server refuses the range (HTTP 416): {_DOWNLOAD}", 416, answer.response.headers)
+        raise Refused(
+            f"the server refuses the byte range that statecli requested (HTTP 416): {_DOWNLOAD}",
+            416,
+            answer.response.headers,
+        )
     return int(match["size"])
 
 

@@ -60,7 +60,7 @@ def check_brackets(raw: bytes, what: str) -> None:
     """Raise MalformedError for more lists and objects than the largest model has, because they take memory."""
     brackets = raw.count(b"[") + raw.count(b"{")
     if brackets > MAX_CONTAINERS:
-        raise MalformedError(f"{what} has {brackets} brackets, more than the limit of {MAX_CONTAINERS}")
+        raise MalformedError(f"{what} has {brackets} brackets, more than statecli's limit of {MAX_CONTAINERS}")
 
 
 def refuse_repeats(repeats: Iterable[Repeat], what: str) -> None:
@@ -106,7 +106,7 @@ def _refuse_constant(text: str) -> None:
 def _parse_float(text: str) -> float:
     number = float(text)
     if not isfinite(number):
-        raise ValueError(f"{text[:40]} is out of range")
+        raise ValueError(f"{text[:40]} is larger than any number that JSON readers accept")
     return number
 
 

@@ -75,7 +75,7 @@ class Parser:
         Raises MalformedError for a value that is truncated, is not msgpack, or exceeds a limit.
         """
         if depth > MAX_DEPTH:
-            raise MalformedError(f"nests more than {MAX_DEPTH} levels deep")
+            raise MalformedError(f"nests more than {MAX_DEPTH} levels deep, the limit of statecli")
         first = self._take(1)[0]
         if first < 0x80:
             return first

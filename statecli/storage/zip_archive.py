@@ -160,7 +160,8 @@ class Archive:
         if len({name.casefold() for name in self.records}) < len(self.records):
             self._add_oddity(
                 OddityKind.CASE_ONLY_NAMES.value,
-                "two records of the zip archive have names that differ only in upper and lower case",
+                "two records of the zip archive have names that differ only in upper and lower case; torch and some "
+                "readers confuse them",
             )
 
     def prefetch(self, is_wanted: Callable[[str], bool]) -> None:
@@ -237,9 +238,9 @@ class Archive:
         if here != records or disk not in (0, _U16_MAX) or first_disk not in (0, _U16_MAX):
             raise MalformedError("the zip archive spans several disks, which statecli does not read")
         if end.offset + end.size != end.at:
-            raise MalformedError(
-                f"the central directory should end at byte {end.offset + end.size} but ends at byte {end.at}; "
-                "data was added before or after the zip archive"
+            raise _damage_error(
+                f"its list of records (central directory) should end at byte {end.offset + end.size} but ends at byte "
+                f"{end.at}; data was added before or after the archive"
             )
         self._check_after(at + _END.size, comment)
         return end
@@ -249,7 +250,10 @@ class Archive:
         if after > comment:
             extra = after - comment
             self._add_oddity(
-                OddityKind.SUFFIXED.value, f"{extra} bytes are appended after the zip archive", end + comment, extra
+                OddityKind.SUFFIXED.value,
+                f"{extra} bytes are appended after the zip archive; other programs may read them as another file",
+                end + comment,
+                extra,
             )
         elif after < comment:
             self._add_oddity(
@@ -258,7 +262,8 @@ class Archive:
         elif comment:
             self._add_oddity(
                 OddityKind.ZIP_COMMENT.value,
-                f"a comment of {comment} bytes is appended after the zip archive",
+                f"a comment of {comment} bytes is appended after the zip archive; no library that saves weights writes "
+                "one",
                 end,
                 comment,
             )
@@ -268,7 +273,7 @@ class Archive:
         locator = self._source.read(at, _END64_LOCATOR.size) if at >= 0 else b""
         if not locator.startswith(b"PK\6\7"):
             if end.records == _U16_MAX or _U32_MAX in (end.size, end.offset):
-                raise MalformedError("damaged zip: its end record points to a zip64 record that does not exist")
+                raise _damage_error("its end record points to a zip64 record that does not exist")
             return end
         _, disk, where, disks = _END64_LOCATOR.unpack(locator)
         if disk or disks > 1:
@@ -277,9 +282,9 @@ class Archive:
         signature, length, _, _, disk, first, here, records, size, offset = _END64.unpack(record)
         # Python's zipfile reads the 56 bytes in front of the locator, wherever that points: no data may lie between.
         if signature != b"PK\6\6" or where + 12 + length != at or where + _END64.size != at:
-            raise MalformedError(
-                f"the zip64 end record is not at byte {where}, where the zip archive locates it; data was added "
-                "before or after the zip archive"
+            raise _damage_error(
+                f"its end record (zip64) is not at byte {where}, where the archive locates it; data was added before "
+                "or after the archive"
             )
         if disk or first or here != records:
             raise MalformedError("the zip archive spans several disks, which statecli does not read")
@@ -289,14 +294,14 @@ class Archive:
             or end.size not in (size, _U32_MAX)
             or end.offset not in (offset, _U32_MAX)
         ):
-            raise MalformedError("damaged zip: its two end records disagree about the central directory")
+            raise _damage_error("its two end records disagree about its list of records (central directory)")
         return real
 
     def _read_directory(self, end: _End) -> dict[str, Record]:
         if end.size > MAX_DIRECTORY or end.records > MAX_RECORDS:
             raise MalformedError(
-                f"the central directory has {end.records} records in {end.size} bytes, more than "
-                f"the limits of {MAX_RECORDS} and {MAX_DIRECTORY}"
+                f"the zip archive lists {end.records} records in {end.size} bytes, more than statecli's limits of "
+                f"{MAX_RECORDS} and {MAX_DIRECTORY}"
             )
         records: dict[str, Record] = {}
         count = 0
@@ -305,8 +310,8 @@ class Archive:
             if records.setdefault(record.name, record) is not record:
                 raise MalformedError(f"two records are named {record.name!r}; readers disagree which one counts")
         if count != end.records:
-            raise MalformedError(
-                f"damaged central directory: it holds {count} records, but the end record claims {end.records}"
+            raise _damage_error(
+                f"its list of records (central directory) has {count} entries, but its end record claims {end.records}"
             )
         return records
 
@@ -316,7 +321,11 @@ class Archive:
         if ordered and ordered[0].offset > 0:
             before = ordered[0].offset
             self._add_oddity(
-                OddityKind.PREFIXED.value, f"{before} bytes precede the first record of the zip archive", 0, before
+                OddityKind.PREFIXED.value,
+                f"{before} bytes precede the first record of the zip archive; other programs may read them as another "
+                "file",
+                0,
+                before,
             )
         trusted = self._looked_at is None and self._source.is_trusted
         starts = self._place_as_torch(ordered, end.offset) if trusted else None
@@ -376,13 +385,13 @@ def _parse_entries(directory: bytes) -> Iterator[Record]:
     at, end, unpack = 0, len(directory), _ENTRY.unpack_from
     while at < end:
         if at + 46 > end or directory[at : at + 4] != b"PK\1\2":
-            raise MalformedError(f"damaged central directory: no record begins at its byte {at}")
+            raise _damage_error(f"no entry of its list of records (central directory) begins at byte {at} of the list")
         fields = unpack(directory, at)
         flags, method, _, _, crc, packed, size, n, extra, comment, disk, _, marks, offset = fields[3:]
         name_end = at + 46 + n
         after = name_end + extra + comment
         if after > end:
-            raise MalformedError("damaged central directory: a record runs past its end")
+            raise _damage_error("an entry of its list of records (central directory) runs past the end of the list")
         name = _decode_name(directory[at + 46 : name_end], flags)
         if _UNICODE_PATH_BYTES in directory[name_end : name_end + extra]:
             _check_unicode_path(name, directory[name_end : name_end + extra])
@@ -402,7 +411,9 @@ def _check_unicode_path(name: str, extras: bytes) -> None:
     """Refuse another name in an extra field, because Python's zipfile takes it since 3.12 and torch does not."""
     other = _find_extra_field(name, extras, _UNICODE_PATH)[_UNICODE_PATH_HEADER:]
     if other and other != name.encode("utf-8", "surrogateescape"):
-        raise MalformedError(f"{name!r} has another name in an extra field; readers disagree which one counts")
+        raise MalformedError(
+            f"{name!r} has a second, different name in the zip archive; readers disagree which one counts"
+        )
 
 
 def _refuse(record: Record, disk: int) -> None:
@@ -413,7 +424,7 @@ def _refuse(record: Record, disk: int) -> None:
     if record.method != STORED:
         raise _unsupported_error(record)
     raise MalformedError(
-        f"{record.name!r} is stored in {record.compressed_size} bytes, but the central directory claims "
+        f"{record.name!r} is stored in {record.compressed_size} bytes, but the archive's list of records claims "
         f"{record.size} bytes: the archive is damaged"
     )
 
@@ -437,8 +448,8 @@ def _read_zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, 
             values.append(field)
             continue
         if len(rest) < width:
-            raise MalformedError(
-                f"damaged central directory: {name!r} has no zip64 sizes, although its entry refers to them"
+            raise _damage_error(
+                f"the size or position of {name!r} is missing, although its entry refers to one (zip64)"
             )
         values.append(int.from_bytes(rest[:width], "little"))
         rest = rest[width:]
@@ -451,7 +462,7 @@ def _find_extra_field(name: str, extras: bytes, kind_wanted: int) -> bytes:
     while at + 4 <= len(extras):
         kind, length = struct.unpack_from("<HH", extras, at)
         if at + 4 + length > len(extras):
-            raise MalformedError(f"{name!r} has an extra field that runs past its end")
+            raise _damage_error(f"an extra field of {name!r} runs past the end of its header")
         if kind == kind_wanted:
             return extras[at + 4 : at + 4 + length]
         at += 4 + length
@@ -478,6 +489,10 @@ def _find_shift(record: Record, start: int, following: Record | None, free: int,
     return data_offset - start
 
 
+def _damage_error(text: str) -> MalformedError:
+    return MalformedError(f"the zip archive is damaged: {text}")
+
+
 def _overlap_error(last: str, record: Record) -> MalformedError:
     return MalformedError(f"records {last!r} and {record.name!r} overlap, so one of them is damaged")
 
@@ -500,8 +515,9 @@ def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
     extra: int
     signature, _, flags, method, _, _, crc, packed, size, n, extra = _LOCAL.unpack(header)
     if signature != b"PK\3\4":
-        raise MalformedError(
-            f"{record.name!r}: no local header at byte {record.offset}, where the central directory locates it"
+        raise _damage_error(
+            f"no record begins at byte {record.offset}, where its list of records (central directory) locates "
+            f"{record.name!r}"
         )
     # No character takes more than four bytes.
     same = n <= 4 * len(record.name) and _decode_name(read(record.offset + _LOCAL.size, n), flags) == record.name
@@ -511,7 +527,8 @@ def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
         same = all(local in (_U32_MAX, central) for local, central in pairs)
     if not same:
         raise MalformedError(
-            f"{record.name!r}: its local header contradicts the central directory, so readers may read different bytes"
+            f"{record.name!r}: its own header contradicts the archive's list of records (central directory), so "
+            "readers may read different bytes"
         )
     return record.offset + _LOCAL.size + n + extra
 
@@ -556,9 +573,10 @@ def _unsupported_error(record: Record) -> UnreadableError:
 def _limit_error(record: Record, limit: int) -> MalformedError:
     if record.method == DEFLATED:
         return MalformedError(
-            f"{record.name} is compressed and takes {record.size:,} bytes unpacked, more than the limit of {limit:,}"
+            f"{record.name} is compressed and takes {record.size:,} bytes unpacked, more than statecli's limit of "
+            f"{limit:,}"
         )
-    return MalformedError(f"{record.name} has {record.size:,} bytes, more than the limit of {limit:,}")
+    return MalformedError(f"{record.name} has {record.size:,} bytes, more than statecli's limit of {limit:,}")
 
 
 #: Parts of the names of records that torch's loaders open.

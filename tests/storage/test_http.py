@@ -252,8 +252,8 @@ def test_a_range_that_is_refused_is_no_empty_file(server, refused):
     """416 that says that there are bytes, or says nothing of them."""
     for headers in ({"Content_Range": "bytes */96"}, {}, {"Content_Range": "bytes */*"}):
         server.behave(NAME, Refuse(416, **headers))
-        why = f"{server.url(NAME)}: the server refuses the range (HTTP 416): download the file first"
-        assert refused(server.url(NAME)) == why
+        why = "the server refuses the byte range that statecli requested (HTTP 416): download the file first"
+        assert refused(server.url(NAME)) == f"{server.url(NAME)}: {why}"
 
 
 def test_a_name_with_a_number_sign_is_written_with_its_code(served, statecli, refused):

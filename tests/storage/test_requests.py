@@ -221,7 +221,7 @@ def test_a_diff_with_a_record_that_is_wrong_says_so_of_its_tensor_alone(served, 
     assert found.json["summary"]["identical"] == 29
     (line,) = found.err.splitlines()
     assert "layers.15.weight" in line
-    assert "local header contradicts" in line
+    assert "own header contradicts" in line
 
 
 @pytest.mark.parametrize(("place", "change"), [(7, b"O"), (10 - 46, b"\10")])
@@ -275,7 +275,7 @@ def test_a_record_that_has_another_name_is_not_read(served, statecli):
     path = archive(served.folder / "m.pt", 3, 1000)
     path.write_bytes(path.read_bytes().replace(b"m/data.pkl", b"m/dota.pkl", 1))
     found = statecli("inspect", served.url("m.pt"))
-    assert (found.code, "local header contradicts" in found.err) == (2, True)
+    assert (found.code, "own header contradicts" in found.err) == (2, True)
 
 
 @pytest.mark.parametrize("question", [("lock", "-o", "-"), ("audit",), ("inspect",)], ids=lambda question: question[0])
