@@ -561,7 +561,8 @@ def test_a_device_of_any_length_is_refused(statecli, tmp_path):
     assert result.code == 2
     assert (
         result.err
-        == f"statecli: {tmp_path / 'long.pt'}: w: its device name has 5,000 characters, more than the limit of 64\n"
+        == f"statecli: {tmp_path / 'long.pt'}: w: its device name has 5,000 characters, more than statecli's limit "
+        "of 64\n"
     )
     assert len(result.out) < 1000
 

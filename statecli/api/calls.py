@@ -180,7 +180,7 @@ class _ForPython(Caller):
 
     def check_command(self, options: Options) -> None:
         if not isinstance(options, (DiffOptions, InspectOptions)):
-            raise UsageError(f"{self._part}: only the command line can merge this part; run statecli merge")
+            raise UsageError(f"{self._part}: Python merges only parts of diff and inspect; run statecli merge")
 
 
 def verify(model: Any, inputs: Any, checks: Any = (), **arguments: Any) -> Verification:

@@ -42,8 +42,8 @@ def keep_denormals() -> Iterator[None]:
     try:
         if flushes_denormals():
             raise StateError(
-                "this thread reads denormal numbers as zero and does not let statecli change that: values cannot be"
-                " compared; call torch.set_flush_denormal(False) first"
+                "this thread treats very small (denormal) numbers as zero, and statecli cannot turn this off, so "
+                "values cannot be compared; call torch.set_flush_denormal(False) first"
             )
         yield
     finally:

@@ -41,7 +41,8 @@ CANNOT_READ = Rule(
     ("inspect", "diff", "verify", "audit"),
     Severity.ERROR,
     summary="A file or a tensor could not be read, so it was not checked.",
-    why="`-f gitlab` has no other field for an error. Without this issue, an unreadable file would look clean.",
+    why="the format of `-f gitlab` has no field for errors, so it shows the error as a finding. Otherwise an "
+    "unreadable file would look clean.",
     example="a checkpoint whose download was interrupted.",
     fix="correct the problem that the message names, for example copy the file again. Then run the command again.",
 )

@@ -15,11 +15,11 @@ UNREGISTERED_TENSOR = Rule(
     _COMMANDS,
     Severity.WARNING,
     summary="A tensor is a plain attribute, not a registered buffer or parameter.",
-    why="""`state_dict()` leaves it out and `.to()` leaves it on its device. The checkpoint loads without an error and
-the model computes with another table; on a GPU the first forward raises "Expected all tensors to be on the same
-device". An error if the constructor draws the value at random, because no checkpoint brings the value back. A note if
-the tensor is a scalar, is empty, or follows moves by the class's own code, as a metric's state does; and in TorchScript
-or a torch.export program, which stores it all the same.""",
+    why="""`state_dict()` leaves it out and `.to()` leaves it on its device. The checkpoint loads without an error, and
+the model computes with other values; on a GPU the first forward raises "Expected all tensors to be on the same
+device". The finding is an error if the constructor draws the value at random, because no checkpoint brings the value
+back. The finding is a note if the tensor is a scalar or empty, or if the class's own code moves the tensor. The finding
+is also a note in TorchScript or a torch.export program, which stores the tensor.""",
     example="`self.table = torch.randn(5, 5)` in `__init__`.",
     fix="""`self.register_buffer("table", torch.randn(5, 5))`; with `persistent=False` if the constructor computes the
 same value each time, so that existing checkpoints still load.""",
@@ -31,8 +31,8 @@ UNREGISTERED_PARAMETER = Rule(
     Severity.ERROR,
     summary="A tensor that requires grad is not a parameter of any module.",
     why="""`model.parameters()` does not return it, so no optimizer trains it, `.to()` does not move it and
-`state_dict()` does not contain it. The loss still falls, because the other parameters learn. A note in TorchScript or a
-torch.export program, which stores it.""",
+`state_dict()` does not contain it. The loss still falls, because the other parameters learn. In TorchScript or a
+torch.export program, which stores the tensor, the finding is a note.""",
     example="`self.scale = torch.ones(3, requires_grad=True)`, or `self.weights = [nn.Parameter(...)]` in a list.",
     fix="`self.scale = nn.Parameter(torch.ones(3))`; `nn.ParameterList` for a list of them.",
 )

@@ -49,7 +49,7 @@ def _import_file(spec: ModelSpec) -> types.ModuleType:
     name = f"_statecli_{next(_module_numbers)}_{stem}"
     loader_spec = importlib.util.spec_from_file_location(name, path)
     if loader_spec is None or loader_spec.loader is None:
-        raise ModelError(f"{spec.module}: Python cannot import it as a module")
+        raise ModelError(f"{spec.module}: Python cannot import this file as a module; give it a name that ends in .py")
     module = importlib.util.module_from_spec(loader_spec)
     sys.modules[name] = module  # dataclasses and pickle look the module of a class up there
     before = set(sys.modules)

@@ -318,7 +318,10 @@ def _collect_registered(root: nn.Module, result: WalkResult) -> None:
         result.modules.append((prefix, module))
         names += 1 + _collect_own_tensors(prefix, module, result)
         if names > MAX_NAMES:
-            raise ModelError(f"the model registers more than {MAX_NAMES:,} names; the first is {prefix.rstrip('.')}")
+            raise ModelError(
+                f"the model registers more than {MAX_NAMES:,} tensor names, the limit of statecli; the first is "
+                f"{prefix.rstrip('.')}"
+            )
         children = [(n, child) for n, child in _read_registry(module, "_modules") if child is not None]
         if children and depth >= MAX_DEPTH:
             # A name grows with each level: the names of deeper trees are quadratic, and torch recurses over them.

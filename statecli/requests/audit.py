@@ -109,7 +109,7 @@ def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> 
     divided = executor or (options.shard and option("--shard", options.shard))
     if divided and not (request.values or request.lock or compares_values):
         raise UsageError(
-            f"{divided}: divides the reading of values, but this command reads none; "
+            f"{divided}: splits the reading of tensor values into parts, but this command reads no values; "
             f"add {option('--values')} or {option('--lock', 'FILE')}"
         )
     return request
@@ -183,7 +183,8 @@ def describe_configuration(options: AuditOptions, loaded: LoadedConfig) -> Confi
         weakened.append(f"fail-on = {configured.fail_on.value}")
     if loaded.is_judged:
         weakened.append(
-            "cannot change rules of pickles, because the file is in the audited folder: to allow it, give --config"
+            "cannot weaken rules about pickles, because this file is in the audited folder and may come from the "
+            "author of the pickles: to allow it, give --config"
         )
     if configured.baseline is not None and options.baseline is None:
         weakened.append(f"baseline = {configured.baseline}")

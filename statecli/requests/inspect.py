@@ -21,7 +21,9 @@ def check(options: InspectOptions, extra: ExtraInputs) -> None:
     refuse_contradictions([given])
     check_rows(options)
     if options.cuda and options.to not in (None, "cuda"):
-        raise UsageError(f"{option('--cuda')} and {option('--to', options.to)} contradict each other")
+        raise UsageError(
+            f"{option('--cuda')} and {option('--to', options.to)} contradict each other; leave one of them out"
+        )
     check_options(options)
     if extra.model is not None and options.model is not None:
         raise UsageError(

@@ -178,11 +178,13 @@ def _restore_options(path: str, head: Head, merge: MergeOptions) -> Options:
     """Return the options of the command: from the parts, and for the output from `merge`."""
     kind = _SHARDED_COMMANDS.get(head.command)
     if kind is None:
-        raise UnreadableError(f"{path}: line 1 is not a part: statecli {head.command[:40]!r} does not have --shard")
+        raise UnreadableError(
+            f"{path}: is not a part: its line 1 names the command {head.command[:40]!r}, which does not have --shard"
+        )
     names = {field.name for field in msgspec.structs.fields(kind)}
     for name in head.options:
         if name not in names or name in OUTPUT_OPTIONS:
-            raise UnreadableError(f"{path}: line 1 contains {name[:40]!r}, which is not an option of a part")
+            raise UnreadableError(f"{path}: line 1 contains the option {name[:40]!r}, which --shard does not write")
     try:
         read: Options = msgspec.convert(head.options, kind)
     except (msgspec.ValidationError, ValueError, OverflowError) as why:
@@ -200,7 +202,7 @@ def _select_output_options(merge: MergeOptions, command: str, names: Collection[
         if field.name not in names:
             flag = f"--{field.name.replace('_', '-')}"
             raise UsageError(
-                f"{option(flag)}: the parts are of statecli {command}, which does not have this option; leave it out"
+                f"{option(flag)}: the command of the parts, statecli {command}, does not have this option; leave it out"
             )
         selected[field.name] = value
     return selected
@@ -275,7 +277,8 @@ class _MergedResults:
         if earlier is not stored and not _is_same(earlier.result, stored.result):
             where = f"{self._parts[part].path}: line {stored.line}"
             raise UnreadableError(
-                f"{where}: this result differs from the result of another part for the same task: {_REDO_ADVICE}"
+                f"{where}: this result differs from the result of another part for the same file or tensor: "
+                f"{_REDO_ADVICE}"
             )
         if not stored.derived or earlier is stored:
             self._owners[key] = part
@@ -306,7 +309,8 @@ class _MergedResults:
         where = ": ".join(filter(None, (next(iter(task.paths), ""), task.name)))
         if tasks.digest_of_pass(keys) in self._plan:
             raise UnreadableError(
-                f"{where}: no part has the result of this task, but a part has one of an unknown task: {_REDO_ADVICE}"
+                f"{where}: no part has the result for this file or tensor, but a part has one for an unknown one: "
+                f"{_REDO_ADVICE}"
             )
         raise UnreadableError(f"{where}: has changed since the parts were made: {_REDO_ADVICE}")
 

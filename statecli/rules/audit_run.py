@@ -29,7 +29,7 @@ NOT_JUDGED = _note(
 )
 POLICY_NOT_JUDGED = _note(
     "policy-not-judged",
-    summary="A key of the policy was checked on no tensor of a target, because its rule did not run there.",
+    summary="A `policy` setting was not checked on any tensor of a target, because its rule did not run there.",
     why="the project requires a check that did not run for this target.",
     example="`policy.must-not-change` is configured, and the target is a class, which has no trained values.",
     fix="follow the reason in the note, for example audit the checkpoint and not the class.",
@@ -50,10 +50,10 @@ IGNORED_NOTHING = _note(
 )
 CONTENT_NOT_LISTED = _note(
     "content-not-listed",
-    summary="`per-target-ignore` accepts the rule, but not the content of this finding.",
+    summary="`per-target-ignore` accepts the rule for this file, but only for reviewed contents, not for these.",
     why="`per-target-ignore` lists the contents that were reviewed. A replaced file has other contents.",
     example="`unsafe-global` is accepted for `model.pt`, and somebody replaced the file.",
-    fix="review the file. If it is sound, add the content in the note to `contents`.",
+    fix="review the file. If it is safe, add the digest that the note shows to `contents`.",
 )
 
 RULES = (INTERNAL_ERROR, NOT_JUDGED, POLICY_NOT_JUDGED, BASELINE_FIXED, IGNORED_NOTHING, CONTENT_NOT_LISTED)

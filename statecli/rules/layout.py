@@ -213,10 +213,15 @@ def legacy_format(subject: Subject) -> Iterator[Issue]:
     Fix: `torch.save(torch.load(path), path)` with any newer torch, or safetensors.
     """
     if Legacy.STREAM in subject.state.traits.legacy:
-        yield Issue("legacy format from before torch 1.6, without central directory and checksums", help=_SAVE_AGAIN)
+        yield Issue(
+            "legacy format from before torch 1.6, which has no checksums, so that damage to its values cannot be found",
+            help=_SAVE_AGAIN,
+        )
     if Legacy.TAR in subject.state.traits.legacy:
         message = "tar archive from before torch 0.1.10; torch.load reads it only with weights_only=False"
-        yield Issue(message, help="load the file with weights_only=False if this audit is clean, and save it again")
+        yield Issue(
+            message, help="load the file with weights_only=False if this audit has no other finding, and save it again"
+        )
 
 
 @rule(Severity.ERROR, needs_digest_as_name)

@@ -166,7 +166,12 @@ def _report_odd_shapes(subject: Subject, stack: Stack) -> Iterator[Issue]:
             tensor, usual = subject.state.tensors[positions[odd]], format_shape(_most_common_value(shapes))
             others = f"{usual} in the other {len(shapes) - 1} layers"
             message = f"{subject.name_of(tensor)}: shape is {format_shape(tensor.shape)}, but {others}"
-            yield Issue(message, tensor.fqn, tensor.section, "save the tensor again with the shape of its siblings")
+            yield Issue(
+                message,
+                tensor.fqn,
+                tensor.section,
+                "save the tensor again with the shape that it has in the other layers",
+            )
 
 
 def _most_common_value(values: Mapping[int, _T]) -> _T:

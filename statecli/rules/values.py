@@ -122,12 +122,17 @@ def sparse_indices(subject: Subject) -> Iterator[Issue]:
 
     Example: a tensor of shape [4] whose only index is 1,000,000,000.
 
-    Fix: do not use the tensor; save it again from its source. To check while loading, call
-    `torch.sparse.check_sparse_tensor_invariants.enable()` before `torch.load`.
+    Fix: do not use the tensor; save it again from the checkpoint or the run that it came from. To check while loading,
+    call `torch.sparse.check_sparse_tensor_invariants.enable()` before `torch.load`.
     """
     for tensor, facts in _list_facts(subject):
         if facts.contradiction:
-            yield _build_issue(subject, tensor, facts.contradiction, "save the tensor again from its source")
+            yield _build_issue(
+                subject,
+                tensor,
+                facts.contradiction,
+                "save the tensor again from the checkpoint or the run that it came from",
+            )
 
 
 def _choose_infinity_severity(tensor: TensorInfo, facts: Facts) -> Severity:

@@ -185,9 +185,11 @@ def read_file(path: str) -> ShardFile:
 
 def _check_end(path: str, number: int, raw: bytes, tasks: int, digest: str) -> None:
     """Raise UnreadableError unless the last line is complete and fits the lines before."""
-    end = _decode(End, raw, path, number, "ends before its last line; run its shard again")
+    end = _decode(End, raw, path, number, "is incomplete: its closing line is missing; run its shard again")
     if end.end is not True or end.tasks != tasks:
-        raise UnreadableError(f"{path}: has {tasks} tasks, but its last line records {end.tasks}; run its shard again")
+        raise UnreadableError(
+            f"{path}: has {tasks} results, but its last line records {end.tasks}; run its shard again"
+        )
     if digest != end.sha256:
         raise UnreadableError(
             f"{path}: was changed after statecli wrote it: the digest in its last line does not "
@@ -198,17 +200,17 @@ def _check_end(path: str, number: int, raw: bytes, tasks: int, digest: str) -> N
 def _check_count(path: str, head: Head, own: int) -> None:
     """Raise UnreadableError for missing or surplus results of this shard's tasks."""
     if own < head.own:
-        problem = f"lacks the results of {head.own - own} of its {head.own} tasks"
+        problem = f"lacks {head.own - own} of its {head.own} results"
         raise UnreadableError(f"{path}: {problem}; run its shard again")
     if own > head.own:
-        problem = f"has results of {own} tasks, but its shard has {head.own}"
+        problem = f"has {own} results, but its shard has {head.own}"
         raise UnreadableError(f"{path}: {problem}; run its shard again")
 
 
 def _add_result(results: dict[Key, StoredResult], path: str, number: int, raw: bytes) -> None:
     key, stored = _decode_task(path, number, raw)
     if key in results:
-        _refuse(path, number, "repeats a task of an earlier line")
+        _refuse(path, number, "contains the same result as an earlier line; run its shard again")
     results[key] = stored
 
 
@@ -250,7 +252,10 @@ def _decode_head(path: str, raw: bytes) -> Head:
     if not isinstance(schema, str) or not schema.startswith(_SCHEMA_PREFIX):
         raise UnreadableError(f"{path}: line 1 is not a line that --shard writes")
     if schema != SCHEMA:
-        raise UnreadableError(f"{path}: has schema {schema[:40]}, but this statecli reads only {SCHEMA}")
+        raise UnreadableError(
+            f"{path}: has the format version {schema[:40]}, but this statecli reads only {SCHEMA}; install the same "
+            "version"
+        )
     head: Head = _convert(Head, document, path, 1)
     index, count = head.shard
     if not 1 <= index <= count <= MAX_SHARDS:
@@ -261,7 +266,11 @@ def _decode_head(path: str, raw: bytes) -> Head:
 def _decode_task(path: str, number: int, raw: bytes) -> tuple[Key, StoredResult]:
     line = _decode(Line, raw, path, number)
     if line.function not in RESULTS:
-        _refuse(path, number, f"contains the task {line.function[:40]!r}, which statecli does not know")
+        _refuse(
+            path,
+            number,
+            f"contains a result of {line.function[:40]!r}, which this statecli does not know; install the same version",
+        )
     key = Key(sys.intern(line.function), line.key)
     if line.error is not None:
         return key, StoredResult(_decode_error(line.error, path, number), number, line.derived)

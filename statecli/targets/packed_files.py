@@ -296,7 +296,9 @@ def _open_stream(packed: bytes) -> _Stream | None:
             size = packed[_LZMA_HEADER_BYTES - 8 : _LZMA_HEADER_BYTES]
             return _Stream(_open_lzma(packed[0], size), _LZMA_HEADER_BYTES, 0, is_certain=False)
     except ImportError as error:  # Python can be built without them
-        raise UnreadableError("is compressed, and this Python lacks the module to unpack it") from error
+        raise UnreadableError(
+            "is compressed, and this Python was built without the module that unpacks it; unpack the file first"
+        ) from error
     return None
 
 

@@ -118,9 +118,9 @@ def _require_cuda(torch: Any, device: str, requested: Device) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         raise UsageError(
-            f"{option('--to', device)}: torch {torch.__version__} finds no CUDA device here: "
-            f"{option('--to', 'cpu')} compares every byte on any machine, "
-            f"{option('--to', 'meta')} reads them and checks their checksums"
+            f"{option('--to', device)}: torch {torch.__version__} finds no CUDA device here; use "
+            f"{option('--to', 'cpu')} to compare every byte without one, or {option('--to', 'meta')} to read the bytes "
+            "and check their checksums"
         )
     if requested.index is not None and requested.index >= count:
         raise UsageError(f"{option('--to', device)}: this machine has {count} CUDA devices, cuda:0 to cuda:{count - 1}")
@@ -222,7 +222,9 @@ def _send_and_compare(where: ByteRange, dtype_name: str, name: str, device: Devi
             return Arrival(False, f"{device} refuses the tensor: {format_first_line(error)}", refused=True)
         changed = int(np.count_nonzero(back != chunk))
         if changed:
-            return Arrival(False, f"{changed} bytes came back changed, the first after byte {start} of its storage")
+            return Arrival(
+                False, f"{changed} bytes came back changed, the first of them at or after byte {start} of its storage"
+            )
     return Arrival(True)
 
 

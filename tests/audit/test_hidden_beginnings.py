@@ -88,7 +88,7 @@ def test_an_archive_behind_other_bytes_is_not_passed(name, prefix, folder, state
     assert (folder / "PWNED").exists()
     result = statecli("audit", str(folder))
     assert result.code == 2
-    assert f"{name}: has a torch archive after other bytes" in result.out
+    assert f"{name}: begins with other bytes, but ends with a torch archive" in result.out
 
 
 def test_an_archive_of_other_files_behind_other_bytes_is_skipped(folder, statecli):

@@ -63,7 +63,8 @@ def test_an_empty_one(statecli):
         (("inspect", "net.py:Net", "--stats"), "--executor mpi: inspect reads values only for --stats of a checkpoint"),
         (
             ("audit", "a.pt"),
-            "--executor mpi: divides the reading of values, but this command reads none; add --values or --lock FILE",
+            "--executor mpi: splits the reading of tensor values into parts, but this "
+            "command reads no values; add --values or --lock FILE",
         ),
         (("lock", "net.py:Net"), "--executor mpi: only values of checkpoints are locked"),
     ],

@@ -139,7 +139,11 @@ def test_a_part_of_a_later_form_is_refused(parts, refusal):
     documents = lines(parts[0])
     documents[0]["schema"] = "statecli.part/2"
     forged(parts[0], documents)
-    assert refusal(*parts) == f"{parts[0]}: has schema statecli.part/2, but this statecli reads only statecli.part/1"
+    assert (
+        refusal(*parts)
+        == f"{parts[0]}: has the format version statecli.part/2, but this statecli reads only statecli.part/1; "
+        "install the same version"
+    )
 
 
 # --- targets that are others by now -----------------------------------------------------------------------------------
@@ -270,11 +274,12 @@ def test_a_part_that_breaks_off_is_refused(parts, refusal):
         said = refusal(*parts)
         assert said.startswith(f"{parts[0]}: ")
         assert (
-            "ends " in said
+            "is incomplete" in said
+            or "ends in the middle" in said
             or "not a line that --shard writes" in said
             or "is not a file written" in said
             or "was changed after" in said
-            or "tasks, but" in said
+            or "results, but" in said
         )
 
 
@@ -284,7 +289,7 @@ def test_a_line_less_or_changed_is_refused(parts, refusal):
     Path(parts[0]).write_bytes(b"".join(raw[:1] + raw[2:]))
     assert (
         refusal(*parts)
-        == f"{parts[0]}: has {len(raw) - 3} tasks, but its last line records {len(raw) - 2}; run its shard again"
+        == f"{parts[0]}: has {len(raw) - 3} results, but its last line records {len(raw) - 2}; run its shard again"
     )
     Path(parts[0]).write_bytes(b"".join(raw).replace(b'"bytes": ', b'"bytes":1'))
     assert refusal(*parts) == (
@@ -354,7 +359,7 @@ def _put(documents: list, data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"function": "system"}, "contains the task 'system', which statecli does not know"),
+        ({"function": "system"}, "contains a result of 'system', which this statecli does not know"),
         ({"function": 3}, "does not have the format that --shard writes: Expected `str`, got `int` - at `$.function`"),
         ({"result": None}, "does not have the format that --shard writes: Expected `object`, got `null`"),
         ({"error": {"type": "SystemExit", "message": "0"}}, "has an error of unknown type 'SystemExit'"),
@@ -462,7 +467,7 @@ def test_a_part_that_lacks_results_is_named(parts, refusal):
     own = documents[0]["own"]
     del documents[at_a_run(documents)]
     forged(parts[0], documents)
-    why = f"lacks the results of 1 of its {own} tasks; run its shard again"
+    why = f"lacks 1 of its {own} results; run its shard again"
     assert refusal(*parts) == f"{parts[0]}: {why}"
     documents[0]["own"] = own - 1
     forged(parts[0], documents)
@@ -478,10 +483,10 @@ def test_a_result_of_no_task_is_refused(parts, refusal, statecli):
     strange = {**kept[at], "key": "0" * 32}
     forged(parts[0], [kept[0], strange, *kept[1:]])
     own = kept[0]["own"]
-    why = f"has results of {own + 1} tasks, but its shard has {own}; run its shard again"
+    why = f"has {own + 1} results, but its shard has {own}; run its shard again"
     assert refusal(*parts) == f"{parts[0]}: {why}"
     forged(parts[0], [*kept[:at], strange, *kept[at + 1 :]])
-    why = "no part has the result of this task, but a part has one of an unknown task: run all shards again"
+    why = "no part has the result for this file or tensor, but a part has one for an unknown one: run all shards again"
     assert refusal(*parts).endswith(f".pt: {kept[at]['name']}: {why}")
     forged(parts[0], [kept[0], {**strange, "derived": True}, *kept[1:]])
     result = statecli("merge", *parts)
@@ -575,7 +580,7 @@ def test_a_part_says_nothing_of_outputs(parts, refusal, options):
         documents[0]["options"] |= options
         forged(path, documents)
     name = next(iter(options))
-    assert refusal(*parts) == f"{parts[0]}: line 1 contains '{name}', which is not an option of a part"
+    assert refusal(*parts) == f"{parts[0]}: line 1 contains the option '{name}', which --shard does not write"
     assert Path("a.pt").read_bytes() == before
 
 
@@ -587,7 +592,9 @@ def test_parts_that_contradict_each_other_are_refused(parts, refusal):
     documents[1].insert(1, other)
     documents[1][0]["own"] += 1
     forged(parts[1], documents[1])
-    why = "line 2: this result differs from the result of another part for the same task: run all shards again"
+    why = (
+        "line 2: this result differs from the result of another part for the same file or tensor: run all shards again"
+    )
     assert refusal(*parts) == f"{parts[1]}: {why}"
 
 

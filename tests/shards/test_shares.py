@@ -201,7 +201,8 @@ def test_a_share_that_is_none_is_refused(statecli, text):
         ("inspect a.safetensors --stats --to meta", "--to and --shard 1/2 contradict each other"),
         (
             "audit a.safetensors",
-            "--shard 1/2: divides the reading of values, but this command reads none; add --values or --lock FILE",
+            "--shard 1/2: splits the reading of tensor values into parts, but this "
+            "command reads no values; add --values or --lock FILE",
         ),
         ("lock net.py:Net", "--shard 1/2: only values of checkpoints are locked, and these are classes"),
         ("diff a.safetensors b.safetensors -f json", "--output-format: parts have a fixed format; give this option"),

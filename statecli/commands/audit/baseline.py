@@ -130,7 +130,8 @@ def read_baseline(path: str) -> Baseline:
         )
     if document.get("schema") != SCHEMA:
         raise MalformedError(
-            f"{path}: cannot read the baseline: its schema is {document.get('schema')!r}, expected {SCHEMA!r}"
+            f"{path}: cannot read the baseline: its schema is {document.get('schema')!r}, expected {SCHEMA!r}; write "
+            "the baseline again"
         )
     try:
         baseline = msgspec.convert(document, Baseline)
@@ -143,7 +144,8 @@ def read_baseline(path: str) -> Baseline:
             raise MalformedError(f"{path}: accepts {accepted}{suggestion or '; remove the entry'}")
         if not entry.reason.strip():
             raise MalformedError(
-                f"{path}: accepts {entry.rule} of {entry.target} without a reason; write why in the entry"
+                f"{path}: accepts {entry.rule} of {entry.target} without a reason; add a reason to this entry of the "
+                "baseline"
             )
     return _rename_targets(baseline, lambda target: resolve_name(target, files.get_folder(path)))
 

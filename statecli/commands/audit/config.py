@@ -215,7 +215,7 @@ def _read_table(path: str) -> Mapping[str, Any] | None:
     except ValueError as error:  # also a number of more digits than Python reads
         raise UnreadableError(f"{path}: is not valid TOML: {error}") from error
     except RecursionError as error:
-        raise UnreadableError(f"{path}: is nested too deeply") from error
+        raise UnreadableError(f"{path}: its tables or lists are nested too deeply; use fewer levels") from error
     if is_own_file:
         return table
     tool = table.get("tool", {})

@@ -53,7 +53,8 @@ def check_required_rules(request: Request, given: Collection[str], loaded: Loade
     )
     if loaded.config.lock and "lock" not in given and not _is_any_selected(RULES_BY_OPTION["lock"], configured):
         raise UsageError(
-            f"{loaded.path}: lock: {_describe_unselected(RULES_BY_OPTION['lock'])}; select the rule or remove lock"
+            f"{loaded.path}: the key lock: {_describe_unselected(RULES_BY_OPTION['lock'])}; allow the rule, or remove "
+            "the key from the configuration"
         )
 
 

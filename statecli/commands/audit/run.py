@@ -240,7 +240,10 @@ class _Run:
             self.not_compared[text] = reason
         if self.request.lock is not None and self.request.checks_lock:
             self.not_locked[text] = reason
-        oddity = Oddity(OddityKind.NO_TENSORS.value, f"{reason}: only the code that loading runs was checked")
+        oddity = Oddity(
+            OddityKind.NO_TENSORS.value,
+            f"{reason}: statecli checked only the code that loading this file runs, not its contents",
+        )
         state = ModelState(text, "pickle", (), oddities=(oddity,))
         subject = Subject(text, state, self.request.policy, pickles=pickles)
         result = _run_rules(subject, [rule for rule in self.rules if _is_about_pickles(rule)], self.request.severity)
