@@ -77,7 +77,7 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
                 results = [_get_tensor_name(output) for output in outputs] if type(outputs) is list else []
                 why = _CHECKS[name](_Node(_read_arguments(node.get("inputs")), results, sizes, inputs))
                 if why:
-                    yield Misuse(target, why)
+                    yield Misuse(target, f"{why}, and may read or overwrite other memory")
 
 
 #: Arguments that are not numbers. Python functions format and evaluate texts; operators of torch check their types.

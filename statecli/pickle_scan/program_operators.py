@@ -111,7 +111,7 @@ def describe_harm(operator: str) -> str | None:
     if namespace in _INTERNAL_NAMESPACES:
         return _INTERNAL_HARM
     if _UNSAFE_SPARSE.fullmatch(operator):
-        return "makes a sparse tensor whose indices torch does not check"
+        return "makes a sparse tensor whose indices torch does not check, so that its use may overwrite other memory"
     if (namespace == "aten" and name in _UNCHECKED) or _EMBEDDING_ROWS.fullmatch(operator):
         return _UNCHECKED_HARM
     if _GRADIENT.fullmatch(operator) and not is_listed(operator):

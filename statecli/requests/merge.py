@@ -202,7 +202,8 @@ def _select_output_options(merge: MergeOptions, command: str, names: Collection[
         if field.name not in names:
             flag = f"--{field.name.replace('_', '-')}"
             raise UsageError(
-                f"{option(flag)}: the command of the parts, statecli {command}, does not have this option; leave it out"
+                f"{option(flag)}: the parts were written by `statecli {command}`, which does not have this option; "
+                "leave it out"
             )
         selected[field.name] = value
     return selected

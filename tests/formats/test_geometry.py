@@ -64,7 +64,10 @@ def test_an_honest_tensor_is_read():
             "w: storage '../../../etc/passwd' is not in the file; copy the file again, or save the checkpoint again",
         ),
         ({"kind": "Nope"}, "w: its storage record is malformed ('torch.Nope'); save the checkpoint again"),
-        ({"size": (1,) * 1025, "stride": (1,) * 1025}, "w: its shape has 1025 dimensions, more than 1024"),
+        (
+            {"size": (1,) * 1025, "stride": (1,) * 1025},
+            "w: its shape has 1025 dimensions, more than statecli's limit of 1024",
+        ),
     ],
 )
 def test_each_lie_is_named_with_both_numbers(lie, said):

@@ -356,7 +356,10 @@ DAMAGED = {
     "a shape that is a number": (npy(described(shape="(2)")), "its shape is not a tuple of integers"),
     "a shape that is a list": (npy(described(shape="[2]")), "its shape is not a tuple of integers"),
     "2^66 elements": (npy(described(shape=f"({2**33}, {2**33})")), "is impossible: more than 2^63 elements"),
-    "too many dimensions": (npy(described(shape=f"({'1, ' * 1025})")), "has 1025 dimensions, more than 1024"),
+    "too many dimensions": (
+        npy(described(shape=f"({'1, ' * 1025})")),
+        "has 1025 dimensions, more than statecli's limit of 1024",
+    ),
     "an order that is a number": (npy(described(order="1")), "its fortran_order is 1; expected True or False"),
     "brackets without end": (
         npy(described(descr="[" * 5000)),
@@ -376,7 +379,7 @@ DAMAGED = {
     "a field too large": (npy(described(descr=f"[('a', '<f8', ({2**62},))]")), "its descr is not a dtype code or"),
     "2^40 elements of nothing": (
         npy(described(descr="'|V0'", shape=f"({2**40},)"), bytes(8)),
-        "claims 1099511627776 elements of 0 bytes each, more than the 87 bytes of the file",
+        "claims 1099511627776 elements of 0 bytes each, more than statecli's limit of one for each of the 87 bytes of the file",
     ),
     "a header beyond the end": (npy(described(), length=5000), "is truncated: its header needs 5010 bytes, but only"),
     "a header of 4 GB": (npy(described(), version=2, length=2**32 - 1), "its header claims 4294967295 bytes"),

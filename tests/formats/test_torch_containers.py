@@ -243,8 +243,8 @@ REFUSED = {
         "data.pkl is not in the folder of the first record",
     ),
     "a nested folder": (build(records(folder="a/b")), "data.pkl is not in the folder of the first record"),
-    "a folder with a NUL": (build(records(folder="a\0b")), "the archive's folder 'a\\x00b/' has a NUL"),
-    "a folder and a NUL": (build([*records(folder="a\0"), Member("a", b"3")]), "'a\\x00/' has a NUL"),
+    "a folder with a NUL": (build(records(folder="a\0b")), "the archive's folder, 'a\\x00b/', has a NUL"),
+    "a folder and a NUL": (build([*records(folder="a\0"), Member("a", b"3")]), "'a\\x00/', has a NUL"),
     "a damaged pickle": (build(changed("data.pkl", crc=1)), "archive/data.pkl: checksum wrong"),
     "a compressed storage": (
         build(changed("data/0", method=8)),

@@ -359,7 +359,10 @@ def _put(documents: list, data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"function": "system"}, "contains a result of 'system', which this statecli does not know"),
+        (
+            {"function": "system"},
+            "contains a result of 'system', which this statecli does not know; install the same version",
+        ),
         ({"function": 3}, "does not have the format that --shard writes: Expected `str`, got `int` - at `$.function`"),
         ({"result": None}, "does not have the format that --shard writes: Expected `object`, got `null`"),
         ({"error": {"type": "SystemExit", "message": "0"}}, "has an error of unknown type 'SystemExit'"),

@@ -160,7 +160,7 @@ def _parse_literal(literal: Any, length: int) -> Header:
     if type(shape) is not tuple or any(type(size) is not int for size in shape):
         raise MalformedError("its shape is not a tuple of integers")
     if len(shape) > MAX_DIMENSIONS:
-        raise MalformedError(f"its shape has {len(shape)} dimensions, more than {MAX_DIMENSIONS}")
+        raise MalformedError(f"its shape has {len(shape)} dimensions, more than statecli's limit of {MAX_DIMENSIONS}")
     if max(shape, default=0) > MAX_ELEMENTS or prod(shape) > MAX_ELEMENTS:
         raise MalformedError(f"shape {quoting.shape(shape)} is impossible: more than 2^63 elements")
     return Header(_parse_element(literal["descr"]), shape, order, length)
