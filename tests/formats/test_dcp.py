@@ -780,7 +780,7 @@ def test_metadata_that_no_reader_asks_for_is_judged_too(mixed, statecli):
     (mixed / "__0.metadata").write_bytes(b"\x80\x02N.")
     result = statecli("audit", str(mixed), "--select", "unscanned-pickle")
     assert result.code == 1
-    assert "where its archives begin are unknown: __0.metadata does not contain metadata" in result.out
+    assert "where its archives begin: __0.metadata does not contain metadata" in result.out
 
 
 # Which boxes fill another.

@@ -469,11 +469,11 @@ REFUSED = {
     "no counts": (b"GGUF\3\0\0\0", "the number of tensors ends at byte 16, " + ENDS),
     "2^60 tensors": (
         raw_file(counts=(2**60, 0)),
-        f"the header claims {2**60} tensors and 0 metadata keys, but the limits are 1000000 and 100000",
+        f"the header claims {2**60} tensors and 0 metadata keys, but statecli's limits are 1000000 and 100000",
     ),
     "2^60 keys": (
         raw_file(counts=(0, 2**60)),
-        f"the header claims 0 tensors and {2**60} metadata keys, but the limits are 1000000 and 100000",
+        f"the header claims 0 tensors and {2**60} metadata keys, but statecli's limits are 1000000 and 100000",
     ),
     "more tensors than lines": (
         raw_file((), [tensor("w", [8])], counts=(9, 0)),

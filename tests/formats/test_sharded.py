@@ -271,7 +271,7 @@ EMPTY: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "torch.distributed.checkpoint": (
         (".metadata", "__0_0.distcp"),
-        ".metadata: unknown opcode 0x78 (byte 0)",
+        ".metadata: the pickle is damaged: unknown opcode 0x78 (byte 0)",
     ),
     "DeepSpeed": (
         ("latest", "zero_to_fp32.py", "global_step1/optim_states.pt"),

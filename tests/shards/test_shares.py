@@ -230,8 +230,8 @@ def test_merge_refuses_what_the_command_has_not(statecli, shares):
     paths, _ = shares(2, "lock", "a.safetensors")
     for words, option in ((["-f", "json"], "--output-format"), (["--tree"], "--tree"), (["-v"], "--verbose")):
         result = statecli("merge", *paths, *words)
-        said = f"statecli: {option}: the parts were written by `statecli lock`, which does not have this option; leave it out\n"
-        assert (result.code, result.out, result.err) == (2, "", said)
+        why = "the parts were written by `statecli lock`, which does not have this option; leave it out"
+        assert (result.code, result.out, result.err) == (2, "", f"statecli: {option}: {why}\n")
     paths, _ = shares(2, "diff", "a.safetensors", "b.safetensors")
     assert statecli("merge", *paths, "--name-only", "--name-status").code == 2
     result = statecli("merge", *paths, "-o", paths[1])
