@@ -112,8 +112,9 @@ class Problem(msgspec.Struct, frozen=True):
     source: str = ""
 
     def label_help(self) -> str:
-        """Return `fix` if the help begins with a line to paste, `help` if it says in words what to do."""
-        return "fix" if is_code((self.help or "").partition("\n")[0]) else "help"
+        """Return `fix` if the help is lines to paste, which a comment may begin, `help` if it says what to do."""
+        first = next((line for line in (self.help or "").split("\n") if not line.startswith("#")), "")
+        return "fix" if is_code(first) else "help"
 
     def list_names(self) -> list[str]:
         """Return the names of the tensors, each once."""

@@ -79,7 +79,7 @@ def group_findings(findings: Iterable[Finding], rows: Sequence[TensorInfo] = ())
 def select_fixes(fixes: Iterable[Fix], problems: Iterable[Problem]) -> tuple[Fix, ...]:
     """Return the fixes that no problem shows."""
     shown = [problem.help for problem in problems if problem.help]
-    return tuple(fix for fix in fixes if not any(fix.text in help for help in shown))
+    return tuple(fix for fix in fixes if not any(fix.text.removeprefix(_get_place(fix.text)) in help for help in shown))
 
 
 def group_accepted(accepted: Iterable[Accepted], rows: Sequence[TensorInfo] = ()) -> dict[str, tuple[Problem, ...]]:
@@ -179,9 +179,14 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
 
 def _join_fixes(fixes: Sequence[str]) -> str:
     """Return the fixes one below the other; the place of all of them, `# at the end of __init__:`, is written once."""
-    first = fixes[0].partition("\n")[0] if fixes else ""
-    place = f"{first}\n" if first.startswith("#") and first.endswith(":") else ""
+    place = _get_place(fixes[0]) if fixes else ""
     return "\n".join([*fixes[:1], *(fix.removeprefix(place) for fix in fixes[1:])])
+
+
+def _get_place(fix: str) -> str:
+    """Return the first line of a fix if it says where to paste the rest, else ""."""
+    first, end, _ = fix.partition("\n")
+    return f"{first}\n" if end and first.startswith("#") and first.endswith(":") else ""
 
 
 def _describe_modules(rows: Sequence[TensorInfo]) -> str:

@@ -45,7 +45,7 @@ def test_repeated_layers_are_one_annotation():
     """Their names say how many there are."""
     found = [finding(fqn=f"layers.{n}.weight") for n in range(48)]
     assert notes(target("a.pt", *found)) == [
-        ("error", {"file": "a.pt", "title": "statecli nan"}, "layers.{0..47}.weight: is nan")
+        ("error", {"file": "a.pt", "title": "statecli nan"}, "layers.{0..47}.weight: are nan")
     ]
 
 
@@ -61,7 +61,7 @@ def test_what_to_do_about_many_is_said_once():
     """Where it is the same of all of them; what is to be done of some alone would be said of the others."""
     same = [finding(fqn=f"name{'x' * n}", help="go back") for n in range(25)]
     ((_, _, message),) = notes(target("a.pt", *same))
-    assert message.splitlines() == ["name, namex, namexx and 22 more: is nan", "go back"]
+    assert message.splitlines() == ["name, namex, namexx and 22 more: are nan", "go back"]
 
 
 def test_ten_are_told_one_by_one():

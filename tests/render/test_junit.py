@@ -59,8 +59,8 @@ def test_several_findings_of_a_rule_are_one_failure():
 def test_a_problem_of_several_tensors_lists_each():
     """One failure, whose text has a line for the problem and one for each tensor."""
     ((tag, message, text),) = cases(target("a.pt", finding(fqn="a"), finding(fqn="b")))["a.pt", "nan"]
-    assert (tag, message) == ("failure", "a, b: is nan")
-    assert text.splitlines() == ["error[nan]: a, b: is nan", "  nan: a: is nan", "  nan: b: is nan"]
+    assert (tag, message) == ("failure", "a, b: are nan")
+    assert text.splitlines() == ["error[nan]: a, b: are nan", "  nan: a: is nan", "  nan: b: is nan"]
 
 
 def test_what_does_not_fail_the_run_fails_no_case():

@@ -133,7 +133,7 @@ def test_a_fingerprint_stays_and_tells_apart():
 def test_a_problem_of_several_tensors_is_one_result():
     """Each tensor is a related location with its own message."""
     (result,) = run(target("a.pt", finding(fqn="a"), finding(fqn="b")))["results"]
-    assert result["message"]["text"] == "a, b: is nan"
+    assert result["message"]["text"] == "a, b: are nan"
     related = result["relatedLocations"]
     assert [one["message"]["text"] for one in related] == ["nan: a: is nan", "nan: b: is nan"]
     assert [one["logicalLocations"][0]["name"] for one in related] == ["a", "b"]

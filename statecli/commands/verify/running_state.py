@@ -1,6 +1,6 @@
 """Find tensors with a running state: forward in train mode computes their next value from their present one.
 
-An average, a counter and a codebook are such states. A cache is none: forward writes the same elements again whatever
+An average, a counter and a codebook are such states. A cache is not: forward writes the same elements again whatever
 they were before.
 """
 
