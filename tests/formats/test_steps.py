@@ -173,7 +173,7 @@ def test_what_many_objects_share_ends_at_the_budget(name, tmp_path, monkeypatch)
     steps, found = taken(tmp_path, build(records(SHARED_BY_MANY[name])))
     limit = Budget.FLOW.limit + int(min(FLOW_PER_OPCODE * steps[Budget.OPCODES], FLOW_PER_BYTE * steps[Budget.BYTES]))
     assert limit < steps[Budget.FLOW] <= limit + 6001, steps
-    assert found[0].unread == f"has more than {limit:,} values that may contain names"
+    assert found[0].unread == f"has more than {limit:,} values that may contain names, the limit of statecli"
 
 
 @pytest.mark.parametrize(("name", "counted"), [("model.pt", True), (".metadata", False)])
@@ -183,7 +183,7 @@ def test_calls_end_at_their_budget(name, counted, tmp_path, monkeypatch):
     (tmp_path / name).write_bytes(four(stacked("builtins", "list") + SHARED + (GET + b")R0") * 1500))
     with Source(str(tmp_path / name)) as source:
         (found,) = _scan.FileScan(source).scan()
-    assert found.unread == ("has more than 1,000 calls" if counted else None)
+    assert found.unread == ("has more than 1,000 calls, the limit of statecli" if counted else None)
 
 
 def grown_later(user, count):
