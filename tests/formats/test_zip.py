@@ -173,7 +173,7 @@ REFUSED = {
     ),
     "local name": (
         build(changed("data.pkl", local_name=b"archive/data.pkx")),
-        "'archive/data.pkl': its local header contradicts",
+        "'archive/data.pkl': its own header contradicts",
     ),
     "local name of other length": (build(changed("data.pkl", local_name=b"archive/evil")), "own header contradicts"),
     "local method": (
