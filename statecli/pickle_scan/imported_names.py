@@ -123,8 +123,9 @@ class Scanner(Machine):
 
     def note_odd(self, name: str, pos: int) -> None:
         """Record the first time that the opcode before byte `pos` makes an unpickler do something no pickler writes."""
-        why = known_names.describe_harm("pickle", name)
-        self._odd.setdefault(name, Mention("pickle", name, pos - 1, called=True, misuse=why))
+        if name not in self._odd:
+            why = known_names.describe_harm("pickle", name)
+            self._odd[name] = Mention("pickle", name, pos - 1, called=True, misuse=why)
 
     def find_bombs(self, file_bytes: int) -> tuple[Bomb, ...]:
         """Return the allocations not explained by a file of this size, and keys with too long a hash."""
@@ -245,6 +246,7 @@ class Scanner(Machine):
         if type(target) in (dict, Obj) and not len(flat) % 2:
             items = (target.items or {}) if type(target) is Obj else target
             keys = list(map(wrap_key, flat[::2]))
+            self._take_calls((type(target) is Obj) + 2 * sum(type(key) is Key for key in keys))
             self.allocations.add_keys(target, [key for key in keys if type(key) is Key])
             self.flow.add_keys(keys)
             if items:
@@ -278,8 +280,14 @@ class Scanner(Machine):
     def add_build(self, target: Value, state: Value) -> None:
         """Remember a BUILD."""
         self._count_change(target)
+        self._take_calls(1)
         self.flow.add_state(target, state)
         self._builds.append((target, state))
+
+    def _take_calls(self, count: int) -> None:
+        """Count what takes as long as a call: a key that is no plain value, an item or a state of an object."""
+        if count and self.budget == 1:  # a `.metadata` has a key of this kind for each part of a tensor
+            self.flow.steps.take(Budget.CALLS, count)
 
     def _count_change(self, target: Value) -> None:
         self.change_count += type(target) in (Global, Obj)

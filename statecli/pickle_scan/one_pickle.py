@@ -131,7 +131,7 @@ class PickleReader:
                 failed = scanner.make_misframed_error(scanner.frame_end, CROSSES_FRAME)
         self._steps.unfinished = int
         try:
-            self._steps.take(Budget.OPCODES, scanner.opcodes)
+            self._steps.take(Budget.OPCODES, scanner.opcodes // scanner.budget)
         except OutOfSteps as error:  # what was read is reported with its names
             failed = failed or error
         return scanner, failed

@@ -16,8 +16,9 @@ from statecli.core.errors import MalformedError
 class Budget(Enum):
     """A kind of step, and how many of it one file may cause. Each budget is worth 10 to 30 seconds at most."""
 
-    #: Opcodes of all pickles, 2 or 3 million a second. One `.metadata` of the largest models has 40 million.
-    OPCODES = ("pickle instructions", 50_000_000)
+    #: Opcodes of all pickles, 0.5 to 3 million a second. One `.metadata` of the largest models has 40 million, which count
+    #: as a fifth of that.
+    OPCODES = ("pickle instructions", 12_000_000)
     #: Calls, other than those that rebuild tensors: 50,000 a second. Those of a `.metadata` are not counted.
     CALLS = ("calls", 1_000_000)
     #: Values that are followed for the names in them, a million a second; more of them for a longer pickle.

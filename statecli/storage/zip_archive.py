@@ -581,7 +581,7 @@ def _limit_error(record: Record, limit: int) -> MalformedError:
 
 #: Parts of the names of records that torch's loaders open.
 _LOADED_NAMES = re.compile(
-    rb"\.pkl|\.data/|archive_format|aotinductor|model\.json|serialized_(?:exported_program|state_dict|constants|example)",
+    rb"\.pkl|\.data/|archive_format|aotinductor|model\.json|data/constants|serialized_(?:exported_program|state_dict|constants|example)",
     re.IGNORECASE,
 )
 

@@ -18,15 +18,16 @@ from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS
 from statecli.pickles.errors import TruncatedPickle
-from statecli.pickles.graph import as_mapping, get_attributes, get_name
+from statecli.pickles.graph import as_mapping, as_sequence, get_attributes, get_name
 from statecli.pickles.machine import METADATA_BUDGET_FACTOR, Machine, read_pickle
 from statecli.pickles.nodes import Global, Key, Obj
 
 #: Of one `.metadata`, which takes 250 bytes for each chunk.
 MAX_METADATA = 256 * 2**20
-#: Steps of a path into the nested state_dict, and the index of a list in it.
+#: Steps of a path into the nested state_dict.
 MAX_PATH = 200
-MAX_INDEX = 2**31
+#: Items of the lists in it that no name leads to: empty containers.
+MAX_EMPTY_ITEMS = 1_000_000
 _OURS = "torch.distributed."
 _CUT_OFF = "the save did not finish, or the copy is incomplete; copy the folder again, or save the checkpoint again"
 #: Every name that a `.metadata` needs, next to torch's dtypes; the classes of torch before 2.0 lay elsewhere, and those
@@ -210,11 +211,28 @@ def _is_bytes(node: Any) -> bool:
 
 
 def _read_paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
-    """Return the keys and indexes that lead to each name; planners other than torch's may not write them."""
-    for fqn, path in (as_mapping(node) or {}).items():
-        plain = type(fqn) is str and type(path) in (tuple, list) and 0 < len(path) <= MAX_PATH
-        if plain and all(type(step) is str or (type(step) is int and 0 <= step < MAX_INDEX) for step in path):
-            yield fqn, tuple(path)
+    """Return the keys and indexes that lead to each name; planners other than torch's may not write them.
+
+    Raises MalformedError if the indexes ask for lists that are longer than what the names can fill: torch makes them.
+    """
+    lengths: dict[tuple[Any, ...], int] = {}
+    names = as_mapping(node) or {}
+    for fqn, path in names.items():
+        steps = as_sequence(path) or ()
+        is_short = 0 < len(steps) <= MAX_PATH
+        for at, step in enumerate(steps):
+            if type(step) is int and step >= 0:
+                before = tuple(steps[:at]) if is_short else (fqn, at)
+                lengths[before] = max(lengths.get(before, 0), step + 1)
+        plain = type(fqn) is str and type(path) in (tuple, list) and is_short
+        if plain and all(type(step) is str or (type(step) is int and step >= 0) for step in steps):
+            yield fqn, tuple(steps)
+    total = sum(lengths.values())
+    if total > len(names) + MAX_EMPTY_ITEMS:
+        raise MalformedError(
+            f".metadata has indexes of lists of {total:,} items in all, but only {len(names):,} names; torch fills the "
+            "rest with None, until the memory is full"
+        )
 
 
 class _Reader:
