@@ -19,7 +19,8 @@ UNREGISTERED_TENSOR = Rule(
 the model computes with other values; on a GPU the first forward raises "Expected all tensors to be on the same
 device". The finding is an error if the constructor draws the value at random, because no checkpoint brings the value
 back. The finding is a note if the tensor is a scalar or empty, or if the class's own code moves the tensor. The finding
-is also a note in TorchScript or a torch.export program, which stores the tensor.""",
+is also a note in TorchScript or a torch.export program, which stores the tensor, and in `verify` if forward copies and
+casts the tensor at each call.""",
     example="`self.table = torch.randn(5, 5)` in `__init__`.",
     fix="""`self.register_buffer("table", torch.randn(5, 5))`; with `persistent=False` if the constructor computes the
 same value each time, so that existing checkpoints still load.""",
