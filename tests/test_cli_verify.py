@@ -404,3 +404,64 @@ def test_a_wrong_input_of_an_embedding_is_answered_with_the_right_one(statecli, 
     result = statecli("verify", "emb.py:Net", "--check", "forward", "--input", given)
     assert result.code == 2
     assert "; the embedding takes integers from 0 to 49: --input 'int64:2x8<50'" in result.err
+
+
+BIG = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(d), nn.Linear(d, d)
+        self.up, self.down = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+
+    def forward(self, x):
+        x = x + self.out(self.norm(x))
+        return x + self.down(torch.relu(self.up(x)))
+
+class Big(nn.Module):
+    def __init__(self, d=8, layers=12):
+        super().__init__()
+        self.embed = nn.Embedding(20, d)
+        self.blocks = [Block(d) for _ in range(layers)]
+        self.scale = torch.full((d,), 0.5)
+        self.head = nn.Linear(d, 20)
+
+    def forward(self, ids):
+        x = self.embed(ids) * self.scale
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+"""
+
+
+def test_two_mistakes_are_two_errors_in_every_output(statecli, in_tmp_path, tmp_path, monkeypatch):
+    """One line of source with 96 tensors, and one attribute; the table is a page at 100 columns."""
+    (tmp_path / "big.py").write_text(BIG)
+    monkeypatch.setenv("COLUMNS", "100")
+    words = ("verify", "big.py:Big", "--input", "int64:2x8<20")
+    for output in ("table", "plain", "markdown", "html", "github"):
+        assert "2 errors" in statecli(*words, "-f", output).out, output
+    assert len(statecli(*words, "-f", "table").out.splitlines()) <= 45
+    xml = statecli(*words, "-f", "junit").out
+    assert 'failures="2" errors="0"' in xml
+    assert [line.split(' name="')[1].split('"')[0] for line in xml.splitlines() if "<testcase" in line] == [
+        "unregistered-tensor",
+        "unregistered-module",
+        "copy",
+    ]
+    assert len(xml.splitlines()) < 60
+    assert statecli(*words, "-f", "github").out.count("::error ") == 2
+    assert len(statecli(*words, "-f", "sarif").json["runs"][0]["results"]) == 2
+
+
+def test_the_lines_of_one_consequence_are_joined(statecli, in_tmp_path, tmp_path, monkeypatch):
+    """A line that counts one more consequence would take as much room as the consequence."""
+    (tmp_path / "big.py").write_text(BIG)
+    monkeypatch.setenv("COLUMNS", "100")
+    text = statecli("verify", "big.py:Big", "--input", "int64:2x8<20", "-f", "table").out
+    assert "on cpu while the rest is on cuda:0, in addmm at big.py:12, 13" in text
+    assert "more (--all)" not in text
+    assert "blocks[{0..11}].* (96 tensors)" in text
+    assert "blocks[7].down.bias" in statecli("verify", "big.py:Big", "-f", "table", "--all").out

@@ -16,7 +16,7 @@ from msgspec import UNSET
 from statecli.core.escaping import escape_line, escape_name, escape_sentence
 from statecli.core.units import format_origin, plural
 from statecli.render._ansi import paint
-from statecli.report import MAX_EFFECTS, Line, Page, Problem, Report, is_code
+from statecli.report import Line, Page, Problem, Report, count_shown_effects, is_code
 from statecli.report.problems import format_severities
 
 if TYPE_CHECKING:
@@ -406,9 +406,9 @@ _SIGN = re.compile(rf"[✓✗]|(?<=^{' ' * INDENT})[ADMR?](?= )")
 
 
 def _pack_effects(effects: Sequence[str], width: int, *, show_all: bool) -> Iterator[str]:
-    """Yield the effects, several in a line where they fit, at most MAX_EFFECTS of them."""
-    line = ""
-    for effect in effects if show_all else effects[:MAX_EFFECTS]:
+    """Yield the effects, several in a line where they fit, and a count of those after MAX_EFFECTS."""
+    line, count = "", len(effects) if show_all else count_shown_effects(effects)
+    for effect in effects[:count]:
         joined = f"{line} · {effect}" if line else effect
         if line and len(joined) > width:
             yield line
@@ -416,5 +416,5 @@ def _pack_effects(effects: Sequence[str], width: int, *, show_all: bool) -> Iter
         line = joined
     if line:
         yield line
-    if not show_all and len(effects) > MAX_EFFECTS:
-        yield f"… and {len(effects) - MAX_EFFECTS:,} more (--all)"
+    if len(effects) > count:
+        yield f"… and {len(effects) - count:,} more (--all)"

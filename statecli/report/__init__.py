@@ -127,9 +127,10 @@ class Problem(msgspec.Struct, frozen=True):
         the fingerprints of two such problems of one target apart.
         """
         names = self.list_names()
-        effects = [*self.effects[:MAX_EFFECTS]]
-        if len(self.effects) > MAX_EFFECTS:
-            effects.append(f"{len(self.effects) - MAX_EFFECTS:,} more")
+        count = count_shown_effects(self.effects)
+        effects = [*self.effects[:count]]
+        if len(self.effects) > count:
+            effects.append(f"{len(self.effects) - count:,} more")
         first = self.findings[0]
         return first.merge(
             self.rule,
@@ -176,6 +177,11 @@ _CODE = re.compile(
 )
 #: Consequences of a problem that are shown without --all.
 MAX_EFFECTS = 8
+
+
+def count_shown_effects(effects: Sequence[str]) -> int:
+    """Return how many consequences are shown without --all; a line that counts the rest stands for two or more."""
+    return len(effects) if len(effects) <= MAX_EFFECTS + 1 else MAX_EFFECTS
 
 
 class Page(msgspec.Struct, frozen=True):

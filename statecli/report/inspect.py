@@ -121,6 +121,7 @@ def _build_page(
     """Return the page; tensors with accepted findings need no fix."""
     state = inspection.state
     accepted_names = {entry.finding.fqn for entry in accepted}
+    verdict = _format_page_verdict(problems, state, accepted)
     summary = sizes.sum_by_kind(state.tensors)
     columns = _list_columns(inspection, view)
     groups: tuple[Group, ...] = ()
@@ -135,12 +136,13 @@ def _build_page(
         totals=(
             *_format_totals(state, summary),
             *(() if rows else format_hidden_count(_count_hidden(inspection, view), view)),
+            *((verdict,) if problems else ()),
         ),
         fixes=select_fixes(
             _list_fixes([tensor for tensor in state.tensors if tensor.fqn not in accepted_names]), problems
         ),
         problems=problems,
-        verdict=_format_page_verdict(problems, state, accepted),
+        verdict=verdict,
     )
 
 
@@ -248,7 +250,7 @@ MAX_SHOWN_DTYPES = 3
 def _format_subtitle(state: ModelState, summary: dict[str, Totals]) -> str:
     """Return `torch-zip, 78 tensors, 8.79 kB, float32: 1.08 k parameters, all trainable; sections model, optimizer`."""
     tensors = sum(total.tensors for total in summary.values())
-    size = sum(total.bytes for total in summary.values())
+    size = sizes.sum_bytes(state.tensors)
     parameters = summary[Kind.PARAMETER.value].elements
     counts = f": {_format_parameters(parameters)}{_describe_trainable(state, parameters)}" if parameters else ""
     sections = f"; sections {', '.join(s or '(top level)' for s in state.sections)}" if len(state.sections) > 1 else ""

@@ -42,6 +42,8 @@ _TIE_RULES = BROKEN_TIES | {
     DEVICE_MISMATCH.name,
     SHARED_IN_SAFETENSORS.name,
 }
+#: The number of a source line at the end of a consequence.
+_LAST_LINE = re.compile(r"(?<=\w):(\d{1,9})\Z")
 _WORST_FIRST = tuple(sorted(Severity, key=lambda severity: -severity.rank))
 #: Names of a problem that are listed.
 MAX_NAMES = 3
@@ -148,7 +150,7 @@ def _build_tie_problem(findings: Sequence[Finding]) -> Problem:
         problem.message,
         problem.target,
         tuple(findings),
-        (*problem.effects, *effects),
+        (*problem.effects, *_join_lines(effects)),
         problem.help,
         problem.origin,
         problem.source,
@@ -170,7 +172,7 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
         _describe_modules(rows) if inside else _describe_tensors(rows),
         findings[0].target,
         tuple(findings),
-        tuple(_list_effects(findings, rows)),
+        tuple(_join_lines(_list_effects(findings, rows))),
         _join_fixes(fixes or helps) or None,
         origin or UNSET,
         _read_source(origin),
@@ -228,6 +230,18 @@ def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> It
         effects |= {f"left on {device} by .to()": None} if any(row.moves is False for row in rows) else {}
         effects |= {"not in model.parameters(), so not trained": None} if any(r.requires_grad for r in rows) else {}
     yield from effects
+
+
+def _join_lines(effects: Iterable[str]) -> Iterator[str]:
+    """Yield the consequences; those that differ only in the line of one file are one: `in addmm at net.py:16, 18`."""
+    lines: dict[str, dict[str, None]] = {}
+    for effect in effects:
+        place = _LAST_LINE.search(effect)
+        lines.setdefault(effect[: place.start()] if place else effect, {})
+        if place:
+            lines[effect[: place.start()]][place[1]] = None
+    for text, numbers in lines.items():
+        yield f"{text}:{', '.join(numbers)}" if numbers else text
 
 
 def _strip_name(finding: Finding, start: str = "") -> str:

@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from statecli.core.finding import Finding
 from statecli.core.units import format_fix_in_line, format_origin, plural
-from statecli.report import Case, Outcome, Problem
+from statecli.report import Case, Line, Outcome, Problem, fold
 
 
 def build_cases(suite: str, problems: Iterable[Problem], passed_name: str) -> tuple[Case, ...]:
@@ -23,7 +23,7 @@ def build_cases(suite: str, problems: Iterable[Problem], passed_name: str) -> tu
 def build_failed_case(suite: str, name: str, problems: Sequence[Problem]) -> Case:
     """Return a failed case. Its message is the only problem's, else the number of problems and the first one.
 
-    The text has each problem, and below a problem of several findings each of these.
+    The text has each problem, and below a problem of several findings each of these, with repeated layers folded.
     """
     first = problems[0].message
     message = first if len(problems) == 1 else f"{plural(len(problems), 'problem')}, the first: {first}"
@@ -34,7 +34,8 @@ def _list_lines(problems: Iterable[Problem]) -> Iterator[str]:
     for problem in problems:
         yield describe_problem(problem)
         if len(problem.findings) > 1:
-            yield from (f"  {finding.rule}: {finding.message}" for finding in problem.findings)
+            messages = [Line((finding.message, finding.rule)) for finding in problem.findings]
+            yield from (f"  {line.cells[1]}: {line.cells[0]}" for line, _ in fold.fold_messages(messages))
 
 
 def describe_problem(problem: Problem) -> str:

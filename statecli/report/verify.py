@@ -11,7 +11,7 @@ import msgspec
 from statecli import report
 from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Column, Name, Verdict, Verification
 from statecli.core import sizes
-from statecli.core.finding import Severity
+from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import NOTES_OF_UNREGISTERED_MODULES, Kind, ModelState, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.run_scope import NotChecked
@@ -41,7 +41,13 @@ from statecli.report import (
     rule_texts,
     test_cases,
 )
-from statecli.report.problems import MAX_NAMES, build_accepted_notes, group_accepted, group_findings
+from statecli.report.problems import (
+    MAX_NAMES,
+    build_accepted_notes,
+    format_severities,
+    group_accepted,
+    group_findings,
+)
 from statecli.targets.location import add_places
 from statecli.targets.target_result import Accepted
 
@@ -98,7 +104,11 @@ def build_verify_report(
     return Report(
         title=verification.state.target,
         document=lambda: documents.build_verify_document(
-            verification, group_problems(), _format_verdict(verification), _list_not_checked(verification), accepted
+            verification,
+            group_problems(),
+            _format_verdict(verification, group_problems()),
+            _list_not_checked(verification),
+            accepted,
         ),
         table=lambda: _build_table(verification, view.verbose),
         page=lambda: _build_page(verification, group_problems(), view),
@@ -110,9 +120,7 @@ def build_verify_report(
         show_all=view.unfold,
         problems=group_problems,
         rules=lambda: rule_texts.list_rule_texts(group_problems()),
-        cases=lambda: tuple(
-            _build_case(check, verification.state, requested, fail_on) for check in verification.checks
-        ),
+        cases=lambda: _build_cases(verification, findings, requested, fail_on),
         troubles=tuple(
             Trouble(verification.state.target, message) for message in list_inconclusive(verification, requested)
         ),
@@ -127,17 +135,32 @@ _OUTCOMES = {
 }
 
 
-def _build_case(check: Check, state: ModelState, requested: Sequence[Name], fail_on: Severity) -> Case:
-    """Return the case of a proof; a requested proof that was skipped is an error, as for the exit status.
+def _build_cases(
+    verification: Verification, findings: Sequence[Finding], requested: Sequence[Name], fail_on: Severity
+) -> tuple[Case, ...]:
+    """Return a failed case for each rule with problems, then a case for each proof without such problems.
 
-    Problems milder than `fail_on` fail no case; they are part of its text.
+    Several proofs find one problem, which is one failure. `findings` are those of the verification, with places.
+    Problems milder than `fail_on` fail no case; they are the text of their proofs.
     """
+    state = verification.state
+    failing = [problem for problem in group_findings(findings, state.tensors) if problem.severity.is_at_least(fail_on)]
+    covered = {id(finding) for problem in failing for finding in problem.findings}
+    placed = dict(zip(map(id, verification.findings), findings, strict=True))
+    by_proof = ((check, [placed[id(finding)] for finding in check.findings]) for check in verification.checks)
+    cases = (
+        _build_case(check, findings, state, requested)
+        for check, findings in by_proof
+        if check.verdict is not Verdict.FAILED or not covered.intersection(map(id, findings))
+    )
+    return (*(test_cases.build_cases(state.target, failing, "verify") if failing else ()), *cases)
+
+
+def _build_case(check: Check, findings: Sequence[Finding], state: ModelState, requested: Sequence[Name]) -> Case:
+    """Return the case of a proof; a requested proof that was skipped is an error, as for the exit status."""
     target, name, outcome = state.target, check.check.value, _OUTCOMES[check.verdict]
-    if outcome is Outcome.FAILED and check.findings:
-        problems = group_findings(add_places(check.findings, state.tensors), state.tensors)
-        failing = [problem for problem in problems if problem.severity.is_at_least(fail_on)]
-        if failing:
-            return test_cases.build_failed_case(target, name, failing)
+    if outcome is Outcome.FAILED and findings:
+        problems = group_findings(findings, state.tensors)
         return Case(target, name, Outcome.PASSED, text=tuple(map(test_cases.describe_problem, problems)))
     if outcome is Outcome.PASSED:
         return Case(target, name, outcome, text=(check.how,) if check.how else ())
@@ -263,7 +286,7 @@ def _build_page(verification: Verification, problems: tuple[Problem, ...], view:
         ),
     )
     proofs = tuple(_build_proof_line(check, fqns) for check in verification.checks)
-    verdict = _format_verdict(verification)
+    verdict = _format_verdict(verification, problems)
     return Page(
         subtitle=_format_subtitle(verification),
         columns=columns,
@@ -298,8 +321,40 @@ def _build_groups(verification: Verification, shown: Sequence[ProofColumn], view
         shared = _find_shared_reasons(rows, shown)
         lines = [_build_line(row, shown, shared, worst[row.fqn], view) for row in rows]
         summary = _summarize_group(rows, worst) + "".join(f"; {reason}" for reason in _format_reasons(shared))
-        groups.append(Group(KIND_NOUNS[kind], summary, tuple(lines if view.unfold else fold.fold_lines(lines))))
+        lines = lines if view.unfold else fold.fold_lines(_join_causes(rows, lines))
+        groups.append(Group(KIND_NOUNS[kind], summary, tuple(lines)))
     return tuple(groups)
+
+
+#: Lines of the tensors of one problem with equal verdicts, above which they are one line.
+MAX_LINES_OF_CAUSE = 3
+
+
+def _join_causes(rows: Sequence[TensorInfo], lines: Sequence[Line]) -> list[Line]:
+    """Return the lines; unregistered tensors that one source line made are one line if their verdicts are equal."""
+    groups: dict[object, list[Line]] = {}
+    for position, (row, line) in enumerate(zip(rows, lines, strict=True)):
+        is_cause = row.kind is Kind.UNREGISTERED and row.origin is not None
+        groups.setdefault((row.origin, line.cells[1:], line.remark, line.mood) if is_cause else position, []).append(
+            line
+        )
+    joined: list[Line] = []
+    for alike in groups.values():
+        folded = fold.fold_lines(alike)
+        start = _find_common_module([line.cells[0] for line in folded])
+        if len(folded) <= MAX_LINES_OF_CAUSE or not start:
+            joined += alike
+            continue
+        name = f"{start}.* ({plural(len(alike), 'tensor')})"
+        joined.append(Line((name, *alike[0].cells[1:]), alike[0].remark, alike[0].mood))
+    return joined
+
+
+def _find_common_module(names: Sequence[str]) -> str:
+    """Return the parts, between dots, with which all names begin; "" without one."""
+    first, last = min(names).split("."), max(names).split(".")
+    count = next((n for n, (part, other) in enumerate(zip(first, last, strict=False)) if part != other), 0)
+    return ".".join(first[:count])
 
 
 def _summarize_group(rows: Sequence[TensorInfo], worst: dict[str, Verdict]) -> str:
@@ -410,8 +465,8 @@ def _format_verdict_counts(checks: Sequence[Check]) -> str:
     return ", ".join(f"{counts[verdict]:,} {verdict.value}" for verdict in WORST_FIRST if counts[verdict])
 
 
-def _format_verdict(verification: Verification) -> str:
-    """Summarize the run in a line: which proofs failed and for how many tensors, are inconclusive, or passed."""
+def _format_verdict(verification: Verification, problems: Sequence[Problem]) -> str:
+    """Summarize the run in a line: the problems, and which proofs failed, are inconclusive, or passed."""
     tensors = len(verification.state.tensors)
     failed = documents.count_verdicts(verification).tensors[Verdict.FAILED.value]
     fqns = {tensor.fqn for tensor in verification.state.tensors}
@@ -425,4 +480,5 @@ def _format_verdict(verification: Verification) -> str:
         checks = [check for check in verification.checks if check.verdict is verdict]
         if checks:
             parts.append(f"{_join_names(checks)} {verdict.value}{counts.get(verdict, '')}")
-    return "; ".join(parts)
+    counts_text = f"{format_severities(problems)}: " if problems else ""
+    return counts_text + "; ".join(parts)

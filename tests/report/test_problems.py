@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Evidence, Kind, Origin, TensorInfo
+from statecli.report import count_shown_effects
 from statecli.report.problems import format_severities, group_findings
 
 LIST = "self.blocks = nn.ModuleList([Block() for _ in range(2)])"
@@ -200,3 +201,8 @@ def test_several_tensors_have_a_verb_in_the_plural(singular, plural):
         group_findings(find("x", rows, singular))[0],
     )
     assert (one.message, several.message) == (f"a: {singular}", f"a, b: {plural}")
+
+
+def test_one_more_consequence_is_shown_not_counted():
+    """The count would replace exactly one line."""
+    assert [count_shown_effects(["effect"] * n) for n in (8, 9, 10, 30)] == [8, 9, 8, 8]

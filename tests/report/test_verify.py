@@ -245,7 +245,7 @@ def test_the_verdict_names_what_failed_first():
     """One line says it all, in the order of importance."""
     rest = [Check(Name.COPY, PASSED), Check(Name.STEP, UNSURE), Check(Name.FORWARD, SKIPPED)]
     text = page(run(*rest, *BROKEN.checks, rows=BROKEN.state.tensors)).verdict
-    assert text == "move failed for 1 of 2 tensors; step inconclusive; copy passed; forward skipped"
+    assert text == "1 error: move failed for 1 of 2 tensors; step inconclusive; copy passed; forward skipped"
 
 
 def test_the_verdict_of_a_clean_model():
@@ -257,7 +257,7 @@ def test_a_failure_of_no_tensor_counts_none():
     """A forward that raises is nobody's tensor's fault."""
     check = Check(Name.FORWARD, FAILED, "on cuda", findings=(finding(None),))
     found = run(check, rows=[tensor("w")])
-    assert page(found).verdict == "forward failed"
+    assert page(found).verdict == "1 error: forward failed"
     assert done(found) == [("✗ forward", "failed: on cuda")]
 
 
