@@ -53,3 +53,10 @@ leaves every weight as it was initialised. Names that the class given with `--mo
 )
 
 RULES = (MISSING_ENTRY, UNEXPECTED_ENTRY, SHAPE_MISMATCH, WRAPPER_PREFIX)
+
+#: What to do if a strict load into a class is refused, by rule.
+LOAD_HELP = {
+    MISSING_ENTRY.name: "load with strict=False, which keeps the initial values, or add the tensor to the checkpoint",
+    UNEXPECTED_ENTRY.name: "load with strict=False, which ignores the tensor, or register a tensor of this name",
+    SHAPE_MISMATCH.name: "build the class with the arguments of the saved model; strict=False accepts no other shape",
+}

@@ -16,8 +16,8 @@ from statecli.core.errors import MalformedError
 class Budget(Enum):
     """A kind of step, and how many of it one file may cause. Each budget is worth 10 to 30 seconds at most."""
 
-    #: Opcodes of all pickles, 0.5 to 3 million a second. One `.metadata` of the largest models has 40 million, which count
-    #: as a quarter of that.
+    #: Opcodes of all pickles, 0.5 to 3 million a second. One `.metadata` of the largest models has 40 million, which
+    #: count as a quarter of that.
     OPCODES = ("pickle instructions", 12_000_000)
     #: Calls, other than those that rebuild tensors: 50,000 a second. Those of a `.metadata` are not counted.
     CALLS = ("calls", 1_000_000)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from statecli import report
@@ -155,9 +156,12 @@ def _build_case(
 
 
 def _build_table(findings: Iterable[Finding]) -> Table:
-    """Return a row for each finding. `place` is shown next to the message for people if it is a source line."""
+    """Return a row for each finding. People see the place if there is a source line."""
     names = ("target", "severity", "rule", "section", "fqn", "message", "help", "place")
-    columns = tuple(report.Column(name, detail=name in ("section", "fqn", "place")) for name in names)
+    findings = tuple(findings)
+    has_lines = any(finding.origin is not UNSET for finding in findings)
+    details = ("section", "fqn") if has_lines else ("section", "fqn", "place")
+    columns = tuple(report.Column(name, detail=name in details) for name in names)
     rows = tuple(
         (
             finding.target,

@@ -15,6 +15,7 @@ from statecli.commands.diff import rules, settings
 from statecli.commands.diff.result import Change, Diff, Field, ScalarChange, Status
 from statecli.core import sizes
 from statecli.core.finding import Finding
+from statecli.core.load_rules import LOAD_HELP
 from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.output import ChangeOrder
@@ -56,6 +57,7 @@ from statecli.report.change_text import (
     format_name,
     format_relative_change,
 )
+from statecli.report.problems import group_findings
 from statecli.report.row_order import arrange_changes, format_hidden_count, limit_by_group, limit_lines
 from statecli.targets.location import add_places
 
@@ -86,7 +88,8 @@ class DiffView(RowView, frozen=True):
 def build_diff_report(diff: Diff, view: DiffView) -> Report:
     """Return the report of `diff`."""
     # A diff with a class has findings about loading, which are not those of its rows.
-    in_rows = frozenset[str]() if diff.expected or _is_load(diff) else ROW_RULES
+    has_problems = bool(diff.expected) or _is_load(diff)
+    in_rows = frozenset[str]() if has_problems else ROW_RULES
     report = Report(
         title=f"{diff.before.target} → {diff.after.target}",
         document=lambda: documents.build_diff_document(
@@ -102,6 +105,7 @@ def build_diff_report(diff: Diff, view: DiffView) -> Report:
         charts=lambda: _build_charts(diff),
         outline=view.tree,
         rules_in_rows=in_rows,
+        problems=(lambda: group_findings(_describe_findings(diff.findings, diff))) if has_problems else None,
         max_findings=view.lines,
         show_all=view.unfold,
         listing=(lambda: _list_names(diff, view.names)) if view.names else None,
@@ -173,7 +177,10 @@ _VALUE_RULES = frozenset(rule.name for rule in (rules.CHANGED, rules.RENAMED, ru
 
 def _describe_findings(findings: Iterable[Finding], diff: Diff) -> tuple[Finding, ...]:
     """Return the findings with their place, in words for people."""
-    findings = tuple(findings)
+    findings = tuple(
+        replace(finding, help=finding.help or LOAD_HELP.get(finding.rule)) if _is_load(diff) else finding
+        for finding in findings
+    )
     if not findings:
         return ()
     has_sections = _has_sections(diff)
@@ -231,6 +238,8 @@ def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
 
 def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page:
     def limit(findings: Sequence[Finding]) -> tuple[Problem, ...]:
+        if report.problems is not None:
+            return tuple(_limit_effects(problem, view.lines) for problem in group_findings(findings))
         folded = findings if view.unfold else fold.fold_findings(findings)
         return tuple(map(build_problem, limit_findings(folded, view.lines)))
 
@@ -245,6 +254,14 @@ def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page
         problems=limit(report.describe_findings_without_row()),
         failing_problems=lambda: limit(report.describe_findings()),
     )
+
+
+def _limit_effects(problem: Problem, limit: int | None) -> Problem:
+    """Return the problem with its first consequences, and a count of the rest."""
+    rest = 0 if limit is None else len(problem.effects) - max(1, limit)
+    if rest <= 0:
+        return problem
+    return replace(problem, effects=(*problem.effects[:-rest], f"… and {rest:,} more (-n {limit})"))
 
 
 def select_different(diff: Diff) -> list[Change]:
@@ -283,7 +300,7 @@ def _format_verdict(diff: Diff, view: DiffView) -> str:
         parts.append(f"metadata: {_format_statuses(scalar.status for scalar in diff.scalars)}")
     text = "; ".join(parts) if parts else _format_no_difference(diff, view, complete=not (not_compared or diff.broken))
     if parts and diff.expected and not (diff.findings or diff.broken):
-        text += ": as expected"
+        text += ": all changes are allowed"
     if not_compared:
         text += f"; values of {plural(len(not_compared), 'tensor')} not compared"
     if diff.broken:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from statecli.commands.inspect.run import Inspection
 from statecli.core import sizes
 from statecli.core.finding import Severity
+from statecli.core.load_rules import LOAD_HELP
 from statecli.core.model_state import NOTES_OF_UNREGISTERED_MODULES, Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.output import TensorOrder
@@ -73,7 +74,10 @@ def build_inspect_report(
     The `accepted` findings are not among those of the inspection.
     """
     state = inspection.state
-    findings = add_places(inspection.findings, state.tensors)
+    findings = tuple(
+        replace(finding, help=finding.help or LOAD_HELP.get(finding.rule))
+        for finding in add_places(inspection.findings, state.tensors)
+    )
     accepted_problems = group_accepted(accepted, state.tensors)
     oddities = [*_describe_target(state), *_list_unreported_oddities(inspection, accepted)]
     group_problems = cache(lambda: group_findings(findings, state.tensors))

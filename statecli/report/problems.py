@@ -16,8 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 from msgspec import UNSET
 
+from statecli.commands.diff.rules import FROZEN_CHANGED, OUTSIDE_ONLY
 from statecli.commands.verify.rules import DEVICE_MISMATCH, SHARED_IN_SAFETENSORS, SHARED_WITH_COPY, UNTIED_BY_COPY
 from statecli.core.finding import Finding, Severity
+from statecli.core.load_rules import LOAD_HELP, MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
 from statecli.core.model_state import Kind, Oddity, Origin, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, UNTIED_BY_MOVE
 from statecli.core.registration_rules import UNREGISTERED_MODULE, UNREGISTERED_PARAMETER, UNREGISTERED_TENSOR
@@ -42,6 +44,23 @@ _TIE_RULES = BROKEN_TIES | {
     DEVICE_MISMATCH.name,
     SHARED_IN_SAFETENSORS.name,
 }
+#: Rules whose findings have one cause whatever their source lines, with a heading for several findings.
+ONE_CAUSE = {
+    MISSING_ENTRY.name: "{} keys of {} are missing",
+    UNEXPECTED_ENTRY.name: "{} keys are unexpected",
+    SHAPE_MISMATCH.name: "{} tensors have another shape",
+    OUTSIDE_ONLY.name: "{} tensors differ outside {}",
+    FROZEN_CHANGED.name: "{} tensors differ, but {} forbids it",
+}
+#: The class, or the option with its globs, that a message names.
+_OWNER = re.compile(
+    r"missing: (.+?) (?:registers|requires) this |but (--frozen .+) forbids it: |outside (--only .+?): "
+)
+_SHORTER = (
+    (re.compile(r"missing: .+? registers this (.+), but .+ does not contain it$"), r"\1"),
+    (re.compile(r"(?<=: ).+? holds (\[.*\]), but .+ registers (\[.*\])$"), r"\1, but the class has \2"),
+    (re.compile(r"changed, but --frozen .+ forbids it: |outside --only .+?: "), ""),
+)
 #: The number of a source line at the end of a consequence.
 _LAST_LINE = re.compile(r"(?<=\w):(\d{1,9})\Z")
 _WORST_FIRST = tuple(sorted(Severity, key=lambda severity: -severity.rank))
@@ -65,7 +84,8 @@ def group_findings(findings: Iterable[Finding], rows: Sequence[TensorInfo] = ())
     groups: dict[object, list[Finding]] = {}
     for finding in findings:
         tie = ties.get(finding.fqn) if finding.rule in _TIE_RULES else None
-        groups.setdefault(causes.get(finding.fqn or "") or _get_cause(tie or finding), []).append(finding)
+        row_cause = None if finding.rule in LOAD_HELP else causes.get(finding.fqn or "")
+        groups.setdefault(row_cause or _get_cause(tie or finding), []).append(finding)
     problems = []
     for cause, group in groups.items():
         group_rows = rows_by_cause.get(cause)
@@ -106,7 +126,8 @@ def format_severities(problems: Iterable[Problem]) -> str:
 
 
 def _get_cause(finding: Finding) -> object:
-    line = None if finding.origin is UNSET else finding.origin
+    has_own_line = finding.rule not in ONE_CAUSE and finding.origin is not UNSET
+    line = finding.origin if has_own_line else None
     return finding.rule, finding.target, finding.severity, line, finding.help
 
 
@@ -300,7 +321,7 @@ def _build_problem(findings: Sequence[Finding]) -> Problem:
     first = findings[0]
     place, help = _split_help(first)
     origin = place or first.origin or None
-    if origin is not None and is_installed(origin):
+    if origin is not None and (is_installed(origin) or any(other.origin != first.origin for other in findings)):
         origin = None
     problem = Problem(
         first.rule,
@@ -321,7 +342,10 @@ def _build_problem(findings: Sequence[Finding]) -> Problem:
         text = next(iter(texts))
         message = f"{_fold_names(names)}: {text if len(names) == 1 else _make_plural(text)}"
         return msgspec.structs.replace(problem, message=message)
-    effects = tuple(line.cells[0] for line, _ in fold.fold_messages([Line((finding.message,)) for finding in findings]))
+    messages = [Line((_shorten_message(finding),)) for finding in findings]
+    effects = tuple(line.cells[0] for line, _ in fold.fold_messages(messages))
+    if title := _describe_group(first, names):
+        return msgspec.structs.replace(problem, message=title, effects=effects)
     from statecli.rules import DICTIONARY  # listing a checkpoint without findings does not import the rules
 
     return msgspec.structs.replace(
@@ -368,6 +392,25 @@ def _split_help(finding: Finding) -> tuple[Origin | None, str | None]:
     elif trailing:
         help = help[: trailing.start()].removesuffix("; ")
     return origin, help or None
+
+
+def _describe_group(first: Finding, names: Sequence[str]) -> str | None:
+    """Return `3 keys of net.py:Net are missing`; None for a rule without such a text."""
+    if first.rule not in ONE_CAUSE or len(names) < 2:
+        return None
+    owner = _OWNER.search(first.message)
+    count, template = f"{len(names):,}", ONE_CAUSE[first.rule]
+    if owner is None:
+        return None if template.count("{}") > 1 else template.format(count)
+    return template.format(count, owner[owner.lastindex or 0])
+
+
+def _shorten_message(finding: Finding) -> str:
+    """Return the message without what the heading of several findings says."""
+    for pattern, text in _SHORTER:
+        if finding.rule in ONE_CAUSE and pattern.search(finding.message):
+            return pattern.sub(text, finding.message)
+    return finding.message
 
 
 def _summarize(summary: str, count: int) -> str:

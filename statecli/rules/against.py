@@ -11,7 +11,7 @@ from statecli.core import quoting
 from statecli.core.dtypes import is_floating
 from statecli.core.finding import Finding, Severity
 from statecli.core.kinds import MODEL_KINDS, select_loaded_sections
-from statecli.core.load_rules import MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
+from statecli.core.load_rules import LOAD_HELP, MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
@@ -36,16 +36,8 @@ def _report_load_notes(subject: Subject, *kinds: OddityKind) -> Iterator[Issue]:
 
 def _convert_finding(finding: Finding) -> Issue:
     origin = finding.origin if finding.origin is not UNSET else None
-    help = finding.help or _HELP_OF_LOADING.get(finding.rule)
+    help = finding.help or LOAD_HELP.get(finding.rule)
     return Issue(finding.message, finding.fqn, finding.section, help, origin=origin)
-
-
-#: What to do if a strict load into the class is refused, by rule.
-_HELP_OF_LOADING = {
-    MISSING_ENTRY.name: "load with strict=False, which keeps the initial values, or add the tensor to the checkpoint",
-    UNEXPECTED_ENTRY.name: "load with strict=False, which ignores the tensor, or register a tensor of this name",
-    SHAPE_MISMATCH.name: "build the class with the arguments of the saved model; strict=False accepts no other shape",
-}
 
 
 def _select_changes(subject: Subject, field: Field | None = None, status: Status | None = None) -> Iterator[Change]:

@@ -295,3 +295,54 @@ def test_a_flat_model_is_compared_with_the_collections_of_flax(tmp_path, statecl
         assert (result.code, result.json["summary"]["identical"]) == (0, 3)
         (said,) = (one["message"] for one in result.json["notes"] if one["name"] == "sections-paired")
         assert "are compared together with section 'model' of " in said
+
+
+SIZED = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self, d=4):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(d, d), torch.nn.Linear(d, d)
+"""
+
+
+def test_a_refused_load_is_one_problem_with_a_help_in_every_command(statecli, tmp_path, monkeypatch):
+    """One wrong size, or one wrong class, is one diagnostic, whatever the number of its tensors."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(SIZED)
+    linear = torch.nn.Linear(8, 8)
+    state = {f"{name}.{key}": value for name in "ab" for key, value in linear.state_dict().items()}
+    torch.save(state, "sizes.pt")
+    torch.save({"c.weight": torch.ones(2)}, "keys.pt")
+    words = (
+        ("diff", "{}", "net.py:Net"),
+        ("audit", "{}", "--model", "net.py:Net"),
+        ("inspect", "{}", "--model", "net.py:Net"),
+    )
+    for command in words:
+        sizes = statecli(*(word.format("sizes.pt") for word in command), "-f", "table").out
+        assert sizes.count("error[shape-mismatch]: 4 tensors have another shape") == 1, command
+        assert "a.weight: [8, 8], but the class has [4, 4]" in sizes, command
+        assert "help  build the class with the arguments of the saved model" in sizes, command
+        keys = statecli(*(word.format("keys.pt") for word in command), "-f", "table").out
+        assert keys.count("error[missing-entry]: 4 keys of net.py:Net are missing") == 1, command
+        assert keys.count("error[unexpected-entry]: c.weight: unexpected") == 1, command
+        assert "help  load with strict=False" in keys, command
+
+
+def test_a_violated_option_is_one_problem(statecli, tmp_path, monkeypatch):
+    """The tensors are its evidence; a satisfied one says that the changes are allowed."""
+    monkeypatch.chdir(tmp_path)
+    for path, value in (("a.pt", 1.0), ("b.pt", 2.0)):
+        torch.save(
+            {f"{part}.w{n}": torch.full((2,), value * (n + 1)) for n in range(12) for part in ("enc", "dec")}, path
+        )
+    result = statecli("diff", "a.pt", "b.pt", "--frozen", "enc.*", "-f", "table")
+    assert (result.code, result.out.count("error[")) == (1, 1)
+    assert "error[frozen-changed]: 12 tensors differ, but --frozen 'enc.*' forbids it" in result.out
+    assert "1 error: exit status 1" in result.out
+    only = statecli("diff", "a.pt", "b.pt", "--only", "dec.*", "-f", "table").out
+    assert "error[outside-only]: 12 tensors differ outside --only 'dec.*'" in only
+    allowed = statecli("diff", "a.pt", "b.pt", "--only", "*", "-f", "table")
+    assert (allowed.code, "24 of 24 parameters changed: all changes are allowed" in allowed.out) == (0, True)

@@ -340,7 +340,7 @@ def test_expected_differences_are_no_failure():
     report = build_diff_report(diff(nudged("a"), findings=(), expected=True), DiffView())
     assert not report.has_failed()
     assert report.page().groups
-    assert report.page().verdict == "1 of 1 parameters changed: as expected"
+    assert report.page().verdict == "1 of 1 parameters changed: all changes are allowed"
 
 
 def test_any_finding_is_a_failure():
@@ -562,12 +562,15 @@ EXPECTED = [Finding("frozen-changed", Severity.ERROR, f"w{n}x: changed", "b.pt",
 
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
-@pytest.mark.parametrize("quiet", [False, True])
-def test_lines_limit_findings_too(output, quiet):
-    """-n 2: two of them and how many more, alone or beside the rows."""
-    text = written(diff(*LAYERS, findings=tuple(EXPECTED), expected=True), output, quiet=quiet, lines=2)
+def test_lines_limit_findings_too(output):
+    """-n 2: two of them and how many more, beside the rows; alone they are one line."""
+    forbidden = "changed, but --frozen '*' forbids it: dtype"
+    findings = tuple(replace(one, message=f"{one.fqn}: {forbidden} {n}") for n, one in enumerate(EXPECTED))
+    text = written(diff(*LAYERS, findings=findings, expected=True), output, lines=2)
     assert [n for n in range(9) if f"w{n}x" in text] == [0, 1]
     assert "… and 7 more (-n 2)" in text
+    alone = written(diff(*LAYERS, findings=findings, expected=True), output, quiet=True, lines=2)
+    assert alone.count("error[") == 1
 
 
 def loaded(*changes, **facts):
