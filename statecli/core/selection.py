@@ -131,7 +131,8 @@ def _split_sizes(text: str) -> list[str]:
 
 
 def _describe_nothing_selected(selection: Selection, tensors: Sequence[TensorInfo]) -> str:
-    nothing = f"none of its {len(tensors)} tensors matches {selection.name_options()}"
+    which = f"none of its {len(tensors)} tensors matches" if len(tensors) > 1 else "its only tensor does not match"
+    nothing = f"{which} {selection.name_options()}"
     dtypes = {tensor.dtype for tensor in tensors}
     if selection.dtype and not any(_matches_dtype(dtype, glob) for glob in selection.dtype for dtype in dtypes):
         return f"{nothing}; its dtypes: {names(sorted(dtypes))}"

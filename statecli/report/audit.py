@@ -295,7 +295,8 @@ def _list_empty_targets(audit: Audit) -> Iterator[Line]:
     """Yield a line that names the audited targets without a tensor: only their loading was checked."""
     targets = [target.target for target in audit.targets if target.status is Status.AUDITED and not target.tensors]
     if targets:
-        yield Line((f"no tensor was read of {plural(len(targets), 'target')}",), join_names(targets), "dim")
+        has = "has" if len(targets) == 1 else "have"
+        yield Line((f"{plural(len(targets), 'target')} {has} no tensors",), join_names(targets), "dim")
 
 
 def _list_accepted_findings(audit: Audit, view: View) -> Iterator[Line]:

@@ -340,8 +340,8 @@ def _build_problem(findings: Sequence[Finding]) -> Problem:
     names = list(dict.fromkeys(finding.fqn for finding in findings if finding.fqn))
     if len(texts) == 1 and names:
         text = next(iter(texts))
-        message = f"{_fold_names(names)}: {text if len(names) == 1 else _make_plural(text)}"
-        return msgspec.structs.replace(problem, message=message)
+        text = text if len(names) == 1 else _make_plural(text.replace("this tensor", "these tensors"))
+        return msgspec.structs.replace(problem, message=f"{_fold_names(names)}: {text}")
     messages = [Line((_shorten_message(finding),)) for finding in findings]
     effects = tuple(line.cells[0] for line, _ in fold.fold_messages(messages))
     if title := _describe_group(first, names):
