@@ -242,10 +242,10 @@ def test_what_was_not_audited_is_said(output):
 
 @pytest.mark.parametrize("output", PEOPLE)
 def test_what_is_accepted_is_said_with_its_reason(output):
-    """Counted by rule and reason; with -v each."""
+    """Counted by rule and reason, as one problem for one remedy; with -v each."""
     kept = accepted("known since v1", finding(fqn="a"), finding(fqn="b"))
     text = render_audit(output, target("a.pt", accepted=kept), terminal=True)
-    assert "accepted: 2 findings of nan" in text
+    assert "1 problem accepted (nan)" in text
     assert "known since v1" in text
     assert "a: is nan" not in text
     assert "a: is nan" in render_audit(output, target("a.pt", accepted=kept), terminal=True, view=View(verbose=True))

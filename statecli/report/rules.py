@@ -44,7 +44,9 @@ def describe_former_name(name: str) -> str | None:
     renamed = [DICTIONARY[new] for new, former in FORMER_NAMES.items() if former == name]
     if not renamed:
         return None
-    commands = " and ".join(dict.fromkeys(command for rule in renamed for command in rule.commands))
+    # audit reports these rules under their present names alone.
+    reporters = dict.fromkeys(command for rule in renamed for command in rule.commands if command != "audit")
+    commands = " and ".join(reporters)
     new_names = " or ".join(rule.name for rule in renamed)
     return f"{name}: findings of {commands} that had this name are now called {new_names}"
 
