@@ -161,7 +161,7 @@ def test_the_fixture_passes_and_fails(tmp_path):
     """The failure shows the table and the line of the test, and no line of ours."""
     found = run_pytest(tmp_path, USING)
     assert "1 failed, 1 passed" in found.stdout
-    assert "Left: move failed for 1 of 3 tensors" in found.stdout
+    assert "Left: 1 warning: move failed for 1 of 3 tensors" in found.stdout
     assert "left on cpu when the model moves to meta" in found.stdout
     assert 'assert_state_follows(Left(), device="meta", checks=["move"])' in found.stdout
     assert "statecli/testing.py" not in found.stdout
