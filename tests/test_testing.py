@@ -56,7 +56,7 @@ def test_a_failure_has_the_table_of_the_command():
     with pytest.raises(AssertionError) as raised:
         checked(spec, device="meta", checks=["move", "save"])
     verdict, _, table = str(raised.value).partition("\n\n")
-    assert verdict == f"{spec}: move, save failed for 1 of 3 tensors"
+    assert verdict == f"{spec}: 1 error: move, save failed for 1 of 3 tensors"
     found = statecli.verify(spec, device="meta", checks=["move", "save"])
     look = render.RenderOptions(terminal=True, width=100)
     assert table == render.format_report(verify.build_verify_report(found, View()), render.Output.TABLE, look).rstrip()
