@@ -26,6 +26,7 @@ INDENT = 2
 GAP = 2
 #: Smallest width of the name column; in less space, names are above the other columns.
 MIN_NAME_WIDTH = 12
+_NO_BREAK_SPACE = "\xa0"
 STYLES = {"good": "green", "info": "cyan", "bad": "red", "warn": "yellow", "dim": "dim", "strong": "bold", "": ""}
 
 
@@ -45,6 +46,11 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
     sink.text(page.get_text())
 
 
+def _has_cells_or_remark(line: Line) -> bool:
+    """Return False for a line of another kind than the rows: `… and 4 more`, which is as wide as it likes."""
+    return len(line.cells) == 1 or any(line.cells[1:]) or bool(line.remark)
+
+
 class _Layout:
     """The place of each column: next to the name, or below the name in as many rows as the width needs."""
 
@@ -55,16 +61,20 @@ class _Layout:
         self.width = width
         self.gap = GAP
         self.cell_len = cell_len
-        self.lines = [line for group in page.groups for line in group.lines]
+        self.group_lines = [list(filter(_has_cells_or_remark, group.lines)) for group in page.groups]
+        self.lines = [line for lines in self.group_lines for line in lines]
         self.columns = list(range(1, len(page.columns)))
         self.shared_texts: list[str] = []
         self.widths = [self._measure_column(c) for c in range(len(page.columns))]
         #: Values of the groups, in order -> columns with these values, which are shown above the table.
         self.by_group: dict[tuple[str, ...], list[str]] = {}
+        #: Values that are shared by all rows of each group, which are shown in its heading.
+        self.group_texts: list[list[str]] = [[] for _ in page.groups]
         while self._measure_name_width() < self.widths[0] and (
-            self._hoist_shared_column() or self._hoist_grouped_column()
+            self._hoist_shared_column() or self._hoist_grouped_column() or self._hoist_column_of_each_group()
         ):
             pass
+        self._drop_optional_columns()
         needed = min(MIN_NAME_WIDTH, self.widths[0])
         if self._measure_name_width() < needed:
             self.gap = 1  # narrow gaps are easier to read than rows of two lines
@@ -95,7 +105,7 @@ class _Layout:
     def _hoist_grouped_column(self) -> bool:
         """Move a column with one ordinary value in each group to a text above the table; False if there is none."""
         for c in reversed(self.columns):
-            values = [{line.cells[c] for line in group.lines} for group in self.page.groups]
+            values = [{line.cells[c] for line in lines} for lines in self.group_lines]
             column = self.page.columns[c]
             if all(len(group_values) == 1 and group_values <= column.ordinary_values for group_values in values):
                 key = tuple(group_values.pop() for group_values in values)
@@ -103,6 +113,34 @@ class _Layout:
                 self.columns.remove(c)
                 return True
         return False
+
+    def _hoist_column_of_each_group(self) -> bool:
+        """Move a column with one value in each group to the headings of the groups; False if there is none."""
+        for c in reversed(self.columns):
+            values = [{line.cells[c] for line in lines} for lines in self.group_lines]
+            shared = self.page.columns[c].shared_format
+            if shared and all(len(group_values) == 1 for group_values in values):
+                for texts, group_values in zip(self.group_texts, values, strict=True):
+                    texts.insert(0, shared.format(group_values.pop()))
+                self.columns.remove(c)
+                return True
+        return False
+
+    def _drop_optional_columns(self) -> None:
+        """Leave out optional columns if each name then has room next to the other columns."""
+        optional = [c for c in self.columns if self.page.columns[c].optional]
+        freed = sum(self.widths[c] + self.gap for c in optional)
+        if self._measure_name_width() < self.widths[0] <= self._measure_name_width() + freed:
+            self.columns = [c for c in self.columns if c not in optional]
+
+    def format_shared_texts(self) -> Iterator[str]:
+        """Yield the texts of hoisted columns in order: `moves, copied: all ✓`; none of them is broken at its spaces."""
+        names_by_value: dict[str, list[str]] = {}
+        for text in reversed(self.shared_texts):
+            name, separator, value = text.rpartition(": ")
+            names_by_value.setdefault(separator + value, []).append(name)
+        for value, names in names_by_value.items():
+            yield ", ".join(names) + value.replace(" ", _NO_BREAK_SPACE)
 
     def format_grouped_values(self) -> Iterator[str]:
         """Yield a text for hoisted columns: `saved, restored: ✓ parameters and buffers, – unregistered`"""
@@ -201,7 +239,7 @@ class _PageWriter:
             subsequent_indent=indent,
             break_on_hyphens=False,
         )
-        for n, line in enumerate(lines):
+        for n, line in enumerate(line.replace(_NO_BREAK_SPACE, " ") for line in lines):
             if only_signs and style != "dim":
                 self.write_line(*(_color_signs(line, style) if n == 0 else ((line, ""),)))
             else:
@@ -212,7 +250,8 @@ class _PageWriter:
             self.write_line((part, "bold"))
         if self.page.verdict:
             self.write_wrapped(self.page.verdict, "bold", "")
-        self.write_wrapped(", ".join([self.page.subtitle, *reversed(self.layout.shared_texts)]), "dim", "")
+        shared = (("; " if ":" in text else ", ") + text for text in self.layout.format_shared_texts())
+        self.write_wrapped("".join([self.page.subtitle, *shared]), "dim", "")
         for group_values in self.layout.format_grouped_values():
             self.write_wrapped(group_values, "dim", " " * INDENT, "")
 
@@ -220,7 +259,8 @@ class _PageWriter:
         heads = tuple(column.name for column in self.page.columns)
         for number, group in enumerate(self.page.groups):
             self.write_line(("", ""))
-            self.write_heading(escape_name(group.heading), escape_sentence(group.summary))
+            summary = "; ".join(filter(None, [group.summary, ", ".join(self.layout.group_texts[number])]))
+            self.write_heading(escape_name(group.heading), escape_sentence(summary))
             for line in self.layout.format_row(heads) if number == 0 and len(heads) > 1 else ():
                 self.write_line((line, "dim"))
             self.write_problem_blocks(group.problems)

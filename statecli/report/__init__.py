@@ -29,7 +29,8 @@ class Column(msgspec.Struct, frozen=True):
 
     `shared_format`, "all {}", is a text for a narrow table to show a value of all rows instead of the column.
     `ordinary_values` may also be shown by group, "saved: ✓ parameters, – unregistered", because no reader looks for
-    them. `detail` marks a column of the flat table that only programs read.
+    them. `detail` marks a column of the flat table that only programs read, `optional` one that a narrow table leaves
+    out if all names then have room.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Column(msgspec.Struct, frozen=True):
     shared_format: str | None = None
     ordinary_values: frozenset[str] = frozenset()
     detail: bool = False
+    optional: bool = False
 
 
 #: A fact in the flat table, or None. Numbers stay numbers, because each output formats them in its own way.

@@ -195,7 +195,7 @@ def _describe_statistics(delta: Delta) -> list[str]:
 
 
 #: Column of `draw_bar`; its heading is the scale.
-BAR_COLUMN = Column(f"1e-{BAR_DECADES}..1 log")
+BAR_COLUMN = Column(f"1e-{BAR_DECADES}..1 log", optional=True)
 
 # Sums by module.
 

@@ -8,7 +8,7 @@ from statecli.commands.diff.result import Field
 from statecli.core.model_state import Kind
 from statecli.render import Output, RenderOptions, format_report, table
 from statecli.render._ansi import paint as paint_ansi
-from statecli.report import Column, Page, Report, Table, build_problem
+from statecli.report import Column, Group, Line, Page, Report, Table, build_problem
 
 from ..audits import failed_target, finding, target
 from ..audits import render_audit as audited
@@ -117,3 +117,47 @@ def test_only_the_signs_of_a_row_have_colours():
     assert paint("  table  float32", "bad") == "\x1b[31m  table\x1b[0m  float32"
     assert paint("  table  float32", "") == "  table  float32"
     assert paint("  ✓ fc  float32", "dim") == "\x1b[2m  ✓ fc  float32\x1b[0m"
+
+
+def lines_of(groups, columns, width=50, subtitle="module"):
+    """The lines of a page with these groups of rows."""
+    page = Page(subtitle, columns, tuple(Group(name, "", tuple(map(Line, rows))) for name, rows in groups.items()), ())
+    report = Report("a.pt", lambda: PROBLEM, lambda: Table((), ()), lambda: page)
+    return format_report(report, Output.TABLE, RenderOptions(terminal=True, width=width)).splitlines()
+
+
+NARROW = (Column("name"), Column("dtype", shared_format="all {}"), Column("size"))
+
+
+def test_a_value_that_a_section_shares_is_in_its_heading():
+    """At a narrow width, so that each tensor has one line; a section with two values keeps the column."""
+    name = "n" * 40
+    groups = {"parameters": [(name, "float32", "4 B")] * 2, "buffers": [("b", "int64", "8 B")]}
+    lines = lines_of(groups, NARROW)
+    assert ["parameters  all float32", f"  {name}  4 B"] == [lines[3], lines[5]]
+    assert "buffers  all int64" in lines
+    groups["buffers"].append(("c", "int32", "8 B"))
+    assert any("dtype" in line for line in lines_of(groups, NARROW))
+    assert any("float32" in line for line in lines_of(groups, NARROW, width=80))
+
+
+def test_a_bar_makes_room_for_the_names():
+    """If all names have room without it; else it stays."""
+    columns = (Column("name"), Column("change"), Column("bar", optional=True))
+    assert lines_of({"parameters": [("n" * 36, "0.5", "####")]}, columns)[-1] == f"  {'n' * 36}  0.5"
+    assert lines_of({"parameters": [("n" * 60, "0.5", "####")]}, columns)[-1].endswith("0.5     ####")
+
+
+def test_equal_signs_are_one_text_that_is_not_broken():
+    """No line of the head begins with the sign of the line before."""
+    columns = (Column("name"), *(Column(word, shared_format=f"{word}: all {{}}") for word in ("moves", "casts")))
+    for width in range(20, 60):
+        lines = lines_of({"parameters": [("n" * 70, "✓", "✓")]}, columns, width=width)
+        assert not any(line.startswith("✓") for line in lines)
+    assert "module; moves, casts: all ✓" in lines
+
+
+def test_the_count_of_hidden_rows_widens_no_column():
+    """`… and 12 more` is not a name."""
+    groups = {"parameters": [("a", "float32", "4 B"), ("… and 1,200 more", "", "")]}
+    assert "  a     float32  4 B" in lines_of(groups, NARROW)
