@@ -60,6 +60,7 @@ from statecli.report.change_text import (
 from statecli.report.problems import group_findings
 from statecli.report.row_order import arrange_changes, format_hidden_count, limit_by_group, limit_lines
 from statecli.targets.location import add_places
+from statecli.values.delta import ZERO_BEFORE
 
 #: The rules of findings that have a row each.
 ROW_RULES = frozenset(rule.name for rule in (*rules.BY_STATUS.values(), rules.METADATA))
@@ -483,14 +484,18 @@ def _build_line(line: Line, rows: list[Change], measured: bool, view: DiffView) 
     fqn, letter, text, _ = line.cells
     before = line.remark.removeprefix("[")
     name = f"{letter} {before} → {fqn}" if before else f"{letter} {fqn}"
-    oddities = ", ".join(describe_remarks(rows, view.verbose))
+    oddities = describe_remarks(rows, view.verbose)
     if not measured:
-        return Line((name, text), oddities, line.mood)
-    remark = ", ".join(filter(None, (text, oddities)))
+        return Line((name, text), ", ".join(oddities), line.mood)
+    values = change_text.list_relative_changes(rows)
+    without_measure = "-"
+    if ZERO_BEFORE in oddities and not values:
+        without_measure = "from zero"
+        oddities.remove(ZERO_BEFORE)
+    remark = ", ".join(filter(None, (text, *oddities)))
     if all(row.values is None for row in rows):
         return Line((name, "", "", "", ""), remark, line.mood)
-    values = change_text.list_relative_changes(rows)
-    measures = (format_relative_change(values) or "-", draw_bar(max(values, default=None)))
+    measures = (format_relative_change(values) or without_measure, draw_bar(max(values, default=None)))
     return Line((name, format_changed_count(rows), format_largest_change(rows), *measures), remark, line.mood)
 
 

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from statecli.commands.diff.result import Change, Field
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.natural_order import make_natural_key
@@ -50,8 +52,18 @@ def limit_by_group(rows: Sequence[_Row], view: RowView) -> Sequence[_Row]:
     return selected
 
 
+def hoist_remark(group: Group) -> Group:
+    """Return the group with a remark that all its rows share in the summary, once. A row of a remark alone keeps it."""
+    remarks = {line.remark for line in group.lines}
+    if len(group.lines) < 2 or len(remarks) > 1 or not all(any(line.cells[1:]) for line in group.lines):
+        return group
+    summary = "; ".join(filter(None, (group.summary, *remarks)))
+    return Group(group.heading, summary, tuple(replace(line, remark="") for line in group.lines), group.problems)
+
+
 def limit_lines(group: Group, view: RowView) -> Group:
-    """Return the group with at most `view.lines` lines, and a line that counts the rest."""
+    """Return the group with at most `view.lines` lines, and a line that counts the rest; see `hoist_remark`."""
+    group = hoist_remark(group)
     if view.lines is None or len(group.lines) <= view.lines:
         return group
     hidden = len(group.lines) - view.lines

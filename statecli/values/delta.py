@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+#: Reason of a change without a relative change.
+ZERO_BEFORE = "all values before are zero"
+
 
 class CompareOptions(msgspec.Struct, frozen=True):
     """When two elements are equal.

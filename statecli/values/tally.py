@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from statecli.values.delta import Delta
+from statecli.values.delta import ZERO_BEFORE, Delta
 
 #: Products summed in float32 before float64 takes over.
 TERMS_PER_SUM = 16
@@ -165,7 +165,7 @@ class Tally(NamedTuple):
         if not all(map(math.isfinite, others)):
             return "some differences are too large for float64"
         if relative is None:
-            return "all values before are zero"
+            return ZERO_BEFORE
         if not math.isfinite(relative):
             return "the relative change is too large for float64"
         if self.squares.mantissa and not all((relative, *others)):

@@ -199,6 +199,23 @@ def test_ordered_differences_have_a_row_each(view):
     assert [cells[0] for cells, _ in shown] == ["M l.0.w", "M l.1.w"]
 
 
+def test_a_tensor_of_zeros_before_has_no_remark():
+    """A bias that was zero is ordinary: its column says it."""
+    zeros = [nudged(f"{name}.b", None, reason="all values before are zero") for name in "xy"]
+    assert rows(diff(*zeros))["parameters"] == [((f"M {n}.b", "3/16", "0.5", "from zero", ""), "") for n in "xy"]
+
+
+def test_an_equal_remark_of_all_rows_is_said_once():
+    """The heading has it; rows that differ in it have their own."""
+    sides = tensor("x"), tensor("x", "int8")
+    recasts = [recast(name, *sides, Field.DTYPE, Field.VALUES, values=nudged("x").values) for name in "xy"]
+    (group,) = page(diff(*recasts)).groups
+    assert group.summary == "2 of 2 changed; dtype float32 → int8"
+    assert {line.remark for line in group.lines} == {""}
+    both = rows(diff(*recasts, nudged("z")))["parameters"]
+    assert [remark for _, remark in both] == ["dtype float32 → int8", "dtype float32 → int8", ""]
+
+
 def test_a_tie_of_folded_layers_is_named():
     """Layers tied to the same tensor share a line that names it."""
     before, after = tensor("x"), replace(tensor("x"), tied_to=("emb.w",))

@@ -59,6 +59,14 @@ def test_four_blocks_fold_as_twelve_do(statecli, tmp_path, monkeypatch, command)
     assert "blocks[2].weight" in statecli(command, "four.py:Net", "-f", "table", "--all").out
 
 
+def test_a_remark_of_all_rows_is_in_the_heading(statecli, tmp_path):
+    """A move to meta has the same remark for every tensor."""
+    torch.save({"a": torch.ones(2), "b": torch.ones(3)}, tmp_path / "w.pt")
+    text = statecli("inspect", str(tmp_path / "w.pt"), "--to", "meta", "-f", "table").out
+    assert text.count("the checksum is correct") == 1
+    assert "↳" not in text
+
+
 SAID = {
     "adapter": ({"adapter_config": ADAPTER}, "adapter (LORA) of base model org/base"),
     "a base that is null": (
