@@ -65,9 +65,9 @@ def format_size(count: int) -> str:
 
 
 def format_count(count: int) -> str:
-    """Return a number of elements in decimal units: `22.7 M`."""
+    """Return a number of elements as parameters are counted: `22.7 M`, `1.5 B`."""
     size = float(count)
-    for unit in ("", "k", "M", "G", "T"):
+    for unit in ("", "K", "M", "B", "T"):
         if size < 999.5 or unit == "T":
             return str(count) if not unit else f"{size:.3g} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
         size /= 1000

@@ -252,7 +252,7 @@ MAX_SHOWN_DTYPES = 3
 
 
 def _format_subtitle(state: ModelState, summary: dict[str, Totals]) -> str:
-    """Return `torch-zip, 78 tensors, 8.79 kB, float32: 1.08 k parameters, all trainable; sections model, optimizer`."""
+    """Return `torch-zip, 78 tensors, 8.79 kB, float32: 1.08 K parameters, all trainable; sections model, optimizer`."""
     tensors = sum(total.tensors for total in summary.values())
     size = sizes.sum_bytes(state.tensors)
     parameters = summary[Kind.PARAMETER.value].elements

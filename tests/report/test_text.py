@@ -29,7 +29,9 @@ def test_sizes_are_decimal_with_three_digits(count, text):
     assert format_size(count) == text
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0"), (512, "512"), (22_713_216, "22.7 M"), (10**9, "1 G")])
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0"), (512, "512"), (664_000, "664 K"), (22_713_216, "22.7 M"), (10**9, "1 B")]
+)
 def test_counts_are_scaled(count, text):
     """Elements are counted like sizes, without a unit."""
     assert format_count(count) == text
