@@ -210,7 +210,7 @@ def diff(
         dtype: Globs of dtypes to compare.
         shape: Shapes to compare.
         device: Device that compares values: "cpu" or "cuda:0".
-        jobs: Number of processes that read values; 0 means one per core.
+        jobs: Number of processes (threads for URLs) that read values; 0 means one per core.
         executor: Engine that reads values: "threads:2", "processes:4", "dask:tcp://HOST:PORT", "mpi", "ray", or an
             Executor of concurrent.futures, which stays open.
         init_device: Device on which a class is built.

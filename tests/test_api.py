@@ -582,6 +582,18 @@ def test_an_optimizer_may_be_a_class():
         assert f"backward and {optimizer.__name__} in train mode" in check.how
 
 
+@pytest.mark.parametrize(
+    ("inputs", "text"), [([(2, 4)], "2x4"), ((2, 4), "2x4"), ([[2, 4], (3,)], "2x4"), ([1.5], "2x3")]
+)
+def test_inputs_without_a_tensor_are_answered_with_what_to_pass(inputs, text):
+    """A shape is a text; the message has it."""
+    with pytest.raises(ModelError, match="contains no tensor; pass a tensor, or a text for its shape") as raised:
+        statecli.verify(nn.Linear(4, 2), inputs=inputs)
+    assert str(raised.value).endswith(f"such as {text!r}")
+    model = nn.Linear(int(text[-1]), 2)
+    assert statecli.verify(model, checks="forward", inputs=[text]).checks[0].verdict is Verdict.PASSED
+
+
 def test_without_inputs_it_is_said_how_python_gives_them():
     """Not in options of the command line."""
     checks = statecli.verify(nn.Linear(2, 2)).checks

@@ -227,7 +227,12 @@ Debug = Annotated[
 ]
 Jobs = Annotated[
     int,
-    Option(("--jobs", "-j"), "Number of processes that read tensor values; 0 means one per core.", "N", Group.VALUES),
+    Option(
+        ("--jobs", "-j"),
+        "Number of processes (threads for URLs) that read tensor values; 0 means one per core.",
+        "N",
+        Group.VALUES,
+    ),
 ]
 Executor = Annotated[
     Any,

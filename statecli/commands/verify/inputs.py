@@ -237,8 +237,13 @@ def _load_without_forgetting(spec: specs.ModelSpec) -> Any:
             sys.modules.setdefault(name, module)
 
 
-def _convert_to_call(text: str, value: Any, is_or_gave: str = "the function returned") -> Call:
-    """Convert the result of a function to (args, kwargs); tensors are copied, because calls may share them."""
+def _convert_to_call(
+    text: str, value: Any, is_or_gave: str = "the function returned", advice: str = "expected at least one"
+) -> Call:
+    """Convert the result of a function to (args, kwargs); tensors are copied, because calls may share them.
+
+    Raises ModelError for a value without a tensor; `advice` says what to give.
+    """
     import torch
 
     args, kwargs = _split_arguments(value)
@@ -248,9 +253,7 @@ def _convert_to_call(text: str, value: Any, is_or_gave: str = "the function retu
             f"{text}: {is_or_gave} {description}; expected a tensor, a tuple or a dict of keyword arguments"
         )
     if not any(issubclass(type(leaf), torch.Tensor) for leaf in iter_leaves((args, kwargs))):
-        raise ModelError(
-            f"{text}: {is_or_gave} {describe_type(value)}, which contains no tensor; expected at least one"
-        )
+        raise ModelError(f"{text}: {is_or_gave} {describe_type(value)}, which contains no tensor; {advice}")
     bad_key = next((key for key in kwargs if type(key) is not str), None)
     if bad_key is not None:
         raise ModelError(f"{text}: {bad_key!r} is not a keyword argument name; give a dict with names as keys")

@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
 
+def _suggest_inputs(args: tuple[Any, ...]) -> str:
+    """Return what to pass in place of values without a tensor: for shapes, the text that stands for each."""
+    shapes = [arg for arg in (args, *args) if isinstance(arg, (tuple, list)) and arg]
+    sizes = next((shape for shape in shapes if all(type(size) is int for size in shape)), (2, 3))
+    return f"pass a tensor, or a text for its shape, such as {'x'.join(map(str, sizes))!r}"
+
+
 def find_live_inputs(python_inputs: Any, built: BuiltModel) -> tuple[Inputs | None, str]:
     """Return the inputs of forward, or None and why there are none.
 
@@ -54,7 +61,7 @@ def find_live_inputs(python_inputs: Any, built: BuiltModel) -> tuple[Inputs | No
 
     def make(seed: int = 0) -> Call:
         if not callable(python_inputs) or isinstance(python_inputs, torch.Tensor):
-            return inputs._convert_to_call("inputs", python_inputs, "the value is")
+            return inputs._convert_to_call("inputs", python_inputs, "the value is", _suggest_inputs(args))
         with model.user_code("calling the function"), inputs.use_seed(seed):
             return inputs._convert_to_call("inputs", python_inputs())
 
