@@ -526,3 +526,21 @@ def test_each_target_is_told_why_a_rule_did_not_run_on_it():
     text = render_audit("plain", *two, view=View(verbose=True))
     assert "not run: nan (on 1 target): there is no optimizer" in text
     assert "not run: nan (on 1 target): it saved no names" in text
+
+
+def test_a_reason_is_said_once(statecli, in_tmp_path):
+    """A finding has the reason why the target failed; an audit of nothing does not count its tensors."""
+    torch.save({"w": torch.ones(100)}, "a.pt")
+    Path("a.pt").write_bytes(Path("a.pt").read_bytes()[:500])
+    text = " ".join(statecli("audit", "a.pt", "-f", "table").out.split())
+    assert "failed: a.pt see unscanned-pickle" in text
+    assert text.count("file is truncated") == 1
+    assert "0 tensors" not in text
+
+
+def test_a_quiet_line_names_its_target_once(statecli, in_tmp_path):
+    """At its beginning, for grep."""
+    for name in "ab":
+        torch.save({"w": torch.tensor([float("nan")])}, f"{name}.pt")
+    lines = statecli("audit", "a.pt", "b.pt", "-q", "-f", "plain").out.splitlines()
+    assert [line.partition(": w")[0] for line in lines] == ["a.pt: error[nan]", "b.pt: error[nan]"]

@@ -465,3 +465,13 @@ def test_the_lines_of_one_consequence_are_joined(statecli, in_tmp_path, tmp_path
     assert "more (--all)" not in text
     assert "blocks[{0..11}].* (96 tensors)" in text
     assert "blocks[7].down.bias" in statecli("verify", "big.py:Big", "-f", "table", "--all").out
+
+
+def test_the_input_to_type_stands_once_on_its_own_line(statecli, tmp_path):
+    """The reason is torch's; what to type is not at the end of it, and the same reason is not repeated."""
+    (tmp_path / "emb.py").write_text("from torch import nn\ndef make(): return nn.Embedding(100, 8)\n")
+    text = statecli("verify", f"{tmp_path}/emb.py:make", "--input", "2x16", "-f", "table").out
+    assert "\nfix\n  the embedding takes integers from 0 to 99\n    --input 'int64:2x16<100'\n" in text
+    assert text.count("--input") == 1
+    assert "  ? forward  as step\n" in text
+    assert " ".join(text.split()).count("raised RuntimeError") == 1

@@ -85,7 +85,8 @@ def _format_head(report: Report, page: Page) -> Iterable[str]:
     yield f"### {_escape_text(report.title) if report.has_several_targets else _format_code(report.title)}\n\n"
     if page.verdict:
         yield f"**{_escape_text(page.verdict)}**\n\n"
-    yield f"{_escape_text(page.subtitle)}\n"
+    if page.subtitle:
+        yield f"{_escape_text(page.subtitle)}\n"
 
 
 def _format_outcomes(page: Page, budget: _CharacterBudget) -> str:

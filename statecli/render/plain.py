@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from statecli.core.escaping import escape_line, escape_name, escape_sentence
 from statecli.core.finding import Finding
@@ -44,6 +45,8 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
                 write_line(f"fix: {fix.place}: {code}")
     for problem in _list_problems(report, page, quiet=options.quiet):
         target = f"{escape_name(problem.target)}: " if report.has_several_targets else ""
+        if target:  # with -q the message names the target too
+            problem = replace(problem, message=problem.message.removeprefix(f"{problem.target}: "))
         place = f" [{format_origin(problem.origin)}]" if problem.origin is not UNSET else ""
         write_line(target + format_problem(problem) + place, "bold red")
         for effect in () if options.quiet else problem.effects:

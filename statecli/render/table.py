@@ -251,7 +251,8 @@ class _PageWriter:
         if self.page.verdict:
             self.write_wrapped(self.page.verdict, "bold", "")
         shared = (("; " if ":" in text else ", ") + text for text in self.layout.format_shared_texts())
-        self.write_wrapped("".join([self.page.subtitle, *shared]), "dim", "")
+        if self.page.subtitle:
+            self.write_wrapped("".join([self.page.subtitle, *shared]), "dim", "")
         for group_values in self.layout.format_grouped_values():
             self.write_wrapped(group_values, "dim", " " * INDENT, "")
 

@@ -218,7 +218,9 @@ def _format_subtitle(audit: Audit) -> str:
     audited = [target for target in audit.targets if target.status is Status.AUDITED]
     tensors, size = sum(target.tensors for target in audited), sum(target.bytes for target in audited)
     formats = ", ".join(dict.fromkeys(target.format or "" for target in audited))
-    return f"{formats or 'nothing audited'}, {plural(tensors, 'tensor')}, {format_size(size)}"
+    if not audited:
+        return ""
+    return f"{formats}, {plural(tensors, 'tensor')}, {format_size(size)}"
 
 
 def _group_problems(audit: Audit, findings: Collection[Finding]) -> tuple[Problem, ...]:
@@ -280,11 +282,18 @@ def _list_unread_targets(audit: Audit) -> Iterator[Line]:
             ).append(target.target)
     for (status, reason, _), targets in sorted(alike.items(), key=lambda group: group[0][0] is Status.SKIPPED):
         if status is Status.FAILED:
-            yield Line((f"failed: {join_names(targets)}",), reason, "bad")
+            rule = _find_rule_with_reason(audit, targets, reason)
+            yield Line((f"failed: {join_names(targets)}",), f"see {rule}" if rule else reason, "bad")
         else:
             yield Line(
                 (f"{len(targets):,} skipped: {join_names(targets)}",), _format_reason(reason, len(targets)), "dim"
             )
+
+
+def _find_rule_with_reason(audit: Audit, targets: Sequence[str], reason: str) -> str | None:
+    """Return the rule of a finding of these targets whose message contains the reason; None if there is none."""
+    findings = (finding for target in audit.targets if target.target in targets for finding in target.findings)
+    return next((finding.rule for finding in findings if reason and reason in finding.message), None)
 
 
 def _format_reason(reason: str, count: int) -> str:

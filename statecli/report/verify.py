@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -27,6 +28,7 @@ from statecli.core.units import (
 )
 from statecli.report import (
     Case,
+    Fix,
     Group,
     Line,
     Outcome,
@@ -285,13 +287,14 @@ def _build_page(verification: Verification, problems: tuple[Problem, ...], view:
             for column in shown
         ),
     )
-    proofs = tuple(_build_proof_line(check, fqns) for check in verification.checks)
+    proofs, fixes = _extract_inputs([_build_proof_line(check, fqns) for check in verification.checks])
     verdict = _format_verdict(verification, problems)
     return Page(
         subtitle=_format_subtitle(verification),
         columns=columns,
         groups=_build_groups(verification, shown, view),
         totals=(*(f"{line.cells[0]}: {line.remark}" for line in proofs), verdict),
+        fixes=fixes,
         problems=problems,
         verdict=verdict,
         outcomes=Group("proofs", _format_verdict_counts(verification.checks), proofs),
@@ -303,6 +306,28 @@ def _get_shared_format(column: ProofColumn, fqns: frozenset[str]) -> str:
     names = [fqn for fqn, cell in column.cells.items() if fqn not in fqns and cell.verdict is Verdict.FAILED]
     exception = f" except {join_names(names, MAX_NAMES)}" if names else ""
     return f"{column.name}: all {{}}" + exception.replace("{", "{{").replace("}", "}}")
+
+
+#: The end of a reason that has an input to type.
+_INPUT_TO_TYPE = re.compile(r"; (?P<what>[^;]*): (?P<option>--input '[^']*')\Z")
+
+
+def _extract_inputs(lines: Sequence[Line]) -> tuple[tuple[Line, ...], tuple[Fix, ...]]:
+    """Return the lines of the proofs, an equal reason only once, and the inputs to type of their reasons as fixes."""
+    fixes: dict[Fix, None] = {}
+    first: dict[str, str] = {}
+    shortened = []
+    for line in lines:
+        match = _INPUT_TO_TYPE.search(line.remark)
+        if match:
+            fixes[Fix(match["what"], match["option"])] = None
+            reason = line.remark[: match.start()]
+            name = first.setdefault(reason.replace(" in train mode", ""), line.cells[0])
+            line = msgspec.structs.replace(
+                line, remark=reason if name == line.cells[0] else f"as {name.partition(' ')[2]}"
+            )
+        shortened.append(line)
+    return tuple(shortened), tuple(fixes)
 
 
 def _format_subtitle(verification: Verification) -> str:

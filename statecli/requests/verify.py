@@ -68,6 +68,7 @@ def run(options: VerifyOptions, request: Request, caller: Caller, extra: ExtraIn
         report,
         failures=list_inconclusive(verification, options.check),
         findings_first=True,
+        reported=True,
         files=files,
     )
 
