@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import cache, partial
 from operator import attrgetter
 
@@ -142,9 +142,7 @@ def _build_page(
             *(() if rows else format_hidden_count(_count_hidden(inspection, view), view)),
             *((verdict,) if problems else ()),
         ),
-        fixes=select_fixes(
-            _list_fixes([tensor for tensor in state.tensors if tensor.fqn not in accepted_names]), problems
-        ),
+        fixes=select_fixes(_list_fixes(_select_tensors_to_fix(inspection, view, accepted_names)), problems),
         problems=problems,
         verdict=verdict,
     )
@@ -525,6 +523,16 @@ def _describe_details(tensor: TensorInfo) -> list[str]:
     if where is not None:
         parts.append(f"bytes {where.offset}+{where.length}")
     return parts
+
+
+def _select_tensors_to_fix(inspection: Inspection, view: RowView, accepted_names: Set[str]) -> list[TensorInfo]:
+    """Return the tensors with a finding; with `-v` all that are not accepted: without a finding they do no harm."""
+    reported = {finding.fqn for finding in inspection.findings}
+    return [
+        tensor
+        for tensor in inspection.state.tensors
+        if tensor.fqn not in accepted_names and (view.verbose or tensor.fqn in reported)
+    ]
 
 
 def _list_fixes(tensors: Sequence[TensorInfo]) -> tuple[Fix, ...]:

@@ -67,6 +67,17 @@ def test_a_remark_of_all_rows_is_in_the_heading(statecli, tmp_path):
     assert "↳" not in text
 
 
+def test_a_tensor_without_a_finding_has_no_fix(statecli, tmp_path, monkeypatch):
+    """A 0-dim tensor does no harm; -v shows how to register it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(
+        "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
+        "        self.eps = torch.tensor(1e-5)\n"
+    )
+    assert "\nfix\n" not in statecli("inspect", "net.py:Net", "-f", "table").out
+    assert 'self.register_buffer("eps"' in statecli("inspect", "net.py:Net", "-f", "table", "-v").out
+
+
 SAID = {
     "adapter": ({"adapter_config": ADAPTER}, "adapter (LORA) of base model org/base"),
     "a base that is null": (
