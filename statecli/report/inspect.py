@@ -525,7 +525,7 @@ def _describe_details(tensor: TensorInfo) -> list[str]:
     return parts
 
 
-def _select_tensors_to_fix(inspection: Inspection, view: RowView, accepted_names: Set[str]) -> list[TensorInfo]:
+def _select_tensors_to_fix(inspection: Inspection, view: RowView, accepted_names: Set[str | None]) -> list[TensorInfo]:
     """Return the tensors with a finding; with `-v` all that are not accepted: without a finding they do no harm."""
     reported = {finding.fqn for finding in inspection.findings}
     return [

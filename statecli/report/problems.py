@@ -299,7 +299,7 @@ def _read_source(origin: Origin | None) -> str:
             if token.type == tokenize.COMMENT and token.string:
                 lines[row - 1] = lines[row - 1][:column]
             if token.type == tokenize.NEWLINE:
-                return first.strip() if row == 1 else _join_lines(lines[:row])
+                return first.strip() if row == 1 else _join_source(lines[:row])
     except (tokenize.TokenError, SyntaxError):  # a longer statement, or the middle of one
         pass
     return first.strip() + (" …" if others and first.rstrip().endswith(("(", "[", "{", ",")) else "")
@@ -309,7 +309,7 @@ def _read_source(origin: Origin | None) -> str:
 MAX_SOURCE_LINES = 12
 
 
-def _join_lines(lines: Sequence[str]) -> str:
+def _join_source(lines: Sequence[str]) -> str:
     text = " ".join(filter(None, (line.strip().removesuffix("\\").rstrip() for line in lines)))
     return re.sub(r"(?<=[\[({]) | (?=[\])}])", "", text)
 
