@@ -126,7 +126,7 @@ def test_an_old_program_behind_other_bytes_is_not_skipped(folder, statecli):
         archive.writestr("serialized_constants.pt", constants.getvalue())
     result = statecli("audit", str(folder))
     assert result.code == 2
-    assert "model.dat: has a torch archive after other bytes" in result.out
+    assert "model.dat: begins with other bytes, but ends with a torch archive" in result.out
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "compressed"])
@@ -152,3 +152,20 @@ def test_the_only_member_of_a_zip_in_a_tensor_is_scanned(method, folder, statecl
     result = statecli("audit", str(path))
     assert result.code == 1
     assert "posix.system" in result.out
+
+
+def test_a_library_that_aotinductor_opens_is_not_passed(folder, statecli):
+    """Its loader takes any archive with a library among the constants: a picture in front, a storage of torch.save."""
+    picture, saved = folder / "logo.png", folder / "saved.pt"
+    picture.write_bytes(b"\x89PNG\r\n\x1a\n")
+    with zipfile.ZipFile(picture, "a") as archive:
+        archive.writestr("x/data/constants/a.so", b"\x7fELF")
+    result = statecli("audit", str(folder))
+    assert result.code == 2
+    assert "logo.png: begins with other bytes, but ends with a torch archive" in result.out
+    picture.unlink()
+    torch.save({"w": torch.ones(1)}, saved)
+    with zipfile.ZipFile(saved, "a") as archive:
+        archive.writestr("saved/data/constants/a.so", b"\x7fELF")
+    found = statecli("audit", str(saved), "-f", "json").json["findings"]
+    assert any(one["rule"] == "unknown-global" and "constants/a.so" in one["message"] for one in found)

@@ -620,6 +620,17 @@ def test_metadata_that_attacks(mixed, tmp_path, statecli):
     assert not (tmp_path / "harm").exists()
 
 
+def test_lists_that_no_names_fill_are_refused(mixed, statecli):
+    """torch makes a list as long as an index in the paths of `.metadata` asks for, of any length."""
+    for path in (("a", 10**11), ["a", "b", 10**11], ("a",) * 300 + (10**11,)):
+        rewritten(mixed, lambda metadata, path=path: metadata.planner_data.update({"a.b": path}))
+        result = statecli("audit", str(mixed))
+        assert result.code == 2
+        assert "indexes of lists of 100,000,000,00" in result.out
+    rewritten(mixed, lambda metadata: metadata.planner_data.update({"a.b": ("a", 1000)}))
+    assert statecli("audit", str(mixed)).code != 2
+
+
 DISGUISED = (
     ("torch.distributed.checkpoint.filesystem", "os.system"),
     ("torch.distributed.checkpoint.metadata", "os.system"),

@@ -606,6 +606,25 @@ def test_opcodes_have_an_end(scanned, monkeypatch):
     assert found[-1].unread == "has more than 200,000 pickle instructions, the limit of statecli; the rest was not read"
 
 
+#: (what comes first, what is repeated): each takes as long as a call, in three or four opcodes.
+SLOW = {
+    "a key that is a tuple": (b"}", b"K\1\x85Ns"),
+    "a key that is an object": (called(named("m", "c")) + b"q\0}", b"h\0Ns"),
+    "a key that Python refuses": (b"]q\0}", b"h\0Ns"),
+    "an item of an object": (called(named("m", "c")), b"NNs"),
+    "a state of an object": (called(named("m", "c")), b"Nb"),
+}
+
+
+@pytest.mark.parametrize(("begin", "unit"), SLOW.values(), ids=SLOW)
+def test_what_takes_as_long_as_a_call_counts_as_one(begin, unit, scanned, monkeypatch):
+    """A compressed record of 40 KB has ten million opcodes, which would take minutes."""
+    monkeypatch.setattr(Budget.CALLS, "limit", 1000)
+    (found,) = scanned(pickled(begin + unit * 1002))
+    assert found.unread.startswith("has more than 1,000 calls, the limit of statecli")
+    assert all(one.unread is None for one in scanned(pickled(begin + unit * 400)))
+
+
 @pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS)
 def test_bombs_are_scanned_like_ordinary_pickles(data, scanned):
     """What hangs or crashes an unpickler takes a moment, and is freed without a crash.
