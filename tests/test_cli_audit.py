@@ -143,7 +143,7 @@ def test_one_target_is_grouped_by_rule():
         "1 audited: 1 error, 1 warning; 2 rules ran",
         "torch-zip, 2 tensors, 64 B",
         "",
-        "error[nan]: b, c: is nan",
+        "error[nan]: b, c: are nan",
         "  help  go back",
         "",
         "warning[inf]: a: is inf",
@@ -168,7 +168,7 @@ def test_targets_of_which_the_same_is_said_are_one_group():
     text = shown(*targets)
     assert "step-0.pt\n  and 299 more, each with the same 1 error: step-1.pt, step-2.pt, step-3.pt," in text
     assert "step-10.pt\n  and 289 more\n" in text
-    assert text.count("is nan") == 1
+    assert text.count("are nan") == 1
     assert shown(*targets, view=View(unfold=True)).count("is nan") == 300
 
 
@@ -197,8 +197,8 @@ def test_ten_thousand_findings_are_a_page_that_is_read():
 def test_repeated_layers_are_folded():
     """On a terminal and piped; data for programs has each."""
     found = [finding(fqn=f"layers.{n}.w") for n in range(48)]
-    assert "layers.{0..47}.w: is nan" in shown(target("a.pt", *found))
-    assert render_audit("plain", target("a.pt", *found)).count("is nan") == 1
+    assert "layers.{0..47}.w: are nan" in shown(target("a.pt", *found))
+    assert render_audit("plain", target("a.pt", *found)).count("are nan") == 1
     assert render_audit("csv", target("a.pt", *found)).count("is nan") == 48
 
 

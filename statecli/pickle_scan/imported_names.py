@@ -285,7 +285,7 @@ class Scanner(Machine):
         self._builds.append((target, state))
 
     def _take_calls(self, count: int) -> None:
-        """Count what takes as long as a call: a key that is no plain value, an item or a state of an object."""
+        """Count what takes as long as a call: a key that is not a plain value, an item or a state of an object."""
         if count and self.budget == 1:  # a `.metadata` has a key of this kind for each part of a tensor
             self.flow.steps.take(Budget.CALLS, count)
 

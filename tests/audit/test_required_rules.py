@@ -95,7 +95,7 @@ def test_a_configuration_that_leaves_out_its_own_lock_is_refused(statecli):
     Path("statecli.toml").write_text('lock = "l.json"\nignore = "lock"')
     result = statecli("audit", "a.pt")
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert result.err.startswith("statecli: statecli.toml: lock: has no effect without lock-mismatch")
+    assert result.err.startswith("statecli: statecli.toml: the key lock: has no effect without lock-mismatch")
 
 
 @pytest.mark.parametrize("words", [(), ("--ignore", "pickles", "--select", "pickles")], ids=["file", "line"])

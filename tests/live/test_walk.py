@@ -217,7 +217,7 @@ def test_too_many_names_are_an_error(inspect, monkeypatch):
 
     monkeypatch.setattr(walk_module, "MAX_NAMES", 10_000)
     line = "m = nn.Linear(1, 1)\n        for _ in range(30): m = nn.Sequential(m, m)\n        self.m = m"
-    with pytest.raises(ModelError, match="more than 10,000 names"):
+    with pytest.raises(ModelError, match="more than 10,000 tensor names"):
         inspect(HEADER + line)
 
 
