@@ -168,7 +168,7 @@ def test_targets_of_which_the_same_is_said_are_one_group():
     text = shown(*targets)
     assert "step-0.pt\n  and 299 more, each with the same 1 error: step-1.pt, step-2.pt, step-3.pt," in text
     assert "step-10.pt\n  and 289 more\n" in text
-    assert text.count("are nan") == 1
+    assert text.count("is nan") == 1
     assert shown(*targets, view=View(unfold=True)).count("is nan") == 300
 
 
