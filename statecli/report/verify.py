@@ -395,9 +395,9 @@ ColumnReason = tuple[str, str]
 
 
 def _find_shared_reasons(rows: Sequence[TensorInfo], shown: Sequence[ProofColumn]) -> tuple[ColumnReason, ...]:
-    """Return the reasons that are the same for every row of a group, for its heading."""
+    """Return the reasons that are the same for every row of a group, for its heading; a single row has its own."""
     reasons = []
-    for column in shown:
+    for column in shown if len(rows) > 1 else ():
         alike = {(column.get_verdict(row.fqn), column.get_reason(row.fqn)) for row in rows}
         _, reason = alike.pop()
         if not alike and reason:

@@ -93,10 +93,14 @@ def test_what_failed_has_the_line_that_assigned_it():
 
 
 def test_a_failure_that_no_finding_tells_keeps_its_reason():
-    """A cross is never without its cause."""
-    check = Check(Name.MOVE, FAILED, columns=(Column("moves", {"w": Cell(FAILED, reason="stays on cpu")}),))
-    assert lines(run(check, rows=[tensor("w")], notes=())) == {"w": ("✗", "")}
-    assert page(run(check, rows=[tensor("w")])).groups[0].summary == "1 tensor, 1 failed; moves: stays on cpu"
+    """A cross is never without its cause; the heading has it if it is that of several rows."""
+    cells = {name: Cell(FAILED, reason="stays on cpu") for name in "wv"}
+    check = Check(Name.MOVE, FAILED, columns=(Column("moves", {"w": cells["w"]}),))
+    assert lines(run(check, rows=[tensor("w")], notes=())) == {"w": ("✗", "moves: stays on cpu")}
+    same = Check(Name.MOVE, FAILED, columns=(Column("moves", cells),))
+    assert lines(run(same, rows=[tensor("w"), tensor("v")], notes=())) == {"w": ("✗", ""), "v": ("✗", "")}
+    heading = page(run(same, rows=[tensor("w"), tensor("v")])).groups[0].summary
+    assert heading == "2 tensors, 2 failed; moves: stays on cpu"
     both = lines(run(check, rows=[tensor("w"), tensor("v")]))
     assert both == {"w": ("✗", "moves: stays on cpu"), "v": ("–", "")}
 
