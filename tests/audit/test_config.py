@@ -102,7 +102,9 @@ def test_what_is_no_toml_is_said_with_its_place(written):
 def test_what_no_reader_of_toml_reads_is_one_line(tmp_path, text):
     """Arrays in arrays, a number of thousands of digits, bytes that are no text."""
     (tmp_path / "c.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(UnreadableError, match=r"c\.toml: (its tables or lists are nested too deeply; use fewer levels|is not valid TOML: .*)$"):
+    with pytest.raises(
+        UnreadableError, match=r"c\.toml: (its tables or lists are nested too deeply; .*|is not valid TOML: .*)$"
+    ):
         config.load_config(str(tmp_path / "c.toml"))
 
 
