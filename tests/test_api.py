@@ -545,7 +545,7 @@ def test_verify_of_a_spec_is_the_commands_own():
         (
             lambda: statecli.verify(nn.Linear(2, 2), inputs=("2x2", torch.ones(2))),
             UsageError,
-            "inputs: '2x2' becomes a tensor only if all inputs are shapes",
+            "inputs: '2x2' is a shape, but another input is not",
         ),
         (lambda: statecli.verify(nn.Linear(2, 2), inputs=lambda: 1 / 0), ModelError, "ZeroDivisionError"),
         (lambda: statecli.verify(nn.Linear(2, 2), inputs=lambda: None), ModelError, "returned nothing"),

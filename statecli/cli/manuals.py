@@ -150,7 +150,7 @@ MANUALS: dict[str, Manual] = {
     "git setup": Manual(
         (
             Example("statecli git setup", "Set up this repository."),
-            Example("git diff", "Show the tensors that changed since the last commit."),
+            Example("git diff", "Show the tensors that changed since the last git add."),
             Example("statecli git setup --global", "Set up git for all your repositories."),
         ),
         {

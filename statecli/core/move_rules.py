@@ -44,8 +44,8 @@ STALE_VIEW = Rule(
     summary="A second name or view of a registered tensor still points to the old memory after a move.",
     why="""after a move, only the registered name of a buffer has the new tensor. A view
 or second name of the buffer keeps
-the old values on the old device, and later updates silently reach only one of the two. An error if the tensor is
-trainable, because what training changes never reaches the view.""",
+the old values on the old device, and later updates silently reach only one of the two. The finding is an
+error if the second name is of a trainable tensor, because what training changes never reaches the view.""",
     example='`self.cos = self.table[0]` next to `self.register_buffer("table", table)`.',
     fix="replace the attribute with a property that computes the view at each access, or register it too.",
 )

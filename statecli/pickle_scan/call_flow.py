@@ -148,7 +148,7 @@ class Flow:
         elif type(target) is Obj:
             root = self.get_root(target)
             if id(target) in self._finished:
-                self.note_misuse(root, "is changed again after its contents were set, which runs one of its methods")
+                self.note_misuse(root, "gets contents a second time, which runs one of its own methods")
             name = get_plain_name(root) if root else ""
             own = target.how == "newobj" and name.startswith("accelerate.state.")
             if not own and (

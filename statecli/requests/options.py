@@ -156,7 +156,9 @@ Lines = Annotated[
 ]
 Top = Annotated[
     int | None,
-    Option(("--top",), "Show one list of only the N largest tensors; diff: of the N largest changes.", "N", Group.ROWS),
+    Option(
+        ("--top",), "Show only the N largest tensors (in diff: the N largest changes), in one list.", "N", Group.ROWS
+    ),
 ]
 Quiet = Annotated[
     bool,
@@ -470,7 +472,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
 
 
 class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
-    """Test that all tensors are moved, saved and trained with the model. An error is exit status 1."""
+    """Test that all tensors are moved, saved and trained with the model. An error sets exit status 1."""
 
     target: Annotated[
         str,
@@ -479,7 +481,8 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
         ),
     ]
     check: Annotated[
-        tuple[Name, ...], Option(("--check",), "Run only this proof (repeatable).", "PROOF", argument="checks")
+        tuple[Name, ...],
+        Option(("--check",), "Run only this test, called a proof (repeatable).", "PROOF", argument="checks"),
     ] = ()
     device: Annotated[
         str | None,
@@ -536,7 +539,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
     write_baseline: WriteBaseline = None
     reason: Reason = None
     verbose: Annotated[
-        bool, Option(("--verbose", "-v"), "Also show the measured values and all notes.", group=Group.ROWS)
+        bool, Option(("--verbose", "-v"), "Also show what each proof compared, and all notes.", group=Group.ROWS)
     ] = False
 
 
@@ -660,7 +663,7 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--url",),
-            "Full URL of a file of the parts (repeatable). Parts do not store passwords and signatures of URLs.",
+            "Full URL of a checkpoint that the parts read (repeatable). Parts do not store passwords and signatures.",
             "URL",
             Group.DISTRIBUTION,
         ),

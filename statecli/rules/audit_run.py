@@ -53,7 +53,8 @@ CONTENT_NOT_LISTED = _note(
     summary="`per-target-ignore` accepts the rule for this file, but only for reviewed contents, not for these.",
     why="`per-target-ignore` lists the contents that were reviewed. A replaced file has other contents.",
     example="`unsafe-global` is accepted for `model.pt`, and somebody replaced the file.",
-    fix="review the file. If it is safe, add the digest that the note shows to `contents`.",
+    fix="review the file. If it is safe, add its digest, which a note of the audit shows, to `contents` in the "
+    "configuration.",
 )
 
 RULES = (INTERNAL_ERROR, NOT_JUDGED, POLICY_NOT_JUDGED, BASELINE_FIXED, IGNORED_NOTHING, CONTENT_NOT_LISTED)

@@ -55,7 +55,7 @@ def find_live_inputs(python_inputs: Any, built: BuiltModel) -> tuple[Inputs | No
     if input_text is not None:
         examples = "'2x3', ('2x3', '4x3') or {'x': '2x3'}"
         raise UsageError(
-            f"inputs: {input_text!r} becomes a tensor only if all inputs are shapes ({examples}); give a tensor"
+            f"inputs: {input_text!r} is a shape, but another input is not; give tensors or shapes ({examples}) for all"
         )
     model = replace(built, spec=ModelSpec("inputs", "", False, "inputs"))
 

@@ -72,7 +72,7 @@ class _Layouts:
     def _read_fields(self, state: tuple[Any, ...], depth: int) -> _Layout:
         names, entries, size = state[3], as_mapping(state[4]), state[5]
         if type(names) is not tuple or entries is None or type(size) is not int or not 0 <= size < 2**63:
-            raise _malformed("names, fields and size are not a tuple, a dict and a number")
+            raise _malformed("the names, fields and size of a dtype are not a tuple, a dict and a number")
         self._fields += len(names)
         if self._fields > MAX_FIELDS:
             raise MalformedError(f"a numpy dtype has more than {MAX_FIELDS:,} fields, the limit of statecli")

@@ -522,7 +522,8 @@ class Decoder:
         # numpy has no bfloat16: XLA saved float32 for it.
         if tensor.dtype != dtype and (tensor.dtype, tensor.layout, dtype) != ("float32", "numpy", "bfloat16"):
             raise MalformedError(
-                f"{fqn}: loading converts {tensor.dtype} data to {dtype}, but no torch version saves such a tensor"
+                f"{fqn}: has the dtype {dtype}, but its data is {tensor.dtype}; torch.save does not write this: do not "
+                "load the file"
             )
         return msgspec.structs.replace(
             tensor,
