@@ -459,7 +459,7 @@ def test_data_that_a_load_converts_cannot_be_told(tmp_path):
     assert shown(path) == loaded(path)
     path = moved("float32")
     assert loaded(path)["w"] != [1, 2, 3, 4]
-    assert "w: loading converts int32 data to float32" in shown(path)["w"]
+    assert "w: has the dtype float32, but its data is int32" in shown(path)["w"]
 
 
 def test_an_array_of_float32_may_be_a_bfloat16_of_xla(tmp_path):
