@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from statecli.core.finding import Finding, Severity
-from statecli.core.model_state import ModelState
+from statecli.core.model_state import ModelState, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.severity import decide_tie_severity
@@ -75,8 +75,15 @@ def report_broken_ties(state: ModelState) -> Iterator[Finding]:
         )
 
 
-def map_broken_ties(state: ModelState) -> dict[str, Finding]:
+def map_broken_ties(state: ModelState) -> dict[str | None, Finding]:
     """Return the finding of `report_broken_ties` for each name of a tie that a move breaks."""
-    findings = {finding.fqn: finding for finding in report_broken_ties(state)}
-    names = {tensor.fqn: tensor.tied_to for tensor in state.tensors if tensor.fqn in findings}
-    return {name: finding for fqn, finding in findings.items() if fqn for name in (fqn, *names.get(fqn, ()))}
+    return map_tied_names(report_broken_ties(state), state.tensors)
+
+
+def map_tied_names(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> dict[str | None, Finding]:
+    """Return the finding about a broken tie for each name of the tie; of several about a name, the first."""
+    broken: dict[str | None, Finding] = {}
+    for finding in findings:
+        broken.setdefault(finding.fqn, finding)
+    names = {tensor.fqn: tensor.tied_to for tensor in tensors if tensor.fqn in broken} if broken else {}
+    return {name: finding for fqn, finding in broken.items() for name in (fqn, *names.get(fqn or "", ()))}

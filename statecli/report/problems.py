@@ -21,7 +21,7 @@ from statecli.commands.verify.rules import DEVICE_MISMATCH, SHARED_IN_SAFETENSOR
 from statecli.core.finding import Finding, Severity
 from statecli.core.load_rules import LOAD_HELP, MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
 from statecli.core.model_state import Kind, Oddity, Origin, TensorInfo
-from statecli.core.move_rules import STALE_VIEW, UNTIED_BY_MOVE
+from statecli.core.move_rules import STALE_VIEW, UNTIED_BY_MOVE, map_tied_names
 from statecli.core.registration_rules import UNREGISTERED_MODULE, UNREGISTERED_PARAMETER, UNREGISTERED_TENSOR
 from statecli.core.units import format_shape, join_names, plural
 from statecli.report import Fix, Line, Problem, fold
@@ -80,7 +80,7 @@ def group_findings(findings: Iterable[Finding], rows: Sequence[TensorInfo] = ())
             cause = causes[row.fqn] = _get_registration_cause(row)
             rows_by_cause.setdefault(cause, []).append(row)
     findings = tuple(findings)
-    ties = _map_broken_ties(findings, rows)
+    ties = map_tied_names((finding for finding in findings if finding.rule in BROKEN_TIES), rows)
     groups: dict[object, list[Finding]] = {}
     for finding in findings:
         tie = ties.get(finding.fqn) if finding.rule in _TIE_RULES else None
@@ -142,16 +142,6 @@ def _split_element(fqn: str) -> tuple[str, str]:
 
 
 # --- ties ------------------------------------------------------------------------------------------------------------
-
-
-def _map_broken_ties(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> dict[str | None, Finding]:
-    """Return for each name of a tie that a move breaks the finding about the tie."""
-    broken: dict[str | None, Finding] = {}
-    for finding in findings:
-        if finding.rule in BROKEN_TIES:
-            broken.setdefault(finding.fqn, finding)
-    names = {row.fqn: row.tied_to for row in rows if row.fqn in broken} if broken else {}
-    return {name: tie for fqn, tie in broken.items() for name in (fqn, *names.get(fqn or "", ()))}
 
 
 def _build_tie_problem(findings: Sequence[Finding]) -> Problem:

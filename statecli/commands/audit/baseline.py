@@ -3,9 +3,10 @@
 A finding is identified by its rule, target, section and tensor, by `about` (`os.system`), and by its content: a digest
 of the checked bytes, or else the message. So another payload is not accepted under the name of a known one. A tensor
 that a class does not register, or that a move parts from another, is identified by its rule and name alone, because
-each command words another consequence. The file
-has a sorted line for each finding, without times. Targets in the file are relative to its folder; once read, they are
-relative to the current folder.
+each command reports another consequence of the same mistake.
+
+The file has a sorted line for each finding, without times. Targets in the file are relative to its folder; once read,
+they are relative to the current folder.
 """
 
 from __future__ import annotations

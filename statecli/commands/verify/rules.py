@@ -75,8 +75,8 @@ LOST_BY_SAVING = _rule(
     "save",
     summary="A tensor is not restored from the saved state_dict.",
     why="""the tensor is not in `state_dict()`. A loaded model silently has other values. With an input, `verify` also
-finds a running state, such as an average that forward updates in train mode. It is a warning for a buffer with
-`persistent=False`.""",
+finds a running state, such as an average that forward updates in train mode. The finding is a warning for a buffer
+with `persistent=False`.""",
     example="`self.noise = torch.randn(16)` in `__init__`: each new instance draws other values.",
     fix="register the tensor as a parameter or a persistent buffer; let the class's `state_dict` keep it.",
 )
@@ -210,8 +210,8 @@ ZERO_GRADIENT = _rule(
     "zero-gradient",
     "step",
     summary="A trainable parameter gets a gradient of zeros.",
-    why="""only weight decay and momentum change the parameter, so it does not learn. A note for `weight_hh` of a
-recurrent module that starts from a hidden state of zeros.""",
+    why="""only weight decay and momentum change the parameter, so it does not learn. The finding is a
+note for `weight_hh` of a recurrent module that starts from a hidden state of zeros.""",
     example="a gate that starts at 0 and is multiplied by a branch that is 0 as well.",
     fix="look for a factor of zero in forward, for terms that cancel out, and for a hook that changes the gradient.",
     severity=Severity.WARNING,
