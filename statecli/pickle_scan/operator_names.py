@@ -4,8 +4,9 @@
 `torch.nn.functional`, `torch.linalg`, `torch.fft` and `torch.special`; Python's own on numbers, texts, lists and dicts;
 the core ATen operators; those of fused attention; and what `torch.jit.script`, `trace`, `freeze`, `torch.export` and
 `run_decompositions` write for the modules of torch.nn, for quantized ones, and for small models of transformers.
-`ATEN_OF_EXPORT`: those whose arguments statecli checks in a graph. Left out are gradients, and the operators that read
-or write memory outside of their tensors for some arguments: each was called with hundreds of random ones.
+`OTHERS`: operators of smaller namespaces. `ATEN_OF_EXPORT`: operators whose arguments statecli checks in a graph.
+Left out are gradients, and the operators that read or write memory outside of their tensors for some arguments: each
+was called with hundreds of random ones.
 """
 
 from __future__ import annotations
@@ -255,4 +256,56 @@ HIGHER_ORDER = frozenset(
         while_loop_stack_output with_effects wrap_activation_checkpoint wrap_with_autocast wrap_with_set_grad_enabled
         """,
     )
+)
+
+
+def _read_lines(text: str) -> dict[str, frozenset[str]]:
+    lines = (line.partition(":") for line in text.split(";"))
+    return {namespace.strip(): frozenset(names.split()) for namespace, _, names in lines}
+
+
+#: Operators of the smaller namespaces of torch 2.13, torchvision and torchaudio, and of runtimes for phones.
+OTHERS = _read_lines(
+    """
+    prims: abs acos acosh add amax amin as_strided as_strided_scatter asin asinh atan atan2 atanh bessel_i0 bessel_i0e
+        bessel_i1 bessel_i1e bessel_j0 bessel_j1 bitwise_and bitwise_not bitwise_or bitwise_xor broadcast_in_dim cat
+        cbrt ceil clone collapse collapse_view conj conj_physical convert_element_type copy_strided copy_to cos cosh
+        device_put digamma div empty empty_permuted empty_strided eq erf erf_inv erfc erfcx exp exp2 expm1 fft_c2c
+        fft_c2r fft_r2c fill floor fmax fmin fmod frexp full full_like gcd ge gt hypot igamma igammac imag iota
+        isfinite item le lgamma log log10 log1p log2 lt maximum maximum_value minimum minimum_value mul ndtri ne neg
+        nextafter normal pow prod real reciprocal remainder reshape resize rev round rsqrt scalar_tensor shift_left
+        shift_right_arithmetic sign signbit sin sinh spherical_bessel_j0 split_dim sqrt squeeze sub sum svd tan tanh
+        transpose trunc uniform var view_of view_of_dtype where xor_sum zeta;
+    rngprims: philox_rand;
+    quantized_decomposed: _choose_qparams_per_token_asymmetric_impl choose_qparams choose_qparams_per_token
+        choose_qparams_per_token_asymmetric choose_qparams_symmetric convert_element_type dequantize_per_channel
+        dequantize_per_channel_group dequantize_per_tensor dequantize_per_token fake_quant_per_channel
+        quantize_per_channel quantize_per_channel_group quantize_per_tensor quantize_per_token;
+    quantization: _Bfloat16QuantizedToFloat _FloatToBfloat16Quantized;
+    sparse: qlinear qlinear_dynamic qlinear_prepack qlinear_relu qlinear_relu_dynamic qlinear_unpack;
+    mkldnn_prepacked: conv2d_prepack conv2d_run;
+    onednn: linear_dynamic_fp16 linear_prepack_fp16 linear_relu_dynamic_fp16 qadd qadd_relu qbatch_norm2d
+        qconv1d_pointwise qconv2d_pointwise qconv3d_pointwise qconv_pointwise qconv_prepack qlinear_pointwise
+        qlinear_prepack qmul;
+    prepacked: conv2d_clamp_prepack conv2d_clamp_run conv2d_transpose_clamp_prepack conv2d_transpose_clamp_run
+        linear_clamp_prepack linear_clamp_run unpack_prepacked_sizes_conv2d unpack_prepacked_sizes_linear;
+    metal_prepack: conv2d_prepack conv2d_run linear_prepack linear_run unpack_prepacked_sizes_conv2d
+        unpack_prepacked_sizes_linear;
+    vulkan_prepack: conv2d_clamp_prepack conv2d_clamp_run create_conv2d_context create_gru_context
+        create_linear_context create_lstm_context create_tconv2d_context linear_prepack linear_run run_conv2d_context
+        run_gru_context run_linear_context run_lstm_context run_tconv2d_context;
+    onnx: Attention Reshape RotaryEmbedding Shape;
+    onnx_symbolic: _symbolic _symbolic_multi_out;
+    profiler: _record_function_enter _record_function_enter_new _record_function_exit;
+    cuda: _current_device _set_device current_stream default_stream set_stream synchronize;
+    c10d_functional: all_gather_into_tensor all_gather_into_tensor_coalesced all_reduce all_reduce_coalesced
+        all_to_all_single broadcast reduce_scatter_tensor reduce_scatter_tensor_coalesced wait_tensor;
+    _c10d_functional: all_gather_into_tensor all_gather_into_tensor_coalesced all_gather_into_tensor_out all_reduce
+        all_reduce_ all_reduce_coalesced all_reduce_coalesced_ all_to_all_single broadcast broadcast_
+        reduce_scatter_tensor reduce_scatter_tensor_coalesced reduce_scatter_tensor_out wait_tensor;
+    _c10d_functional_autograd: all_gather_into_tensor all_to_all_single reduce_scatter_tensor;
+    torchvision: deform_conv2d nms ps_roi_align ps_roi_pool roi_align roi_pool;
+    image: decode_avif decode_gif decode_heic decode_image decode_jpeg decode_png decode_webp encode_jpeg encode_png;
+    torchaudio: _lfilter _lfilter_core_loop _overdrive_core_loop forced_align rnnt_loss rnnt_loss_forward
+    """
 )

@@ -11,26 +11,16 @@ import re
 
 from statecli.pickle_scan import operator_names
 
-#: Namespaces of torch, torchvision and torchaudio whose operators saved programs call, whatever their names.
-_OPEN_NAMESPACES = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        prims quantization quantized_decomposed sparse mkldnn_prepacked onednn onnx xnnpack prepacked metal
-        metal_prepacked vulkan vulkan_prepacked vulkan_quantized _nnapi c10d _c10d_functional
-        _c10d_functional_autograd profiler rngprims export _dtensor fsdp streams cuda mtia rnn
-        torchvision image video_reader torchaudio onnx_symbolic c10d_functional flex_lib
-        """,
-    )
-)
 _LISTS = {
     "aten": operator_names.ATEN,
     "prim": operator_names.PRIM,
     "quantized": operator_names.QUANTIZED,
     "_quantized": operator_names.QUANTIZED,
     "higher_order": operator_names.HIGHER_ORDER,
+    **operator_names.OTHERS,
 }
-_SHIPPED_NAMESPACES = _OPEN_NAMESPACES | _LISTS.keys() | {"mkl", "mkldnn"}
+#: Further namespaces of torch 2.13 and torchvision; saved programs need none of their operators.
+_UNLISTED_NAMESPACES = {"_dtensor", "c10d", "export", "flex_lib", "fsdp", "mkl", "mkldnn", "streams", "video_reader"}
 #: Namespaces of operators that torch's compilers, runtimes and tests call, and that no saved program needs: some of
 #: them take offsets or lengths that they do not check.
 _INTERNAL_NAMESPACES = frozenset(
@@ -122,9 +112,10 @@ def describe_harm(operator: str) -> str | None:
 def is_listed(operator: str) -> bool:
     """Return True if torch writes the operator into programs."""
     namespace, _, name = operator.partition("::")
-    return name in _LISTS[namespace] if namespace in _LISTS else namespace in _OPEN_NAMESPACES
+    return name in _LISTS.get(namespace, ())
 
 
 def is_shipped(operator: str) -> bool:
     """Return True if torch, torchvision or torchaudio has this namespace."""
-    return operator.partition("::")[0] in _SHIPPED_NAMESPACES
+    namespace = operator.partition("::")[0]
+    return namespace in _LISTS or namespace in _UNLISTED_NAMESPACES
