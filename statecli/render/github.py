@@ -19,7 +19,7 @@ from statecli.core.escaping import escape, escape_name, escape_sentence
 from statecli.core.finding import Finding, Severity
 from statecli.core.output_rules import CANNOT_READ
 from statecli.core.units import join_names, plural
-from statecli.report import Line, Report, Trouble, fold
+from statecli.report import Line, Report, Trouble, fold, label_help
 from statecli.storage import files
 from statecli.targets.location import Location, find_file, locate
 
@@ -84,7 +84,7 @@ def _annotate_findings(findings: Sequence[Finding]) -> list[_Annotation]:
         rows = [Line((finding.message, finding.rule, finding.target, finding.help or "")) for finding in same_line]
         for line, positions in fold.fold_messages(rows):
             message, rule, target, help = line.cells
-            text = "\n".join(map(escape_sentence, (message, *help.splitlines())))
+            text = "\n".join(map(escape_sentence, (message, *label_help(help).splitlines())))
             annotations.append(_Annotation(rule, text, locate(same_line[positions[0]]), len(positions), target))
     return annotations
 

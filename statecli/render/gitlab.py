@@ -17,7 +17,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.json_text import encode_json
 from statecli.core.output_rules import CANNOT_READ
 from statecli.core.units import format_fix_in_line
-from statecli.report import Report, build_scope_notes
+from statecli.report import Report, build_scope_notes, label_help
 from statecli.targets.location import Location, find_file, locate, number_fingerprints
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _build_issue(finding: Finding, fingerprint: str, severity: str, location: Lo
     path = escape(location.path).replace(os.sep, "/").removeprefix("./")
     # Line 1 of a checkpoint, because GitLab drops an issue without a line.
     json_location: dict[str, str | dict[str, int]] = {"path": path, "lines": {"begin": max(1, location.line or 1)}}
-    help = f" ({escape_sentence(format_fix_in_line(finding.help))})" if finding.help else ""
+    help = f" ({escape_sentence(label_help(format_fix_in_line(finding.help)))})" if finding.help else ""
     return _Issue(escape_sentence(finding.message) + help, finding.rule, fingerprint, severity, json_location)
 
 

@@ -1,7 +1,7 @@
 """`-f markdown`: for pull requests and job summaries; the same groups and folds as the table.
 
-A text with anything that could be markup, a link, a mention or an issue is a code span, because files and users choose
-names. The whole fits a pull-request comment and counts the omitted lines.
+Words that could be markup, a link, a mention or an issue are code spans, because files and users choose names. The
+whole fits a pull-request comment and counts the omitted lines.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import math
 import re
 import string
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
@@ -163,8 +165,14 @@ def _format_name(text: str) -> str:
 
 
 def _escape_text(text: str) -> str:
-    """Return the words, as code if anything in them could be markup."""
-    return _format_code(escape_sentence(text)) if _MARKUP.search(text) else escape_sentence(text)
+    """Return the words; those in which anything could be markup as code."""
+    words = escape_sentence(text).split(" ")
+    first = next((position for position, word in enumerate(words) if word), 0)
+    # Some markup counts only at the start of a line.
+    is_markup = [bool(_MARKUP.search(f"{word} " if position == first else word)) for position, word in enumerate(words)]
+    runs = groupby(zip(is_markup, words, strict=True), key=itemgetter(0))
+    texts = ((is_code, " ".join(word for _, word in run)) for is_code, run in runs)
+    return " ".join(_format_code(words) if is_code else words for is_code, words in texts)
 
 
 def _escape_html(text: str) -> str:

@@ -18,7 +18,7 @@ from statecli.core.finding import Finding
 from statecli.core.json_text import encode_json
 from statecli.core.output_rules import CONFIGURATION, NOT_CHECKED
 from statecli.core.version import __version__
-from statecli.report import Problem, Report, RuleText, Trouble, build_problem, build_scope_notes
+from statecli.report import Problem, Report, RuleText, Trouble, build_problem, build_scope_notes, label_help
 from statecli.targets.location import locate, number_fingerprints
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _build_results(report: Report, problems: Sequence[Problem], index: dict[str,
 
 
 def _build_result(finding: Finding, index: int) -> dict[str, Any]:
-    help = "".join(f"\n{escape_sentence(line)}" for line in (finding.help or "").splitlines())
+    help = "".join(f"\n{escape_sentence(line)}" for line in label_help(finding.help or "").splitlines())
     return {
         "ruleId": finding.rule,
         "ruleIndex": index,

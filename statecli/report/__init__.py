@@ -114,9 +114,8 @@ class Problem(msgspec.Struct, frozen=True):
     source: str = ""
 
     def label_help(self) -> str:
-        """Return `fix` if the help is lines to paste, which a comment may begin, `help` if it says what to do."""
-        first = next((line for line in (self.help or "").split("\n") if not line.startswith("#")), "")
-        return "fix" if is_code(first) else "help"
+        """Return `fix` if the help is lines to paste, `help` if it says what to do."""
+        return _name_help(self.help or "")
 
     def list_names(self) -> list[str]:
         """Return the names of the tensors, each once."""
@@ -170,6 +169,22 @@ def build_problem(finding: Finding) -> Problem:
 def is_code(line: str) -> bool:
     """Return whether a line of help is Python or a command to paste, not a sentence or a comment."""
     return _CODE.match(line) is not None
+
+
+def label_help(help: str) -> str:
+    """Return the help after `fix:` if it is lines to paste, after `help:` if it says what to do; "" for no help.
+
+    Several lines to paste begin below the label.
+    """
+    name = _name_help(help)
+    space = "\n" if name == "fix" and "\n" in help else " "
+    return f"{name}:{space}{help}" if help else ""
+
+
+def _name_help(help: str) -> str:
+    """Return `fix` for lines to paste, which a comment may begin, `help` for a sentence."""
+    first = next((line for line in help.split("\n") if not line.startswith("#")), "")
+    return "fix" if is_code(first) else "help"
 
 
 #: The beginning of a line to paste.

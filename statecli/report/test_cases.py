@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from statecli.core.finding import Finding
 from statecli.core.units import format_fix_in_line, format_origin, plural
-from statecli.report import Case, Line, Outcome, Problem, fold
+from statecli.report import Case, Line, Outcome, Problem, fold, label_help
 
 
 def build_cases(suite: str, problems: Iterable[Problem], passed_name: str) -> tuple[Case, ...]:
@@ -46,6 +46,6 @@ def describe_problem(problem: Problem) -> str:
 def describe_finding(finding: Finding) -> str:
     """Format a finding as a line: rule, message, help, source line."""
     text = f"{finding.severity.value}[{finding.rule}]: {finding.message}"
-    text += f" ({format_fix_in_line(finding.help)})" if finding.help else ""
+    text += f" ({label_help(format_fix_in_line(finding.help))})" if finding.help else ""
     line = "" if finding.origin is UNSET else format_origin(finding.origin)
     return f"{text} [{line}]" if line and line not in text else text

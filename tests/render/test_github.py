@@ -30,7 +30,7 @@ def test_an_annotation_has_its_file_line_and_rule():
         (
             "warning",
             {"file": "net.py", "line": "9", "title": "statecli unregistered-tensor"},
-            "t: stays\nregister it",
+            "t: stays\nhelp: register it",
         )
     ]
 
@@ -61,7 +61,7 @@ def test_what_to_do_about_many_is_said_once():
     """Where it is the same of all of them; what is to be done of some alone would be said of the others."""
     same = [finding(fqn=f"name{'x' * n}", help="go back") for n in range(25)]
     ((_, _, message),) = notes(target("a.pt", *same))
-    assert message.splitlines() == ["name, namex, namexx and 22 more: are nan", "go back"]
+    assert message.splitlines() == ["name, namex, namexx and 22 more: are nan", "help: go back"]
 
 
 def test_ten_are_told_one_by_one():
@@ -111,8 +111,8 @@ def test_two_findings_of_one_line_are_one_annotation():
     ((_, properties, message),) = notes(target("net.py:Net", *found))
     assert properties == {"file": "net.py", "line": "9", "title": "statecli left-behind (2)"}
     assert message.splitlines() == [
-        *("a: is left-behind", "# at the end of __init__:", "self.register(a)"),
-        *("b: is left-behind", "# at the end of __init__:", "self.register(b)"),
+        *("a: is left-behind", "fix:", "# at the end of __init__:", "self.register(a)"),
+        *("b: is left-behind", "fix:", "# at the end of __init__:", "self.register(b)"),
     ]
 
 

@@ -26,7 +26,7 @@ def test_an_issue_has_what_gitlab_asks_for():
     one = finding(help="go back one epoch")
     assert issues(target("a.pt", one)) == [
         {
-            "description": "fc.weight: is nan (go back one epoch)",
+            "description": "fc.weight: is nan (help: go back one epoch)",
             "check_name": "nan",
             "fingerprint": compute_fingerprint(one),
             "severity": "major",

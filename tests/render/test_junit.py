@@ -53,7 +53,7 @@ def test_several_findings_of_a_rule_are_one_failure():
     one, other = finding(fqn="a", help="mend it"), finding(fqn="b")
     ((tag, message, text),) = cases(target("a.pt", one, other))["a.pt", "nan"]
     assert (tag, message) == ("failure", "2 problems, the first: a: is nan")
-    assert text.splitlines() == ["error[nan]: a: is nan (mend it)", "error[nan]: b: is nan"]
+    assert text.splitlines() == ["error[nan]: a: is nan (help: mend it)", "error[nan]: b: is nan"]
 
 
 def test_a_problem_of_several_tensors_lists_each():

@@ -65,7 +65,7 @@ def test_the_level_is_the_findings(severity, level):
 def test_a_message_says_what_to_do_as_well():
     """In its second line."""
     (result,) = run(target("a.pt", finding(help="go back one epoch")))["results"]
-    assert result["message"]["text"] == "fc.weight: is nan\ngo back one epoch"
+    assert result["message"]["text"] == "fc.weight: is nan\nhelp: go back one epoch"
 
 
 def test_a_name_makes_no_link():
