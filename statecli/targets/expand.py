@@ -289,7 +289,7 @@ class _Walk(NamedTuple):
             return TargetResult(path, Status.FAILED, reason)
         is_passed = any(map(checkpoint_folder.is_of_tool, real[len(self.root) + 1 :].split("/")))
         if not is_passed or real in self.entered:
-            return skip_subfolder(path)
+            return TargetResult(path, Status.SKIPPED, "a link to a folder of this one")
         self.entered.add(real)
         return None
 

@@ -718,16 +718,20 @@ def test_a_skipped_file_is_counted_by_what_it_is(what, noun):
 
 
 def test_skipped_folders_are_counted_by_their_reason(tmp_path):
-    """Those of tools, and links."""
+    """Those of tools, and links that lead out of the folder; the other links lead to what is audited anyway."""
     for name in (".git", "__pycache__", "node_modules"):
         (tmp_path / name).mkdir()
+    outside = tmp_path.parent / f"{tmp_path.name}_outside"
+    outside.mkdir()
+    (tmp_path / "out").symlink_to(outside, target_is_directory=True)
     (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
     _, others = found(tmp_path)
     reasons = {one.target: (one.reason, *one.not_checked) for one in others}
     of_tool = ("a folder of a tool, without a file named as a checkpoint", NotChecked("folder", 1, "of a tool"))
     assert reasons == {
         **{str(tmp_path / name): of_tool for name in (".git", "__pycache__", "node_modules")},
-        str(tmp_path / "loop"): ("a link to a folder", NotChecked("folder", 1, "link")),
+        str(tmp_path / "out"): ("a link to a folder", NotChecked("folder", 1, "link")),
+        str(tmp_path / "loop"): ("a link to a folder of this one",),
     }
 
 
