@@ -16,9 +16,6 @@ _NUMBER = re.compile(r"(?:(?<=^)|(?<=[.\[]))(?:0|[1-9]\d{0,8})(?=[.\]:]|$)")
 #: The same in a remark, where a name also ends at a comma or a space.
 _IN_REMARK = re.compile(r"(?<=[.\[])(?:0|[1-9]\d{0,8})(?=[.\],: ]|$)")
 
-#: Largest number of findings without folding.
-MAX_UNFOLDED_FINDINGS = 8
-
 #: The numbers along each axis -> (first row, positions of all rows).
 Boxes = dict[tuple[tuple[int, ...], ...], tuple[Line, list[int]]]
 
@@ -74,9 +71,7 @@ def fold_messages(rows: Sequence[Line]) -> Iterator[tuple[Line, list[int]]]:
 
 
 def fold_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings; those of repeated layers are joined, unless there are only a few findings."""
-    if len(findings) <= MAX_UNFOLDED_FINDINGS:
-        return tuple(findings)
+    """Return the findings; those of repeated layers are joined."""
     folded = list(
         fold_messages([Line((finding.message, finding.rule, finding.severity.value)) for finding in findings])
     )

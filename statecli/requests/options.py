@@ -370,8 +370,8 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             ("--input",),
-            "Call forward once before listing, with a tensor of this shape: 2x3, or 'int64:2x16<30522' for integers "
-            "below 30522 (repeatable: one per argument).",
+            "List the tensors that forward creates, too: call forward once, with a tensor of this shape: 2x3, or "
+            "'int64:2x16<30522' for integers below 30522 (repeatable: one per argument).",
             "SHAPE",
             argument="inputs",
         ),
@@ -380,7 +380,8 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
         str | None,
         Option(
             ("--input-from",),
-            "Call forward once before listing, with the arguments that the function MAKE of FILE.PY returns.",
+            "List the tensors that forward creates, too: call forward once, with the arguments that the function MAKE "
+            "of FILE.PY returns.",
             "FILE.PY:MAKE",
             argument="inputs",
             aliases=("--inputs",),

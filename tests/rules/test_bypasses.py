@@ -1413,6 +1413,8 @@ if isinstance(made, torch.nn.Module):
 CALLS_IN_PICKLE = CALLS_PRINT.replace("LOAD", "pickle.load(open('model.bin', 'rb'))")
 CALLS_IN_ARCHIVE = CALLS_PRINT.replace("LOAD", "torch.load('model.bin', weights_only=False)")
 LOADS_ARCHIVE = "import torch; torch.load('model.bin', weights_only=False)"
+# On processors with VNNI torch takes onednn, which refuses what fbgemm divides by.
+LOADS_WITH_FBGEMM = f"import torch; torch.backends.quantized.engine = 'fbgemm'; {LOADS_ARCHIVE}"
 # What loads some of the above, to see that they would do it; the process makes a file, or dies.
 LOADED = {
     **{
@@ -1436,8 +1438,8 @@ LOADED = {
     ),
     "flow: a module with an interface among its buffers": "import pickle; pickle.load(open('model.bin', 'rb'))",
     "file: a tar with the id of a state": CALLS_IN_ARCHIVE,
-    "in an archive: a quantized convolution of no groups": LOADS_ARCHIVE,
-    "in an archive: packed weights of no groups": LOADS_ARCHIVE,
+    "in an archive: a quantized convolution of no groups": LOADS_WITH_FBGEMM,
+    "in an archive: packed weights of no groups": LOADS_WITH_FBGEMM,
     "flow: a hook with the number infinity": HOOKS,
     "flow: a method by another name, given an element": "import pickle; pickle.load(open('model.bin', 'rb'))",
     "flow: a file overwritten by |": "import pickle; pickle.load(open('model.bin', 'rb'))",
