@@ -172,7 +172,13 @@ def _escape_text(text: str) -> str:
     is_markup = [bool(_MARKUP.search(f"{word} " if position == first else word)) for position, word in enumerate(words)]
     runs = groupby(zip(is_markup, words, strict=True), key=itemgetter(0))
     texts = ((is_code, " ".join(word for _, word in run)) for is_code, run in runs)
-    return " ".join(_format_code(words) if is_code else words for is_code, words in texts)
+    return " ".join(_format_words_as_code(words) if is_code else words for is_code, words in texts)
+
+
+def _format_words_as_code(words: str) -> str:
+    """Return a code span, with the punctuation at the end after it."""
+    text = words.rstrip(".,;:") or words
+    return _format_code(text) + words[len(text) :]
 
 
 def _escape_html(text: str) -> str:
