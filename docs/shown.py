@@ -238,8 +238,8 @@ def formats() -> None:
     from statecli.formats.registry import FORMATS
 
     print("| format | contents |\n| --- | --- |")
-    for module in FORMATS:
-        print(f"| `{module.NAME}` | {(module.__doc__ or '').splitlines()[0]} |")
+    for format in FORMATS:
+        print(f"| `{format.name}` | {(format.reader.__doc__ or '').splitlines()[0]} |")
 
 
 def fields() -> None:

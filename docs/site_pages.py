@@ -152,7 +152,7 @@ def list_formats(pages: dict[str, str]) -> Iterator[tuple[str, str]]:
     """
     from statecli.formats.registry import FORMATS
 
-    modules = {module.NAME: module for module in FORMATS}
+    modules = {format.name: format.reader for format in FORMATS}
     rows = {}
     for path in sorted(path for path in pages if path.startswith("reference/formats/")):
         listed = re.match(r"<!-- formats: (.*) -->\n", pages[path])

@@ -27,7 +27,8 @@ TIMEOUT_S = 120
 
 #: Modules of statecli that most commands import: an audit takes 0.1 s for it.
 _STATECLI = (
-    *("statecli.cli.command_runner", "statecli.cli.parser", "statecli.cli.typer_app", "statecli.formats.registry"),
+    *("statecli.cli.command_runner", "statecli.cli.parser", "statecli.cli.typer_app", "statecli.formats.safetensors"),
+    *("statecli.formats.torch_zip", "statecli.formats.torch_export", "statecli.formats.torchscript"),
     *("statecli.requests.audit", "statecli.requests.diff", "statecli.requests.inspect", "statecli.values.stats"),
     *("statecli.report.audit", "statecli.report.diff", "statecli.report.inspect"),
 )

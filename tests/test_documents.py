@@ -246,7 +246,7 @@ def test_every_schema_has_a_page(pages):
 def test_every_format_has_a_page(pages):
     """A reader that no page names fails the list of formats; the page of each names it."""
     text = "".join(text for path, text in pages.items() if path.startswith("reference/formats/"))
-    assert all(f"\n### {module.NAME}\n" in text for module in FORMATS)
+    assert all(f"\n### {format.name}\n" in text for format in FORMATS)
 
 
 def commands(group, before=""):

@@ -62,6 +62,16 @@ def test_listing_a_checkpoint_imports_nothing_heavy(files):
     assert dict(zip(LISTINGS, imported_by_each(lines), strict=True)) == dict.fromkeys(LISTINGS, (0, []))
 
 
+def test_a_listing_imports_the_reader_and_the_renderer_that_it_uses(files):
+    """None of the others, and nothing that builds models or walks folders."""
+    readers = [f"statecli.formats.{name}" for name in ("safetensors", "torch_zip", "torch_legacy", "gguf", "deepspeed")]
+    renderers = [f"statecli.render.{name}" for name in ("json", "csv", "html", "table", "sarif")]
+    others = ["statecli.pickles.machine", "statecli.live.build", "statecli.live.hf_auto", "statecli.targets.expand"]
+    heavy = (*readers, *renderers, *others)
+    code, modules = imported("inspect", files / "a.safetensors", "-f", "json", heavy=heavy)
+    assert (code, modules) == (0, ["statecli.formats.safetensors", "statecli.render.json"])
+
+
 def test_stats_import_numpy_and_not_torch(files):
     """Values of a checkpoint need numpy alone."""
     assert imported("inspect", files / "a.pt", "--stats", "-f", "json", heavy=("torch", "numpy")) == (0, ["numpy"])

@@ -6,7 +6,6 @@ import codecs
 import io
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -301,8 +300,11 @@ def print_state_error(error: StateError, debug: bool) -> int:
 
 def print_error(message: str, debug: bool) -> int:
     """Print an error in a line on stderr; return exit code 2."""
-    for line in _scrub(traceback.format_exc()).splitlines() if debug else ():
-        _print_line(line)
+    if debug:
+        import traceback
+
+        for line in _scrub(traceback.format_exc()).splitlines():
+            _print_line(line)
     _print_line(f"statecli: {truncate_middle(message.rstrip(), MAX_LINE_CHARACTERS)}")
     return 2
 

@@ -26,9 +26,9 @@ from statecli.core.version import __version__
 from statecli.pickle_scan.known_names import rename_python2
 from statecli.pickles.safe_globals import find_refused_names
 from statecli.storage.byte_source import Source
+from statecli.storage.checkpoint_names import WEIGHT_BIN_PREFIXES
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
-from statecli.targets.expand import WEIGHT_BIN_PREFIXES
 from statecli.values.require_numpy import require_numpy
 
 #: Version of the text, part of the driver's command line, so that git does not compare texts of two versions.

@@ -10,18 +10,17 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from difflib import get_close_matches
 from typing import IO, Any
 
 import msgspec
 
 from statecli.core.errors import UsageError, option
-from statecli.formats import FORMATS
+from statecli.formats import find_format
 from statecli.render import Output
 from statecli.storage import files
 from statecli.storage.byte_source import Source
+from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES
 from statecli.targets import location
-from statecli.targets.expand import CHECKPOINT_SUFFIXES
 
 #: Options that name files to read.
 INPUT_FIELDS = (
@@ -66,6 +65,8 @@ def _parse_report(text: str) -> OutputTarget:
     option_text = option("--report", text)
     forms = [output.value for output in Output]
     if form not in forms:
+        from difflib import get_close_matches
+
         near = get_close_matches(form, forms, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose one of: {', '.join(forms)}"
         raise UsageError(f"{option_text}: {form!r} is not a format; {hint}")
@@ -139,7 +140,7 @@ def _is_part(path: str, folder: str) -> bool:
     if name == ".metadata" or name.endswith((".index.json", *CHECKPOINT_SUFFIXES)):
         return True
     with Source(path) as source:
-        return any(reader.sniff(path, source.head) for reader in FORMATS)
+        return find_format(path, source.head) is not None
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from msgspec import structs
 from statecli import formats
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.garbage_collector import pause_gc
 from statecli.core.model_state import Bomb, Hazard, Mention, Place, ScannedPickle
 from statecli.formats import dcp, torch_legacy, torch_tar, unsupported
 from statecli.formats.shared import npy_array
@@ -41,7 +42,6 @@ from statecli.pickle_scan.one_pickle import (
     is_magic_number,
 )
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
-from statecli.pickles.machine import pause_gc
 from statecli.storage import checkpoint_folder, files, json_object
 from statecli.storage.byte_source import HEAD_BYTES, Source
 from statecli.storage.checkpoint_names import METADATA

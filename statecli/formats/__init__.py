@@ -1,6 +1,6 @@
 """Formats: disk -> ModelState, one module each.
 
-A format has NAME, TRAITS, `sniff(path, head)` and `read`; `registry` lists the module in FILES or in FOLDERS. A module
+A module has NAME, TRAITS, `sniff(path, head)` and `read`; `registry` lists the format in FILES or in FOLDERS. A module
 of FILES reads a single file: `read(path, section)`. A module of FOLDERS reads several files through a function,
 `read(path, read_file)`, and lists the folder's own files: `members(path)`. Both raise `UnreadableError` or
 `MalformedError` only if they cannot read; odd but readable content is an `Oddity` of the state.
@@ -9,7 +9,6 @@ of FILES reads a single file: `read(path, section)`. A module of FOLDERS reads s
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 
 from msgspec.structs import replace
 
@@ -17,14 +16,28 @@ from statecli.core import tied_tensors
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.float_mode import with_denormals
 from statecli.core.format_traits import FormatTraits, combine_traits
+from statecli.core.garbage_collector import pause_gc
 from statecli.core.model_state import ModelState, Oddity
-from statecli.formats import dcp, dcp_safetensors, deepspeed, gguf, megatron, safetensors, sharded, unsupported
-from statecli.formats.registry import FILES, FOLDERS, FORMATS
-from statecli.pickles.machine import pause_gc
+from statecli.formats.registry import FILES, FOLDERS, FORMATS, Format, find_format
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.byte_source import Source
 
-__all__ = ["FILES", "FOLDERS", "FORMATS", "container_of", "is_quick_to_read", "members", "read", "traits_of"]
+__all__ = [
+    "FILES",
+    "FOLDERS",
+    "FORMATS",
+    "container_of",
+    "find_format",
+    "is_quick_to_read",
+    "members",
+    "read",
+    "traits_of",
+]
+
+#: Formats of several files that lie next to weights of another loader.
+_IN_PIECES = frozenset(("dcp", "dcp-safetensors", "deepspeed", "megatron"))
+#: Prefix of the format of a checkpoint in shards.
+_SHARDED = "sharded "
 
 
 @with_denormals
@@ -46,7 +59,8 @@ def is_quick_to_read(path: str) -> bool:
     Raises UnreadableError for a file that cannot be opened.
     """
     with Source(path) as source:
-        return safetensors.sniff(path, source.head) and not gguf.sniff(path, source.head)
+        format = find_format(path, source.head)
+    return format is not None and format.name == "safetensors"
 
 
 def _read_with_path(path: str, section: str | None = None) -> ModelState:
@@ -66,32 +80,34 @@ def _read(path: str, section: str | None) -> ModelState:
     if not files.is_folder(path):
         with Source(path) as source:
             head, size = source.head, source.size
-    for format in FOLDERS if files.is_folder(path) else FORMATS:
-        if format.sniff(path, head):
-            state = _read_format(format, path, section)
-            beside = files.explain_missing_names(path)
-            oddities = _find_other_weights(format, path)
-            if beside:
-                oddities += (Oddity("unlisted-folder", f"some files of the folder may have been missed: {beside}"),)
-            return replace(state, oddities=(*state.oddities, *oddities)) if oddities else state
-    raise unsupported.explain_refusal(path, head, size)
+    format = find_format(path, head, is_folder=files.is_folder(path))
+    if format is None:
+        from statecli.formats import unsupported
+
+        raise unsupported.explain_refusal(path, head, size)
+    state = _read_format(format, path, section)
+    beside = files.explain_missing_names(path)
+    oddities = _find_other_weights(format, path)
+    if beside:
+        oddities += (Oddity("unlisted-folder", f"some files of the folder may have been missed: {beside}"),)
+    return replace(state, oddities=(*state.oddities, *oddities)) if oddities else state
 
 
-def _find_other_weights(format: ModuleType, path: str) -> tuple[Oddity, ...]:
+def _find_other_weights(format: Format, path: str) -> tuple[Oddity, ...]:
     """Report weights next to a checkpoint of ranks or pieces that another loader takes."""
-    if format not in (dcp, dcp_safetensors, deepspeed, megatron) or not files.is_folder(path):
+    if format.name not in _IN_PIECES or not files.is_folder(path):
         return ()
     try:
-        oddity = checkpoint_folder.find_other_weights(path, (*format.members(path), dcp.BESIDE))
+        oddity = checkpoint_folder.find_other_weights(path, (*format.members(path), checkpoint_folder.LIGHTNING_META))
     except UnreadableError:  # which files are its own is not known
         return ()
     return (oddity,) if oddity else ()
 
 
-def _read_format(format: ModuleType, path: str, section: str | None) -> ModelState:
+def _read_format(format: Format, path: str, section: str | None) -> ModelState:
     """Read with one format; on a fault, confirm the file first, because a deferred check may be the cause."""
     try:
-        state: ModelState = format.read(path, _make_file_reader(section) if format in FOLDERS else section)
+        state = format.read(path, _make_file_reader(section) if format in FOLDERS else section)
     except MalformedError:
         files.confirm_guards(path)
         raise
@@ -110,9 +126,8 @@ def members(path: str) -> tuple[str, ...]:
     Raises UnreadableError for a folder without a checkpoint, with several, or with a missing file.
     """
     # Above a URL there may be no folder that a server knows of.
-    format = next((folder_format for folder_format in FOLDERS if folder_format.sniff(path, b"")), None)
-    names: tuple[str, ...] = format.members(path) if format is not None else ()
-    return names
+    format = find_format(path, b"", is_folder=True)
+    return format.members(path) if format is not None else ()
 
 
 def traits_of(format: str) -> FormatTraits:
@@ -120,11 +135,11 @@ def traits_of(format: str) -> FormatTraits:
 
     Of several files (`sharded safetensors+torch-zip`), as their reader combines them.
     """
-    traits_by_name = {module.NAME: module.TRAITS for module in FORMATS}
-    traits = [traits_by_name[name] for name in format.replace("+", " ").split() if name in traits_by_name]
+    by_name = {known.name: known for known in FORMATS}
+    traits = [by_name[name].traits for name in format.replace("+", " ").split() if name in by_name]
     return traits[0] if len(traits) == 1 else combine_traits(traits)
 
 
 def container_of(format: str) -> str:
     """Return the format of the files, whether a checkpoint is one file or in shards."""
-    return format.removeprefix(f"{sharded.NAME} ")
+    return format.removeprefix(_SHARDED)

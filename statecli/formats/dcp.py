@@ -54,7 +54,6 @@ TRAITS = FormatTraits(
 _METADATA = re.compile(r"(?:__(?P<rank>\d{1,9}))?\.metadata")
 SUFFIX = ".distcp"
 #: The file in which Lightning keeps what is not a tensor of a model or an optimizer that it saves in shards.
-BESIDE = "meta.pt"
 #: What is at the start of a pickle of metadata, and in how many bytes of it.
 _MARK = b"torch.distributed."
 MARKED = 64
@@ -179,8 +178,9 @@ class _Folder:
                 "they may be from another save"
             )
             self.oddities.append(Oddity("unused-file", message))
-        if BESIDE in checkpoint_folder.list_files(self.path):
-            message = f"Lightning saved epoch and hyper_parameters in {BESIDE}; to read them, name that file"
+        if checkpoint_folder.LIGHTNING_META in checkpoint_folder.list_files(self.path):
+            name = checkpoint_folder.LIGHTNING_META
+            message = f"Lightning saved epoch and hyper_parameters in {name}; to read them, name that file"
             self.oddities.append(Oddity("beside", message))
         return "; ".join(why[:2]) or "save the checkpoint again"
 

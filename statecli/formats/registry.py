@@ -1,42 +1,72 @@
-"""Every format, in the order in which they are tried."""
+"""Every format, in the order in which they are tried. A reader is imported when a file may be of its format."""
 
 from __future__ import annotations
 
+from functools import cached_property
+from importlib import import_module
 from types import ModuleType
 
-from statecli.formats import (
-    dcp,
-    dcp_safetensors,
-    deepspeed,
-    flax_msgpack,
-    gguf,
-    megatron,
-    npy,
-    npz,
-    safetensors,
-    sharded,
-    torch_export,
-    torch_legacy,
-    torch_tar,
-    torch_zip,
-    torchscript,
-    trainer,
-)
+from statecli.core.format_traits import FormatTraits
+from statecli.core.model_state import ModelState
 
-#: In the order they are asked. A completeness test holds the folder against these tuples.
+
+class Format:
+    """A format and its reader.
+
+    Attributes:
+        name: The name that a state has as its `format`; with `_` for `-` the name of the reader's module.
+        beginnings: Every file begins with one of these; empty if only the reader can tell.
+    """
+
+    def __init__(self, name: str, *beginnings: bytes) -> None:
+        self.name = name
+        self.beginnings = beginnings
+
+    @cached_property
+    def reader(self) -> ModuleType:
+        """The module, with `NAME`, `TRAITS`, `sniff`, `read`, and for a folder `members`."""
+        return import_module(f"statecli.formats.{self.name.replace('-', '_')}")
+
+    @property
+    def traits(self) -> FormatTraits:
+        traits: FormatTraits = self.reader.TRAITS
+        return traits
+
+    def sniff(self, path: str, head: bytes) -> bool:
+        """Return whether the file or folder `path` is of this format; `head` are the first bytes of a file."""
+        return (not self.beginnings or head.startswith(self.beginnings)) and bool(self.reader.sniff(path, head))
+
+    def read(self, path: str, source: object) -> ModelState:
+        """Read the file or folder; see `statecli.formats` for `source` and the errors."""
+        state: ModelState = self.reader.read(path, source)
+        return state
+
+    def members(self, path: str) -> tuple[str, ...]:
+        """Return the names of the files of the folder's own checkpoint."""
+        names: tuple[str, ...] = self.reader.members(path)
+        return names
+
+
+_ZIP = b"PK\3\4"
+#: In the order they are asked. A completeness test compares the folder with these tuples.
 #: A GGUF file of 123 tensors begins as a safetensors file may.
-FILES: tuple[ModuleType, ...] = (
-    gguf,
-    safetensors,
-    npy,
-    npz,
-    torch_export,
-    torchscript,
-    torch_zip,
-    torch_legacy,
-    torch_tar,
-    flax_msgpack,
+FILES = (
+    Format("gguf", b"GGUF"),
+    Format("safetensors"),
+    Format("npy", b"\x93NUMPY"),
+    Format("npz", _ZIP),
+    Format("torch-export", _ZIP),
+    Format("torchscript", _ZIP),
+    Format("torch-zip", _ZIP),
+    Format("torch-legacy"),
+    Format("torch-tar"),
+    Format("flax-msgpack"),
 )
 #: The last of them takes every folder.
-FOLDERS: tuple[ModuleType, ...] = (dcp, dcp_safetensors, deepspeed, megatron, trainer, sharded)
+FOLDERS = tuple(map(Format, ("dcp", "dcp-safetensors", "deepspeed", "megatron", "trainer", "sharded")))
 FORMATS = (*FILES, *FOLDERS)
+
+
+def find_format(path: str, head: bytes, *, is_folder: bool = False) -> Format | None:
+    """Return the first format that takes the file or folder."""
+    return next((format for format in (FOLDERS if is_folder else FORMATS) if format.sniff(path, head)), None)

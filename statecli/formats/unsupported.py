@@ -141,7 +141,7 @@ def _describe_wrapped(what: str, path: str, inner: bytes) -> str:
     """Describe the inner file too, if the inner file is an archive or a checkpoint."""
     kind, _, advice = what.partition(": ")
     stem = path.rpartition(".")[0]
-    takers = (format.NAME for format in registry.FILES if inner and format.sniff(stem, inner))
+    takers = (format.name for format in registry.FILES if inner and format.sniff(stem, inner))
     format_name = next(takers, None)
     if format_name is None and inner[257:262] == b"ustar":
         return f"{kind} around {describe_content('', inner, len(inner))}"

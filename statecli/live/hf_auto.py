@@ -25,8 +25,6 @@ from statecli.storage.checkpoint_folder import CONFIG
 if TYPE_CHECKING:
     from torch import nn
 
-#: What stands for the class in place of its name.
-AUTO = "auto"
 #: Modules and parameters of one model, more than 12 layers of 256 experts that are modules have, and seconds of work
 #: for them. Building takes 50 us each, looking at what was built 200 us a tensor: 10 s in all are not reached.
 MAX_REGISTERED = 30_000

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import glob
 import os
 import sys
-from pathlib import Path
 
 #: The folder of the standard library.
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
@@ -37,8 +37,9 @@ def _list_recorded_packages(root: str) -> frozenset[str]:
     """Return the first parts of all paths that the `RECORD` files of a folder list."""
     packages: set[str] = set()
     try:
-        for record in Path(root).glob("*.dist-info/RECORD"):
-            packages.update(line.partition("/")[0].partition(",")[0] for line in record.read_text("utf-8").splitlines())
+        for record in glob.iglob(os.path.join(glob.escape(root), "*.dist-info", "RECORD")):
+            with open(record, encoding="utf-8") as file:
+                packages.update(line.partition("/")[0].partition(",")[0] for line in file)
     except (OSError, UnicodeDecodeError):
         return frozenset()
     return frozenset(packages)

@@ -14,6 +14,8 @@ from typing import Any
 from statecli.core.errors import UsageError
 from statecli.storage import files
 
+#: What stands for a class in place of its name: the class that config.json names.
+AUTO = "auto"
 #: A left side of one letter is a Windows drive (`C:net`), never a module; write `./m.py:Net` for a file of that name.
 _DRIVE = re.compile(r"[A-Za-z]")
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")

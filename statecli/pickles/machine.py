@@ -12,13 +12,11 @@ The 28 opcodes that torch writes for each tensor are read in one step if they ar
 
 from __future__ import annotations
 
-import gc
 import re
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import repeat
 
+from statecli.core.garbage_collector import pause_gc
 from statecli.pickles.machine_state import BURST_OPCODES, CALLABLE_TYPES, MachineState
 from statecli.pickles.nodes import Obj, Persistent, Pickle
 from statecli.pickles.opcodes import HANDLERS, Handler, Stopped
@@ -67,21 +65,6 @@ def read_pickle(
         machine.persistent,
         machine.duplicate_keys,
     )
-
-
-@contextmanager
-def pause_gc() -> Iterator[None]:
-    """Disable the garbage collector while the block runs.
-
-    Reading only allocates: the collector would walk the growing graph again and again, for a third of the time.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class Machine(MachineState):

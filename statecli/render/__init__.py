@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from importlib import import_module
 from typing import Protocol
 
 import msgspec
 
 from statecli.core.float_mode import with_denormals
 from statecli.core.output import Output as Output
-from statecli.render import csv, github, gitlab, html, json, jsonl, junit, markdown, plain, sarif, table
 from statecli.report import Report
 
 
@@ -47,27 +46,11 @@ class _TextSink:
         self.parts.append(raw.decode())
 
 
-#: A test compares the folder with this table.
-OUTPUTS: dict[Output, ModuleType] = {
-    Output.TABLE: table,
-    Output.PLAIN: plain,
-    Output.JSON: json,
-    Output.JSONL: jsonl,
-    Output.CSV: csv,
-    Output.MARKDOWN: markdown,
-    Output.HTML: html,
-    Output.SARIF: sarif,
-    Output.JUNIT: junit,
-    Output.GITHUB: github,
-    Output.GITLAB: gitlab,
-}
-
-
 @with_denormals
 def write(report: Report, output: Output | None, sink: Sink, options: RenderOptions) -> None:
-    """Write the report in this format; None: a table on a terminal, else plain."""
+    """Write the report in this format; None: a table on a terminal, else plain. Imports the renderer of that name."""
     output = output or (Output.TABLE if options.terminal else Output.PLAIN)
-    OUTPUTS[output].write(report, sink, options)
+    import_module(f"statecli.render.{output.value}").write(report, sink, options)
 
 
 def format_report(report: Report, output: Output, options: RenderOptions) -> str:

@@ -33,7 +33,6 @@ from statecli.core.units import (
     join_names,
     plural,
 )
-from statecli.formats.shared import config_files
 from statecli.report import (
     Case,
     Cell,
@@ -51,6 +50,7 @@ from statecli.report import (
     Trouble,
     documents,
     fold,
+    folder_settings,
     rule_texts,
     test_cases,
     tree,
@@ -169,7 +169,7 @@ def _format_verdict(inspection: Inspection) -> str:
 
 def _describe_target(state: ModelState) -> Iterator[Oddity]:
     """Yield notes about the target as a whole."""
-    yield from (Oddity(name, message) for name, message in config_files.describe_settings(state.metadata))
+    yield from (Oddity(name, message) for name, message in folder_settings.describe_settings(state.metadata))
     if not state.tensors and not any(oddity.kind is OddityKind.NO_TENSORS for oddity in state.oddities):
         values = state.metadata.values
         keys = [f"{key}={value}" for key, value in values.items() if len(str(value)) <= 40]
@@ -290,7 +290,7 @@ def _format_scalars(state: ModelState) -> str:
     # Every key of a GGUF file has a group before it.
     plain = {key.removeprefix("general."): value for key, value in state.metadata.values.items()}
     scalars = {
-        **config_files.select_headline(state.metadata),
+        **folder_settings.select_headline(state.metadata),
         **{key: value for key, value in plain.items() if "." not in key},
     }
     texts = [f"{key}={value}" for key, value in scalars.items() if len(str(value)) <= 40]

@@ -11,7 +11,7 @@ from statecli.core.units import join_names
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.subject import Subject, needs_file
 from statecli.storage import checkpoint_folder, files
-from statecli.targets.load import split_section
+from statecli.targets.section_of_target import split_section
 
 #: Keys under which training loops save a model's state_dict.
 _MODEL_KEYS = ("state_dict", "model_state_dict", "model")

@@ -10,7 +10,7 @@ import msgspec
 
 from statecli.core.errors import UnreadableError
 from statecli.storage import checkpoint_folder, files
-from statecli.targets import load
+from statecli.targets.section_of_target import split_section
 
 #: The path of a blob: `…/blobs/DIGEST` of huggingface_hub, `…/blobs/sha256-DIGEST` of ollama. 64 digits are a SHA-256,
 #: 40 digits the SHA-1 by which git names the file, as the Hub does for files outside of LFS.
@@ -38,7 +38,7 @@ class CheckedFile(msgspec.Struct, frozen=True):
 
 def named_files(text: str) -> Iterator[NamedFile]:
     """Yield the files of a target on disk, a file or those directly in a folder, that are named by their digest."""
-    path = load.split_section(text)[0]
+    path = split_section(text)[0]
     if files.is_remote(path) or not files.exists(path):
         return
     paths = [files.join(path, name) for name in checkpoint_folder.list_files(path)] if files.is_folder(path) else [path]

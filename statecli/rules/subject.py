@@ -17,7 +17,7 @@ from statecli.rules.digest_names import CheckedFile
 from statecli.rules.policy_config import Policy
 from statecli.rules.storage_views import Storage, group_by_storage
 from statecli.storage import files
-from statecli.targets.load import split_section
+from statecli.targets.section_of_target import split_section
 
 if TYPE_CHECKING:
     from statecli.values.summary import Facts

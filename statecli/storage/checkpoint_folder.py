@@ -14,12 +14,11 @@ from statecli.core.model_state import Oddity
 from statecli.storage import files as on_disk
 from statecli.storage import json_object
 from statecli.storage.byte_source import read_small_file
-from statecli.storage.checkpoint_names import SETTINGS_FILES, SINGLE
+from statecli.storage.checkpoint_names import SETTINGS_FILES, SINGLE, TAR_SUFFIXES
 
 #: Most inner folders that are searched for weights, for a message that names them.
 MAX_INNER = 200
 #: Suffixes of files of torch.save that are not tar archives: `model_best.pth.tar` in training scripts.
-TAR_SUFFIXES = (".pt.tar", ".pth.tar", ".ckpt.tar")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", *TAR_SUFFIXES)
 #: Weight files that save_pretrained writes for other frameworks, which statecli does not read.
 FOREIGN = frozenset(["tf_model.h5", "rust_model.ot"])
@@ -176,6 +175,8 @@ def is_of_tool(path: str) -> bool:
     return on_disk.get_name(path.rstrip("/")) in TOOL_FOLDERS
 
 
+#: The file next to a DCP checkpoint in which Lightning saves epoch and hyperparameters.
+LIGHTNING_META = "meta.pt"
 #: Files in which DeepSpeed and Megatron name the folder that they load, and most bytes that are read of them.
 TRACKERS, MAX_TRACKER_BYTES = ("latest", "latest_universal", "latest_checkpointed_iteration.txt"), 2**20
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 #: Names of weight files, in the order of transformers and diffusers; each may be an index instead.
 SINGLE = (
     "model.safetensors",
@@ -14,6 +16,41 @@ SINGLE = (
     "consolidated.safetensors",
     "flax_model.msgpack",
 )
+TAR_SUFFIXES = (".pt.tar", ".pth.tar", ".ckpt.tar")
+#: Suffixes of pickles, which may contain anything.
+PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".dill")
+#: Suffixes of checkpoints: an unreadable file with such a name is a failed target, whatever its content. Of `.bin`
+#: files this holds for names that match WEIGHT_BIN_NAME, and for pointers of Git LFS.
+CHECKPOINT_SUFFIXES = (
+    *PICKLE_SUFFIXES,
+    ".pt",
+    ".pth",
+    ".bin",
+    ".ckpt",
+    ".safetensors",
+    ".distcp",
+    ".pt2",
+    ".gguf",
+    ".mar",
+    ".npz",
+    ".msgpack",
+    ".nemo",
+    *TAR_SUFFIXES,
+)
+#: Prefixes of `.bin` files that trainers write: weights and the files next to them.
+WEIGHT_BIN_PREFIXES = (
+    "pytorch_model",
+    "diffusion_pytorch_model",
+    "adapter_model",
+    "consolidated",
+    "optimizer",
+    "scheduler",
+    "scaler",
+    "training_args",
+    "rng_state",
+    "random_states",
+)
+WEIGHT_BIN_NAME = re.compile(rf"(?i)^(?:{'|'.join(WEIGHT_BIN_PREFIXES)})[^/]*\.bin$")
 #: Names of settings files, without `.json`, and the largest size in bytes. A Trainer logs every few steps.
 SETTINGS_FILES = {
     "config": 4 * 2**20,

@@ -20,50 +20,16 @@ from statecli.core import quoting
 from statecli.core.errors import UnreadableError
 from statecli.core.natural_order import make_natural_key
 from statecli.core.run_scope import NotChecked
-from statecli.formats import FORMATS, torch_tar, unsupported
+from statecli.formats import torch_tar, unsupported
 from statecli.storage import checkpoint_folder, files, zip_archive
 from statecli.storage.byte_source import Source
-from statecli.storage.checkpoint_names import METADATA
+from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES, METADATA, PICKLE_SUFFIXES, WEIGHT_BIN_NAME
 from statecli.storage.store import ListingBudget
 from statecli.targets import packed_files, tool_folders
 from statecli.targets.target_result import Status, TargetResult
 
-#: Suffixes of pickles, which may contain anything.
-PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".dill")
-#: Suffixes of checkpoints: an unreadable file with such a name is a failed target, whatever its content. Of `.bin`
-#: files this holds for names that match WEIGHT_BIN_NAME, and for pointers of Git LFS.
-CHECKPOINT_SUFFIXES = (
-    *PICKLE_SUFFIXES,
-    ".pt",
-    ".pth",
-    ".bin",
-    ".ckpt",
-    ".safetensors",
-    ".distcp",
-    ".pt2",
-    ".gguf",
-    ".mar",
-    ".npz",
-    ".msgpack",
-    ".nemo",
-    *checkpoint_folder.TAR_SUFFIXES,
-)
 #: Suffixes of compressed files: joblib and `pickle.load(gzip.open(...))` load `model.pkl.gz` as it is.
 _COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".lzma", ".z", ".zst", ".lz4")
-#: Prefixes of `.bin` files that trainers write: weights and the files next to them.
-WEIGHT_BIN_PREFIXES = (
-    "pytorch_model",
-    "diffusion_pytorch_model",
-    "adapter_model",
-    "consolidated",
-    "optimizer",
-    "scheduler",
-    "scaler",
-    "training_args",
-    "rng_state",
-    "random_states",
-)
-WEIGHT_BIN_NAME = re.compile(rf"(?i)^(?:{'|'.join(WEIGHT_BIN_PREFIXES)})[^/]*\.bin$")
 #: Reason to skip a path that is another name of an audited file.
 SAME_FILE_REASON = "is the same file as"
 
@@ -499,7 +465,7 @@ def _is_ambiguous_bin(path: str) -> bool:
 
 
 def _is_checkpoint(path: str, source: Source) -> bool:
-    if unsupported.is_compiled(source.head) or any(format.sniff(path, source.head) for format in FORMATS):
+    if unsupported.is_compiled(source.head) or formats.find_format(path, source.head):
         return True
     if not source.head.startswith(b"PK\3\4") and torch_tar.has_pickles(source):
         return True

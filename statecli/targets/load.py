@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -13,11 +13,12 @@ from statecli.core import kinds
 from statecli.core.errors import MalformedError, UnreadableError, UsageError, option
 from statecli.core.model_state import ModelState
 from statecli.core.oddity_kind import OddityKind
-from statecli.live import hf_auto
-from statecli.live.build import build
-from statecli.live.built_model import BuiltModel
-from statecli.live.spec import ModelSpec, parse_spec
+from statecli.live.spec import AUTO, ModelSpec, parse_spec
 from statecli.storage import files
+from statecli.targets.section_of_target import split_section
+
+if TYPE_CHECKING:
+    from statecli.live.built_model import BuiltModel
 
 LoadedNames = dict[str, tuple[str, ...]]
 
@@ -29,7 +30,11 @@ def find_class_spec(text: str) -> ModelSpec | None:
     if files.is_remote(text):
         return None
     spec = parse_spec(text)
-    return spec and hf_auto.resolve_auto_spec(spec)
+    if spec is None:
+        return None
+    from statecli.live import hf_auto
+
+    return hf_auto.resolve_auto_spec(spec)
 
 
 def resolve_auto_class(text: str, checkpoint: str) -> str:
@@ -37,7 +42,11 @@ def resolve_auto_class(text: str, checkpoint: str) -> str:
 
     Raises as `hf_auto.build_spec_text` does.
     """
-    return hf_auto.build_spec_text(split_section(checkpoint)[0]) if text == hf_auto.AUTO else text
+    if text != AUTO:
+        return text
+    from statecli.live import hf_auto
+
+    return hf_auto.build_spec_text(split_section(checkpoint)[0])
 
 
 def read_checkpoint(text: str) -> ModelState:
@@ -78,17 +87,11 @@ def select_section(state: ModelState, text: str) -> ModelState:
     return replace(state if section is None else _filter_section(state, section), target=text)
 
 
-def split_section(text: str) -> tuple[str, str | None]:
-    """Return the path and the section that the text names; the section is None for the whole checkpoint."""
-    if os.path.lexists(text) or "#" not in text or files.is_listed(files.make_absolute(text)):
-        return text, None
-    path, _, section = text.rpartition("#")
-    return path, section
-
-
 def _filter_section(state: ModelState, section: str) -> ModelState:
     matching = tuple(name for name in state.sections if name == section or (section and name.startswith(section + ".")))
     if not matching:
+        from difflib import get_close_matches
+
         close_matches = get_close_matches(section, state.sections, n=1)
         listed = ", ".join("#" + name for name in state.sections)
         inventory = f"the sections are {listed}" if state.sections[1:] else f"the only section is {listed}"
@@ -101,7 +104,9 @@ def _filter_section(state: ModelState, section: str) -> ModelState:
 
 def build_model(spec: ModelSpec, *, init_device: str, values: bool) -> BuiltModel:
     """Build the module named by the spec; on meta if built from a configuration, which has no values."""
-    return build(spec, init_device="meta" if hf_auto.is_auto(spec) else init_device, values=values)
+    from statecli.live import build, hf_auto
+
+    return build.build(spec, init_device="meta" if hf_auto.is_auto(spec) else init_device, values=values)
 
 
 def read_class_state(text: str, *, init_device: str, names: Sequence[str] = ()) -> tuple[ModelState, LoadedNames]:
@@ -113,5 +118,7 @@ def read_class_state(text: str, *, init_device: str, names: Sequence[str] = ()) 
     if spec is None:
         option_text = option("--model", text)
         raise UsageError(f"{option_text}: must be a class; write file.py:Class, package.module:Class or auto")
+    from statecli.live import hf_auto
+
     built = build_model(spec, init_device=init_device, values=False)
     return live.read(built, text), hf_auto.map_loaded_names(built.module, names) if hf_auto.is_auto(spec) else {}

@@ -18,7 +18,7 @@ from statecli.core.rule import FORMER_NAMES
 from statecli.live import spec
 from statecli.live.installed_code import is_installed_file
 from statecli.storage import files
-from statecli.targets import load
+from statecli.targets.section_of_target import split_section
 
 
 class Location(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ def resolve_name(name: str, folder: str) -> str:
 
 def _resolve_remote_name(folder: str, name: str) -> str:
     """Resolve `name` from a remote folder; `..` does not leave the host."""
-    path = load.split_section(name)[0]
+    path = split_section(name)[0]
     for step in path.split("/"):
         parent = files.get_folder(files.make_absolute(folder))
         folder = folder if step == os.curdir else parent if step == os.pardir else files.join(folder, step)
@@ -114,7 +114,7 @@ def find_path(text: str) -> str | None:
     spec_of_class = None if os.path.lexists(text) or files.is_remote(text) else spec.parse_spec(text.partition("(")[0])
     if spec_of_class is not None:
         return spec_of_class.module if spec_of_class.is_file else None
-    return load.split_section(text)[0]
+    return split_section(text)[0]
 
 
 def _make_relative_path(path: str, folder: str) -> str:
@@ -134,7 +134,7 @@ def find_file(text: str) -> str:
     spec_of_class = spec.parse_spec(head) if ":" in head and not files.is_remote(text) else None
     if spec_of_class is not None:
         return spec_of_class.module if spec_of_class.is_file else spec_of_class.module.replace(".", "/") + ".py"
-    return load.split_section(text)[0]
+    return split_section(text)[0]
 
 
 def add_places(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> tuple[Finding, ...]:

@@ -285,7 +285,7 @@ def test_content_decides(format, suffix, tmp_path):
 def test_formats_do_not_overlap(tmp_path):
     """Of all formats exactly one takes a file for its own."""
     for name, data in contents().items():
-        takers = [format.NAME for format in formats.FORMATS if format.sniff("file", data[:4096])]
+        takers = [format.name for format in formats.FORMATS if format.sniff("file", data[:4096])]
         assert takers == [name]
 
 

@@ -18,6 +18,7 @@ from statecli.storage import files
 from statecli.targets import load
 from statecli.targets.expand import is_reached
 from statecli.targets.location import make_relative_name, resolve_name
+from statecli.targets.section_of_target import split_section
 
 if TYPE_CHECKING:
     from statecli.commands.audit.request import Request
@@ -121,7 +122,7 @@ def compare_pipelines(request: Request, audited: Collection[str]) -> Iterator[Su
 
 def _is_expected(text: str, requested: Sequence[str]) -> bool:
     """Return whether a walk over the requested targets would reach it; False for a class or a section of a file."""
-    path, section = load.split_section(text)
+    path, section = split_section(text)
     if spec.parse_spec(text) is not None or (section is not None and files.exists(path)):
         return False
     return is_reached(path, requested)

@@ -29,7 +29,7 @@ from statecli.core.run_scope import NotChecked
 from statecli.core.selection import matches_any, select
 from statecli.file_scan.adjacent_modules import ModuleFinder
 from statecli.file_scan.scan import scan_pickles
-from statecli.live import hf_auto
+from statecli.live.spec import AUTO
 from statecli.rules import RULES, audit_run
 from statecli.rules.audit_rule import AuditRule, Issue
 from statecli.rules.digest_names import CheckedFile, compute_digest, named_files
@@ -39,6 +39,7 @@ from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
 from statecli.targets.expand import SAME_FILE_REASON, ModelFolders, expand_targets, is_named_as_checkpoint
 from statecli.targets.location import add_places, make_relative_name
+from statecli.targets.section_of_target import split_section
 from statecli.targets.target_result import Accepted, Skipped, Status, TargetResult
 from statecli.values.require_numpy import require_numpy
 
@@ -51,7 +52,7 @@ def audit(request: Request, progress: Progress | None = None) -> Audit:
     """
     run = _Run(request, progress)
     targets = []
-    models = () if request.model in (None, hf_auto.AUTO) else (request.model,)
+    models = () if request.model in (None, AUTO) else (request.model,)
     texts = (*models, *request.targets)
     for target in expand_targets(texts, allow_empty=request.allow_empty, model_folders=run.model_folders):
         targets.append(run.audit_target(target) if isinstance(target, str) else target)
@@ -221,7 +222,7 @@ class _Run:
 
     def _scan_pickles(self, text: str) -> tuple[tuple[ScannedPickle, ...], str | None]:
         """Return the pickles of a file or folder if a rule about pickles is selected; else why they are unread."""
-        path, _ = load.split_section(text)
+        path, _ = split_section(text)
         exists = files.is_remote(path) or files.exists(path)
         try:
             pickles = scan_pickles(path) if exists and any(map(_is_about_pickles, self.rules)) else ()

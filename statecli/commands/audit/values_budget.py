@@ -12,7 +12,7 @@ from statecli.core.units import format_size
 from statecli.rules.audit_rule import AuditRule
 from statecli.rules.subject import needs_values
 from statecli.storage import files
-from statecli.targets import load
+from statecli.targets.section_of_target import split_section
 
 #: Bytes of tensors whose values one run reads by default. With the C kernel they take 0.06 s (safetensors) to 0.14 s
 #: (zip, whose checksums are verified) of a core; from a disk that reads 500 MB/s, 0.5 s.
@@ -39,7 +39,7 @@ class ValuesBudget:
         if self.values is not None:
             return None if self.values else "values not read: --no-values"
         size = sum(map(_count_value_bytes, tensors))
-        if files.is_remote(load.split_section(text)[0]):
+        if files.is_remote(split_section(text)[0]):
             return "values not read: remote file, needs --values"
         if size > self.bytes_left:
             limit = format_size(DEFAULT_VALUE_BYTES)

@@ -19,15 +19,16 @@ from statecli.core import quoting
 from statecli.core.errors import NothingMatched, StateError
 from statecli.core.finding import Finding
 from statecli.core.float_mode import with_denormals
+from statecli.core.garbage_collector import pause_gc
 from statecli.core.model_state import Kind, ModelState, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.selection import Selection, glob_names
 from statecli.live.built_model import BuiltModel
-from statecli.pickles.machine import pause_gc
 from statecli.storage import files
 from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_versions
 from statecli.targets import load
+from statecli.targets.section_of_target import split_section
 from statecli.values.delta import CompareOptions, Delta
 from statecli.values.require_numpy import require_numpy
 from statecli.workers import pool
@@ -115,7 +116,7 @@ def _read_both(request: Request, built: dict[str, BuiltModel]) -> tuple[ModelSta
 
 
 def _target_paths(request: Request) -> list[str]:
-    return [load.split_section(text)[0] for text in (request.before, request.after)]
+    return [split_section(text)[0] for text in (request.before, request.after)]
 
 
 def pack_checkpoint(text: str) -> bytes:
@@ -447,7 +448,7 @@ class _Comparison:
         """Return the selected settings that differ, and the names of all that were compared; notes those left out."""
         if self.any_class:
             return [], []
-        selected_sections = load.split_section(self.request.before)[1], load.split_section(self.request.after)[1]
+        selected_sections = split_section(self.request.before)[1], split_section(self.request.after)[1]
         paired = {} if any(selected_sections) else self.sections
         changes, names, notes = scalars.compare_settings(self.before, self.after, selected_sections, paired)
         old, new = selected_sections

@@ -28,7 +28,7 @@ from statecli.storage import checkpoint_folder, files
 from statecli.storage.byte_source import Source, read_small_file
 from statecli.storage.checkpoint_names import SETTINGS_FILES
 from statecli.storage.zip_archive import Archive
-from statecli.targets.load import split_section
+from statecli.targets.section_of_target import split_section
 
 if TYPE_CHECKING:
     from statecli.commands.lock.lock_file import LockedSettings, LockedTarget
@@ -182,7 +182,8 @@ def _changes_model(path: str, name: str) -> bool:
 
 def _is_weights(name: str) -> bool:
     """Return True for a target, or for a state of the training that a folder's reader reads."""
-    from statecli.targets.expand import CHECKPOINT_SUFFIXES, is_named_as_checkpoint
+    from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES
+    from statecli.targets.expand import is_named_as_checkpoint
 
     # `scheduler.py` is code of the model, and `scheduler_config.json` its settings.
     is_state = checkpoint_folder.COMPANIONS.match(name) is not None and name.lower().endswith(CHECKPOINT_SUFFIXES)

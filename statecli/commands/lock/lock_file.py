@@ -16,8 +16,8 @@ from statecli.core.json_text import encode_json
 from statecli.core.model_state import Kind, Scalar
 from statecli.storage import files, json_object
 from statecli.storage.byte_source import Source
-from statecli.targets.load import split_section
 from statecli.targets.location import make_relative_name
+from statecli.targets.section_of_target import split_section
 from statecli.values.digest_algorithm import Algorithm
 
 SCHEMA = "statecli.lock/1"

@@ -20,6 +20,7 @@ from statecli.storage import files
 from statecli.storage.file_version import FileVersion, read_versions, refuse_changed
 from statecli.targets import expand, load
 from statecli.targets.location import make_relative_name
+from statecli.targets.section_of_target import split_section
 from statecli.targets.target_result import Status
 from statecli.values.digest_algorithm import Algorithm
 from statecli.values.require_numpy import require_numpy
@@ -90,7 +91,7 @@ def _expand_targets(texts: Sequence[str]) -> Iterable[str]:
 def _read_checkpoint(text: str, request: Request) -> LockInput | None:
     """Return one target; None for a pickle that is not a checkpoint, which is locked as a file of its folder."""
     with files.record_opened_files() as opened:
-        before = read_versions([load.split_section(text)[0]])
+        before = read_versions([split_section(text)[0]])
         try:
             target_input = _read_target(text, request)
         except BarePickle:

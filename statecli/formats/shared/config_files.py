@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 from msgspec.structs import replace
 
 from statecli.core import quoting
 from statecli.core.errors import UnreadableError
-from statecli.core.model_state import ModelState, Oddity, Scalar, Settings
+from statecli.core.model_state import ModelState, Oddity, Settings
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.settings import add_file, collect_settings
 from statecli.formats.torch.settings_digest import Digests
@@ -22,16 +22,6 @@ from statecli.storage import files, json_object
 from statecli.storage.byte_source import read_small_file
 from statecli.storage.checkpoint_names import SETTINGS_FILES
 
-#: What is said first of a folder, under the last part of its name.
-TOLD = (
-    "adapter_config.r",
-    "adapter_config.lora_alpha",
-    "adapter_config.target_modules",
-    "config.quantization_config.quant_method",
-    "trainer_state.global_step",
-    "trainer_state.epoch",
-    "trainer_state.best_metric",
-)
 #: Lists that peft makes of sets, in an order that is another each time.
 _SETS = frozenset(["target_modules", "modules_to_save", "exclude_modules"])
 
@@ -89,22 +79,3 @@ def _words(key: str, value: Any) -> Any:
     if not all(type(item) is str and item.isprintable() and "," not in item for item in value):
         return value
     return ", ".join(sorted(value) if key in _SETS else value)
-
-
-def describe_settings(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Describe a folder with these settings in words: its model class, or the base model of an adapter."""
-    values = settings.values
-    if "adapter_config" in settings.beside:
-        of, how = (values.get(f"adapter_config.{key}") for key in ("base_model_name_or_path", "peft_type"))
-        base = f" of base model {of}" if of else "; its base model is not recorded"
-        yield "adapter", f"adapter{f' ({how})' if how else ''}{base}"
-    if "config" in settings.beside:
-        named = values.get("config.architectures") or values.get("config._class_name")
-        if named:
-            yield "architecture", f"architecture {named}"
-
-
-def select_headline(settings: Settings) -> dict[str, Scalar]:
-    """Headline settings of a folder, by short name; null values are omitted."""
-    headline = {key: settings.values.get(key) for key in TOLD if key.partition(".")[0] in settings.beside}
-    return {key.rpartition(".")[2].strip("_"): value for key, value in headline.items() if value is not None}

@@ -1,0 +1,37 @@
+"""Describe the settings of a folder: the class of the model, or the base model of an adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from statecli.core.model_state import Scalar, Settings
+
+#: Settings in the title of a folder, under the last part of their names.
+_HEADLINE_SETTINGS = (
+    "adapter_config.r",
+    "adapter_config.lora_alpha",
+    "adapter_config.target_modules",
+    "config.quantization_config.quant_method",
+    "trainer_state.global_step",
+    "trainer_state.epoch",
+    "trainer_state.best_metric",
+)
+
+
+def describe_settings(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Describe a folder with these settings in words: its model class, or the base model of an adapter."""
+    values = settings.values
+    if "adapter_config" in settings.beside:
+        of, how = (values.get(f"adapter_config.{key}") for key in ("base_model_name_or_path", "peft_type"))
+        base = f" of base model {of}" if of else "; its base model is not recorded"
+        yield "adapter", f"adapter{f' ({how})' if how else ''}{base}"
+    if "config" in settings.beside:
+        named = values.get("config.architectures") or values.get("config._class_name")
+        if named:
+            yield "architecture", f"architecture {named}"
+
+
+def select_headline(settings: Settings) -> dict[str, Scalar]:
+    """Headline settings of a folder, by short name; null values are omitted."""
+    headline = {key: settings.values.get(key) for key in _HEADLINE_SETTINGS if key.partition(".")[0] in settings.beside}
+    return {key.rpartition(".")[2].strip("_"): value for key, value in headline.items() if value is not None}

@@ -1,0 +1,15 @@
+"""Split a typed target into its path and the section after `#`."""
+
+from __future__ import annotations
+
+import os
+
+from statecli.storage import files
+
+
+def split_section(text: str) -> tuple[str, str | None]:
+    """Return the path and the section that the text names; the section is None for the whole checkpoint."""
+    if os.path.lexists(text) or "#" not in text or files.is_listed(files.make_absolute(text)):
+        return text, None
+    path, _, section = text.rpartition("#")
+    return path, section
