@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from statecli.cli import git_driver
 from statecli.core.errors import UsageError
-from statecli.targets import expand
+from statecli.storage import checkpoint_names
 
 from .forked_python import write_command
 
@@ -302,7 +302,7 @@ def test_what_is_stronger_than_the_file_is_named(repository):
     assert "*.pth: " not in said
 
 
-@pytest.mark.parametrize("name", [f"x/{begin}-00001.bin" for begin in expand.WEIGHT_BIN_PREFIXES])
+@pytest.mark.parametrize("name", [f"x/{begin}-00001.bin" for begin in checkpoint_names.WEIGHT_BIN_PREFIXES])
 def test_git_shows_what_the_hook_takes(repository, name):
     """Of what is called `.bin`, the same names."""
     call("statecli", "git", "setup")

@@ -15,7 +15,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from statecli.targets import expand
+from statecli.storage import checkpoint_names
 
 from .forked_python import write_command
 
@@ -474,4 +474,4 @@ def test_the_hook_takes_what_is_called_like_a_checkpoint(name, is_taken):
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     assert (re.search(hook["files"], name) is not None) is is_taken
     if name.endswith(".bin"):
-        assert (expand.WEIGHT_BIN_NAME.search(Path(name).name) is not None) is is_taken
+        assert (checkpoint_names.WEIGHT_BIN_NAME.search(Path(name).name) is not None) is is_taken

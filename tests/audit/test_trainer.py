@@ -369,14 +369,14 @@ def test_paths_are_as_one_types_them(statecli):
 def test_a_class_is_built_and_a_reference_read_once_in_a_run(statecli, monkeypatch):
     """However many targets are held to them, and each target is read once."""
     from statecli import formats
-    from statecli.targets import load
+    from statecli.live import build
 
     Path("run").mkdir()
     for n in range(3):
         torch.save({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, f"run/{n}.pt")
     built, read = [], []
-    build, read_file = load.build, formats._read_with_path
-    monkeypatch.setattr(load, "build", lambda *spec, **how: built.append(spec) or build(*spec, **how))
+    build_class, read_file = build.build, formats._read_with_path
+    monkeypatch.setattr(build, "build", lambda *spec, **how: built.append(spec) or build_class(*spec, **how))
     monkeypatch.setattr(formats, "_read_with_path", lambda path, *more: read.append(path) or read_file(path, *more))
     result = statecli("audit", "run", "--model", "torch.nn:Linear(2, 2)", "--against", "run/0.pt", "-f", "json")
     assert (result.code, result.json["findings"]) == (0, [])
