@@ -9,6 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from statecli.core.version import __version__
 from statecli.live import search_path
 
 if TYPE_CHECKING:
@@ -99,6 +100,10 @@ def main() -> None:
 
 
 def _run() -> None:
+    if sys.argv[1:] in (["--version"], ["-V"], ["version"]) and _print_version():
+        from statecli.core.exit_code import Verdict
+
+        raise Verdict(0)
     # Imported here, so that Ctrl-C during the imports exits with 130 too.
     from statecli.cli import interrupts
 
@@ -120,6 +125,16 @@ def _run() -> None:
     from statecli.cli.typer_app import run
 
     command_runner.run_body_and_exit(run, debug=False)
+
+
+def _print_version() -> bool:
+    """Print the version; return False if that fails, so that the command reports the error."""
+    try:
+        sys.stdout.write(f"statecli {__version__}\n")
+        sys.stdout.flush()
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True
 
 
 def _complain(error: BaseException) -> None:

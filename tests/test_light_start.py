@@ -82,6 +82,12 @@ def test_help_and_version_import_nothing_heavy():
     assert imported_by_each([("--version",), ("inspect", "--help")]) == [(0, []), (0, [])]
 
 
+def test_the_version_imports_nothing_of_the_commands():
+    """No msgspec either."""
+    heavy = ("msgspec", "statecli.cli.command_runner", "statecli.requests.options")
+    assert imported_by_each([("--version",), ("-V",), ("version",)], heavy) == [(0, [])] * 3
+
+
 def test_the_check_can_fail():
     """A class needs torch, and the same check sees it."""
     code, modules = imported("inspect", "sample_models/net_fixed.py:Net", "-f", "json", heavy=("torch",))

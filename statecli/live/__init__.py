@@ -1,6 +1,6 @@
 """Describe live models as `ModelState`: build a class, walk its tensors, measure which follow a move and get saved.
 
-Importing this package does not import torch; calling its functions does.
+Importing this package imports nothing; calling its functions imports torch.
 """
 
 from __future__ import annotations
@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from statecli.core.model_state import ModelState, Stats
-from statecli.live.load_state_dict_api import Answer, Entries
-
 if TYPE_CHECKING:
     import torch
 
+    from statecli.core.model_state import ModelState, Stats
     from statecli.live.built_model import BuiltModel
-
-__all__ = ["Answer", "Entries", "listed", "load", "move", "read"]
+    from statecli.live.load_state_dict_api import Answer, Entries
 
 
 def read(built: BuiltModel, target: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None) -> ModelState:

@@ -22,7 +22,8 @@ from statecli.core.model_state import Kind, ModelState, Oddity, StateDict, Tenso
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.severity import decide_prefix_severity
-from statecli.live import Answer, Entries, hf_auto
+from statecli.live import hf_auto
+from statecli.live.load_state_dict_api import Answer, Entries
 
 if TYPE_CHECKING:
     from statecli.live.built_model import BuiltModel
