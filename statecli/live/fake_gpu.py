@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from statecli.live.device_rules import DeviceWatch, DeviceWatchMode
+from statecli.live.installed_code import is_installed_file
 from statecli.live.model_errors import get_exception_text
 from statecli.live.tensor_sources import Place, is_user_code
 from statecli.live.tensors import is_lazy
@@ -183,7 +184,7 @@ def _patch_cuda_queries(record: MoveRecord) -> Iterator[None]:
     def is_available() -> bool:
         frame = sys._getframe(1)
         filename, is_available_ = frame.f_code.co_filename, torch_is_available()
-        if not is_available_ and is_user_code(filename) and "-packages" not in filename:
+        if not is_available_ and is_user_code(filename) and not is_installed_file(filename):
             record.cuda_checks.append((filename, frame.f_lineno))
         return is_available_
 

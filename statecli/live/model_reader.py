@@ -33,6 +33,7 @@ from statecli.live import assignment_lines, measure, suggest_fix
 from statecli.live.built_model import BuiltModel
 from statecli.live.installed_code import is_installed_file
 from statecli.live.rebuild import Rebuild, compare_builds
+from statecli.live.requested_device import parse_device
 from statecli.live.tensors import TensorFacts, find_leaves, get_grad_fn_name, get_kind, is_lazy, may_overlap, read_facts
 from statecli.live.walk import RegisteredName, UnregisteredTensor, WalkResult, count_constants_in_code, walk
 
@@ -246,7 +247,7 @@ def move(
     built: BuiltModel, target: str, device: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None
 ) -> ModelState:
     """See `statecli.live.move`."""
-    device_ = _parse_device(device)
+    device_ = parse_device("--to", device, devices="cuda, cuda:1 or meta", anywhere="meta")
     table = _build_table(built)
     _check_move(table, target, device_)
     _measure_stats(table, stats_of)
@@ -604,23 +605,6 @@ def _is_recomputed(unregistered: UnregisteredTensor) -> bool:
 
 
 # --- a real move --------------------------------------------------------------------------------------------
-
-
-def _parse_device(text: str) -> torch.device:
-    to = option("--to", text)
-    instead = f"{option('--to', 'meta')} makes the same check on any machine"
-    try:
-        device_ = torch.device(text)
-    except RuntimeError as error:
-        raise UsageError(f"{to}: torch does not know this device; write cuda, cuda:1 or meta") from error
-    if device_.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"{to}: CUDA is not available on this machine; {instead}")
-    if device_.type == "cuda" and (device_.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"{to}: this machine has {torch.cuda.device_count()} CUDA device(s), numbered from 0")
-    try:
-        return torch.empty(0, device=device_).device  # "cuda" is the current device, "cuda:0"
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(f"{to}: this machine does not have this device; {instead}") from error
 
 
 def _check_move(table: _Table, target: str, device_: torch.device) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from statecli.live import assignment_lines
 from statecli.live.assignment_lines import is_skipped_frame
+from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import parse_spec
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -156,7 +157,7 @@ def _iter_imported_globals(scope: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for value in list(scope.values()):
         names = vars(value) if issubclass(type(value), ModuleType) else {}
         filename = names.get("__file__")
-        if type(filename) is str and is_user_code(filename) and "-packages" not in filename:
+        if type(filename) is str and is_user_code(filename) and not is_installed_file(filename):
             yield names
 
 

@@ -215,10 +215,10 @@ def test_a_move_to_meta_finds_the_same_oddities(inspect):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_no_cuda_names_meta():
     """Without CUDA the refusal names the check that works everywhere."""
-    from statecli.live.model_reader import _parse_device
+    from statecli.live.requested_device import parse_device
 
     with pytest.raises(UsageError, match="--to meta"):
-        _parse_device("cuda")
+        parse_device("--to", "cuda", devices="", anywhere="meta")
 
 
 @pytest.mark.parametrize(

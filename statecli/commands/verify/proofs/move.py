@@ -29,14 +29,14 @@ from torch import nn
 from statecli.commands.verify import judging, recreated_by_forward, rules
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
-from statecli.core.errors import ModelError, UsageError, option
+from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import ModelState, TensorInfo
 from statecli.core.move_rules import KEEPS_MEMORY, LEFT_BEHIND, report_broken_ties
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.severity import decide_tensor_severity
-from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_bits
+from statecli.live import fake_gpu, fake_gpu_values, measure, requested_device, tensor_bits
 from statecli.live.device_rules import DeviceWatch
 
 FAKE_CUDA = "fake-cuda"
@@ -111,21 +111,8 @@ def has_own_move(module: nn.Module) -> bool:
 
 def parse_device(text: str) -> torch.device:
     """Return the device of `--device`, with its index. Raises UsageError."""
-    try:
-        device = torch.device(text)
-    except RuntimeError as error:
-        known = "fake-cuda, cuda, cuda:1, cpu and meta are devices"
-        raise UsageError(f"{option('--device', text)}: torch does not know this device; {known}") from error
-    instead = f"{option('--device', 'fake-cuda')} makes the same check on any machine"
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"{option('--device', text)}: CUDA is not available on this machine; {instead}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise UsageError(f"{option('--device', text)}: this machine has {count} CUDA device(s), numbered from 0")
-    try:
-        return torch.empty(0, device=device).device  # "cuda" is the current device, "cuda:0"
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(f"{option('--device', text)}: this machine does not have this device; {instead}") from error
+    known = "fake-cuda, cuda, cuda:1, cpu or meta"
+    return requested_device.parse_device("--device", text, devices=known, anywhere=FAKE_CUDA)
 
 
 @dataclass

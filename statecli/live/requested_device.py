@@ -1,0 +1,28 @@
+"""Read the device that an option of the command line names."""
+
+from __future__ import annotations
+
+import torch
+
+from statecli.core.errors import UsageError, option
+
+
+def parse_device(flag: str, text: str, *, devices: str, anywhere: str) -> torch.device:
+    """Return the device `text`, with its index. Raises UsageError for an unknown or missing device.
+
+    `devices` lists values of the option, `anywhere` is the value that works on any machine.
+    """
+    given = option(flag, text)
+    instead = f"{option(flag, anywhere)} makes the same check on any machine"
+    try:
+        device = torch.device(text)
+    except RuntimeError as error:
+        raise UsageError(f"{given}: torch does not know this device; write {devices}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"{given}: CUDA is not available on this machine; {instead}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"{given}: this machine has {torch.cuda.device_count()} CUDA device(s), numbered from 0")
+    try:
+        return torch.empty(0, device=device).device  # "cuda" is the current device, "cuda:0"
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UsageError(f"{given}: this machine does not have this device; {instead}") from error
