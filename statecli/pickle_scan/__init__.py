@@ -1,1 +1,1 @@
-"""What loading one pickle, or code next to it, would run, allocate or hash."""
+"""Find the calls, allocations and hashes caused by loading one pickle or the code next to a pickle."""

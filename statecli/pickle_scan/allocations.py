@@ -112,7 +112,7 @@ class Allocations:
     def find_bombs(
         self, calls: Sequence[Obj], built: Iterable[tuple[Value, Value]], pickle_bytes: int, highest_memo: int
     ) -> Iterator[Bomb]:
-        """Yield calls that allocate too much and keys with too long a hash. Raises OutOfSteps."""
+        """Yield calls with too large an allocation and keys with too long a hash. Raises OutOfSteps."""
         for call in calls:
             if type(call.cls) is Global:
                 self._lengths[id(call)] = self._count_call(call, call.cls, 0)
@@ -393,7 +393,7 @@ class Allocations:
     def _measure_expansion(self, root: Value, *, iterated: bool = False) -> tuple[int, int]:
         """Return the number of values in a container, shared values counted each time, and the depth.
 
-        `iterated`: including elements of ranges, copies and tensors, as made by code that iterates over them.
+        `iterated`: including elements of ranges, copies and tensors, as made by code iterating over them.
         """
         sizes, entered, waiting, depth = self._iterated_sizes if iterated else self._hashed_sizes, set[int](), [root], 0
         while waiting:
@@ -549,7 +549,7 @@ _ESCAPED_CHARACTER = re.compile(r"\\[uUxN0-7]")
 
 
 def _find_text(value: Value) -> Value:
-    """Return what calls make of a text or of bytes: each with a codec encodes or decodes what it is given."""
+    """Return the result of calls on a text or on bytes: each call with a codec encodes or decodes its argument."""
     codecs: list[Value] = []
     while type(value) is Obj and value.args:
         codecs.append(value.args[1] if len(value.args) > 1 else None)
@@ -597,7 +597,7 @@ _QTENSOR = Global("torch._utils", "_rebuild_qtensor", 0)
 def _number_bytes(number: Value) -> int:
     """Return the bytes of a computed integer: from an exponent, as text or as Decimal's tuple.
 
-    Computed numbers, which picklers do not write, count as the largest possible.
+    Computed numbers count as the largest possible, because picklers do not write any.
     """
     if type(number) is Obj and len(number.args) == 1 and type(number.cls) is Global and number.cls.name == "Decimal":
         number = number.args[0]

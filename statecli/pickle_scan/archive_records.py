@@ -1,11 +1,11 @@
-"""Which records of an archive torch's loaders open, and what they do with the bytes.
+"""Classify the records of an archive by their use in torch's loaders.
 
 `torch.export.load` unpickles every record below `data/` that a configuration does not declare as a plain storage, and
-loads every record below `models/` as a program, whatever its name is. The loader of AOTInductor extracts everything
-below `data/aotinductor` and `data/constants`, and compiles or opens what it finds there. torch.package imports any
-Python file and unpickles any record of an archive that lists external modules, whatever else the archive is. Names are
-compared without case, because torch's zip reader finds a record so, and up to a NUL, because it takes C strings.
-Sources: torch/export/pt2_archive/_package.py, torch/export/__init__.py (`load`), torch/package/package_importer.py and
+loads every record below `models/` as a program, under any name. The loader of AOTInductor extracts everything below
+`data/aotinductor` and `data/constants`, and compiles or opens the files found there. torch.package imports any Python
+file and unpickles any record of an archive with a list of external modules, even if the archive has another format too.
+Names are compared without case and up to a NUL, because torch's zip reader ignores case and takes C strings. Sources:
+torch/export/pt2_archive/_package.py, torch/export/__init__.py (`load`), torch/package/package_importer.py and
 torch/csrc/inductor/aoti_package/model_package_loader.cpp of torch 2.13; torch/csrc/jit/serialization/import.cpp.
 """
 
@@ -26,7 +26,7 @@ MAX_CONFIG_BYTES = 128 * 2**20
 
 
 class Use(Enum):
-    """What a loader does with a record."""
+    """Use of a record by a loader."""
 
     #: torch.load or pickle.loads, from its first byte on.
     PICKLE = auto()
@@ -71,7 +71,7 @@ _TENSOR_CONSTANT = "tensor_"
 
 
 def classify_records(archive: Archive) -> Callable[[Record], Use]:
-    """Return what torch's loaders do with each record of the archive, read from a file itself."""
+    """Return a function from a record of the archive to its use by torch's loaders."""
     folder = _normalize_name(f"{archive.folder}/")
     names = {name: _normalize_name(name).removeprefix(folder) for name in archive.records}
     exported = _FORMAT in names.values()
@@ -108,7 +108,7 @@ def _classify_script_record(name: str) -> Use:
 
 
 def _is_machine_code(name: str) -> bool:
-    """Whether a library that AOTInductor's loader opens may open the record, named below the archive's folder."""
+    """Whether a library opened by AOTInductor's loader may open the record, named below the archive's folder."""
     return name.startswith(_COMPILED_CONSTANTS) and _MACHINE_CODE.search(name) is not None
 
 
@@ -122,7 +122,7 @@ def _is_compiled(name: str) -> bool:
 
 
 def _normalize_name(name: str) -> str:
-    """A name as torch's zip reader compares it."""
+    """Return a name in the form compared by torch's zip reader."""
     return name.partition("\0")[0].translate(_ASCII_LOWER_CASE)
 
 
@@ -131,16 +131,16 @@ _ASCII_LOWER_CASE = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 
 
 class _Declared(NamedTuple):
-    """The records that the configurations of weights and constants name, as torch compares names."""
+    """Records named by the configurations of weights and constants, as torch compares names."""
 
     storages: set[str]
     objects: set[str]
 
 
 def _read_declared(archive: Archive, names: Mapping[str, str]) -> _Declared | None:
-    """Return what the configurations declare; None if one cannot be read, so that any record may be an object.
+    """Return the declared records; None if a configuration cannot be read, so that any record may be an object.
 
-    `names` are those of the records as torch compares them, below the archive's folder.
+    `names`: the records' names below the archive's folder, as torch compares names.
     """
     declared = _Declared(set(), set())
     for record in archive.records.values():
@@ -161,7 +161,7 @@ def _read_declared(archive: Archive, names: Mapping[str, str]) -> _Declared | No
 
 
 def _resolve_payload(folder: str, entry: Any) -> str | None:
-    """The record that an entry names, joined as the loader joins it."""
+    """Return the record named by an entry, joined as by the loader; None without a name."""
     name = entry.get("path_name") if type(entry) is dict else None
     return _normalize_name(posixpath.join(f"data/{folder}/", name)) if type(name) is str else None
 

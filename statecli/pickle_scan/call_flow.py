@@ -52,12 +52,12 @@ _FORBIDDEN_CALLEES = frozenset(
 
 @lru_cache(maxsize=1024)
 def get_plain_name(name: Global) -> str:
-    """Return the name by which `known_names` lists a global."""
+    """Return a global's name as listed in `known_names`."""
     return known_names.get_plain_name(name.module, name.name)
 
 
 def _is_copyreg_call(value: Obj) -> bool:
-    """Return True for a call of pickle's own functions, which only build an object of a class."""
+    """Return True for a call of pickle's own functions that only build an object of a class."""
     return type(value.cls) is Global and get_plain_name(value.cls) in _COPYREG_FUNCTIONS and bool(value.args)
 
 
@@ -268,7 +268,7 @@ class Flow:
                     )
 
     def _check_written_values(self, call: Obj, name: str) -> None:
-        """Check arguments of which C code takes only what Python and numpy write for granted."""
+        """Check arguments trusted by C code to be as Python and numpy write them."""
         if exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name):
             self.note_misuse(
                 call.cls, "gets a position outside its text, so that printing this error can show other memory"
@@ -353,7 +353,7 @@ class Flow:
         self._check_attributes(call.cls, name, call.kwargs)
 
     def _check_missing_contents(self, call: Obj, name: str) -> None:
-        """Check that an object of C or C++ gets its state, because its memory is uninitialized without."""
+        """Check that an object of C or C++ gets its state, because its memory is uninitialized otherwise."""
         if name in known_names.BIT_GENERATORS and call.how == "newobj":
             self.note_misuse(call.cls, "is created without its contents, which crashes the process that uses it")
         if name == _SCRIPT_OBJECT and type(call.state) is not tuple:
@@ -507,7 +507,7 @@ class Flow:
             self._check_attributes(root, name, part)
 
     def _check_state_of_class(self, root: Global, name: str, state: Value) -> None:
-        """Check a state of which the class takes only what its own library writes for granted."""
+        """Check a state trusted by the class to be as its own library writes states."""
         if (
             name.startswith(_MODULE_PREFIXES)
             and ".rnn." in name
@@ -608,7 +608,7 @@ class Flow:
                 self.note_misuse(root, f"gets a function as its {quoting.name(str(key))}, which other code may call")
 
     def _hides_function(self, holder: str, key: Value, value: Value) -> bool:
-        """Return True if a function is stored where code finds it as a method, or calls it with other functions."""
+        """Return True if code finds the stored function as a method, or calls the function with other functions."""
         values = value if type(value) in (list, tuple) else (value,)
         self.steps.take(Budget.FLOW, len(value) if type(value) is dict else len(values))
         functions = [function for function in values if deferred_calls.is_callable(function, self._get_root_name)]
@@ -640,7 +640,7 @@ class Flow:
             self.note_misuse(caller, "calls a value that is not an imported name: statecli cannot tell what code runs")
 
     def _is_factory(self, value: Obj, name: str) -> bool:
-        """Return True for a partial of a container, which a defaultdict may call for a missing key.
+        """Return True for a partial of a container as a defaultdict's factory for missing keys.
 
         The call happens during the load, if the defaultdict is in a place where a class looks up keys.
         """
@@ -730,7 +730,7 @@ def _is_packed(name: str) -> bool:
 def _is_state(name: str, state: Value) -> bool:
     """Return True for a kind of state of objects of the named class.
 
-    `__setstate__` of torch's modules and optimizers gives the state to `dict.update`, which takes pairs as well.
+    `__setstate__` of torch's modules and optimizers gives the state to `dict.update`, and so takes pairs as well.
     """
     parts = state if type(state) is tuple and len(state) == 2 else (state,)
     if state is not None and all(part is None or type(part) is dict for part in parts):
@@ -774,7 +774,7 @@ def _is_clean(name: str) -> bool:
 
 
 def _may_return_shared_object(name: str) -> bool:
-    """Return True for a clean function, unless known to make a new object: it may return a shared object."""
+    """Return True for a clean function, unless known to make a new object: its result may be a shared object."""
     last = name.rpartition(".")[2]
     return (
         last.lstrip("_")[:1].islower()
@@ -814,7 +814,7 @@ _ARGUMENT_PREFIXES = (
 
 
 def _strip_type_tag(value: Any) -> Any:
-    """Return the value tagged with a type by TorchScript: the first argument of the call, which is never a call."""
+    """Return the value tagged with a type by TorchScript: the first argument of the call, itself never a call."""
     if type(value) is Obj and type(value.cls) is Global and get_plain_name(value.cls) == _TYPE_TAG and value.args:
         return value.args[0]
     return value

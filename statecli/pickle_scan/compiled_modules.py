@@ -50,7 +50,7 @@ def is_module(call: Obj) -> bool:
 
 
 def calls_of_modules(made: Sequence[Obj], built: Iterable[tuple[Value, Value]]) -> dict[int, Obj]:
-    """Return the calls, by their ids, that make such modules; none where one object is out of place.
+    """Return the calls, by their ids, that make compiled modules; none if an object is out of place.
 
     `made` are all calls of a pickle, `built` all its BUILDs.
     """
@@ -72,7 +72,7 @@ def calls_of_modules(made: Sequence[Obj], built: Iterable[tuple[Value, Value]]) 
 
 
 def names_of(parts: dict[int, Obj], names: Iterable[Global]) -> set[int]:
-    """Return the ids of the names used by the calls, which are harmless unless used elsewhere."""
+    """Return the ids of the names used by the calls; these names are harmless unless used elsewhere."""
     if not parts:
         return set()
     values = {id(name) for name in names if name.qualified == _NULL_CONTEXT or name.qualified in _BACKENDS}
@@ -80,7 +80,7 @@ def names_of(parts: dict[int, Obj], names: Iterable[Global]) -> set[int]:
 
 
 def _is_wrapped(call: Obj, parts: dict[int, Obj]) -> bool:
-    """Return True if the call makes a module of a module and a context, and add these to `parts`."""
+    """Return True if the call makes a module of a module and a context, and add both to `parts`."""
     parts[id(call)] = call
     if (
         not _has_only_arguments(call, "reduce")
@@ -106,7 +106,7 @@ def _is_wrapped(call: Obj, parts: dict[int, Obj]) -> bool:
 
 
 def _is_part(value: Value, parts: dict[int, Obj]) -> bool:
-    """Return True for an object of the compiler with a state of plain values and of such objects."""
+    """Return True for an object of the compiler with a state of plain values and other objects of the compiler."""
     if (
         type(value) is not Obj
         or get_name(value.cls) not in _PARTS
@@ -132,7 +132,7 @@ def _is_attribute(key: Value, value: Value, parts: dict[int, Obj]) -> bool:
 
 
 def _is_getter(value: Value, parts: dict[int, Obj]) -> bool:
-    """Return True for a `getattr` call of `_GETTER` on one of the objects."""
+    """Return True for a `getattr` call of `_GETTER` on an object of the compiler."""
     if type(value) is not Obj or get_name(value.cls) not in _GETATTR or not _has_only_arguments(value, "reduce"):
         return False
     parts[id(value)] = value

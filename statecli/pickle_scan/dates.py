@@ -1,7 +1,7 @@
-"""Tell the dates and times that Python pickles from others.
+"""Recognise the dates and times pickled by Python.
 
-They are built of their bytes, of which C checks the month alone: the weekday of a date in the year 0 is read outside a
-table (`datetime.date(b"\\0\\0\\1\\0").ctime()`).
+They are built of their bytes, and C checks only the month: the weekday of a date in the year 0 is read outside a table
+(`datetime.date(b"\\0\\0\\1\\0").ctime()`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FOLD = 0x80
 
 
 def has_valid_value(name: str, call: Obj) -> bool:
-    """Return True if the bytes of a date or time are a value that Python has; any call of other names is valid.
+    """Return True if the bytes of a date or time are a valid value of Python; any call of other names is valid.
 
     Numbers instead of bytes are checked by the constructor itself.
     """

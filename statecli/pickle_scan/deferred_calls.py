@@ -1,8 +1,8 @@
-"""Check the calls that a pickle defers: a partial is checked as the call that the partial makes later.
+"""Check the deferred calls of a pickle: a partial is checked as the later call of the partial.
 
 A program that loads a checkpoint calls stored functions: an activation, a method of a configuration. So a partial may
 hold a function of tensors or a class of torch modules, with numbers, tensors and dtypes as arguments. With an object as
-argument, the function would call methods of the object, which the pickle chooses.
+argument, the function would call methods of an object chosen by the pickle.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _NOT_CALLABLE = (
 
 
 class DeferredCalls:
-    """Deferred calls of one pickle. A container that several calls share is checked once."""
+    """Deferred calls of one pickle. A container shared by several calls is checked once."""
 
     def __init__(self, root: Root, steps: Steps) -> None:
         self._root = root
@@ -108,7 +108,7 @@ class DeferredCalls:
 
 
 def is_container(value: Value, root: Root) -> bool:
-    """Return True for the name of a class of containers or numbers, which runs none of its arguments."""
+    """Return True for the name of a class of containers or numbers that runs none of its arguments."""
     return type(value) is Global and root(value) in _CONTAINERS
 
 
@@ -141,7 +141,7 @@ def _is_value(value: Value, root: Root) -> bool:
 
 
 def _is_constructor_argument(value: Value, root: Root) -> bool:
-    """Return True for a plain value, or a class, function or partial that a constructor keeps."""
+    """Return True for a plain value, or a class, function or partial kept by a constructor."""
     name = root(value) or ""
     kept = name == "functools.partial" or (type(value) is Global and (name in _CONTAINERS or is_callable(value, root)))
     return kept or _is_value(value, root)

@@ -1,6 +1,6 @@
-"""Tell the exceptions that Python pickles from others.
+"""Recognise the exceptions pickled by Python.
 
-The message of a UnicodeError is made of the bytes at its position, which C reads without a look at their length.
+C makes the message of a UnicodeError of the bytes at its position, without a look at their length.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _UNICODE_ERRORS: dict[str, type[bytes] | type[str]] = {
 
 @lru_cache(maxsize=1024)
 def is_exception(name: str) -> bool:
-    """Return True for the plain name of one of Python's own exceptions."""
+    """Return True for the plain name of an exception of Python itself."""
     return isinstance(_find_class(name), type)
 
 
 def has_valid_arguments(name: str, call: Obj, root_name: Callable[[Value], str | None]) -> bool:
-    """Return True if the positions of a Unicode error are within its text; any arguments of others are valid."""
+    """Return True if a Unicode error's positions are within its text; any arguments of other exceptions are valid."""
     if name not in _UNICODE_ERRORS:
         return True
     match call.args:

@@ -1,9 +1,8 @@
-"""Check the arguments of operators in a program of torch.export that torch's kernels trust.
+"""Check the operator arguments in a program of torch.export that torch's kernels trust.
 
-The sizes are those that the graph states for its values (`tensor_values`). For weights the reader of the format checks
-that they are the sizes of the tensors in the file; for other values the graph is believed.
-Sources: torch/_export/serde/schema.py, aten/src/ATen/native (RNN.cpp, Normalization.cpp, WeightNorm.cpp,
-EmbeddingBag.cpp, SpectralOps.cpp) of torch 2.13.
+The sizes are stated by the graph for its values (`tensor_values`). For weights the reader of the format compares these
+sizes with the tensors in the file; for other values the graph is believed. Sources: torch/_export/serde/schema.py,
+aten/src/ATen/native (RNN.cpp, Normalization.cpp, WeightNorm.cpp, EmbeddingBag.cpp, SpectralOps.cpp) of torch 2.13.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ _FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "n
 
 
 class Misuse(NamedTuple):
-    """An operator, and why its arguments are not those that torch writes."""
+    """Operator, and why torch does not write its arguments."""
 
     target: str
     why: str
 
 
 class _Node(NamedTuple):
-    """A call of an operator: its arguments by name, and what the graph states of its values."""
+    """Call of an operator: its arguments by name, and the statements of the graph about its values."""
 
     arguments: Mapping[str, Any]
     results: list[str | None]
@@ -85,10 +84,10 @@ _TEXTS_AND_OBJECTS = frozenset(["as_string", "as_strings", "as_operator", "as_cu
 
 
 def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps) -> Iterator[str]:
-    """Yield why an argument of a node is not what torch writes: an object that becomes source, a text for a number.
+    """Yield why torch does not write an argument of a node: an object that becomes source, a text for a number.
 
-    torch takes an object that is not a value of the graph from the constants of the file, and writes its `repr` into
-    the source of `forward`, which may be any text. The operators of an operator get arguments that nothing checks.
+    torch takes an object that is not a value of the graph from the constants of the file, and writes its `repr`,
+    possibly any text, into the source of `forward`. The operators of an operator get unchecked arguments.
     """
     stack = [inputs]
     while stack:
@@ -112,12 +111,12 @@ def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps
 
 
 def _is_custom_operator(name: str) -> bool:
-    """Return True for an operator of a library, which torch gives to `auto_functionalized` and `with_effects`."""
+    """Return True for an operator of a library, as given by torch to `auto_functionalized` and `with_effects`."""
     return name.startswith("torch.ops.") and not name.startswith(("torch.ops.aten.", "torch.ops.higher_order."))
 
 
 def _list_given_objects(graph: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of the objects that are inputs of the graph."""
+    """Return the names of the objects among the inputs of the graph."""
     inputs = graph.get("inputs")
     names = (_get_object_name(value) for value in inputs) if type(inputs) is list else ()
     return frozenset(name for name in names if name is not None)
@@ -130,7 +129,7 @@ def _get_object_name(value: Any) -> str | None:
 
 
 def _iter_graphs(document: Any, steps: Steps) -> Iterator[dict[str, Any]]:
-    """Yield each graph of the program, and those of its branches and loops."""
+    """Yield each graph of the program, including its branches and loops."""
     stack = [document]
     while stack:
         node = stack.pop()
@@ -161,7 +160,7 @@ def _get_tensor_name(value: Any) -> str | None:
 
 
 def _read_sizes(meta: Any) -> _Sizes:
-    """Return the sizes of a value; None for a size that is a symbol."""
+    """Return the sizes of a value; None for a symbolic size."""
     sizes = meta.get("sizes") if type(meta) is dict else None
     numbers = [size.get("as_int") if type(size) is dict else None for size in sizes] if type(sizes) is list else []
     return tuple(number if type(number) is int else None for number in numbers)
@@ -242,7 +241,7 @@ def _check_embedding_bag(node: _Node) -> str | None:
 
 
 def _check_factory(node: _Node) -> str | None:
-    """Check that the graph states the sizes of a new tensor as its code makes it."""
+    """Check the sizes stated by the graph for a new tensor against the tensor made by its code."""
     value = node.arguments.get("size")
     made = value.get("as_ints", value.get("as_sym_ints")) if type(value) is dict else None
     stated = node.sizes.get(node.results[0] or "") if node.results else None

@@ -1,14 +1,14 @@
-"""What a program of torch.export has loading it run: sizes that are code, names that are code, calls and imports.
+"""Find the code run by loading a program of torch.export: in sizes, in names, in calls and in imports.
 
-`torch.export.load` gives each `expr_str` of the program's JSON to `sympy.sympify`, which is an `eval` with Python's own
-functions at hand: `__import__('os').system(...)` runs there, without any pickle. What torch writes is `srepr` of an
-expression, or the expression as text (torch 2.5 and older). The graph becomes Python source, with the names of its
-inputs as they are, and that is compiled at once: `y=__import__('os').system(...)` is a parameter with a default. What
-the graph calls are operators; the nesting of its arguments names classes, which are imported. The guards of the inputs
-are Python source too, which `ExportedProgram.module()` compiles, and which runs when the module is called.
-Sources: torch/_export/serde/serialize.py of torch 2.13 (`_parse_sym_expr`, `deserialize_graph`), torch/fx/graph.py,
-torch/export/_unlift.py (`_convert_guards_code_to_fn`), torch/utils/_pytree.py, torch/utils/_sympy/functions.py,
-sympy/parsing/sympy_parser.py of sympy 1.14.
+`torch.export.load` gives each `expr_str` of the program's JSON to `sympy.sympify`, an `eval` with Python's own
+functions at hand: `__import__('os').system(...)` runs there, without any pickle. torch writes `srepr` of an expression,
+or the expression as text (torch 2.5 and older). The graph becomes Python source, with the unchanged names of its
+inputs, and is compiled at once: `y=__import__('os').system(...)` is a parameter with a default. The graph calls
+operators; the nesting of its arguments names classes to import. The guards of the inputs are Python source too:
+`ExportedProgram.module()` compiles them, and a call of the module runs them. Sources: torch/_export/serde/serialize.py
+of torch 2.13 (`_parse_sym_expr`, `deserialize_graph`), torch/fx/graph.py, torch/export/_unlift.py
+(`_convert_guards_code_to_fn`), torch/utils/_pytree.py, torch/utils/_sympy/functions.py, sympy/parsing/sympy_parser.py
+of sympy 1.14.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def is_plain_expression(text: str) -> bool:
 
 
 def _parse_expression(text: str) -> ast.Expression:
-    """Parse the text as sympy does, which takes `^` for a power."""
+    """Parse the text as sympy does, with `^` for a power."""
     return ast.parse(text.strip().replace("^", "**"), mode="eval")
 
 
@@ -167,10 +167,10 @@ class _Unmeasurable(Exception):
 
 
 class _Cost(NamedTuple):
-    """Upper bounds of what computing an expression takes.
+    """Upper bounds of the work of computing an expression.
 
-    `bits` of its largest number, `terms` once multiplied out, and its `degree` and that of its `denominator`.
-    `algebra`: why sympy takes too long with its polynomials, if it does.
+    `bits` of its largest number, `terms` once multiplied out, its `degree`, and the degree of its `denominator`.
+    `algebra`: why sympy takes too long with its polynomials; None otherwise.
     """
 
     bits: float
@@ -239,7 +239,7 @@ def _measure_call(node: ast.Call) -> _Cost:
 
 
 def _measure_keyword(function: str, keyword: ast.keyword) -> float:
-    """Return the bits that a keyword asks for. Raises _Unmeasurable for keywords that sympy does not write."""
+    """Return the bits requested by a keyword. Raises _Unmeasurable for keywords not written by sympy."""
     value = keyword.value.value if type(keyword.value) is ast.Constant else None
     if keyword.arg not in _KEYWORDS.get(function, ()) or type(value) not in (bool, int):
         raise _Unmeasurable(f"calls {function} with an argument {keyword.arg or '**'}, which torch does not write")
@@ -299,7 +299,7 @@ def _count_bits(value: object) -> float:
 
 
 def _count_digit_bits(digits: str) -> float:
-    """Return the bits of a number in a text. Raises _Unmeasurable for other texts, which sympy evaluates."""
+    """Return the bits of a number in a text. Raises _Unmeasurable for other texts, because sympy evaluates them."""
     match = _NUMBER.fullmatch(digits)
     if match is None:
         raise _Unmeasurable(f"evaluates the text {quoting.quote(digits)}, which torch does not write")
@@ -308,9 +308,9 @@ def _count_digit_bits(digits: str) -> float:
 
 
 class ProgramCall(NamedTuple):
-    """What loading a program does by one text of it: the name that it calls or imports.
+    """Name called or imported by loading a program, because of a text in the program.
 
-    `why` is what is known of it, if that is not for its name to tell; `doer` as of a `ScannedPickle`.
+    `why`: the known harm, unless the name tells the harm; `doer` as in a `ScannedPickle`.
     """
 
     text: str
@@ -392,7 +392,7 @@ _KEYS_OF_NAMES = {"tensor_values": "name", "range_constraints": _SYMBOL_KEY}
 
 
 class _NestingObject(list[tuple[str, Any]]):
-    """An object of the JSON that nests arguments, with the keys that occur twice.
+    """JSON object with nested arguments, and its repeated keys.
 
     torch imports the class of each object as it parses the object, also where a later key replaces the object.
     """
@@ -433,7 +433,7 @@ def _iter_module_paths(remark: Any) -> Iterator[tuple[str, str]]:
 
 
 def _iter_class_texts(node: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the class that an object of the JSON names, and its member."""
+    """Yield the class named by a JSON object, and its member."""
     if type(node.get("default_factory_module")) is str:
         yield _CLASS_KEY, f"{node['default_factory_module']}:{node.get('default_factory_name')}"
     if "__enum__" in node:
@@ -442,7 +442,7 @@ def _iter_class_texts(node: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _iter_spec_texts(key: str, text: str, stack: list[tuple[str, Any]], steps: Steps) -> Iterator[tuple[str, str]]:
-    """Yield what a text that nests arguments says, and put the JSON in it on the stack."""
+    """Yield the class texts in a text of nested arguments, and put its JSON on the stack."""
     steps.take(Budget.TEXT, len(text) // 8)
     try:
         spec = json.loads(text, object_pairs_hook=_NestingObject)
@@ -457,7 +457,7 @@ def _iter_spec_texts(key: str, text: str, stack: list[tuple[str, Any]], steps: S
 
 
 def _find_keyword_names(text: str) -> list[Any]:
-    """Return the names of keyword arguments, which torch writes into the source of `forward`."""
+    """Return the names of keyword arguments, written by torch into the source of `forward`."""
     try:
         names = json.loads(json.loads(text)[1]["children_spec"][1]["context"])
     except (TypeError, KeyError, IndexError, ValueError, RecursionError):
@@ -501,7 +501,7 @@ def _check_operator(text: str) -> ProgramCall | None:
 
 
 def _check_guard(text: str) -> ProgramCall | None:
-    """Return the call of an unsafe input check, which the program's module evaluates when called."""
+    """Return the call of an unsafe input check, evaluated by a call of the program's module."""
     why = (
         describe_cost(text, has_symbols=False) if is_plain_guard(text) else f"compiles the guard {quoting.quote(text)}"
     )
@@ -515,9 +515,9 @@ def _check_import(text: str) -> ProgramCall:
 
 
 def _check_symbol(text: str) -> ProgramCall | None:
-    """Return the call that counts to the number of a symbol: torch does so one by one for sizes known only at runtime.
+    """Return the call that counts to a symbol's number, as torch does in ones for sizes known only at runtime.
 
-    The number is what Python's `int` makes of all that follows the letters.
+    The number is the value of Python's `int` for all characters after the letters.
     """
     try:
         number = int(text.lstrip(string.ascii_letters))

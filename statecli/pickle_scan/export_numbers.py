@@ -1,6 +1,6 @@
-"""Bound the numbers that a program of torch.export computes in Python: `_operator.pow(7, 10**10)` does not end.
+"""Bound the numbers computed in Python by a program of torch.export: `_operator.pow(7, 10**10)` does not end.
 
-Sizes of inputs and what the graph computes of them are Python's integers, without a limit. Each is bounded by its bits,
+Sizes of inputs and numbers computed of them are Python's integers, without a limit. Each is bounded by its bits,
 through chains of nodes. Source: torch/_export/serde/serialize.py of torch 2.13 (`_SYM_OPS`).
 """
 
@@ -28,7 +28,7 @@ _TESTS = frozenset(["not_", "gt", "ge", "lt", "le", "eq", "ne", "sym_not"])
 
 
 def find_huge_numbers(graph: dict[str, Any], is_nested: bool, steps: Steps) -> Iterator[tuple[str, str]]:
-    """Yield (target, why) of the first node of a graph that computes too large a number. Raises OutOfSteps."""
+    """Yield (target, why) of the first node of a graph with too large a number. Raises OutOfSteps."""
     bits: dict[str, float] = {}
     total = 0.0
     for node in graph["nodes"]:

@@ -1,8 +1,8 @@
 """The opcodes that CPython's C unpickler reads from a pickle whose frames no pickler wrote.
 
 A frame is a request to read that many bytes at once. Until CPython 3.13.15 and 3.14.7 the C unpickler does not keep
-opcodes within it: if an opcode needs more bytes than the frame has left, it drops those and reads on after the frame.
-So the same bytes have two meanings, by where they come from:
+opcodes within it: if an opcode needs more bytes than the frame has left, the unpickler drops the rest of the frame and
+reads on after the frame. So the same bytes have two meanings, depending on their source:
 
 - bytes in memory (`pickle.loads`): all of them are in the buffer, and nothing is dropped;
 - a file that is read frame by frame (`io.BytesIO`, which torch gives `data.pkl` in; an unbuffered file; any object
@@ -13,7 +13,7 @@ its buffer has left. Newer versions, and the unpickler in Python, refuse such a 
 
 Source: Modules/_pickle.c of CPython 3.11 (`_Unpickler_Read`, `_Unpickler_ReadInto`, `_Unpickler_Readline`,
 `_Unpickler_ReadFromFile`, `load_frame`). `Machine` refuses every pickle of which the two differ; the scan uses this
-module to name what those would import.
+module to name the imports of both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Scan the Python names that one pickle would import, past errors at which `machine.Machine` stops.
 
-The machine stops at the first operation that no honest pickle makes. A hostile pickle uses such an operation to hide
-the rest: a call of the result of a call, a BUILD on a class, an item set on a module. Here each of these has an inert
-result, and reading continues to STOP or to bytes that no unpickler can read.
+The machine stops at the first operation not made by honest pickles. A hostile pickle uses this to hide the rest: a call
+of the result of a call, a BUILD on a class, an item set on a module. Here each of these has an inert result, and
+reading continues to STOP or to bytes unreadable by any unpickler.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Scanner(Machine):
                 yield odd
 
     def note_odd(self, name: str, pos: int) -> None:
-        """Record the first time that the opcode before byte `pos` makes an unpickler do something no pickler writes."""
+        """Record the first time that the opcode before byte `pos` does something not written by picklers."""
         if name not in self._odd:
             why = known_names.describe_harm("pickle", name)
             self._odd[name] = Mention("pickle", name, pos - 1, called=True, misuse=why)
@@ -139,7 +139,7 @@ class Scanner(Machine):
         return tuple(bombs)
 
     def find_hazards(self, *, keys_are_source: bool = False) -> tuple[Hazard, ...]:
-        """Return the plain data by which loaders do harm; a `.metadata` holds nothing that a loader uses so.
+        """Return the plain data by which loaders do harm; no loader uses the data of a `.metadata` so.
 
         `keys_are_source`: see `plain_data.find_hazards`.
         """
@@ -285,7 +285,7 @@ class Scanner(Machine):
         self._builds.append((target, state))
 
     def _take_calls(self, count: int) -> None:
-        """Count what takes as long as a call: a key that is not a plain value, an item or a state of an object."""
+        """Count operations that take as long as a call: a key except a plain value, an item or a state of an object."""
         if count and self.budget == 1:  # a `.metadata` has a key of this kind for each part of a tensor
             self.flow.steps.take(Budget.CALLS, count)
 
@@ -296,7 +296,7 @@ class Scanner(Machine):
         """Parse an integer as Python and C do: with spaces and underscores, hexadecimal, octal, of any length.
 
         The C unpickler reads a line to its first NUL. Leading zeros add nothing, and nothing depends on the value of a
-        number that is still too long.
+        number still too long.
         """
         line = line.partition(b"\0")[0]
         try:
@@ -425,7 +425,7 @@ def _do_global(m: MachineState, pos: int) -> int:
 def _read_name_lines(m: MachineState, pos: int) -> tuple[Global, int]:
     """Return the name in two lines, and the byte after them, 0 if the second line has no end.
 
-    The unpickler in Python imports such a name without its last character.
+    The unpickler in Python imports an unfinished name without its last character.
     """
     module, start = m.read_line(pos)
     end = m.data.find(b"\n", start)

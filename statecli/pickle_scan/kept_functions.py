@@ -1,10 +1,10 @@
-"""Functions and other callables that objects keep as attributes, and the attributes at which honest pickles keep them.
+"""Check functions and other callables kept as attributes, at the attributes used by honest pickles.
 
-Python code calls what it finds under a name of an object: `forward` of a module, the hooks in `_forward_hooks`, each
-module in `_modules`, `get` of whatever it takes for a dict. An attribute of the instance hides the method of its class.
-So a class of torch keeps functions only at the attributes that torch itself gives them (`_FUNCTIONS`), hooks only in
-dicts of hooks, and tensors and modules only where it keeps those.
-Sources: torch/nn/modules/module.py (`__setstate__`, `__getattr__`, `_call_impl`) of torch 2.13.
+Python code calls the value under a name of an object: `forward` of a module, the hooks in `_forward_hooks`, each module
+in `_modules`, `get` of any object in place of a dict. An attribute of the instance hides the method of its class. So a
+class of torch keeps functions only at the attributes given to them by torch itself (`_FUNCTIONS`), hooks only in dicts
+of hooks, and tensors and modules only in torch's own places. Sources: torch/nn/modules/module.py (`__setstate__`,
+`__getattr__`, `_call_impl`) of torch 2.13.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def is_module_class(name: str) -> bool:
 
 
 def pairs_of(value: Value, root: Root) -> Pairs | None:
-    """Return what was ever set in a dict or an OrderedDict; None for all other values, whose items code may compute."""
+    """Return all pairs ever set in a dict or OrderedDict; None for other values: code may compute their items."""
     if type(value) is dict:
         return list(value.items())
     if type(value) is not Obj or root(value) not in ("collections.OrderedDict", "builtins.dict") or value.elems:
@@ -95,7 +95,7 @@ def pairs_of(value: Value, root: Root) -> Pairs | None:
 
 
 def has_modules(state: Value, root: Root) -> bool:
-    """Return whether a state has the dicts that each module has."""
+    """Return whether a state has the dicts of every module."""
     parts = state if type(state) is tuple and len(state) == 2 else (state,)
     held: dict[Value, Value] = {}
     for part in parts:
@@ -113,7 +113,7 @@ class Attributes:
         self._sound: set[tuple[str, int]] = set()
 
     def misuse(self, holder: str, key: str, value: Value) -> str | None:
-        """Return why an object of the class `holder` may not have this attribute; None where it may.
+        """Return why an object of the class `holder` may not have this attribute; None if the attribute is allowed.
 
         Raises OutOfSteps.
         """

@@ -10,7 +10,7 @@ unsafe    everything else in Python's standard library, functions of torch and n
           packages whose functions run code: no checkpoint needs these names, and published attacks use them.
 unknown   all other names: user classes, which loading imports and runs.
 
-The deny-list alone decides nothing: a name that it lacks is unknown, not clean.
+The deny-list alone decides nothing: a name not on the list is unknown, not clean.
 """
 
 from __future__ import annotations
@@ -605,13 +605,13 @@ def is_clean(module: str, name: str, *, called: bool = False) -> bool:
 
 
 def is_member(whole: str) -> bool:
-    """Return whether this is a member of an enumeration that checkpoints hold."""
+    """Return whether this is a member of an enumeration found in checkpoints."""
     owner, _, member = whole.rpartition(".")
     return _MEMBER.match(member) is not None and owner.partition(".")[0] != "builtins" and owner in DATA_NAMES
 
 
 def is_class(whole: str) -> bool:
-    """Return True for a class of torch that only keeps its arguments, by the name of any release."""
+    """Return True for a class of torch that only keeps its arguments, by its name in any release."""
     moved = next(
         (new + whole[len(old) :] for old, new in torch_classes.MOVED_MODULES.items() if whole.startswith(old)), whole
     )
@@ -624,12 +624,12 @@ def computes_tensors(whole: str) -> bool:
 
 
 def may_be_named(whole: str) -> bool:
-    """Return True for a name that is clean if it is not called."""
+    """Return True for a name that is clean if not called."""
     return whole in _NAMED_NOT_CALLED or _DTYPE_CLASS_PATTERN.fullmatch(whole) is not None
 
 
 def is_hook_of_lazy_module(whole: str, method: str) -> bool:
-    """Return whether a class of torch without shapes has this method for its hook, which pickle finds by getattr."""
+    """Return whether a class of torch without shapes has this method for its hook, found by pickle's getattr."""
     return whole in _LAZY_MODULES and method in _HOOKS_OF_LAZY_MODULES
 
 
@@ -639,7 +639,7 @@ def is_configuration(whole: str) -> bool:
 
 
 def is_made_empty(whole: str) -> bool:
-    """Return True if pickle makes objects of this class empty, so that no pickler writes a call of the class."""
+    """Return True if pickle makes objects of this class empty, and so no pickler writes a call of the class."""
     if whole in _CALLED_CLASSES or whole in SHARED_OBJECTS:
         return False
     return is_class(whole) or is_configuration(whole)
@@ -682,7 +682,7 @@ def _look_up_harm(parts: list[str]) -> str | None:
 
 
 def _look_up_alias(parts: list[str]) -> str | None:
-    """Return the harm of a Python class or module that another module has imported."""
+    """Return the harm of a Python class or module imported by another module."""
     for at, part in enumerate(parts):
         if part in _HARMS and part in _STANDARD_LIBRARY and at + 1 < len(parts):
             return _look_up_harm(parts[at:])
@@ -690,7 +690,7 @@ def _look_up_alias(parts: list[str]) -> str | None:
 
 
 def _describe_torch_harm(parts: list[str], name: str, reason: str | None, called: bool) -> str | None:
-    """Return the harm of a function of torch or numpy, or of a class if it is called or known by itself."""
+    """Return the harm of a function of torch or numpy, or of a class if called or known by itself."""
     if parts[0] == "torch" and parts[-1] in _GRAPH_CLASSES:
         return _HARMS["torch.fx"]
     is_class = parts[-1].lstrip("_")[:1].isupper() and "." not in name

@@ -1,8 +1,8 @@
-"""Check that the state of a numpy dtype in a pickle is a state that numpy writes.
+"""Check that the state of a numpy dtype in a pickle is a state written by numpy.
 
 numpy accepts any state. Bytes of the file become addresses, which crash or take over the process, if the flags deny the
-objects among the fields, if a field is outside of its record or over an object, or if a type changes after an array has
-it.
+objects among the fields, if a field is outside of its record or over an object, or if a type changes after its use in
+an array.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class ArrayTypes:
     def is_sound_array(self, state: Value) -> bool:
         """Return True for a state as numpy writes it: of a known type, and with as many objects as elements.
 
-        numpy reads beyond a list that is too short. Types from other sources (a class of `numpy.dtypes`, a function
-        that returns its argument) are unknown, because their elements may be pointers.
+        numpy reads beyond a short list. Types from other sources (a class of `numpy.dtypes`, a function that returns
+        its argument) are unknown, because their elements may be pointers.
         """
         if type(state) is not tuple or len(state) not in _ARRAY_STATE_LENGTHS:
             return False
@@ -184,7 +184,7 @@ def _holds_objects(dtype: Value) -> bool:
 
 
 def _has_no_overlap(spans: list[tuple[int, int, bool]]) -> bool:
-    """Return True if nothing overlaps an object. `spans`: start and end of each field, and True if it has objects."""
+    """Return True if nothing overlaps an object. `spans`: start and end of each field, and if the field has objects."""
     if not any(has_objects for _, _, has_objects in spans):
         return True
     spans = sorted(span for span in spans if span[0] < span[1])
@@ -198,7 +198,7 @@ def _has_no_overlap(spans: list[tuple[int, int, bool]]) -> bool:
 
 
 def _is_numpy_state(dtype: Obj, state: tuple[Value, ...]) -> bool:
-    """Return True if numpy writes such a version, byte order, size, alignment, names and unit for the type code."""
+    """Return True if numpy writes this version, byte order, size, alignment, names and unit for the type code."""
     version, order, subarray, names, fields, size, alignment = state[:7]
     code, digits = _parse_code(dtype)
     is_byte = code in "?OSVa" or (digits == "1" and code != "U")

@@ -1,6 +1,6 @@
-"""Scan one pickle in a file: read it in growing windows, within a budget, and report what it imports.
+"""Scan a pickle in a file: read growing windows, within a budget, and report the imported names.
 
-Which bytes of a file are pickles is decided elsewhere; here one is read from where it begins.
+Other modules decide which bytes of a file are pickles; this module reads a pickle from its first byte.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Region(Source):
 
 
 class PickleReader:
-    """Scanner of the pickles of one file; `steps` counts the work that the file has caused."""
+    """Scanner of the pickles of one file; `steps` counts the work caused by the file."""
 
     def __init__(self, path: str, steps: Steps) -> None:
         self._is_metadata = files.get_name(path).endswith(METADATA)
@@ -138,11 +138,11 @@ class PickleReader:
 
 
 def begins_as_pickle(source: Source) -> bool:
-    """Return True if the file begins with a pickle of any protocol, whatever follows.
+    """Return True if the file begins with a pickle of any protocol, followed by any bytes.
 
-    Such a pickle declares its protocol, calls an imported name, reaches STOP after an import, exhausts memory or time,
-    ends with the file, or is the magic number of torch.save, which torch compares by its value. Raises UnreadableError
-    if bytes could not be fetched.
+    The pickle declares its protocol, calls an imported name, reaches STOP after an import, exhausts memory or time,
+    ends with the file, or is the magic number of torch.save, compared by its value. Raises UnreadableError if bytes
+    could not be fetched.
     """
     if source.head[:1] == b"\x80":
         return source.head[1:2] <= b"\x05" and source.size > 2
@@ -163,7 +163,7 @@ def begins_as_pickle(source: Source) -> bool:
 
 
 def is_cut_off(region: Region) -> bool:
-    """Return True if the bytes end inside of their first pickle, so that longer ones may import something."""
+    """Return True if the bytes end inside of their first pickle, so that the whole pickle may import something."""
     _, unread = PickleReader(region.path, Steps()).read(region, 0, "the file", FIRST_WINDOW_BYTES)
     return isinstance(unread, TruncatedPickle)
 
@@ -177,8 +177,8 @@ def is_harmless(scanner: Scanner, unread: MalformedError | None, *, copied: bool
     """Return True if data that begins like a pickle is text or numbers, and imports and calls nothing.
 
     An import runs before the data breaks off, and takes any name: `torch.ops` has an attribute of any text. So only
-    text that calls nothing is excused, because a list of packages begins like an import (`click`).
-    `copied`: a storage, whose bytes no loader unpickles.
+    text without calls is excused, because a list of packages begins like an import (`click`). `copied`: a storage; no
+    loader unpickles its bytes.
     """
     # A float may have the byte of FRAME, and what follows is the length of no frame.
     misframed = isinstance(unread, (MisframedPickle, TruncatedFrame)) and not copied

@@ -1,12 +1,12 @@
-"""Names of the operators that programs of torch call: an allow-list, made from torch 2.13.
+"""Names of the operators called by programs of torch: an allow-list, made from torch 2.13.
 
 `ATEN`: the operators of `torch._C._jit_get_all_schemas()` that are public in `torch`, `torch.Tensor`,
 `torch.nn.functional`, `torch.linalg`, `torch.fft` and `torch.special`; Python's own on numbers, texts, lists and dicts;
-the core ATen operators; those of fused attention; and what `torch.jit.script`, `trace`, `freeze`, `torch.export` and
-`run_decompositions` write for the modules of torch.nn, for quantized ones, and for small models of transformers.
-`OTHERS`: operators of smaller namespaces. `ATEN_OF_EXPORT`: operators whose arguments statecli checks in a graph.
-Left out are gradients, and the operators that read or write memory outside of their tensors for some arguments: each
-was called with hundreds of random ones.
+the core ATen operators; the operators of fused attention; and operators written by `torch.jit.script`, `trace`,
+`freeze`, `torch.export` and `run_decompositions` for the modules of torch.nn, for quantized modules, and for small
+models of transformers. `OTHERS`: operators of smaller namespaces. `ATEN_OF_EXPORT`: operators whose arguments statecli
+checks in a graph. Left out are gradients, and the operators that read or write memory outside of their tensors for some
+arguments: each operator was called with hundreds of random arguments.
 """
 
 from __future__ import annotations

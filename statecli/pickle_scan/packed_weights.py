@@ -1,8 +1,8 @@
-"""Whether the state of packed weights has numbers that torch's C++ packs by: strides, groups and the like.
+"""Check the numbers by which torch's C++ packs the state of packed weights: strides, groups and the like.
 
-Packing divides by strides and groups, and reads a sparse matrix by indices that no check has seen. So a state is sound
-if each number is one that a convolution can have; of a class that is not here nothing is known.
-Sources: aten/src/ATen/native/quantized of torch 2.13 (cpu/conv_serialization.h, cpu/qconv_prepack.cpp).
+Packing divides by strides and groups, and reads a sparse matrix by unchecked indices. So a state is sound if a
+convolution can have each number; nothing is known of classes not listed here. Sources: aten/src/ATen/native/quantized
+of torch 2.13 (cpu/conv_serialization.h, cpu/qconv_prepack.cpp).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ReadStorage: TypeAlias = Callable[[str], "bytes | None"]
 
 
 def is_convolution(name: str) -> bool:
-    """Return whether this is a quantized convolution, whose state is packed while it is loaded."""
+    """Return whether this is a quantized convolution, whose state is packed during the load."""
     return _MODULE.fullmatch(name) is not None
 
 
@@ -53,7 +53,7 @@ def defines_convolution(record: str) -> bool:
 
 
 def is_convolution_state(state: Value) -> bool:
-    """Return whether the tuple that a quantized convolution keeps has numbers that can be packed."""
+    """Return whether the tuple kept by a quantized convolution has valid numbers for packing."""
     if type(state) is not tuple or len(state) < _MIN_STATE_LENGTH:
         return False
     least = {_STRIDE: 1, _PADDING: 0, _DILATION: 1, _OUTPUT_PADDING: 0, _GROUPS: 1}
@@ -61,7 +61,7 @@ def is_convolution_state(state: Value) -> bool:
 
 
 def is_packed_state(name: str, state: Value, read: ReadStorage) -> bool:
-    """Return whether torch packs an object of this class of C++ by numbers that it has checked, or that are sound.
+    """Return whether torch packs an object of this C++ class by numbers that are sound or checked by torch.
 
     `read` gives the bytes of a small storage by its key.
     """
@@ -110,7 +110,7 @@ def _read_numbers(version: Value, parts: Value, read: ReadStorage) -> list[Any]:
 
 
 def _is_context_part(value: Value) -> bool:
-    """Return whether a part of a context of xnnpack or mkldnn is not a number, or one of groups, or a list of sizes."""
+    """Return whether a part of an xnnpack or mkldnn context is a number of groups, a list of sizes, or not a number."""
     numbers = _strip_type_tag(value)
     if type(numbers) is list:
         return all(type(number) is int and 0 <= number < _NUMBER_LIMIT for number in numbers)
@@ -124,7 +124,7 @@ def _has_valid_numbers(value: Value, least: int) -> bool:
 
 
 def _strip_type_tag(value: Value) -> Value:
-    """Return the list that TorchScript tags with its type; any other value itself."""
+    """Return the list tagged with its type by TorchScript; any other value itself."""
     if type(value) is Obj and type(value.cls) is Global and value.cls.qualified in _LIST_FUNCTIONS and value.args:
         return value.args[0]
     return value

@@ -1,10 +1,10 @@
-"""Find plain data by which ordinary loaders do harm: `torch.load(weights_only=True)` returns it, and nothing checks it.
+"""Find plain data by which ordinary loaders do harm: `torch.load(weights_only=True)` returns the data unchecked.
 
-The values are checked by what reads them: numpy takes any number for a position in its table, Python formats texts in a
+The values are checked by their readers: numpy takes any number for a position in its table, Python formats texts in a
 state of version 2, torch obeys a flag in `_metadata` and computes powers of integers exactly, and Lightning opens and
-removes the paths of its callbacks.
-Sources: numpy/random/_mt19937.pyx and _philox.pyx, random.py, torch/nn/modules/module.py, torch/optim/adam.py, asgd.py
-and lr_scheduler.py, lightning/pytorch/callbacks/model_checkpoint.py of 2.6.
+removes the paths of its callbacks. Sources: numpy/random/_mt19937.pyx and _philox.pyx, random.py,
+torch/nn/modules/module.py, torch/optim/adam.py, asgd.py and lr_scheduler.py,
+lightning/pytorch/callbacks/model_checkpoint.py of 2.6.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _BREAKS = re.compile(r"[\"'\\\n\r]")
 
 
 def find_hazards(root: Value, steps: Steps, *, keys_are_source: bool = False) -> Iterator[Hazard]:
-    """Yield what is harmful in the data of a pickle, each container once. Raises OutOfSteps.
+    """Yield the hazards in the data of a pickle, each container once. Raises OutOfSteps.
 
-    `keys_are_source`: the pickle has the example inputs of a program, whose keys torch.export writes into source.
+    `keys_are_source`: the pickle has the example inputs of a program; torch.export writes their keys into source.
     """
     walk = _Walk(steps)
     yield from walk.check_python_state("", root)
@@ -91,7 +91,7 @@ class _Walk:
         self._kinds_of_numbers: dict[int, tuple[bool, bool]] = {}
 
     def iter_containers(self, root: Value) -> Iterator[Value]:
-        """Yield each container and object that is reached from the root, except tensors."""
+        """Yield each container and object reached from the root, except tensors."""
         waiting = [root] if type(root) in _CONTAINERS else []
         self._links[id(root)] = (None, None)
         while waiting:
@@ -112,7 +112,7 @@ class _Walk:
         return skipped
 
     def get_items(self, node: Value) -> Mapping[Any, Any] | None:
-        """Return the items of a mapping. Those in the arguments of a call are copied, which counts as steps."""
+        """Return the items of a mapping. Items in the arguments of a call are copied, and count as steps."""
         items = as_mapping(node)
         return self._count(items) if items and type(node) is Obj and node.args else items
 
@@ -122,7 +122,7 @@ class _Walk:
         return self._count(elements) if elements and type(node) is Obj and node.args else elements
 
     def _count(self, values: _Sized | None) -> _Sized | None:
-        """Count the values of a container that many others can share, and so lead to again, as steps."""
+        """Count a container's values as steps, because many containers can share and so repeat the container."""
         if values:
             self._steps.take(Budget.FLOW, len(values))
         return values
@@ -169,7 +169,7 @@ class _Walk:
                 return
 
     def _check_param_group(self, node: Value, group: Mapping[Any, Any]) -> Iterator[Hazard]:
-        """Check numbers that optimizers raise to a power: a beta by the number of steps, a sum by the alpha of ASGD."""
+        """Check numbers raised to a power by optimizers: a beta to the number of steps, a sum to the alpha of ASGD."""
         betas = self._count(self.get_elements(group.get("betas"))) or ()
         for name, value, limit in (("alpha", group.get("alpha"), _MAX_POWER), *(("betas", beta, 1) for beta in betas)):
             number = random_states.read_number(value)
@@ -206,7 +206,7 @@ class _Walk:
                 yield from self.check_python_state(index, value, node)
 
     def check_python_state(self, key: Value, state: Value, parent: Value = None) -> Iterator[Hazard]:
-        """Check a value as the state of Python's generator, of version 2: C checks one of version 3."""
+        """Check a value as a version 2 state of Python's generator: C checks states of version 3."""
         if type(state) not in (list, tuple, Obj) or (type(state) is not Obj and len(state) != 3):
             return
         parts = self.get_elements(state)
@@ -225,7 +225,7 @@ class _Walk:
             )
 
     def check_metadata(self, node: Obj) -> Iterator[Hazard]:
-        """Check the `_metadata` of a state_dict, which load_state_dict gives to each module."""
+        """Check the `_metadata` of a state_dict, given to each module by load_state_dict."""
         modules = self._count(self.get_items(get_attribute(node, "_metadata")))
         assigned, unknown = [], []
         for name, local in (modules or {}).items():
@@ -269,10 +269,10 @@ def _iter_children(node: Value) -> Iterable[tuple[Value, Value]]:
 
 
 def _check_path(where: str, value: Value) -> Iterator[Hazard]:
-    """Check a path that Lightning's ModelCheckpoint opens and removes.
+    """Check a path opened and removed by Lightning's ModelCheckpoint.
 
-    Lightning removes a plain path only in the user's own folder, which it finds in the path's parents as they are
-    written. It writes no path with `..`, and none that begins with `file://`.
+    Lightning removes a plain path only in the user's own folder, found in the path's parents as written. Lightning
+    writes no path with `..`, and none with `file://` at the beginning.
     """
     text = _read_path(value)
     if type(text) is not str:
@@ -297,7 +297,7 @@ def _check_path(where: str, value: Value) -> Iterator[Hazard]:
 
 
 def _read_path(value: Value) -> Value:
-    """Return the text of a path, also of one of pathlib; the value itself if it is neither."""
+    """Return the text of a path, also of a pathlib path; the value itself if neither."""
     if type(value) is not Obj:
         return value
     parts = value.args if get_name(value.cls).startswith("pathlib.") else ()
@@ -305,7 +305,7 @@ def _read_path(value: Value) -> Value:
 
 
 def _read_text(value: Value) -> Value:
-    """Return the text that a call spells out; other values as they are, or as a key."""
+    """Return the text spelled out by a call; other values unchanged, or as a key."""
     return wrap_key(value) if type(value) is Obj else value
 
 
@@ -315,18 +315,18 @@ def _show_url(text: str, protocol: re.Match[str] | None) -> str:
 
 
 def _is_template(value: Value) -> bool:
-    """Return True for a text, or bytes, that `%` formats."""
+    """Return True for a text or bytes formatted by `%`."""
     text = _read_text(value)
     return "%" in text if type(text) is str else b"%" in (read_raw_bytes(value) or b"")
 
 
 def _is_true(value: Value) -> bool:
-    """Return True for what Python takes for true; objects may be anything."""
+    """Return True for a true value of Python; objects may be anything."""
     return type(value) in (Obj, Key, Global) or bool(value.elems if type(value) is SetOf else value)
 
 
 def _format_subscript(key: Value) -> str:
-    """Return a key as a Python subscript, truncated if it is long."""
+    """Return a key as a Python subscript, truncated if long."""
     text = f"[{quoting.quote(key)}]" if type(key) is str else format_subscript(key)
     return text if text and len(text) <= _MAX_SUBSCRIPT else "[…]"
 

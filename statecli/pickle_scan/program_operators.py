@@ -1,8 +1,8 @@
-"""Judge an operator that TorchScript or an exported program calls: listed, known harm, or unknown.
+"""Judge an operator called by TorchScript or an exported program: listed, known harm, or unknown.
 
-Only the operators on the lists (`operator_names`) are clean. The harm is known of operators that touch files or Python,
-that read memory by indices, lengths or sizes which torch does not check, and of whole internal namespaces. All other
-operators of torch are unknown, and so are those of other libraries.
+Only the operators on the lists (`operator_names`) are clean. The harm is known of operators that touch files or Python
+or read memory by unchecked indices, lengths or sizes, and of whole internal namespaces. All other operators, of torch
+and other libraries, are unknown.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Tell the states of random generators that numpy and Python write from others.
+"""Recognise the states of random generators written by numpy and Python.
 
-numpy takes any number for a position in a table, and the next draw reads memory there. It looks positions up in
-whatever it is given: a mapping of any class, a record of an array, a key that a call computed. So a state is sound only
-if each of its parts is what numpy's own `__reduce__` writes, of 1.16 to 2.4.
+numpy takes any number for a position in a table, and the next draw reads memory there. numpy looks positions up in any
+given object: a mapping of any class, a record of an array, a key computed by a call. So a state is sound only if
+numpy's own `__reduce__`, of 1.16 to 2.4, writes each of its parts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SHORTEST_OLD_STATE, _MAX_SHOWN = 3, 10**15
 
 
 def is_numpy_state(name: str, state: Value, root_name: RootName) -> bool:
-    """Return True if numpy writes such a state for a generator, a bit generator or a seed of this plain name."""
+    """Return True if numpy writes this state for a generator, a bit generator or a seed of this plain name."""
     if name.endswith(_SEED):
         return type(state) is tuple and len(state) == 5 and _is_seed_state(state, root_name)
     match state:
@@ -49,7 +49,7 @@ def is_numpy_state(name: str, state: Value, root_name: RootName) -> bool:
 
 
 def is_python_state(state: Value) -> bool:
-    """Return True if Python writes such a state for `random.Random`: version 2 computes with whatever it is given."""
+    """Return True if Python writes this state for `random.Random`: version 2 computes with any given object."""
     match state:
         case (2 | 3, tuple(numbers), None | float()):
             is_written = type(state) is tuple and type(state[0]) is int
@@ -143,7 +143,7 @@ def _is_position(value: Value, key: str) -> bool:
 
 
 def _is_integer_array(value: Value, root_name: RootName) -> bool:
-    """Return True for an array that numpy's own functions rebuild, of integers."""
+    """Return True for an array of integers, rebuilt by numpy's own functions."""
     if type(value) is not Obj:
         return False
     name = root_name(value) or ""

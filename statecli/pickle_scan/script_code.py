@@ -1,11 +1,11 @@
-"""The code of a TorchScript archive: does it call what touches files or Python, or operators of another library?
+"""Find calls in the code of a TorchScript archive that touch files or Python, or another library's operators.
 
-`torch.jit.load`, and `torch.load` of such an archive, compile the text in `code/` and run each `__setstate__` of it;
-the rest runs when the module is called. Its functions can do what torch's operators do, and a few of these read and
+`torch.jit.load`, and `torch.load` of such an archive, compile the text in `code/` and run each `__setstate__` in this
+text; the rest runs when the module is called. The functions can call torch's operators, and a few of these read and
 write files. The text is searched, not parsed: each way to such an operator begins with `torch` or `ops`, and to a class
-of C++ with `__torch__`; where one of these is given another name that is reported, for torch's printer never does it.
-Methods of values are aten operators whose first argument is called `self`; other methods have a `def` in the archive.
-Sources: torch/csrc/jit of torch 2.13 (serialization/import_source.cpp, frontend/lexer.h, frontend/sugared_value.cpp).
+of C++ with `__torch__`; another name for one of these is reported, because torch's printer never gives any. Methods of
+values are aten operators whose first argument is called `self`; other methods have a `def` in the archive. Sources:
+torch/csrc/jit of torch 2.13 (serialization/import_source.cpp, frontend/lexer.h, frontend/sugared_value.cpp).
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ _UNBOUNDED_HARM = "__setstate__ runs during loading, and whose end or result can
 
 
 class Call(NamedTuple):
-    """What the code mentions, at byte `at` of it and in that line.
+    """Mention in the code, at byte `at` and in line `line`.
 
-    `why` is None for what is not known; `on_load`: it stands in a function that loading runs.
+    `why` is None for an unknown operator; `on_load`: loading runs the function with this mention.
     """
 
     module: str
@@ -148,7 +148,7 @@ def list_functions(codes: Iterable[bytes]) -> frozenset[str]:
 def find_calls(code: bytes, steps: Steps, defined: Collection[str] | None = None) -> Iterator[Call]:
     """Yield each call once that the code makes, or may make, besides computing. Raises OutOfSteps.
 
-    `defined` has the names of all functions of the archive; None for those of this text.
+    `defined` has the names of all functions of the archive; None for the functions of this text.
     """
     defined = list_functions([code]) if defined is None else defined
     text = code.decode("latin-1")  # its names are ASCII, and so each character is a byte
@@ -167,10 +167,10 @@ def find_calls(code: bytes, steps: Steps, defined: Collection[str] | None = None
 
 
 def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[str] = ()) -> Iterator[tuple[int, Call]]:
-    """Yield the operators and loops of each function that a `__setstate__` may run and that packs no weights.
+    """Yield the operators and loops of functions without weight packing that a `__setstate__` may run.
 
     Yields pairs (number of the text, call). `codes` are all texts of an archive, `records` their names. A function may
-    run if `__setstate__` or another special method mentions its name, whatever the name means there. Raises OutOfSteps.
+    run if `__setstate__` or another special method mentions its name, in any meaning. Raises OutOfSteps.
     """
     texts = [code.decode("latin-1") for code in codes]
     if not any(_SETSTATE in text for text in texts):
@@ -229,7 +229,7 @@ def _split_functions(number: int, strings: Strings) -> Iterator[_Function]:
 def _find_computing_calls(function: _Function, text: str, names: Collection[str]) -> Iterator[Call]:
     """Yield the calls of a function besides unpacking a state and packing weights.
 
-    `names` are the names that the archive defines.
+    `names` are the names defined by the archive.
     """
     has_self = _SELF.search(function.text) is not None
     assigned = _list_assignments(function.text).keys()
@@ -251,9 +251,9 @@ def _find_computing_calls(function: _Function, text: str, names: Collection[str]
 
 
 def _find_packing_calls(function: _Function, text: str, record: str, steps: Steps) -> Iterator[Call]:
-    """Yield what packs a convolution by other numbers than those that its module keeps in its state.
+    """Yield calls that pack a convolution by other numbers than in the state of its module.
 
-    Those of the state are checked where the pickle is read (`packed_weights`), by the module's name.
+    Numbers of the state are checked where the pickle is read (`packed_weights`), by the module's name.
     """
     packing = [word for word in _WORD.finditer(function.text) if "_prepack" in word[0].partition("conv")[2]]
     is_convolution = packed_weights.defines_convolution(record)
@@ -300,7 +300,7 @@ def _list_assignments(text: str) -> _Assignments:
 
 
 def _has_own_numbers(arguments: str, assignments: _Assignments, steps: Steps) -> bool:
-    """Return whether the stride, the dilation and the groups of this call are those of the module itself."""
+    """Return whether the stride, the dilation and the groups of this call come from the module itself."""
     if len(arguments) > _MAX_PACKING_CHARACTERS:
         return False
     parts = [part.strip() for part in re.split(r",(?![^\[]*\])", arguments)]
@@ -311,7 +311,7 @@ def _has_own_numbers(arguments: str, assignments: _Assignments, steps: Steps) ->
 
 
 def _comes_from(expression: str, attribute: str, assignments: _Assignments, steps: Steps, depth: int = 0) -> bool:
-    """Return whether all that an expression can be is this attribute of the module, or its parts."""
+    """Return whether an expression can only be this attribute of the module, or its parts."""
     steps.take(Budget.TEXT, 1 + len(expression) // 8)
     expression = expression.strip().rstrip(",").strip()
     if expression.startswith("[") and expression.endswith("]"):
@@ -377,7 +377,7 @@ def _iter_mentions(text: str, steps: Steps, defined: Collection[str]) -> Iterato
 
 
 def _gives_odd_format(text: str, at: int) -> bool:
-    """Return whether the call of `torch.to` that begins at `at` gives a number that is not a memory format."""
+    """Return whether the call of `torch.to` at `at` gives a number that is not a memory format."""
     depth, commas = 0, [at]
     for match in _ARGUMENT.finditer(text, at, at + _MAX_TO_CHARACTERS):
         depth += {"(": 1, "[": 1, ")": -1, "]": -1, ",": 0}[match[0]]
@@ -391,7 +391,7 @@ def _gives_odd_format(text: str, at: int) -> bool:
 
 
 def _is_foreign_method(name: str, defined: Collection[str]) -> bool:
-    """Return whether a method that is called is neither of the archive nor of values, nor of torch's own classes."""
+    """Return whether a called method is neither of the archive nor of values, nor of torch's own classes."""
     return not (name in defined or name in _METHODS_OF_CLASSES or program_operators.is_listed(f"aten::{name}"))
 
 
@@ -404,9 +404,9 @@ def _unescape(escape: re.Match[str]) -> str:
 
 
 class Strings:
-    """Where the strings of a text end. Each character is read once, however many strings have no end.
+    """Ends of the strings of a text. Each character is read once, however many strings have no end.
 
-    Where a string has no end, none of the same quotes that begins inside it has one: escapes pair the same way.
+    If a string has no end, no string of the same quotes inside has an end: escapes pair the same way.
     """
 
     def __init__(self, text: str, steps: Steps) -> None:
@@ -416,7 +416,7 @@ class Strings:
         self._endless: dict[str, int] = {}
 
     def find_end(self, quote: str, at: int) -> int:
-        """The place after the string that begins at `at`; after one quote, or two, where the string has no end."""
+        """Return the place after the string at `at`; after one quote, or two, if the string has no end."""
         if at >= self._endless.get(quote, 0):
             place = at + len(quote)
             while stop := _STRING_STOPS[quote].search(self.text, place):

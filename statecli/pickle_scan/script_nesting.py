@@ -1,4 +1,4 @@
-"""Statements and types of TorchScript that nest so deep that the parser of torch.jit.load overflows the stack.
+"""Find statements and types of TorchScript nested too deep for the stack of torch.jit.load's parser.
 
 The parser and the compiler call themselves for each operator, call, index and bracket of an expression. torch 2.13
 crashes at some thousands of them: at 5,000 unary minus signs, at 20,000 additions. Types are texts in the pickles too.
@@ -57,7 +57,7 @@ def has_deep_statement(code: bytes) -> bool:
 
 
 def has_deep_type(text: str) -> bool:
-    """Return True if part of the text has brackets as those of a type, more than MAX_TYPE_DEPTH inside one another."""
+    """Return True if part of the text has brackets of a type nested more than MAX_TYPE_DEPTH deep."""
     for match in _TYPE_TEXT.finditer(text):
         depth = 0
         for bracket in re.findall(r"[\[\]]", match[0]):
@@ -68,7 +68,7 @@ def has_deep_type(text: str) -> bool:
 
 
 def find_deep_types(calls: Iterable[Obj]) -> Iterator[Bomb]:
-    """Yield the calls of a pickle that give torch.jit.load a type whose text nests too deep."""
+    """Yield the calls of a pickle that give torch.jit.load a too deeply nested type."""
     for call in calls:
         is_tag = type(call.cls) is Global and call.cls.qualified == _TYPE_TAG
         if is_tag and any(has_deep_type(text) for text in call.args if type(text) is str):

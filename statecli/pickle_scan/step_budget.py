@@ -1,7 +1,7 @@
-"""Step budget of one file's scan: the limit on the work that a file may cause.
+"""Step budget of one file's scan: the limit on the work caused by a file.
 
 Steps are counted instead of seconds, so that the result is the same on every machine and tests can check the number. A
-scan that exceeds a budget ends there, and the file is reported as not read to its end.
+scan over a budget ends there, and the file is reported as not read to its end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statecli.core.errors import MalformedError
 
 
 class Budget(Enum):
-    """A kind of step, and how many of it one file may cause. Each budget is worth 10 to 30 seconds at most."""
+    """Kind of step, and the number of steps one file may cause. Each budget is worth 10 to 30 seconds at most."""
 
     #: Opcodes of all pickles, 0.5 to 3 million a second. One `.metadata` of the largest models has 40 million, which
     #: count as a quarter of that.
@@ -60,7 +60,7 @@ class Steps:
         self.exceeded: OutOfSteps | None = None
 
     def take(self, budget: Budget, count: int = 1) -> None:
-        """Count steps. Raises OutOfSteps, which names the budget, if the budget is exceeded."""
+        """Count steps. Raises OutOfSteps with the budget if the budget is exceeded."""
         taken = self.taken[budget] + count
         self.taken[budget] = taken
         if taken > budget.limit and taken > self.limit(budget):
@@ -70,7 +70,7 @@ class Steps:
             raise self.exceeded
 
     def limit(self, budget: Budget) -> int:
-        """Return the number of steps of this kind that the file may take, given the opcodes read so far."""
+        """Return the number of steps of this kind allowed for the file, given the opcodes read so far."""
         if budget is not Budget.FLOW:
             return budget.limit
         opcodes = self.taken[Budget.OPCODES] + self.unfinished()

@@ -1,4 +1,4 @@
-"""Count the elements of tensors and shapes that a pickle's calls make, and the elements that its storages hold.
+"""Count the elements of tensors and shapes made by a pickle's calls, and the elements of its storages.
 
 A tensor of stride 0 has 2**40 elements over 4 bytes of storage. This costs nothing until a call writes the elements out
 or iterates over them. Nothing here is computed from the bytes of a storage.
@@ -68,11 +68,11 @@ class TensorSizes:
         self._sizes: dict[int, TensorSize] = {}
 
     def get_name(self, value: Value) -> str:
-        """Return the plain name of the callee that makes this object; "" for other values."""
+        """Return the plain name of the callee of this object; "" for values not made by a call."""
         return self._plain(value.cls) if type(value) is Obj and type(value.cls) is Global else ""
 
     def add_call(self, call: Obj) -> None:
-        """Remember the size of the tensor that a call makes."""
+        """Remember the size of the tensor made by a call."""
         size = self.measure_call(call)
         if size.elements:
             self._sizes[id(call)] = size
@@ -84,7 +84,7 @@ class TensorSizes:
         return self._sizes.get(id(value)) or self._measure_over_storage(value, self.get_name(value))
 
     def measure_call(self, call: Obj) -> TensorSize:
-        """Return the size of the tensor that a call makes, if the sizes of its arguments are known."""
+        """Return the size of the tensor made by a call, if the sizes of its arguments are known."""
         name, args = self.get_name(call), call.args
         if name in _COPYREG_FUNCTIONS and args:
             return self.measure_call(resolve_copyreg_call(self._plain, call))
@@ -143,7 +143,7 @@ class TensorSizes:
         return min(math.prod(lengths), MAX_SIZE)  # type: ignore[arg-type]  # None was looked for
 
     def count_reached_elements(self, offset: Value, shape: Value, strides: Value) -> int:
-        """Return the elements that a storage needs for a tensor of this geometry."""
+        """Return the elements needed in a storage for a tensor of this geometry."""
         if not self.count_elements(shape):
             return 0
         sizes = [self.get_number(size) or 0 for size in self.get_dimensions(shape)]
@@ -190,7 +190,7 @@ class TensorSizes:
         return MAX_SIZE
 
     def _resolve_call(self, value: Value) -> Value:
-        """Return the call that a function of copyreg makes, or the value."""
+        """Return the call made by a function of copyreg, or the value."""
         return (
             resolve_copyreg_call(self._plain, value)
             if self.get_name(value) in _COPYREG_FUNCTIONS and value.args
@@ -199,7 +199,7 @@ class TensorSizes:
 
 
 def resolve_copyreg_call(plain: PlainName, call: Obj) -> Obj:
-    """Return the call that a function of copyreg makes of its arguments."""
+    """Return the call made by a function of copyreg of its arguments."""
     cls, rest = call.args[0], call.args[1:]
     if plain(call.cls).endswith("_ex__"):
         rest = rest[0] if rest and type(rest[0]) is tuple else ()

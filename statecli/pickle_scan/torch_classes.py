@@ -1,8 +1,8 @@
-"""Classes of torch that only keep what they are given, each at the module that defines it; functions that are data.
+"""Classes of torch that only keep their arguments, each at its defining module, and functions used as data.
 
-A module has all that it imports itself, so a class counts only where it is defined: `ABCMeta` is in many modules of
-torch that define modules. Modules, optimizers, schedulers, observers, pruning methods and distributions of torch 2.13,
-with a few of older ones; a test holds the table against the installed torch.
+A module has all its imports as attributes, so a class counts only in its defining module: `ABCMeta` is in many modules
+of torch that define modules. Modules, optimizers, schedulers, observers, pruning methods and distributions of torch
+2.13, with a few of older releases; a test holds the table against the installed torch.
 """
 
 from __future__ import annotations
