@@ -1,6 +1,6 @@
-"""A file, local or remote, read by position. Every reader of a format uses this class.
+"""File, local or remote, read by position. Every reader of a format uses this class.
 
-Messages contain no path; the caller, who knows what the user typed, adds the path.
+Messages contain no path; the caller adds the path as typed by the user.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ HEAD_BYTES = 4096
 
 
 class Source:
-    """An open regular file, or `length` bytes from byte `start` on as if they were a file, with offsets from there.
+    """Open regular file, or `length` bytes from byte `start` on as a file of their own, with offsets from `start`.
 
-    Raises UnreadableError for a file that is missing, not permitted, empty or not regular.
+    Raises UnreadableError for a missing, forbidden, empty or special file.
 
     Attributes:
         path: Path or masked URL of the file.
@@ -59,11 +59,11 @@ class Source:
 
     @property
     def is_trusted(self) -> bool:
-        """True if offsets that a directory states are confirmed when the bytes are read, to save requests."""
+        """True if offsets stated by a directory are confirmed when the bytes are read, to save requests."""
         return self.is_remote and not files.is_strict()
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Fetch these (offset, length) together if each read is a request; they are about to be read."""
+        """Fetch these (offset, length) together before their reads, if each read is a request."""
         self._file.prefetch((self.start + offset, length) for offset, length in ranges)
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
@@ -109,7 +109,7 @@ def read_small_file(path: str, longest: int) -> bytes:
 
 
 class Window:
-    """A buffer for many small reads that lie close together, in rising order."""
+    """Buffer for many small reads close together, in rising order."""
 
     __slots__ = ("_data", "_source", "_span", "_start")
 

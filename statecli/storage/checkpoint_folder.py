@@ -1,4 +1,4 @@
-"""The checkpoint of a folder: the weight file or index that the name of the folder stands for."""
+"""Choose the checkpoint of a folder: the weight file or index that the folder stands for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CONFIG, WEIGHTS_KEY = "config.json", "transformers_weights"
 
 
 class Choice(NamedTuple):
-    """The file that a folder stands for. Names are without the folder.
+    """File that a folder stands for. Names are without the folder.
 
     Attributes:
         name: The weight file or the index.
@@ -58,7 +58,7 @@ class Choice(NamedTuple):
 def choose_checkpoint(path: str) -> Choice:
     """Return the weight file or the index of the folder `path`.
 
-    Raises UnreadableError, with a description of the folder, if there is no such file or if several may be meant.
+    Raises UnreadableError, with a description of the folder, if there is no weight file, or if several may be meant.
     """
     names, folders = _list(path)
     weights = [name for name in names if name.endswith(WEIGHTS) and not COMPANIONS.match(name)]
@@ -72,10 +72,10 @@ def choose_checkpoint(path: str) -> Choice:
 
 
 def _choose_configured(path: str, names: Collection[str], candidates: Collection[str]) -> str | None:
-    """Return the candidate that `config.json` names as the weights; None if it names none of them.
+    """Return the candidate named as the weights in `config.json`; None if no candidate is named.
 
     `config.json` is read here only if there is another candidate than a usual file, or a usual index and its shards;
-    the reader of the folder fetches it together with other files, and checks it by `explain_weights_elsewhere`.
+    the reader of the folder fetches `config.json` together with other files, and calls `explain_weights_elsewhere`.
     """
     safe = [name for name in candidates if name.endswith((".safetensors", ".safetensors.index.json"))]
     roots = [name for name in safe if not SERIES.match(name)]
@@ -87,9 +87,9 @@ def _choose_configured(path: str, names: Collection[str], candidates: Collection
 
 
 def explain_weights_elsewhere(path: str, names: Collection[str]) -> str | None:
-    """Return the reason not to trust the weights of a folder whose `config.json` names others; None for most folders.
+    """Return why not to trust a folder's weights if its `config.json` names other weights; None for most folders.
 
-    `names` are the files of the folder. transformers loads the named file, which may be in a hidden folder.
+    `names` are the files of the folder. transformers loads the named file, possibly from a hidden folder.
     """
     named = _read_configured_name(path, names)
     if named is None or named in names:
@@ -99,7 +99,7 @@ def explain_weights_elsewhere(path: str, names: Collection[str]) -> str | None:
 
 
 def _read_configured_name(path: str, names: Collection[str]) -> str | None:
-    """Return the text of `transformers_weights` in `config.json`, if there is one."""
+    """Return the text of `transformers_weights` in `config.json`; None without this entry."""
     if CONFIG not in names:
         return None
     try:
@@ -113,7 +113,7 @@ def _read_configured_name(path: str, names: Collection[str]) -> str | None:
 
 
 def find_other_weights(path: str, members: Collection[str]) -> Oddity | None:
-    """Return the oddity of a folder that contains weights besides the `members` that were read."""
+    """Return the oddity of a folder with weights besides the `members` read."""
     unread = [
         name
         for name in list_files(path)
@@ -164,7 +164,7 @@ TOOL_FOLDERS = frozenset(
 
 
 def explain_skipped_folder(path: str) -> tuple[str, str] | None:
-    """Return why an audit of the folder around it may not enter a folder, and that in two words; None if it does."""
+    """Return why an audit of the parent folder may not enter a folder, and the reason in two words; None if it may."""
     if on_disk.is_link(path):
         return "a link to a folder", "link"
     return ("a folder of a tool, without a file named as a checkpoint", "of a tool") if is_of_tool(path) else None
@@ -187,7 +187,7 @@ def decode_tracker(raw: bytes) -> str:
 
 
 def list_tracked_folders(path: str) -> set[str]:
-    """Return the names of folders in `path` that a loader is sent to by a tracker file."""
+    """Return the names of folders in `path` to which a tracker file sends a loader."""
     tracked = set()
     for name in TRACKERS:
         if name in list_files(path):
@@ -203,7 +203,7 @@ MODULES, ROUTERS, MAX_MODULES_BYTES = "modules.json", ("router_config.json", "co
 
 
 def list_module_folders(path: str, names: Collection[str]) -> list[str]:
-    """Return the folders in `path` that sentence-transformers loads modules from, hidden or not, as its files say.
+    """Return the folders in `path`, hidden or not, that sentence-transformers loads modules from by its files.
 
     `names` are the files of the folder.
     """
@@ -220,7 +220,7 @@ def list_module_folders(path: str, names: Collection[str]) -> list[str]:
 
 
 def split_module_folder(folder: str) -> list[str] | None:
-    """Return the folder and those around it, outermost first; None for a path that leads out of where it is named."""
+    """Return the folder and its parents, outermost first; None for a path that leads out of its own folder."""
     steps = [step for step in folder.replace("\\", "/").split("/") if step not in ("", ".")]
     if folder.startswith("/") or ".." in steps or ":" in folder:
         return None
@@ -228,7 +228,7 @@ def split_module_folder(folder: str) -> list[str] | None:
 
 
 def list_inner_folders(path: str) -> list[str]:
-    """Return the first MAX_INNER inner folders, and fetch their names, which are about to be listed."""
+    """Return the first MAX_INNER inner folders, and fetch their names before they are listed."""
     names = list_folders(path)[:MAX_INNER]
     on_disk.prefetch(on_disk.join(path, name) for name in names)
     return names
@@ -273,7 +273,7 @@ def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
 
 
 def _links_to_parent(inner: str, path: str) -> bool:
-    """Return True if a link in a folder leads to the folder or to a folder around it."""
+    """Return True if a link in a folder leads to the folder or to one of its parents."""
     return on_disk.is_link(inner) and on_disk.join(on_disk.resolve_links(path), "").startswith(
         on_disk.join(on_disk.resolve_links(inner), "")
     )

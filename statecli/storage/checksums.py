@@ -1,4 +1,4 @@
-"""CRC-32 of the pieces of a file, computed as the pieces arrive, so that a checksum of a range needs no other read."""
+"""CRC-32 of the pieces of a file, computed on arrival, so that a checksum of a range needs no other read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _POLYNOMIAL = 0xEDB88320
 
 
 class Checksums:
-    """The pieces that were read: by offset, the end and the CRC-32."""
+    """Pieces read so far: by offset, the end and the CRC-32."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, tuple[int, int]] = {}
@@ -21,7 +21,7 @@ class Checksums:
         self._lock = threading.Lock()
 
     def add(self, start: int, data: memoryview, cuts: Iterable[int]) -> None:
-        """Add the bytes from `start` on, in pieces that end at each of the sorted `cuts`."""
+        """Add the bytes from `start` on, in pieces up to each of the sorted `cuts`."""
         at, end = start, start + len(data)
         for cut in (*(cut for cut in cuts if start < cut < end), end):
             if self._pieces.get(at, (0, 0))[0] < cut:
@@ -37,7 +37,7 @@ class Checksums:
     def combine(self, start: int, end: int, read_cached: Callable[[int, int], bytes | None]) -> int | None:
         """Return the CRC-32 of the bytes from `start` to `end`; None if some are neither in a piece nor cached.
 
-        `read_cached`: returns the bytes between pieces, as of a header that was read before the values.
+        `read_cached`: returns the bytes between pieces, as of a header read before the values.
         """
         total = 0
         while start < end:

@@ -52,9 +52,9 @@ def send(url: str, headers: dict[str, str]) -> Any:
 
 
 class _Pools:
-    """Connections by scheme, proxy, process and settings: a forked process must not use those of its parent.
+    """Connections by scheme, proxy, process and settings: a forked process must not use its parent's connections.
 
-    They outlive a command, so that certificates are loaded once.
+    Connections outlive a command, so that certificates are loaded once.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ def _limit_pace(pools: Any) -> Any:
 
 
 def _find_proxy(url: str) -> tuple[str, str | None]:
-    """Return the scheme and the proxy that the environment or the system sets for the URL."""
+    """Return the scheme and the proxy set for the URL by the environment or the system."""
     scheme, _, rest = url.partition("://")
     has_system_settings = sys.platform in ("darwin", "win32")
     if not has_system_settings and not any(name.lower().endswith("_proxy") for name in os.environ):

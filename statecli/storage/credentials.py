@@ -1,4 +1,4 @@
-"""User and password for a server: of the URL, or else of the netrc file. They are sent to that server alone."""
+"""User and password for a server, from the URL or else the netrc file, sent to this server alone."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def parse_host(url: str) -> str:
 
 
 def parse_origin(url: str) -> tuple[str, str]:
-    """Return the scheme and the server, which credentials are for. Raises UnreadableError for an impossible URL."""
+    """Return the scheme and the server of credentials. Raises UnreadableError for an impossible URL."""
     link = _split(url)
     scheme = link.scheme.lower()
     server = link.netloc.lower().removesuffix(":443" if scheme == "https" else ":80")
@@ -98,6 +98,6 @@ def _split(url: str) -> SplitResult:
 
 
 def may_have(url: str, other: str) -> bool:
-    """Return True if credentials for the server of `url` may go to that of `other`: the same one, or with https."""
+    """Return True if credentials for `url`'s server may go to `other`'s server: the same server, or with https."""
     first, second = parse_origin(url), parse_origin(other)
     return first == second or (first[1] == second[1] and (first[0], second[0]) == ("http", "https"))

@@ -19,12 +19,12 @@ TRY_AGAIN = "changed while statecli read it; try again"
 
 
 def read_version(path: str) -> FileVersion | None:
-    """Return the version of the file as it is now."""
+    """Return the present version of the file."""
     return files.get_version(path)
 
 
 def read_versions(paths: Iterable[str]) -> dict[str, FileVersion | None]:
-    """Return the versions of files; those of files in folders are recorded by `files.record_opened_files`."""
+    """Return the versions of files; `files.record_opened_files` records the versions of files in folders."""
     return {path: read_version(path) for path in paths if not os.path.isdir(path)}
 
 
@@ -41,7 +41,7 @@ def refuse_changed(before: Mapping[str, FileVersion | None]) -> None:
 
 @contextmanager
 def refuse_files_that_change() -> Iterator[None]:
-    """Raise `UnreadableError` after the block for a file that changed since the block opened it first."""
+    """Raise `UnreadableError` after the block for a file changed since its first opening in the block."""
     with files.record_opened_files() as opened:
         yield
     refuse_changed(opened)

@@ -1,7 +1,7 @@
-"""Files and folders by path, on disk or behind a URL, for readers that need not know which.
+"""Files and folders by path, on disk or behind a URL, so that readers need not distinguish the two.
 
 `store_for` picks the store, and the only other branches are in the text functions below. A URL is written as its masked
-name (`masked_url`), which contains no secret.
+name (`masked_url`), without any secret.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LOCAL = LocalStore()
 
 
 def store_for(path: str) -> Store:
-    """Return the store that holds the path."""
+    """Return the store of the path."""
     if path == STANDARD_INPUT:
         from statecli.storage.standard_input import StandardInputStore  # few commands read standard input
 
@@ -117,7 +117,7 @@ def exists(path: str) -> bool:
 
 
 def has_file(path: str) -> bool:
-    """Return True if a path that can only be that of a file exists; see `Store.has_file`."""
+    """Return True if the path, which can only name a file, exists; see `Store.has_file`."""
     return store_for(path).has_file(path)
 
 
@@ -168,7 +168,7 @@ def explain_missing_names(path: str) -> str | None:
 
 
 def match_glob(pattern: str) -> list[str]:
-    """Return the paths that a glob matches; see `Store.match_glob`."""
+    """Return the paths matched by a glob; see `Store.match_glob`."""
     return store_for(pattern).match_glob(pattern)
 
 
@@ -191,12 +191,12 @@ def get_version(path: str) -> FileVersion | None:
 
 
 def reads_are_requests(path: str) -> bool:
-    """Return True if a read of the file costs a round trip to a server, so that reads should be batched."""
+    """Return True if a read of the file costs a round trip to a server, so that batched reads are faster."""
     return store_for(path).reads_are_requests
 
 
 def prefetch(paths: Iterable[str]) -> None:
-    """Fetch the beginnings of remote files that are about to be opened, many at a time; see `Store.prefetch`."""
+    """Fetch the beginnings of remote files before they are opened, many at a time; see `Store.prefetch`."""
     for store, group in _group_by_store((path, path) for path in paths):
         store.prefetch(group)
 
@@ -228,12 +228,12 @@ def _group_by_store(items: Iterable[tuple[str, _Item]]) -> list[tuple[Store, lis
 
 
 def find_crc32(path: str, offset: int, length: int) -> int | None:
-    """Return the CRC-32 of these bytes if known without another read, as of values that were read from a server."""
+    """Return the CRC-32 of these bytes if known without another read, as of values read from a server."""
     return store_for(path).find_crc32(path, offset, length)
 
 
 def confirm_guards(path: str) -> None:
-    """Check the guards of a file that were not checked so far. Raises MalformedError without the path."""
+    """Check the guards of a file not checked so far. Raises MalformedError without the path."""
     store_for(path).confirm_guards(path)
 
 
@@ -241,16 +241,16 @@ _thorough: ContextVar[bool] = ContextVar("thorough", default=False)
 
 
 def is_strict() -> bool:
-    """Return True if readers check all that they check of a local file, whatever the requests cost."""
+    """Return True if readers check as much as of a local file, at any cost in requests."""
     return _thorough.get()
 
 
 @contextmanager
 def read_strictly() -> Iterator[None]:
-    """Let readers check all of a remote file in the block, also parts that a reader does not need.
+    """Let readers check all of a remote file in the block, also parts a reader does not need.
 
     An audit does, because it judges files. Other commands save the requests: `inspect` may list the tensors of a
-    hostile remote archive that it refuses on disk.
+    hostile remote archive but refuse a local copy.
     """
     before = _thorough.set(True)
     try:
@@ -283,7 +283,7 @@ def mask_urls(text: str) -> str:
 
 
 def _hide_typo(text: str) -> str:
-    """Return the text; hide what may be a password, unless the text names a file."""
+    """Return the text; hide a possible password, unless the text names a file."""
     if _TYPO.match(text) and not os.path.lexists(text.partition("#")[0]):
         from statecli.storage.masked_url import hide_in_typo
 
@@ -292,7 +292,7 @@ def _hide_typo(text: str) -> str:
 
 
 def remove_secrets(text: str) -> str:
-    """Return the text without typed secrets, as in `https:/me:pw@host`, which is not a URL."""
+    """Return the text without typed secrets, as in `https:/me:pw@host`, not a URL."""
     if "statecli.storage.redact" not in sys.modules:
         return text
     from statecli.storage.redact import remove_secrets
@@ -329,7 +329,7 @@ def suggest_escaped_hash(path: str, section: str | None, error: Exception) -> st
 
 
 def forget_command() -> None:
-    """Begin another command, which requests everything again."""
+    """Begin another command: everything is requested again."""
     session.forget_command()
 
 
@@ -340,7 +340,7 @@ def is_anything_remote() -> bool:
 
 
 def export_access() -> Access | None:
-    """Return what another process needs to read the same remote files; None if no URL was used.
+    """Return the data another process needs to read the same remote files; None if no URL was used.
 
     The answer may contain secrets of typed URLs and must not be shown.
     """
@@ -349,7 +349,7 @@ def export_access() -> Access | None:
 
 
 def import_access(access: Access | None) -> None:
-    """Take over what `access` returned in another process."""
+    """Take over the data returned by `export_access` in another process."""
     if access is not None:
         from statecli.storage.remote import accept_access
 

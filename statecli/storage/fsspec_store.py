@@ -1,6 +1,7 @@
 """The object store of all other schemes of fsspec: `memory://`, `abfs://`, `sftp://`, …
 
-The module also has what the stores by fsspec share: optional packages, filesystems per process, errors and listings.
+The module also has the shared parts of the stores by fsspec: optional packages, filesystems per process, errors and
+listings.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def import_fsspec() -> Any:
 
 
 class PerProcess(Generic[_Object]):
-    """An object that each process creates on first use, because the thread of fsspec does not survive a fork."""
+    """Object created by each process on first use, because the thread of fsspec does not survive a fork."""
 
     def __init__(self, create: Callable[[], _Object]) -> None:
         self._create = create
@@ -86,7 +87,7 @@ def parse_range(
 
 
 async def read_pieces(body: Any) -> bytes:
-    """Return the body of an answer, of which each piece is counted when it arrives."""
+    """Return the body of an answer, and count each piece on arrival."""
     pieces = []
     while piece := await body.read(PIECE_BYTES):
         prefetch_progress.count_arrived(len(piece))
@@ -129,7 +130,7 @@ class Filesystem:
 
 
 class _Instance:
-    """Filesystem of one process, created on first use, with the lock that serialises calls."""
+    """Filesystem of one process, created on first use, with a lock to serialise calls."""
 
     def __init__(self, url: str) -> None:
         if is_chain(url):
@@ -142,7 +143,7 @@ class _Instance:
 
     @contextmanager
     def lock(self) -> Iterator[Any]:
-        """Lend the filesystem to the block; a filesystem that is not async serves one thread at a time."""
+        """Lend the filesystem to the block; a synchronous filesystem serves one thread at a time."""
         with self._lock:
             if self._filesystem is None:
                 # The caches of fsspec would outlive the command.

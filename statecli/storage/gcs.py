@@ -1,4 +1,4 @@
-"""The object store of Google Cloud Storage: range requests by gcsfs. Each answer is checked before it is read."""
+"""Object store of Google Cloud Storage: range requests by gcsfs. Each answer is checked before its body is read."""
 
 from __future__ import annotations
 

@@ -41,9 +41,9 @@ class _Links(HTMLParser):
 def parse_names(page: str, url: str) -> dict[str, bool] | None:
     """Return the names in the folder at `url` from the listing, with True for a folder.
 
-    Names are the links to files and folders directly in the folder, and the folders in it that links lead through; a
-    query is dropped. None for a page that asks for a password, and for a page without such a link that is not called a
-    listing. Raises UnreadableError for a name of a file and a folder.
+    Names are the links to files and folders directly in the folder, and its subfolders on the way of other links; a
+    query is dropped. None for a page that asks for a password, and for a page without links into the folder and without
+    a listing's title. Raises UnreadableError for a name of a file and a folder.
     """
     links = _Links()
     links.feed(page)
@@ -62,7 +62,7 @@ def parse_names(page: str, url: str) -> dict[str, bool] | None:
 
 
 def _has_same_host(link: SplitResult, folder: SplitResult) -> bool:
-    """Return whether both URLs are of one scheme and one server, with or without the default port and a user."""
+    """Return whether both URLs have the same scheme and server, with or without the default port and a user."""
     default = {"http": 80, "https": 443}.get(folder.scheme)
     try:
         ports = link.port or default, folder.port or default

@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 class _NoRepository(Missing):
-    """The hub has no such repository, or the token may not read the repository."""
+    """The hub does not have the repository, or the token may not read the repository."""
 
 
 class Hub:
@@ -163,7 +163,7 @@ def _import_hub() -> tuple[Any, Any]:
 
 
 def _parse_places(url: str) -> list[Place]:
-    """Return the places that a URL may name, the most likely first. Raises UnreadableError without a repository."""
+    """Return the places possibly named by a URL, the most likely first. Raises UnreadableError without a repository."""
     path = url.partition("://")[2]
     first, _, rest = path.partition("/")
     kind, path = (first, rest) if first in _TYPES else ("models", path)

@@ -1,7 +1,7 @@
 """JSON objects from untrusted files: safetensors headers and shard indexes.
 
-As strict as serde_json, which safetensors uses, although the parser of Python is lenient: no repeated key, no lone
-surrogate, no NaN or infinity. Other readers would refuse such a document or read the document differently.
+As strict as serde_json, the parser of safetensors, although the parser of Python is lenient: no repeated key, no lone
+surrogate, no NaN or infinity. Other readers would refuse a document with any of these or read the document differently.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Repeat = tuple[dict[str, Any], str]
 
 
 def parse_object(raw: bytes, what: str) -> tuple[dict[str, Any], list[Repeat]]:
-    """Parse a JSON object; return the object and all repeated keys, of which the last value counts.
+    """Parse a JSON object; return the object and all repeated keys. The last value of a repeated key counts.
 
     Raises MalformedError, with a message that begins with `what`, for another document.
     """

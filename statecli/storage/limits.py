@@ -1,4 +1,4 @@
-"""Timeout, retries and connections: environment variables, which workers inherit."""
+"""Timeout, retries and connections: environment variables, inherited by workers."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _opened: ContextVar[dict[str, FileVersion] | None] = ContextVar("opened", defaul
 
 @contextmanager
 def record_opened_files() -> Iterator[dict[str, FileVersion]]:
-    """Record each local file that this thread opens in the block, with its version when it was first opened."""
+    """Record each local file opened by this thread in the block, with its version at the first opening."""
     outer = _opened.get()
     inner: dict[str, FileVersion] = {}
     token = _opened.set(inner)
@@ -46,7 +46,7 @@ def record_opened_files() -> Iterator[dict[str, FileVersion]]:
 
 
 def spell_as_path(path: str) -> str:
-    """Return a path on disk so that no other store takes it: a file named `-` in the current folder is `./-`."""
+    """Return a path on disk in a form that no other store takes: a file named `-` in the current folder is `./-`."""
     return os.path.join(os.curdir, path) if path == STANDARD_INPUT or is_remote(path) else path
 
 
@@ -59,10 +59,10 @@ _MAX_LINKS = 40
 
 
 def find_process_link(path: str) -> str | None:
-    """Return the folder of the system (`/proc`) that a symbolic link on the way to `path` leads into, else None.
+    """Return the system folder (`/proc`) behind a symbolic link on the way to `path`; None without such a link.
 
-    Such a link may lead a loader elsewhere than the audit: `/proc/self/cwd` is the folder where the program runs. A
-    path that names such a folder itself, as `/dev/stdin`, was typed by the user.
+    The link may lead a loader elsewhere than the audit: `/proc/self/cwd` is the folder where the program runs. A path
+    with the folder's own name, as `/dev/stdin`, was typed by the user.
     """
     here, links = "/", 0
     # Without a current folder, which may have been removed, a relative path leads nowhere.
@@ -85,19 +85,19 @@ def find_process_link(path: str) -> str | None:
 
 
 def describe_process_link(folder: str) -> str:
-    """Return the reason not to follow a link that `find_process_link` found."""
+    """Return the reason not to follow a link found by `find_process_link`."""
     return f"is reached by a link through {folder}, which leads each program elsewhere: replace the link by the file"
 
 
 def _get_process_folder(path: str, *, is_last: bool) -> str | None:
-    """Return the folder of the system that an absolute path lies in; `is_last`: the path ends here."""
+    """Return the folder of the system around an absolute path; `is_last`: the path ends here."""
     if f"{path}/".startswith(f"{_MEMORY_FOLDER}/") or (_MEMORY_FOLDER.startswith(f"{path}/") and not is_last):
         return None
     return next((folder for folder in _PROCESS_FOLDERS if f"{path}/".startswith(f"{folder}/")), None)
 
 
 class LocalStore:
-    """Files on disk: `Store` by `os.path`. Methods that prepare reads do nothing, because the system reads ahead."""
+    """Files on disk: `Store` by `os.path`. Methods to prepare reads do nothing, because the system reads ahead."""
 
     reads_are_requests = False
 
@@ -194,7 +194,7 @@ class LocalStore:
 
 class LocalFile:
     """A regular file on disk. Read, not mapped: touched pages of a mapping count as the process's own memory, and a
-    process that touches mapped bytes of a file which somebody truncates is killed.
+    process is killed if it touches mapped bytes of a truncated file.
     """
 
     __slots__ = ("_fd", "size")
@@ -261,7 +261,7 @@ class LocalFile:
 class _ReadErrors:
     """Context manager that raises UnreadableError, without the path, for an error of the system.
 
-    A class, because it is around every read and a generator costs four times as much.
+    A class, because every read enters the context and a generator costs four times as much.
     """
 
     def __enter__(self) -> None:
@@ -300,7 +300,7 @@ def _require_regular(status: os.stat_result) -> int:
 
 
 def _match_hidden(pattern: str) -> Iterator[str]:
-    """Yield the hidden files that a glob matches, and the hidden folders that the glob does not enter."""
+    """Yield the hidden files matched by a glob, and the hidden folders not entered by the glob."""
     import glob
 
     steps = pattern.split(os.sep)

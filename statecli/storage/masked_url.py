@@ -1,9 +1,8 @@
-"""Masked URLs: names for URLs that can be shown, without user, password and signatures.
+"""Masked URLs: names for showing URLs, without user, password and signatures.
 
 `https://me:pw@host/m.pt?version=3&X-Amz-Signature=5f…` is shown as `https://…@host/m.pt?version=3&X-Amz-Signature=…`.
 The file next to `m.pt`, `https://…@host/config.json?version=3&X-Amz-Signature=…`, is requested with the same user and
-query. URLs that differ only in their secrets are shown with `…2`, `…3`. A name that contains `…` is never a URL without
-secrets.
+query. URLs that differ only in their secrets are shown with `…2`, `…3`. A name with `…` is never a URL without secrets.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class TypedUrl(NamedTuple):
 
 
 class PlainUrl(NamedTuple):
-    """A URL that is not a chain: `https://`, `me:pw` or None, `host/m.pt`, `version=3` or None."""
+    """URL that is not a chain: `https://`, `me:pw` or None, `host/m.pt`, `version=3` or None."""
 
     scheme: str
     user: str | None
@@ -51,22 +50,21 @@ class PlainUrl(NamedTuple):
 
 
 class _TypedUrls:
-    """URLs by their masked names, also those of the folders around each file."""
+    """URLs by their masked names, including the folders around each file."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, TypedUrl] = {}
 
 
 def typed_urls() -> dict[str, TypedUrl]:
-    """Return the URLs of this process by their masked names. They outlive a command, so that a name stays usable."""
+    """Return the URLs of this process by their masked names, kept after a command so that a name stays usable."""
     return session.for_process(_TypedUrls).by_name
 
 
 def parse_url(url: str) -> PlainUrl:
     """Parse a URL that is not a chain. There is no fragment, because `#` may be in the name of a file.
 
-    Text that may be a password with `/`, `?` or `#` in the password counts as one: too much is hidden rather than too
-    little.
+    Text that may be a password with `/`, `?` or `#` counts as a password: too much is hidden rather than too little.
     """
     scheme, mark, rest = url.partition("://")
     host = re.split("[/?]", rest, maxsplit=1)[0]
@@ -139,7 +137,7 @@ def _name_folders(url: str, hidden: str) -> Iterator[tuple[str, TypedUrl]]:
 
 
 def hide_secrets(url: str) -> str:
-    """Return a URL that nobody typed without its secrets, which are shown nowhere from now on."""
+    """Return an untyped URL without its secrets, and hide these secrets everywhere from now on."""
     return _mask_link(url, redact.MARK)
 
 
@@ -154,15 +152,15 @@ def _mask_link(url: str, hidden: str) -> str:
 
 
 def _mask_port(host: str, hidden: str) -> str:
-    """Mask a port that is not a number: the port may be a password of a URL without the rest."""
+    """Mask a port that is not a number: the port may be the password of an incomplete URL."""
     port = re.sub(r"^\[[^\]]*\]?", "", host).partition(":")[2]
     return host.removesuffix(port) + _hide_user(port, hidden) if port and _is_odd_port(host) else host
 
 
 def hide_in_typo(text: str) -> None:
-    """Hide what may be a password in a text that is nearly a URL: `https:/me:pw@host`, `me:pw@host`.
+    """Hide a possible password in a text that is nearly a URL: `https:/me:pw@host`, `me:pw@host`.
 
-    The text stays usable, because a file may be written to that name later.
+    The text stays usable, because a file may be written to this name later.
     """
     scheme, colon, rest = text.partition(":")
     secret, at, host = rest.rpartition("@")
@@ -210,7 +208,7 @@ def _mask_parameter(text: str, hidden: str) -> str:
 
 
 def unmask_url(name: str) -> str:
-    """Return the URL for a masked name: a typed one, that of a file in a typed folder, or of a folder around a file."""
+    """Return the URL for a masked name: typed, of a file in a typed folder, or of a folder around a file."""
     typed = typed_urls()
     if redact.MARK not in name:
         return name
@@ -228,7 +226,7 @@ def unmask_url(name: str) -> str:
 
 
 def mask_urls_in(text: str) -> str:
-    """Return text that is not a URL with masked names for the URLs in the text."""
+    """Return a text, not itself a URL, with masked names for the URLs in the text."""
     return _INSIDE.sub(lambda match: mask_url(match[0]), text)
 
 

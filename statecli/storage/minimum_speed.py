@@ -1,7 +1,7 @@
-"""Connections with a minimum speed: they close if a server sends too few bytes.
+"""Connections with a minimum speed, closed if a server sends too few bytes.
 
-The timeout of a socket applies to one read: a server that sends a byte a second, or endless headers, never exceeds that
-timeout.
+The timeout of a socket applies to a single read: a server that sends a byte a second, or endless headers, never exceeds
+this timeout.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MIN_BYTES_PER_SECOND = 1 << 10
 
 
 class Stalled(TimeoutError):
-    """Too few bytes came; the text says which part of the answer is missing."""
+    """Too few bytes came; the text names the missing part of the answer."""
 
 
 class Pace:
-    """The time until which bytes must come: all headers within the timeout, of a body a minimum in each timeout."""
+    """Deadline for the next bytes: all headers within the timeout, of a body a minimum in each timeout."""
 
     def __init__(self) -> None:
         self._seconds, self._until, self._last, self._in_body, self._came = 0.0, 0.0, 0.0, False, 0
@@ -45,7 +45,7 @@ class Pace:
         self._until = time.monotonic() + self._seconds
 
     def hurry(self, seconds: float) -> None:
-        """Expect the rest within so many seconds, whatever the speed."""
+        """Expect the rest within this many seconds, at any speed."""
         self._in_body = False
         self._until = min(self._until, time.monotonic() + seconds)
 
@@ -57,7 +57,7 @@ class Pace:
         return left
 
     def count(self, size: int) -> None:
-        """Count bytes that came."""
+        """Count received bytes."""
         self._came += size
         self._last = time.monotonic()
         if self._in_body:

@@ -1,4 +1,4 @@
-"""Parser of msgpack that reads maps, lists, texts and numbers, and skips bytes and extensions.
+"""Parser of msgpack: reads maps, lists, texts and numbers, and skips bytes and extensions.
 
 Format: github.com/msgpack/msgpack, spec.md. Each length is compared with the remaining bytes before use.
 """
@@ -42,13 +42,13 @@ class Truncated(MalformedError):
 
 
 class Cut(NamedTuple):
-    """A value that is truncated, and the reason."""
+    """Truncated value, and the reason."""
 
     why: str
 
 
 class Blob(NamedTuple):
-    """Bytes that were skipped, by their position in the file. `code` of an extension, None for plain bytes."""
+    """Skipped bytes, by their position in the file. `code` of an extension, None for plain bytes."""
 
     offset: int
     length: int
@@ -58,7 +58,7 @@ class Blob(NamedTuple):
 class Parser:
     """Parser of consecutive values from byte `at` to byte `end` of a file.
 
-    `mends`: a truncated container keeps its complete entries, has a `Cut` as the last one, and sets `cut`.
+    `mends`: a truncated container keeps its complete entries, has a `Cut` as the last entry, and sets `cut`.
     """
 
     def __init__(self, source: Source, at: int = 0, end: int | None = None, *, mends: bool = False) -> None:
@@ -72,7 +72,7 @@ class Parser:
     def value(self, depth: int = 0) -> Any:
         """Return the next value: a dict, list, str, int, float, bool, None or `Blob`.
 
-        Raises MalformedError for a value that is truncated, is not msgpack, or exceeds a limit.
+        Raises MalformedError for a truncated value, for other bytes than msgpack, and beyond a limit.
         """
         if depth > MAX_DEPTH:
             raise MalformedError(f"nests more than {MAX_DEPTH} levels deep, the limit of statecli")

@@ -1,7 +1,7 @@
-"""Fetched bytes of a remote file, so that the many small reads of a reader are few requests.
+"""Fetched bytes of a remote file, so that a reader's many small reads are few requests.
 
-The bytes of headers are fetched once and kept while the file is open, small ones longer. Values are not kept: they are
-read through windows, which end where the reader announced its reads to end.
+The bytes of headers are fetched once and kept while the file is open, small headers longer. Values are not kept:
+readers read them through windows, up to the announced end of their reads.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _ZIP_MAGIC = b"PK\3\4"
 
 
 class RemoteFile:
-    """The cache of the file behind a URL.
+    """Cache of the file behind a URL.
 
     Attributes:
-        version: The version that all answers must have; None before the first answer.
-        checksums: Checksums of the values that were read, if the file has checksums to compare with.
-        moved: Bytes that lie later than a directory says: from where, up to where, and by how many bytes.
+        version: The required version of all answers; None before the first answer.
+        checksums: Checksums of the values read, if the file has checksums to compare with.
+        moved: Bytes later in the file than a directory says: start, end, and the distance in bytes.
     """
 
     def __init__(self, url: str, store: ObjectStore, version: FileVersion | None = None) -> None:
@@ -111,14 +111,14 @@ class RemoteFile:
             self._readers += 1
 
     def remove_reader(self) -> None:
-        """Count a closed handle; after the last one few bytes are kept."""
+        """Count a closed handle; after the last handle few bytes are kept."""
         with self._lock:
             self._readers -= 1
             if not self._readers:
                 self._evict(MAX_KEPT_CLOSED_BYTES)
 
     def release(self) -> None:
-        """Drop the fetched bytes of a file that is not open; the version stays."""
+        """Drop the fetched bytes of a closed file; the version stays."""
         with self._lock:
             if not self._readers:
                 self._evict(0)
@@ -126,7 +126,7 @@ class RemoteFile:
     # --- headers ------------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return these bytes, fewer at the end of the file; fetch those that are not cached."""
+        """Return these bytes, fewer at the end of the file; fetch the missing bytes."""
         end = min(offset + length, self.size)
         guards = self._find_guards(offset, end)
         begin = min(offset, *(guard.header for guard in guards)) if guards else offset
@@ -146,11 +146,11 @@ class RemoteFile:
         return None if holes else b"".join(parts.values())
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Fetch these (offset, length), neighbours together and many at a time, for the reads that follow."""
+        """Fetch these (offset, length), neighbours together and many at a time, for the following reads."""
         run_in_threads(self.fetch, self.missing_spans(ranges))
 
     def fetch(self, span: tuple[int, int]) -> None:
-        """Fetch the bytes from start to stop of the span, for the reads that follow."""
+        """Fetch the bytes from start to stop of the span, for the following reads."""
         start, stop = span
         self._keep(start, self.request(start, stop - start))
 
@@ -179,7 +179,7 @@ class RemoteFile:
         return b"".join((*before, inside, *(part for at, part in parts.items() if at >= stop)))
 
     def _widen(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the span to fetch for bytes that are not cached: longer than the bytes, up to the next cached ones."""
+        """Return the span to fetch for missing bytes: longer than these bytes, up to the next cached byte."""
         at = bisect_right(self._starts, start) - 1
         if stop == self.size:
             before = self._starts[at] + len(self._spans[self._starts[at]]) if at >= 0 else 0
@@ -242,7 +242,7 @@ class RemoteFile:
             self._confirm_guard(guard, self._read_span(guard.header, guard.start))
 
     def _find_guards(self, offset: int, end: int) -> list[Guard]:
-        """Return the guards of these bytes that were not confirmed."""
+        """Return the unconfirmed guards of these bytes."""
         if not self._guards:
             return []
         with self._lock:
@@ -299,7 +299,7 @@ class RemoteFile:
         return self._confirm_window(offset, stop, begin, data)
 
     def _confirm_window(self, offset: int, stop: int, begin: int, data: memoryview) -> memoryview:
-        """Return the part of `data`, which begins at `begin`, from `offset` on up to bytes that lie elsewhere."""
+        """Return the part of `data` (first byte at `begin`) from `offset` on up to moved bytes."""
         for guard in self._find_guards(offset, stop):
             fetched = data[guard.header - begin : guard.start - begin] if guard.header >= begin else None
             try:
@@ -317,7 +317,7 @@ class RemoteFile:
 
 
 class Handle:
-    """A remote file, open for one reader: `File`."""
+    """Remote file, open for a single reader: `File`."""
 
     def __init__(self, file: RemoteFile) -> None:
         self._file = file
@@ -355,7 +355,7 @@ class Handle:
 
 
 class _Windows(threading.local):
-    """The windows through which a thread reads values: a few bytes at each offset where the reading goes on."""
+    """Windows of a thread's reads of values: a few bytes at each offset where reading continues."""
 
     def __init__(self, workers: threading.Semaphore) -> None:
         self.is_at_work = False
@@ -429,7 +429,7 @@ class _Windows(threading.local):
         return offset + min(ahead, max(HEAD_BYTES, min(2 * follows, self._limit)))
 
     def _shrink(self, limit: int) -> None:
-        """Drop windows that were read, then those not used for the longest time; new windows become smaller."""
+        """Drop windows already read, then windows unused for the longest time; new windows become smaller."""
         while self._windows and sum(map(len, self._windows.values())) > limit:
             key = next((key for key in self._windows if key in self._done), next(iter(self._windows)))
             self._windows.pop(key)
@@ -443,9 +443,7 @@ class _Windows(threading.local):
 
 
 class _ValueReads:
-    """The threads that read values during a command: as many work at a time as there are cores, the others wait for
-    bytes.
-    """
+    """Threads that read values during a command: as many as cores work at a time, the rest wait for bytes."""
 
     def __init__(self) -> None:
         self.workers = threading.Semaphore(max(os.cpu_count() or 1, 2))

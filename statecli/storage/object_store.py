@@ -1,4 +1,4 @@
-"""Protocol of a server that holds objects, and the choice of the server by URL. An object is a remote file."""
+"""Protocol of a server of objects, and the choice of the server by URL. An object is a remote file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CHANGED = "changed while statecli read it; try again"
 
 
 class Missing(UnreadableError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class Unfetched(UnreadableError):
-    """The bytes did not come, whatever they are."""
+    """The bytes did not come; their content is unknown."""
 
 
 class Unsure(UnreadableError):
@@ -62,7 +62,7 @@ class ObjectStore(Protocol):
 
 
 class _Stores:
-    """The stores that a command uses, so that the next command looks for credentials again."""
+    """Stores used by a command, so that the next command looks for credentials again."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, ObjectStore] = {}
@@ -88,7 +88,7 @@ class _Stores:
 
 
 def open_store(url: str) -> ObjectStore:
-    """Return the store for a URL, the same store for all that it holds. Raises MissingDependency, UnreadableError."""
+    """Return the store for a URL, the same for all its URLs. Raises MissingDependency, UnreadableError."""
     return session.for_command(_Stores).open(url)
 
 

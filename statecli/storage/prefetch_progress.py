@@ -1,4 +1,4 @@
-"""Progress of fetching remote files, for whoever draws a bar: headers of many files, and bytes of values."""
+"""Progress of fetching remote files, for progress bars: headers of many files, and bytes of values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
 
 def report_prefetch(total: int) -> AbstractContextManager[Callable[[], None]]:
-    """Report that the block fetches `total` files; the block gets a function to call after each file."""
+    """Report a block that fetches `total` files; the block gets a function to call after each file."""
     watch = _watch.get()
     return nullcontext(lambda: None) if watch is None else watch(total)
 
@@ -30,7 +30,7 @@ def watch_prefetch(watch: Watch) -> Iterator[None]:
 
 
 class FetchedValues:
-    """Bytes of values that arrived during this command. Threads count at once; a lost count is a shorter bar."""
+    """Bytes of values received during this command. Threads count at once; a lost count is a shorter bar."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -45,7 +45,7 @@ _request: ContextVar[FetchedValues | None] = ContextVar("request", default=None)
 
 
 def fetch_values(fetch: Callable[[], bytes]) -> bytes:
-    """Return the bytes of values that a request fetches, each counted when it arrives, and none of them twice."""
+    """Return the bytes of values fetched by a request, each counted on arrival, none twice."""
     total, arrived = count_fetched_values(), FetchedValues()
     before = _request.set(arrived)
     try:
@@ -57,7 +57,7 @@ def fetch_values(fetch: Callable[[], bytes]) -> bytes:
 
 
 def count_arrived(length: int) -> None:
-    """Count bytes of an answer, if it is an answer with values."""
+    """Count bytes of an answer, if the answer has values."""
     request = _request.get()
     if request is not None:
         request.bytes += length

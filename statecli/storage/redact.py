@@ -47,8 +47,8 @@ class Secrets:
     """The secrets of this process.
 
     Attributes:
-        certain: Words that are certainly secret.
-        possible: Words from a place in which a secret may stand.
+        certain: Certainly secret words.
+        possible: Words from a possible place of a secret.
         masked: URLs with secrets, and their masked names.
     """
 
@@ -87,9 +87,9 @@ def remove_secrets(text: str) -> str:
 
 
 def filter_logs() -> None:
-    """Remove secrets from all that network libraries log from now on, wherever the user sends the logs.
+    """Remove secrets from all logs of network libraries from now on, for any destination of the logs.
 
-    Most of their loggers do not exist before the first request, and a filter applies to one logger alone.
+    Most of their loggers do not exist before the first request, and a filter applies to a single logger.
     """
     import logging
 
@@ -136,7 +136,7 @@ def _replace(text: str, words: Iterable[str]) -> str:
 
 
 def scrub(text: str) -> str:
-    """Return text of others without known secrets, secrets of the environment, and all that looks like a secret."""
+    """Return foreign text without known secrets, secrets of the environment, and words that look like secrets."""
     values = [value for name, value in os.environ.items() if _VARIABLE.search(name) and len(value) >= _MIN_VALUE_CHARS]
     text = _replace(remove_secrets(text), {*secrets().possible, *values})
     for pattern in _SECRET_PATTERNS:

@@ -1,10 +1,10 @@
-"""The store of files behind URLs. Only the bytes that a reader needs are fetched.
+"""Store of files behind URLs. Only the bytes needed by a reader are fetched.
 
     masked name ──▶ masked_url.py (the URL as typed) ──▶ object store: http.py, hub.py, s3.py, gcs.py, fsspec_store.py
                                                            ▲
                       object_cache.py (the fetched bytes of a file) ── retry.py (requests again after an error)
 
-What the store learns of a file or a folder is valid for one command; see `session`.
+The store's knowledge of a file or a folder is valid for one command; see `session`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ MAX_KEPT_FILES = 4096
 
 
 class Access(msgspec.Struct, frozen=True):
-    """What another process needs to read the same files.
+    """Data for another process to read the same files.
 
     Attributes:
         urls: URLs as typed, by their masked names.
-        versions: The version of each file that was opened.
+        versions: The version of each opened file.
         moved: See `RemoteFile.moved`, by path.
-        command: The command that the other process works for.
+        command: The command for which the other process works.
     """
 
     urls: dict[str, masked_url.TypedUrl]
@@ -81,7 +81,7 @@ class RemoteStore:
         return url.parents(path)
 
     def make_relative(self, path: str, folder: str) -> str:
-        """See `Store.make_relative`: a URL outside the folder stays as it is."""
+        """See `Store.make_relative`: a URL outside the folder stays unchanged."""
         return url.make_relative(path, folder)
 
     def make_absolute(self, path: str) -> str:
@@ -209,7 +209,7 @@ class RemoteStore:
             yield
 
     def find_crc32(self, path: str, offset: int, length: int) -> int | None:
-        """See `Store.find_crc32`: of bytes that were read as values, or are cached."""
+        """See `Store.find_crc32`: of bytes read as values or cached."""
         return self._file(path).find_crc32(offset, offset + length)
 
     def confirm_guards(self, path: str) -> None:
@@ -224,7 +224,7 @@ class RemoteStore:
         return bool(self._files)
 
     def export_access(self) -> Access:
-        """Return what this process knows. Raises MalformedError if a guard of a file fails."""
+        """Return this process's knowledge for other processes. Raises MalformedError if a guard of a file fails."""
         for path in list(self._files):
             try:
                 self.confirm_guards(path)
@@ -280,7 +280,7 @@ class RemoteStore:
         return _MISSING if why is None or isinstance(why, Missing) else _FILE
 
     def _is_absent_from_listing(self, path: str) -> bool:
-        """Return True if a listing of the folder lacks the name; a server may hide names that begin with a dot."""
+        """Return True if the folder's listing lacks the name; a server may hide names that begin with a dot."""
         folder, name = url.split(path)
         listing = self._listings.get(folder)
         return isinstance(listing, Listing) and name not in listing.folders and not name.startswith(".")
@@ -319,7 +319,7 @@ def remote_store() -> RemoteStore:
 
 
 def accept_access(access: Access) -> None:
-    """Take over what another process knows. A worker lives on after a command, and forgets that command here."""
+    """Take over what another process knows. A worker lives on after a command, and forgets the old command here."""
     store = remote_store()
     if store.command != access.command:
         session.forget_command()
@@ -336,5 +336,5 @@ def _try_fetch(task: tuple[RemoteFile, tuple[int, int]]) -> None:
 
 
 def _is_refused(listing: Listing | UnreadableError | None) -> TypeGuard[UnreadableError]:
-    """Return True if there may be a folder that cannot be requested."""
+    """Return True if a folder may exist but cannot be requested."""
     return isinstance(listing, UnreadableError) and not isinstance(listing, (Missing, Unsure))

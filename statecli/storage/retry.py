@@ -24,10 +24,10 @@ MAX_RETRY_AFTER_S = 20.0
 
 
 class _Failures:
-    """What failed after all retries during a command.
+    """URLs and servers that failed after all retries during a command.
 
     Attributes:
-        by_url: The message for each URL, which is not requested again.
+        by_url: The message for each URL not requested again.
         servers: Servers that get one attempt until an attempt succeeds.
     """
 
@@ -37,7 +37,7 @@ class _Failures:
 
 
 class Transient(Exception):
-    """An error that may not come again; `after`: seconds that the server asks to wait, None if it says nothing."""
+    """Error that may not come again; `after`: the server's requested wait in seconds, None without a request."""
 
     def __init__(self, why: str, after: float | None = None) -> None:
         super().__init__(why)
@@ -83,5 +83,5 @@ def _find_server(url: str) -> str:
 
 
 def _choose_pause(count: int) -> float:
-    """Return seconds, partly random, because a hundred connections that broke together must not return together."""
+    """Return seconds, partly random, because a hundred connections broken together must not return together."""
     return FIRST_PAUSE_S * float(2**count) * random.uniform(0.5, 1.5)  # noqa: S311 - no secret

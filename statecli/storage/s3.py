@@ -1,7 +1,7 @@
-"""The object store of S3 and compatible servers: range requests by s3fs. Each answer is checked before it is read.
+"""Object store of S3 and compatible servers: range requests by s3fs, with each answer checked before its body is read.
 
-Credentials are those that the AWS tools find. Without credentials, and with AWS_NO_SIGN_REQUEST, requests are not
-signed, so that public buckets can be read.
+Credentials come from the places searched by the AWS tools. Without credentials, and with AWS_NO_SIGN_REQUEST, requests
+are not signed, so that public buckets can be read.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _create_session_class() -> type:
 
 
 class _SessionWithoutRedirects:
-    """A session of aiohttp that follows no redirect and refuses redirects without a region."""
+    """aiohttp session that follows no redirect and refuses redirects without a region."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -242,7 +242,7 @@ async def _list_folder(filesystem: Any, url: str) -> Listing:
 
 
 def _find_answer(why: BaseException) -> tuple[str | None, int]:
-    """Return the error code of S3, which s3fs hides behind an error of Python, and the HTTP status; None, 0 without.
+    """Return S3's error code, hidden by s3fs behind an error of Python, and the HTTP status; without them None and 0.
 
     For an answer without code, botocore has no code or the status as the code.
     """
@@ -303,7 +303,7 @@ def _explain_setup_error(why: Exception) -> Exception | None:
 
 
 def _walk_frames(why: Exception) -> Iterator[FrameType]:
-    """Yield the frames of an error and of its causes, which s3fs replaces by errors of Python."""
+    """Yield the frames of an error and of its causes, because s3fs replaces causes by errors of Python."""
     error: BaseException | None = why
     while error is not None:
         yield from (frame for frame, _ in walk_tb(error.__traceback__))

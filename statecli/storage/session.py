@@ -1,8 +1,8 @@
-"""Objects that live as long as a command, or as long as the process, by the factory that creates them.
+"""Objects with the lifetime of a command or of the process, by their factory.
 
-A module that remembers something keeps it in an object of its own, and asks for the object here. So one assignment in
-`forget_command` drops all that a command has learned. There is no lock, because a fork could leave it locked: two
-threads may both call the factory, and both get the object that was stored first.
+A module keeps its memory in an object of its own, and asks for the object here. So a single assignment in
+`forget_command` drops everything learned by a command. There is no lock, because a fork could leave a lock locked: two
+threads may both call the factory, and both get the object stored first.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _command = _Session()
 
 
 def for_command(factory: Callable[[], _Object]) -> _Object:
-    """Return the object that the factory created during this command; create the object on the first call."""
+    """Return the object created by the factory during this command; create the object on the first call."""
     return _command.get(factory)
 
 
 def for_process(factory: Callable[[], _Object]) -> _Object:
-    """Return the object that the factory created in this process; create the object on the first call."""
+    """Return the object created by the factory in this process; create the object on the first call."""
     return _process.get(factory)
 
 
 def forget_command() -> None:
-    """Begin another command, which knows nothing of the one before."""
+    """Begin another command without knowledge of the previous command."""
     global _command
     _command = _Session()

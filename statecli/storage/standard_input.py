@@ -1,7 +1,7 @@
 """Standard input as the store of one file, `-`.
 
-Readers read a file at several positions, so that a pipe is copied to a temporary file without a name when it is first
-opened. A redirected file is read where it lies.
+Readers read a file at several positions, so that a pipe is copied to a temporary file without a name on its first
+opening. A redirected file is read in place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COPIED_AT_ONCE = 1 << 20
 
 
 class StandardInputStore(LocalStore):
-    """Files by path, for the path `-` alone. There is no folder around it, and no file next to it."""
+    """Files by path, for the path `-` alone. The path has no folder and no adjacent files."""
 
     def split(self, path: str) -> tuple[str, str]:
         return "", path
@@ -57,7 +57,7 @@ class StandardInputStore(LocalStore):
         return path
 
     def open(self, path: str) -> LocalFile:  # noqa: ARG002 - see the class
-        """See `Store.open`. Raises UnreadableError for a terminal, and for a pipe that cannot be copied."""
+        """See `Store.open`. Raises UnreadableError for a terminal, and if copying a pipe fails."""
         return StandardInput()
 
     def size(self, path: str) -> int:
@@ -78,7 +78,7 @@ class StandardInput(LocalFile):
 
 
 class _Spool:
-    """A descriptor that can be read at any position: of the redirected file, or of a copy of the pipe."""
+    """Descriptor readable at any position: of the redirected file, or of a copy of the pipe."""
 
     def __init__(self) -> None:
         self._copy: IO[bytes] | None = None

@@ -1,4 +1,4 @@
-"""Protocols of a store, the place that files lie in, and of an open file. `local` and `remote` implement both."""
+"""Protocols of a store, the place of files, and of an open file. `local` and `remote` implement both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_LISTED_FOLDERS, MAX_LISTED_NAMES = 1_000, 200_000
 
 
 class ListingBudget:
-    """Folders and names that a server has listed for one target."""
+    """Folders and names listed by a server for one target."""
 
     def __init__(self, target: str) -> None:
         self._target, self._names = target, 0
@@ -23,7 +23,7 @@ class ListingBudget:
 
     @property
     def exceeded(self) -> bool:
-        """Whether more was listed than one target may have."""
+        """Whether more was listed than allowed for a target."""
         return len(self._folders) > MAX_LISTED_FOLDERS or self._names > MAX_LISTED_NAMES
 
     def exhaust(self) -> None:
@@ -31,7 +31,7 @@ class ListingBudget:
         self._names = MAX_LISTED_NAMES + 1
 
     def take(self, folder: str, names: int) -> None:
-        """Count a folder with so many names, once. Raises UnreadableError if that is too much."""
+        """Count a folder with this many names, once. Raises UnreadableError beyond the budget."""
         if folder not in self._folders:
             self._folders.add(folder)
             self._names += names
@@ -43,7 +43,7 @@ class ListingBudget:
 class FileVersion(NamedTuple):
     """The size of a file in bytes, and a marker that changes with the file; None where the store sends no marker.
 
-    Of a remote file the marker is an ETag, or several such markers on a line each, some of which an answer may lack.
+    Of a remote file the marker is an ETag, or several markers on a line each; an answer may lack some of the markers.
     """
 
     size: int
@@ -51,7 +51,7 @@ class FileVersion(NamedTuple):
 
 
 class Guard(NamedTuple):
-    """Bytes `start` to `stop` that lie where a directory says so, without proof so far.
+    """Bytes `start` to `stop`, placed by a directory, without proof so far.
 
     The proof is a header from `header` up to `start`. `check` takes the bytes of the header and returns how many bytes
     later than `start` the data begins, mostly 0. `check` raises MalformedError for a wrong header.
@@ -74,11 +74,11 @@ class File(Protocol):
     def fill(self, offset: int, into: memoryview, ahead: int) -> int:
         """Read bytes from `offset` on into a buffer; return their number, 0 at the end.
 
-        `ahead`: the number of bytes that the caller reads next.
+        `ahead`: the number of bytes the caller reads next.
         """
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Fetch these (offset, length) together if each read is a request; they are about to be read."""
+        """Fetch these (offset, length) together before their reads, if each read is a request."""
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
         """Return these bytes, or None if reading them takes a request."""
@@ -87,17 +87,17 @@ class File(Protocol):
         """Check the header of each guard before the file returns a byte of the guarded range."""
 
     def measure(self) -> int:
-        """Return the size at this moment, for the message about a file that was truncated while open."""
+        """Return the present size, for the message about a file truncated while open."""
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
 
 
 class Store(Protocol):
-    """Files and folders by path. A method that reads raises OSError for a local path, else UnreadableError.
+    """Files and folders by path. Reading methods raise OSError for a local path, else UnreadableError.
 
     Attributes:
-        reads_are_requests: True if a read costs a round trip to a server, so that reads should be batched.
+        reads_are_requests: True if a read costs a round trip to a server, so that batched reads are faster.
     """
 
     reads_are_requests: bool
@@ -128,7 +128,7 @@ class Store(Protocol):
         """Return True for a file, a folder and a broken link."""
 
     def has_file(self, path: str) -> bool:
-        """Return True if the path, which can only be that of a file, exists; no folder is asked for."""
+        """Return True if the path, which can only name a file, exists; no folder is requested."""
 
     def is_folder(self, path: str) -> bool:
         """Return True for a folder."""
@@ -155,7 +155,7 @@ class Store(Protocol):
         """Return the reason why the names of a folder are incomplete; None if they are complete."""
 
     def match_glob(self, pattern: str) -> list[str]:
-        """Return the paths that match, with `**` and hidden names. Of hidden folders only the folder itself is matched,
+        """Return the matching paths, with `**` and hidden names. Of hidden folders only the folder itself is matched,
         unless a step of the glob begins with a dot.
         """
 
@@ -168,12 +168,12 @@ class Store(Protocol):
         """Return the size of a file in bytes."""
 
     def version(self, path: str) -> FileVersion | None:
-        """Return the version of a file to compare a later one with; None if there is no file, or if the store compares
-        the version of each read itself.
+        """Return the version of a file, to compare with later versions; None if there is no file, or if the store
+        compares the version of each read itself.
         """
 
     def prefetch(self, paths: Iterable[str]) -> None:
-        """Fetch the beginnings of files, and the names of folders, that are about to be opened; errors are kept."""
+        """Fetch the beginnings of files, and the names in folders, before they are opened; errors are kept."""
 
     def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> AbstractContextManager[None]:
         """Fetch these (offset, length) of each file and keep them while the block runs; errors are kept."""
@@ -185,4 +185,4 @@ class Store(Protocol):
         """Return the CRC-32 of these bytes if known without another read."""
 
     def confirm_guards(self, path: str) -> None:
-        """Check the guards of a file that were not checked so far. Raises MalformedError without the path."""
+        """Check the guards of a file not checked so far. Raises MalformedError without the path."""

@@ -27,7 +27,7 @@ def list_usual_names() -> tuple[str, ...]:
 def try_usual_names(
     folder: str, why: Unsure, prefetch: Callable[[Sequence[str]], None], open_file: Callable[[str], RemoteFile]
 ) -> Listing | UnreadableError:
-    """Return the usual names that exist in a folder that cannot be listed because of `why`; an error if none exists."""
+    """Return the existing usual names in a folder without a listing because of `why`; an error if none exists."""
     paths = {name: join(folder, name) for name in list_usual_names()}
     prefetch(list(paths.values()))
     errors = {name: _find_error(open_file(path)) for name, path in paths.items()}
@@ -43,7 +43,7 @@ def try_usual_names(
 
 
 def _find_inconclusive(errors: dict[str, UnreadableError | None]) -> Iterator[tuple[str, UnreadableError]]:
-    """Yield the names that may exist or not, with their errors.
+    """Yield the names of unknown existence, with their errors.
 
     A server may answer a request for a missing file with a refusal or a page; most of the names then get the same
     answer. Many servers refuse names that begin with a dot.
@@ -58,7 +58,7 @@ def _find_inconclusive(errors: dict[str, UnreadableError | None]) -> Iterator[tu
 
 
 def _classify(error: UnreadableError) -> Hashable:
-    """Return a key that answers of the same meaning share."""
+    """Return a key shared by answers of the same meaning."""
     return Missing if isinstance(error, Missing) else (type(error), getattr(error, "status", 0))
 
 

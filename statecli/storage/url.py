@@ -1,4 +1,4 @@
-"""The syntax of URLs: where the path of a file stands in one, and how paths are joined and split.
+"""Syntax of URLs: place of a file's path in a URL, and how paths are joined and split.
 
 Nothing here opens a connection or knows a secret. `masked_url` hides passwords and signatures.
 """
@@ -36,7 +36,7 @@ def is_remote(path: str) -> bool:
 
 
 def split_url(url: str) -> UrlParts:
-    """Return the scheme, the path that leads from folder to file, and the query."""
+    """Return the scheme, the path from folder to file, and the query."""
     match = _URL.match(url)
     assert match is not None, "no URL"  # noqa: S101 - callers check with is_remote
     scheme, text = url[: match.end()], url[match.end() :]
@@ -45,7 +45,7 @@ def split_url(url: str) -> UrlParts:
 
 
 def find_query(scheme: str, text: str) -> int:
-    """Return the index at which the query begins in the text after a `scheme://`; the text's length without a query."""
+    """Return the index of the query in the text after a `scheme://`; the text's length without a query."""
     mark = _QUERY.get(scheme.removesuffix("://").lower(), "?")
     at = -1 if mark is None else text.find(mark)
     return len(text) if at < 0 else at
@@ -63,7 +63,7 @@ def is_chain(url: str) -> bool:
 
 
 def is_web(scheme: str) -> bool:
-    """Return True for `http://` and `https://`, in which names are percent-encoded."""
+    """Return True for `http://` and `https://`, whose names are percent-encoded."""
     return scheme.lower().endswith(("http://", "https://"))
 
 
@@ -107,7 +107,7 @@ def parents(url: str) -> Iterator[str]:
 
 
 def make_relative(url: str, folder: str) -> str:
-    """Return the path from the folder to the file; a URL outside the folder is returned as it is."""
+    """Return the path from the folder to the file; a URL outside the folder is returned unchanged."""
     inner, outer = split_url(url), split_url(folder) if is_remote(folder) else UrlParts("", "", "")
     prefix = outer.path.rstrip("/") + "/" if outer.path else ""
     is_inside = (inner.scheme, inner.rest) == (outer.scheme, outer.rest) and f"{inner.path}/".startswith(prefix)
@@ -115,13 +115,13 @@ def make_relative(url: str, folder: str) -> str:
 
 
 def make_absolute(url: str) -> str:
-    """Return the URL without the slash that the URL of a folder may end with."""
+    """Return the URL without the slash at the end of a folder's URL."""
     scheme, path, rest = split_url(url)
     return scheme + path.rstrip("/") + rest
 
 
 def quote_name(scheme: str, name: str) -> str:
-    """Return a name, or several joined with `/`, as a URL of this scheme writes it."""
+    """Return a name, or several joined with `/`, as written in a URL of this scheme."""
     if not is_web(scheme) or re.fullmatch(r"[\w./-]*", name, re.ASCII):
         return name
     from urllib.parse import quote
@@ -130,7 +130,7 @@ def quote_name(scheme: str, name: str) -> str:
 
 
 def unquote_name(scheme: str, name: str) -> str:
-    """Return the name that a URL of this scheme writes as `name`."""
+    """Return the name written as `name` in a URL of this scheme."""
     if not is_web(scheme) or "%" not in name:
         return name
     from urllib.parse import unquote

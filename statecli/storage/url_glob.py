@@ -24,13 +24,13 @@ def match_url_glob(store: Store, pattern: str) -> list[str]:
 
 
 class _Matcher:
-    """Matcher of one glob, with the budget of the folders that it lists."""
+    """Matcher of one glob, with a budget of listed folders."""
 
     def __init__(self, store: Store, pattern: str) -> None:
         self._store, self._budget = store, ListingBudget(pattern)
 
     def match(self, folder: str, steps: list[str], depth: int = 0) -> Iterator[str]:
-        """Yield what matches the remaining steps of a glob in a folder; an empty last step matches folders alone."""
+        """Yield the matches of a glob's remaining steps in a folder; an empty last step matches folders alone."""
         if depth > MAX_FOLDER_DEPTH:
             raise UnreadableError(
                 f"{folder}: is more than {MAX_FOLDER_DEPTH} folders deep; start the glob in a deeper folder"

@@ -1,11 +1,11 @@
-"""Strict reader of zip archives as torch writes them: a file that two readers may read differently is an error.
+"""Strict reader of zip archives as torch writes them: a file readable in two ways is an error.
 
-Python's `zipfile` will not do: it takes the last of two records of one name where torch takes the first, accepts
+Python's `zipfile` is unsuitable: it takes the last of two records of one name where torch takes the first, accepts
 bytes before the archive, refuses archives without checksums, and is slow for 100,000 records. torch's own reader
 (miniz) checks no checksum and no overlap.
 
-Layout: PKWARE's APPNOTE 6.3.10, sections 4.3.7 to 4.3.16, 4.5.3 (zip64). What torch writes of it: every record
-stored, sizes in the directory and in a descriptor after the data, zip64 end records always.
+Layout: PKWARE's APPNOTE 6.3.10, sections 4.3.7 to 4.3.16, 4.5.3 (zip64). torch writes every record stored, sizes in the
+directory and in a descriptor after the data, zip64 end records always.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ _MENTION_BYTES = 64 * 1024
 def mentions(path: str, *names: bytes) -> bool:
     """Return True if the directory of a zip file contains one of the names near its beginning or its end.
 
-    The answer is a guess at the kind of archive, which the reader checks. False for a file that is not a zip archive.
+    The answer is a guess at the kind of archive, to be checked by the reader. False for a file other than a zip
+    archive.
     """
     try:
         with Source(path) as source:
@@ -111,7 +112,7 @@ def mentions(path: str, *names: bytes) -> bool:
 class Record(msgspec.Struct, gc=False):
     """One member: `offset` of its local header and `data_offset` of its bytes, both from the start of the file.
 
-    `crc32` is what the directory records; 0 is what torch writes when it computes none.
+    `crc32` as in the directory; torch writes 0 for a checksum not computed.
     """
 
     name: str
@@ -137,12 +138,12 @@ class Archive:
     """The records of a zip file by name, in the order of its directory, each checked against its local header.
 
     Of a remote file, local headers are not read if the directory places the records exactly as torch does: each header
-    is checked when the record is read. With `looked_at`, so many bytes of each record are about to be read, and all
-    headers are checked at once. Raises MalformedError for a directory that contradicts itself or the file.
+    is checked when the record is read. With `looked_at`, all headers are checked at once, because this many bytes of
+    each record are about to be read. Raises MalformedError for a directory that contradicts itself or the file.
 
     Attributes:
         folder: Top folder of the first record, "" for a record named "/…", None for a record in no folder.
-        spaces: Gaps of more than `MAX_PADDING` bytes between the data of records, each with the record before.
+        spaces: Gaps of more than `MAX_PADDING` bytes between the data of records, each with the preceding record.
     """
 
     __slots__ = ("_looked_at", "_source", "folder", "oddities", "path", "records", "spaces")
@@ -165,7 +166,7 @@ class Archive:
             )
 
     def prefetch(self, is_wanted: Callable[[str], bool]) -> None:
-        """Fetch the records of these names together; they are about to be read."""
+        """Fetch the records of these names together, before their reads."""
         records = (
             record
             for name, record in self.records.items()
@@ -316,7 +317,7 @@ class Archive:
         return records
 
     def _locate(self, end: _End) -> None:
-        """Find where each record's bytes start, and check that no two of them overlap."""
+        """Find the start of each record's bytes, and check for overlaps."""
         ordered = sorted(self.records.values(), key=lambda record: record.offset)
         if ordered and ordered[0].offset > 0:
             before = ordered[0].offset
@@ -408,7 +409,7 @@ def _parse_entries(directory: bytes) -> Iterator[Record]:
 
 
 def _check_unicode_path(name: str, extras: bytes) -> None:
-    """Refuse another name in an extra field, because Python's zipfile takes it since 3.12 and torch does not."""
+    """Refuse another name in an extra field, because Python's zipfile takes this name since 3.12 and torch does not."""
     other = _find_extra_field(name, extras, _UNICODE_PATH)[_UNICODE_PATH_HEADER:]
     if other and other != name.encode("utf-8", "surrogateescape"):
         raise MalformedError(
@@ -437,7 +438,7 @@ def _decode_name(name: bytes, flags: int) -> str:
 
 
 def _read_zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, int]:
-    """Return size, compressed size, offset and disk, the overflown ones from the zip64 extra field.
+    """Return size, compressed size, offset and disk, overflown values from the zip64 extra field.
 
     The field contains the overflown values alone, in this order: 8, 8, 8 and 4 bytes.
     """
@@ -504,12 +505,12 @@ def _outside_error(name: str, end: int, records_end: int) -> MalformedError:
 
 
 def _read_of(data: bytes, start: int) -> Callable[[int, int], bytes]:
-    """Return a function like `Source.read` for bytes that begin at `start`."""
+    """Return a function like `Source.read` for bytes from `start` on."""
     return lambda offset, length: data[offset - start : offset - start + length]
 
 
 def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
-    """Return the offset of the data of a record, by the local header, which torch pads to align the data."""
+    """Return the offset of a record's data, by the local header with torch's padding for alignment."""
     header = read(record.offset, _LOCAL.size)
     n: int
     extra: int
@@ -587,10 +588,10 @@ _LOADED_NAMES = re.compile(
 
 
 def ends_as_zip(source: Source) -> bool:
-    """Whether there is an end record where torch's zip reader and Python's look for it, and a directory.
+    """Whether there is a directory, and an end record where torch's zip reader and Python's look for end records.
 
-    Both take the last one, whatever comes before the archive and after its end. torch's reader does not look at the
-    record's comment, and reads on by whole buffers.
+    Both take the last end record, with any bytes before the archive and after its end. torch's reader does not look at
+    the record's comment, and reads on by whole buffers.
     """
     return _find_directory(source) is not None
 
@@ -611,7 +612,7 @@ _MAX_SEARCHED_BYTES = 4 * 2**20
 
 
 def _find_directory(source: Source) -> int | None:
-    """Return where the directory of an archive at the end of the file begins, or may begin; None without one."""
+    """Return the offset where the directory of an archive at the file's end begins or may begin; None without one."""
     start = max(0, source.size - FARTHEST_END)
     tail = source.read(start, source.size - start)
     at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END.size + 4))
