@@ -1,1 +1,1 @@
-"""The nouns that every room shares: state, findings, errors, dtypes, and text that is safe to print."""
+"""Shared nouns of all packages: state, findings, errors, dtypes, and text safe to print."""

@@ -1,4 +1,4 @@
-"""Group the errors of many tensors by what they have in common."""
+"""Group the errors of many tensors by their common cause."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _FIGURE = re.compile(r"(0x[0-9a-f]+|\d+)")
 def group_by_cause(errors: Iterable[tuple[str, str]]) -> list[tuple[str, int]]:
     """Return one line per file and cause, with the number of errors; differing figures are shown as "…".
 
-    `errors` are pairs (tensor name, `file: name: cause`). Tensors of one storage share one message, which names the
-    first.
+    `errors` are pairs (tensor name, `file: name: cause`). Tensors of one storage share one message, with the name of
+    the first.
     """
     keys: dict[str, tuple[str, ...]] = {}
     groups: dict[tuple[str, ...], list[tuple[str, str]]] = {}

@@ -1,4 +1,4 @@
-"""Errors that statecli raises on purpose, each with one line for the user.
+"""Errors raised by statecli on purpose, each with one line for the user.
 
     StateError                 base class; exit status 2
     ├── UsageError             contradictory or unknown option, argument or name
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class StateError(Exception):
     """One line: the file and tensor, the problem, and how to fix the problem.
 
-    `rule` is the rule of `audit` that reports this error, if any, and `help` the fix that the rule suggests. `choices`
-    are words to type, of which the message speaks at its end; on the command line each has its own line.
+    `rule` is the rule of `audit` that reports this error, if any, and `help` the fix suggested by the rule. `choices`
+    are words to type, mentioned at the end of the message; on the command line each has its own line.
     """
 
     rule: ClassVar[str | None] = None
@@ -72,9 +72,9 @@ _ESCAPED_MARKS = {ord(mark): ascii(mark)[1:-1] for mark in _MARKS}
 
 
 def option(flag: str, value: object = None, *, quoted: bool = False) -> str:
-    """Return an option as the message of a `UsageError` names it.
+    """Return an option's form in the message of a `UsageError`.
 
-    The error spells it `--device gpu` for the command line and `device='gpu'` for Python.
+    The error writes the option as `--device gpu` for the command line and as `device='gpu'` for Python.
 
     Args:
         flag: A spelling of the command line: "--device", "-i".
@@ -91,9 +91,9 @@ def option(flag: str, value: object = None, *, quoted: bool = False) -> str:
 
 
 class UsageError(StateError):
-    """The command line contradicts itself or names something that does not exist.
+    """The command line contradicts itself or names something nonexistent.
 
-    The message names options by `option`; `str` spells them for the command line.
+    The message names options by `option`; `str` spells the options for the command line.
     """
 
     def describe(self) -> str:
@@ -113,7 +113,7 @@ class UsageError(StateError):
 
 
 class NothingMatched(UsageError):
-    """Filters left nothing to check; such a run never exits with status 0."""
+    """Filters left nothing to check; the run never exits with status 0."""
 
 
 class FilteredOut(NothingMatched):
@@ -125,11 +125,11 @@ class UnreadableError(StateError):
 
 
 class PlaceUnreadable(UnreadableError):
-    """The whole place (a server, a bucket) cannot be read; report it once, not for every file."""
+    """The whole place (a server, a bucket) cannot be read; report this once, not for every file."""
 
 
 class BarePickle(UnreadableError):
-    """The target is a pickle that torch.save did not write: only its imports can be reported."""
+    """The target is a pickle not written by torch.save: only its imports can be reported."""
 
 
 class MalformedError(UnreadableError):
@@ -171,4 +171,4 @@ class EngineError(StateError):
 
 
 class MissingDependency(StateError):
-    """An optional package that the command needs is not installed."""
+    """An optional package needed by the command is not installed."""

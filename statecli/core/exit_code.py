@@ -1,4 +1,4 @@
-"""Exit code of a command: what decides it, and how it leaves the process, distinct from a SystemExit of model code."""
+"""Exit code of a command: its choice, and its way out of the process, distinct from a SystemExit of model code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A finding: a problem that a command reports about its target, and a reason for exit status 1."""
+"""Finding: a problem reported by a command about its target, and a reason for exit status 1."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Severity(str, Enum):
         return list(Severity).index(self)
 
     def is_at_least(self, other: Severity) -> bool:
-        """Return True if this severity is `other` or a higher one."""
+        """Return True if this severity is `other` or higher."""
         return self.rank >= other.rank
 
 
@@ -40,7 +40,7 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
         section: Section of the tensor.
         origin: Source line of a model class; omitted if unknown.
         place: Bytes in a file; omitted if unknown.
-        about: Another name, such as `os.system` that a pickle imports; omitted if there is none.
+        about: Another name, for example `os.system` imported by a pickle; omitted if there is none.
         content: Digest of the checked bytes, "" if there are too many; omitted if there are none.
     """
 
@@ -67,11 +67,11 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
         origin: Origin | UnsetType,
         about: str | UnsetType,
     ) -> Finding:
-        """Return a finding that stands for this one and others with the same cause; the place stays."""
+        """Return a finding for this finding and further findings with the same cause; the place stays."""
         return Finding(
             rule, severity, message, self.target, fqn, help, self.section, origin, self.place, about, self.content
         )
 
     def summarize(self, message: str, target: str) -> Finding:
-        """Return a finding of the same rule and severity that stands for several tensors of `target`."""
+        """Return a finding of the same rule and severity for several tensors of `target`."""
         return Finding(self.rule, self.severity, message, target)

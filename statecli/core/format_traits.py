@@ -1,6 +1,6 @@
-"""Traits of a format: everything that commands know about the format of a state besides its name.
+"""Traits of a format: everything a command knows about the format of a state besides its name.
 
-Each reader fills them, so that a new format is one module. This module imports nothing of ours.
+Each reader fills in its traits, so that a new format is one module. This module imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import msgspec
 
 
 class Legacy(Enum):
-    """Containers that torch no longer writes."""
+    """Containers no longer written by torch."""
 
     STREAM = "stream"  # pickles in a row, before torch 1.6
     TAR = "tar"  # a tar archive, before torch 0.1.10
 
 
 class FormatTraits(msgspec.Struct, frozen=True):
-    """What a format keeps, and how its files are used. The defaults are those of most formats.
+    """Contents of a format and uses of its files. The defaults fit most formats.
 
     Attributes:
         is_class: The state is of a live model class, not of a checkpoint.
-        is_program: The file is run as saved: it stores tensors that are not registered, and may have no weights.
+        is_program: The file is run as saved: it stores unregistered tensors, and may have no weights.
         is_training_folder: A folder with the model and the rest of a training run.
-        keeps_order: Tensors are in the order in which they were saved.
-        distinguishes_case: The format's own loader distinguishes names that differ in case alone.
+        keeps_order: Tensors are in the order of saving.
+        distinguishes_case: The format's own loader distinguishes names by case alone.
         never_mapped: Reason why no loader maps the files into memory; None if loaders may.
-        legacy: Containers among the files that torch no longer writes.
-        mixed_dtypes: Reason why the tensors of one model have several dtypes on purpose; None if they have not.
+        legacy: Containers among the files no longer written by torch.
+        mixed_dtypes: Reason why the tensors of one model have several dtypes on purpose; None for a single dtype.
         settings_are_text: Every setting is text: numbers are written as text.
         drops_tied_names: A tied tensor is stored under one name; its other names are settings (name: stored name).
-        own_settings: Settings that describe the files, not the model.
-        settings_vocabulary: Name of the vocabulary of the settings, if other formats have no such settings.
+        own_settings: Settings about the files, not the model.
+        settings_vocabulary: Name of the vocabulary of the settings, if other formats lack these settings.
         settings_describe_program: Every setting describes the program, none is an attribute of a module.
         settings_are_compiled: Settings are attributes of compiled modules: those that the code uses, without the
             Python types of keys and containers.
@@ -41,8 +41,8 @@ class FormatTraits(msgspec.Struct, frozen=True):
         weights_are_optimizer_copies: Weights exist as float32 copies of the optimizer only.
         is_partitioned: Weights without elements may be in the partitions of other ranks.
         has_own_loader: A library loads the pickles, not `torch.load(path)`.
-        key_setting: Last key of the settings that name the keys of tensors whose names do not show them; other formats
-            have no such keys.
+        key_setting: Last key of the settings with the keys of tensors whose names do not show their keys; other formats
+            do not have these keys.
         has_collections: A model's collections (trained parameters, statistics) are sections of their own.
     """
 
@@ -69,7 +69,7 @@ class FormatTraits(msgspec.Struct, frozen=True):
 
 
 def combine_traits(traits: Iterable[FormatTraits]) -> FormatTraits:
-    """Return the traits of a checkpoint in several files: a trait of one file that holds for all of them together.
+    """Return the traits of a checkpoint in several files: a trait of one file that applies to all files together.
 
     Traits of a whole checkpoint (a program, partitions, collections) are not inherited from a file.
     """

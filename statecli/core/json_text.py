@@ -1,4 +1,4 @@
-"""Encode a value as JSON that is safe to print on a terminal."""
+"""Encode a value as JSON, safe to print on a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def encode_json(value: Any) -> bytes:
-    """Return JSON with terminal control characters escaped, and lone surrogates, which UTF-8 cannot encode."""
+    """Return JSON with escapes for terminal control characters and for lone surrogates, which UTF-8 cannot encode."""
     try:
         encoded = _ENCODER.encode(value)
     except UnicodeEncodeError:

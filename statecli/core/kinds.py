@@ -1,4 +1,4 @@
-"""Decide whether each entry of a checkpoint is a parameter or a buffer, for formats that do not record it.
+"""Decide whether each entry of a checkpoint is a parameter or a buffer, for formats without a record of kinds.
 
 A bare state_dict is a flat list of names. The evidence is used in the order of `Evidence`: the class given with
 `--model`, the pickled type, the optimizer in the same file, a naming convention. Without evidence, an entry is assumed
@@ -84,7 +84,7 @@ def _is_unclassified(tensor: TensorInfo) -> bool:
 
 
 def is_buffer_by_convention(tensor: TensorInfo) -> bool:
-    """Return True for dtypes that are never trained (integers, bool) and for names that are always buffers.
+    """Return True for untrainable dtypes (integers, bool) and for names that are always buffers.
 
     A quantized weight is neither.
     """
@@ -117,11 +117,11 @@ MAX_GROUP_ENTRY_PAIRS = 20_000_000
 def _find_all_trained(
     state: ModelState, candidates: list[int], by_convention: set[int], tensors: Sequence[TensorInfo]
 ) -> set[int]:
-    """Return the rows that an optimizer of the state trains.
+    """Return the rows trained by an optimizer of the state.
 
     An optimizer is matched to one model, and to the model's copies (EMA, AveragedModel's `module.`), by name and shape.
     No row is returned for an optimizer that fits two models. Conventions are weaker evidence than an optimizer: if the
-    optimizer does not fit without the buffers by convention, they are included.
+    optimizer does not fit without the buffers by convention, these buffers are included.
     """
     sections: dict[str, list[int]] = defaultdict(list)
     for row in candidates:
@@ -191,7 +191,7 @@ _COPY_NAME = re.compile(
 
 
 def is_copy(section: str) -> bool:
-    """Return True if the name of the section says that it holds averaged weights, or the weights before averaging."""
+    """Return True if the section's name stands for averaged weights, or for the weights before averaging."""
     return _COPY_NAME.search(section) is not None
 
 
@@ -208,17 +208,16 @@ def select_loaded_sections(sections: Sequence[str]) -> list[str]:
 
 
 def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
-    """Return those of `rows` that the optimizer must be training; empty if undecidable.
+    """Return the part of `rows` that the optimizer must be training; empty if undecidable.
 
-    If the optimizer saved names, all of them must be in the file. Otherwise shapes decide: the optimizer's ids follow
-    the order of `parameters()`, so each group is a subsequence of the entries, and the assignment is unique if the
-    leftmost and the rightmost placement agree. Safetensors sorts entries; there the number of tensors of each shape
-    decides.
+    If the optimizer saved names, all names must be in the file. Otherwise shapes decide: the optimizer's ids follow the
+    order of `parameters()`, so each group is a subsequence of the entries, and the assignment is unique if the leftmost
+    and the rightmost placement agree. Safetensors sorts entries; there the number of tensors of each shape decides.
 
-    To avoid chance matches, at least half of the entries must be accounted for, and at least half of the ids, and more
-    than one, must have a shape. A group that follows another group but fits only before that group is not evidence: it
-    may belong to a loss with parameters, whose ids would make parameters of the model's buffers. Shapes cannot reveal
-    ids that fit the entries in order and belong partly to another model.
+    To avoid chance matches, at least half of the entries must be accounted for, and at least half of the ids, and two
+    or more, must have a shape. A group that follows another group but fits only before the other group is not evidence:
+    a loss with parameters may own the group, and its ids would make parameters of the model's buffers. Shapes cannot
+    reveal ids that fit the entries in order and belong partly to another model.
     """
     names = {name for group in optimizer.groups for name in group.names or _select_texts(group.params)}
     if names:
@@ -275,11 +274,10 @@ def can_train(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[Tens
 
 
 def _match_shape_counts(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
-    """Return the rows that the optimizer trains if the order of the entries means nothing, as in safetensors.
+    """Return the rows trained by the optimizer if the order of the entries means nothing, as in safetensors.
 
     All rows of a shape are returned if the optimizer trains as many tensors of that shape as there are. All rows are
-    returned if the optimizer has as many ids as there are rows and some have no shape, because these received no
-    gradient.
+    returned if the optimizer has as many ids as there are rows, some without a shape because they received no gradient.
     """
     claimed_shapes = [shape for group in optimizer.groups for shape in group.shapes]
     trained, present = Counter(claimed_shapes), Counter(tensors[row].shape for row in rows)
@@ -306,7 +304,7 @@ def _strip_wrappers(fqn: str) -> str:
 
 
 def _split_tied_rows(rows: list[int], tensors: Sequence[TensorInfo]) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the rows that `parameters()` yields, and for each of them the rows tied to it.
+    """Return the rows yielded by `parameters()`, and the tied rows of each.
 
     `parameters()` yields a tied tensor once, under its first name.
     """
@@ -338,7 +336,7 @@ def _find_placements(group: OptimizerGroup, shapes: list[Shape]) -> tuple[list[i
 
 
 def _find_subsequence(shapes: Sequence[Shape], candidates: Sequence[Shape]) -> list[int] | None:
-    """Return the leftmost positions in `candidates` at which `wanted` is a subsequence; None if there are none."""
+    """Return the leftmost positions in `candidates` at which `wanted` is a subsequence; None without a match."""
     positions, position = [], 0
     for shape in shapes:
         while position < len(candidates) and shape is not None and candidates[position] != shape:

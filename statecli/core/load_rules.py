@@ -1,4 +1,4 @@
-"""Rules about what `load_state_dict` of a class refuses; inspect, diff and audit report them."""
+"""Rules about entries refused by `load_state_dict` of a class, reported by inspect, diff and audit."""
 
 from __future__ import annotations
 

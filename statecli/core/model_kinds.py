@@ -1,6 +1,6 @@
-"""Classify the entries of a checkpoint by what a model class registers.
+"""Classify the entries of a checkpoint by the registrations of a model class.
 
-The entries that `load_state_dict` of the class would not accept are returned as findings.
+Entries not accepted by `load_state_dict` of the class are returned as findings.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MAX_PREFIX_PARTS = 32
 def classify_by_model(
     state: ModelState, model: ModelState, renamed: Mapping[str, tuple[str, ...]] = {}
 ) -> tuple[ModelState, list[Finding]]:
-    """Return the checkpoint with the kinds that a class registers, and the findings of a strict `load_state_dict`.
+    """Return the checkpoint with the kinds registered by a class, and the findings of a strict `load_state_dict`.
 
     `model` is the state of the class. Entries of optimizer and other sections are unchanged. A wrapper's prefix before
-    every name is stripped and reported, since loading would fail. `renamed` maps names of entries to the names under
-    which the class loads them.
+    every name is stripped and reported, since loading would fail. `renamed` maps names of entries to the names expected
+    by the class.
 
     Raises NothingMatched if the checkpoint holds no tensors of a model.
     """
@@ -151,7 +151,7 @@ def _is_in_state_dict(tensor: TensorInfo) -> bool:
 
 
 def _note_ties_left_out(present: set[str], registered: dict[str, TensorInfo], section: str) -> list[Oddity]:
-    """Return a note for each tied name that is left out on purpose by safetensors' save_model and save_pretrained."""
+    """Return a note for each tied name left out on purpose by safetensors' save_model and save_pretrained."""
     notes = []
     for fqn, tensor in registered.items():
         kept_name = next((name for name in tensor.tied_to if name in present), None)

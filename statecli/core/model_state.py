@@ -1,7 +1,7 @@
 """State of a model or checkpoint as plain frozen data, read from a file or a live module.
 
 Readers (`formats/`, `live/`) build a `ModelState`; commands look only at the state, never at a file or a module. This
-module imports two statecli modules that import nothing, and neither torch nor numpy.
+module imports two statecli modules without imports, and neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Evidence(str, Enum):
 class Packing(msgspec.Struct, frozen=True, gc=False):
     """Packing of a storage in `length` bytes of its file.
 
-    `how` is "deflate" (a zip's method 8), or "torch-zip": the bytes are a whole archive of torch.save that holds one
-    tensor, whose offset is looked up when the tensor is read.
+    `how` is "deflate" (a zip's method 8), or "torch-zip": the bytes are a whole archive of torch.save with one tensor,
+    whose offset is looked up when the tensor is read.
     """
 
     how: str
@@ -55,9 +55,9 @@ class Packing(msgspec.Struct, frozen=True, gc=False):
 class ByteRange(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Bytes of one storage on disk: `length` bytes of `path` from `offset`.
 
-    `crc32` is the checksum that the container records for exactly these bytes, None without one. For a packed storage,
-    `length` is the unpacked size. A storage in several pieces has `boxes`; `path` is then the folder of the pieces, and
-    `offset` is 0.
+    `crc32` is the container's checksum of exactly these bytes, None without a checksum. For a packed storage, `length`
+    is the unpacked size. A storage in several pieces has `boxes`; `path` is then the folder of the pieces, and `offset`
+    is 0.
     """
 
     path: str
@@ -226,14 +226,14 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def pieces(self) -> list[TensorData]:
-        """Strided views of which the tensor consists, including those that hold the scales of a quantized view."""
+        """Strided views of the tensor, including the scales of a quantized view."""
         views = ([self.data] if self.data else []) + [data for _, data in self.parts]
         scale_pairs = [(data.quantizer.scales, data.quantizer.zero_points) for data in views if data.quantizer]
         return views + [data for pair in scale_pairs for data in pair if data is not None]
 
     @property
     def ranges(self) -> list[ByteRange]:
-        """All byte ranges that hold data of the tensor."""
+        """All byte ranges with data of the tensor."""
         data = self.data
         # Fast path: nearly every tensor is one view of one range, and 300,000 tensors are asked several times each.
         if data is not None and not self.parts and data.quantizer is None and data.storage.boxes is None:
@@ -272,7 +272,7 @@ class Oddity(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def kind(self) -> OddityKind | None:
-        """The kind by which commands decide; None if the oddity is only shown."""
+        """Kind that commands decide by; None if the oddity is only shown."""
         return _KINDS.get(self.name)
 
 
@@ -283,7 +283,7 @@ class OptimizerGroup(msgspec.Struct, frozen=True):
     """One param_group as saved by its optimizer: parameter ids (or names) in order.
 
     `names` is None unless the optimizer was built from `named_parameters()`. `shapes` holds, for each id, the shape of
-    a moment with the parameter's shape (`exp_avg`), None without such a moment. `fused`: the group's setting of that
+    a moment with the parameter's shape (`exp_avg`), None without such a moment. `fused`: the group's setting of this
     name, by which `step()` gives all states to one kernel.
     """
 
@@ -294,18 +294,18 @@ class OptimizerGroup(msgspec.Struct, frozen=True):
 
 
 class OptimizerFacts(msgspec.Struct, frozen=True):
-    """Parameters that an optimizer trains, according to its section."""
+    """Parameters trained by an optimizer, according to its section."""
 
     section: str
     groups: tuple[OptimizerGroup, ...]
 
 
 class StateDict(msgspec.Struct, frozen=True):
-    """Facts about a section of a pickle that `load_state_dict` uses besides the tensors.
+    """Facts about a section of a pickle, used by `load_state_dict` besides the tensors.
 
     `metadata` is `_metadata`: the version saved for each module path ({"version": 2}), None if missing. `others` are
-    the keys whose values are not tensors, `holders` those of them whose values may contain tensors. `is_module`: a
-    module pickled whole, whose class alone knows all this.
+    the keys of values other than tensors, `holders` the keys among `others` of values that may contain tensors.
+    `is_module`: a module pickled whole; only its class knows all this.
     """
 
     section: str
@@ -316,12 +316,12 @@ class StateDict(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Values that a source records besides its tensors (`__metadata__`, epoch, lr), by dotted path.
+    """Values recorded by a source besides its tensors (`__metadata__`, epoch, lr), by dotted path.
 
-    `types` holds the key types of each path that is ambiguous as text: one letter per character, and a dot between two
-    keys. {"a.1": 0} is `a.1` with `ttt`; {"a": {1: 0}} is `a.1` with `t.i`, the default, which is omitted. `kinds` is
-    the type of the container at a path: `dict`, `list`, or a class. `beside`: names of the files of a folder
-    whose settings are stored below these names.
+    `types` holds the key types of each path ambiguous as text: one letter per character, and a dot between two keys.
+    {"a.1": 0} is `a.1` with `ttt`; {"a": {1: 0}} is `a.1` with `t.i`, the default, which is omitted. `kinds` is the
+    type of the container at a path: `dict`, `list`, or a class. `beside`: names of the files of a folder whose settings
+    are stored below these names.
     """
 
     values: Mapping[str, Scalar] = {}
@@ -334,8 +334,8 @@ class ModelState(msgspec.Struct, frozen=True):
     """Contents of one target, in the order of the source.
 
     `format` is the reader's NAME, or `module`; commands print it and decide by `traits`. `sections` are the dotted
-    paths that hold tensors. `globals` are the Python names that a pickle would import, with the byte offset of their
-    first mention. `state_dicts` describe the sections of a model; a format with tensor keys only has none.
+    paths with tensors. `globals` are the Python names that a pickle would import, with the byte offset of their first
+    mention. `state_dicts` describe the sections of a model; a format with tensor keys only has none.
     """
 
     target: str
@@ -356,7 +356,7 @@ class ModelState(msgspec.Struct, frozen=True):
 
     @property
     def whole_modules(self) -> tuple[str, ...]:
-        """Sections that are modules pickled whole, which hold more than their state_dict."""
+        """Sections of modules pickled whole, with more than their state_dict."""
         return tuple(
             state_dict.section
             for state_dict in self.state_dicts
@@ -365,9 +365,9 @@ class ModelState(msgspec.Struct, frozen=True):
 
 
 class Mention(msgspec.Struct, frozen=True, gc=False):
-    """A Python name in a pickle: `position` is the byte of its first mention.
+    """Python name in a pickle: `position` is the byte of its first mention.
 
-    `called`: the pickle calls the object of that name. `misuse` describes a use that no serializer of data makes.
+    `called`: the pickle calls the object of this name. `misuse` describes a use not made by any serializer of data.
     """
 
     module: str
@@ -383,7 +383,7 @@ class Mention(msgspec.Struct, frozen=True, gc=False):
 
 
 class Bomb(msgspec.Struct, frozen=True, gc=False):
-    """Memory or time that loading a pickle takes beyond the size of the file.
+    """Memory or time of loading a pickle beyond the size of the file.
 
     `text` is a verb phrase; `position` the byte of the called name in the pickle, 0 without a name.
     """
@@ -393,9 +393,9 @@ class Bomb(msgspec.Struct, frozen=True, gc=False):
 
 
 class Hazard(msgspec.Struct, frozen=True, gc=False):
-    """Plain data by which a loader does harm: where it stands, and what the loader does with it.
+    """Plain data by which a loader does harm: the place of the data, and their use by the loader.
 
-    `is_error` is False for data that may be as it should be. `help` says what to do if the data is one's own.
+    `is_error` is False for data that may be correct. `help` is the advice to the owner of the data.
     """
 
     text: str
@@ -404,25 +404,25 @@ class Hazard(msgspec.Struct, frozen=True, gc=False):
 
 
 class ScannedPickle(msgspec.Struct, frozen=True):
-    """One pickle of a file, scanned for the code that loading it would run.
+    """One pickle of a file, scanned for the code run by loading the pickle.
 
     Attributes:
-        where: The record that holds the pickle, in words.
+        where: The record of the pickle, in words.
         place: Bytes of the pickle in the file, or of the compressed record around it.
         names: Names in order of first mention.
         modules: Classes of modules pickled whole.
         hidden: No reader of tensors looks for a pickle here.
         exact: The bytes are in the file uncompressed, so that a name's position counts from `place.offset`.
         unread: Why the pickle, or the record in `where`, could not be read to the end.
-        doer: Subject of `names` for code that is not a pickle: "loading it", or "its code" if it runs only when called.
-        by_torch_load: `torch.load(path)` unpickles it.
-        protocol: Pickle protocol that it declares, 0 if none.
+        doer: Subject of `names` for code outside a pickle: "loading it", or "its code" if run by calls only.
+        by_torch_load: `torch.load(path)` unpickles the pickle.
+        protocol: Declared pickle protocol, 0 if none.
         bombs: Calls that take more memory or time to load than the file's size explains.
         hazards: Plain data by which loaders do harm.
-        uses_storages: It names storages of the file, so that its calls may be given their bytes.
-        digest: SHA-256 of its bytes, of all bytes that could follow if it has no end; "" if there are too many. Of the
+        uses_storages: The pickle names storages of the file, so that its calls may be given their bytes.
+        digest: SHA-256 of its bytes, of all possible bytes of a pickle without an end; "" if there are too many. Of the
             whole file, if loading is harmful and other bytes of the file may decide how.
-        refused_opcode: An opcode that the unpickler of `torch.load(path)` does not know.
+        refused_opcode: An opcode unknown to the unpickler of `torch.load(path)`.
     """
 
     where: str

@@ -1,4 +1,4 @@
-"""Rules about tensors that do not follow their model to a device; inspect, verify and audit report them."""
+"""Rules about tensors that do not follow their model to a device, reported by inspect, verify and audit."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _TIE_HELP = {
 
 
 def report_broken_ties(state: ModelState) -> Iterator[Finding]:
-    """Yield a finding for each name that a move of the class parts from another name of the same memory."""
+    """Yield a finding for each name separated by a move of the class from another name of the same memory."""
     broken = [(odd, _TIE_RULES[odd.kind]) for odd in state.oddities if odd.kind in _TIE_RULES]
     owners = {alias: tensor for tensor in state.tensors for alias in tensor.aliases} if broken else {}
     for odd, rule in broken:
@@ -76,7 +76,7 @@ def report_broken_ties(state: ModelState) -> Iterator[Finding]:
 
 
 def map_broken_ties(state: ModelState) -> dict[str | None, Finding]:
-    """Return the finding of `report_broken_ties` for each name of a tie that a move breaks."""
+    """Return the finding of `report_broken_ties` for each name of a tie broken by a move."""
     return map_tied_names(report_broken_ties(state), state.tensors)
 
 

@@ -10,7 +10,7 @@ _MAX_COUNTED_DIGITS = 0x10FFFF
 
 
 def make_natural_key(name: str) -> str:
-    """Return a text that sorts a name by its numbers: of two numbers, the one with more digits is larger.
+    """Return a text that sorts a name by its numbers: a number with more digits is larger.
 
     No number is converted, because Python converts 4,300 digits at most.
     """

@@ -1,4 +1,4 @@
-"""Rules of the notes that an output adds to the findings of a command."""
+"""Rules of the notes added by an output to the findings of a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of a command, for the caller that shows it: bytes of values, and the stage of what takes seconds."""
+"""Progress of a command, for display by the caller: bytes of values, and the stage of slow work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _show_stage: ContextVar[Callable[[str], None] | None] = ContextVar("show_stage",
 
 
 def report_stage(text: str) -> None:
-    """Report what begins now: `importing torch`."""
+    """Report the stage that begins now: `importing torch`."""
     show = _show_stage.get()
     if show is not None:
         show(text)

@@ -1,4 +1,4 @@
-"""Names that a Python file defines, by its syntax tree: nothing is imported."""
+"""Names defined by a Python file, from its syntax tree: nothing is imported."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 
 class ModelClass(NamedTuple):
-    """A module class of a file, and the arguments that its own `__init__` requires.
+    """Module class of a file, and the required arguments of its own `__init__`.
 
-    `takes_object`: one of them is an object that a command line cannot spell, such as a configuration.
+    `takes_object`: an argument is an object that a command line cannot spell, like a configuration.
     """
 
     name: str
@@ -44,17 +44,17 @@ def list_definitions(path: str) -> Iterator[str]:
 
 
 def takes_configuration(name: str, annotation: str) -> bool:
-    """Return True if an argument takes a configuration, which is an object that no command line can spell."""
+    """Return True if an argument takes a configuration, an object that no command line can spell."""
     return name in ("config", "cfg") or annotation.endswith("Config")
 
 
 def list_classes(path: str) -> Iterator[str]:
-    """Yield the name of each class of a file with a base class, which may be a module that another file defines."""
+    """Yield the name of each class of a file with a base class, possibly a module defined by another file."""
     yield from (node.name for node in _parse(path) if isinstance(node, ast.ClassDef) and node.bases)
 
 
 def list_factories(path: str) -> Iterator[str]:
-    """Yield the name of each public function of a file that can be called without arguments."""
+    """Yield the name of each public function of a file without required arguments."""
     functions = (node for node in _parse(path) if isinstance(node, ast.FunctionDef))
     for function in functions:
         if not function.name.startswith("_") and not _list_required_arguments(function.args):
@@ -62,7 +62,7 @@ def list_factories(path: str) -> Iterator[str]:
 
 
 def _parse(path: str) -> list[ast.stmt]:
-    """Return the statements of a file; none if it is not Python."""
+    """Return the statements of a file; none for a file not in Python."""
     try:
         with open(path, "rb") as file:
             return ast.parse(file.read()).body

@@ -16,7 +16,7 @@ _FIRST_VERB = re.compile(
 
 
 def name(text: str) -> str:
-    """Return the name; with escapes if it holds line breaks or control characters, '' if empty."""
+    """Return the name; with escapes if there are line breaks or control characters, '' if empty."""
     if not text:
         return "''"
     text = _truncate(text)
@@ -39,7 +39,7 @@ def quote(text: str) -> str:
 
 
 def quote_for_shell(word: str) -> str:
-    """Return a word as a shell needs it: in quotes if it has parentheses or other special characters."""
+    """Return a word for a shell: in quotes if the word has parentheses or other special characters."""
     quoted = shlex.quote(word)
     return quoted if "'" not in word or re.search(r'["$`\\!]', word) else f'"{word}"'
 
@@ -58,7 +58,7 @@ def shape(dims: Sequence[int]) -> str:
 
 
 def value(node: object) -> str:
-    """Return a JSON scalar as text; a container by its type only, because it can have any size."""
+    """Return a JSON scalar as text; a container by its type only, because containers can have any size."""
     if isinstance(node, (list, dict)):
         return f"a {type(node).__name__}"
     text = repr(node) if not isinstance(node, int) or abs(node) < 10**30 else "a number of more than 30 digits"

@@ -1,6 +1,6 @@
 """The dtype of numpy's records as one text: fields, their types, byte orders and offsets, as numpy prints them.
 
-Two records whose bytes are equal have other values if their fields differ, so that the whole dtype is compared.
+Two records with equal bytes have different values if their fields differ, so the whole dtype is compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Field(NamedTuple):
 def format_fields(fields: Iterable[Field], size: int) -> str:
     """Format the fields of a record of `size` bytes as `dtype.descr` does: bytes of no field are void without a name.
 
-    A field that begins before the end of the field before has its offset: `dtype.descr` has no form for it.
+    A field that overlaps the field before has its offset: `dtype.descr` has no form for it.
     """
     parts, end = [], 0
     for field in fields:
@@ -51,7 +51,7 @@ def format_shape(shape: tuple[int, ...]) -> str:
 
 
 def name_dtype(code: str, fields: str) -> str:
-    """Return the dtype `numpy V8 [('lr', '<f4'), ('wd', '<f4')]`; the end of a long one is a digest."""
+    """Return the dtype `numpy V8 [('lr', '<f4'), ('wd', '<f4')]`; the end of a long dtype is a digest."""
     if len(fields) > MAX_CHARACTERS:
         import hashlib  # OpenSSL below it takes longer to load than most checkpoints to list
 

@@ -1,4 +1,4 @@
-"""Rules about registration, which inspect and audit report: PyTorch saves, moves and trains what a module registers."""
+"""Rules about registration, for inspect and audit: PyTorch saves, moves and trains only registered objects."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ UNREGISTERED_MODULE = Rule(
 
 
 def choose_rule(tensor: TensorInfo) -> Rule:
-    """Return the rule of an unregistered tensor: that of its module, of a parameter or of any tensor."""
+    """Return the rule of an unregistered tensor: for its module, for a parameter or for any tensor."""
     if tensor.within is not None:
         return UNREGISTERED_MODULE
     return UNREGISTERED_PARAMETER if is_trainable(tensor) else UNREGISTERED_TENSOR

@@ -1,7 +1,7 @@
-"""A rule: one kind of finding, with its name, default severity and explanation. Commands build findings from it.
+"""Rule: a kind of finding, with its name, default severity and explanation. Commands build findings from it.
 
 `statecli.rules` joins the rules of all commands in one dictionary. A module that reports findings imports its rules
-from a module below its own, so that listing a checkpoint does not import the rules of `audit`.
+from a module below its own, so listing a checkpoint does not import the rules of `audit`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Rule(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Name in findings, in the configuration and in `statecli rules NAME`.
-        group: Group in the list of `statecli rules`; for a rule of `audit` the module that has it.
-        commands: Commands that report it.
+        group: Group in the list of `statecli rules`; for a rule of `audit` its module.
+        commands: Commands that report the rule.
         severity: Default severity.
-        summary: What it reports, in one sentence.
-        why: What goes wrong for the user.
-        example: A case that is reported.
-        fix: What to do.
+        summary: The reported problem, in one sentence.
+        why: The consequence for the user.
+        example: A reported case.
+        fix: The remedy.
     """
 
     name: str
@@ -63,10 +63,10 @@ class Rule(msgspec.Struct, frozen=True):
         about: str | UnsetType = UNSET,
         content: str | UnsetType = UNSET,
     ) -> Finding:
-        """Return a finding of this rule. `severity` and `configured` are those of `decide_severity`."""
+        """Return a finding of this rule. `severity` and `configured` as in `decide_severity`."""
         decided = self.decide_severity(severity, configured)
         return Finding(self.name, decided, message, target, fqn, help, section, origin, place, about, content)
 
     def decide_severity(self, severity: Severity | None = None, configured: Severity | None = None) -> Severity:
-        """Return the configured severity, else the one of this case, else the default of the rule."""
+        """Return the configured severity, else the severity of this case, else the default of the rule."""
         return configured or severity or self.severity

@@ -19,9 +19,9 @@ class NotChecked(msgspec.Struct, frozen=True):
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """Configuration of a run: its file (None for the defaults) and the checks that the file weakens.
+    """Configuration of a run: its file (None for the defaults) and the checks weakened by the file.
 
-    `disabled` are the rules that it switches off, `weakened` its other entries that let more pass, one line each
+    `disabled` are the rules switched off by the file, `weakened` its other entries that let more pass, one line each
     (`severity.unsafe-global = note`). `no_config`: the command line disables the configuration file.
     """
 
@@ -32,7 +32,7 @@ class Configuration(msgspec.Struct, frozen=True):
 
 
 def merge_not_checked(entries: Iterable[NotChecked]) -> tuple[NotChecked, ...]:
-    """Add up the entries that have the same noun and reason, in the order of their first appearance."""
+    """Add up the entries with the same noun and reason, in the order of their first appearance."""
     counts: dict[tuple[str, str], int] = {}
     for entry in entries:
         counts[entry.what, entry.why] = counts.get((entry.what, entry.why), 0) + entry.count

@@ -22,11 +22,11 @@ class Selection(msgspec.Struct, frozen=True):
     """Options that select tensors. An empty tuple selects every tensor.
 
     Attributes:
-        include: Globs; one must match the tensor's name.
+        include: Globs; at least one must match the tensor's name.
         exclude: Globs; none may match.
         kind: Kinds to select.
-        dtype: Globs on dtypes, such as `float8*`.
-        shape: Shapes such as `2x3`, `*x768` (any number of rows) and `[]` (a scalar).
+        dtype: Globs on dtypes: `float8*`.
+        shape: Shapes like `2x3`, `*x768` (any number of rows) and `[]` (a scalar).
     """
 
     include: tuple[str, ...] = ()
@@ -40,11 +40,11 @@ class Selection(msgspec.Struct, frozen=True):
 
     @property
     def selects_by_tensor(self) -> bool:
-        """Return True if the selection needs more than a name, so that it cannot select a setting."""
+        """Return True if the selection needs more than a name, and so cannot select a setting."""
         return bool(self.kind or self.dtype or self.shape)
 
     def check(self) -> None:
-        """Raise UsageError for a shape that is not written as sizes."""
+        """Raise UsageError for a shape not written as sizes."""
         for text in self.shape:
             if not all(_SIZE.fullmatch(size) for size in _split_sizes(text)):
                 raise UsageError(f"{option('--shape', text)}: write sizes or * for any size, such as 768x3072 or *x768")
@@ -81,7 +81,7 @@ class Selection(msgspec.Struct, frozen=True):
 def select(state: ModelState, selection: Selection, target: str) -> ModelState:
     """Return the state with the selected tensors and their sections; the same object if nothing is filtered.
 
-    Raises FilteredOut, which names `target`, if no tensor is selected.
+    Raises FilteredOut, with the name `target`, if no tensor is selected.
     """
     if not selection:
         return state
@@ -94,7 +94,7 @@ def select(state: ModelState, selection: Selection, target: str) -> ModelState:
 
 
 def glob_names(fqn: str, section: str | None, *, by_section: bool) -> tuple[str, ...]:
-    """Return the names that a glob may match: the FQN and, if `by_section`, the FQN behind its section.
+    """Return the names to match with a glob: the FQN and, if `by_section`, the FQN behind its section.
 
     Callers set `by_section` only for several sections, because `-x 'model.*'` must not exclude the `lm_head` of a
     state_dict whose only section is called `model`.

@@ -1,4 +1,4 @@
-"""Severity of a state by what is lost, the same in all commands that report the state."""
+"""Severity of a state by the loss, the same in all commands that report the state."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from statecli.core.model_state import Kind, TensorInfo
 
 
 def is_trainable(tensor: TensorInfo) -> bool:
-    """Return True if the tensor requires grad by itself, not because an operation computed it."""
+    """Return True if the tensor requires grad by itself, not as the result of an operation."""
     return bool(tensor.requires_grad) and tensor.derived is None
 
 
 def decide_tensor_severity(tensor: TensorInfo) -> Severity:
-    """Return the severity of the fact that a tensor is not registered, or stays where it is when the model moves.
+    """Return the severity of an unregistered tensor, or of a tensor that does not move with the model.
 
     A note if the tensor is a scalar, is empty, or follows by the class's own code. An error if a checkpoint or a
-    training loses something: a trainable tensor, a tensor of an unregistered module, a value that the constructor
-    draws at random; and if a registered tensor stays. Otherwise a warning: an unregistered tensor stays, and whether
-    forward copies it is not known.
+    training loses something: a trainable tensor, a tensor of an unregistered module, a value drawn at random by the
+    constructor; and if a registered tensor stays. Otherwise a warning: an unregistered tensor stays, and forward may or
+    may not copy the tensor.
     """
     if tensor.within is not None or is_trainable(tensor):
         return Severity.ERROR
@@ -28,10 +28,10 @@ def decide_tensor_severity(tensor: TensorInfo) -> Severity:
 
 
 def decide_tie_severity(tensor: TensorInfo | None) -> Severity:
-    """Return the severity of a name that a move or a copy parts from `tensor`, a registered tensor or None.
+    """Return the severity of a name separated by a move or a copy from `tensor`, a registered tensor or None.
 
-    An error if the tensor is trainable and the name is not registered: what training changes never reaches the name.
-    Otherwise a warning, because each of the two has the same values until one is changed.
+    An error if the tensor is trainable and the name is not registered: changes by training never reach the name.
+    Otherwise a warning, because both have the same values until one is changed.
     """
     return Severity.ERROR if tensor is not None and is_trainable(tensor) else Severity.WARNING
 

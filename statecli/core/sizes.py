@@ -22,7 +22,7 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class _StorageSum:
-    """Sum of tensors that counts at most the size of each storage."""
+    """Sum of tensors, with at most the size of each storage."""
 
     def __init__(self) -> None:
         self._tensors = self._elements = self._bytes = 0
@@ -62,7 +62,7 @@ def sum_bytes(tensors: Iterable[TensorInfo]) -> int:
 
 
 def sum_by_kind(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
-    """Return totals for each of the four kinds of the JSON contract, and for `other` if there is such a tensor.
+    """Return totals for each of the four kinds of the JSON contract, and for `other` if any tensor has this kind.
 
     Storage shared by tensors of two kinds counts for each kind.
     """

@@ -1,4 +1,4 @@
-"""What to type instead of a target that is not there, or that is a Python file without a class."""
+"""Suggest words to type instead of a missing target or a Python file without a class."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _BUILD = "write a function without arguments that builds the model, and name it:
 
 
 class Suggestion(NamedTuple):
-    """A sentence, and the targets to type, of which the sentence speaks."""
+    """Sentence, and the targets to type named in the sentence."""
 
     text: str = ""
     choices: tuple[str, ...] = ()
 
 
 def suggest_for_missing(path: str) -> Suggestion:
-    """Return `did you mean weights.pt?` or how to name a class, for a path that does not exist; else nothing."""
+    """Return `did you mean weights.pt?` or how to name a class, for a nonexistent path; else nothing."""
     dotted = _DOTTED.match(path)
     suggestion = _suggest_name(dotted["path"].split("."), dotted["call"] or "") if dotted else None
     if suggestion is not None:
@@ -93,7 +93,7 @@ def _suggest_names_of_module(name: str, spec: ModuleSpec) -> Suggestion:
 
 
 def _list_specs(path: str, module: str | None = None) -> Iterator[str]:
-    """Yield `net.py:Net`, or `'net.py:Net(size=...)'`, for what builds a model: classes, else functions."""
+    """Yield `net.py:Net`, or `'net.py:Net(size=...)'`, for each builder of a model: classes, else functions."""
     models = list(python_names.list_model_classes(path))
     for model in models:
         call = f"({', '.join(f'{argument}=...' for argument in model.required)})" if model.required else ""
@@ -104,7 +104,7 @@ def _list_specs(path: str, module: str | None = None) -> Iterator[str]:
 
 
 def _find_modules(parts: Sequence[str]) -> Iterator[ModuleSpec]:
-    """Yield the specs of the module and of its submodules that Python would find; nothing is imported."""
+    """Yield the specs of the module and of its submodules as found by Python; nothing is imported."""
     from importlib.util import find_spec
 
     try:

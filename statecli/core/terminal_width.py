@@ -1,4 +1,4 @@
-"""Whether a file descriptor is a terminal, and how wide that is."""
+"""Whether a file descriptor is a terminal, and the width of the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DEFAULT_WIDTH = 80
 
 
 def is_terminal(descriptor: int) -> bool:
-    """Return whether the descriptor is a terminal; False for a descriptor that is closed."""
+    """Return whether the descriptor is a terminal; False for a closed descriptor."""
     try:
         return os.isatty(descriptor)
     except OSError:
@@ -17,7 +17,7 @@ def is_terminal(descriptor: int) -> bool:
 
 
 def get_terminal_width(descriptor: int) -> int:
-    """Return the columns of the terminal; without a terminal those of COLUMNS, else `DEFAULT_WIDTH`."""
+    """Return the columns of the terminal; without a terminal the value of COLUMNS, else `DEFAULT_WIDTH`."""
     try:
         columns = os.get_terminal_size(descriptor).columns
     except OSError:  # `COLUMNS=120 statecli … -f table | less`
@@ -26,6 +26,6 @@ def get_terminal_width(descriptor: int) -> int:
 
 
 def get_requested_width() -> int:
-    """Return the columns that COLUMNS asks for; 0 if it asks for none."""
+    """Return the columns requested by COLUMNS; 0 without a request."""
     text = os.environ.get("COLUMNS", "")
     return int(text) if text.isascii() and text.isdecimal() else 0

@@ -1,4 +1,4 @@
-"""Find tensors of a state that share one storage."""
+"""Find tensors of a state with a shared storage."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fill_tied_to(state: ModelState) -> ModelState:
 
 
 def find_tie_line(tensors: Iterable[TensorInfo]) -> Origin | None:
-    """Return the source line that made these tensors one: of their lines in the file of the first, the last."""
+    """Return the source line that tied these tensors: of their lines in the file of the first, the last."""
     origins = [tensor.origin for tensor in tensors if tensor.origin is not None]
     return max((o for o in origins if o.file == origins[0].file), key=lambda origin: origin.line, default=None)
 

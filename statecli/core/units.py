@@ -23,7 +23,7 @@ KIND_NOUNS = {
 
 
 def format_kind(tensor: TensorInfo) -> str:
-    """Return the kind, with a question mark if it is only assumed."""
+    """Return the kind, with a question mark if only assumed."""
     return f"{tensor.kind.value}?" if tensor.evidence is Evidence.ASSUMED else tensor.kind.value
 
 
