@@ -1,6 +1,6 @@
-"""Tensor values at memory speed: where their bytes lie, what they stand for, whether they arrive on a device.
+"""Tensor values at memory speed: the place of their bytes, their meaning, and their arrival on a device.
 
-Importing this package imports nothing. Its modules need numpy (`to_device` also torch, when it is called):
+Importing this package imports nothing. Its modules need numpy (`to_device` also torch, when called):
 
     elements.py      stored bytes -> numbers: every element type torch can save
     ranges.py        a `ByteRange` -> its bytes: plain, compressed, quantized, or in pieces of several files
@@ -12,9 +12,9 @@ Importing this package imports nothing. Its modules need numpy (`to_device` also
     facts.py         tensors of a checkpoint -> `Facts` for rules; facts_kernel.py: of one block, _native.c or numpy
     digest.py        tensors -> digests for lock files
     to_device.py     tensors of a checkpoint -> a device, and back, compared
-    compare.py       pairs of tensors -> how they differ: the plan, and adding it up; compare_task.py: one task of it
+    compare.py       pairs of tensors -> how they differ: the plan, and adding it up; compare_task.py: one task
     small_pairs.py   small neighbouring pairs without tasks; sparse.py: two sparse tensors by value
-    kernels.py       two blocks of values -> their `Tally` (tally.py): _native.c where it was compiled, numpy
+    kernels.py       two blocks of values -> their `Tally` (tally.py): _native.c where compiled, numpy
                      otherwise; gpu_kernel.py: the same on a GPU
     histogram.py     how the differences of one tensor are spread
 """

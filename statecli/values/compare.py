@@ -88,11 +88,10 @@ def compare_pairs(
 ) -> list[Outcome]:
     """Return the outcome of each pair, in order. An error of a file is the outcome of its pairs only.
 
-    Checksums that a container recorded are verified for tensors that differ, so that damage is not reported as
-    training.
+    Recorded checksums are verified for tensors that differ, so that damage is not reported as training.
 
     Args:
-        seen: Versions of files when their headers were read; a file that has another version at the end fails its
+        seen: Versions of files when their headers were read; a file with another version at the end fails its
           pairs.
         progress: Called with bytes of `before`.
         jobs: Number of workers; 0 for one a core.
@@ -113,7 +112,7 @@ def compare_pairs(
 
 
 def _compare_small(pairs: Sequence[Pair], options: CompareOptions, progress: Progress | None) -> dict[int, Tally]:
-    """Return the tallies of small pairs that lie next to each other, by the number of the pair. They need no tasks."""
+    """Return the tallies of small adjacent pairs, by the number of the pair. These pairs need no tasks."""
     if options.device != "cpu" or pool.is_distributed():
         return {}
     tallies = compare_small_pairs(
@@ -125,7 +124,7 @@ def _compare_small(pairs: Sequence[Pair], options: CompareOptions, progress: Pro
 
 
 def _tally_small(options: CompareOptions, before: bytes, after: bytes, dtype: str) -> Tally | None:
-    """Return the tally that a task of one block would compute; None if the compiled kernel cannot."""
+    """Return the tally of a task of one block; None if the compiled kernel cannot compute this tally."""
     element = find_element(dtype)
     if element is None or options.atol or options.rtol or dtype not in kernels.NATIVE_TYPES:
         return None
@@ -208,13 +207,13 @@ class _Results:
             yield CompareTask(number, pair.after.fqn, 0, math.prod(after.shape), before, after)
 
     def replace_blocks(self, results: TaskResults) -> None:
-        """Use results of numbers in place of those of their blocks, unless bits count and only they differ."""
+        """Use results of numbers in place of their blocks' results, unless bits count and only bits differ."""
         for task, result in results:
             if not (self._options.bitwise and isinstance(result, Comparison) and not result.tally.changed):
                 self._results_of_pair[task.pair] = [(task, result)]
 
     def _block_type(self, number: int) -> str | None:
-        """Return the ggml type of the blocks that were compared; None for other elements."""
+        """Return the ggml type of the compared blocks; None for other elements."""
         dtype = self._results_of_pair[number][0][0].before.dtype if self._results_of_pair[number] else ""
         return dtype if dtype in BLOCK_SIZES else None
 
@@ -322,7 +321,7 @@ def _checksums_differ(pair: Pair) -> bool:
 
 
 def _recorded_checksum(where: ByteRange) -> int | None:
-    """Return the CRC-32 that the container recorded; None if there is none or the container cannot be read."""
+    """Return the CRC-32 recorded by the container; None if there is none or the container cannot be read."""
     try:
         return locate_storage(where, "storage").crc32
     except StateError:
@@ -357,7 +356,7 @@ def _find_damage(
 
 
 class ChecksumTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Read a storage of tensor `name` and compare the bytes with the checksum that its container recorded."""
+    """Read a storage of tensor `name` and compare the bytes with the checksum recorded by its container."""
 
     storage: ByteRange
     name: str
@@ -380,7 +379,7 @@ class ChecksumTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 @with_denormals
 def check_batch(_: None, tasks: Sequence[ChecksumTask]) -> list[StateError | None]:
-    """Return the error of each storage; None if its bytes are those that were written."""
+    """Return the error of each storage; None if its bytes are as written."""
     with prefetch(*(task.storage for task in tasks)):
         return [_checksum_error(task) for task in tasks]
 
@@ -409,7 +408,7 @@ Plan = list[CompareTask] | Delta | NotCompared | StateError
 
 
 def _is_suspect(plan: Plan) -> bool:
-    """Return True if damage can explain the outcome of a pair that was compared, or refused, while planning."""
+    """Return True if damage can explain the outcome of a pair compared, or refused, while planning."""
     return isinstance(plan, StateError) or (isinstance(plan, Delta) and plan.changed > 0)
 
 
@@ -546,7 +545,7 @@ def _build_tasks(number: int, name: str, before: TensorData, after: TensorData) 
 
 
 def _find_pieces(data: TensorData, name: str) -> dict[int, Piece]:
-    """Return the contiguous pieces of the elements by their first element, each as if it began at element 0.
+    """Return the contiguous pieces of the elements by their first element, each as if beginning at element 0.
 
     Empty if the elements lie in another order, or if the stored bytes are not the elements themselves.
     """
@@ -570,7 +569,7 @@ def _find_pieces(data: TensorData, name: str) -> dict[int, Piece]:
 
 
 def _is_plain(data: TensorData) -> bool:
-    """Return True if the elements are those of the storage, in its order and as they are stored."""
+    """Return True if the elements are the storage's elements, in its order and as stored."""
     in_order = data.strides is None or data.strides == contiguous_strides(data.shape) or 0 in data.shape
     lazy = data.conjugate or data.negative or data.quantizer is not None
     return in_order and not lazy and not data.storage.big_endian and data.inline is None and not is_packed(data.dtype)
@@ -592,11 +591,11 @@ def _find_piece(data: TensorData) -> Piece | None:
 def compute_fingerprints(
     tensors: Sequence[TensorInfo], *, jobs: int = 0, group_keys: Sequence[object] | None = None
 ) -> list[int | StateError | None]:
-    """Return the CRC-32 of each tensor's elements in C order, little-endian; None if there are none to read.
+    """Return the CRC-32 of each tensor's elements in C order, little-endian; None without elements to read.
 
-    Of a tensor made of parts, the parts follow each other. Equal fingerprints are a hint, which `compare_pairs` has to
-    confirm. A checksum that a zip archive recorded of a whole storage is not computed again. An error of a tensor or of
-    its worker is its result, because then nobody knows which tensors are equal. `group_keys`: see `pool.run_tasks`.
+    Of a tensor made of parts, the parts follow each other. Equal fingerprints are a hint, to be confirmed by
+    `compare_pairs`. A zip archive's checksum of a whole storage is not computed again. An error of a tensor or of its
+    worker is its result, because then it is unknown which tensors are equal. `group_keys`: see `pool.run_tasks`.
     """
     tasks = [FingerprintTask(tensor.nbytes, tensor.fqn, tuple(_list_data(tensor))) for tensor in tensors]
     return pool.run_tasks(fingerprint_batch, None, tasks, jobs=jobs, absent=None, group_keys=group_keys)

@@ -1,6 +1,6 @@
 """Compare one batch of tasks in a worker: read both sides block by block, compare them and add up.
 
-Tasks are plain data and results are small, so that any process, on this machine or another, can do them.
+Tasks are plain data and results are small, so that any process, on this machine or another, can do a task.
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ class CompareTask(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def identity(self) -> object:
-        """The task without the number of the pair, which depends on what else is known to be a pair."""
+        """The task without the number of the pair, because the number depends on the other known pairs."""
         return msgspec.structs.replace(self, pair=0)
 
 
 class Comparison(msgspec.Struct, frozen=True, gc=False):
-    """Result of a task: its tally, and the runs (start, count) of its elements that are equal bit for bit."""
+    """Result of a task: its tally, and the runs (start, count) of its elements equal bit for bit."""
 
     tally: Tally
     equal: tuple[tuple[int, int], ...] = ()
 
 
 class Worker:
-    """Buffers and open files of one batch of tasks. `block` is the number of elements that are read at a time."""
+    """Buffers and open files of one batch of tasks. `block` is the number of elements read at a time."""
 
     block = BLOCK_ELEMENTS
 
@@ -254,7 +254,7 @@ def _is_lazy(view: Strided) -> bool:
 
 
 def _skip_repeats(before: Strided, after: Strided) -> tuple[Strided, Strided, int]:
-    """Return both views with size 1 along the dimensions that both repeat, and how often each element then counts."""
+    """Return both views with size 1 along dimensions repeated in both, and how often each element then counts."""
     if before.affine is not None or after.affine is not None or not before.elements:
         return before, after, 1
     strides = zip(before.shape, before.strides, after.strides, strict=True)
@@ -287,7 +287,7 @@ def _is_same_view(before: Strided, after: Strided) -> bool:
 
 
 def rechunk(chunks: Iterable[Array], block: int = BLOCK_ELEMENTS) -> Iterator[Array]:
-    """Yield the same values in blocks of `block`, the last one shorter, each valid until the next."""
+    """Yield the same values in blocks of `block`, the last block shorter, each valid until the next."""
     buffer: Array | None = None
     filled = 0
     for chunk in chunks:
@@ -308,7 +308,7 @@ _thread_local = threading.local()
 
 
 def _get_arena() -> Arena:
-    """Return the arena of this thread. Batches reuse it, because the system fills new memory with zeros first."""
+    """Return this thread's arena. Batches reuse the arena, because the system fills new memory with zeros first."""
     if not hasattr(_thread_local, "arena"):
         _thread_local.arena = Arena()
     arena: Arena = _thread_local.arena
@@ -347,7 +347,7 @@ def run_batch(how: CompareOptions, tasks: Sequence[CompareTask]) -> list[Compari
 
 
 def _remote_spans(task: CompareTask) -> Iterator[tuple[str, int, int]]:
-    """Yield (path, offset, length) of the bytes that a task reads of remote files, in order."""
+    """Yield (path, offset, length) of the bytes read by a task from remote files, in order."""
     for side in (task.before, task.after):
         if isinstance(side, TensorData):
             yield from iter_places(side) if files.reads_are_requests(side.storage.path) else ()

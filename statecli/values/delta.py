@@ -9,7 +9,7 @@ ZERO_BEFORE = "all values before are zero"
 
 
 class CompareOptions(msgspec.Struct, frozen=True):
-    """When two elements are equal.
+    """Conditions under which two elements are equal.
 
     By default exactly: NaN equals NaN in the same place and -0.0 equals 0.0; a complex value is compared part by part.
 
@@ -17,7 +17,7 @@ class CompareOptions(msgspec.Struct, frozen=True):
         bitwise: Elements are equal if their bits are and have the same meaning (scale, lazy conjugation, negation).
         atol: Absolute tolerance: |after - before| <= atol + rtol * |before|, as in `torch.isclose(after, before)`.
         rtol: Relative tolerance.
-        device: "cpu" computes with numpy, "cuda" and "cuda:N" with torch on that device.
+        device: "cpu" computes with numpy, "cuda" and "cuda:N" with torch on this device.
     """
 
     bitwise: bool = False
@@ -27,18 +27,18 @@ class CompareOptions(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
-    """How the values of one tensor differ; Δ is after - before, in float64.
+    """Difference of the values of one tensor; Δ is after - before, in float64.
 
     Null if undefined (no position is finite on both sides, a norm of zero) or beyond float64; then `reason` says why.
 
     Attributes:
         elements: Number of elements of the tensor.
         changed: Number of elements that differ.
-        max_abs, mean_abs, l2: Of Δ over the positions that are finite on both sides, changed or not.
+        max_abs, mean_abs, l2: Of Δ over the positions finite on both sides, changed or not.
         relative_l2: l2 of Δ over l2 of before.
         cosine: Cosine similarity of before and after over the same positions.
         nan_before, nan_after, inf_before, inf_after: Counts of each side.
-        left_out: Number of positions that are not finite on both sides.
+        left_out: Number of positions not finite on both sides.
         first: Index of the first element that differs, in C order.
     """
 

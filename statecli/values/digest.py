@@ -1,4 +1,4 @@
-"""Compute a digest of each tensor's elements that does not depend on how they are stored.
+"""Compute a digest of each tensor's elements, independent of their storage.
 
 The digest is of the logical elements in C order, each in its dtype, little-endian. Strides, shards, byte order and
 shared storages leave no trace; torch's lazy conjugation and negation are done. Bits count: -0.0 differs from 0.0.
@@ -8,7 +8,7 @@ A tensor that is not a single strided view has the digest of a text with a line 
     values float32 [5] 77b0…
 
 The text of compressed columns begins with a line of their layout. A quantized tensor has the digest of its codes, its
-scheme, and its scale and zero point, or those of each channel.
+scheme, and its scale and zero point, per tensor or per channel.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def compute_digests(
     progress: Progress | None = None,
     derived: bool = False,
 ) -> list[str | None]:
-    """Return the digest of each tensor in hexadecimal; None if its source has no values for it.
+    """Return the digest of each tensor in hexadecimal; None if the source has no values of the tensor.
 
     Tied tensors are read once. `jobs` is the number of workers, 0 for one a core. `derived`: see `pool.run_tasks`.
 
@@ -102,7 +102,7 @@ class DigestTask(msgspec.Struct, frozen=True, gc=False):
 
 
 def load_hasher(algorithm: Algorithm) -> Callable[[], Any]:
-    """Return a constructor of hashes, which behave as those of `hashlib`. Raises `MissingDependency`."""
+    """Return a constructor of hashes with the interface of `hashlib`. Raises `MissingDependency`."""
     if algorithm is Algorithm.SHA256:
         return hashlib.sha256
     try:

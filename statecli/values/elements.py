@@ -1,4 +1,4 @@
-"""Decode stored bytes to numbers, for every element type that torch can save.
+"""Decode stored bytes to numbers, for every element type saved by torch.
 
 Each type is decoded to the smallest float that represents its values exactly (half, bfloat16, float8 and float4 to
 float32; float64 stays), integers stay integers, complex32 becomes complex64. One- and two-byte floats are looked up in
@@ -72,15 +72,15 @@ _LONG = re.compile(r"numpy (?:float(?:96|128)|complex(?:192|256))")
 
 
 class Element(NamedTuple):
-    """How one element type is stored and decoded.
+    """Storage and decoding of an element type.
 
     Attributes:
         stored: numpy's name of one stored item.
-        items: Stored items that make one element (2 for complex32).
-        values: Values that come out of one stored item (2 for float4).
+        items: Stored items of one element (2 for complex32).
+        values: Values in one stored item (2 for float4).
         table: Value or values of each stored item; None if the item is the value, or for `shift`.
-        shift: True for bfloat16, which is the upper half of a float32.
-        half: True for float16, which has a faster way than its table.
+        shift: True for bfloat16, the upper half of a float32.
+        half: True for float16, decoded faster than by its table.
         numbers: False if items can be equal or different, but have no value.
     """
 
@@ -100,7 +100,7 @@ class Element(NamedTuple):
 
 @cache
 def find_element(dtype: str) -> Element | None:
-    """Return how `dtype` is stored and decoded; None for a type of which neither is known (uint3, an unknown name)."""
+    """Return how `dtype` is stored and decoded; None for a type with neither known (uint3, an unknown name)."""
     if dtype in NUMPY_TYPES:
         return Element(NUMPY_TYPES[dtype])
     if dtype == "bfloat16":
@@ -181,7 +181,7 @@ def _build_half_table() -> Array:
 
 
 def _build_packed_table(dtype: str) -> Array:
-    """Return for each byte the values that are packed in it, lowest bits first."""
+    """Return for each byte its packed values, lowest bits first."""
     count = _PACKED_VALUES[dtype]
     bits = 8 // count
     codes = (np.arange(256)[:, None] >> (bits * np.arange(count))) & ((1 << bits) - 1)
@@ -206,7 +206,7 @@ class Arena:
         self._used = 0
 
     def clear(self) -> None:
-        """Free all memory for new arrays; arrays that were taken before may be overwritten."""
+        """Free all memory for new arrays; earlier arrays may be overwritten."""
         self._used = 0
 
     def take(self, size: int, dtype: str) -> Array:
@@ -220,7 +220,7 @@ class Arena:
 
 
 class Decoder:
-    """Decode blocks of stored items into flat arrays of values, in buffers that are reused.
+    """Decode blocks of stored items into flat arrays of values, in reused buffers.
 
     The result of `__call__` is valid until the next call. Fresh temporaries instead would cost ten times the work,
     because the allocator maps and unmaps each.

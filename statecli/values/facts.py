@@ -1,6 +1,6 @@
 """Compute `Facts` of a checkpoint's tensors, in one pass over their bytes, for the rules about values.
 
-tensors ──▶ tasks (some megabytes of one, plain data) ──▶ facts of each task ──▶ added up, in any order
+tensors ──▶ tasks (some megabytes of a tensor, plain data) ──▶ facts of each task ──▶ added up, in any order
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ Progress = Callable[[str, int], None]
 
 
 class FactsTask(msgspec.Struct, frozen=True, gc=False):
-    """Compute facts of a part of a tensor, or of some of its elements if they are contiguous.
+    """Compute facts of a part of a tensor, or of some of its elements if contiguous.
 
     Attributes:
         piece: Number of the part.
         data: The elements of the task.
-        block: Number of the block that begins with the first element.
+        block: Number of the block of the first element.
     """
 
     piece: int
@@ -126,9 +126,9 @@ def _build_tasks(piece: int, name: str, data: TensorData) -> Iterator[FactsTask]
 
 
 def _resolve_or_keep(data: TensorData, name: str) -> TensorData:
-    """Return the tensor inside its own archive, because only there it can be sliced.
+    """Return the tensor inside its own archive, because slicing is possible only there.
 
-    An error is reported when it is read.
+    An error is reported by the later read.
     """
     try:
         return resolve_data(data, name)
@@ -161,7 +161,7 @@ def _run_tasks(tasks: Sequence[FactsTask], jobs: int, progress: Progress | None)
 
 @with_denormals
 def facts_of_batch(_: None, tasks: Sequence[FactsTask]) -> list[Facts]:
-    """Return the facts of each task, with the reason if it cannot be read."""
+    """Return the facts of each task, with the reason if a tensor cannot be read."""
     decoder = Decoder()
     with prefetch(*(task.data for task in tasks)):
         return [_read_task(task, decoder) for task in tasks]
@@ -211,7 +211,7 @@ def read_view_facts(view: Strided, decoder: Decoder, block: int = 0) -> Facts:
 
 
 def _iter_blocks(view: Strided, decoder: Decoder) -> Iterator[Array]:
-    """Yield the stored items in logical order in whole blocks, the last one shorter, each valid until the next."""
+    """Yield the stored items in logical order in whole blocks, the last block shorter, each valid until the next."""
     element = require_element(view.dtype)
     per_block = facts_kernel.count_block_elements(view.dtype)
     plain = view.strides == contiguous_strides(view.shape) and not view.big_endian and not is_packed(view.dtype)
@@ -281,7 +281,7 @@ def _mix_digests(digests: Sequence[int | None]) -> int | None:
 
 
 def _confirm_digests(tensors: Sequence[TensorInfo], facts: Sequence[Facts], jobs: int) -> list[Facts]:
-    """Return the facts, with SHA-256 for the digest of tensors of a kind that have the same digest as another one."""
+    """Return the facts, with SHA-256 for the digest of tensors with the same digest as another tensor of the kind."""
     groups: dict[object, list[int]] = {}
     for n, (tensor, tensor_facts) in enumerate(zip(tensors, facts, strict=True)):
         if tensor_facts.digest and tensor_facts.elements and tensor_facts.only is None:

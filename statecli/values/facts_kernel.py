@@ -2,7 +2,7 @@
 
 Floats are not decoded for this: without the sign, the bits of an IEEE float are an integer in the order of the numbers,
 NaN above infinity above all others, and denormals below the smallest normal number. One-byte types are counted by code.
-`_native.c` does the same in one pass if it was compiled.
+`_native.c`, if compiled, does the same in one pass.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def count_block_elements(dtype: str) -> int:
 
 
 def scan_stored(items: Array, dtype: str, block: int, decoder: Decoder) -> Facts:
-    """Return the facts of flat stored items in native byte order: block `block`, or the beginning of it."""
+    """Return the facts of flat stored items in native byte order: block `block`, or its beginning."""
     element = find_element(dtype)
     assert element is not None  # noqa: S101 - it has been read
     facts = _scan_numbers(items, dtype, element, decoder)
@@ -53,7 +53,7 @@ def scan_stored(items: Array, dtype: str, block: int, decoder: Decoder) -> Facts
 
 
 def scan_values(items: Array, dtype: str, values: Array, block: int) -> Facts:
-    """Return the facts of items that stand for other `values` (scaled, negated): float, integer, complex."""
+    """Return the facts of items with other `values` (scaled, negated): float, integer, complex."""
     element = find_element(dtype)
     assert element is not None  # noqa: S101 - it has been read
     name = values.dtype.name
@@ -209,7 +209,7 @@ def _add_bits(facts: Facts, items: Array, element: Element, block: int) -> Facts
 
 @cache
 def _hash_keys() -> tuple[Array, Array, Array]:
-    """Return the keys for the lower and the upper halves of the words, and those of the lanes."""
+    """Return the keys for the lower and the upper halves of the words, and for the lanes."""
     words = np.array([mix_bits(n * GOLDEN & MASK) for n in range(1, ROW_WORDS + 1)], np.uint64)
     lanes = np.array([mix_bits(n * GOLDEN & MASK) | 1 for n in range(ROW_WORDS + 1, ROW_WORDS + LANES + 1)], np.uint64)
     half = np.uint64(0xFFFF_FFFF)

@@ -1,7 +1,7 @@
-"""Read tensors that ggml has quantized: blocks of a few dozen values, as stored or as the float32 that they stand for.
+"""Read tensors quantized by ggml: blocks of a few dozen values, as stored or decoded to float32.
 
-Digests and comparisons use the stored bytes. The package gguf, an optional extra of that name, decodes them: it has the
-code of each type from llama.cpp.
+Digests and comparisons use the stored bytes. The package gguf, an optional extra of the same name, decodes blocks with
+the code of each type from llama.cpp.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from statecli.values.elements import Array
 
 
 def find_ggml_type(where: ByteRange) -> str | None:
-    """Return the ggml type that a storage is quantized to in its file; None for any other storage."""
+    """Return the ggml type of a storage quantized in its file; None for any other storage."""
     packing = where.packing.how if where.packing is not None else ""
     return packing.removeprefix(PACKING_PREFIX) if packing.startswith(PACKING_PREFIX) else None
 
@@ -34,7 +34,7 @@ def to_stored_blocks(data: TensorData) -> TensorData:
 
 
 def to_readable(data: TensorData) -> TensorData:
-    """Return a tensor unchanged if its numbers can be read; as its blocks if it is quantized to a type that cannot."""
+    """Return a tensor unchanged if its numbers can be read; as its blocks for a quantized type not decoded here."""
     name = find_ggml_type(data.storage)
     return data if name is None or explain_unreadable_blocks(name) is None else to_stored_blocks(data)
 

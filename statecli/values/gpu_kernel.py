@@ -1,8 +1,8 @@
 """Compare blocks on a GPU by torch, with the same results as the kernels for the CPU.
 
-Bytes are read and compared here. Blocks that differ are sent as they are stored, widened to float64 there and summed
-there. Blocks that need more than plain sums (NaN, infinities, integers, complex values, extreme sizes) are summed by
-the numpy kernels. So the two agree on every count, and on every sum but for the order of its additions.
+Bytes are read and compared here. Blocks that differ are sent as stored, and widened to float64 and summed on the GPU.
+Blocks that need more than plain sums (NaN, infinities, integers, complex values, extreme sizes) are summed by the numpy
+kernels. So the two agree on every count, and on every sum but for the order of its additions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WIDENED_TYPES = frozenset(
 
 
 def resolve_device(name: str) -> Any:
-    """Return the torch device that `--device` names. Raises UsageError if it is not available."""
+    """Return the torch device named by `--device`. Raises UsageError if the device is not available."""
     try:
         import torch
     except ModuleNotFoundError as error:
@@ -51,7 +51,7 @@ def resolve_device(name: str) -> Any:
 
 
 class DeviceWorker(Worker):
-    """A worker that sums on `device`. Its blocks are larger, because each costs a transfer."""
+    """Worker that sums on `device`. Its blocks are larger, because each costs a transfer."""
 
     block = 16 * BLOCK_ELEMENTS
 
@@ -103,6 +103,6 @@ class DeviceWorker(Worker):
 def run_batch_on_device(
     options: CompareOptions, tasks: tuple[CompareTask, ...], device: Any
 ) -> list[Comparison | StateError]:
-    """Return what `compare_task.run_batch` returns, computed on a device of torch."""
+    """Return the result of `compare_task.run_batch`, computed on a device of torch."""
     with DeviceWorker(options, device) as worker:
         return worker.compare_all(tasks)

@@ -22,7 +22,7 @@ Bins = tuple[tuple[float, ...], tuple[int, ...]]
 def compute_histograms(pairs: Sequence[Pair], deltas: Sequence[Delta], *, bins: int = 48) -> list[Bins | None]:
     """Return edges and counts of after - before between -max |Δ| and max |Δ|, for each pair with its `Delta`.
 
-    Positions that are not finite on both sides are left out. None if the values are complex or cannot be read.
+    Positions not finite on both sides are left out. None if the values are complex or cannot be read.
     """
     return [_compute_histogram(pair, delta, bins) for pair, delta in zip(pairs, deltas, strict=True)]
 

@@ -1,7 +1,7 @@
 """Tally two blocks of values: which elements differ, by how much, and which are not finite.
 
-Blocks that float32 can represent are done in one pass by `_native.c` if it was compiled, else by numpy, which writes
-into reused buffers that fit a core's second-level cache.
+Blocks that float32 can represent are done in one pass by `_native.c`, if compiled, else by numpy in reused buffers that
+fit a core's second-level cache.
 
 numpy's sums use ufuncs only: IEEE 754 and a fixed order of the terms determine every bit. BLAS (`dot`, `vecdot`) and
 `einsum` may be faster, but add in as many lanes as the processor or their release chooses.
@@ -27,7 +27,7 @@ NATIVE_TYPES = frozenset(("float32", "bfloat16", "float16"))
 
 
 def kernel_name() -> str:
-    """Return what computes the sums here, "C" or "numpy".
+    """Return the name of the kernel for sums, "C" or "numpy".
 
     Their sums differ in the last bits, but do not depend on the processor or on a release.
     """
@@ -71,7 +71,7 @@ def tally_values(
 
 
 def tally_opaque(changed: Array) -> Tally:
-    """Tally elements that are not numbers: only which of them changed is known."""
+    """Tally elements that are not numbers: only their changes are known."""
     count = int(np.count_nonzero(changed))
     return Tally(changed=count, first=int(changed.argmax()) if count else None, left_out=changed.size)
 
@@ -79,8 +79,7 @@ def tally_opaque(changed: Array) -> Tally:
 def tally_stored(before: Array, after: Array, types: tuple[str, str], bits: bool = False) -> Tally | None:
     """Tally two flat blocks of equally many stored elements of the given types, by value, or by bits alone if `bits`.
 
-    None if `tally_values` must do it: for other types, for what float32 cannot represent, and without the compiled
-    kernel.
+    None if `tally_values` must tally: for other types, for values beyond float32, and without the compiled kernel.
     """
     if _native is None or not NATIVE_TYPES.issuperset(types):
         return None
@@ -184,7 +183,7 @@ def _tally_in_passes(before: Array, after: Array, decoder: Decoder, changed: Arr
 
 
 def _pad_rows(block: Array, decoder: Decoder, purpose: str) -> Array:
-    """Return the block with zeros appended until TERMS_PER_SUM divides its size; the block itself if it does."""
+    """Return the block with zeros appended until TERMS_PER_SUM divides its size; the same block if divisible."""
     if block.size % TERMS_PER_SUM == 0:
         return block
     size = -(-block.size // TERMS_PER_SUM) * TERMS_PER_SUM
@@ -318,14 +317,14 @@ def _build_tally(before: Array, after: Array, finite: Array, gap: Array, changed
 
 
 def _count_not_finite(values: Array, finite: Array) -> tuple[int, int, int]:
-    """Return counts of NaN, of infinities, and of both. A complex value with a NaN in it counts as NaN."""
+    """Return counts of NaN, of infinities, and of both. A complex value with a NaN part counts as NaN."""
     left_out = finite.size - int(np.count_nonzero(finite))
     nan = int(np.count_nonzero(np.isnan(values))) if left_out else 0
     return nan, left_out - nan, left_out
 
 
 def _scale_down(values: Array) -> tuple[Array, int]:
-    """Return the values times a power of two that lets their squares fit float64, and the even exponent taken out."""
+    """Return the values times a power of two so that their squares fit float64, and the even exponent taken out."""
     size = float(max(values.max(), -values.min())) if values.size else 0.0
     if not size or 1 / MAX_UNSCALED < size < MAX_UNSCALED:
         return values, 0

@@ -1,6 +1,6 @@
-"""View a live torch tensor as the strided view that a file's tensor gives.
+"""View a live torch tensor as a strided view, like a file's tensor.
 
-torch is never imported here: a live tensor means that torch has been imported.
+torch is never imported here, because a live tensor implies an imported torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PIECE_BYTES = 64 << 20
 
 @contextmanager
 def _translate_errors(tensor: Any) -> Iterator[None]:
-    """Raise `UnreadableError` for whatever a tensor raises; a subclass's own `__torch_function__` is not called."""
+    """Raise `UnreadableError` for any error of a tensor; a subclass's own `__torch_function__` is not called."""
     torch: Any = sys.modules["torch"]
     try:
         with torch._C.DisableTorchFunctionSubclass():
@@ -36,7 +36,7 @@ def _translate_errors(tensor: Any) -> Iterator[None]:
 
 
 def format_first_line(error: Exception) -> str:
-    """Return the first sentence of an exception's message, without the pages that torch adds."""
+    """Return the first sentence of an exception's message, without the pages added by torch."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return line.split(". ")[0][:200]
 
@@ -84,7 +84,7 @@ def _build_affine(tensor: Any) -> Affine:
 def get_stored_values(tensor: Any) -> Any:
     """Return the stored values of a sparse or mkldnn tensor as a strided tensor; any other tensor unchanged. Detached.
 
-    Raises `UnreadableError` for tensors that cannot be read: lazy parameters, wrappers.
+    Raises `UnreadableError` for unreadable tensors: lazy parameters, wrappers.
     """
     torch: Any = sys.modules["torch"]
     if torch.nn.parameter.is_lazy(tensor):

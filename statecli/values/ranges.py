@@ -33,10 +33,10 @@ MAX_GAP_BYTES = 16 << 10
 
 
 class _RemoteFacts:
-    """What reading remote files has shown during this command, because asking again would take requests.
+    """Facts from reading remote files during this command, because asking again would take requests.
 
     Attributes:
-        tensors: The tensor that each archive of one tensor holds.
+        tensors: The tensor of each archive with one tensor.
         crc32: CRC-32 of inflated bytes, by path and offset.
     """
 
@@ -56,7 +56,7 @@ def _truncated_error(where: ByteRange, name: str, size: int) -> MalformedError:
 
 
 def open_file(path: str) -> File:
-    """Open a file. Raises `UnreadableError` if it is gone or is not a regular file."""
+    """Open a file. Raises `UnreadableError` for a missing or special file."""
     try:
         return files.open_file(path)
     except UnreadableError as error:
@@ -64,7 +64,7 @@ def open_file(path: str) -> File:
 
 
 def fill_buffer(buffer: Array, file: File, offset: int, where: ByteRange, name: str) -> None:
-    """Read bytes from `offset` on until `buffer` is full; `where` is the range that they belong to.
+    """Read bytes from `offset` on until `buffer` is full; `where` is the range of the bytes.
 
     Raises `MalformedError` if the file ends before.
     """
@@ -80,7 +80,7 @@ def fill_buffer(buffer: Array, file: File, offset: int, where: ByteRange, name: 
 
 
 def iter_paths(*parts: TensorData) -> Iterator[str]:
-    """Yield the path of each file that has bytes of these tensors."""
+    """Yield the path of each file with bytes of these tensors."""
     for data in parts:
         for where in TensorInfo("", "", (), 0, 0, data=data).ranges:
             if where.path:
@@ -88,9 +88,9 @@ def iter_paths(*parts: TensorData) -> Iterator[str]:
 
 
 def iter_places(*sources: ByteRange | TensorData) -> Iterator[tuple[str, int, int]]:
-    """Yield (path, offset, length) of the bytes that will be read in order, each once.
+    """Yield (path, offset, length) of the bytes to be read in order, each once.
 
-    Bytes that are read in another order, or at an unknown place, are left out.
+    Bytes read in another order, or at an unknown place, are left out.
     """
     for source in sources:
         where = _storage_of(source)
@@ -113,14 +113,14 @@ def iter_places(*sources: ByteRange | TensorData) -> Iterator[tuple[str, int, in
 
 @contextmanager
 def prefetch(*sources: ByteRange | TensorData) -> Iterator[None]:
-    """Fetch the remote bytes of these sources together while the block reads them in order."""
+    """Fetch the remote bytes of these sources together while the block reads in order."""
     remote = [source for source in sources if files.reads_are_requests(_storage_of(source).path)]
     with prefetch_archive_ends(*remote), files.expect_values(list(iter_places(*remote))):
         yield
 
 
 def sort_by_place(tasks: list[_Task], sides_of: Callable[[_Task], Iterable[ByteRange | TensorData]]) -> list[_Task]:
-    """Return remote tasks in the order of their bytes, so that few requests fetch them; local tasks unchanged."""
+    """Return remote tasks in the order of their bytes, so that few requests suffice; local tasks unchanged."""
     if not files.is_anything_remote():
         return tasks
 
@@ -140,7 +140,7 @@ ARCHIVE_END_BYTES = 1 << 10
 
 @contextmanager
 def prefetch_archive_ends(*sources: ByteRange | TensorData) -> Iterator[None]:
-    """Fetch the ends of the remote archives of these sources together while the block locates storages in them."""
+    """Fetch the ends of the remote archives of these sources together while the block locates storages there."""
     ends: dict[str, list[tuple[int, int]]] = {}
     for where in _iter_remote_archives(sources):
         assert where.packing is not None  # noqa: S101 - it is an archive
@@ -172,7 +172,7 @@ def _is_in_order(data: TensorData) -> bool:
 
 
 def is_run(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Return True if a box of an array is one run of elements: full along all axes after the first that is not 1."""
+    """Return True if a box of an array is one run of elements: full along all axes after the first longer than 1."""
     axis = next((n for n, size in enumerate(shape) if size != 1), len(shape))
     return shape[axis + 1 :] == whole[axis + 1 :]
 
@@ -201,7 +201,7 @@ class Range:
         fill_buffer(into.reshape(-1).view(np.uint8), self._file, self._where.offset + at, self._where, self._what)
 
     def gather(self, at: int, into: Array, strides: Sequence[int]) -> None:
-        """Fill `into` with elements that are `strides` bytes apart, the first at `at`.
+        """Fill `into` with elements `strides` bytes apart, the first at `at`.
 
         Strides descend along the axes.
         """
@@ -222,9 +222,9 @@ class Range:
 
 
 class Inflated(Range):
-    """The bytes that one range of a file inflates to (RFC 1951). Reading backwards begins again from the start.
+    """Inflated bytes of a range of a file (RFC 1951). Reading backwards begins again from the start.
 
-    The CRC-32 of a remote range is remembered, so that a checksum over it needs no further request.
+    The CRC-32 of a remote range is remembered, so that a checksum over the range needs no further request.
     """
 
     def __init__(self, where: ByteRange, what: str, file: File) -> None:
@@ -241,7 +241,7 @@ class Inflated(Range):
     def read(self, at: int, into: Array) -> None:
         """See `Range.read`.
 
-        Raises `MalformedError` if the range does not inflate to the size that its container recorded.
+        Raises `MalformedError` if the range does not inflate to the size recorded by its container.
         """
         if at < self._at:
             self._rewind()
@@ -301,7 +301,7 @@ VALUES_BYTES = 256 << 10
 
 
 class Dequantized(Range):
-    """The float32 values of a storage that is quantized in its file, as bytes."""
+    """Float32 values of a storage quantized in its file, as bytes."""
 
     def __init__(self, where: ByteRange, what: str, file: File) -> None:
         super().__init__(where, what, file)
@@ -333,7 +333,7 @@ MAX_OPEN_FILES = 32
 
 
 class Assembled(Range):
-    """The bytes of a storage that is in boxes of several files, as if it were contiguous."""
+    """Bytes of a storage in boxes of several files, as if contiguous."""
 
     def __init__(self, where: ByteRange, what: str, stack: ExitStack) -> None:
         assert where.boxes is not None  # noqa: S101 - narrows the type
@@ -354,7 +354,7 @@ class Assembled(Range):
         return _Piece(_dot(start, self._strides), _dot(last, self._strides) + 1, start, shape, box.data)
 
     def read(self, at: int, into: Array) -> None:
-        """See `Range.read`. Raises whatever opening and reading a box raises."""
+        """See `Range.read`. Raises any error of opening and reading a box."""
         flat, done = into.reshape(-1).view(np.uint8), 0
         for start, shape in _split_into_boxes(at, at + flat.size, self._shape, self._strides):
             size = prod(shape)
@@ -371,7 +371,7 @@ class Assembled(Range):
             raise MalformedError(f"{self._where.path}: {self._what}: its chunks overlap or leave out elements")
 
     def _copy_piece(self, number: int, into: Array, start: tuple[int, ...]) -> int:
-        """Copy the bytes of a piece that belong to the box from `start` on; return how many."""
+        """Copy the box's bytes of a piece from `start` on; return how many."""
         piece = self._pieces[number]
         low = tuple(map(max, start, piece.start))
         high = tuple(min(a + n, b + m) for a, n, b, m in zip(start, into.shape, piece.start, piece.shape, strict=True))
@@ -434,7 +434,7 @@ def _split_into_boxes(
 def open_range(where: ByteRange, what: str = "storage") -> Iterator[Range]:
     """Open the range's bytes, unpacked and assembled, for reading. `what` names the storage in messages.
 
-    Raises `UnreadableError` if a file is gone or cannot be read, `MalformedError` for bytes that cannot be unpacked.
+    Raises `UnreadableError` if a file is gone or cannot be read, `MalformedError` if unpacking fails.
     """
     if where.length < 0 or where.offset < 0:
         raise MalformedError(f"{where.path}: {what}: impossible position: {where.length} bytes at byte {where.offset}")
@@ -454,7 +454,7 @@ def _reader_class(where: ByteRange) -> type[Range]:
 
 
 def resolve_data(data: TensorData, name: str) -> TensorData:
-    """Return the tensor at its own bytes, if `data` says only which archive has them.
+    """Return the tensor at its own bytes, if `data` names only their archive.
 
     Raises `MalformedError` if the archive has another tensor.
     """
@@ -474,12 +474,12 @@ ARCHIVE = "torch-zip"
 
 
 def locate_storage(where: ByteRange, what: str) -> ByteRange:
-    """Return the storage itself, if `where` says only which archive has it. Raises as opening the archive does."""
+    """Return the storage itself, if `where` names only its archive. Raises as opening the archive does."""
     return _read_archive(where, what).storage if is_archive(where) else where
 
 
 def is_archive(where: ByteRange) -> bool:
-    """Return True if a range says only which archive of torch.save has a tensor."""
+    """Return True if a range names only the archive of torch.save with a tensor."""
     return where.packing is not None and where.packing.how == ARCHIVE
 
 
@@ -497,7 +497,7 @@ def _read_archive(where: ByteRange, name: str) -> TensorData:
 
 
 def _cached_crc(where: ByteRange) -> int | None:
-    """Return the CRC-32 of a range, if it is known without reading all bytes again."""
+    """Return the CRC-32 of a range, if known without reading all bytes again."""
     if where.packing is None or not files.reads_are_requests(where.path):
         return files.find_crc32(where.path, where.offset, where.length)
     return session.for_command(_RemoteFacts).crc32.get((where.path, where.offset))
@@ -514,9 +514,9 @@ def _compute_crc(where: ByteRange, name: str) -> int:
 
 
 def check_crc(where: ByteRange, name: str = "storage") -> None:
-    """Compare the range's bytes with the CRC-32 that its container recorded, if any.
+    """Compare the range's bytes with the CRC-32 recorded by its container, if any.
 
-    Raises `ChecksumMismatch` if they differ.
+    Raises `ChecksumMismatch` if the checksums differ.
     """
     where = locate_storage(where, name)
     if where.crc32 is None:

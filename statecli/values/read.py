@@ -1,4 +1,4 @@
-"""Read a tensor's values chunk by chunk, whatever the format.
+"""Read a tensor's values chunk by chunk, in any format.
 
 A `TensorData` is plain data: path, offset, length, strides; ranges.py reads its bytes. Memory stays bounded however big
 the tensor is: contiguous elements are read a chunk at a time, others (a transposed matrix) in bands, each in one pass
@@ -39,7 +39,7 @@ MAX_DIMENSIONS = 31
 
 
 class Affine(msgspec.Struct, frozen=True, gc=False):
-    """(q - zero_point) * scale: one of each, or one for each index along `axis`. float64 arrays."""
+    """(q - zero_point) * scale: one scale and zero point, or a pair for each index along `axis`. float64 arrays."""
 
     scales: Array
     zero_points: Array
@@ -114,7 +114,7 @@ def _read_vector(data: TensorData, name: str) -> Array:
 
 
 def explain_out_of_bounds(view: Strided) -> str | None:
-    """Return why the view is not inside its storage, in a few words; None if it is."""
+    """Return why the view is not inside its storage, in a few words; None for a view inside."""
     if len(view.shape) != len(view.strides):
         return f"the tensor has {len(view.shape)} dimensions but {len(view.strides)} strides"
     if min(view.shape, default=0) < 0 or min(view.strides, default=0) < 0 or view.offset < 0:
@@ -131,7 +131,7 @@ def explain_out_of_bounds(view: Strided) -> str | None:
 
 
 def count_span(view: Strided) -> int:
-    """Return the number of elements from the first that the view uses to the last, both included."""
+    """Return the number of elements from the first to the last used by the view, both included."""
     return 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
 
 
@@ -144,7 +144,7 @@ def skip_expanded(view: Strided) -> tuple[Strided, int]:
 
 
 def to_memory_order(view: Strided) -> Strided:
-    """Return a view of the same elements, once each, in an order that walks through memory forwards."""
+    """Return a view of the same elements, once each, in the forward order of memory."""
     dims = sorted(zip(view.shape, view.strides, strict=True), key=lambda dim: -dim[1])
     return replace(view, shape=tuple(size for size, _ in dims), strides=tuple(stride for _, stride in dims))
 
@@ -152,7 +152,7 @@ def to_memory_order(view: Strided) -> Strided:
 def explain_overlap(view: Strided) -> str | None:
     """Return why the view is not read: its windows overlap so much that reading would take too long.
 
-    None if it can be read.
+    None for a readable view.
     """
     count, stored = view.elements, count_span(view)
     if count <= max(FREE_OVERLAP_ELEMENTS, MAX_OVERLAP * stored):
@@ -201,8 +201,8 @@ def _unravel(flat: int, shape: tuple[int, ...]) -> list[int]:
 def read_items(view: Strided) -> Iterator[Array]:
     """Yield the stored items of all elements in logical (C) order and native byte order, flat.
 
-    Each chunk has at most `CHUNK_ELEMENTS` items and is valid until the next. Elements of quantized types that share
-    bytes are yielded as one code each. Raises `UnreadableError` for a type whose items are not known.
+    Each chunk has at most `CHUNK_ELEMENTS` items and is valid until the next. Elements of quantized types in shared
+    bytes are yielded as one code each. Raises `UnreadableError` for a type with unknown items.
     """
     element = find_element(view.dtype)
     if element is None:
@@ -283,7 +283,7 @@ def _locate_block(
 def _gather(
     source: Range, at: int, shape: tuple[int, ...], steps: Sequence[int], size: int, buffer: _Buffer
 ) -> tuple[Array, tuple[int, ...]]:
-    """Read the elements, each once; return the memory with them and their strides in it, in bytes."""
+    """Read the elements, each once; return the memory with the elements, and their strides in this memory, in bytes."""
     order = sorted((axis for axis, step in enumerate(steps) if step and shape[axis] > 1), key=lambda axis: -steps[axis])
     sizes = [shape[axis] for axis in order]
     # Rows a power of two apart would share a few cache lines.
@@ -299,7 +299,7 @@ def _gather(
 
 
 class _Buffer:
-    """Memory that is reused."""
+    """Reused memory."""
 
     def __init__(self) -> None:
         self._memory: Array = np.empty(0, np.uint8)
@@ -311,7 +311,7 @@ class _Buffer:
 
 
 def _read_codes(view: Strided, per: int) -> Iterator[Array]:
-    """Yield elements that share bytes; torch packs them in order across rows and keeps such tensors contiguous."""
+    """Yield elements in shared bytes, packed by torch in order across rows; torch keeps these tensors contiguous."""
     if _merge_dimensions(view.shape, view.strides) != ((view.elements,), (1,)):
         raise UnreadableError(f"statecli cannot read {view.dtype} elements with strides {list(view.strides)}")
     first, last, bits = view.offset, view.offset + view.elements, 8 // per
@@ -366,7 +366,7 @@ def read_values(view: Strided, decoder: Decoder | None = None) -> Iterator[Array
 def to_values(view: Strided, items: Array, start: int, decoder: Decoder) -> Array:
     """Return the values of stored items, as `read_values` yields them; `start` is the number of the first element.
 
-    Scale, conjugation and negation, which torch does lazily, are done.
+    Scale, conjugation and negation, lazy in torch, are done.
     """
     element = find_element(view.dtype)
     assert element is not None  # noqa: S101 - it has been stored
@@ -381,7 +381,7 @@ def to_values(view: Strided, items: Array, start: int, decoder: Decoder) -> Arra
 
 
 def dequantize(codes: Array, zero_points: Array, scales: Array, decoder: Decoder) -> Array:
-    """Return (code - zero point) * scale, one each or one for all, rounded to float32 where torch rounds."""
+    """Return (code - zero point) * scale, one scale each or one for all, rounded to float32 where torch rounds."""
     out = decoder.buffer("dequantized", "f4", codes.size).reshape(codes.shape)
     with np.errstate(all="ignore"):
         np.subtract(codes, zero_points, out=out, dtype=np.float64, casting="same_kind")

@@ -1,4 +1,4 @@
-"""Import numpy where values are read, or say what to install."""
+"""Import numpy where values are read, or name the package to install."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statecli.core.errors import MissingDependency
 
 @contextmanager
 def require_numpy() -> Iterator[None]:
-    """Import what reads values in this block. Raises MissingDependency if numpy is not installed."""
+    """Let the block import modules that read values. Raises MissingDependency if numpy is not installed."""
     if "numpy" not in sys.modules and not _can_start_thread():
         # OpenBLAS raises SIGINT if it cannot start its threads, as if the user had pressed Ctrl-C.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

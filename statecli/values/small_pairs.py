@@ -1,7 +1,7 @@
 """Compare small neighbouring tensors: one read of each file serves hundreds of pairs.
 
-Planning a task for one pair costs a tenth of a millisecond, however small it is. `compare` handles every other pair,
-and all errors, damage and tolerances.
+Planning a task for a pair of any size costs a tenth of a millisecond. `compare` handles every other pair, and all
+errors, damage and tolerances.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_GAP_BYTES = 4 << 10
 
 
 class _Candidate(msgspec.Struct, frozen=True, gc=False, order=True):
-    """Places of both tensors of a pair, in bytes. The order is that of a run: by file, then by offset."""
+    """Places of both tensors of a pair, in bytes. Sorted in the order of a run: by file, then by offset."""
 
     before_path: str
     after_path: str
@@ -45,11 +45,10 @@ def compare_small_pairs(
     place_of: Callable[[TensorData], tuple[str, int] | None],
     tally_of: Callable[[bytes, bytes, str], Tally | None],
 ) -> dict[int, Tally]:
-    """Return the tallies of the pairs that could be compared, by the number of the pair.
+    """Return the tallies of the compared pairs, by the number of the pair.
 
-    `place_of` returns the file and the byte at which the elements of a tensor begin, if they are contiguous and stored
-    as in memory; None for other tensors. `tally_of` compares elements of one dtype whose bytes differ; None if a task
-    must.
+    `place_of` returns the file and the first byte of a tensor's elements, if contiguous and stored as in memory; None
+    for other tensors. `tally_of` compares elements of one dtype with different bytes; None if a task must.
     """
     candidates = [item for n, pair in enumerate(pairs) if (item := _build_candidate(n, *pair, place_of))]
     tallies: dict[int, Tally] = {}
@@ -123,7 +122,7 @@ def _compare_run(
 
 
 class _Files:
-    """Open files of the runs: one of each side at a time."""
+    """Open files of the runs: a single file of each side at a time."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()

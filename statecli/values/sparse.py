@@ -1,7 +1,7 @@
-"""Compare two sparse tensors by their values, whatever the layout of each.
+"""Compare two sparse tensors by their values, in any layouts.
 
 A value that neither stores is zero on both sides; values stored twice at a place are summed. Indices of a file are not
-trusted: a tensor that contradicts itself is reported, not compared. The layouts:
+trusted: a self-contradictory tensor is reported, not compared. The layouts:
 
     coo         indices (sparse dims, n); values (n, *dense)
     csr, bsr    where each row begins (*batch, rows + 1); columns (*batch, n); values (*batch, n, *block, *dense)
@@ -42,7 +42,7 @@ PARTS_OF_LAYOUT: dict[str, tuple[str, ...]] = {
 def compare_sparse(before: TensorInfo, after: TensorInfo, options: CompareOptions) -> Delta:
     """Return how two sparse tensors of equal shape differ.
 
-    With `options.bitwise` the bits of values count; a place where nothing is stored has the bits of 0.0.
+    With `options.bitwise` the bits of values count; a place without a stored value has the bits of 0.0.
 
     Raises:
         MalformedError: The parts of a tensor contradict each other.
@@ -95,17 +95,17 @@ def is_same_data(before: TensorData, after: TensorData, name: str) -> bool:
 
 
 def _has_same_parts(before: TensorInfo, after: TensorInfo) -> bool:
-    """Return True for equal parts, which are equal tensors, however large they are and whatever they mean."""
+    """Return True for equal parts, and so equal tensors, of any size and meaning."""
     both = zip(before.parts, after.parts, strict=True)
     return all(a[0] == b[0] and is_same_data(a[1], b[1], f"{after.fqn}: {a[0]}") for a, b in both)
 
 
 def explain_invalid_indices(tensor: TensorInfo) -> str | None:
-    """Return why the indices of a sparse tensor do not fit its shape; None if they do.
+    """Return why the indices of a sparse tensor do not fit its shape; None if the indices fit.
 
-    torch does not check them when it loads a tensor; its operators read and write wherever they point.
+    torch does not check indices when loading a tensor; its operators read and write at any index.
 
-    Raises `UnreadableError` if there are too many to check, and as `values.read` does.
+    Raises `UnreadableError` for too many indices, and as `values.read` does.
     """
     try:
         _read_places(_open_side(tensor))
@@ -124,7 +124,7 @@ class _InvalidIndices(Exception):
 
 
 class _Side(NamedTuple):
-    """One of the two tensors, its parts by name."""
+    """Either tensor, its parts by name."""
 
     tensor: TensorInfo
     parts: dict[str, TensorData]
@@ -223,7 +223,7 @@ def _compressed_indices(side: _Side) -> Array:
 
 
 def _expand_compressed(side: _Side, count: int, size: int, stored: int) -> Array:
-    """Return for each place its compressed index: that of the row or column that it belongs to."""
+    """Return for each place its compressed index: the index of the place's row or column."""
     starts = side.read_integers("compressed_indices").reshape(count, size + 1)
     # Differences of arbitrary numbers can wrap around to valid ones.
     rising = bool((starts[:, 1:] >= starts[:, :-1]).all())

@@ -1,7 +1,7 @@
 """Compute statistics of tensors: of a checkpoint's entries without torch, and of live tensors.
 
-Values are read chunk by chunk; each chunk gives `Facts`, and facts merge. Of big tensors of some one-byte types
-only the occurrences of each code are counted: the statistics follow from those exactly.
+Values are read chunk by chunk; each chunk gives `Facts`, and facts merge. Of big tensors of some one-byte types only
+the occurrences of each code are counted: the statistics follow exactly from the counts.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def summarize_view(view: Strided, decoder: Decoder) -> Facts:
 
 
 def _scaled_code_values(view: Strided, decoder: Decoder) -> Array:
-    """Return the value of each code of the view's type, scaled if it is quantized."""
+    """Return the value of each code of the view's type, scaled if quantized."""
     scaled = code_values(view.dtype)
     if view.affine is None:
         return scaled
@@ -95,8 +95,8 @@ def _scaled_code_values(view: Strided, decoder: Decoder) -> Array:
 def read_stats(tensor: TensorInfo, decoder: Decoder | None = None) -> Stats:
     """Return the statistics of one tensor of a checkpoint, read from its file.
 
-    A tensor that cannot be read as numbers has a `reason`. Checksums: see `fill_stats`. A file that is gone, or shorter
-    than it was, raises `UnreadableError` or `MalformedError`, because numbers from it would mean nothing.
+    A tensor that cannot be read as numbers has a `reason`. Checksums: see `fill_stats`. A missing or truncated file
+    raises `UnreadableError` or `MalformedError`, because numbers from this file would mean nothing.
     """
     decoder = decoder or Decoder()
     if tensor.layout.startswith("sparse"):
@@ -153,7 +153,7 @@ def _sparse_stats(tensor: TensorInfo, decoder: Decoder) -> Stats:
 
 
 def _add_implicit_zeros(summary: Facts | str, elements: int, stored: int, dtype: str, uncoalesced: bool) -> Stats:
-    """Return the statistics of a sparse tensor with the zeros that it does not store.
+    """Return the statistics of a sparse tensor including the zeros not stored.
 
     Duplicates in an uncoalesced tensor are not summed.
     """
@@ -167,7 +167,7 @@ def _add_implicit_zeros(summary: Facts | str, elements: int, stored: int, dtype:
 
 
 class StatsTask(msgspec.Struct, frozen=True, gc=False):
-    """Compute the statistics of a tensor, and verify the checksums of `storages`, which no task before has."""
+    """Compute the statistics of a tensor, and verify the checksums of `storages`, left out of all earlier tasks."""
 
     tensor: TensorInfo
     storages: tuple[ByteRange, ...]
@@ -179,7 +179,7 @@ class StatsTask(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Bytes of the tensor and of the storages that have a checksum."""
+        """Bytes of the tensor and of the storages with a checksum."""
         return self.tensor.nbytes + sum(storage.length for storage in self.storages if storage.crc32 is not None)
 
     @property
@@ -197,8 +197,8 @@ class StatsTask(msgspec.Struct, frozen=True, gc=False):
 def fill_stats(state: ModelState, progress: Progress | None = None) -> ModelState:
     """Return `state` with every tensor's `stats`. Each storage's checksum is verified once, tied tensors are read once.
 
-    Raises `MalformedError` for a storage that is truncated or does not match its checksum, and `UnreadableError` for a
-    file that is gone.
+    Raises `MalformedError` for a storage that is truncated or contradicts its checksum, and `UnreadableError` for a
+    missing file.
     """
     tasks = _build_tasks(state.tensors)
     keys = [_content_key(tensor) for tensor in state.tensors]
@@ -226,7 +226,7 @@ def fill_stats(state: ModelState, progress: Progress | None = None) -> ModelStat
 
 
 def _build_tasks(tensors: Iterable[TensorInfo]) -> dict[Any, StatsTask]:
-    """Return a task for each tensor that is not tied to an earlier one, by its content."""
+    """Return a task for each tensor not tied to an earlier tensor, by its content."""
     tasks: dict[Any, StatsTask] = {}
     checked: set[ByteRange] = set()
     for tensor in tensors:

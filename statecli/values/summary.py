@@ -1,4 +1,4 @@
-"""Summarize some of a tensor's values, and merge two such summaries.
+"""Summarize some of a tensor's values, and merge two summaries.
 
 Moments merge by the formulas of Chan, Golub and LeVeque (1979). Mean and standard deviation are kept, not sums and
 squares: neither overflows if the values do not, and data far from zero loses no digits.
@@ -46,20 +46,20 @@ class Moments(msgspec.Struct, frozen=True, gc=False):
 
 
 class Facts(msgspec.Struct, frozen=True, gc=False):
-    """What is known of some elements. Facts of pieces of a tensor merge in any order.
+    """Known facts about some elements. Facts of pieces of a tensor merge in any order.
 
     Attributes:
         elements: Number of elements.
-        nan, inf, denormal: Counts; a complex element counts if one of its parts does. `inf` has both signs.
+        nan, inf, denormal: Counts; a complex element counts if either part does. `inf` has both signs.
         minus_inf: Count of -inf.
         low, high: Range of the finite values; None if there are none or they have no order.
-        moments: Mean and deviation, if they were computed.
+        moments: Mean and deviation, if computed.
         only: The stored bytes of an element if all elements are equal bit for bit, else None.
         digest: Equal for pieces whose elements are equal; None if not known.
         reason: Why the elements were not read as numbers.
         damaged: True if the bytes could not be read at all.
         contradiction: Why the indices of a sparse tensor do not fit its shape.
-        typical: Size of a float near the largest one: the fourth largest of a sample of each block, and the largest of
+        typical: Size of a float near the largest: the fourth largest of a sample of each block, and the largest of
             these over all blocks; None if not known.
     """
 
@@ -133,7 +133,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
 
 
 def join_reasons(reason: str | None, more: str) -> str:
-    """Return two reasons in one line, or the second alone."""
+    """Return both reasons in one line, or the second alone."""
     return f"{reason}; {more}" if reason else more
 
 
@@ -191,7 +191,7 @@ def _summarize_finite(chunk: Array, low: float | int, high: float | int, zeros: 
 
 
 def summarize_codes(counts: Array, values: Array) -> Facts:
-    """Return the summary of values that each occur `counts[i]` times: float64, a row a code of packed types."""
+    """Return the summary of values occurring `counts[i]` times each: float64, a row a code of packed types."""
     counts, values = np.repeat(counts, values.size // counts.size), values.reshape(-1)
     elements = int(counts.sum())
     occurs, finite = counts > 0, np.isfinite(values)

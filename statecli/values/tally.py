@@ -1,9 +1,9 @@
-"""Sums of how two tensors' values differ, of a block, a task or a tensor, that can be merged.
+"""Mergeable sums of the differences of two tensors' values, for a block, a task or a tensor.
 
-Blocks of float32 (all that float16, bfloat16 and float8 decode to) are summed `TERMS_PER_SUM` products at a time, and
+Blocks of float32 (also decoded from float16, bfloat16 and float8) are summed `TERMS_PER_SUM` products at a time, and
 these sums in float64; products of two bfloat16 are exact. The result is within 1e-6 of a sum in float64 throughout, at
-twice the speed. A block that float32 cannot represent (NaN, infinities, squares that overflow or vanish) is computed
-again in float64. A block that float64 cannot represent is scaled by a power of two, which changes no digit.
+twice the speed. A block beyond float32 (NaN, infinities, squares that overflow or vanish) is computed again in float64.
+A block beyond float64 is scaled by a power of two, which changes no digit.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Tally(NamedTuple):
         first: Flat index of the first changed element in C order; None if none changed.
         sum_abs: |Δ|, scaled as `Wide` is.
         squares, before, after, product: Δ², before², after², before · after.
-        left_out: Number of positions that are not finite on both sides.
+        left_out: Number of positions not finite on both sides.
         lost: How many of these changed.
     """
 
@@ -116,7 +116,7 @@ class Tally(NamedTuple):
         )
 
     def shift(self, start: int) -> Tally:
-        """Return the tally of the same block if it begins at element `start`."""
+        """Return the tally of the same block beginning at element `start`."""
         return self if self.first is None else self._replace(first=self.first + start)
 
     def to_delta(self, shape: tuple[int, ...], reason: str | None = None) -> Delta:

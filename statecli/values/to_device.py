@@ -1,7 +1,7 @@
 """Check for `--to DEVICE` that every tensor of a checkpoint arrives on the device, byte for byte.
 
 Each storage is copied in chunks of at most `CHUNK_BYTES`, so that neither the host nor the device ever has a big tensor
-in memory. The bytes that come back are compared with those of the file. No other module of `values` imports torch.
+in memory. The bytes copied back are compared with the file. No other module of `values` imports torch.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Arrival:
 def place_on_device(state: ModelState, device: str, progress: Progress | None = None) -> ModelState:
     """Return `state` with `after` filled: the device of each tensor after loading, and whether its bytes arrived.
 
-    Checksums of all bytes that are read are verified. On `meta` each tensor is created with its dtype and shape; its
-    bytes are read and checksummed, and `note` says that they cannot be compared.
+    Checksums of all bytes read are verified. On `meta` each tensor is created with its dtype and shape; its bytes are
+    read and checksummed, and `note` reports the missing comparison.
 
     Raises:
-        UsageError: torch does not know the device, or this machine lacks it.
+        UsageError: torch does not know the device, or this machine lacks the device.
         MissingDependency: torch is not installed.
         MalformedError: A file is damaged.
     """
@@ -85,7 +85,7 @@ def _check_storages_once(tensor: TensorInfo, checked: set[ByteRange]) -> None:
 
 
 def resolve_device(device: str) -> Device:
-    """Return the device that `device` names, with its index, after allocating on it.
+    """Return the device named by `device`, with its index, after allocating on it.
 
     Raises `UsageError` or `MissingDependency`, each with a remedy.
     """
@@ -198,7 +198,7 @@ def _read_chunks(where: ByteRange, what: str) -> Iterator[tuple[int, Array]]:
 
 
 def _plain_dtype(torch: Any, dtype: DType) -> DType:
-    """Return the dtype that stands in for a quantized one, which cannot be created without its scale."""
+    """Return a substitute for a quantized dtype, because creating a quantized tensor takes a scale."""
     stand_ins = {
         torch.qint8: torch.int8,
         torch.quint8: torch.uint8,
