@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def read(built: BuiltModel, target: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None) -> ModelState:
-    """Describe every tensor of a built model: registered ones in the order of its state_dict, then unregistered ones.
+    """Describe every tensor of a built model: registered tensors in the order of its state_dict, then the rest.
 
-    Measures `moves` and `saved`, which overwrites the values of the instance. `stats_of` is called with each tensor
+    Measures `moves` and `saved`, and so overwrites the values of the instance. `stats_of` is called with each tensor
     before. Raises ModelError.
     """
     import torch
@@ -65,7 +65,7 @@ def load(built: BuiltModel, entries: Entries) -> Answer:
     """Return the answer of a strict `load_state_dict` to a state_dict of these names, shapes and dtypes.
 
     Runs the module's own hooks and overrides; torch's code copies no element. Raises ModelError if the model's code
-    fails on tensors without values, or torch cannot create such a tensor: the answer is then inconclusive.
+    fails on tensors without values, or torch cannot create a tensor: the answer is then inconclusive.
     """
     from statecli.live import load_state_dict
 

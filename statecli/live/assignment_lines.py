@@ -122,7 +122,7 @@ class Origins:
         return entry[1].get(name, by_class)
 
     def locate_caller(self, module: nn.Module, name: str) -> tuple[str, int] | None:
-        """Return the line of the user's code that ran the library's assignment, or None."""
+        """Return the user's line of code that ran the library's assignment, or None."""
         entry = self._lines.get(id(module))
         is_known = entry is not None and entry[0]() is module and name in entry[1]
         return self._callers.get((id(module), name)) if is_known else None

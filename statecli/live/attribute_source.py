@@ -14,9 +14,9 @@ from pathlib import Path
 class Assignment:
     """An assignment as written in the file.
 
-    `owner`: the object of the target (`self`); `early`: the statement is before `super().__init__()`.
-    `targets`: all names assigned at once (`self.x = y = …`), the tensor's first; `unpacked`: several values go to
-    several names; `reused`: the value is a local name that the function uses again.
+    `owner`: the object of the target (`self`); `early`: the statement is before `super().__init__()`. `targets`: all
+    names assigned at once (`self.x = y = …`), the tensor's first; `unpacked`: several values go to several names;
+    `reused`: the value is a local name used again by the function.
     """
 
     owner: str
@@ -33,9 +33,9 @@ class Use:
     """A use of an attribute, other than the assignment that creates it.
 
     `action`: `read`, `set` (assigned), `augment` (`+=`), `item` (an item is assigned), `right operand` (of `+`), `out`
-    (the argument of that name), `batch_norm`, `instance_norm` (an argument of them), or the name of the called method.
-    `function`: the function around it; `constructs`: `__init__` runs that function.
-    `value`: the assigned expression; `arguments`: how many the method gets.
+    (the argument of this name), `batch_norm`, `instance_norm` (an argument of either), or the name of the called
+    method. `function`: the function around it; `constructs`: `__init__` runs this function. `value`: the assigned
+    expression; `arguments`: how many the method gets.
     """
 
     action: str
@@ -121,7 +121,7 @@ def _find_called_functions(function: ast.FunctionDef) -> Iterator[str]:
 
 
 def _close_over_calls(start: str, calls: dict[str, set[str]]) -> Set[str]:
-    """Return `start` and the functions that it calls, directly or not."""
+    """Return `start` and the functions called by `start`, directly or not."""
     reached, waiting = {start}, [start]
     while waiting:
         names = (calls.get(waiting.pop(), set()) & calls.keys()) - reached
@@ -167,7 +167,7 @@ def _find_assignment(file: _SourceFile, line: int, name: str) -> Assignment | No
 
 
 def _is_reused(file: _SourceFile, node: ast.Assign | ast.AnnAssign) -> bool:
-    """Whether the value is a local name that occurs again after the statement, so that a copy may become incomplete."""
+    """Whether the value is a local name used again after the statement, so that a copy may become incomplete."""
     function, value = file.find_around(node, ast.FunctionDef), node.value
     names = (
         [n for n in ast.walk(function) if isinstance(n, ast.Name)] if function and isinstance(value, ast.Name) else []
@@ -204,7 +204,7 @@ def _get_source_text(lines: list[str], value: ast.expr) -> str:
 
 
 def read_scope(place: tuple[str, int] | None) -> Scope | None:
-    """Return what is around the line; None if there is no source to read."""
+    """Return the scope around the line; None if there is no source to read."""
     file = _parse_file(place[0]) if place else None
     return None if place is None or file is None else _find_scope(file, place[1])
 
@@ -279,7 +279,7 @@ def _describe_use(file: _SourceFile, attribute: ast.Attribute, function: ast.AST
 
 
 def _changes_arguments(function: ast.expr) -> bool:
-    """Whether it is a function of torch that updates running statistics."""
+    """Whether the function is from torch and updates running statistics."""
     return getattr(function, "attr", getattr(function, "id", "")) in ("batch_norm", "instance_norm")
 
 
@@ -298,7 +298,7 @@ def reads(value: ast.expr | None, name: str) -> bool:
 
 
 def find_torch_nn_name(filename: str) -> str | None:
-    """Return how this file writes torch.nn, "nn" if it cannot be read; None if it imports neither torch nor nn."""
+    """Return this file's spelling of torch.nn, "nn" if unreadable; None if the file imports neither torch nor nn."""
     file = _parse_file(filename)
     return "nn" if file is None else _find_torch_nn_name(file)
 

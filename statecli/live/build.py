@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def build(spec: ModelSpec, *, init_device: str = "cpu", values: bool = False) -> BuiltModel:
-    """Import the class or function that `spec` names and call it.
+    """Import the class or function named by `spec`, and call it.
 
     Without `values` large random initial values are not drawn (see `skip_random_init`). Raises MissingDependency
     without torch, UsageError for a device unknown to torch, ModelError for an error of the user's code.

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A model that statecli alone holds: `live.read` and `live.move` overwrite its values.
+    """Model held by statecli alone: `live.read` and `live.move` overwrite its values.
 
     Attributes:
         origins: The line of each assignment.
         values: Whether large random initial values were drawn.
         make_instance: Builds another instance from `values` and a seed.
         settings_after_init: torch's settings as the constructor left them; None if no constructor was run.
-        original: The live model that `module` is a copy of: its tensors are listed, and only the copy is moved.
+        original: The live model copied to `module`: its tensors are listed, and only the copy is moved.
     """
 
     spec: ModelSpec
@@ -42,7 +42,7 @@ class BuiltModel:
 
     @property
     def listed_module(self) -> nn.Module:
-        """The model to list. Nothing may be written to it unless it is `module`."""
+        """The model to list, read-only unless the model is `module`."""
         return self.module if self.original is None else self.original
 
     def build_again(self, *, values: bool | None = None, seed: int = 0) -> nn.Module:
@@ -60,10 +60,10 @@ class BuiltModel:
 
     @contextmanager
     def user_code(self, doing: str) -> Iterator[None]:
-        """Run the model's own code in the block; an exception becomes a ModelError of one line that names `doing`.
+        """Run the model's own code in the block; an exception becomes a ModelError of one line about `doing`.
 
         Prints go to stderr, sys.path is as at import, torch's settings are as the constructor left them. The model's
-        `__torch_function__` is enabled, also if the caller has disabled it to read tensors.
+        `__torch_function__` is enabled, even if disabled by the caller for reading tensors.
         """
         import torch
 

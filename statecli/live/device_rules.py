@@ -1,9 +1,9 @@
-"""Find operators that CUDA would refuse because of their tensors' devices, and the tensors to blame.
+"""Find operators refused by CUDA because of their tensors' devices, and the tensors to blame.
 
-A `DeviceWatch` checks every operator that forward runs, above FakeTensorMode, wrapper tensors or a GPU. Its rules are
-those of eager CUDA:
+A `DeviceWatch` checks every operator run by forward, above FakeTensorMode, wrapper tensors or a GPU. The rules of eager
+CUDA apply:
 
-- An elementwise operator of two tensors takes one 0-dim tensor of the CPU as a number, never one that it writes to.
+- An elementwise operator of two tensors takes one 0-dim tensor of the CPU as a number, but not as its output.
 - CPU indices into a table on the device are legal, and the reverse is not.
 - Copies may go from any device to any device.
 - All other operators need every tensor on the device.
@@ -90,9 +90,9 @@ class DeviceWatch:
 
     Attributes:
         device: The device of the moved model.
-        copied_by_forward: The model's tensors that forward copied to the device, with the line.
-        read_elsewhere: The model's tensors that forward read on another device.
-        taken_from_elsewhere: Tensors that an operator accepts from another device, with operator and line.
+        copied_by_forward: The model's tensors copied to the device by forward, with the line.
+        read_elsewhere: The model's tensors read by forward on another device.
+        taken_from_elsewhere: Tensors accepted by an operator from another device, with operator and line.
     """
 
     device: torch.device

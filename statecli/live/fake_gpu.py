@@ -1,8 +1,8 @@
-"""Fake a CUDA device without values: tensors report to be on the device and hold no data.
+"""Fake a CUDA device without values: tensors report to be on the device and have no data.
 
-FakeTensorMode computes shapes only. The device is `lazy:0`, which every build of torch knows and none implements: on
+FakeTensorMode computes shapes only. The device is `lazy:0`, known to every build of torch and implemented by none: on
 `cuda:0` a build without CUDA aborts the process. A `DeviceWatch` above the mode checks CUDA's rules. The model's own
-code reads `cuda:0` as the device of a tensor, and `cuda` in calls of that code means the fake device.
+code reads `cuda:0` as the device of a tensor, and `cuda` in calls of the model's code means the fake device.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def describe_device_after_move(tensor: torch.Tensor, record: MoveRecord) -> str:
 
 
 def follows_device(tensor: torch.Tensor, record: MoveRecord) -> bool:
-    """Whether `tensor` is on the fake device after a move of the model that holds it."""
+    """Whether `tensor` is on the fake device after a move of its model."""
     return describe_device_after_move(tensor, record) == DISPLAY_NAME
 
 
@@ -88,7 +88,7 @@ def get_true_device(tensor: torch.Tensor) -> torch.device:
 
 @dataclass
 class MoveRecord:
-    """Parameters that a fake move had to replace by other objects, and queries of the model's code for a GPU.
+    """Parameters replaced by other objects in a fake move, and queries of the model's code for a GPU.
 
     Attributes:
         release: Drops weak references to new tensors, because torch swaps no tensor that has one.
@@ -136,7 +136,7 @@ def _silence_torch_loggers() -> Iterator[None]:
 
 
 class _FakeTensorWatchMode(DeviceWatchMode):  # type: ignore[no-untyped-call]
-    """Convert real tensors to fake ones, because FakeTensorMode would compute with real ones on `DEVICE`."""
+    """Convert real tensors to fake ones, because FakeTensorMode would compute with real tensors on `DEVICE`."""
 
     def __init__(self, watch: DeviceWatch, mode: FakeTensorMode) -> None:
         super().__init__(watch)
@@ -266,7 +266,7 @@ def _build_device_property(cuda: _CudaCallMode) -> property:
 
 
 def _is_called_by_user_code() -> bool:
-    """Whether user code reads the property; frames of this file, which has the getters, are skipped."""
+    """Whether user code reads the property; frames of this file with the getters are skipped."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
@@ -329,7 +329,7 @@ def _query_for_cpu(query: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _build_apply(record: MoveRecord) -> Callable[..., nn.Module]:
-    """Build `nn.Module._apply` as for a move to CUDA, which keeps Parameter objects and replaces buffers."""
+    """Build `nn.Module._apply` as for a move to CUDA: Parameter objects stay and buffers are replaced."""
 
     def _apply(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         if recurse:

@@ -24,7 +24,7 @@ def _get_strides(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 class FakeGpuTensor(torch.Tensor):
-    """A tensor that reports to be on `DEVICE` and runs each operator on `cpu_data`."""
+    """Tensor that reports to be on `DEVICE` and runs each operator on `cpu_data`."""
 
     cpu_data: torch.Tensor
 

@@ -176,7 +176,7 @@ def _iter_entries(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _remove_fetches(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove entries that would fetch anything."""
+    """Remove entries for fetching anything."""
     config = {key: value for key, value in document.items() if not _FETCHES.match(key)}
     if "use_pretrained_backbone" in config:
         config["use_pretrained_backbone"] = False
@@ -208,7 +208,7 @@ def _silence_logging(logging: Any) -> Iterator[None]:
 
 @contextmanager
 def _limit_registrations(config: str) -> Iterator[None]:
-    """Stop a class that registers without end."""
+    """Stop endless registrations of a class."""
     from torch.nn.modules import module
 
     count, start = 0, time.process_time()

@@ -1,7 +1,7 @@
-"""Import the module that a `ModelSpec` names and look up the attribute in it, without calling anything.
+"""Import the module named by a `ModelSpec` and look up its attribute, without calling anything.
 
 A file is imported under a name of its own, so that two files called net.py can be open at once. A file with relative
-imports is imported as a module of its package. Naming `net.py:Net` runs that code: the user requested it.
+imports is imported as a module of its package. Naming `net.py:Net` runs the code at the user's request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _sibling_modules: dict[str, set[str]] = {}
 
 
 def load_object(spec: ModelSpec) -> Any:
-    """Import the object that `spec` names, without calling it. Raises ModelError for an error of the user's code."""
+    """Import the object named by `spec`, without a call. Raises ModelError for an error of the user's code."""
     with protect_process(spec), report_as_model_error(spec, "importing it"):
         return _get_attribute(spec, _import_file(spec) if spec.is_file else _import_dotted(spec))
 
@@ -74,7 +74,7 @@ def _relative_level(path: str) -> int:
 
 
 def _import_in_package(spec: ModelSpec, path: str, level: int) -> types.ModuleType:
-    """Import a file that imports from its own package as a module of that package, from the topmost folder down."""
+    """Import a file with imports from its own package as a module of the package, from the topmost folder down."""
     top, names = os.path.dirname(path), [os.path.basename(path)[: -len(".py")]]
     while len(names) <= level or os.path.isfile(os.path.join(top, "__init__.py")):
         top, folder = os.path.split(top)

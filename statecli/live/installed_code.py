@@ -1,4 +1,4 @@
-"""Tell the user's own source files from those of installed libraries, where the user changes nothing."""
+"""Tell the user's own source files from installed libraries, where the user changes nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _is_in_record(root: str, filename: str) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _list_recorded_packages(root: str) -> frozenset[str]:
-    """Return the first parts of all paths that the `RECORD` files of a folder list."""
+    """Return the first parts of all paths listed in the `RECORD` files of a folder."""
     packages: set[str] = set()
     try:
         for record in glob.iglob(os.path.join(glob.escape(root), "*.dist-info", "RECORD")):

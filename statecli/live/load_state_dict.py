@@ -1,8 +1,8 @@
 """Ask a built module for the answer of its `load_state_dict` to a checkpoint.
 
 Hooks and overrides of `_load_from_state_dict` rename, fill in and drop entries by version and by other entries, so they
-must run. The module gets a state_dict with the names, shapes and dtypes of the checkpoint and tensors on meta: no value
-of the checkpoint is in it, and no element is copied.
+must run. The module gets a state_dict with the names, shapes and dtypes of the checkpoint and tensors on meta, without
+any value of the checkpoint, and no element is copied.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def load(built: BuiltModel, entries: Entries) -> Answer:
 
 
 def _get_instance(built: BuiltModel) -> nn.Module:
-    """Return the measured instance with arbitrary values; a fresh one if code outside of torch may read values."""
+    """Return the measured instance with arbitrary values; a fresh instance if code outside of torch may read values."""
     if not _has_own_loading(built.module):
         return built.module
     try:
@@ -265,7 +265,7 @@ def _skip_copies() -> Iterator[None]:
 
 
 def _try_copy(copy: Callable[..., torch.Tensor], to: torch.Tensor, other: torch.Tensor) -> Exception | None:
-    """Return torch's error for a copy of one element from the dtype and layout of `other` to those of `to`."""
+    """Return torch's error for a copy of one element from `other`'s dtype and layout to `to`'s."""
     pair = [torch.empty((1,) * other.dim(), dtype=t.dtype, layout=t.layout, device="cpu") for t in (to, other)]
     try:
         copy(*pair)

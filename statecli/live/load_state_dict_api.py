@@ -13,7 +13,7 @@ from statecli.core.model_state import TensorInfo
 class Entries(msgspec.Struct, frozen=True):
     """A state_dict without values: tensors by name, keys of other values, and `_metadata`.
 
-    `as_saved`: metadata and extra state are those of the module's own `state_dict()`.
+    `as_saved`: metadata and extra state come from the module's own `state_dict()`.
     """
 
     tensors: Mapping[str, TensorInfo]
@@ -25,9 +25,9 @@ class Entries(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """Answer of a strict load: missing names, unexpected names, names of another shape, and torch's other messages.
 
-    All are empty if the load succeeds; a message has a name if it is about one. `extra`: extra states in the modules,
-    not tested with `set_extra_state`. For a model of transformers: `unsaved`: names neither saved nor missed; `unread`:
-    skipped names; `converted`: names converted on load into missing ones.
+    All are empty if the load succeeds; a message about a single name has this name. `extra`: extra states in the
+    modules, not tested with `set_extra_state`. For a model of transformers: `unsaved`: names neither saved nor missed;
+    `unread`: skipped names; `converted`: names converted on load into missing names.
     """
 
     missing: tuple[str, ...] = ()

@@ -1,9 +1,9 @@
-"""Measure which tensors follow a move and which get saved, by trying both on an instance that statecli alone holds.
+"""Measure which tensors follow a move and which get saved, by trying both on an instance held by statecli alone.
 
-`.to("cuda")` calls `module._apply(fn)`, overridden or not, and so does the stand-in for a move: `_apply` with a
-function that gives each tensor fresh memory of the same kind. A tensor still in the old memory afterwards would be left
-behind. Unlike a move to meta, the stand-in keeps each Parameter object and swaps its data, as CUDA does, so tied
-weights and aliases come out as on CUDA. The fresh memory is never written to, which makes the stand-in nearly free.
+`.to("cuda")` calls `module._apply(fn)`, overridden or not, and so does the stand-in for a move: `_apply` with fresh
+memory of the same kind for each tensor. A tensor still in the old memory afterwards would be left behind. Unlike a move
+to meta, the stand-in keeps each Parameter object and swaps its data, as CUDA does, so tied weights and aliases come out
+as on CUDA. The fresh memory is never written to, so the stand-in is nearly free.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class MoveTrial:
 
     Attributes:
         before: Storage key by name.
-        after: Tensor and storage key by name, without names that the move removed.
+        after: Tensor and storage key by name, without names removed by the move.
         keeps_objects: False if the move made new objects (meta), so that ties and aliases cannot be judged.
-        reason: Why no move could be tried; None if one was.
+        reason: Why no move could be tried; None after a move.
     """
 
     before: dict[str, int | str] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class MoveTrial:
     reason: str | None = None
 
     def follows_device(self, fqn: str) -> bool | None:
-        """Return True if the tensor `fqn` moved, None if that is inconclusive or the tensor is gone."""
+        """Return True if the tensor `fqn` moved, None if inconclusive or the tensor is gone."""
         if self.reason is not None or fqn not in self.after or fqn not in self.before:
             return None
         tensor, key = self.after[fqn]
@@ -46,7 +46,7 @@ class MoveTrial:
 
 
 def iter_tensors(result: WalkResult) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, tensor) for every tensor of a walk, registered ones first."""
+    """Yield (name, tensor) for every tensor of a walk, registered tensors first."""
     for entry in result.registered:
         if entry.tensor is not None:
             yield entry.fqn, entry.tensor
@@ -55,7 +55,7 @@ def iter_tensors(result: WalkResult) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def map_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Map every name of every tensor of `module` to the tensor, registered ones first."""
+    """Map every name of every tensor of `module` to the tensor, registered tensors first."""
     tensors_by_name: dict[str, torch.Tensor] = {}
     for name, tensor in iter_tensors(walk(module)):
         tensors_by_name.setdefault(name, tensor)
@@ -111,7 +111,7 @@ def _try_move(
 
 
 def get_moved_model(module: nn.Module, returned: object) -> nn.Module:
-    """Return the model after `model = model.to(...)`: the result of `.to` if it is a module, else `module`."""
+    """Return the model after `model = model.to(...)`: the result of `.to` if a module, else `module`."""
     return returned if isinstance(returned, nn.Module) else module
 
 
@@ -144,12 +144,12 @@ def _move_to_meta(module: nn.Module) -> object:
 
 
 def has_own_to(module: nn.Module) -> bool:
-    """Return True if the class overrides `.to`, which then decides about moves of tensors."""
+    """Return True if the class overrides `.to` and so decides about moves of tensors."""
     return type(module).to is not nn.Module.to
 
 
 def has_own_cuda_only(module: nn.Module) -> bool:
-    """Return True if the class overrides `.cuda` and not `.to`, which does not call `.cuda`."""
+    """Return True if the class overrides `.cuda` but not `.to`, and `.to` does not call `.cuda`."""
     return type(module).cuda is not nn.Module.cuda and not has_own_to(module)
 
 
@@ -175,7 +175,7 @@ def has_own_move(module: nn.Module, modules: Iterable[nn.Module]) -> bool:
 
 
 def try_fake_gpu_move(built: BuiltModel) -> dict[str, bool] | None:
-    """Move a further instance to a fake CUDA device; return by name whether each tensor follows, None if that fails.
+    """Move a further instance to a fake CUDA device; return by name whether each tensor follows, None on failure.
 
     Tries without values first, then with values, because the model's code may read them.
     """
@@ -210,12 +210,12 @@ class SavedState:
     """Names and storages in the model's own `state_dict()`.
 
     Attributes:
-        keys: Storage key of the model's tensor that each entry holds; None for a copy or another value.
+        keys: Storage key of the model's tensor in each entry; None for a copy or another value.
         storages: Storage keys of all tensors in the entries.
         renamed_storages: Storage keys under names of no tensor, as a state_dict hook makes them.
         copies: (dtype, shape) of copies whose original is unknown.
         copies_by_name: (dtype, shape) of copies under the name of a tensor.
-        reason: Why `state_dict()` raised; None if it returned.
+        reason: Why `state_dict()` raised; None without an error.
     """
 
     keys: dict[str, int | str | None] = field(default_factory=dict)

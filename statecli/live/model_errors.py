@@ -1,4 +1,4 @@
-"""Describe in one line what the user's model code raised: the error, its message, and the line of that code."""
+"""Describe in one line an error of the user's model code: the error, its message, and the line of code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def report_as_model_error(spec: ModelSpec, doing: str, callee: Any = None) -> It
 
 
 def _wait_for_gpu() -> None:
-    """Wait for the kernels that the code has started on a GPU: what they refuse is raised only then."""
+    """Wait for the kernels started by the code on a GPU: their errors are raised only then."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         for device in range(torch.cuda.device_count()):
@@ -93,7 +93,7 @@ def _truncate(text: str) -> str:
 
 
 def _shorten_paths(text: str) -> str:
-    """Make each absolute path below the current directory or an entry of sys.path relative to that folder."""
+    """Make each absolute path below the current directory or an entry of sys.path relative to the folder."""
     entries = sorted({os.path.abspath(entry) for entry in sys.path if entry}, key=len, reverse=True)
     with suppress(OSError):
         entries.insert(0, os.getcwd())
@@ -128,7 +128,7 @@ def _format_place(spec: ModelSpec, place: tuple[str, int] | None) -> str:
 
 
 def get_typed_paths(spec: ModelSpec) -> dict[str, str]:
-    """Map the absolute path of the spec's file to the path that the user typed."""
+    """Map the absolute path of the spec's file to the path typed by the user."""
     return {os.path.abspath(spec.module): spec.module} if spec.is_file else {}
 
 
@@ -175,7 +175,7 @@ def _describe_missing_arguments(spec: ModelSpec, callee: Any, error: BaseExcepti
 
 
 def _takes_object(callee: Any, name: str) -> bool:
-    """Return True if an argument takes an object that no command line can spell, such as a configuration."""
+    """Return True if an argument takes an object, for example a configuration, that no command line can spell."""
     annotation = inspect.signature(callee).parameters[name].annotation
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
     return takes_configuration(name, text)

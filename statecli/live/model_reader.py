@@ -98,13 +98,13 @@ class _Table:
     _module_names: dict[int, str] = field(default_factory=dict)
 
     def get_module(self, name: str) -> nn.Module:
-        """Return the registered module of that name; "" is the root."""
+        """Return the registered module of this name; "" is the root."""
         if not self._modules:
             self._modules = {prefix.rstrip("."): module for prefix, module in self.walk.modules}
         return self._modules[name]
 
     def get_module_name(self, module: nn.Module) -> str:
-        """Return the first name of a registered module; "" for the root and for a module that is not registered."""
+        """Return the first name of a registered module; "" for the root and for an unregistered module."""
         if not self._module_names:
             names = ((id(module), prefix.rstrip(".")) for prefix, module in reversed(self.walk.modules))
             self._module_names = dict(names)
@@ -127,7 +127,7 @@ class _Table:
     def get_rebuild(self, row: _Row) -> Rebuild:
         """Return how two more builds compare for a tensor; the builds are made at the first call.
 
-        Parameters and tensors of unregistered modules are registered in the same way whatever the builds have.
+        Parameters and tensors of unregistered modules are registered in the same way for any result of the builds.
         """
         if row.tensor.requires_grad or _find_unregistered_module(row.unregistered):
             return Rebuild.UNKNOWN
@@ -137,10 +137,10 @@ class _Table:
 
 
 def _compare_builds(built: BuiltModel, rows: list[_Row]) -> dict[str, Rebuild]:
-    """Compare two builds of a model whose constructor statecli called; {} for any other model, and for a large one.
+    """Compare two builds of a model whose constructor statecli called; {} for any other and for a large model.
 
-    Random values of large parameters are drawn only in models of up to `_MAX_DRAWN_BYTES`; without them, a table that
-    the constructor computes from such a parameter would look identical.
+    Random values of large parameters are drawn only in models of up to `_MAX_DRAWN_BYTES`; otherwise, a table computed
+    by the constructor from a large parameter would look identical.
     """
     if built.settings_after_init is None or built.init_device != "cpu":
         return {}
@@ -190,10 +190,10 @@ def read_without_move(
 
 
 def _measure_own_move(table: _Table) -> None:
-    """Record which tensors follow the class's own `.to` or `_apply`, which may move tensors that the stand-in left.
+    """Record which tensors follow the class's own `.to` or `_apply`, because these may move more than the stand-in.
 
-    Such code may read the device or values. If a move to meta is inconclusive, a fake CUDA device is tried. If both
-    are, a tensor that the stand-in left behind is inconclusive.
+    The class's code may read the device or values. If a move to meta is inconclusive, a fake CUDA device is tried. If
+    both are, a tensor not moved by the stand-in is inconclusive.
     """
     built = table.built
     own_to, on_meta = measure.has_own_to(built.module), built.init_device == "meta"
@@ -222,7 +222,7 @@ _WHY_OWN_TO_IS_UNKNOWN = {
 
 
 def _try_move(table: _Table) -> measure.MoveTrial:
-    """Try a move of the instance that may be moved; record differences between that instance and the original."""
+    """Try a move of the movable instance; record differences between this instance and the original."""
     built = table.built
     if built.original is None:
         return measure.try_stand_in_move(built, table.walk)
@@ -523,7 +523,7 @@ class _Tie:
     """Names that shared one storage before a move, counted by their storage after the move.
 
     `first_names` has at most three names per storage and six in all: enough to show three names of other storages.
-    `place` is the line that made the tie: of the lines of the names in one file, the last.
+    `place` is the tie's line: of the lines of the names in one file, the last.
     """
 
     counts: dict[int | str, int] = field(default_factory=dict)
@@ -576,7 +576,7 @@ def _add_recomputed(table: _Table, trial: measure.MoveTrial) -> None:
 
 
 def _describe_reassignment(unregistered: UnregisteredTensor) -> str | None:
-    """Describe how torch reassigns this attribute before reading it; None if torch does not."""
+    """Describe how torch reassigns this attribute before reading it; None for other attributes."""
     name = unregistered.steps[0].label.rpartition(".")[2]
     if name in _DDP_BUFFER_ATTRIBUTES and _is_torch_ddp(type(unregistered.owner)):
         return "DistributedDataParallel reads the buffers again before each synchronization"
@@ -628,7 +628,7 @@ def _build_after(tensor: torch.Tensor | None, device_: torch.device) -> After:
 
 
 def _describe_device_special_case(moves: bool, device_: torch.device) -> str:
-    """Describe a class that treats a device as a special case (`if not t.is_meta`): the stand-in does not show that."""
+    """Describe a class with a special case for a device (`if not t.is_meta`): the stand-in does not show this case."""
     behaviour = "gets new memory" if moves else "keeps its memory"
     return f"{behaviour} on its current device: the class has a special case for {device_.type}"
 

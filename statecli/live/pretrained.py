@@ -1,8 +1,8 @@
 """Adjust the answer of a strict `load_state_dict` to the names that `from_pretrained` of transformers accepts or
 converts.
 
-Only for models of transformers' own `PreTrainedModel`: they list names not to save or not to miss, and the package
-renames and merges entries on load. The installed package is asked; nothing is converted.
+Only for models of transformers' own `PreTrainedModel`: these models list names not to save or not to miss, and the
+package renames and merges entries on load. The rules come from the installed package; nothing is converted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from statecli.live.load_state_dict_api import Answer, Entries
 
 
 def adjust_answer(module: nn.Module, entries: Entries, answer: Answer) -> Answer:
-    """Return the answer without objections that `from_pretrained` overcomes; unchanged for other modules."""
+    """Return the answer without objections overcome by `from_pretrained`; unchanged for other modules."""
     hub = sys.modules.get("transformers.modeling_utils")
     if hub is None or not isinstance(module, hub.PreTrainedModel):
         return answer
@@ -36,7 +36,7 @@ def adjust_answer(module: nn.Module, entries: Entries, answer: Answer) -> Answer
 
 
 def _apply_ignore_patterns(module: Any, answer: Answer) -> Answer:
-    """Remove names from the answer that the class does not save, does not miss, or does not read."""
+    """Remove names from the answer that the class does not save, miss or read."""
     unsaved = set(module._keys_to_ignore_on_save or ())
     missed = [name for name in answer.missing if name in unsaved]
     missed += _match_patterns(answer.missing, module._keys_to_ignore_on_load_missing)
@@ -83,7 +83,7 @@ def _has_same_elements(sources: list[TensorInfo], targets: list[Any]) -> bool:
 
 
 def _group_by_target(module: Any, meta: Mapping[str, Any], names: Iterable[str]) -> dict[tuple[str, ...], list[str]]:
-    """Group names by the names that transformers converts them to; empty if its version converts none."""
+    """Group names by their conversion targets in transformers; empty if its version converts no names."""
     try:
         from transformers import conversion_mapping, core_model_loading
     except ImportError:

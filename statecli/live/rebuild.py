@@ -1,4 +1,4 @@
-"""Compare two builds of a model: which tensors does the constructor give the same bits each time?"""
+"""Compare two builds of a model, to find the tensors with the same bits in each build."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rebuild(Enum):
 def compare_builds(build: Callable[[int], nn.Module], largest_by_name: Mapping[str, int]) -> dict[str, Rebuild]:
     """Build a model twice, with the seeds 0 and 1, and compare the tensors of the given names.
 
-    `largest_by_name` maps the names to their numbers of elements. Raises what `build` raises.
+    `largest_by_name` maps the names to their numbers of elements. Raises the errors of `build`.
     """
     names = largest_by_name.keys()
     skip_fills = _SkipLargeFills(max(largest_by_name.values(), default=0))
@@ -61,9 +61,7 @@ def _compare(first: torch.Tensor | None, second: torch.Tensor | None) -> Rebuild
 
 
 class _SkipLargeFills(TorchFunctionMode):
-    """Skip the fill of large `torch.empty` tensors beyond the compared size, which would be most of the time of a
-    build.
-    """
+    """Skip the fill of large `torch.empty` tensors beyond the compared size: most of the time of a build."""
 
     def __init__(self, elements: int) -> None:
         super().__init__()
@@ -88,7 +86,7 @@ class _SkipLargeFills(TorchFunctionMode):
 
 @contextmanager
 def _fill_memory() -> Iterator[None]:
-    """Make `torch.empty` return equal values each time, which torch does only with deterministic algorithms."""
+    """Make `torch.empty` return equal values each time, as torch does only with deterministic algorithms."""
     mode, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
-"""Where Python looks for modules while statecli runs: installed packages, and folders only for code that was typed.
+"""Python's search path for modules while statecli runs: installed packages, and folders only for typed code.
 
-A downloaded folder may hold a transformers.py or a numpy.py, and inspecting the folder must not run them. Typing
-`net.py:Net` or `pkg.mod:Net` requests that code. The folder that statecli itself was imported from counts as installed.
+A downloaded folder may contain a transformers.py or a numpy.py, and inspecting the folder must not run either. Typing
+`net.py:Net` or `pkg.mod:Net` requests this code. The folder of statecli itself counts as installed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def drop_relative_entries() -> None:
 
 @contextmanager
 def use_folder(folder: str) -> Iterator[None]:
-    """Import from `folder` first while the block runs, and from what `drop_relative_entries` took off the path."""
+    """Import from `folder` first while the block runs, and from the entries dropped by `drop_relative_entries`."""
     added = [folder, *_dropped]
     sys.path[:0] = added
     try:

@@ -1,11 +1,11 @@
-"""Suggest source lines that register an unregistered tensor, ready to paste.
+"""Suggest source lines to register an unregistered tensor, ready to paste.
 
 If the assignment can be read (`self.table = torch.randn(5, 5)`), the fix replaces the statement. Otherwise, or if a
 list is filled later, the first line of the fix is a comment with the place.
 
-Checkpoints of the unfixed model must load into the fixed one. A tensor that the constructor rebuilds identically
-becomes a buffer with `persistent=False`, which adds no key to the state_dict. Where a fix adds a key (a parameter, a
-module, a random value), its last line loads older checkpoints.
+Checkpoints of the unfixed model must load into the fixed model. A tensor rebuilt identically by the constructor becomes
+a buffer with `persistent=False`, without a key in the state_dict. Where a fix adds a key (a parameter, a module, a
+random value), its last line loads older checkpoints.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ MAX_COMPARED_PARTS = 64
 
 @dataclass(frozen=True)
 class OtherNames:
-    """Further names of the memory of a tensor, which a move would separate from the registered name.
+    """Further names of the memory of a tensor, separated by a move from the registered name.
 
-    `names`: the first `FEW_NAMES` of them; `count`: their number; `same`: all refer to one tensor object.
-    `disjoint`: the memory also holds elements of other tensors, which have no element in common with this one.
+    `names`: the first `FEW_NAMES`; `count`: their number; `same`: all refer to one tensor object. `disjoint`: the
+    memory also holds elements of other tensors, without a common element with this tensor.
     """
 
     names: tuple[str, ...] = ()
@@ -67,9 +67,9 @@ class OtherNames:
 class _Site:
     """The attribute of a tensor in its source file.
 
-    `source`: its assignment, if the fix can replace it; `uses`: other uses in the classes of the module.
-    `owner`: what the file calls the module; `placement`: the comment above a fix that goes elsewhere.
-    `is_foreign`: the line lies in a class that the module is not an instance of.
+    `source`: its assignment, if the fix can replace it; `uses`: other uses in the classes of the module. `owner`: the
+    file's name for the module; `placement`: the comment above a fix for another place. `is_foreign`: the line lies in a
+    class of which the module is not an instance.
     """
 
     name: str
@@ -84,7 +84,7 @@ class _Site:
         return any(_FILLING_ACTION.fullmatch(use.action) for use in self.uses)
 
     def find_uses_after_init(self) -> list[Use]:
-        """Return the uses in functions that the constructor does not run."""
+        """Return the uses in functions not run by the constructor."""
         return [use for use in self.uses if use.function and not use.constructs]
 
 
@@ -111,7 +111,7 @@ class _ContainerFix:
 class Suggestions:
     """Fixes for the tensors of a model. A container is read once, for all its tensors.
 
-    `holders_of_buffers`: ids of the containers that hold registered buffers too.
+    `holders_of_buffers`: ids of the containers with registered buffers too.
     """
 
     def __init__(self, holders_of_buffers: Set[int] = frozenset()) -> None:
@@ -181,7 +181,7 @@ def _is_of_torch(kind: type) -> bool:
 
 
 def _weigh_changes(site: _Site, rebuild: Rebuild) -> Rebuild:
-    """Return how to treat the value: one that methods accumulate is to be saved as a random one is."""
+    """Return how to treat the value: a value accumulated by methods is to be saved like a random value."""
     if rebuild is not Rebuild.IDENTICAL:
         return rebuild
     changes = [use for use in site.find_uses_after_init() if use.action in _CHANGING_ACTIONS or _is_write(use)]
@@ -252,7 +252,7 @@ def _suggest(
 
 
 def _describe_class_attribute(unregistered: UnregisteredTensor, name: str) -> str | None:
-    """Return what to do first if the class has a method or a property of that name."""
+    """Return the first step if the class has a method or a property of this name."""
     value = _find_class_value(unregistered, name)
     if isinstance(value, functools.cached_property):
         return f"# compute {name} in __init__ and register it there, instead of caching it in a property"
@@ -262,7 +262,7 @@ def _describe_class_attribute(unregistered: UnregisteredTensor, name: str) -> st
 
 
 def _describe_obstacle(unregistered: UnregisteredTensor, site: _Site, rebuild: Rebuild) -> str | None:
-    """Return what to do first if the attribute cannot be registered under its name, or not where it is assigned."""
+    """Return the first step if the attribute cannot be registered under its name, or not at its assignment."""
     name, first = site.name, unregistered.steps[0]
     is_single = first.how == "attribute" and len(unregistered.steps) == 1
     if site.is_foreign and site.source is None:
@@ -282,7 +282,7 @@ def _describe_obstacle(unregistered: UnregisteredTensor, site: _Site, rebuild: R
 
 
 def _suggest_in_own_class(unregistered: UnregisteredTensor, what: str, rebuild: Rebuild) -> str:
-    """Return what to do if another class sets the attribute with setattr."""
+    """Return the advice if another class sets the attribute with setattr."""
     how, kind = _describe_registration(unregistered.tensor, rebuild), _get_type_name(unregistered.owner)
     text = f"# register {what} in the class {kind}, as {how}, and only change its value here"
     return _add_loading_if_new(text, unregistered.tensor, rebuild)
@@ -332,9 +332,9 @@ def _suggest_for_container(
 
 
 def _would_separate(tensor: torch.Tensor, source: Assignment | None, others: OtherNames) -> bool:
-    """Return True if registering `tensor` leaves its further names behind.
+    """Return True if registering `tensor` separates its further names.
 
-    A new nn.Parameter is one object for all names assigned later, and keeps them together.
+    A new nn.Parameter is one object for all names assigned later, and keeps these names together.
     """
     if not others.count:
         return False
@@ -428,7 +428,7 @@ def _format_assignment(kind: str, site: _Site, value: str, container: Any) -> st
 
 
 def _find_lacking(kind: str, site: _Site, container: Any) -> list[Use]:
-    """Return the uses of a list or dictionary that nn.kind does not have, one of a kind."""
+    """Return the uses of a list or dictionary missing in nn.kind, one per kind."""
     new_class, is_dict = getattr(nn, kind), issubclass(type(container), dict)
     actions = {use.action: use for use in sorted(site.uses, key=lambda use: not use.constructs) if not use.nested}
     has_pop = is_dict or not any(use.action == "pop" and not use.arguments for use in site.uses)
@@ -484,7 +484,7 @@ def _format_registration(tensor: torch.Tensor, site: _Site, rebuild: Rebuild, di
 
 
 def _is_refused_by_leaf(use: Use) -> bool:
-    """Whether the constructor changes the tensor in place, which torch refuses for a parameter."""
+    """Whether the constructor changes the tensor in place, although torch refuses this for a parameter."""
     return use.constructs and (use.action in ("item", "augment") or _is_write(use))
 
 
@@ -504,7 +504,7 @@ _IF_SAVED = (
 
 
 def _add_loading(text: str, keys: str) -> str:
-    """Add the line that loads checkpoints without the keys that the fix adds to the state_dict."""
+    """Add the line that loads checkpoints without the keys added to the state_dict by the fix."""
     return (
         f"{text}\n# older checkpoints have no {keys}; load them with new initial values:\n"
         "# model.load_state_dict(state, strict=False)"
@@ -514,7 +514,7 @@ def _add_loading(text: str, keys: str) -> str:
 def is_in_library(unregistered: UnregisteredTensor, place: tuple[str, int] | None) -> bool:
     """Return True if an installed library assigns the tensor: users do not edit its files.
 
-    Without a line, the class of the owner decides; torch's own classes may hold what a user assigned.
+    Without a line, the class of the owner decides; torch's own classes may hold a user's assignments.
     """
     if place is not None:
         return is_installed_file(place[0])
@@ -524,7 +524,7 @@ def is_in_library(unregistered: UnregisteredTensor, place: tuple[str, int] | Non
 
 
 def suggest_for_library(unregistered: UnregisteredTensor, origin: Origin | None, rebuild: Rebuild) -> str | None:
-    """Return what to decide for a tensor that a library leaves unregistered; None if nothing needs registering."""
+    """Return the decision for a tensor left unregistered by a library; None if nothing needs registering."""
     steps = unregistered.steps
     if any(issubclass(type(step.value), torch.optim.Optimizer) for step in steps):
         return None
@@ -540,7 +540,7 @@ def suggest_for_library(unregistered: UnregisteredTensor, origin: Origin | None,
 
 
 def suggest_for_derived(is_from_registered: bool) -> str:
-    """Return what to decide for a tensor with a grad_fn, if a fix cannot replace what computes it."""
+    """Return the decision for a tensor with a grad_fn, if a fix cannot replace its computation."""
     if is_from_registered:
         return "# compute it in forward: computed once, it keeps the old values when its parameters change or move"
     return (
@@ -556,7 +556,7 @@ def creates_leaf(place: tuple[str, int] | None, unregistered: UnregisteredTensor
 
 
 def _suggest_for_complex(unregistered: UnregisteredTensor, site: _Site) -> str:
-    """Return what to decide for a complex tensor: a cast of the model casts buffers, and drops imaginary parts."""
+    """Return the decision for a complex tensor: a cast of the model casts buffers, and drops imaginary parts."""
     uses = site.find_uses_after_init()
     if uses and all(use.action in _MOVING_METHODS for use in uses):
         return f"# leave the tensor unregistered: {uses[0].function}() moves it at each call\n{_COMPLEX_BUFFER}"
@@ -575,7 +575,7 @@ _MOVING_METHODS = frozenset(["to", "cuda", "type_as"])
 
 
 def _suggest_for_created_later(unregistered: UnregisteredTensor) -> str:
-    """Return what to decide for a tensor that only a call of the model creates."""
+    """Return the decision for a tensor created only by a call of the model."""
     name = unregistered.steps[0].label.lstrip(".")
     return (
         f"# the constructor does not create this tensor. If it is a cache, create it on the device of the inputs\n"
@@ -591,7 +591,7 @@ def _format_container(what: str, container: Any, site: _Site) -> str:
 
 
 def _format_empty(kind: str, container: Any, site: _Site) -> str | None:
-    """Return `self.name = nn.kind()` if the attribute begins empty, and nn.kind can be filled as it is."""
+    """Return `self.name = nn.kind()` if the attribute begins empty, and nn.kind can be filled in the same way."""
     source = site.source
     if source is None or source.text not in ("[]", "list()", "{}", "dict()") or _find_lacking(kind, site, container):
         return None
@@ -632,7 +632,7 @@ def _is_bad_key(key: Any, container_class: type) -> bool:
 
 
 def _format_loop(container: Any, site: _Site, rebuild: Rebuild, disjoint: bool) -> str:
-    """Return code with a buffer for each tensor, without the container, because a move would not update it."""
+    """Return code with a buffer for each tensor, without the container, because no move would update the container."""
     source, name = site.source, site.name
     complete = source is not None and _is_complete(site, container) and not any(use.constructs for use in site.uses)
     owner = source.owner if source and complete else "self"
@@ -716,7 +716,7 @@ _READ_FROM_MODULE = "# do not capture it: read self.{} in the function (a hook g
 
 
 def _describe_registration(tensor: torch.Tensor, rebuild: Rebuild) -> str:
-    """Return how to register the tensor, for a sentence to which `_add_loading_if_new` adds a line."""
+    """Return how to register the tensor, for a sentence extended by `_add_loading_if_new`."""
     if tensor.requires_grad:
         return "an nn.Parameter"
     return "a buffer" if rebuild is Rebuild.DIFFERENT else "a buffer with persistent=False"
@@ -735,7 +735,7 @@ def _format_buffer_or_parameter(tensor: torch.Tensor, name: str, value: str, reb
 
 
 def _suggest_for_other_holder(unregistered: UnregisteredTensor, rebuild: Rebuild) -> str:
-    """Return what to decide for a tensor in another object: make the object a module, or move the tensor to a module.
+    """Return the decision for a tensor in another object: make the object a module, or move the tensor to a module.
 
     No code: the object must give the tensor up, or its name would refer to the old memory after a move.
     """

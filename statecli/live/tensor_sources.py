@@ -36,14 +36,14 @@ class How(Enum):
 
 @dataclass(frozen=True)
 class Source:
-    """Where a tensor comes from; unknown if `fqn`, `file_variable` and `place` are None.
+    """Origin of a tensor; unknown if `fqn`, `file_variable` and `place` are None.
 
     Attributes:
         fqn: Name of a tensor of the model.
         file_variable: A variable of a file, and the file.
         place: The line of forward that gave the tensor.
-        derived: Whether the tensor was computed from that source.
-        companions: Sources of further inputs, which CUDA would refuse if the first input were on the device.
+        derived: Whether the tensor was computed from this source.
+        companions: Sources of further inputs, refused by CUDA if the first input were on the device.
     """
 
     fqn: str | None = None
@@ -71,9 +71,9 @@ class Source:
 class Fault(Enum):
     """The device error of a call.
 
-    MIXED: tensors of several devices. GENERATOR: on another device than the values that it draws. NOT_ON_CPU: an
-    argument that must be on the CPU. NUMPY: a tensor on a GPU is read as an array. UNTOLD: torch reports different
-    devices without naming the tensors.
+    MIXED: tensors of several devices. GENERATOR: on another device than the drawn values. NOT_ON_CPU: an argument
+    needed on the CPU. NUMPY: a tensor on a GPU is read as an array. UNTOLD: torch reports different devices without
+    naming the tensors.
     """
 
     MIXED = "mixed"
@@ -85,9 +85,9 @@ class Fault(Enum):
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One operator that got a tensor from `source` on the wrong `device`.
+    """Operator with a tensor from `source` on the wrong `device`.
 
-    `other` is the name of a tensor on the right device, of the argument on the wrong one, or "".
+    `other` is the name of a tensor on the right device, of the argument on the wrong device, or "".
     """
 
     source: Source
@@ -98,7 +98,7 @@ class Mismatch:
     fault: Fault = Fault.MIXED
 
     def is_same_mistake_as(self, other: Mismatch) -> bool:
-        """Whether both are one mistake: the same tensor of the model, or another source in the same line."""
+        """Whether both are the same mistake: the same tensor of the model, or another source in the same line."""
         if self.source.fqn is None or self.fault is not Fault.MIXED:
             return (self.source, self.place, self.fault) == (other.source, other.place, other.fault)
         return self.source.fqn == other.source.fqn

@@ -25,9 +25,8 @@ _opaque: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
 class TensorFacts:
     """dtype and layout in torch's words without `torch.`; sizes in elements and bytes.
 
-    `shape` is None for a lazy or nested tensor.
-    `storage` is the identity of the storage among living tensors, `storage_bytes` its size in bytes;
-    `storage_offset` is where the tensor begins in it, in elements.
+    `shape` is None for a lazy or nested tensor. `storage` is the identity of the storage among living tensors,
+    `storage_bytes` its size in bytes; `storage_offset` is the tensor's first element in the storage.
     """
 
     dtype: str
@@ -121,7 +120,7 @@ def has_memory(store: torch.UntypedStorage) -> bool:
 def is_freed(tensor: torch.Tensor) -> bool:
     """Return True if torch would read beyond the storage of `tensor`, as after `untyped_storage().resize_(0)`.
 
-    False for meta and lazy tensors, and for subclasses with a `__torch_dispatch__`, which compute their values.
+    False for meta and lazy tensors, and for subclasses with a `__torch_dispatch__` that compute their values.
     """
     if is_lazy(tensor) or tensor.is_meta or type(tensor).__torch_dispatch__ not in _TORCH_DISPATCH:
         return False
@@ -155,7 +154,7 @@ def _count_span(tensor: torch.Tensor) -> int:
 
 
 def _count_extent_bytes(tensor: torch.Tensor) -> int:
-    """Bytes from the start of the storage to the last element; 1 if it is quantized, because some are packed."""
+    """Bytes from the start of the storage to the last element; 1 if quantized, because some are packed."""
     if tensor.is_quantized:
         return 1
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

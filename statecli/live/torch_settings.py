@@ -1,8 +1,8 @@
 """Settings of torch for the whole process, as a model's constructor may change them.
 
-Settings made at the import of the user's file hold for all instances. Settings made by a constructor are undone after
-it, and hold again while the model's code runs, because forward may rely on them. So no instance and no call differs
-from the first.
+Settings made at the import of the user's file hold for all instances. Settings made by a constructor are undone
+afterwards, and hold again while the model's code runs, because forward may rely on them. So no instance and no call
+differs from the first.
 
 Each proof sets the grad mode. A constructor's grad mode is undone and not restored.
 """
@@ -40,7 +40,7 @@ _SETTERS: tuple[Callable[[Any], object], ...] = (
 
 @contextmanager
 def keep_settings(inside: Settings | None = None) -> Iterator[None]:
-    """Apply `inside`, or no change, while the block runs; restore the settings after it."""
+    """Apply `inside`, or no change, while the block runs; restore the settings afterwards."""
     before = read_settings()
     if inside is not None:
         apply_settings(inside)

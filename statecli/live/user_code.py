@@ -40,7 +40,7 @@ def protect_process(spec: ModelSpec) -> Iterator[None]:
 def _forbid_exit() -> Iterator[None]:
     """Make `os._exit` raise SystemExit, because status 0 would look like success. Forked children may still exit.
 
-    A forked child in which the block ends has no other work: it would run the rest of statecli a second time.
+    A forked child exits at the end of the block, because the child would run the rest of statecli a second time.
     """
     our_pid, original_exit = os.getpid(), os._exit
 
@@ -59,7 +59,7 @@ def _forbid_exit() -> Iterator[None]:
 
 
 def _choose_exit_status(error: BaseException | None) -> int:
-    """Return the status with which Python would end a process after the user's code."""
+    """Return Python's exit status of a process after the user's code."""
     cause = SystemExit(0) if error is None else error.__cause__ or error
     code = (cause.code or 0) if isinstance(cause, SystemExit) else 1
     return code & 0xFF if isinstance(code, int) else 1

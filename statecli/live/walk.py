@@ -1,4 +1,4 @@
-"""Find every tensor in a module, under every name that Python reaches, without running the user's code.
+"""Find every tensor in a module, under every name reachable by Python, without running the user's code.
 
 The walk reads storage, not attributes: instance dicts, slots, list and dict items, closure cells. It never calls
 `getattr`, `isinstance`, `==`, `hash`, `len` or `repr` on the objects of the model, so no proxy, property or overridden
@@ -169,7 +169,7 @@ class Step:
 class RegisteredName:
     """One registered name. `tensor` is None for `register_parameter(name, None)`.
 
-    `key` is the name in `state_dict()`; `fqn` equals `key` unless two tensors have that key.
+    `key` is the name in `state_dict()`; `fqn` equals `key` unless two tensors have the same key.
     """
 
     fqn: str
@@ -183,7 +183,7 @@ class RegisteredName:
 
 @dataclass(frozen=True, eq=False)
 class UnregisteredTensor:
-    """A tensor under a name that is not registered.
+    """Tensor under an unregistered name.
 
     `owner` is the nearest registered module and `steps` lead from `owner` to the tensor; the first step is always an
     attribute or a class attribute of `owner`. `rank` orders owners as `modules()` does.
@@ -221,10 +221,10 @@ class WalkResult:
         registered: Registered names in state_dict order.
         unregistered: Other names of tensors, by owner.
         modules: (prefix, module) of each registered module.
-        unopened: (name, reason) of objects that were too deep or too many to open.
+        unopened: (name, reason) of objects too deep or too many to open.
         cycles: Names of modules that contain themselves.
-        packed: Names of objects that hold weights in C++, as packed parameters of a quantized layer.
-        modules_beyond_limit: Registered modules that are nested too deep.
+        packed: Names of objects with weights in C++, for example packed parameters of a quantized layer.
+        modules_beyond_limit: Registered modules nested too deep.
     """
 
     registered: list[RegisteredName] = field(default_factory=list)
@@ -481,7 +481,7 @@ def _open_object(step: Step, classes: dict[int, type]) -> Iterator[Step]:
 
 
 def _is_empty(obj: Any) -> bool:
-    """Whether `obj` is an empty container, as most dicts of hooks in a module are, or a function that holds nothing."""
+    """Whether `obj` is an empty container, as most dicts of hooks in a module are, or a function without contents."""
     if type(obj) is types.FunctionType:  # the methods of a class of transformers are most of what a walk would open
         defaults = (*(obj.__defaults__ or ()), *(obj.__kwdefaults__ or {}).values())
         return not obj.__closure__ and not obj.__dict__ and all(_is_closed(type(value)) for value in defaults)
@@ -552,7 +552,7 @@ _SCRIPT_ATTRIBUTE = "_actual_script_module"
 
 
 def _get_script_object(module: nn.Module) -> Any:
-    """Return the C++ object of a ScriptModule; None if it is not created yet."""
+    """Return the C++ object of a ScriptModule; None before its creation."""
     own = own_dict(module)
     return own_dict(own.get(_SCRIPT_ATTRIBUTE, module)).get("_c")
 
@@ -566,7 +566,7 @@ def _list_script_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def count_constants_in_code(module: nn.Module) -> int:
-    """Count the tensors in compiled code of a ScriptModule that are constants, from a trace or frozen.
+    """Count the constant tensors in compiled code of a ScriptModule, from a trace or frozen.
 
     0-dim tensors are not counted, because a trace makes a tensor of each number.
     """
@@ -697,7 +697,7 @@ def _list_class_attributes(obj: Any, kind: type, classes: dict[int, type]) -> It
 
 
 def _is_code(value: Any) -> bool:
-    """Return True for a function as class attribute, which may hold tensors in its defaults, closure or a partial."""
+    """Return True for a function as class attribute; its defaults, closure or a partial may hold tensors."""
     return type(value) in (types.FunctionType, staticmethod, classmethod)
 
 
