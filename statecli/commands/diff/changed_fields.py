@@ -1,4 +1,4 @@
-"""Compare the metadata of paired tensors. A field counts only if both sides know it."""
+"""Compare the metadata of paired tensors. A field counts only if known to both sides."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _FIELD_TESTS: tuple[tuple[Field, Callable[[TensorInfo, TensorInfo], bool]], ...]
 def find_changed_fields(matches: Sequence[Match], ignore: Sequence[Field], *, devices: bool) -> list[tuple[Field, ...]]:
     """Return for each match the fields that differ, without values, in order; () if one side is missing or damaged.
 
-    `devices` False: one side is a class, whose devices are those that the model was built on.
+    `devices` False: one side is a class, with the devices of its build.
     """
     left_out = {*ignore, *(() if devices else (Field.DEVICE,))}
     tests = [(field, test) for field, test in _FIELD_TESTS if field not in left_out]

@@ -1,13 +1,13 @@
 """Decide which differences make `statecli diff` exit with status 1.
 
-Without expectations every difference is a finding. With `--only`, `--frozen` or `--changed`, a finding is an
-expectation that failed:
+Without expectations every difference is a finding. With `--only`, `--frozen` or `--changed`, a finding is a failed
+expectation:
 
 - `--only GLOB`: a tensor or setting outside the globs differs.
 - `--frozen GLOB`: a tensor or setting inside the globs differs.
 - `--changed GLOB`: no tensor or setting inside the glob changed.
 
-A glob whose answer depends on values that were not compared is inconclusive: neither passed nor failed, exit status 2.
+A glob whose answer depends on values not compared is inconclusive: neither passed nor failed, exit status 2.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_NAMES_IN_MESSAGE = 3
 
 
 class Expectations(msgspec.Struct, frozen=True):
-    """The globs of `--only`, `--frozen` and `--changed`; several globs of one option are a union."""
+    """The globs of `--only`, `--frozen` and `--changed`; several globs of an option are a union."""
 
     only: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
@@ -41,15 +41,15 @@ class Expectations(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One compared tensor or setting, reduced to what expectations need.
+    """One compared tensor or setting, reduced to the needs of expectations.
 
     Attributes:
         name: FQN of a tensor, dotted path of a setting.
         section: Section of a tensor; None for a setting.
-        target: The file that a finding is reported against.
-        names_by_side: The names a glob may match, a tuple for each side that uses a different name.
-        rule: The rule that reports the difference when nothing was expected.
-        difference: How the two sides differ; empty if they are equal.
+        target: The file named in a finding.
+        names_by_side: The names a glob may match, a tuple for each side with a different name.
+        rule: The rule for the difference when nothing was expected.
+        difference: How the two sides differ; empty for equal sides.
         trained: True if the value or shape changed or the entry was added, None if the values were not compared.
         renamed: True if the two sides use different names for the same bytes.
     """
@@ -70,7 +70,7 @@ class Entry(msgspec.Struct, frozen=True):
     def stays_within(self, globs: Sequence[str]) -> bool:
         """Return True if a glob matches and, for a renamed tensor, globs match the names on both sides.
 
-        A tensor that is moved out of the allowed part of a model has changed something outside of it.
+        A tensor moved out of the allowed part of a model is a change outside of this part.
         """
         sides = [matches_any(names, globs) for names in self.names_by_side]
         return all(sides) if self.renamed else any(sides)
@@ -141,7 +141,7 @@ def report_differences(entries: Iterable[Entry]) -> list[Finding]:
 def check_expectations(
     expected: Expectations, entries: Sequence[Entry], targets: tuple[str, str]
 ) -> tuple[list[Finding], list[Broken]]:
-    """Return the expectations that failed and the globs that are inconclusive.
+    """Return the failed expectations and the inconclusive globs.
 
     Raises:
         NothingMatched: A glob matches no compared tensor or setting.

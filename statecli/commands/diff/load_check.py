@@ -1,4 +1,4 @@
-"""Compare a class with a checkpoint: report what `load_state_dict` would report, whichever of the two comes first."""
+"""Compare a class with a checkpoint, in either order of the two: report the objections of `load_state_dict`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 def is_class(state: ModelState) -> bool:
-    """Return True if the state is that of a live model class."""
+    """Return True for the state of a live model class."""
     return state.traits.is_class
 
 
 def select_expected(state: ModelState) -> tuple[ModelState, list[Oddity]]:
-    """Return the state of a class or pickled module without tensors that are not in its state_dict.
+    """Return the state of a class or pickled module without tensors outside its state_dict.
 
     These are non-persistent buffers and unregistered tensors.
     """
@@ -52,7 +52,7 @@ def _is_expected(tensor: TensorInfo) -> bool:
 
 
 def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Oddity]]:
-    """Return the section of a checkpoint that a class could load, as `kinds.select_loaded_sections` chooses.
+    """Return the section of a checkpoint that a class could load, chosen by `kinds.select_loaded_sections`.
 
     Raises NothingMatched if the checkpoint has no model, UsageError if it has several candidates.
     """
@@ -75,9 +75,9 @@ def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list
 def pair_as_loaded(
     matches: list[Match], model: ModelState, built: BuiltModel | None
 ) -> tuple[list[Match], list[Oddity]]:
-    """Return the matches with each name paired as transformers loads it, and a note, for a class from a configuration.
+    """Return the matches with each name paired as loaded by transformers, and a note, for a class from a configuration.
 
-    Entries that transformers merges or splits stay as they are: the notes of `check_load` report them.
+    Entries merged or split by transformers stay unchanged: the notes of `check_load` report them.
     """
     if built is None or not hf_auto.is_auto(built.spec):
         return matches, []
@@ -102,14 +102,14 @@ def pair_as_loaded(
 
 
 def _select_one_to_one(loads: Mapping[str, tuple[str, ...]], names: Iterable[str]) -> dict[str, str]:
-    """Return the names that are loaded as one name, which no other name is loaded as."""
+    """Return the names loaded as a single name that no other name is loaded as."""
     becomes = [loads.get(name, (name,)) for name in names]
     count = Counter(target for targets in becomes for target in targets)
     return {name: targets[0] for name, targets in loads.items() if len(targets) == 1 and count[targets[0]] == 1}
 
 
 def _remove_sides(match: Match, taken: set[int]) -> Match:
-    """Return the match without tensors that are paired otherwise."""
+    """Return the match without tensors in other pairs."""
     if id(match.before) not in taken and id(match.after) not in taken:
         return match
     before, after = (None if id(side) in taken else side for side in (match.before, match.after))
@@ -153,7 +153,7 @@ PARAMS = "params"
 
 
 def _join_sections(state: ModelState, other: ModelState) -> ModelState:
-    """Return a Flax model as one section, named as that of the other side, if the other side has one model section."""
+    """Return a Flax model as one section, named as the other side's model section, if there is only one."""
     own, others = _model_sections(state), _model_sections(other)
     if not state.traits.has_collections or len(own) < 2 or PARAMS not in own or len(others) != 1 or others[0] in own:
         return state
@@ -189,7 +189,7 @@ class LoadCheck(msgspec.Struct, frozen=True):
     broken: tuple[Broken, ...] = ()
 
     def select_names(self, is_selected: Callable[[str], bool]) -> LoadCheck:
-        """Return the result without findings on names that are not selected."""
+        """Return the result without findings on unselected names."""
         selected = tuple(item for item in self.findings if item.fqn is None or is_selected(item.fqn))
         return replace(self, findings=selected)
 
@@ -202,7 +202,7 @@ def check_load(
     built: BuiltModel,
     ignore: Sequence[Field],
 ) -> LoadCheck:
-    """Load the checkpoint into the class by `load_state_dict` and return what it says, by `classify_by_model`.
+    """Load the checkpoint into the class by `load_state_dict` and return the answer, by `classify_by_model`.
 
     `matches` are all matches, unfiltered, because a strict load sees the whole checkpoint. `model` is the class's whole
     state, `built` its module, `before` and `after` the compared states.
@@ -217,7 +217,7 @@ def check_load(
 
 
 class _Load:
-    """One checkpoint under the names that the class uses."""
+    """One checkpoint under the names used by the class."""
 
     def __init__(self, matches: Sequence[Match], before: ModelState, after: ModelState, model: ModelState) -> None:
         swapped = is_class(before)
@@ -262,14 +262,14 @@ class _Load:
         return {paths.get(path, _map_name(path, paths)): local for path, local in ordered}
 
     def wrappers(self) -> Iterator[Finding]:
-        """Yield a finding for each prefix that was stripped, because a load does not strip it."""
+        """Yield a finding for each stripped prefix, because a load does not strip prefixes."""
         for prefix, count in self.looked_through.items():
             yield _wrapper_finding(prefix, count, self.checkpoint, self.model)
 
     # --- what the class objects to ----------------------------------------------------------------------------------
 
     def findings(self, answer: Answer, ignore: Sequence[Field]) -> Iterator[Finding]:
-        """Yield the objections of the class; in the order and the words of `kinds.by_model` if it has the same."""
+        """Yield the objections of the class; in the order and the words of `kinds.by_model` if present there."""
         # An entry that replaces a dropped tie would be reported twice.
         mismatched = () if Field.SHAPE in ignore else _exclude(answer.mismatched, self.ties)
         reported = (
@@ -313,7 +313,7 @@ class _Load:
     # --- what it makes good -----------------------------------------------------------------------------------------
 
     def notes(self, answer: Answer) -> Iterator[Oddity]:
-        """Yield notes on entries that the class loads although names and shapes alone would be refused."""
+        """Yield notes on entries loaded by the class although their names and shapes alone would be refused."""
         target, model = self.checkpoint.target, self.model.target
         if filled := self._list_filled(answer):
             message = f"{target} lacks {_list_names(filled)}; {model} accepts this: {_CODE} fills or renames it"
@@ -402,7 +402,7 @@ def _map_module_paths(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def _map_name(name: str, paths: Mapping[str, str]) -> str:
-    """Return a name of the checkpoint as the class has it, by the nearest module above with a known path."""
+    """Return the class's name for a name of the checkpoint, by the nearest module above with a known path."""
     above, rest = name, ""
     while paths and above:
         above, _, last = above.rpartition(".")

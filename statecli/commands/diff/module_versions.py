@@ -1,4 +1,4 @@
-"""Compare the versions of modules in `_metadata`: an older one makes torch convert or rename tensors on load."""
+"""Compare the versions of modules in `_metadata`: an older version makes torch convert or rename tensors on load."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _name_metadata(state: ModelState, state_dict: StateDict) -> str:
 
 
 def _compare_module(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[ScalarChange]:
-    """Yield what differs between two modules; a dict of versions as text."""
+    """Yield the differences between two modules; a dict of versions as text."""
     for name in dict.fromkeys((*old, *new)):
         before, after = (
             json.dumps(value) if isinstance(value, dict) else value for value in (old.get(name), new.get(name))

@@ -1,4 +1,4 @@
-"""Decide which tensor before is which tensor after: sections, `--map`, equal names, prefixes, dropped ties."""
+"""Pair each tensor before with a tensor after: sections, `--map`, equal names, prefixes, dropped ties."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MatchedBy(str, Enum):
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
-    """A tensor before and after; None if a side does not have it. `stripped`: prefixes stripped on each side."""
+    """A tensor before and after; None for a side without the tensor. `stripped`: prefixes stripped on each side."""
 
     before: TensorInfo | None
     after: TensorInfo | None
@@ -64,7 +64,7 @@ class Pairing(msgspec.Struct, frozen=True):
 def pair_tensors(before: ModelState, after: ModelState, rules: Sequence[str], *, prefixes: bool = True) -> Pairing:
     """Pair the tensors of two states by their names.
 
-    Order: that of after, with removed tensors where they stood before. Raises UsageError for a rule that is invalid,
+    Order: as in after, with removed tensors at their places before. Raises UsageError for a rule that is invalid,
         matches nothing, or makes two names equal.
 
     Args:
@@ -94,10 +94,10 @@ def _rows_by_section(state: ModelState) -> dict[str, list[int]]:
 
 
 def sort_matches(pairs: Iterable[Match], before: ModelState, after: ModelState) -> list[Match]:
-    """Return the matches in the order of after, removed tensors after the tensor that they followed.
+    """Return the matches in the order of after, removed tensors after their predecessor.
 
     If after is ordered as text (layer 10 before layer 2) or by dtype, as safetensors is, the numbers in the names
-    decide, because that order says nothing about the module.
+    decide, because the order of text or dtypes says nothing about the module.
     """
     pairs = list(pairs)
     if len(pairs) == len(after.tensors) and all(map(_is_of, pairs, after.tensors)):
@@ -146,8 +146,8 @@ def _sort_by_number(matches: list[Match]) -> list[Match]:
 def pair_sections(before: ModelState, after: ModelState) -> tuple[dict[str, str], list[Oddity]]:
     """Pair sections of the same name, then the only sections left on each side with a model or an optimizer.
 
-    If no model section has a partner by name, the section that a load would take is paired. If several are left, they
-    stay unpaired, and a note says which option pairs them.
+    If no model section has a partner by name, the section taken by a load is paired. If several are left, all stay
+    unpaired, and a note names the option for pairing.
     """
     pairs = {section: section for section in before.sections if section in after.sections}
     notes: list[Oddity] = []
@@ -253,11 +253,11 @@ Link = tuple[int, int, tuple[str, str] | None]
 
 
 def match_names(before: Sequence[str], after: Sequence[str]) -> list[Link]:
-    """Return which names are the same: equal names, then names that are equal without wrappers' prefixes.
+    """Return the pairs of names: equal names, then names equal without wrappers' prefixes.
 
     A prefix is stripped only if the rest is unique on both sides, all names counted. `model.` is stripped last, because
-    it is also a common name of a model's own. If no names match, a prefix of all names of one side is tried (`net.` of
-    a LightningModule).
+    the name is also common inside models. If no names match, a prefix of all names of one side is tried (`net.` of a
+    LightningModule).
     """
     links: list[Link] = _match_equal(before, after)
     for strip in (_strip_outer, _strip_all):
@@ -303,7 +303,7 @@ def _match_cores(
 
 
 def _index_unique(cores: list[str]) -> dict[str, int | None]:
-    """Return the position of each core; None if it is not unique."""
+    """Return the position of each core; None for a repeated core."""
     at: dict[str, int | None] = {}
     for n, core in enumerate(cores):
         at[core] = None if core in at else n
@@ -341,7 +341,7 @@ def _strip_prefixes(name: str, prefixes: tuple[str, ...]) -> str:
 
 
 def _stripped_parts(before: str, after: str, core: str) -> tuple[str, str]:
-    """Return the parts of two names that the other lacks, `module._orig_mod.` and ``."""
+    """Return the parts of two names missing in the other, `module._orig_mod.` and ``."""
     if before.endswith(core) and after.endswith(core):
         return _compare_parts(before[: len(before) - len(core)], after[: len(after) - len(core)])
     return _compare_parts(before, after)
@@ -377,7 +377,7 @@ def _prefix_notes(pairs: list[Match], before: ModelState, after: ModelState) -> 
 
 
 def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> tuple[list[Match], list[Oddity]]:
-    """Pair entries that one side leaves out, because it has a tied entry under another name, with that entry."""
+    """Pair entries left out by one side, because of a tied entry under another name, with the tied entry."""
     gone = [match for match in pairs if match.after is None and match.shown.tied_to]
     new = [match for match in pairs if match.before is None and match.shown.tied_to]
     if not gone and not new:
@@ -406,10 +406,7 @@ def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> 
 
 
 def _find_tied(row: TensorInfo, match_of_row: dict[tuple[str, str], Match], present_side: str) -> TensorInfo | None:
-    """Return the tensor that the other side, whose format records no ties, has for a name tied to `row`;
-
-    None if none.
-    """
+    """Return the tensor for a name tied to `row` on the other side, whose format records no ties; None if none."""
     for name in row.tied_to:
         match = match_of_row.get((row.section, name))
         if match is None or match.before is None or match.after is None:

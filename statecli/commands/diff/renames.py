@@ -29,7 +29,7 @@ class Renames(NamedTuple):
 def find_renames(
     matches: Sequence[Match], sections: Mapping[str, str], is_selected: Callable[[TensorInfo], bool], *, jobs: int
 ) -> Renames:
-    """Match tensors without a partner that have the same section, dtype and shape and equal bits.
+    """Match tensors without a partner by equal section, dtype, shape and bits.
 
     Only groups with tensors left on both sides are read, and of these only groups with a selected tensor. Of several
     equal tensors, those whose names have the longest common end are paired, then the first of each side. Constant
@@ -51,7 +51,7 @@ def find_renames(
 def _find_inconclusive(
     groups: Sequence[tuple[Rows, Rows]], matches_by_bytes: Sequence[Match], failed: dict[int, StateError]
 ) -> dict[int, StateError]:
-    """Return the rows that failed, and rows without a partner whose partner may be one of these, with the error."""
+    """Return the failed rows, and rows without a partner whose partner may have failed, with the error."""
     paired = {id(row) for match in matches_by_bytes for row in (match.before, match.after)}
     inconclusive = {}
     for group in groups if failed else ():
@@ -81,7 +81,7 @@ def _group_candidates(matches: Sequence[Match], sections: Mapping[str, str]) -> 
 def _split_by_fingerprint(
     groups: Sequence[tuple[Rows, Rows]], jobs: int, failed: dict[int, StateError]
 ) -> Iterator[tuple[Rows, Rows]]:
-    """Yield the groups split by the fingerprints of their bytes; adds rows that cannot be read to `failed`."""
+    """Yield the groups split by the fingerprints of their bytes; adds unreadable rows to `failed`."""
     if not groups:
         return
     from statecli.values.compare import compute_fingerprints
@@ -123,7 +123,7 @@ def _confirm_pairs(
 ) -> Iterator[tuple[TensorInfo, TensorInfo]]:
     """Yield pairs that are equal bit for bit, which fingerprints only suggest, and are not constants of another name.
 
-    Adds rows that cannot be read to `failed`.
+    Adds unreadable rows to `failed`.
     """
     if not pairs:
         return
@@ -152,7 +152,7 @@ def _has_same_last_name(before: TensorInfo, after: TensorInfo) -> bool:
 
 
 def _is_constant(row: TensorInfo) -> bool:
-    """Return True if all elements are one value bit for bit, or there are none; of parts, in each part."""
+    """Return True if all elements are equal bit for bit, or there are none; of parts, in each part."""
     from statecli.values.ranges import resolve_data
 
     parts = [row.data] if row.data is not None else [data for _, data in row.parts]

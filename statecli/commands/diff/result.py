@@ -12,7 +12,7 @@ from statecli.values.delta import CompareOptions, Delta
 
 
 class Status(str, Enum):
-    """What happened to a tensor between before and after."""
+    """Status of a tensor between before and after."""
 
     ADDED = "added"
     REMOVED = "removed"
@@ -34,12 +34,12 @@ class Field(str, Enum):
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """One tensor of the diff. `fqn` and `section` are the name after, or before if it was removed.
+    """One tensor of the diff. `fqn` and `section` are the name after, or before for a removed tensor.
 
     Attributes:
         fields: Fields that differ, in the order of `Field`.
         renamed_from: Name before, if it differs, however the two were matched.
-        values: How the values differ; None if they are equal or were not compared.
+        values: How the values differ; None for values equal or not compared.
         not_compared: Reason why the values could not be compared.
     """
 
@@ -68,7 +68,7 @@ class ScalarChange(msgspec.Struct, frozen=True):
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """A pair that could not be compared because a file failed: one line, naming file and tensor."""
+    """Pair not compared because a file failed: one line, naming file and tensor."""
 
     fqn: str
     section: str
@@ -76,7 +76,7 @@ class Broken(msgspec.Struct, frozen=True):
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """How the Δ of one changed tensor are spread: `counts[i]` of them are in [edges[i], edges[i + 1])."""
+    """How the Δ of one changed tensor are spread: `counts[i]` differences are in [edges[i], edges[i + 1])."""
 
     fqn: str
     section: str
@@ -88,9 +88,9 @@ class Diff(msgspec.Struct, frozen=True):
     """Result of `statecli diff`.
 
     Attributes:
-        changes: Every pair, identical ones too, in the order of after with removed tensors where they stood before.
+        changes: Every pair, identical ones too, in the order of after with removed tensors at their places before.
         findings: Reasons for exit status 1.
-        notes: What a reader must know: prefixes stripped, tensors not compared and why, oddities of a file.
+        notes: Further information: prefixes stripped, tensors not compared and why, oddities of a file.
         broken: Reasons for exit status 2.
     """
 

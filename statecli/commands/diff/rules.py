@@ -1,4 +1,4 @@
-"""Rules of `diff`: what differs, and which expectation (`--only`, `--frozen`, `--changed`) fails.
+"""Rules of `diff`: differences, and failed expectations (`--only`, `--frozen`, `--changed`).
 
 Without expectations each difference is a finding. What a class refuses to load is in `core/load_rules.py`.
 """

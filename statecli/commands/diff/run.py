@@ -40,7 +40,7 @@ class Request(msgspec.Struct, frozen=True):
     Attributes:
         before, after: The targets.
         jobs: Number of workers; 0 for one a core.
-        histograms: Number of tensors, those that changed most, with a histogram of the differences.
+        histograms: Number of the most changed tensors, with a histogram of the differences each.
         prefixes: Strip prefixes of wrappers even if no renames are detected.
     """
 
@@ -62,7 +62,7 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def expected(self) -> expectations.Expectations:
-        """The expectations that decide the exit status, if there are any."""
+        """The expectations for the exit status, if there are any."""
         return expectations.Expectations(self.only, self.frozen, self.changed)
 
 
@@ -89,7 +89,7 @@ def compare_states(
     seen: Mapping[str, FileVersion | None],
     progress: Progress | None = None,
 ) -> Diff:
-    """Compare two targets that were read already.
+    """Compare two targets already read.
 
     `built` has the module of each target that is a class, by its text; `seen` the versions of files before they were
     read.
@@ -128,7 +128,7 @@ def pack_checkpoint(text: str) -> bytes:
 
 
 def unpack_checkpoint(packed: bytes) -> ModelState | None:
-    """Return the state that `pack_checkpoint` packed; None for b""."""
+    """Return the state packed by `pack_checkpoint`; None for b""."""
     return msgspec.msgpack.decode(packed, type=ModelState) if packed else None
 
 
@@ -150,9 +150,9 @@ SETTINGS_NAME = "(settings)"
 
 
 class _Outcome(msgspec.Struct, frozen=True, gc=False):
-    """Outcome of comparing a pair's values; empty if they are equal or were not compared.
+    """Outcome of comparing a pair's values; empty for values equal or not compared.
 
-    `reshaped`: the shapes of a nested tensor's inner tensors differ, which only reading shows.
+    `reshaped`: the shapes of a nested tensor's inner tensors differ, as only reading shows.
     """
 
     delta: Delta | None = None
@@ -306,9 +306,9 @@ class _Comparison:
         )
 
     def _kind(self, match: Match) -> Kind:
-        """Return the kind after, or before if it was removed.
+        """Return the kind after, or before for a removed tensor.
 
-        The kind of a class is known, that of a checkpoint guessed.
+        The kind of a class is known, the kind of a checkpoint guessed.
         """
         by_class = match.before if self.loads and self.model is self.before else None
         return (by_class or match.shown).kind
@@ -372,7 +372,7 @@ class _Comparison:
                 outcomes[n] = self._outcome(result, pair.before, pair.after)
 
     def _check(self, unpaired: Sequence[tuple[int, TensorInfo]], outcomes: list[_Outcome]) -> None:
-        """Check unpaired tensors for damage, which is not a way to be added."""
+        """Check unpaired tensors for damage, because a damaged tensor is not an added tensor."""
         with require_numpy():
             from statecli.values.compare import check_checksums
 
@@ -392,7 +392,7 @@ class _Comparison:
     def _outcome(self, result: object, before: TensorInfo, after: TensorInfo) -> _Outcome:
         """Return the outcome of a pair.
 
-        An inconclusive pair is neither equal nor different, so it is an error unless both are the same bytes of a file.
+        An inconclusive pair, neither equal nor different, is an error unless both are the same bytes of a file.
         """
         if isinstance(result, Delta):
             return _Outcome(result) if result.changed else _EQUAL
@@ -445,7 +445,7 @@ class _Comparison:
         )
 
     def _settings(self) -> tuple[list[ScalarChange], list[str]]:
-        """Return the selected settings that differ, and the names of all that were compared; notes those left out."""
+        """Return the selected different settings, and the names of all compared settings; note settings left out."""
         if self.any_class:
             return [], []
         selected_sections = split_section(self.request.before)[1], split_section(self.request.after)[1]
@@ -481,7 +481,7 @@ class _Comparison:
         return tuple(Histogram(c.fqn, c.section, *bins) for c, bins in zip(most, spreads, strict=True) if bins)
 
     def _moving(self, broken: Sequence[Broken]) -> list[Broken]:
-        """Return errors for files that changed while they were read, unless a pair has reported them."""
+        """Return errors for files changed during their reading, unless reported by a pair."""
         paths = (path for path in find_changed(self.seen) if not any(_is_about(path, item.message) for item in broken))
         return [Broken("(file)", "", f"{path}: {CHANGED}") for path in sorted(paths)]
 
@@ -509,7 +509,7 @@ class _Comparison:
         setting_changes: Sequence[ScalarChange],
         settings: Sequence[str],
     ) -> tuple[list[Finding], list[Broken]]:
-        """Return the findings for exit status 1, and the expectations that are inconclusive."""
+        """Return the findings for exit status 1, and the inconclusive expectations."""
         targets = self.before.target, self.after.target
         expected = self.request.expected
         if not expected:
@@ -533,7 +533,7 @@ class _Comparison:
 
 @lru_cache(maxsize=128)
 def _add_values(fields: tuple[Field, ...]) -> tuple[Field, ...]:
-    """Return one tuple for all changes of these fields, of which there may be a million."""
+    """Return one tuple for all changes of these fields, possibly a million."""
     return (*fields, Field.VALUES)
 
 
@@ -550,7 +550,7 @@ def _merge_renames(matches: Sequence[Match], renames: Sequence[Match]) -> list[M
 
 
 def _has_no_values(row: TensorInfo) -> bool:
-    """Return True on meta or before initialization: there are no values, rather than values that cannot be read."""
+    """Return True on meta or before initialization: there are no values, rather than unreadable values."""
     return row.data is None and not row.parts and (row.device == "meta" or "uninitialized" in (row.note or ""))
 
 
@@ -586,7 +586,7 @@ _REPORTED_ELSEWHERE = (OddityKind.METADATA_CUT, OddityKind.NONE_PARAMETER)
 
 
 def _inconclusive_settings(state: ModelState) -> list[Broken]:
-    """Return errors for settings that are too many to be read, because the rest may differ."""
+    """Return errors for settings too many to read, because the rest may differ."""
     oddities = [oddity for oddity in state.oddities if oddity.kind is OddityKind.METADATA_CUT]
     return [
         Broken(SETTINGS_NAME, "", f"{state.target}: {oddity.message}: cannot tell whether the other settings differ")
@@ -595,7 +595,7 @@ def _inconclusive_settings(state: ModelState) -> list[Broken]:
 
 
 def _list_oddities(state: ModelState) -> Iterator[Oddity]:
-    """Yield the oddities of a file, and tensors that a reader left out, because a diff is often all that is run."""
+    """Yield the oddities of a file, and tensors left out by a reader, because often only a diff is run."""
     for oddity in state.oddities:
         if oddity.kind in _NOT_READ:
             yield Oddity(oddity.name, f"{state.target}: {oddity.message}: not compared", oddity.fqn)

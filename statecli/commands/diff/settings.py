@@ -29,12 +29,12 @@ def compare_settings(
 
     Returns the settings that differ, the paths of all compared settings, and notes.
 
-    For a target that is one section (`train.ckpt#optimizer`), the settings below the section are compared, by their
-    paths from there. A setting that only one side's format can record is noted, not reported; so are attributes of
-    modules that the other's format need not keep. safetensors has texts only: against another format, a number equals
-    its text. `paired` maps sections of before to sections of after. A key that is a number differs from its text, and
-    another kind of container is a change. If settings are too many to be listed, those that both sides list are
-    compared, and the digest of all.
+    For a target of one section (`train.ckpt#optimizer`), the settings below the section are compared, by their paths
+    from there. A setting that only one side's format can record is noted, not reported; so are attributes of modules
+    that the other's format need not keep. safetensors has texts only: against another format, a number equals its text.
+    `paired` maps sections of before to sections of after. A number as a key differs from its text, and another kind of
+    container is a change. If settings are too many to list, settings listed by both sides are compared, and the digest
+    of all.
     """
     old, old_modules = _select_section(before, sections[0], after)
     new, new_modules = _select_section(after, sections[1], before)
@@ -70,7 +70,7 @@ def compare_settings(
 
 
 def _format_note(keys: Sequence[str]) -> list[Oddity]:
-    """Return a note on settings that only one side's format records. `keys` may repeat a file next to the weights."""
+    """Return a note on settings recorded only by one side's format. `keys` may repeat a file next to the weights."""
     message = f"not compared: only the format of one side records {quoting.names(list(dict.fromkeys(keys)))}"
     return [Oddity("format-metadata", message)] if keys else []
 
@@ -82,7 +82,7 @@ def _modules_note(keys: Sequence[str]) -> list[Oddity]:
 
 
 def _compare_kinds(old: Settings, new: Settings) -> Iterator[ScalarChange]:
-    """Yield containers that have another kind on each side; the kind of the whole file is not a setting."""
+    """Yield containers of another kind on each side; the kind of the whole file is not a setting."""
     for path, kind in old.kinds.items():
         if path and new.kinds.get(path, kind) != kind:
             yield ScalarChange(path, Status.CHANGED, kind, new.kinds[path])
@@ -101,9 +101,9 @@ def _select_common(own: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> di
 
 
 def _spell_keys(side: Settings, other: Settings) -> dict[str, Scalar]:
-    """Return the values by path; a path that has other types on the other side is spelled out.
+    """Return the values by path; a path with other types on the other side is spelled out.
 
-    An empty container is left out if the other side has entries in it, because these are reported.
+    An empty container is left out if the other side's container has entries, because these are reported.
     """
     spelled_values: dict[str, Scalar] = {}
     for key, value in side.values.items():
@@ -151,7 +151,7 @@ def _modules_with_more(state: ModelState, other: ModelState) -> tuple[str, ...]:
 
 
 def _find_shared_attributes(state: ModelState, other: ModelState) -> frozenset[str]:
-    """Return the attributes that the other's modules record too, by their paths in this state."""
+    """Return the attributes also recorded by the other's modules, by their paths in this state."""
     theirs = {
         key[len(start) :]
         for start in _attribute_prefixes(other)
@@ -194,7 +194,7 @@ def _rename_sections(
 
 
 def _build_renaming(moves: Mapping[str, str]) -> Callable[[str], tuple[str, str]]:
-    """Return a function that returns how a path begins and shall begin; the innermost section decides."""
+    """Return a function from a path to its old and new beginning; the innermost section decides."""
     inner_first = sorted(moves, key=len, reverse=True)
 
     def renaming(key: str) -> tuple[str, str]:
@@ -221,7 +221,7 @@ def _format_keys(state: ModelState, other: ModelState) -> frozenset[str]:
 
 
 def list_format_keys(state: ModelState) -> frozenset[str]:
-    """Return the settings that describe the container, not the model: `format`, `total_size`, names of dropped ties."""
+    """Return the settings of the container, not of the model: `format`, `total_size`, names of dropped ties."""
     traits = state.traits
     if traits.settings_describe_program:
         return frozenset(state.metadata.values)
@@ -229,7 +229,7 @@ def list_format_keys(state: ModelState) -> frozenset[str]:
 
 
 def _dropped_names(state: ModelState) -> frozenset[str]:
-    """Return the settings that name a tied tensor under which another is stored."""
+    """Return the settings whose key is a tied name and whose value is the stored name."""
     names = {tensor.fqn for tensor in state.tensors}
     return frozenset(key for key, value in state.metadata.values.items() if key in names and value in names)
 
@@ -240,7 +240,7 @@ def select_section_settings(state: ModelState, section: str | None) -> Settings:
 
 
 def _companion_files(state: ModelState) -> frozenset[str]:
-    """Return the files next to the weights of a folder that have settings; a single file has none."""
+    """Return the files with settings next to the weights of a folder; none for a single file."""
     return state.metadata.beside
 
 
@@ -277,7 +277,7 @@ def describe_setting_change(change: ScalarChange) -> str:
 
 
 def format_values(change: ScalarChange, longest: int = sys.maxsize) -> str:
-    """Format `3 → 4`, or the one value that was added or removed; as JSON, so that "1" differs from 1."""
+    """Format `3 → 4`, or the added or removed value; as JSON, so that "1" differs from 1."""
     sides = [_format_json(change.before, longest)] if change.status is not Status.ADDED else []
     sides += [_format_json(change.after, longest)] if change.status is not Status.REMOVED else []
     return " → ".join(sides)

@@ -28,10 +28,10 @@ def suggest_prefix_rule(
     *,
     prefixes: bool,
 ) -> list[Oddity]:
-    """Return a note on the `--map` that would pair most of the tensors without a partner, two at least; else nothing.
+    """Return a note on the `--map` to pair most of the tensors without a partner, two at least; else nothing.
 
-    `rules` are those already given, `prefixes` as in `pairing.pair_tensors`. The rule is tried first, so that no tensor
-    loses its partner.
+    `rules` are the rules already given, `prefixes` as in `pairing.pair_tensors`. The rule is tried first, so that no
+    tensor loses its partner.
     """
     unpaired = [match for match in matches if match.before is None or match.after is None]
     if not unpaired:
@@ -78,7 +78,7 @@ def _iter_prefixes(name: str) -> Iterator[str]:
 
 
 def _build_prefix_rule(prefix: str, gone: Collection[_Key], new: Collection[_Key], names: Collection[str]) -> str:
-    """Return the rule that adds the prefix to the names that lack it, and to no others."""
+    """Return the rule that adds the prefix to exactly the names without the prefix."""
     lacking = {name for section, name, shape in gone if (section, prefix + name, shape) in new}
     replacement = prefix.replace("\\", r"\\")
     if lacking.issuperset(names):
