@@ -1,4 +1,4 @@
-"""`statecli lock`: write a file with each tensor of a checkpoint and its digest, which git merges and people review.
+"""`statecli lock`: write a file with a digest of each tensor of a checkpoint, for merging by git and for review.
 
 `lock_file.py` is the file, `run.py` a run of the command, `companion_files.py` settings and other files of a folder,
 `compare_lock.py` compares a checkpoint with the lock for the rule `lock-mismatch` of `audit --lock`.

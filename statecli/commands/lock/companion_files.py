@@ -1,8 +1,8 @@
-"""Lock what is next to the tensors: settings of the checkpoint, and files of its folder that change the model.
+"""Lock the companions of the tensors: settings of the checkpoint, and files of its folder that change the model.
 
-A changed `rms_norm_eps`, tokenizer or `modeling_*.py` changes what the same weights compute. Settings are kept one by
-one, so that a finding can name the key and both values; every other file of the folder is kept as a digest. Files that
-only count the training (`trainer_state.json`), the optimizer and documentation are left out.
+A changed `rms_norm_eps`, tokenizer or `modeling_*.py` changes the results of the same weights. Settings are kept
+individually, so that a finding can name the key and both values; every other file of the folder is kept as a digest.
+Files about the course of the training (`trainer_state.json`), the optimizer and documentation are left out.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _PIECE_BYTES = 8 << 20
 
 
 class FileChange(msgspec.Struct, frozen=True):
-    """A file of the folder that differs from the lock: both digests, None on the side that does not have the file."""
+    """File of the folder that differs from the lock: both digests, None on the side without the file."""
 
     name: str
     locked: str | None
@@ -70,9 +70,9 @@ class FileChange(msgspec.Struct, frozen=True):
 
 
 class CompanionChanges(msgspec.Struct, frozen=True):
-    """The settings and files of a target that differ from the lock, and what the lock could not be compared with.
+    """Settings and files of a target that differ from the lock, and parts not compared.
 
-    `compared` are the paths of the files of a folder that both have.
+    `compared` are the paths of the files of a folder on both sides.
     """
 
     settings: tuple[ScalarChange, ...] = ()
@@ -82,7 +82,7 @@ class CompanionChanges(msgspec.Struct, frozen=True):
 
 
 def select_lockable_settings(state: ModelState, section: str | None) -> Settings:
-    """Return the settings that belong to the model: without those of the training and of the container."""
+    """Return the settings of the model, without the settings of the training and of the container."""
     own = list_format_keys(state)
     settings = select_section_settings(state, section)
 
@@ -96,11 +96,10 @@ def select_lockable_settings(state: ModelState, section: str | None) -> Settings
 
 
 def compute_companion_digests(text: str, algorithm: Algorithm) -> dict[str, str] | None:
-    """Return a digest of all that changes the model next to its weights, by its path in the folder or archive.
+    """Return a digest of each companion of the weights that changes the model, by its path in the folder or archive.
 
-    Of a folder these are its other files; of a file the programs that it holds (TorchScript, torch.export). None where
-    there is nothing of the kind. Raises UnreadableError for a file that cannot be read, and for a folder with more than
-    `MAX_FILES` or `MAX_DEPTH` levels.
+    Of a folder these are its other files; of a file its programs (TorchScript, torch.export). None without companions.
+    Raises UnreadableError for an unreadable file, and for a folder with more than `MAX_FILES` or `MAX_DEPTH` levels.
     """
     path, _ = split_section(text)
     if not files.is_folder(path):
@@ -113,7 +112,7 @@ def compute_companion_digests(text: str, algorithm: Algorithm) -> dict[str, str]
 
 
 def find_companion_files(folder: str) -> list[str]:
-    """Return the files of the folder that change the model, also in subfolders that are not targets of their own."""
+    """Return the files of the folder that change the model, also in subfolders other than targets."""
     from statecli.targets.expand import list_members, skip_subfolder
 
     companions: list[str] = []
@@ -158,9 +157,9 @@ def find_companion_files(folder: str) -> list[str]:
 
 
 def find_pipeline_folders(targets: Iterable[str], texts: Sequence[str]) -> list[str]:
-    """Return the diffusers pipelines that `targets` are components of, if a walk over `texts` reaches them.
+    """Return the diffusers pipelines with `targets` as components, if reached by a walk over `texts`.
 
-    A pipeline has no weights of its own. Its own files, its scheduler and its tokenizers change what it computes.
+    A pipeline has no weights of its own. Its own files, its scheduler and its tokenizers change its results.
     """
     from statecli.targets.expand import is_reached
 
@@ -181,7 +180,7 @@ def _changes_model(path: str, name: str) -> bool:
 
 
 def _is_weights(name: str) -> bool:
-    """Return True for a target, or for a state of the training that a folder's reader reads."""
+    """Return True for a target, or for a state of the training read by a folder's reader."""
     from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES
     from statecli.targets.expand import is_named_as_checkpoint
 
@@ -191,7 +190,7 @@ def _is_weights(name: str) -> bool:
 
 
 def _compute_program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
-    """Return the digest of each record of an archive that torch compiles or interprets."""
+    """Return the digest of each archive record compiled or interpreted by torch."""
     from statecli.pickle_scan.archive_records import Use, classify_records
 
     programs = (Use.PROGRAM, Use.SCRIPT, Use.BYTECODE, Use.OLD_SCRIPT, Use.COMPILED)
@@ -215,7 +214,7 @@ def _compute_file_digest(path: str, algorithm: Algorithm) -> str:
 
 
 def _compute_settings_digest(path: str, algorithm: Algorithm) -> str | None:
-    """Return the digest of a JSON file's content, whatever its order and indentation; None for any other file."""
+    """Return the digest of a JSON file's content, independent of order and indentation; None for any other file."""
     stem, suffix = os.path.splitext(files.get_name(path))
     if suffix != ".json" or stem not in SETTINGS_FILES:
         return None
@@ -228,7 +227,7 @@ def _compute_settings_digest(path: str, algorithm: Algorithm) -> str | None:
 
 
 def _sort_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return an object by its keys in order. A repeated key stays, because readers differ in which value counts."""
+    """Return an object by its keys in order. A repeated key stays, because readers differ in the value to use."""
     return {"": [list(pair) for pair in sorted(pairs, key=lambda pair: pair[0])]}
 
 
@@ -256,7 +255,7 @@ def _hash_file(path: str, algorithm: Algorithm) -> str:
 
 
 def compare_companions(state: ModelState, target: LockedTarget, algorithm: Algorithm) -> CompanionChanges:
-    """Compare the settings and files of `state`, which is not filtered, with those that the lock has for it."""
+    """Compare the settings and files of the unfiltered `state` with its settings and files in the lock."""
     if state.traits.is_class:
         return CompanionChanges()
     if target.settings is None:
@@ -334,7 +333,7 @@ def lock_settings(state: ModelState) -> LockedSettings:
 
 
 def to_state(locked: LockedSettings) -> ModelState:
-    """Return locked settings as a state, so that they are compared as those of two checkpoints are."""
+    """Return locked settings as a state, for a comparison as between two checkpoints."""
     settings = Settings(locked.values, locked.types, locked.kinds, frozenset(locked.beside))
     modules = tuple(StateDict(section, is_module=True) for section in locked.modules)
     sections = locked.modules or ("model",)

@@ -37,10 +37,10 @@ OTHER_SIDE_ADVICE = (
 
 
 class LockMatch(msgspec.Struct, frozen=True, gc=False):
-    """A line of the lock and its tensor; None for a side that does not have it.
+    """Line of the lock and its tensor; None for a missing side.
 
-    `differ`: fields of the line that the tensor contradicts, or `OTHER_SECTION`. `digest`: that of the tensor; None if
-    it was not computed, because dtype or shape differ or one side has no values.
+    `differ`: fields of the line contradicted by the tensor, or `OTHER_SECTION`. `digest` of the tensor; None if not
+    computed, because dtype or shape differ or one side has no values.
     """
 
     locked: LockedTensor | None
@@ -53,9 +53,9 @@ class Request(msgspec.Struct, frozen=True):
     """A request to compare a target with a lock.
 
     Attributes:
-        frozen_only: Compare only tensors that must not train; `frozen` are globs of further ones.
-        folder: Folder of the lock, which its names are relative to.
-        by_name: The target is a file next to a model, which the lock of a single target does not cover.
+        frozen_only: Compare only tensors that must not train; `frozen` are globs of further frozen tensors.
+        folder: Folder of the lock, the base of its relative names.
+        by_name: The target is a file next to a model, not covered by the lock of a single target.
     """
 
     lock: Lock
@@ -83,7 +83,7 @@ def select_target(text: str, request: Request) -> LockedTarget:
 
 
 def _is_on_other_side(text: str, lock: Lock) -> bool:
-    """Return True if all targets of the lock are on disk and this one is behind a URL, or the other way round."""
+    """Return True if all targets of the lock are on disk and this target is behind a URL, or the other way round."""
     return not lock.has_no_names and all(
         files.is_remote(str(target.target)) != files.is_remote(text) for target in lock.targets
     )
@@ -124,8 +124,8 @@ def compare_with_lock(
 def _match_lines(state: ModelState, target: LockedTarget, request: Request) -> Iterator[LockMatch]:
     """Yield a match for each line, then for each further tensor.
 
-    A tensor outside of the state_dict is compared only if both sides have it. A missing name is reported unless the
-    lock says that it is tied to a name that is there, in a format that keeps one of several names.
+    A tensor outside of the state_dict is compared only if present on both sides. A missing name is reported unless the
+    lock ties this name to a present name, in a format that keeps only one of several names.
     """
     sections, _ = pair_sections(_to_state(target), state)
     rows: dict[tuple[str, str], TensorInfo] = {}
@@ -154,7 +154,7 @@ def _match_lines(state: ModelState, target: LockedTarget, request: Request) -> I
 
 
 def _to_state(target: LockedTarget) -> ModelState:
-    """Return the lines as a state, so that sections are paired as those of two checkpoints are."""
+    """Return the lines as a state, so that sections are paired as between two checkpoints."""
     rows = tuple(
         TensorInfo(
             line.fqn, line.dtype, line.shape, prod(line.shape or ()), 0, line.section, line.kind or Kind.PARAMETER
@@ -175,12 +175,12 @@ def _group_ties(target: LockedTarget, sections: dict[str, str]) -> dict[tuple[st
 
 
 def _has_no_ties(row: TensorInfo | None) -> bool:
-    """Return True for a tensor of a format without ties: safetensors, whose writers keep one of several names."""
+    """Return True for a tensor of a format without ties: safetensors, whose writers keep only one of several names."""
     return row is not None and row.storage is None and row.device is None
 
 
 def _find_differing(line: LockedTensor, tensor: TensorInfo) -> Iterator[str]:
-    """Yield the fields of the line, except values, that the tensor contradicts.
+    """Yield the fields of the line, except values, contradicted by the tensor.
 
     An unknown field contradicts nothing.
     """
@@ -223,7 +223,7 @@ def _compare_values(
 
 
 def _has_values(pair: LockMatch, state: ModelState) -> bool:
-    """Return True if both sides can have values to compare; the values of a class are those of its constructor."""
+    """Return True if both sides can have values to compare; the values of a class come from its constructor."""
     if pair.locked is None or pair.tensor is None or pair.locked.digest is None or state.traits.is_class:
         return False
     return "dtype" not in pair.differ and "shape" not in pair.differ

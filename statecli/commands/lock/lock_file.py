@@ -1,7 +1,7 @@
-"""The lock file: JSON, one tensor a line, sorted, without times and absolute paths. Equal weights give equal bytes.
+"""The lock file: JSON, a tensor per line, sorted, without times and absolute paths. Equal weights give equal bytes.
 
-The file does not depend on how the weights are stored. Fields that only some formats record (`kind`, `requires_grad`,
-`tied`) are written if the checkpoint has them, else null or left out; null agrees with every value.
+The file does not depend on the storage of the weights. Fields recorded by only some formats (`kind`, `requires_grad`,
+`tied`) are written if present in the checkpoint, else null or left out; null agrees with every value.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LockedTensor(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class LockedSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """The settings of a checkpoint, with the fields of `state.Settings`; all empty if there are none.
 
-    `format` is the reader's name. `modules` are sections that are whole modules, whose attributes are settings.
+    `format` is the reader's name. `modules` are sections of whole modules, with attributes as settings.
     """
 
     format: str = ""
@@ -95,10 +95,10 @@ class Lock(msgspec.Struct, frozen=True):
         return self.targets[0].target is None
 
     def of(self, text: str, folder: str = ".", *, by_name: bool = False) -> LockedTarget | None:
-        """Return the target of a lock in `folder` for a target as typed; None if there is none.
+        """Return the target of a lock in `folder` for a target as typed; None without a match.
 
-        The single target of a lock is used for any target, unless `by_name`. A link also stands for the file that it
-        leads to: a lock of a folder has that file once, under its own name.
+        The single target of a lock is used for any target, unless `by_name`. A link also stands for its file: a lock of
+        a folder has the file once, under its own name.
         """
         if self.has_no_names:
             return None if by_name else self.targets[0]
@@ -125,7 +125,7 @@ def encode_lock(lock: Lock) -> Iterator[bytes]:
 
 
 def _encode_companions(target: LockedTarget) -> bytes:
-    """The settings and files of a target, one a line, so that a review shows which of them changed."""
+    """Encode a target's settings and files with a line for each, so that a review shows the changes."""
     lines = []
     if target.settings is not None:
         fields = msgspec.to_builtins(target.settings)
@@ -149,7 +149,7 @@ def _encode_entries(entries: Mapping[str, object]) -> bytes:
 
 
 def read_lock(path: str) -> Lock:
-    """Read a lock file. Raises `UnreadableError` if there is none, `MalformedError` if it is invalid."""
+    """Read a lock file. Raises `UnreadableError` for a missing file, `MalformedError` for an invalid file."""
     document = read_document(path, "the lock file")
     schema = document.get("schema")
     if schema != SCHEMA:
@@ -165,7 +165,7 @@ def read_lock(path: str) -> Lock:
 
 
 def read_document(path: str, what: str) -> dict[str, object]:
-    """Read a JSON file of statecli, which may have been merged by git. `what` names the file.
+    """Read a JSON file of statecli, possibly merged by git. `what` names the file.
 
     Raises as `read_lock` does.
     """
@@ -184,7 +184,7 @@ def read_document(path: str, what: str) -> dict[str, object]:
 
 
 def _check_lock(lock: Lock, path: str) -> None:
-    """Check what JSON types do not express. Raises `MalformedError`."""
+    """Check conditions beyond JSON types. Raises `MalformedError`."""
     names = [target.target for target in lock.targets]
     if not names or (None in names and len(names) > 1):
         raise MalformedError(f"{path}: has {len(names)} targets, but not all have a name; lock again")
@@ -205,7 +205,7 @@ def _check_tensor(tensor: LockedTensor, path: str) -> None:
 
 
 def refuse_twins(names: Sequence[str], what: str) -> None:
-    """Raise `UsageError` for the first name that occurs twice."""
+    """Raise `UsageError` for the first repeated name."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

@@ -1,4 +1,4 @@
-"""Rules of the notes of `lock`: what the lock file does not cover."""
+"""Rules of the notes of `lock`, on tensors and targets not covered by the lock file."""
 
 from __future__ import annotations
 

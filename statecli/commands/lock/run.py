@@ -45,13 +45,13 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class LockInput(msgspec.Struct, frozen=True):
-    """One target that was read.
+    """Target already read.
 
     Attributes:
         name: Name in the lock.
-        stamps: Versions of the files before they were read.
-        unlocked: Reason why nothing of the target is locked, which is not a failure if there are other targets.
-        kept: Number of tensors that callbacks keep, which are left out.
+        stamps: Versions of the files before their reading.
+        unlocked: Reason why nothing of the target is locked, not a failure if there are other targets.
+        kept: Number of tensors kept by callbacks and left out.
     """
 
     state: ModelState
@@ -64,7 +64,7 @@ class LockInput(msgspec.Struct, frozen=True):
 def read_targets(request: Request) -> list[LockInput]:
     """Read every target and apply the filters; a target may have nothing left.
 
-    Raises `StateError` for the first target that cannot be read completely, and if there is nothing to lock.
+    Raises `StateError` for the first target not read completely, and if there is nothing to lock.
     """
     texts = _expand_targets(request.targets)
     inputs = [item for text in texts if (item := _read_checkpoint(text, request)) is not None]
@@ -78,7 +78,7 @@ def read_targets(request: Request) -> list[LockInput]:
 
 
 def _expand_targets(texts: Sequence[str]) -> Iterable[str]:
-    """Yield targets as `audit` finds them; files that are not checkpoints are skipped."""
+    """Yield targets as found by `audit`; files other than checkpoints are skipped."""
     for expanded in expand.expand_targets(texts):
         if isinstance(expanded, str):
             yield expanded
@@ -89,7 +89,7 @@ def _expand_targets(texts: Sequence[str]) -> Iterable[str]:
 
 
 def _read_checkpoint(text: str, request: Request) -> LockInput | None:
-    """Return one target; None for a pickle that is not a checkpoint, which is locked as a file of its folder."""
+    """Return one target; None for a pickle without a checkpoint, to be locked as a file of its folder."""
     with files.record_opened_files() as opened:
         before = read_versions([split_section(text)[0]])
         try:
@@ -129,7 +129,7 @@ def _read_target(text: str, request: Request) -> LockInput:
 def build_lock(inputs: Sequence[LockInput], request: Request, progress: Progress | None = None) -> Lock:
     """Return the lock of targets.
 
-    Raises as `digest.compute_digests` does, and for a file that has wrong checksums or changed meanwhile.
+    Raises as `digest.compute_digests` does, and for a file with wrong checksums or changes meanwhile.
     """
     with require_numpy():
         from statecli.values.compare import check_checksums
@@ -167,7 +167,7 @@ def _lock_pipelines(inputs: Sequence[LockInput], request: Request) -> Iterator[L
 
 
 def report_unlocked(inputs: Sequence[LockInput], lock: Lock) -> Iterator[Finding]:
-    """Yield notes on targets and values that are not in the lock.
+    """Yield notes on targets and values not in the lock.
 
     A class has no locked values, because its values are random.
     """
@@ -216,21 +216,21 @@ def is_outside_state_dict(tensor: TensorInfo) -> bool:
 
 
 def is_bookkeeping(tensor: TensorInfo) -> bool:
-    """Return True for a tensor that a callback keeps: a score, by the path that its checkpoint had on that machine."""
+    """Return True for a tensor kept by a callback: a score, by the path of its checkpoint on the training machine."""
     return tensor.kind is Kind.OTHER and tensor.section.partition(".")[0] == "callbacks"
 
 
 def view_key(tensor: TensorInfo) -> Any:
-    """Return a key that tensors of one section share if they are one tensor, not only parts of one storage."""
+    """Return a key shared by tensors of a section if they are the same tensor, not only parts of one storage."""
     if tensor.data is not None or tensor.parts:
         return tensor.data, tensor.parts
     return tensor.storage, tensor.storage_offset, tensor.dtype, tensor.shape
 
 
 def _find_ties(state: ModelState) -> dict[tuple[str, Any], str]:
-    """Return the first name of each view that has several names in a section.
+    """Return the first name of each view with several names in a section.
 
-    Equal values are not a tie: two biases of zeros are two tensors, and a checkpoint without one of them lacks it.
+    Equal values are not a tie: two biases of zeros are two tensors, and a checkpoint may lack either.
     """
     names: dict[tuple[str, Any], list[str]] = {}
     for tensor in state.tensors:
