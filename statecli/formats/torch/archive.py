@@ -1,4 +1,4 @@
-"""Common parts of the zip archives that torch writes: one folder, a version, a byte order.
+"""Common parts of the zip archives written by torch: one folder, a version, a byte order.
 
 Sources: caffe2/serialize/inline_container.cc and torch/serialization.py of torch 2.13. torch.save, torch.jit.save and
 torch.export.save use the same writer.
@@ -26,12 +26,12 @@ _MAX_WORD = 64
 
 
 def find_record(archive: Archive, name: str) -> Record | None:
-    """The record of that name in the archive's folder."""
+    """The record of this name in the archive's folder."""
     return archive.records.get(f"{archive.folder}/{name}")
 
 
 def read_word(archive: Archive, name: str) -> str | None:
-    """The text in a small record; None where there is no such record."""
+    """The text in a small record; None without the record."""
     record = find_record(archive, name)
     if record is None:
         return None
@@ -46,7 +46,7 @@ def prefetch(archive: Archive, *storages: str) -> None:
 
 
 def check_folder(archive: Archive) -> None:
-    """MalformedError where a record lies outside the first one's folder, or where torch reads another name of it."""
+    """Raise MalformedError for a record outside the first record's folder, or with another name as read by torch."""
     prefix = f"{archive.folder}/"
     if "\0" in prefix:
         raise MalformedError(
@@ -61,7 +61,7 @@ def check_folder(archive: Archive) -> None:
 
 
 def check_version(archive: Archive) -> None:
-    """Refuse a version of the container that is malformed or newer than known.
+    """Refuse a malformed or unknown newer version of the container.
 
     torch looks in two places, and uses the first for a trace with stored inputs.
     """
@@ -82,7 +82,7 @@ def check_version(archive: Archive) -> None:
 
 
 def refuse_big_endian(archive: Archive) -> None:
-    """Refuse a program that says it is big-endian: its loaders ignore the record, and swap no bytes."""
+    """Refuse a program declared big-endian: its loaders ignore the record, and swap no bytes."""
     if is_big_endian(archive):
         raise UnreadableError(
             "byteorder record says 'big', which torch.jit.load and torch.export.load ignore, so values depend on "
@@ -91,7 +91,7 @@ def refuse_big_endian(archive: Archive) -> None:
 
 
 def is_big_endian(archive: Archive) -> bool:
-    """Files older than the record are little-endian: torch on big-endian machines came with it."""
+    """Files older than the record are little-endian: torch on big-endian machines came with the record."""
     order = read_word(archive, "byteorder")
     name = f"{archive.folder}/byteorder"
     if any(other != name and other.lower() == name.lower() for other in archive.records):
@@ -143,7 +143,7 @@ def locate_storages(
 
 
 def find_unused_storages(pickle: Pickle, storages: Mapping[str, ByteRange], folder: str = "data") -> Iterator[Oddity]:
-    """Yield storages with bytes that the pickle does not name."""
+    """Yield storages with bytes not named by the pickle."""
     pids = (
         persistent.pid for persistent in pickle.persistent if type(persistent.pid) is tuple and len(persistent.pid) > 2
     )
@@ -172,7 +172,7 @@ def find_unused_records(archive: Archive, *used: str) -> Iterator[Oddity]:
 
 
 def find_gaps(archive: Archive) -> Iterator[Oddity]:
-    """Bytes between the records that are more than padding."""
+    """Bytes between the records, except padding."""
     if not archive.spaces:
         return
     alignment = read_word(archive, ".storage_alignment") or ""

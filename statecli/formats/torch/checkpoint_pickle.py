@@ -1,8 +1,8 @@
-"""Read the pickle of a checkpoint, and refuse one that changes what it already made, as no pickler writes it.
+"""Read the pickle of a checkpoint, and refuse changes of objects already made, because no pickler writes these.
 
-The graph of a pickle shows each object as it is at the end. Python copies what a call or a BUILD is given at that
-moment, so that a change after it would be shown and not be there: a list that a shape was made of grows, the state of
-an object gets another name. An item that is set in a tensor changes every tensor of its storage.
+The graph of a pickle shows each object in its final state. Python copies the arguments of a call or a BUILD at once, so
+that a later change would be shown without being there: the list behind a shape grows, the state of an object gets
+another name. An item set in a tensor changes every tensor of its storage.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _REFUSED = "torch.save never writes this, so loading may give other values: do n
 def load(data: bytes, what: str, *, module_ids: bool = False) -> Pickle:
     """Return the graph of a checkpoint's pickle, as `machine.read_pickle` does.
 
-    Raises MalformedError where it changes what it made.
+    Raises MalformedError for a change of an object already made.
     """
     return machine.read_pickle(data, what, module_ids=module_ids, machine_class=_Machine)
 
 
 class _Machine(Machine):
-    """Refuses changes of what was copied, of tensors, and of objects that have their state."""
+    """Machine that refuses changes of copied containers, of tensors, and of objects with a state."""
 
     def __init__(self, data: bytes, label: str, *, fast: bool, module_ids: bool) -> None:
         super().__init__(data, label, fast=fast, module_ids=module_ids)
@@ -63,7 +63,7 @@ class _Machine(Machine):
         self._copies: dict[int, bool] = {}
 
     def make_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
-        """As the machine does it, what is copied noted."""
+        """Make the call as the machine does, and note copied containers."""
         made = super().make_call(function, args, pos, how)
         if type(function) is Global and args:
             if self.makes_tensor(function):
@@ -82,7 +82,7 @@ class _Machine(Machine):
         return self._makes_tensor[id(function)]
 
     def _note(self, values: Any) -> None:
-        """Note the containers among these values, and the lists that are pairs in a list."""
+        """Note the containers among these values, and the lists used as pairs in a list."""
         for value in values:
             if type(value) in _GROWING:
                 self.copied[id(value)] = value
@@ -98,7 +98,7 @@ class _Machine(Machine):
                 )
 
     def set_state(self, target: Obj, state: Any) -> None:
-        """As the machine does it, once for each object."""
+        """Set the state as the machine does, once for each object."""
         if target.state is not None:
             raise MalformedError(f"{self.label} sets the contents of an object twice; {_REFUSED}")
         if id(target) in self.copied and get_name(target.cls).startswith("numpy."):
@@ -111,7 +111,7 @@ class _Machine(Machine):
             self.copied.update((id(part), part) for part in pair if part is not None)
 
     def set_items(self, target: Any, flat: list[Any], pos: int) -> None:
-        """As the machine does it, in no container that was copied and in no tensor."""
+        """Set items as the machine does, but not in copied containers or in tensors."""
         self._refuse_change(target, pos)
         super().set_items(target, flat, pos)
         if self.tokens.is_partial:
@@ -125,7 +125,7 @@ class _Machine(Machine):
                 )
 
     def add_elements(self, target: Any, elements: list[Any], pos: int, opcode: str) -> None:
-        """As the machine does it, in no container that was copied and in no tensor."""
+        """Add elements as the machine does, but not to copied containers or to tensors."""
         self._refuse_change(target, pos)
         super().add_elements(target, elements, pos, opcode)
 
@@ -141,7 +141,7 @@ class _Machine(Machine):
 
 
 def _is_same_tensor(made: Obj) -> bool:
-    """Return whether a call may give a tensor that the pickle made before."""
+    """Return whether a call may give a tensor already made by the pickle."""
     name = get_name(made.cls)
     if name.startswith("torch._tensor.") and made.args:
         name = get_name(made.args[0])
@@ -149,7 +149,7 @@ def _is_same_tensor(made: Obj) -> bool:
 
 
 def _set_item(m: MachineState, pos: int) -> int:
-    """SETITEM, which the machine does in one step for text."""
+    """SETITEM, done by the machine in one step for text."""
     value, key = m.stack.pop(), m.stack.pop()
     m.set_items(m.stack[-1], [key, value], pos)
     return pos

@@ -1,4 +1,4 @@
-"""The dtype of a numpy array in a pickle that is not a number: text, times with their unit, records with their fields.
+"""Non-numeric dtype of a numpy array in a pickle: text, times with their unit, records with their fields.
 
 A dtype is `numpy.dtype('V8', False, True)` with a state: (version, byte order, part and shape, names, fields, bytes,
 alignment, flags, metadata). Source: arraydescr_reduce in numpy/_core/src/multiarray/descriptor.c of numpy 2.4.
@@ -22,7 +22,7 @@ MAX_FIELDS = 10_000
 def format_array_dtype(node: Any) -> str:
     """Return `numpy U3`, `numpy M8[ms]` or `numpy V8 [('lr', '<f4')]` for the dtype of an array.
 
-    Raises MalformedError for fields that numpy does not write.
+    Raises MalformedError for fields not written by numpy.
     """
     code = _read_code(node) or "of no name"
     state = _read_state(node)
@@ -60,7 +60,7 @@ class _Layouts:
         return _Layout(format_code(f"{order}{code}{_format_unit(code, state)}"), size)
 
     def _read_part(self, part: Any, depth: int) -> _Layout:
-        """Read the type of a field that is an array: (type of an element, shape)."""
+        """Read the type of an array field: (type of an element, shape)."""
         if type(part) is not tuple or len(part) != 2:
             raise _malformed("the shape of a field is missing")
         element = self.read(part[0], depth + 1)
@@ -95,7 +95,7 @@ def _read_code(node: Any) -> str:
 
 
 def _read_state(node: Any) -> tuple[Any, ...]:
-    """Return the state of a dtype, with None for what is missing."""
+    """Return the state of a dtype, with None for missing entries."""
     state = node.state if type(node) is Obj and type(node.state) is tuple else ()
     return (*state, *[None] * (9 - len(state)))
 
@@ -110,7 +110,7 @@ def _read_size(code: str, state: tuple[Any, ...]) -> int | None:
 
 
 def _format_unit(code: str, state: tuple[Any, ...]) -> str:
-    """Return the unit of times (`[25s]`), which numpy writes as (metadata, (unit, count, divisor, event))."""
+    """Return the unit of times (`[25s]`), written by numpy as (metadata, (unit, count, divisor, event))."""
     metadata = state[8]
     if code not in ("M8", "m8") or type(metadata) is not tuple or len(metadata) != 2 or type(metadata[1]) is not tuple:
         return ""

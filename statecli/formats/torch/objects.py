@@ -171,7 +171,7 @@ def _build_optimizer_rows(node: Any, reading: Reading) -> Iterator[Row]:
 
 
 def build_info(row: Row, section: str, target: str) -> TensorInfo:
-    """The row as one of a state's tensors."""
+    """The row as a tensor of a state."""
     tensor = row.tensor
     note = "; ".join(text for text in (row.note, tensor.note) if text) or None if row.note else tensor.note
     return TensorInfo(

@@ -59,7 +59,7 @@ def _is_true(value: Any) -> bool:
 
 
 def _collect_flat_facts(section: Section, reading: Reading) -> OptimizerFacts:
-    """The names that stand in the keys: "state.fc.weight.exp_avg"."""
+    """The names in the keys: "state.fc.weight.exp_avg"."""
     items = as_mapping(section.node) or {}
     shapes: dict[str, tuple[int, ...] | None] = {}
     for key, value in items.items():

@@ -41,7 +41,7 @@ OTHER_WORDS = re.compile(
 
 
 class Section(msgspec.Struct):
-    """One container of state: its path, its node and its role.
+    """Container of state: its path, its node and its role.
 
     `role` is "module", "optimizer", "model", "other", or "moments" for a container inside an optimizer.
     """
@@ -52,7 +52,7 @@ class Section(msgspec.Struct):
 
 
 class Search:
-    """Whether tensors hang below a node. Each container is searched once for a file, however often it is shared."""
+    """Whether tensors hang below a node. Each container, shared or not, is searched once for a file."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.is_tensor = decoder.is_tensor
@@ -86,8 +86,9 @@ class Search:
 def find_sections(root: Any, search: Search, wanted: str | None = None) -> list[Section]:
     """Find the containers of state, in file order. A single state is the section `model`.
 
-    `wanted` is the dotted path of a container that must be a section, or contain sections, if there are tensors in the
-    container. It is searched while the file is read, because its tensors then have the names below the container.
+    `wanted` is the dotted path of a container required to be a section, or to contain sections, if there are tensors in
+    the container. The search happens while the file is read, because the tensors then have the names below the
+    container.
     """
     sections = _find_all(root, search)
     if not wanted or any(f"{section.path}.".startswith(f"{wanted}.") for section in sections):
@@ -105,7 +106,7 @@ def find_sections(root: Any, search: Search, wanted: str | None = None) -> list[
 
 
 def _resolve_path(path: str, root: Any) -> Iterator[Any]:
-    """What lies at a dotted path. A key may have dots of its own, and 1 is written as '1' is."""
+    """Return the node at a dotted path. A key may have dots of its own, and 1 is written like '1'."""
     stack = [(f"{path}.", root)]
     while stack:
         rest, node = stack.pop()

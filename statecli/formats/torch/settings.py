@@ -1,8 +1,7 @@
 """Settings of a training checkpoint: epoch, step, lr and hyper-parameters, as numbers and words.
 
-Nothing is passed over: what is too long, too deep or too strange for one line is described by its type and a
-digest of its content, so that two of them can be compared. No text of the file can look like such a description:
-such a text stands in quotes.
+Nothing is left out: a value too long, too deep or too strange for one line is described by its type and a digest of its
+content, so that two values can be compared. No text of the file can look like a description: similar texts are quoted.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def add_file(settings: Settings, name: str, other: Settings) -> Settings:
 
 
 def rename(settings: Settings, renaming: Callable[[str], tuple[str, str] | None]) -> Settings:
-    """Return the settings with another beginning for each path, (old, new), and without the paths that get None."""
+    """Return the settings with another beginning for each path, (old, new), and without the paths mapped to None."""
     renamed = {key: both for key in (*settings.values, *settings.kinds) if (both := renaming(key)) is not None}
     # A container's path has no dot at its end.
     names = {key: new + key[len(old) :] if key else new.removesuffix(".") for key, (old, new) in renamed.items()}
@@ -86,7 +85,7 @@ def put_below(settings: Settings, prefix: str) -> Settings:
 
 
 def select(settings: Settings, is_wanted: Callable[[str], object]) -> Settings:
-    """Return the settings without the paths that are not wanted."""
+    """Return the settings without unwanted paths."""
     return rename(settings, lambda key: ("", "") if is_wanted(key) else None)
 
 
@@ -106,7 +105,7 @@ def join(parts: Iterable[Settings]) -> Settings:
 
 
 def drop_same(settings: Settings, other: Settings) -> Settings:
-    """Return the settings without those equal in `other` by value, type of key and container."""
+    """Return the settings not equal in `other` by value, type of key and container."""
     return select(settings, lambda key: not is_same_setting(key, settings, other))
 
 
@@ -166,7 +165,7 @@ class _CollectedSettings:
         self._kinds.setdefault(path, set()).add(describe_kind(node))
 
     def settings(self, more: str | None = None) -> Settings:
-        """By path; of two paths that read the same, the one that does not read as what it is has it spelled out."""
+        """By path; of two paths with the same text, the path of other types than the text suggests is spelled out."""
         values: dict[str, Scalar] = {}
         spelled_types: dict[str, str] = {}
         count = Counter(path for path, _, _ in self.told)
@@ -188,7 +187,7 @@ class _CollectedSettings:
 
 
 def read(path: str) -> str:
-    """The types of keys that a path seems to have, as in `Settings.types`."""
+    """The apparent key types of a path, as in `Settings.types`."""
     return ".".join(_letter(step) * len(step) for step in path.split("."))
 
 
@@ -201,7 +200,7 @@ def _letter(step: str) -> str:
 
 
 def format_path(path: str, types: str) -> str:
-    """Format the path; texts that read as another type are in brackets and quotes."""
+    """Format the path; texts readable as another type are in brackets and quotes."""
     steps, at = [], 0
     for letters in types.split("."):
         step = path[at : at + len(letters)]
@@ -240,7 +239,7 @@ def _list_object_entries(node: Obj, digests: Digests) -> Iterator[tuple[str, str
 
 
 def _list_bare_names(node: Obj, attributes: dict[str, Any]) -> set[str]:
-    """List the empty containers (hooks and the like) that torch gives to every module and optimizer."""
+    """List the empty containers (hooks and the like) given by torch to every module and optimizer."""
     if not is_module(node) and not is_optimizer(node):
         return set()
     return {
@@ -325,7 +324,7 @@ def _describe_number(value: int, digests: Digests) -> str:
 def describe_text(text: str, digest: Callable[[str, str], str] | None = None) -> str:
     """Describe a text: the text itself, its beginning and a digest, or in quotes if ambiguous.
 
-    What stands in quotes already gets one more pair, so that no two texts are written alike.
+    A quoted text gets one more pair of quotes, so that no two texts are written alike.
     """
     if len(text) > MAX_TEXT:
         text_shown = (digest or of_text)(text, "a text")
@@ -340,7 +339,7 @@ def _name(node: Global, digests: Digests) -> str:
 
 
 def _describe_call(node: Obj) -> str | None:
-    """Describe an object that equals a short call: `torch.device('cuda', 0)`."""
+    """Describe an object equal to a short call: `torch.device('cuda', 0)`."""
     plain = all(type(arg) in _SCALARS for arg in node.args)
     if not plain or node.state is not None or node.items is not None or node.elems is not None or node.kwargs:
         return None

@@ -45,7 +45,7 @@ _Part = tuple[bytes, tuple[Any, ...]]
 
 
 class Digests:
-    """Digests of one file's settings. Each container is read once, however often the container is shared."""
+    """Digests of one file's settings. Each container, shared or not, is read once."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -73,15 +73,15 @@ class Digests:
         return node
 
     def is_tensor(self, node: Any) -> bool:
-        """Return whether the node is a tensor or a part of a tensor, which is not compared as a setting."""
+        """Return whether the node is a tensor or a part of a tensor, not compared as a setting."""
         return type(node) is Persistent or self._reading.decoder.is_tensor(node)
 
     def get_attributes(self, tensor: Any) -> dict[str, Any]:
-        """Return the Python attributes of a tensor, which are settings."""
+        """Return the Python attributes of a tensor, used as settings."""
         return self._reading.decoder.get_attributes(tensor)
 
     def is_leaf(self, node: Any) -> bool:
-        """Whether nothing hangs below that would be a setting."""
+        """Whether there is no setting below."""
         if type(node) in _SCALARS or type(node) in (Global, bytes):
             return True
         if self.is_tensor(node):
@@ -123,7 +123,7 @@ class Digests:
                 del opened[start:]
 
     def _next(self, node: Any, rest: Iterator[Any], number: dict[int, int], lowest: dict[int, int]) -> Any:
-        """Return the next container below that was not entered yet; None after the last. Open containers reach up."""
+        """Return the next container below not yet entered; None after the last. Open containers reach up."""
         for child in rest:
             if id(child) in self._known:
                 continue
@@ -133,7 +133,7 @@ class Digests:
         return None
 
     def _list_parts(self, node: Any) -> list[_Part]:
-        """What a container holds; nothing where too much was read already."""
+        """List the parts of a container; none if too much was read already."""
         if self._left < 0:
             return []
         self._left -= _CONTAINER
@@ -230,7 +230,7 @@ def of_text(text: str, _: str = "") -> str:
 
 
 def _list_parts(node: Any) -> Iterator[_Part]:
-    """What a container or an object holds: what has a name as name and value, what has a place alone, in order."""
+    """List the parts of a container or an object in order: named parts as name and value, others as the value alone."""
     items, elements = as_mapping(node), None
     if items is not None:
         yield from ((b"key", (key.value if type(key) is Key else key, value)) for key, value in items.items())
@@ -248,7 +248,7 @@ def _list_parts(node: Any) -> Iterator[_Part]:
 
 
 def select_own_attributes(node: Any) -> dict[str, Any]:
-    """Return an object's attributes, without the versions of its modules that torch attaches to a state_dict."""
+    """Return an object's attributes, without the versions of its modules, attached by torch to a state_dict."""
     own = get_attributes(node)
     return {name: value for name, value in own.items() if name != "_metadata"} if as_mapping(node) is not None else own
 
@@ -264,7 +264,7 @@ def select_own_arguments(node: Obj) -> tuple[Any, ...]:
 
 
 def odd_state(node: Obj) -> Any:
-    """Return the argument of BUILD if it is more than attributes; else None."""
+    """Return the argument of BUILD if more than attributes; else None."""
     if node.state is None:
         return None
     pair = node.state if type(node.state) is tuple and len(node.state) == 2 else (node.state, None)

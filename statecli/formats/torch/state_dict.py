@@ -1,4 +1,4 @@
-"""Entries of a section that `load_state_dict` reads next to its tensors: keys of other values, and `_metadata`."""
+"""Entries of a section read by `load_state_dict` next to its tensors: keys of other values, and `_metadata`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_state_dict(section: Section, reading: Reading) -> StateDict:
 
 
 def _read_metadata(recorded: Mapping[Any, Any], reading: Reading) -> dict[str, dict[str, Any]]:
-    """Module path -> its metadata. Thousands of modules say {"version": 1}: one dict serves all of them."""
+    """Module path -> its metadata. Thousands of modules say {"version": 1} and share a single dict."""
     shared: dict[int, dict[str, Any]] = {}
     metadata: dict[str, dict[str, Any]] = {}
     for path, node in recorded.items():

@@ -1,9 +1,9 @@
 """From torch's rebuild calls, recorded by the pickle machine, to checked facts about one tensor.
 
 torch pickles a tensor as a call of `torch._utils._rebuild_*` with a storage and a geometry. The calls are never made;
-their arguments are read, and each number is held against the bytes that the file really has: `torch.load(mmap=True)`
-itself accepts a storage that claims more than its record holds, and then shows the neighbour's bytes.
-Argument orders: torch/_utils.py and torch/_tensor.py of torch 2.13.
+their arguments are read, and each number is checked against the bytes in the file: `torch.load(mmap=True)` itself
+accepts a storage larger than its record, and then shows the neighbour's bytes. Argument orders: torch/_utils.py and
+torch/_tensor.py of torch 2.13.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class _StoredAs(NamedTuple):
 class Decoder:
     """Decoder of rebuild calls to `Tensor`s, against the storages of one file.
 
-    `storages` maps a storage key to where its bytes are, `dtypes` the class of a storage to the type of its elements.
-    `persistent` are all storages that the pickle names, of a loader that takes the first description of each.
+    `storages` maps a storage key to the place of its bytes, `dtypes` the class of a storage to the type of its
+    elements. `persistent` are all storages named by the pickle, for a loader that takes the first description of each.
     Each call node is decoded once: a tied Parameter is the same node under two names. All errors are `MalformedError`,
     naming the FQN and both numbers.
     """
@@ -132,9 +132,9 @@ class Decoder:
         }
 
     def tensor(self, node: Any, fqn: str) -> Tensor | None:
-        """The tensor that `node` rebuilds, None if it is not one. A storage saved by itself is one of its dtype.
+        """Return the tensor rebuilt by `node`; None for other nodes. A storage saved alone is a tensor of its dtype.
 
-        A format that knows its tensors without a rebuild call has them in the graph themselves.
+        A format without rebuild calls has its tensors in the graph.
         """
         if type(node) is Tensor:
             return _check_sound(node, fqn)
@@ -167,7 +167,7 @@ class Decoder:
             self.depth -= 1
 
     def is_tensor(self, node: Any) -> bool:
-        """Whether `tensor` would find one, without reading or checking anything."""
+        """Whether `tensor` would find a tensor, without reading or checking anything."""
         if type(node) is not Obj:
             return type(node) in (Persistent, Tensor)
         return self.is_torch(node) or _is_numpy(node)
@@ -180,8 +180,8 @@ class Decoder:
     def get_attributes(self, node: Any, depth: int = 0) -> dict[str, Any]:
         """Return the Python attributes of a tensor: of a Parameter, of a subclass, or set by hand.
 
-        A name stands for each tensor, because tensors are compared as parts. Those by which torch marks parameters and
-        buffers are facts of the tensor, and those of distributed tensors are its place among processes.
+        A name stands for each tensor, because tensors are compared as parts. torch's marks of parameters and buffers
+        are facts of the tensor, and the attributes of distributed tensors are its place among processes.
         """
         if type(node) is not Obj or depth == MAX_NESTING:
             return {}
@@ -198,7 +198,7 @@ class Decoder:
         return {name: value for name, value in attributes.items() if not (is_wrapper and value is _TENSOR)}
 
     def _select_attributes(self, states: tuple[Any, ...]) -> dict[str, Any]:
-        """Select from the state of a rebuild call, which a class with its own `__getstate__` may give any type."""
+        """Select from the state of a rebuild call; a class with its own `__getstate__` may give the state any type."""
         attributes = {name: value for state in states for name, value in get_state_attributes(state).items()}
         if not attributes:
             return {f"__state__{n or ''}": state for n, state in enumerate(states) if state}
@@ -545,7 +545,7 @@ def _check_sound(cached: Tensor, fqn: str) -> Tensor:
 
 
 def _refuse_other_swap(dtype: str, stored_dtype: str, key: str, fqn: str) -> None:
-    """Refuse a dtype whose elements torch.load does not swap: torch swaps those of the storage's class."""
+    """Refuse a dtype whose elements torch.load does not swap: torch swaps elements of the storage's class."""
     if dtype != stored_dtype and max(ELEMENT_BITS[dtype], ELEMENT_BITS[stored_dtype]) > 8:
         raise MalformedError(
             f"{fqn}: values depend on the loading machine: the tensor is {dtype} in a big-endian file, but "
@@ -559,7 +559,7 @@ _PLAIN_CLASSES = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.para
 def _part_of(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRange:
     """Return the part of a storage named by the sixth item of its persistent id: (view key, offset, size), in elements.
 
-    Files of torch before 0.4 have it, where a storage could be a view of another.
+    Only files of torch before 0.4 have this item: a storage could be a view of another.
     """
     if type(view) is not tuple or len(view) != 3 or any(type(n) is not int or n < 0 for n in view[1:]):
         raise MalformedError(f"{fqn}: the view of its storage is not a tuple of key, offset and size")
@@ -572,10 +572,10 @@ def _part_of(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRange:
 
 
 def find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
-    """Return the keys of storages and of views that are described twice and differently, with both descriptions.
+    """Return the keys of storages and views with two different descriptions, and both descriptions.
 
-    torch takes the first description for all of them, and saves none but one. Storages without bytes, those on meta and
-    empty ones, are made again for each description.
+    torch takes the first description for all mentions, and saves only one description. Storages without bytes, on meta
+    or empty, are made again for each description.
     """
     first: dict[str, tuple[Any, ...]] = {}
     views: dict[str, tuple[Any, ...]] = {}
@@ -610,7 +610,7 @@ def _describe_storage(pid: tuple[Any, ...]) -> str:
 
 
 def _refuse_replaced(attributes: Mapping[str, Any], fqn: str) -> None:
-    """Refuse attributes that torch does not keep among those of Python: set, they give a tensor other values."""
+    """Refuse attributes not kept by torch among Python's attributes: setting these gives a tensor other values."""
     replaced = REPLACING.intersection(attributes)
     if replaced:
         raise MalformedError(
@@ -805,7 +805,7 @@ def _compute_last(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) ->
 def _decode_lazy_flags(node: Any, fqn: str) -> tuple[bool, bool]:
     """Return whether the stored values are to be conjugated, and negated. TorchScript tags the dict.
 
-    torch sets a flag if the key is there, whatever its value, and if the key is bytes; it writes True alone.
+    torch sets a flag for any value of the key, also for a key of bytes; torch writes True alone.
     """
     if type(node) is Obj and get_name(node.cls) == "torch.jit._pickle.restore_type_tag" and node.args:
         node = node.args[0]

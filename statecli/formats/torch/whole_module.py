@@ -123,7 +123,7 @@ class _ModuleWalk:
             self.storages.setdefault(tensor.storage, row)
 
     def _note_opaque(self, path: str, node: Obj) -> None:
-        """A class with its own `__reduce__` or `__getstate__`: what its tensors are is known to its code alone."""
+        """Note a class with its own `__reduce__` or `__getstate__`: only its code knows its tensors."""
         name = get_name(node.cls) or "a class"
         fqn = path.rstrip(".")
         self.reading.add_oddity(
@@ -139,7 +139,7 @@ class _ModuleWalk:
                 self.walk_registered(strip_compile_wrapper(child), where + ".")
 
     def walk_plain(self) -> None:
-        """Plain attributes of every module, those of modules found in plain containers included."""
+        """Plain attributes of every module, including modules found in plain containers."""
         for path, node, _ in self.modules:  # grows while it is walked
             module_attributes = get_attributes(node)
             states, packed = _list_metric_states(module_attributes), _packs(node)
@@ -213,7 +213,7 @@ OF_A_METRIC = "a metric's state, which its class moves"
 
 
 def _list_metric_states(attributes: Mapping[str, Any]) -> frozenset[str]:
-    """The attributes that a torchmetrics.Metric moves by code of its own: its states, their defaults, its results."""
+    """List the attributes moved by a torchmetrics.Metric's own code: its states, their defaults, its results."""
     defaults, reductions = as_mapping(attributes.get("_defaults")), as_mapping(attributes.get("_reductions"))
     if defaults is None or reductions is None or "_forward_cache" not in attributes:
         return frozenset()
