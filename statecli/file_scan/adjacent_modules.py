@@ -1,8 +1,7 @@
-"""Find Python modules next to a pickle that Python may import in place of the installed packages.
+"""Find Python modules next to a pickle that may be imported in place of the installed packages.
 
 A pickle names a class, and Python looks for its module in the working directory first: in a notebook, with `python -c`
-and with `python -m`. A clean name of a package that is not installed, or not imported yet, then runs a file of the
-folder.
+and with `python -m`. A clean name of a package not installed, or not imported yet, then runs a file of the folder.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _IMPORTED_BY = {"zoneinfo.ZoneInfo._unpickle": "tzdata", "zoneinfo.ZoneInfo": "t
 
 
 class ModuleFinder:
-    """Finds modules in the folder of a pickle and in the folders around it, up to the audited ones or the current one.
+    """Finder of modules in the folder of a pickle and its parents, up to the audited folders or the current folder.
 
     Each folder is listed once, and each module is looked for once in each folder.
     """
@@ -47,7 +46,7 @@ class ModuleFinder:
 
     @cached_property
     def _roots(self) -> tuple[str, ...]:
-        """The audited folders and the current one; asked for late, because URLs are opened together before."""
+        """The audited folders and the current folder; determined late, because URLs are opened together before."""
         folders = (os.curdir, *filter(files.is_folder, self._targets))
         return tuple(map(files.make_absolute, folders))
 
@@ -73,7 +72,7 @@ class ModuleFinder:
         return structs.replace(mention, misuse=why)
 
     def _iter_folders(self, folder: str) -> Iterator[str]:
-        """Yield the folder of a file, and the folders around it that may be the working directory of a loader."""
+        """Yield the folder of a file, and its parents that may be the working directory of a loader."""
         if not files.is_remote(folder) or self._is_in_root(folder):
             yield folder
         yield from filter(self._is_in_root, files.iter_parents(folder))
@@ -82,14 +81,14 @@ class ModuleFinder:
         return any(folder == root or folder.startswith(f"{root.rstrip('/')}/") for root in self._roots)
 
     def _find_file(self, parts: tuple[str, ...], folders: Sequence[str]) -> str | None:
-        """Return the file that Python imports for a module, relative to its folder; None if there is none."""
+        """Return the file imported by Python for a module, relative to its folder; None if there is none."""
         if parts[0] in _IMPORTED:
             return None
         searched = folders[:1] if parts[0] in _OWN_FOLDER_ONLY else folders
         return next(filter(None, (self._find_in_folder(parts, folder) for folder in searched)), None)
 
     def _search_folder(self, parts: tuple[str, ...], folder: str) -> str | None:
-        """Return what Python would import; a folder without `__init__` only if a module of `parts` is in it."""
+        """Return the file or folder imported by Python; a folder without `__init__` only with a module of `parts`."""
         for at, part in enumerate(parts):
             names = self._list_names(folder)
             found = next((name for name in names if _is_module(name, part)), None)
@@ -109,7 +108,7 @@ def _is_module(name: str, module: str) -> bool:
 
 
 def _list_names(folder: str) -> frozenset[str]:
-    """Return the names in a folder; none of a file and of a folder that cannot be listed."""
+    """Return the names in a folder; none for a file and for a folder without a listing."""
     with suppress(UnreadableError, OSError):
         return frozenset(files.list_names(folder))
     return frozenset()

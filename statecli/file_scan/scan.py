@@ -1,9 +1,9 @@
-"""Find the Python names that the pickles of a file would import, whatever else is wrong with the file.
+"""Find the Python names that the pickles of a file would import, in spite of any damage to the file.
 
-Listing tensors requires a sound file; this module reports what loading would run. It reads records that no reader of
-tensors opens: each record of an archive, bytes after a STOP, pickles and archives inside strings and records, arrays of
-objects, archives with a false directory. Anything not read to its end is reported (`ScannedPickle.unread`). One pickle
-is read by `imported_names.Scanner`.
+Listing tensors requires a sound file; this module reports the code run by loading. It reads records not opened by any
+reader of tensors: each record of an archive, bytes after a STOP, pickles and archives inside strings and records,
+arrays of objects, archives with a false directory. Anything not read to its end is reported (`ScannedPickle.unread`).
+One pickle is read by `imported_names.Scanner`.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def scan_pickles(path: str) -> tuple[ScannedPickle, ...]:
 
 
 def scan_bytes(place: Place, where: str, data: bytes) -> list[ScannedPickle]:
-    """Return the pickles in bytes that a loader takes from a place of a file."""
+    """Return the pickles in bytes taken by a loader from a place of a file."""
     with pause_gc(), Source(place.path) as source:
         scan = FileScan(source)
         scan.pieces.append(_Piece(Region(source, place.offset, place.length, data), where, 0, hidden=False))
@@ -137,7 +137,7 @@ def scan_bytes(place: Place, where: str, data: bytes) -> list[ScannedPickle]:
 
 
 def _find_stored_archives(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
-    """Return the archives that `dcp.places` lists in the folder and its model folders, by file path."""
+    """Return the archives listed by `dcp.places` in the folder and its model folders, by file path."""
     archives: dict[str, list[Stored]] = {}
     unread: list[tuple[str, str]] = []
     for folder_name in (
@@ -184,7 +184,7 @@ def _iter_shards(path: str) -> Iterator[str]:
 
 
 def _is_plain_name(name: str) -> bool:
-    """Return True for a file of the folder itself; readers refuse names that lead out of the folder."""
+    """Return True for a file of the folder itself; readers refuse names outside of the folder."""
     return files.get_name(name) == name and "\0" not in name
 
 
@@ -220,7 +220,7 @@ def _is_empty(path: str) -> bool:
 
 
 def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
-    """Return the byte ranges that are read of an archive of one tensor."""
+    """Return the byte ranges read from an archive of one tensor."""
     return [(archive.offset, _FIRST), (archive.offset + max(0, archive.length - _LAST), _LAST)]
 
 
@@ -234,7 +234,7 @@ _MAX_DIGESTED_FILE, _MAX_DIGESTED_REMOTE_FILE = 1 << 34, 1 << 28
 
 
 class _Piece(NamedTuple):
-    """Bytes to scan; `sure` if the name or the place says that they are a pickle."""
+    """Bytes to scan; `sure` for a pickle by name or place."""
 
     region: Region
     where: str
@@ -267,7 +267,7 @@ class FileScan:
         self.frame_ends: set[int] = set()
 
     def scan(self) -> list[ScannedPickle]:
-        """Everything that was found."""
+        """Scan the file; return all pickles and code found."""
         head = self.whole.head
         header = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= self.whole.size - 8
         is_metadata = files.get_name(self.whole.path).endswith(METADATA)
@@ -286,7 +286,7 @@ class FileScan:
         return pickles
 
     def scan_stored(self, places: Iterable[Stored]) -> list[ScannedPickle]:
-        """Scan archives that are loaded as files of their own, because one archive may hold another."""
+        """Scan archives loaded as files of their own, because an archive may contain another archive."""
         whole = _Piece(self.whole, "the file", 0, sure=True, hidden=False)
         packed = [archive for archive in places if archive.transforms]
         if packed:
@@ -334,7 +334,7 @@ class FileScan:
 
     @contextmanager
     def _within_budgets(self) -> Iterator[None]:
-        """End the scan where a budget is exceeded, and report it."""
+        """End the scan where a budget is exceeded, and report the excess."""
         try:
             yield
         except OutOfSteps as error:
@@ -342,14 +342,14 @@ class FileScan:
             self.pickles.append(ScannedPickle("the file", self.whole.span, unread=f"{error}; the rest was not read"))
 
     def _add_pickle(self, pickle: ScannedPickle) -> None:
-        """Keep what was found."""
+        """Keep a scanned pickle."""
         self.pickles.append(pickle)
         self.steps.take(Budget.PICKLES)
 
     def _compute_digest(self, regions: Sequence[Region], names: Sequence[str] = ()) -> str:
-        """Return the SHA-256 of these bytes; "" where the scan of the file has digested _MAX_DIGESTED without them.
+        """Return the SHA-256 of these bytes; "" if the file's scan has already digested _MAX_DIGESTED.
 
-        `names`: the names of the regions, if they decide what runs.
+        `names`: the names of the regions, if the names decide on the code to run.
         """
         self.digested_bytes += sum(region.size for region in regions)
         if self.digested_bytes > _MAX_DIGESTED:
@@ -375,7 +375,7 @@ class FileScan:
             self._scan_stream(piece)
 
     def _scan_stream(self, piece: _Piece) -> None:
-        """Scan consecutive pickles: a program that loads the first may load the others.
+        """Scan consecutive pickles: a program loading the first may load the rest.
 
         Of a legacy file the first five are loaded; storages follow.
         """
@@ -394,7 +394,7 @@ class FileScan:
                     break
 
     def _scan_pickle(self, piece: _Piece, at: int) -> int:
-        """Scan the pickle at byte `at` and return its length, 0 if it has no end."""
+        """Scan the pickle at byte `at` and return its length, 0 without an end."""
         has_inputs = _EXAMPLE_INPUTS.search(piece.where) is not None
         key = _read_cache_key(piece.region) if piece.sure and not (at or has_inputs) else None
         if key and (cached := self.cached_pickles.get(key)):
@@ -441,7 +441,7 @@ class FileScan:
         return scanner.end
 
     def _read_storage(self, piece: _Piece, key: str, read: list[str]) -> bytes | None:
-        """Return the bytes of a small storage that a pickle of the archive names; add its key to those read."""
+        """Return the bytes of a small storage named by a pickle of the archive; add its key to the keys read."""
         read.append(key)
         folder, _, suffix = piece.where.rpartition(".")
         region = self.storages.get(f"{folder}/{key}".lower()) if suffix == "pkl" and not piece.depth else None
@@ -487,8 +487,8 @@ class FileScan:
     def _scan_tar(self, piece: _Piece) -> None:
         """Scan the members of a tar, as torch.save wrote before 0.1.10.
 
-        torch.load tries tarfile first, so a file of another format that tarfile accepts loads other tensors than are
-        listed: such a file, and a tar unlike those of torch.save, is reported as not read to its end.
+        torch.load tries tarfile first, so a file of another format accepted by tarfile loads other tensors than listed:
+        this file, and a tar unlike torch.save's, is reported as not read to its end.
         """
         region = piece.region
         try:
@@ -594,7 +594,7 @@ class FileScan:
             reads(self._read_code(piece, record, name), name)
 
     def _read_code(self, piece: _Piece, record: Record, name: str) -> Region:
-        """Return the content of a code record; one that zlib cannot inflate is reported: torch may read it."""
+        """Return the content of a code record; report a record that zlib cannot inflate, because torch may read it."""
         region = piece.region.get_part(record.data_offset, record.compressed_size)
         if record.method == STORED:
             return region
@@ -655,7 +655,7 @@ class FileScan:
             self._add_calls(region, where, script_code.find_bytecode_calls(data, self.steps))
 
     def _report_compiled(self, folder: str, pieces: list[_Piece]) -> None:
-        """Files of AOTInductor: its loader opens the library, or makes one with commands that are among them."""
+        """Report files of AOTInductor: its loader opens the library, or builds a library with commands in the files."""
         escaping = [piece for piece in pieces if ".." in piece.where.split("/")]
         libraries = [piece for piece in pieces if _LIBRARY.search(piece.where)]
         sources = [piece for piece in pieces if piece.where.lower().endswith(".cpp")]
@@ -670,7 +670,7 @@ class FileScan:
         self._add_pickle(code)
 
     def _report_modules(self, pieces: list[_Piece]) -> None:
-        """Python files of torch.package, which shadow any module that a pickle of the archive names."""
+        """Report Python files of torch.package, because these shadow any module named by a pickle of the archive."""
         first = pieces[0]
         name = Mention(
             first.where.removesuffix(".py"),
@@ -696,7 +696,7 @@ class FileScan:
             self._add_pickle(structs.replace(code, digest=digest))
 
     def _scan_program(self, region: Region, where: str) -> None:
-        """A program of torch.export: loading it evaluates its sizes, compiles its names and imports what they say."""
+        """Scan a program of torch.export: a load evaluates its sizes, compiles its names and imports its classes."""
         data = region.read(0, min(region.size, _MAX_PROGRAM_BYTES))
         self.steps.take(Budget.BYTES, len(data))
         try:
@@ -723,7 +723,7 @@ class FileScan:
         copied: bool = False,
         alone: bool = False,
     ) -> None:
-        """Queue a record if it is a pickle, begins like a pickle, or is alone in its archive."""
+        """Queue a record that is a pickle, begins like a pickle, or is alone in its archive."""
         unread, opening = None, b""
         self.steps.take(Budget.PIECES)
         if deflated:
@@ -744,7 +744,7 @@ class FileScan:
             self.pieces.append(piece)
 
     def _salvage(self, piece: _Piece) -> None:
-        """Queue the records that have a local header, whatever the directory says."""
+        """Queue the records with a local header, whatever the directory says."""
         region, at = piece.region, 0
         other = self.whole.head[:1] == b"\x80" or self.whole.head[8:9] == b"{"
         own = set() if piece.depth or other else set(_USUAL_PICKLES)
@@ -788,10 +788,10 @@ def _is_harmful(pickle: ScannedPickle, is_script: bool) -> bool:
 
 
 def _mark_loaded_by_torch(pickles: list[ScannedPickle], whole: Region) -> list[ScannedPickle]:
-    """Set `by_torch_load` on the pickles that `torch.load` of the file unpickles.
+    """Set `by_torch_load` on the pickles unpickled by `torch.load` of the file.
 
-    These are `data.pkl` of an archive without `constants.pkl` (torch.jit.load reads an archive that has it), or the
-    first five pickles of a legacy file.
+    These are `data.pkl` of an archive without `constants.pkl` (torch.jit.load reads an archive with `constants.pkl`),
+    or the first five pickles of a legacy file.
     """
     usual = [n for n, pickle in enumerate(pickles) if not pickle.hidden and pickle.doer is None]
     if whole.head.startswith(_ZIP):
@@ -810,9 +810,9 @@ def _read_cache_key(region: Region) -> bytes | None:
 
 
 def _split_consecutive_archives(region: Region) -> list[Region]:
-    """The archives that fill these bytes one behind another, as torch.distributed.checkpoint puts one for each tensor.
+    """Split bytes into consecutive archives, one for each tensor as torch.distributed.checkpoint writes them.
 
-    Each one's end records say where it begins. None unless all of the bytes are accounted for.
+    The end records of an archive give its beginning. None unless all of the bytes are accounted for.
     """
     parts: list[Region] = []
     end = region.size
@@ -842,7 +842,7 @@ def _find_local_header(region: Region, at: int) -> int:
 
 
 def _may_hold_objects(region: Region) -> bool:
-    """Whether numpy may unpickle what follows the header of an array; it accepts headers that statecli refuses."""
+    """Whether numpy may unpickle the bytes after an array's header; numpy accepts headers refused by statecli."""
     try:
         return npy_array.read_header(lambda size: region.read(0, min(size, region.size))).element.has_objects
     except UnreadableError:
@@ -858,7 +858,8 @@ def _may_be_pickle(name: str, head: bytes, size: int) -> bool:
 def _inflate_beginning(region: Region, size: int, most: int = _ARRAY_HEADER_BYTES) -> bytes:
     """Return the inflated form of the first `size` bytes of a compressed record, at most `most` bytes.
 
-    More is read if these give less than half of their number, because any number of empty blocks may come first.
+    More is read if these bytes inflate to less than half of their number, because any number of empty blocks may come
+    first.
     """
     inflater, opening, at = zlib.decompressobj(-zlib.MAX_WBITS), b"", 0
     while at < region.size and not inflater.eof and (not at or len(opening) < min(most, size // 2)):
