@@ -3,7 +3,7 @@
 A module has NAME, TRAITS, `sniff(path, head)` and `read`; `registry` lists the format in FILES or in FOLDERS. A module
 of FILES reads a single file: `read(path, section)`. A module of FOLDERS reads several files through a function,
 `read(path, read_file)`, and lists the folder's own files: `members(path)`. Both raise `UnreadableError` or
-`MalformedError` only if they cannot read; odd but readable content is an `Oddity` of the state.
+`MalformedError` only for unreadable content; odd but readable content is an `Oddity` of the state.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SHARDED = "sharded "
 def read(path: str, section: str | None = None) -> ModelState:
     """Read the file or folder `path`; the format is recognised by content, not by name.
 
-    If the dotted path `section` leads to a container, that container (or containers below) becomes a section of the
+    If the dotted path `section` leads to a container, this container (or containers below) becomes a section of the
     state.
 
     Raises `UnreadableError` (with `MalformedError` below); each message starts with the path.

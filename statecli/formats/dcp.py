@@ -119,7 +119,7 @@ def collect_places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, 
 
 
 def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001 - what lies in the files is not a file by itself
-    """Read every tensor and value that the metadata names.
+    """Read every tensor and value named in the metadata.
 
     A tensor whose chunks contradict each other, or are in a missing or bad file, is a row with `damage`. Raises
     UnreadableError for a single file of such a folder and the errors of `Metadata`.
@@ -185,7 +185,7 @@ class _Folder:
         return "; ".join(why[:2]) or "save the checkpoint again"
 
     def state(self) -> ModelState:
-        """Return the contents of the folder as the nested dict that was saved."""
+        """Return the contents of the folder as the saved nested dict."""
         items = _Items(self)
         nodes = {fqn: items.node(fqn) for fqn in self.metadata.order if fqn not in self.metadata.tensors}
         nodes = {fqn: nodes[fqn] if fqn in nodes else self._build_tensor(fqn) for fqn in self.metadata.order}
@@ -251,7 +251,7 @@ class _BadFile(MalformedError):
 class _Files:
     """The files named by the metadata: the size of each, or the reason for not reading the file.
 
-    `others` are items in the same files that are not shown.
+    `others` are items in the same files but not shown.
     """
 
     def __init__(self, path: str, metadata: Metadata, others: Sequence[Stored], oddities: list[Oddity]) -> None:
@@ -321,7 +321,7 @@ def _build_damaged_tensor(why: str) -> Tensor:
 
 
 class _Items:
-    """Reader of the values that are not tensors, an archive each, within the budget."""
+    """Reader of the values other than tensors, an archive each, within the budget."""
 
     def __init__(self, folder: _Folder) -> None:
         self.folder = folder
@@ -343,7 +343,7 @@ class _Items:
         self._prefetch()
 
     def _prefetch(self) -> None:
-        """Prefetch everything that will be read from remote storage."""
+        """Prefetch everything to be read from remote storage."""
         wanted: dict[str, list[tuple[int, int]]] = {}
         for stored in (stored for fqn in self.chosen for stored in self.folder.metadata.places.get(fqn, ())):
             wanted.setdefault(stored.file, []).append((stored.offset, stored.length))
@@ -413,12 +413,12 @@ def _read_bytes(path: str, name: str) -> bytes:
 
 
 def _holds_bytes(path: str) -> bool:
-    """Not so the file of a rank that had nothing to save."""
+    """Whether the file has bytes, unlike the file of a rank with nothing to save."""
     return files.is_file(path) and files.get_size(path) > 0
 
 
 def _note_foreign_names(state: ModelState, names: Sequence[Global]) -> ModelState:
-    """Add the names that torch imports when reading `.metadata`."""
+    """Add the names imported by torch when reading `.metadata`."""
     if not names:
         return state
     qualified = list(dict.fromkeys(mention.qualified for mention in names))

@@ -1,8 +1,8 @@
 """Shards of `torch.distributed.checkpoint.HuggingFaceStorageWriter`: safetensors with one rank's pieces each.
 
 `shard-00001-model-00001-of-00001.safetensors` and so on, without an index. The header's `DCP_SHARDING_INFO` says at
-which offset of its tensor each piece begins; the tensor's shape is what the pieces reach, as for torch's own reader,
-and how many shards there were is recorded nowhere. Source: torch/distributed/checkpoint/hf_storage.py of torch 2.13.
+which offset of its tensor each piece begins; the tensor's shape is the extent of its pieces, as for torch's own reader,
+and the number of shards is not recorded. Source: torch/distributed/checkpoint/hf_storage.py of torch 2.13.
 """
 
 from __future__ import annotations

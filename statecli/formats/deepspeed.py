@@ -206,7 +206,7 @@ def _group_files(path: str, tag: str) -> tuple[dict[int, Files], list[str]]:
 def members(path: str) -> tuple[str, ...]:
     """List the ranks' files, relative to the folder. Raises UnreadableError as `read` does.
 
-    If a tracker file leads elsewhere, list only that file: the folder is a checkpoint that cannot be read.
+    If a tracker file leads elsewhere, list only this file: the folder is an unreadable checkpoint.
     """
     if (misled := _find_misleading_tracker(path)) is not None:
         return (misled[0],)
@@ -398,7 +398,7 @@ def _is_universal(path: str, tag: str, files_by_rank: Mapping[int, Files]) -> bo
 
 
 def _list_missing_copies(path: str, tag: str, copied: Iterable[str]) -> list[TensorInfo]:
-    """Return a row for each file that is missing below `zero/` of a universal checkpoint."""
+    """Return a row for each file missing below `zero/` of a universal checkpoint."""
     rows = []
     for name, way in deepspeed_universal.find_missing_files(files.join(path, tag), copied):
         section = f"optimizer.{files.get_name(way).removesuffix('.pt')}"
@@ -467,7 +467,7 @@ _PARTING = re.compile(
 
 
 def _select_model_settings(settings: Settings) -> Settings:
-    """Return the settings of a model's file; those without a value are last."""
+    """Return the settings of a model's file; settings without a value are last."""
     kept = select(settings, lambda key: key.partition(".")[0] not in _TOLD)
     return replace(kept, values=dict(sorted(kept.values.items(), key=lambda item: item[1] is None)))
 
@@ -592,7 +592,7 @@ def _merge_ranks(states: list[ModelState], ranks: int) -> ModelState:
 
 
 def _list_missing_ranks(state: ModelState, ranks: int) -> list[TensorInfo]:
-    """A row for the model-parallel ranks that are not here."""
+    """A row for the missing model-parallel ranks."""
     claimed = next((value for key, value in state.metadata.values.items() if key.endswith("mp_world_size")), None)
     if type(claimed) is not int or claimed <= ranks:
         return []

@@ -1,8 +1,8 @@
 """Flax's msgpack (`flax.serialization.to_bytes`): nested maps of arrays, as of a TrainState or of a model's variables.
 
-An array is an extension of type 1 that holds [shape, name of the dtype, bytes]; one of a gigabyte and more is cut into
-flat pieces. Type 2 is a complex number, type 3 a scalar of numpy. Lists and tuples become maps of "0", "1"...
-Source: flax/serialization.py of flax 0.12. Arrays are passed over by their positions; nothing is loaded.
+An array is an extension of type 1 with [shape, name of the dtype, bytes]; an array of a gigabyte and more is cut into
+flat pieces. Type 2 is a complex number, type 3 a scalar of numpy. Lists and tuples become maps of "0", "1"... Source:
+flax/serialization.py of flax 0.12. Arrays are passed over by their positions; nothing is loaded.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def _parts(node: dict[str, Any]) -> Iterator[Any]:
 
 
 def _join_parts(node: dict[str, Any]) -> Tensor:
-    """An array that is cut into flat pieces."""
+    """An array cut into flat pieces."""
     if cut := next(
         (piece.note for piece in _parts(node) if type(piece) is Tensor and piece.damage and piece.note), None
     ):
@@ -282,7 +282,7 @@ def _join_parts(node: dict[str, Any]) -> Tensor:
 
 
 class _Leaf(NamedTuple):
-    """A tensor, the keys that lead to its section, and the keys from there to the tensor."""
+    """A tensor, the keys to its section, and the keys from there to the tensor."""
 
     section: tuple[str, ...]
     keys: tuple[str, ...]
@@ -294,7 +294,7 @@ class _Leaf(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The section's name: the model, where it is the whole file."""
+        """The section's name: the model for the whole file."""
         return ".".join(self.section) if self.section or self.is_loose else "model"
 
 
@@ -334,7 +334,7 @@ def _is_whole(key: str, node: Any) -> bool:
 
 
 def _find_model_level(root: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    """Yield each tensor in file order, with the keys that lead to the tensor."""
+    """Yield each tensor in file order, with the keys to the tensor."""
     stack: list[tuple[tuple[Any, ...], Any]] = [((), root)]
     while stack:
         keys, node = stack.pop()
@@ -378,10 +378,10 @@ def _build_rows(leaves: list[_Leaf]) -> Iterator[tuple[str, Row]]:
 
 
 def _add_keys(settings: Settings, leaves: list[_Leaf]) -> Settings:
-    """Return the settings, and for each section those keys of its tensors that its dotted names do not show.
+    """Return the settings, and for each section the keys of its tensors not shown by its dotted names.
 
     These are texts with dots, and numbers: `{"a.b": x}` and `{"a": {"b": x}}` have the tensor `a.b`, and flax loads
-    one of them into a model that has the other.
+    either into a model with the other.
     """
     unusual: dict[str, list[str]] = {}
     for leaf in leaves:

@@ -1,7 +1,8 @@
 """GGUF, the files of llama.cpp: metadata, an entry for each tensor, the tensors' bytes.
 
 Format: docs/gguf.md of ggml, gguf.cpp of llama.cpp and the package gguf 0.19 (versions 2 and 3, either byte order).
-Only the header is read. Arrays of the metadata, such as the vocabulary, are skipped and shown as a count and a digest.
+Only the header is read. Arrays of the metadata, for example the vocabulary, are skipped and shown as a count and a
+digest.
 """
 
 from __future__ import annotations
@@ -80,9 +81,9 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     """Read the header of one file; the format records neither devices nor requires_grad.
 
     Shapes are in torch's order: the file has the fastest dimension first. A quantized tensor has as many elements as
-    values; `nbytes` is its size in the file. A tensor of unknown type, with incomplete blocks, or with bytes that are
-    shared or missing is damaged, and the rest is read. Raises UnreadableError and MalformedError, without the path, for
-    an unreadable header.
+    values; `nbytes` is its size in the file. A tensor of unknown type, with incomplete blocks, or with shared or
+    missing bytes is damaged, and the rest is read. Raises UnreadableError and MalformedError, without the path, for an
+    unreadable header.
     """
     with Source(path) as source:
         header = _Header(source)
@@ -124,7 +125,7 @@ class _Header:
     """The bytes of a header, read in order; `at` is the next position."""
 
     def __init__(self, source: Source) -> None:
-        """Raises UnreadableError for a version that is not known."""
+        """Raises UnreadableError for an unknown version."""
         self._source = source
         self._raw = b""
         self.at = 4
@@ -408,7 +409,7 @@ def _read_lines(header: _Header, count: int) -> tuple[list[_Line], dict[str, str
 
 
 def _read_line(header: _Header, name: str) -> _Line:
-    """What follows a tensor's name."""
+    """Read the rest of a tensor's entry after its name."""
     what = f"the header entry of {quoting.name(name)}"
     dims = header.read_number("I", what)
     if dims > MAX_DIMS:

@@ -49,7 +49,7 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 
 
 def _list_arrays(path: str) -> list[str]:
-    """List the subfolders that are zarr arrays: a distributed checkpoint may store each tensor as a folder."""
+    """List the subfolders with zarr arrays: a distributed checkpoint may store each tensor as a folder."""
     if not {COMMON, BACKEND} <= set(checkpoint_folder.list_files(path)):
         return []
     return [name for name in checkpoint_folder.list_folders(path) if files.exists(files.join(path, name, _ARRAY))]
@@ -235,7 +235,7 @@ def _find_differences(states: dict[str, ModelState]) -> Iterator[Oddity]:
 
 
 def _map_dtypes(name: str, state: ModelState) -> dict[str, str]:
-    """Dtypes by section and name, of what is a model's."""
+    """Dtypes of a model's tensors by section and name."""
     model = (tensor for tensor in state.tensors if tensor.kind not in (Kind.OPTIMIZER, Kind.OTHER))
     return {f"{tensor.section.removeprefix(f'{name}.')}.{tensor.fqn}": tensor.dtype for tensor in model}
 
@@ -257,7 +257,7 @@ def _compare_dtypes(first: str, ours: dict[str, str], other: str, theirs: dict[s
 
 
 def _note_unread_files(folder: str) -> Iterator[Oddity]:
-    """The distributed optimizer's buffers, whose order only the code knows that wrote them."""
+    """The distributed optimizer's buffers, whose order is known only to the writing code."""
     ranks = _find_ranks(folder)
     paths = [
         files.join(name, file)

@@ -36,8 +36,8 @@ def sniff(path: str, head: bytes) -> bool:
 def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # the one it has
     """Read the headers of all arrays; the format records neither devices nor requires_grad.
 
-    An array that contradicts itself is damaged, and the rest is read. Raises UnreadableError and MalformedError,
-    without the path, for a damaged archive.
+    A self-contradictory array is damaged, and the rest is read. Raises UnreadableError and MalformedError, without the
+    path, for a damaged archive.
     """
     with Source(path) as source:
         archive = Archive(source, looked_at=2 * npy_array.USUAL)
@@ -63,9 +63,9 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
 
 
 def _is_bare_array(record: Record, source: Source, archive: Archive) -> bool:
-    """Return whether numpy.load gives an array for a record without the suffix: it decides by the first bytes.
+    """Return whether numpy.load gives an array for a record without the suffix: numpy decides by the first bytes.
 
-    The name of a record may also be that of an array with the suffix, whose row says so.
+    An array with the suffix may have the same name as the record, and its row says so.
     """
     if record.name + _SUFFIX in archive.records:
         return False
@@ -76,7 +76,7 @@ def _is_bare_array(record: Record, source: Source, archive: Archive) -> bool:
 
 
 def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:
-    """Return the row of an array that cannot be read: numpy gives the record of the bare name for it."""
+    """Return the row of an unreadable array: numpy gives the record of the bare name instead."""
     names = f"{quoting.quote(row.fqn)} and {quoting.quote(row.fqn + _SUFFIX)}"
     why = (
         f"two records have this name, {names}, and numpy.load reads only the first; save the archive again with "

@@ -1,7 +1,8 @@
 """safetensors: eight bytes of length, a JSON header, the tensors' bytes without holes.
 
 Format: the safetensors README and its Rust validator (version 0.8), whose every check is repeated here; where the
-validator accepts what readers disagree on (one name twice), this reader refuses. Nothing but the header is read.
+validator accepts a file read differently by readers (one name twice), this reader refuses. Nothing but the header is
+read.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ DTYPES: dict[str, tuple[str, int]] = {
 def sniff(path: str, head: bytes) -> bool:
     """Return whether the eighth byte starts a JSON object, after a length that is not text.
 
-    A file that ends before that byte is recognised by name.
+    A file shorter than eight bytes is recognised by name.
     """
     if len(head) <= 8:
         return files.get_name(path).endswith(".safetensors")

@@ -199,7 +199,7 @@ def _describe_missing(missing: list[str], count: int, why: str) -> str:
 
 
 def _refuse_absent(folder: str, shards: list[str], why: str) -> list[str]:
-    """The shards that are not there. Raises MissingShard where none is."""
+    """The missing shards. Raises MissingShard if no shard is present."""
     files.prefetch(files.join(folder, shard) for shard in shards)
     absent = [shard for shard in shards if not files.has_file(files.join(folder, shard))]
     if len(absent) == len(shards):
@@ -266,7 +266,7 @@ def _read_indexed(index: Index, target: str, what: str, read_file: ReadFile) -> 
 
 
 def _build_missing_rows(index: Index, target: str, shards: Shards) -> list[TensorInfo]:
-    """Build a row for each name in a shard that is missing or unreadable."""
+    """Build a row for each name in a missing or unreadable shard."""
     rows, lost = [], shards.unread_shards
     for fqn, shard in index.weight_map.items():
         if shard in lost:
@@ -362,7 +362,7 @@ def _merge_shards(target: str, states: list[tuple[str, ModelState]]) -> ModelSta
 
 
 def _merge_state_dicts(states: list[tuple[str, ModelState]]) -> tuple[StateDict, ...]:
-    """Merge without `_metadata`: a loader of shards builds one dict, without that attribute."""
+    """Merge without `_metadata`: a loader of shards builds one dict, without this attribute."""
     by_section: dict[str, list[StateDict]] = {}
     for _, state in states:
         for state_dict in state.state_dicts:
@@ -419,7 +419,7 @@ MAX_SEARCHED = 16
 
 
 def _locate_tensor(fqn: str, index: Index, read_file: ReadFile) -> str:
-    """Describe where a tensor is that no shard has."""
+    """Describe the place of a tensor missing in all shards."""
     for name in _find_unnamed(index)[:MAX_SEARCHED]:
         try:
             state = read_file(files.join(index.folder, name))
@@ -431,7 +431,7 @@ def _locate_tensor(fqn: str, index: Index, read_file: ReadFile) -> str:
 
 
 def _check_index(index: Index, shards: Shards, read_file: ReadFile) -> list[Oddity]:
-    """Refuse an index that the shards contradict; note tensors that the index does not name."""
+    """Refuse an index that the shards contradict; note tensors not named by the index."""
     weight_map, states, lost = index.weight_map, shards.states, shards.unread_shards
     shard_of = {tensor.fqn: shard for shard, state in states for tensor in state.tensors}
     for fqn, shard in weight_map.items():

@@ -443,7 +443,7 @@ def _refuse_other_type(meta: dict[str, Any], first: dict[str, Any], fqn: str, na
 
 
 def _build_node(meta: dict[str, Any], key: str, reading: Reading, fqn: str) -> Obj:
-    """Build the call that would rebuild the tensor in a pickle, so that both get the same checks."""
+    """Build the call to rebuild the tensor, as in a pickle, so that both get the same checks."""
     dtype, layout, grad = meta.get("dtype"), meta.get("layout"), meta.get("requires_grad")
     if type(dtype) is not int or dtype not in DTYPES:
         raise MalformedError(f"{fqn}: its dtype is {quoting.value(dtype)}, which torch 2.13 never writes")
@@ -512,7 +512,7 @@ def _collect_roles(program: Mapping[str, Any]) -> Iterator[tuple[str, _Role]]:
 
 
 def _collect_stated_metas(program: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Collect what the graph states of each tensor of the signature: kernels trust the graph."""
+    """Collect the graph's statements about each tensor of the signature: kernels trust the graph."""
     graph = program["graph_module"].get("graph")
     values = graph.get("tensor_values") if type(graph) is dict else None
     for spec in _list_specs(program):
@@ -528,7 +528,7 @@ def _collect_stated_metas(program: Mapping[str, Any]) -> Iterator[tuple[str, dic
 
 
 def _describe_difference(tensor: Tensor, meta: Mapping[str, Any]) -> str | None:
-    """Return how a tensor differs from what the graph states of it; None for a tensor that could not be read."""
+    """Return how a tensor differs from the graph's statements; None for an unreadable tensor."""
     if tensor.shape is None or tensor.dtype is None:
         return None
     sizes = meta.get("sizes")
@@ -586,7 +586,7 @@ def _read_major_version(program: Mapping[str, Any]) -> int | None:
 
 
 def _describe_program(program: Mapping[str, Any]) -> Iterator[tuple[str, Scalar]]:
-    """Describe the torch version, the schema version and what is computed."""
+    """Describe the torch version, the schema version and the computation."""
     version, schema = program.get("torch_version"), program.get("schema_version")
     if type(version) is str:
         yield "torch_version", version[:100]
@@ -596,9 +596,9 @@ def _describe_program(program: Mapping[str, Any]) -> Iterator[tuple[str, Scalar]
 
 
 def _compute_program_digest(program: Mapping[str, Any]) -> str:
-    """Return a digest of all that a program computes, so that a comparison of two files sees another program.
+    """Return a digest of a program's computation, so that a comparison of two files sees another program.
 
-    The metadata of nodes is left out, because it holds the lines of source that the program was traced from.
+    The metadata of nodes is left out, because the metadata has the source lines of the traced code.
     """
     import hashlib
     import json

@@ -2,9 +2,9 @@
 
 The pickles: a magic number, the version 1001, a dict about the machine, the object, the sorted storage keys. Then, for
 each key in order, the number of elements as a little-endian int64 and the elements, unaligned. The elements are
-little-endian as well: torch swaps them on a big-endian machine, and ignores what the dict says. There is neither an
-index nor a checksum, so a storage is found by walking over all storages before. Source: torch/serialization.py
-(`_legacy_save`, `_legacy_load`) of torch 2.13, still used by `_use_new_zipfile_serialization=False`.
+little-endian as well: torch swaps them on a big-endian machine, and ignores the dict. There is neither an index nor a
+checksum, so a storage is found by walking over all storages before. Source: torch/serialization.py (`_legacy_save`,
+`_legacy_load`) of torch 2.13, still used by `_use_new_zipfile_serialization=False`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 
 
 def read(path: str, section: str | None = None) -> ModelState:
-    """Read the state of one stream. Raises UnreadableError for a damaged stream, wherever the stream ends."""
+    """Read the state of one stream. Raises UnreadableError for a damaged or truncated stream."""
     pickle, storages, oddities = read_contents(path)
     return build_state(pickle, storages, target=path, format=NAME, traits=TRAITS, oddities=oddities, wanted=section)
 
@@ -163,7 +163,7 @@ def _locate_storages(
 def _walk_storages(
     source: Source, keys: Pickle, declared: dict[str, tuple[str, int]]
 ) -> Iterator[tuple[str, int, int, int]]:
-    """Yield the key, the offset of the element count, that count and the size of each storage."""
+    """Yield the key, the offset of the element count, the count itself and the size of each storage."""
     seen: set[str] = set()
     at = keys.end
     for key in keys.root:

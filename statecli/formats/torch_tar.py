@@ -78,7 +78,7 @@ class Span(NamedTuple):
 
 
 def parse_header(block: bytes) -> TarInfo | None:
-    """Parse a header of 512 bytes as Python's tarfile does; None for a header that tarfile refuses."""
+    """Parse a header of 512 bytes as Python's tarfile does; None for a header refused by tarfile."""
     if len(block) != BLOCK or not _MAY_BE_NUMBER.match(block[148:156]):
         return None
     import tarfile  # takes as long to import as all of statecli, and nearly no file needs it
@@ -126,7 +126,7 @@ class FoundMember(NamedTuple):
 
 
 def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
-    """Yield the members that tarfile finds; `read` returns fewer bytes at the end, and is called in rising order.
+    """Yield the members found by tarfile; `read` returns fewer bytes at the end, and is called in rising order.
 
     The walk follows tarfile, not torch.save. Raises MalformedError where tarfile may find other members.
     """
@@ -164,7 +164,7 @@ def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
 
 
 def read(path: str, section: str | None = None) -> ModelState:
-    """The state in one archive. Raises MalformedError for a damaged one, or one with more than plain members."""
+    """The state in one archive. Raises MalformedError for a damaged archive, or one with more than plain members."""
     with Source(path) as source:
         contents = _Contents(source)
         contents.read()
@@ -173,7 +173,7 @@ def read(path: str, section: str | None = None) -> ModelState:
 
 
 def read_pickles(source: Source) -> tuple[list[Span], MalformedError | None]:
-    """Return the pickles that torch loads, in torch's order, and the reason for an incomplete list."""
+    """Return the pickles loaded by torch, in torch's order, and the reason for an incomplete list."""
     contents = _Contents(source)
     member = contents.members["pickle"]
     try:
@@ -258,7 +258,7 @@ class _Contents:
         self._read_tensors(_Stream(self, self.members["tensors"]))
 
     def pickle(self) -> Pickle:
-        """The object's pickle, each of its persistent ids as the storage or the tensor that it names."""
+        """The object's pickle, with the named storage or tensor for each of its persistent ids."""
         member = self.members["pickle"]
         pickle = _Stream(self, member).pickle()
         for persistent in pickle.persistent:
@@ -321,7 +321,7 @@ class _Stream:
         return MalformedError(f"{self.member.name}: {what}; save the checkpoint again")
 
     def pickle(self) -> Pickle:
-        """The next pickle, which is noted where torch loads it."""
+        """The next pickle, whose span is noted as loaded by torch."""
         pickle = read_pickle_at(self.contents.source, self.at, self.member.name, _FIRST_WINDOW)
         self.contents.spans.append(Span(self.member.name, self.at, pickle.end))
         self.skip(pickle.end)

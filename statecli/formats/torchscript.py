@@ -167,7 +167,7 @@ class _Class(NamedTuple):
     """Facts in a class's text: whether the class is a module, and its registered names.
 
     `buffers` is None in archives of torch before 1.6, where every tensor except a parameter is a buffer. `settings` are
-    those that `_SETTING` finds.
+    found by `_SETTING`.
     """
 
     is_module: bool

@@ -3,7 +3,7 @@
 transformers' Trainer (`checkpoint-500`): optimizer.pt, scheduler.pt, scaler.pt, rng_state.pth or one for each rank,
 training_args.bin; accelerate's `save_state`: optimizer.bin, scheduler.bin, sampler.bin, random_states_0.pkl,
 custom_checkpoint_0.pkl, and numbered from the second on (`model_1.safetensors`, `optimizer_1.bin`). All are archives of
-torch.save; each is a section, called as its file is without the suffix. Under FSDP the model and the optimizer are
+torch.save; each is a section, with the name of its file without the suffix. Under FSDP the model and the optimizer are
 folders of torch.distributed.checkpoint, numbered from 0 (`pytorch_model_fsdp_0`, `optimizer_0`), or whole in one file
 (`pytorch_model_fsdp.bin`). Sources: `Trainer._save_checkpoint` of transformers 5, `save_accelerator_state` and
 `save_fsdp_model` of accelerate 1.
@@ -129,7 +129,7 @@ def _read_from_shards(path: str, read_file: ReadFile) -> ModelState:
 
 
 def _read_part(path: str, name: str, section: str, read_file: ReadFile) -> ModelState:
-    """Read one file as the section of that name."""
+    """Read one file as the section of this name."""
     where = files.join(path, name)
     try:
         state = read_file(where)

@@ -1,4 +1,4 @@
-"""Descriptions of files that are not checkpoints, so that an error says more than "cannot read"."""
+"""Descriptions of files other than checkpoints, so that an error says more than "cannot read"."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def describe_content(path: str, head: bytes, size: int) -> str:
 
 
 def is_compiled(head: bytes) -> bool:
-    """Return whether `torch.compiler.load_cache_artifacts` unpickles a file that begins so, whatever else it is."""
+    """Return whether `torch.compiler.load_cache_artifacts` unpickles a file with this beginning, of any kind."""
     return _COMPILED.match(head) is not None
 
 
@@ -149,7 +149,7 @@ def _describe_wrapped(what: str, path: str, inner: bytes) -> str:
 
 
 def _read_first_member(head: bytes) -> str:
-    """The name of the first file in a tar archive, if it is near its beginning."""
+    """The name of the first file in a tar archive, if near its beginning."""
     at = 0
     while head[at + 257 : at + 262] == b"ustar":
         block = head[at : at + 512]

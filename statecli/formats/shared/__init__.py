@@ -1,1 +1,1 @@
-"""Code that several readers share: config files, rank folders, arrays, DCP and DeepSpeed metadata."""
+"""Shared code of several readers: config files, rank folders, arrays, DCP and DeepSpeed metadata."""

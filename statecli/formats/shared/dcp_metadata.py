@@ -211,9 +211,9 @@ def _is_bytes(node: Any) -> bool:
 
 
 def _read_paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
-    """Return the keys and indexes that lead to each name; planners other than torch's may not write them.
+    """Return the keys and indexes on the path to each name; planners other than torch's may not write paths.
 
-    Raises MalformedError if the indexes ask for lists that are longer than what the names can fill: torch makes them.
+    Raises MalformedError if the indexes ask for longer lists than the names can fill: torch would make these lists.
     """
     lengths: dict[tuple[Any, ...], int] = {}
     names = as_mapping(node) or {}
@@ -300,7 +300,7 @@ class _Reader:
     def places(self, node: Any, what: str) -> dict[str, list[Stored]]:
         """Return the places of the items by name. Raises MalformedError for a record without a place.
 
-        Refuses dicts with entries that the pickle does not show, because the scanner looks at archives by these places.
+        Refuses dicts with entries not shown by the pickle, because the scanner looks at archives by these places.
         """
         items = _list_items(node)
         if items is None and type(node) is Obj:
@@ -337,7 +337,7 @@ class _Reader:
 
 
 def _list_items(node: Any) -> Mapping[Any, Any] | None:
-    """Return the items of a dict, or of an OrderedDict that gets all of its items from the pickle; else None."""
+    """Return the items of a dict, or of an OrderedDict with all items from the pickle; else None."""
     if type(node) is Obj and get_name(node.cls) == "collections.OrderedDict" and _has_only(node, "items"):
         return node.items or {}
     return node if type(node) is dict else None

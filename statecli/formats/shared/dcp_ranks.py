@@ -24,7 +24,7 @@ MAX_COMPARED = 64 * 2**20
 
 
 class Rival(NamedTuple):
-    """A name that two ranks saved: the place of the first rank and the place of the other."""
+    """Name saved by two ranks: the place of the first rank and the place of the second."""
 
     fqn: str
     mine: Stored
@@ -32,7 +32,7 @@ class Rival(NamedTuple):
 
 
 def merge_metadata(metadatas: Sequence[Metadata]) -> tuple[Metadata, list[Rival]]:
-    """Merge the metadata of all ranks, and list names that several ranks saved whole; the first rank wins."""
+    """Merge the metadata of all ranks, and list names saved whole by several ranks; the first rank wins."""
     first, rivals = metadatas[0], list[Rival]()
     for other in metadatas[1:]:
         for fqn in other.order:
@@ -80,12 +80,12 @@ def find_missing_names(names: Iterable[str], members: Iterable[str]) -> list[str
 
 
 def parse_ranks(names: Iterable[str]) -> set[int]:
-    """Return the ranks that wrote files of these names."""
+    """Return the ranks of files with these names."""
     return {int(match["rank"]) for name in names if (match := _RANK.fullmatch(name))}
 
 
 def describe_merge(path: str, count: int, rivals: Sequence[Rival]) -> Oddity:
-    """Describe such a folder: names on which the ranks disagree. All `rivals` are in readable files.
+    """Describe a folder of several ranks: names on which the ranks disagree. All `rivals` are in readable files.
 
     Raises UnreadableError for a file that changes meanwhile.
     """
@@ -102,7 +102,7 @@ def describe_merge(path: str, count: int, rivals: Sequence[Rival]) -> Oddity:
 
 
 def _find_difference(path: str, rivals: Sequence[Rival]) -> tuple[list[str], list[str]]:
-    """List names whose archives differ (torch.save is deterministic), and names that were not compared."""
+    """List names whose archives differ (torch.save is deterministic), and names not compared."""
     differ: dict[str, None] = {}
     unread: dict[str, None] = {}
     left = MAX_COMPARED

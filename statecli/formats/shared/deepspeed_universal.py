@@ -101,7 +101,7 @@ def read_states(target: str, path: str) -> Iterator[TensorInfo]:
 
 
 def _read_tensor(path: str, parameter: str) -> Tensor | None:
-    """The tensor in the file, None for a number. Raises UnreadableError for a file that cannot be read."""
+    """The tensor in the file, None for a number. Raises UnreadableError for an unreadable file."""
     with Source(path) as source:
         format = torch_legacy if torch_legacy.sniff(path, source.head) else torch_zip
     pickle, storages, _ = format.read_contents(path)

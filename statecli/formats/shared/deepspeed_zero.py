@@ -134,7 +134,7 @@ class Shard(NamedTuple):
 
 
 def _read_shard(rank: Rank) -> Shard:
-    """Raises MalformedError for what is not a part of a ZeRO optimizer."""
+    """Raises MalformedError for anything but a part of a ZeRO optimizer."""
     saved = get_text_items(rank.items.get("optimizer_state_dict"))
     stage, count = _read_integer(saved.get("zero_stage")), saved.get("partition_count")
     if stage not in (1, 2, 3):
@@ -239,7 +239,7 @@ class Layout:
         self.pieces = 0
 
     def parts(self, trained: list[dict[str, Shape]]) -> Iterator[Part]:
-        """Every parameter that is trained."""
+        """Every trained parameter."""
         wrong = self._find_disagreement(trained)
         laid = self._split(trained) if self.stage == 3 else self._walk_groups(trained)
         for name, shape, places in laid if wrong is None else ():
@@ -409,7 +409,7 @@ def build_row(part: Part, views: list[View], owner: Owner, section: str) -> Tens
 
 
 def _find_fault(part: Part, views: list[View]) -> str | None:
-    """Return the reason why the vectors do not form one tensor."""
+    """Return the reason why the vectors do not form a single tensor."""
     if len(views) != len(part.pieces):
         return f"only {len(views)} of its {len(part.pieces)} partitions are here"
     dtypes = sorted({tensor.dtype for tensor, _, _ in views})
@@ -502,7 +502,7 @@ class Optimizer:
                     yield Oddity("misplaced-partition", f"{quoting.name(part.name)}: {claimed}, {computed}", part.name)
 
     def _build_loose_rows(self, owner: Owner) -> Iterator[TensorInfo]:
-        """Yield the unpartitioned state of the first rank, such as Adam's `step`."""
+        """Yield the unpartitioned state of the first rank, for example Adam's `step`."""
         rank, shard = next(iter(self.shards.items()))
         for name, tensor in shard.loose.items():
             yield TensorInfo(

@@ -182,7 +182,7 @@ def _parse_element(descr: Any) -> Element:
 
 
 class _Layout(NamedTuple):
-    """An element of a descr: its type as numpy prints it, its size in bytes, and whether it holds objects."""
+    """An element of a descr: its type as numpy prints it, its size in bytes, and whether there are objects inside."""
 
     dtype: str
     size: int
@@ -243,10 +243,10 @@ def _parse_code(descr: str) -> Element:
 
 
 class _Literal:
-    """Parser of the Python literals that headers consist of."""
+    """Parser of the Python literals in headers."""
 
     def __init__(self, text: str) -> None:
-        """Raises MalformedError where something else is in it."""
+        """Raises MalformedError for other content."""
         self._tokens: list[re.Match[str]] = []
         at = 0
         while at < len(text):

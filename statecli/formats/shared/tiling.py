@@ -60,7 +60,7 @@ def format_box(box: Box) -> str:
 
 
 def _split_into_slabs(place: Box, boxes: Sequence[Box]) -> list[tuple[Box, Sequence[Box]]] | None:
-    """Split `place` along the first dimension with a plane that cuts no box; None if there is no such plane."""
+    """Split `place` along the first dimension with a plane between boxes; None if there is no such plane."""
     for axis, (first, last) in enumerate(zip(place.start, place.stop, strict=True)):
         parts = list(_split_along(sorted(boxes, key=lambda box: box.start[axis]), axis, first, last))
         if len(parts) > 1:
@@ -69,7 +69,7 @@ def _split_into_slabs(place: Box, boxes: Sequence[Box]) -> list[tuple[Box, Seque
 
 
 def _split_along(ordered: Sequence[Box], axis: int, first: int, last: int) -> Iterator[tuple[int, int, Sequence[Box]]]:
-    """Runs of boxes that no plane between `first` and `last` divides, the gaps between them as runs of none."""
+    """Runs of boxes not divided by a plane between `first` and `last`, and the gaps between runs as empty runs."""
     at, begin, n = first, first, 0
     for end, box in enumerate(ordered):
         start = box.start[axis]
