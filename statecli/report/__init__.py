@@ -29,8 +29,8 @@ class Column(msgspec.Struct, frozen=True):
 
     `shared_format`, "all {}", is a text for a narrow table to show a value of all rows instead of the column.
     `ordinary_values` may also be shown by group, "saved: ✓ parameters, – unregistered", because no reader looks for
-    them. `detail` marks a column of the flat table that only programs read, `optional` one that a narrow table leaves
-    out if all names then have room.
+    these values. `detail` marks a column of the flat table for programs only, `optional` a column left out of a narrow
+    table if all names then have room.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """One row for people: cells, a remark, and a mood for the colour.
+    """Row for people: cells, a remark, and a mood for the colour.
 
     `mood` is "", "good", "bad", "warn", "info", "dim" or "strong".
     """
@@ -82,7 +82,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fix(msgspec.Struct, frozen=True):
-    """Lines to paste, and their place, such as `net.py:9`."""
+    """Lines to paste, and their place: `net.py:9`."""
 
     place: str
     text: str
@@ -97,7 +97,7 @@ class Problem(msgspec.Struct, frozen=True):
         message: The cause, in one line.
         target: Target of the findings.
         effects: Consequences, one line each.
-        help: Lines to paste, or what to do in words.
+        help: Lines to paste, or the remedy in words.
         origin: Source line to change.
         source: Text of this line; "" if the file cannot be read.
         findings: All findings of the problem, in the order of the command.
@@ -114,7 +114,7 @@ class Problem(msgspec.Struct, frozen=True):
     source: str = ""
 
     def label_help(self) -> str:
-        """Return `fix` if the help is lines to paste, `help` if it says what to do."""
+        """Return `fix` for lines to paste, `help` for a remedy in words."""
         return _name_help(self.help or "")
 
     def list_names(self) -> list[str]:
@@ -122,10 +122,10 @@ class Problem(msgspec.Struct, frozen=True):
         return list(dict.fromkeys(finding.fqn for finding in self.findings if finding.fqn))
 
     def merge_findings(self) -> Finding:
-        """Return one finding for the whole problem, for outputs that track each problem.
+        """Return one finding for the whole problem, for outputs that track problems.
 
-        The consequences follow the message. A finding about several tensors names none of them in `fqn`; `about` keeps
-        the fingerprints of two such problems of one target apart.
+        The consequences follow the message. A finding about several tensors has no name in `fqn`; `about` keeps the
+        fingerprints of two problems of one target apart.
         """
         names = self.list_names()
         count = count_shown_effects(self.effects)
@@ -172,7 +172,7 @@ def is_code(line: str) -> bool:
 
 
 def label_help(help: str) -> str:
-    """Return the help after `fix:` if it is lines to paste, after `help:` if it says what to do; "" for no help.
+    """Return the help, after `fix:` for lines to paste, after `help:` for a remedy in words; "" for no help.
 
     Several lines to paste begin below the label.
     """
@@ -182,7 +182,7 @@ def label_help(help: str) -> str:
 
 
 def _name_help(help: str) -> str:
-    """Return `fix` for lines to paste, which a comment may begin, `help` for a sentence."""
+    """Return `fix` for lines to paste, possibly after a comment, `help` for a sentence."""
     first = next((line for line in help.split("\n") if not line.startswith("#")), "")
     return "fix" if is_code(first) else "help"
 
@@ -222,7 +222,7 @@ class Page(msgspec.Struct, frozen=True):
 class Bars(msgspec.Struct, frozen=True):
     """A value for each item of a sequence, with a bar for each: the change of each layer over depth.
 
-    NaN is a value that is not finite. Infinity is a value without a measure, which is not a failure; `words` says why.
+    NaN is a value that is not finite. Infinity is a value without a measure, not a failure; `words` says why.
     """
 
     title: str
@@ -244,7 +244,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class RuleText(msgspec.Struct, frozen=True):
-    """A rule as outputs show it: a line, and the whole explanation where an output has room.
+    """Rule for outputs: a line, and the whole explanation for outputs with room.
 
     `about` is the group of the rule (`storage`); `commands` are the commands with findings of the rule.
     """
@@ -267,7 +267,7 @@ class Outcome(str, Enum):
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One check, as a test runner shows it: `name` in `suite`, usually a rule and a target.
+    """Check for test runners: `name` in `suite`, usually a rule and a target.
 
     `message` says in a line why the case has not passed, `text` has the rest, line by line.
     """
@@ -280,7 +280,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """A target that could not be checked, and why. An error sets exit status 2; a note is expected."""
+    """Unchecked target, and why. An error sets exit status 2; a note is expected."""
 
     target: str
     message: str
@@ -400,7 +400,7 @@ class RowView(View, frozen=True):
 
     Attributes:
         sort: Order of the rows; None keeps the order of the file, unless `top` or `lines` hides rows.
-        top: Largest number of rows, which are then one group.
+        top: Largest number of rows, then shown as one group.
         lines: Largest number of lines in each group.
     """
 

@@ -99,7 +99,7 @@ def build_audit_report(
 
 
 def _choose_target(audit: Audit) -> str:
-    """Return the target that stands for the whole run: an audited target, if there is any."""
+    """Return the target to represent the whole run: an audited target, if there is any."""
     return max(audit.targets, key=lambda target: target.status is Status.AUDITED).target
 
 
@@ -108,7 +108,7 @@ def _list_accepted(audit: Audit) -> list[Finding]:
 
 
 def _count_accepted(audit: Audit) -> int:
-    """Return the number of problems that the accepted findings are grouped into."""
+    """Return the number of problems among the accepted findings."""
     accepted = (group_accepted(target.accepted, target.unregistered) for target in audit.targets)
     return sum(len(problems) for by_reason in accepted for problems in by_reason.values())
 
@@ -245,7 +245,7 @@ def _list_failing_problems(audit: Audit) -> tuple[Problem, ...]:
 
 
 def _group_by_target(targets: Sequence[TargetResult], view: View) -> Iterator[Group]:
-    """Yield a group for each target; targets with equal findings are one group, at the first of them."""
+    """Yield a group for each target; targets with equal findings are one group, at the first target."""
     alike: dict[tuple[object, ...], list[TargetResult]] = {}
     for n, target in enumerate(targets):
         content = tuple(
@@ -291,7 +291,7 @@ def _list_unread_targets(audit: Audit) -> Iterator[Line]:
 
 
 def _find_rule_with_reason(audit: Audit, targets: Sequence[str], reason: str) -> str | None:
-    """Return the rule of a finding of these targets whose message contains the reason; None if there is none."""
+    """Return the rule of a finding of these targets whose message contains the reason; else None."""
     findings = (finding for target in audit.targets if target.target in targets for finding in target.findings)
     return next((finding.rule for finding in findings if reason and reason in finding.message), None)
 

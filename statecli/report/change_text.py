@@ -155,7 +155,7 @@ def _has_nonfinite(delta: Delta) -> bool:
 
 
 def describe_remarks(rows: Sequence[Change], verbose: bool = False) -> list[str]:
-    """Describe NaN and infinities, values that were not compared, and ties."""
+    """Describe NaN and infinities, values not compared, and ties."""
     deltas = _list_deltas(rows)
     parts: list[str] = []
     for word, counts in _NONFINITE_COUNTS if any(map(_has_nonfinite, deltas)) else ():

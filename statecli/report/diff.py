@@ -127,7 +127,7 @@ def _iter_tensors(diff: Diff) -> Iterable[TensorInfo]:
 
 
 def _build_cases(diff: Diff, report: Report) -> tuple[Case, ...]:
-    """Return a case for each tensor that changed or could not be compared, and for each other rule with findings."""
+    """Return a case for each changed or incomparable tensor, and for each other rule with findings."""
     has_sections = _has_sections(diff)
     cases = [Case(report.title, name, Outcome.ERROR, message) for name, message in list_broken(diff)]
     findings_by_name: dict[tuple[str | None, str | None], list[Finding]] = {}
@@ -191,7 +191,7 @@ def _describe_findings(findings: Iterable[Finding], diff: Diff) -> tuple[Finding
 
 
 def _add_largest_changes(findings: Iterable[Finding], diff: Diff) -> Iterable[Finding]:
-    """Yield the findings, each with the size of its change, which programs read from the changes."""
+    """Yield the findings, each with the size of its change; programs read this size from the changes."""
     changed = {
         (change.section, change.fqn): change
         for change in diff.changes
@@ -271,7 +271,7 @@ def select_different(diff: Diff) -> list[Change]:
 
 
 def _select_listed(diff: Diff, view: DiffView) -> Sequence[Change]:
-    """Return the changes that have a row: the different ones or, with `--unchanged`, all."""
+    """Return the changes with a row: the different ones or, with `--unchanged`, all."""
     return diff.changes if view.unchanged else select_different(diff)
 
 
@@ -288,7 +288,7 @@ def _format_state(state: ModelState) -> str:
 
 
 def _format_verdict(diff: Diff, view: DiffView) -> str:
-    """Summarize the diff in a line: differences by kind, or none, and the values that were not compared."""
+    """Summarize the diff in a line: differences by kind, or none, and the values not compared."""
     summary = documents.count_changes(diff)
     not_compared = [c for c in diff.changes if c.not_compared is not None and c.status is Status.IDENTICAL]
     damaged = Counter(tensor.kind.value for tensor in _list_damaged(diff))
@@ -420,7 +420,7 @@ def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tu
 def _build_top_group(
     rows: Sequence[Change], count: int, columns: tuple[Column, ...], view: DiffView, *, has_sections: bool
 ) -> tuple[Group, ...]:
-    """Return the most important differences as one group; () if there are none."""
+    """Return the most important differences as one group; () without differences."""
     named = [replace(row, fqn=format_name(row.fqn, row.section, has_sections)) for row in rows]
     lines = _build_lines(named, columns is _MEASURE_COLUMNS, view)
     heading = "largest changes"
@@ -575,7 +575,7 @@ _VERBOSE_MEASURES = (*_MAIN_MEASURES, "mean_abs", "l2", "cosine")
 
 
 def _list_table_columns(rows: Sequence[Change], has_sections: bool, verbose: bool) -> Iterator[_Measure]:
-    """Yield the columns except the last; columns that people rarely need are details."""
+    """Yield the columns except the last; columns rarely needed by people are details."""
     measured = any(change.values is not None for change in rows)
     shown = (_VERBOSE_MEASURES if verbose else _MAIN_MEASURES) if measured else ()
     yield Column("status"), lambda change: change.status.value

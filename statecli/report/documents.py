@@ -1,6 +1,6 @@
-"""The JSON of each command, as types: these are encoded, and `statecli schema` prints their JSON Schema.
+"""JSON of each command, as types for encoding; `statecli schema` prints their JSON Schema.
 
-Rows of tensors are `Rows` in fields of type tuple, because each row is encoded when it is written.
+Rows of tensors are `Rows` in fields of type tuple, because each row is encoded only on writing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from statecli.values.delta import CompareOptions, Delta
 
 
 class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One tensor in the JSON of `inspect`. The keys after `layout` are left out if they have no value."""
+    """One tensor in the JSON of `inspect`. The keys after `layout` are left out without a value."""
 
     fqn: str
     section: str
@@ -62,8 +62,8 @@ class TensorRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class ProblemRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """Findings that one change would mend.
 
-    `tensors` are their names, `effects` the consequences, `help` lines to paste or what to do, `source` the text of the
-    line `origin`. `findings` counts the entries of the list `findings` that belong to it.
+    `tensors` are their names, `effects` the consequences, `help` lines to paste or the remedy, `source` the text of the
+    line `origin`. `findings` counts the problem's entries in the list `findings`.
     """
 
     rule: str
@@ -135,7 +135,7 @@ class DiffSummary(Counts, frozen=True):
 
 
 class Side(msgspec.Struct, frozen=True, gc=False):
-    """One tensor of one of the two states."""
+    """Tensor of either state."""
 
     dtype: str
     shape: tuple[int, ...] | None
@@ -149,7 +149,7 @@ class Side(msgspec.Struct, frozen=True, gc=False):
 
 
 class DiffRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A tensor that differs, with `--unchanged` any. `before` is null if it was added, `after` if it was removed."""
+    """Different tensor, with `--unchanged` any. `before` is null for an added tensor, `after` for a removed tensor."""
 
     fqn: str
     section: str
@@ -271,9 +271,9 @@ class TargetRow(msgspec.Struct, frozen=True):
 class AuditDocument(msgspec.Struct, frozen=True):
     """`statecli audit -f json`. Consumers ignore keys they do not know.
 
-    `passed` is true for exit status 0: no finding has the severity of `fail_on` or a higher one, and no target failed.
-    `notes` are printed on standard error too: notes about the whole run, and accepted findings that are fixed.
-    `verdict` is the last line of the text output; `not_checked` lists files and tensors that no rule checked.
+    `passed` is true for exit status 0: no finding has the severity of `fail_on` or higher, and no target failed.
+    `notes` are printed on standard error too: notes about the whole run, and fixed accepted findings. `verdict` is the
+    last line of the text output; `not_checked` lists files and tensors that no rule checked.
     """
 
     schema: str
@@ -522,7 +522,7 @@ def build_verify_document(
     not_checked: tuple[NotChecked, ...] = (),
     accepted: Iterable[Accepted] = (),
 ) -> VerifyDocument:
-    """Return the document of one run of the proofs."""
+    """Return the document of a run of the proofs."""
     return VerifyDocument(
         "statecli.verify/1",
         __version__,

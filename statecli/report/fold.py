@@ -71,7 +71,7 @@ def fold_messages(rows: Sequence[Line]) -> Iterator[tuple[Line, list[int]]]:
 
 
 def fold_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings; those of repeated layers are joined."""
+    """Return the findings; findings of repeated layers are joined."""
     folded = list(
         fold_messages([Line((finding.message, finding.rule, finding.severity.value)) for finding in findings])
     )
@@ -90,7 +90,7 @@ MAX_NOTES_PER_NAME = 3
 def limit_notes(oddities: Sequence[Oddity], verbose: bool) -> tuple[Oddity, ...]:
     """Return the first notes of each name and a count of the rest; with `verbose`, all notes.
 
-    That a parameter is registered as None is a note for `verbose` alone: most models have several, as intended.
+    A parameter registered as None is a note for `verbose` alone: most models have several, as intended.
     """
     if verbose:
         return tuple(oddities)

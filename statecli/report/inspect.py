@@ -71,7 +71,7 @@ def build_inspect_report(
 ) -> Report:
     """Return the report of `inspect`. Findings of `fail_on` or a higher severity set exit status 1.
 
-    The `accepted` findings are not among those of the inspection.
+    The `accepted` findings are not among the inspection's findings.
     """
     state = inspection.state
     findings = tuple(
@@ -108,7 +108,7 @@ def build_inspect_report(
 
 
 def _build_cases(inspection: Inspection, problems: Sequence[Problem]) -> tuple[Case, ...]:
-    """Return a case for each rule with findings, and for each tensor that cannot be read."""
+    """Return a case for each rule with findings, and for each unreadable tensor."""
     target = inspection.state.target
     broken = tuple(Case(target, name, Outcome.ERROR, message) for name, message in inspection.broken)
     return (*broken, *test_cases.build_cases(target, problems, "inspect"))
@@ -266,7 +266,7 @@ def _format_parameters(count: int) -> str:
 
 
 def _describe_trainable(state: ModelState, parameters: int) -> str:
-    """Return how many elements of the parameters require grad; "" if the source does not record that."""
+    """Return how many elements of the parameters require grad; "" if not recorded by the source."""
     rows = [tensor for tensor in state.tensors if tensor.kind is Kind.PARAMETER]
     if any(row.requires_grad is None for row in rows):
         return ""
@@ -276,7 +276,7 @@ def _describe_trainable(state: ModelState, parameters: int) -> str:
 
 
 def _list_dtypes(tensors: Sequence[TensorInfo]) -> str:
-    """Return the dtypes with most bytes, and the number of the others."""
+    """Return the dtypes with most bytes, and the number of further dtypes."""
     counts: Counter[str] = Counter()
     for tensor in tensors:
         counts[tensor.dtype] += tensor.nbytes
@@ -316,7 +316,7 @@ def _has_stats(inspection: Inspection) -> bool:
 
 
 def _list_columns(inspection: Inspection, view: RowView) -> tuple[Column, ...]:
-    """Return the columns for people, without columns that have no value in any row."""
+    """Return the columns for people, without columns empty in every row."""
     tensors, moved = inspection.state.tensors, inspection.to is not None
     with_stats = _has_stats(inspection)
     columns = [Column("name"), Column("dtype", shared_format="all {}"), Column("shape")]
@@ -489,9 +489,9 @@ def _describe_status(tensor: TensorInfo, live: bool) -> str:
 
 
 def _describe_remark(tensor: TensorInfo, status: str, view: RowView, *, is_reported: bool) -> str:
-    """Return the facts that no column has, most important first.
+    """Return the facts without a column, most important first.
 
-    A problem shows the source line of a reported tensor, and that its module is not registered.
+    A problem shows the source line of a reported tensor, and its unregistered module.
     """
     parts = [status]
     if tensor.stats is not None:
@@ -526,7 +526,7 @@ def _describe_details(tensor: TensorInfo) -> list[str]:
 
 
 def _select_tensors_to_fix(inspection: Inspection, view: RowView, accepted_names: Set[str | None]) -> list[TensorInfo]:
-    """Return the tensors with a finding; with `-v` all that are not accepted: without a finding they do no harm."""
+    """Return the tensors with a finding; with `-v` all not accepted: tensors without a finding do no harm."""
     reported = {finding.fqn for finding in inspection.findings}
     return [
         tensor

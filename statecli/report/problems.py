@@ -1,8 +1,8 @@
-"""Group findings by what a person would mend: a source line of a model, else the rule and the file.
+"""Group findings by the place to mend: a source line of a model, else the rule and the file.
 
 One line of a model, `self.blocks = [Block() for _ in range(12)]`, leaves many tensors unregistered, and several rules
-find each of them: one does not move, one is not saved, one is not trained. They are one problem. Its findings stay as
-data; for people it is one message with its consequences and one fix.
+report each tensor: not moved, not saved, not trained. All these findings are one problem. Its findings stay as data;
+people see one message with its consequences and one fix.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ MAX_NAMES = 3
 def group_findings(findings: Iterable[Finding], rows: Sequence[TensorInfo] = ()) -> tuple[Problem, ...]:
     """Return the problems, worst first, else in the order of the findings.
 
-    `rows` are tensors of a model: findings of its unregistered tensors share a cause if one source line made them.
+    `rows` are tensors of a model: findings of its unregistered tensors share a cause if made by the same source line.
     """
     causes: dict[str, object] = {}
     rows_by_cause: dict[object, list[TensorInfo]] = {}
@@ -113,7 +113,7 @@ def group_accepted(accepted: Iterable[Accepted], rows: Sequence[TensorInfo] = ()
 
 
 def build_accepted_notes(accepted: Mapping[str, Sequence[Problem]]) -> Iterator[Oddity]:
-    """Yield a note for each reason for which problems are accepted: how many, and of which rules."""
+    """Yield a note for each reason of accepted problems: their number and their rules."""
     for reason, problems in accepted.items():
         names = join_names(list(dict.fromkeys(problem.rule for problem in problems)), MAX_NAMES)
         yield Oddity("accepted", f"{plural(len(problems), 'problem')} accepted ({names}): {reason}")
@@ -136,7 +136,7 @@ def _get_registration_cause(row: TensorInfo) -> object:
 
 
 def _split_element(fqn: str) -> tuple[str, str]:
-    """Return the attribute that holds a tensor, and the key in it: `blocks` and `0` of `blocks[0].weight`."""
+    """Return the attribute that holds a tensor, and its key there: `blocks` and `0` of `blocks[0].weight`."""
     element = _ELEMENT.match(fqn)
     return (element["container"], element["key"]) if element else (fqn, "")
 
@@ -191,13 +191,13 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
 
 
 def _join_fixes(fixes: Sequence[str]) -> str:
-    """Return the fixes one below the other; the place of all of them, `# at the end of __init__:`, is written once."""
+    """Return the fixes one below the other; their common place, `# at the end of __init__:`, is written once."""
     place = _get_place(fixes[0]) if fixes else ""
     return "\n".join([*fixes[:1], *(fix.removeprefix(place) for fix in fixes[1:])])
 
 
 def _get_place(fix: str) -> str:
-    """Return the first line of a fix if it says where to paste the rest, else ""."""
+    """Return the first line of a fix if this line says where to paste the rest, else ""."""
     first, end, _ = fix.partition("\n")
     return f"{first}\n" if end and first.startswith("#") and first.endswith(":") else ""
 
@@ -244,7 +244,7 @@ def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> It
 
 
 def _join_lines(effects: Iterable[str]) -> Iterator[str]:
-    """Yield the consequences; those that differ only in the line of one file are one: `in addmm at net.py:16, 18`."""
+    """Yield the consequences; texts that differ only in one file's line are joined: `in addmm at net.py:16, 18`."""
     lines: dict[str, dict[str, None]] = {}
     for effect in effects:
         place = _LAST_LINE.search(effect)
@@ -256,9 +256,9 @@ def _join_lines(effects: Iterable[str]) -> Iterator[str]:
 
 
 def _strip_name(finding: Finding, start: str = "") -> str:
-    """Return the message without the name of the tensor and the line of the assignment, which are shown once.
+    """Return the message without the name of the tensor and the line of the assignment, because both are shown once.
 
-    `start` is another beginning that is shown already.
+    `start` is another beginning already shown.
     """
     name = finding.fqn or ""
     message = re.sub(rf"; {_ASSIGNED_LINE.pattern}$", "", finding.message).removeprefix(start)
@@ -371,7 +371,7 @@ def _make_plural(text: str) -> str:
 
 
 def _split_help(finding: Finding) -> tuple[Origin | None, str | None]:
-    """Return the source line that the help, or else the message, names, and the help without the line."""
+    """Return the source line named by the help, or else by the message, and the help without the line."""
     help = finding.help or ""
     leading = _LEADING_LINE.match(help)
     trailing = _ASSIGNED_LINE.search(help)
@@ -396,7 +396,7 @@ def _describe_group(first: Finding, names: Sequence[str]) -> str | None:
 
 
 def _shorten_message(finding: Finding) -> str:
-    """Return the message without what the heading of several findings says."""
+    """Return the message without the text in the heading of several findings."""
     for pattern, text in _SHORTER:
         if finding.rule in ONE_CAUSE and pattern.search(finding.message):
             return pattern.sub(text, finding.message)

@@ -21,7 +21,7 @@ def list_rule_texts(findings: Iterable[Finding | Problem]) -> tuple[RuleText, ..
 
 
 def describe_rule(rule: Rule) -> RuleText:
-    """Return all parts of a rule that outputs show."""
+    """Return all parts of a rule shown in outputs."""
     return RuleText(rule.name, rule.severity, rule.summary, rule.explanation, rule.group, rule.commands)
 
 

@@ -1,4 +1,4 @@
-"""The report of `statecli rules`: a list of the rules of all commands, or the explanation of one rule."""
+"""The report of `statecli rules`: a list of the rules of all commands, or the explanation of a rule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_TEXT_WIDTH = 100
 
 
 def list_rules() -> tuple[RuleText, ...]:
-    """Return the rules of all commands, those of `audit` first, in the order in which they run."""
+    """Return the rules of all commands, first the rules of `audit`, in running order."""
     return tuple(map(describe_rule, DICTIONARY.values()))
 
 
@@ -40,7 +40,7 @@ def explain_rule(name: str) -> RuleText:
 
 
 def describe_former_name(name: str) -> str | None:
-    """Return a warning if other rules had this name before; None if `name` always meant one rule."""
+    """Return a warning if other rules had this name before; None if `name` always meant the same rule."""
     renamed = [DICTIONARY[new] for new, former in FORMER_NAMES.items() if former == name]
     if not renamed:
         return None

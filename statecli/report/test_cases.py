@@ -21,7 +21,7 @@ def build_cases(suite: str, problems: Iterable[Problem], passed_name: str) -> tu
 
 
 def build_failed_case(suite: str, name: str, problems: Sequence[Problem]) -> Case:
-    """Return a failed case. Its message is the only problem's, else the number of problems and the first one.
+    """Return a failed case. Its message is the only problem's, else the number of problems and the first problem.
 
     The text has each problem, and below a problem of several findings each of these, with repeated layers folded.
     """

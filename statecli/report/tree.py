@@ -43,7 +43,7 @@ class Node(Generic[T]):
         self.items: list[T] = []
 
     def make_shape_key(self, fold_key: FoldKey[T]) -> tuple[object, ...]:
-        """Return a key that is equal for siblings with equal content."""
+        """Return a key, equal for siblings with equal content."""
         own = fold_key(self.own) if self.own is not None else None
         return (own, tuple((name, child.make_shape_key(fold_key)) for name, child in self.children.items()))
 

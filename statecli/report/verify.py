@@ -78,7 +78,7 @@ class ProofColumn(msgspec.Struct, frozen=True):
         return self.cells[fqn].verdict if fqn in self.cells else Verdict.SKIPPED
 
     def get_reason(self, fqn: str) -> str | None:
-        """Return the reason of a tensor's verdict, unless a finding or the proof's own line has it."""
+        """Return the reason of a tensor's verdict, unless stated in a finding or the proof's own line."""
         cell = self.cells.get(fqn)
         if cell is None or (cell.verdict is Verdict.FAILED and fqn in self.reported_fqns):
             return None
@@ -94,8 +94,8 @@ def build_verify_report(
 ) -> Report:
     """Return the report of `verify`; `requested` are the proofs requested by name.
 
-    Findings of `fail_on` or a higher severity set exit status 1. The `accepted` findings are not among those of the
-    verification.
+    Findings of `fail_on` or a higher severity set exit status 1. The `accepted` findings are not among the
+    verification's findings.
     """
     findings = add_places(verification.findings, verification.state.tensors)
     group_problems = cache(lambda: group_findings(findings, verification.state.tensors))
@@ -140,10 +140,10 @@ _OUTCOMES = {
 def _build_cases(
     verification: Verification, findings: Sequence[Finding], requested: Sequence[Name], fail_on: Severity
 ) -> tuple[Case, ...]:
-    """Return a failed case for each rule with problems, then a case for each proof without such problems.
+    """Return a failed case for each rule with problems, then a case for each proof without problems.
 
-    Several proofs find one problem, which is one failure. `findings` are those of the verification, with places.
-    Problems milder than `fail_on` fail no case; they are the text of their proofs.
+    A problem found by several proofs is a single failure. `findings` are the verification's findings, with places.
+    Problems milder than `fail_on` fail no case, and are the text of their proofs.
     """
     state = verification.state
     failing = [problem for problem in group_findings(findings, state.tensors) if problem.severity.is_at_least(fail_on)]
@@ -159,7 +159,7 @@ def _build_cases(
 
 
 def _build_case(check: Check, findings: Sequence[Finding], state: ModelState, requested: Sequence[Name]) -> Case:
-    """Return the case of a proof; a requested proof that was skipped is an error, as for the exit status."""
+    """Return the case of a proof; a requested but skipped proof is an error, as for the exit status."""
     target, name, outcome = state.target, check.check.value, _OUTCOMES[check.verdict]
     if outcome is Outcome.FAILED and findings:
         problems = group_findings(findings, state.tensors)
@@ -171,7 +171,7 @@ def _build_case(check: Check, findings: Sequence[Finding], state: ModelState, re
 
 
 def list_inconclusive(verification: Verification, requested: Sequence[Name]) -> tuple[str, ...]:
-    """Return a line for each inconclusive proof, and for each requested proof that was skipped: exit status 2.
+    """Return a line for each inconclusive proof, and for each requested but skipped proof: exit status 2.
 
     If no proof was tried at all, a line says so, requested or not.
     """
@@ -196,13 +196,13 @@ def list_inconclusive(verification: Verification, requested: Sequence[Name]) -> 
 
 
 def _list_not_checked(verification: Verification) -> tuple[NotChecked, ...]:
-    """Return the proofs that were skipped or are inconclusive."""
+    """Return the skipped and inconclusive proofs."""
     unproved = (check for check in verification.checks if check.verdict in (Verdict.SKIPPED, Verdict.INCONCLUSIVE))
     return tuple(NotChecked("proof", 1, f"{check.check.value}: {_describe_reason(check)}") for check in unproved)
 
 
 def _describe_reason(check: Check) -> str:
-    """Return the reason of the proof, else of the first inconclusive tensor, with the number of others."""
+    """Return the reason of the proof, else of the first inconclusive tensor, with the number of further tensors."""
     if check.reason:
         return check.reason
     cells = [(fqn, cell) for column in check.columns for fqn, cell in column.cells.items()]
@@ -269,7 +269,7 @@ def _build_table(verification: Verification, verbose: bool) -> Table:
 
 
 def _list_cell_reasons(fqn: str, shown: Sequence[ProofColumn]) -> list[ColumnReason]:
-    """Return column and reason of every cell of a tensor that has a reason."""
+    """Return column and reason of a tensor's cells with a reason."""
     cells = [(column.name, column.cells.get(fqn)) for column in shown]
     return [(name, cell.reason) for name, cell in cells if cell is not None and cell.reason]
 
@@ -302,7 +302,7 @@ def _build_page(verification: Verification, problems: tuple[Problem, ...], view:
 
 
 def _get_shared_format(column: ProofColumn, fqns: frozenset[str]) -> str:
-    """Return the format of a sign that all rows share; it names what has no row and failed, such as aliases."""
+    """Return the format of a sign shared by all rows, with the failed names without a row (aliases)."""
     names = [fqn for fqn, cell in column.cells.items() if fqn not in fqns and cell.verdict is Verdict.FAILED]
     exception = f" except {join_names(names, MAX_NAMES)}" if names else ""
     return f"{column.name}: all {{}}" + exception.replace("{", "{{").replace("}", "}}")
@@ -356,7 +356,7 @@ MAX_LINES_OF_CAUSE = 3
 
 
 def _join_causes(rows: Sequence[TensorInfo], lines: Sequence[Line]) -> list[Line]:
-    """Return the lines; unregistered tensors that one source line made are one line if their verdicts are equal."""
+    """Return the lines; unregistered tensors of one source line are joined if their verdicts are equal."""
     groups: dict[object, list[Line]] = {}
     for position, (row, line) in enumerate(zip(rows, lines, strict=True)):
         is_cause = row.kind is Kind.UNREGISTERED and row.origin is not None
@@ -376,7 +376,7 @@ def _join_causes(rows: Sequence[TensorInfo], lines: Sequence[Line]) -> list[Line
 
 
 def _find_common_module(names: Sequence[str]) -> str:
-    """Return the parts, between dots, with which all names begin; "" without one."""
+    """Return the common first parts, between dots, of all names; "" without a common part."""
     first, last = min(names).split("."), max(names).split(".")
     count = next((n for n, (part, other) in enumerate(zip(first, last, strict=False)) if part != other), 0)
     return ".".join(first[:count])
@@ -395,7 +395,7 @@ ColumnReason = tuple[str, str]
 
 
 def _find_shared_reasons(rows: Sequence[TensorInfo], shown: Sequence[ProofColumn]) -> tuple[ColumnReason, ...]:
-    """Return the reasons that are the same for every row of a group, for its heading; a single row has its own."""
+    """Return the reasons common to all rows of a group, for its heading; a single row keeps its own reasons."""
     reasons = []
     for column in shown if len(rows) > 1 else ():
         alike = {(column.get_verdict(row.fqn), column.get_reason(row.fqn)) for row in rows}
@@ -424,7 +424,7 @@ _MOODS = {Verdict.FAILED: "bad", Verdict.INCONCLUSIVE: "warn"}
 def _build_line(
     row: TensorInfo, shown: Sequence[ProofColumn], shared: Sequence[ColumnReason], worst: Verdict, view: View
 ) -> Line:
-    """Return the line of a tensor; its remark has the reasons that the signs do not show."""
+    """Return the line of a tensor; its remark has the reasons not shown by the signs."""
     parts = _format_own_reasons(row.fqn, shown, shared)
     if row.note and (view.verbose or row.note not in NOTES_OF_UNREGISTERED_MODULES):
         parts.append(row.note)
@@ -461,7 +461,7 @@ def _build_proof_line(check: Check, fqns: frozenset[str]) -> Line:
 
 
 def _format_failed_count(check: Check, fqns: frozenset[str]) -> str:
-    """Return the number of failed tensors, and the failed names without a row, such as aliases."""
+    """Return the number of failed tensors, and the failed names without a row (aliases)."""
     failed = _list_failed(check)
     tested = set(_select_fqns(check.columns, (Verdict.FAILED, Verdict.PASSED, Verdict.INCONCLUSIVE)))
     count, names = len(failed & fqns), sorted(failed - fqns)
@@ -471,7 +471,7 @@ def _format_failed_count(check: Check, fqns: frozenset[str]) -> str:
 
 
 def _list_failed(check: Check) -> set[str]:
-    """Return the names that failed, without those about which the proof reports notes alone."""
+    """Return the failed names, except names with only notes from the proof."""
     reported = {finding.fqn for finding in check.findings if finding.fqn and finding.severity is not Severity.NOTE}
     return reported | set(_select_fqns(check.columns, (Verdict.FAILED,)))
 
