@@ -1,1 +1,1 @@
-"""Who does the work on tensor values: `pool` has the tasks done, `executors` are engines on other machines."""
+"""Workers on tensor values: `pool` runs the tasks, `executors` are engines on other machines."""

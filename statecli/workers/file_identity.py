@@ -19,14 +19,14 @@ SAMPLE_BYTES = 4096
 
 
 class FileIdentity(msgspec.Struct, frozen=True):
-    """What two copies of a file, or of an object behind a URL, have in common.
+    """Common properties of two copies of a file, or of an object behind a URL.
 
     Equal samples do not prove equal files: training may change a few bytes. Another time of modification does not prove
     another file: each job of a matrix has its own copy. So `merge` asks the user (`--copies`) if only the times differ.
 
     Attributes:
-        bytes: Size; -1 if the file cannot be opened.
-        version: Digest of samples of a local file, ETag of a remote one; None if there is none.
+        bytes: Size; -1 if opening the file fails.
+        version: Digest of samples of a local file, ETag of a remote file; None without a version.
         written: Time of the last modification in nanoseconds, of a local file.
     """
 
@@ -35,12 +35,12 @@ class FileIdentity(msgspec.Struct, frozen=True):
     written: int | None = None
 
     def is_another(self, other: FileIdentity) -> bool:
-        """Return True if the two are neither of one file nor of two copies of a file."""
+        """Return True if the two identify neither the same file nor two copies of a file."""
         return (self.bytes, self.version) != (other.bytes, other.version)
 
 
 def identify_files(paths: Iterable[str]) -> dict[str, FileIdentity]:
-    """Return the identity that each file has now, by path, in sorted order."""
+    """Return the present identity of each file, by path, in sorted order."""
     ordered = sorted(paths)
     remote = _identify_remote([path for path in ordered if files.is_remote(path)])
     return {path: remote[path] if path in remote else _identify_local(path) for path in ordered}

@@ -49,13 +49,13 @@ Deliver = Callable[[int, "Sequence[Any] | StateError"], None]
 
 
 class Engine(Protocol):
-    """Does batches of tasks: serially or in parallel, on this machine or on others."""
+    """Engine for batches of tasks: serial or parallel, on this machine or on other machines."""
 
     def min_batch_bytes(self, total: int) -> int:
         """Return the bytes of a batch, at least, if all tasks together have `total`; 0 for MIN_BATCH_BYTES."""
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
-        """Call `deliver` once for each batch, in any order, in this thread. An exception in it ends all batches.
+        """Call `deliver` once for each batch, in any order, in this thread. An exception in `deliver` ends all batches.
 
         An error of one task or one worker is delivered. Raises `StateError` if no worker can do any batch.
         """
@@ -75,7 +75,7 @@ def use_engine(engine: Engine | None) -> Iterator[None]:
 
 
 class Work(NamedTuple):
-    """The arguments of `run_tasks` that say what is done, not by whom; see there."""
+    """Arguments of `run_tasks` about the work, not about the workers; see there."""
 
     function: Function[Any, Any, Any]
     shared: Any
@@ -87,7 +87,7 @@ class Work(NamedTuple):
 
 
 class ResultStore(Protocol):
-    """Decides which tasks are done in this process, and knows results of the others."""
+    """Store that decides which tasks are done in this process, and knows results of further tasks."""
 
     #: False if `absent` stands for the results of tasks that other processes do.
     is_complete: bool
@@ -118,7 +118,7 @@ def use_result_store(store: ResultStore) -> Iterator[None]:
 
 
 def is_partial() -> bool:
-    """Return True if other processes do some of the tasks: then nothing follows from the results of this one."""
+    """Return True if other processes do some of the tasks: then nothing follows from the results of this process."""
     store = _result_store.get()
     return store is not None and not store.is_complete
 
@@ -129,7 +129,7 @@ def is_distributed() -> bool:
 
 
 def count_cores() -> int:
-    """Return the number of cores that this process may run on."""
+    """Return the number of cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0)) or 1
     return os.cpu_count() or 1
@@ -161,14 +161,14 @@ def run_tasks(
     group_keys: Sequence[object] | None = None,
     raise_errors: bool = False,
 ) -> list[_Result | StateError]:
-    """Return the result of each task, in order: those that `function(shared, batch)` returns for its batch.
+    """Return the result of each task, in order, as returned by `function(shared, batch)` for its batch.
 
     `function` must be importable by its name; `shared`, tasks and results are plain data. `jobs` is the number of
     workers: 0 for one a core, 1 for this process. `on_batch` is called with the tasks of each batch, in any order.
-    `absent` stands for the result of a task that another process does. `derived`: the tasks follow from the results of
+    `absent` stands for the result of a task done by another process. `derived`: the tasks follow from the results of
     earlier tasks. Tasks with equal `group_keys`, a key a task, are done by the same shard.
 
-    An error of a task is its result. If a worker is killed, that is the result of the tasks that it had, and all others
+    An error of a task is its result. If a worker is killed, the result of its tasks is this error, and all other tasks
     are done; with `raise_errors`, the first error is raised. Ctrl-C stops all workers.
     """
 
@@ -228,7 +228,7 @@ def _raise_first_error(results: Sequence[Any]) -> None:
 
 
 def can_fork() -> bool:
-    """Return True if another process starts in milliseconds and there is a core for it."""
+    """Return True if another process starts in milliseconds and has a core."""
     return sys.platform == "linux" and count_cores() > 1
 
 
@@ -278,7 +278,7 @@ WORKER_KILLED = "a worker process was killed, perhaps for lack of memory"
 
 
 def run_or_error(do: Callable[[], Sequence[Any]]) -> Sequence[Any] | StateError:
-    """Return the results of `do()`, or the `StateError` that it raises."""
+    """Return the results of `do()`, or the `StateError` raised by `do()`."""
     try:
         return do()
     except StateError as error:
@@ -286,7 +286,7 @@ def run_or_error(do: Callable[[], Sequence[Any]]) -> Sequence[Any] | StateError:
 
 
 class _Serial:
-    """Engine that does one batch after another in this process."""
+    """Engine for batches in sequence in this process."""
 
     def min_batch_bytes(self, total: int) -> int:  # noqa: ARG002 - as `Engine`
         return 0
@@ -306,9 +306,9 @@ class Processes:
         return 0
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
-        """See `Engine.run`. A batch of a killed worker is tried once more without others, which may have taken memory.
+        """See `Engine.run`. A batch of a killed worker is tried again alone: other workers may have taken the memory.
 
-        If the system starts no process, all batches are done in this one.
+        If the system starts no process, this process does all batches.
         """
         pending = dict(enumerate(batches))
 
@@ -421,7 +421,7 @@ def _process_executor(jobs: int) -> Iterator[Executor]:
 
 @contextmanager
 def defer_interrupt() -> Iterator[None]:
-    """Deliver Ctrl-C after the block, because in the middle of starting workers it would leave half of them."""
+    """Deliver Ctrl-C after the block, because an interrupted start of workers would leave half of the workers."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -435,8 +435,8 @@ def defer_interrupt() -> Iterator[None]:
 def _exit_with_parent(read: int, write: int) -> None:
     """Initialize a worker: ignore Ctrl-C and exit when the parent is gone.
 
-    Ctrl-C reaches every process of the group; the parent ends the workers, without tracebacks. A parent that is killed
-    ends no worker, but closes its end of a pipe that nobody writes to.
+    Ctrl-C reaches every process of the group; the parent ends the workers, without tracebacks. A killed parent ends no
+    worker, but closes its end of a pipe without writers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.close(write)

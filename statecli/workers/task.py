@@ -1,4 +1,4 @@
-"""What a worker is given: a task, and the places in files that tasks name."""
+"""Input of a worker: a task, and the places in files named by tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 class Task(Protocol):
     """One unit of work on tensor values: a frozen struct of plain data, with a small result.
 
-    Workers receive tasks pickled. The room that plans a task also has the function that does it.
+    Workers receive tasks pickled. The package that plans a task also has the function for the task.
     """
 
     @property
@@ -20,15 +20,15 @@ class Task(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes that the task reads, at most; of two compared tensors those of one side."""
+        """Bytes read by the task, at most; of two compared tensors the bytes of one side."""
 
     @property
     def paths(self) -> Iterable[str]:
-        """Files that the task reads; one that is read twice may be listed twice."""
+        """Files read by the task; a file read twice may be listed twice."""
 
     @property
     def identity(self) -> object:
-        """Plain data that is equal for equal tasks of two runs: a shard file looks results up by its digest."""
+        """Plain data, equal for equal tasks of two runs: a shard file looks results up by the digest of this data."""
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):

@@ -1,4 +1,4 @@
-"""Executors: engines that `--executor` or `executor=` names for the tasks on tensor values.
+"""Executors: engines named by `--executor` or `executor=` for the tasks on tensor values.
 
     threads[:N]              threads of this process
     processes[:N]            forked processes of this machine, whatever the size of the work
@@ -7,7 +7,7 @@
     ray[:ADDRESS]            workers of a Ray cluster; without an address a cluster of this machine
     an Executor              of `concurrent.futures`, from Python
 
-All of them get the same tasks, and their results are added up in the same order, so that the result is the same bit for
+All executors get the same tasks, and results are added up in the same order, so that the result is the same bit for
 bit.
 """
 
@@ -39,7 +39,7 @@ def executor_name(executor: object) -> str:
 
 
 def check_executor(executor: object, *, jobs: int = 0, device: str = "cpu") -> None:
-    """Raise UsageError unless `executor` names an executor that fits the other options. Imports no package for it."""
+    """Raise UsageError unless `executor` names an executor suitable for the other options. Imports no package."""
     if executor is None:
         return
     _parse_executor(executor)

@@ -1,7 +1,7 @@
-"""Pack a batch of tasks for a process that is not a child of this one, and unpack its results.
+"""Pack a batch of tasks for a process that is not a child of this process, and unpack its results.
 
 A worker calls only the functions in FUNCTIONS, and only for the same build of statecli: another version gives the same
-fields another meaning, and sums of numpy differ from those of `_native.c` in their last bits.
+fields another meaning, and sums of numpy differ from sums of `_native.c` in their last bits.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ run_packed_batch: Callable[[PackedBatch], bytes | str] = pickle.load
 
 
 def pack(function: Callable[..., Any], shared: Any, batch: Sequence[Any]) -> PackedBatch:
-    """Pack a batch. Relative paths in it stay relative to the folder of this process."""
+    """Pack a batch. Relative paths in the batch stay relative to the folder of this process."""
     name = function.__name__
     assert FUNCTIONS[name] == function.__module__, name  # noqa: S101 - no worker would call another function
     folder = os.path.join(_current_folder(), PATH_MARK)
@@ -75,7 +75,7 @@ def pack(function: Callable[..., Any], shared: Any, batch: Sequence[Any]) -> Pac
 
 
 def _current_folder() -> str:
-    """Return the working folder; "" if it was removed, because no relative path leads anywhere from there."""
+    """Return the working folder; "" for a removed folder, because no relative path leads anywhere from there."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -88,7 +88,7 @@ PATH_MARK = os.path.join(*["."] * 9, "")
 
 
 class _PathPickler(pickle.Pickler):
-    """Pickler that makes the paths of local files absolute and records them in `paths` as they were."""
+    """Pickler that makes the paths of local files absolute and records the original paths in `paths`."""
 
     def __init__(self, file: io.BytesIO, folder: str) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -108,7 +108,7 @@ class _PathPickler(pickle.Pickler):
 
 
 class _WorkerCall:
-    """An object that calls `run_in_worker` where it is unpickled."""
+    """Object that calls `run_in_worker` where unpickled."""
 
     def __init__(self, *arguments: Any) -> None:
         self._arguments = arguments
@@ -120,7 +120,7 @@ class _WorkerCall:
 def run_in_worker(build: Build, function: str, packed: bytes) -> bytes | str:
     """Do a batch in a worker. Return the pickled results, or the reason why this worker refuses the batch.
 
-    `build` is that of the command, `function` a name in FUNCTIONS, and `packed` the rest.
+    `build` is the command's build, `function` a name in FUNCTIONS, and `packed` the rest.
     """
     if build != current_build():
         here = _describe_build(*current_build())
@@ -131,7 +131,7 @@ def run_in_worker(build: Build, function: str, packed: bytes) -> bytes | str:
 
 
 class Answer(NamedTuple):
-    """What a worker returns; any other object was returned by something else."""
+    """Answer of a worker; any other object comes from something else."""
 
     results: Sequence[Any] | Exception
 
@@ -150,10 +150,10 @@ def _restore_paths(value: Any, folder: str) -> Any:
 
 
 def unpack(answer: bytes | str) -> Sequence[Any] | StateError:
-    """Return what `run_in_worker` returned: a result for each task, or one error for all of them.
+    """Return the results of `run_in_worker`: a result for each task, or one error for all tasks.
 
-    Raises `EngineError` for a worker that refuses and for an answer of another program, and re-raises an exception of a
-    bug in the worker.
+    Raises `EngineError` for a refusing worker and for an answer of another program, and re-raises an exception of a bug
+    in the worker.
     """
     if isinstance(answer, str):
         raise EngineError(f"a worker refuses the task: it runs {answer}")
@@ -191,10 +191,10 @@ def _run_function(
 
 
 class LocalVersion(NamedTuple):
-    """What a file and its copy on a worker have in common: size in bytes, time of the last write, digest of samples.
+    """Common properties of a file and its copy on a worker: size in bytes, time of the last write, digest of samples.
 
     The time is in microseconds, because some file systems keep no nanoseconds. A folder has the defaults, since its
-    files are compared themselves.
+    files are compared individually.
     """
 
     bytes: int = 0
@@ -216,7 +216,7 @@ def _file_version(path: str) -> LocalVersion | None:
 
 @lru_cache(maxsize=4096)
 def _sample_digest(path: str, _version: tuple[int, ...]) -> str | None:
-    """Return a digest of samples, cached as long as the file has this version, because each batch needs it."""
+    """Return a digest of samples, needed by each batch and cached as long as the file has this version."""
     return identify_files([path])[path].version
 
 

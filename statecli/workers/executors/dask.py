@@ -1,6 +1,6 @@
 """Run batches on the workers of a Dask cluster, by `distributed.Client`.
 
-Dask's own `get_executor` raises an error for a result that arrived while its worker died.
+Dask's own `get_executor` raises an error for a result received while its worker died.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _require_workers(client: Any, name: str) -> None:
 
 
 def _count_threads(client: Any) -> int:
-    """Return the threads of all workers; 0 if the scheduler does not answer, which waiting for results reports."""
+    """Return the threads of all workers; 0 if the scheduler does not answer: waiting for results reports this."""
     with suppress(OSError, *TIMEOUT_ERRORS):
         return sum(client.sync(client.scheduler.ncores, callback_timeout=TIMEOUT_S).values())
     return 0
@@ -110,9 +110,9 @@ class _Watch:
         self._client, self._last_seen = client, time.monotonic()
 
     def why_lost(self) -> str | None:
-        """Return why waiting is useless: for TIMEOUT_S no scheduler answered, or it had no worker.
+        """Return why waiting is useless: for TIMEOUT_S no scheduler answered, or the scheduler had no worker.
 
-        None if it is not.
+        None if waiting may help.
         """
         workers = self._count_workers()
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Run batches by any `concurrent.futures.Executor`, on this machine or on others."""
+"""Run batches by any `concurrent.futures.Executor`, on this machine or on other machines."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class ExecutorEngine:
 
 
 def _lacks_statecli(error: BaseException | None) -> bool:
-    """Return True for Python's error about a module that cannot be imported, or an executor's error caused by it."""
+    """Return True for Python's error about a failed import of a module, or an executor's error with this cause."""
     while error is not None:
         if isinstance(error, (ImportError, AttributeError)) and "statecli" in str(error):
             return True

@@ -1,4 +1,4 @@
-"""Run batches on the other ranks of the MPI job that this process is rank 0 of, by `mpi4py.futures`."""
+"""Run batches on the other ranks of the MPI job with this process as rank 0, by `mpi4py.futures`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run batches on the workers of a Ray cluster, or of a cluster of this machine that is started for the command."""
+"""Run batches on the workers of a Ray cluster, or of a cluster on this machine, started for the command."""
 
 from __future__ import annotations
 
