@@ -1,7 +1,7 @@
 """Copy a live model so that proofs may change the copy without any effect on the original.
 
-`copy.deepcopy` is not enough: it refuses non-leaf tensors, separates views from their parameters, and shares functions,
-so that a hook or an activation `lambda x: self.scale * x` of the copy still uses the original.
+`copy.deepcopy` is insufficient, because deepcopy refuses non-leaf tensors, separates views from their parameters, and
+shares functions, so that a hook or an activation `lambda x: self.scale * x` of the copy still uses the original.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ COPIED_STORAGE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class ModelContents:
-    """Result of one walk of a live model: every (name, tensor), how each is held, and the modules.
+    """Result of a walk of a live model: every (name, tensor), how each is held, and the modules.
 
-    One walk is enough, because the model does not change during the proofs.
+    A single walk suffices, because the model does not change during the proofs.
     """
 
     tensors: list[tuple[str, torch.Tensor]]
@@ -103,15 +103,15 @@ def _copy_by_attributes(
 
 
 def find_non_leaves(contents: ModelContents) -> tuple[str, ...]:
-    """Return the names of tensors that autograd computed from other tensors."""
+    """Return the names of tensors computed by autograd from other tensors."""
     return tuple(name for name, tensor in contents.tensors if get_grad_fn_name(tensor))
 
 
 def build_memo(contents: ModelContents, *, values: bool) -> dict[Any, Any]:
     """Build a memo for `copy.deepcopy` with one copy of each storage, for all tensors and views of the storage.
 
-    Without `values` large tensors get unwritten memory. The system allocates such memory only when it is written, so a
-    copy takes no more than its Python objects.
+    Without `values` large tensors get unwritten memory. The system allocates this memory only on writing, so a copy
+    takes no more than its Python objects.
     """
     storages: dict[int, torch.UntypedStorage] = {}
     memo: dict[Any, Any] = {"torch": storages}

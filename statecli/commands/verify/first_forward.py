@@ -1,4 +1,4 @@
-"""Call a model under test once and add the tensors that a first forward creates, shapes or assigns to its state."""
+"""Call a model under test once and add the tensors created, shaped or assigned by a first forward to its state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from statecli.live.walk import walk
 
 
 def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: str) -> ModelUnderTest:
-    """Add inputs and the rows of tensors that a first forward creates; no rows if forward raises."""
+    """Add inputs and the rows of tensors created by a first forward; no rows if forward raises."""
     home = subject.find_home()
     if inputs is not None and home != "meta":
         inputs = inputs.move(home)

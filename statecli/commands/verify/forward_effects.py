@@ -1,6 +1,6 @@
 """Effects of a model's first forward on its state: tensors that appear, get their shape, change, or disappear.
 
-Caches by device, attention maps, lazy parameters: none of them exists when the constructor returns.
+Caches by device, attention maps, lazy parameters: none exists when the constructor returns.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class CalledModel:
 def call_built_model(
     built: BuiltModel, target: str, input: Sequence[str], inputs: str | None, python_inputs: Any = None
 ) -> CalledModel:
-    """Call an instance of the model, which changes the module of `built`. `python_inputs`: inputs from the Python API.
+    """Call an instance of the model, and so change the module of `built`. `python_inputs`: inputs from the Python API.
 
     Raises UsageError if the inputs cannot be parsed, ModelError if forward or the inputs' function raises.
     """

@@ -28,8 +28,8 @@ class GradientPaths:
 
     `used`: an operator of forward reads the leaf. `reentrant`: only in a reentrant checkpoint without an input that
     requires grad. `reached`: the graph of the output leads to the leaf, with the Function or node on the way that gives
-    no gradient; None if each gives one. `late_names`: leaves that got a gradient this time. `reads_values`: forward
-    reads values, and may choose by them.
+    no gradient; None if each gives a gradient. `late_names`: leaves with a gradient this time. `reads_values`: forward
+    reads values, and may choose by values.
     """
 
     used: frozenset[str]
@@ -68,7 +68,7 @@ def trace_gradients(run: Training) -> GradientPaths | None:
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Record which of some storages an operator reads."""
+    """Record which of some storages are read by an operator."""
 
     def __init__(self, storage_keys: Storages) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -103,9 +103,9 @@ def _is_in_dead_checkpoint() -> bool:
 
 @dataclass
 class _Graph:
-    """Nodes of the graph of an output. `parents`: the nodes that give a gradient to each, with the index of the input.
+    """Nodes of the graph of an output. `parents`: the nodes with a gradient for each, with the index of the input.
 
-    `gives_gradient`: for each node with a gradient, whether each input got one.
+    `gives_gradient`: for each node with a gradient, whether each input got a gradient.
     """
 
     parents: dict[Any, list[tuple[Any, int]]] = field(default_factory=dict)

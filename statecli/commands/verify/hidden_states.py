@@ -1,4 +1,4 @@
-"""Find recurrent modules that start from a hidden state of zeros: the weight of that state gets a zero gradient."""
+"""Find recurrent modules that start from a hidden state of zeros: the weight of this state gets a zero gradient."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HIDDEN_WEIGHT = "weight_hh"
 
 
 def find_zero_states(run: Training) -> tuple[str, ...]:
-    """Return the names of recurrent modules that one more forward calls for one step, with a hidden state of zeros."""
+    """Return the names of recurrent modules called by one more forward for one step, with a hidden state of zeros."""
     modules = {
         name: module for name, module in run.module.named_modules() if isinstance(module, nn.RNNCellBase | nn.RNNBase)
     }

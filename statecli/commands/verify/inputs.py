@@ -131,7 +131,7 @@ def parse_input(text: str) -> InputSpec:
 
 
 def is_input_text(value: object) -> bool:
-    """Return True for a text that `parse_input` reads and that has a shape of two dimensions or more."""
+    """Return True for a text readable by `parse_input` with a shape of two dimensions or more."""
     return isinstance(value, str) and _CLEAR_INPUT_TEXT.fullmatch(value) is not None
 
 
@@ -194,7 +194,7 @@ def _build_from_texts(texts: Sequence[str]) -> Inputs:
 
 
 def find_inputs(input: Sequence[str], inputs: str | None, built: BuiltModel) -> tuple[Inputs | None, str]:
-    """Return the inputs of `--input` or `--input-from`, else those of the model; or None and the reason.
+    """Return the inputs of `--input` or `--input-from`, else the model's inputs; or None and the reason.
 
     Raises UsageError for invalid texts, ModelError if the function of `--input-from` raises or returns no inputs.
     """
@@ -240,9 +240,9 @@ def _load_without_forgetting(spec: specs.ModelSpec) -> Any:
 def _convert_to_call(
     text: str, value: Any, is_or_gave: str = "the function returned", advice: str = "expected at least one"
 ) -> Call:
-    """Convert the result of a function to (args, kwargs); tensors are copied, because calls may share them.
+    """Convert the result of a function to (args, kwargs); tensors are copied, because calls may share tensors.
 
-    Raises ModelError for a value without a tensor; `advice` says what to give.
+    Raises ModelError for a value without a tensor; `advice` names the needed inputs.
     """
     import torch
 
@@ -306,7 +306,7 @@ def _describe_value(value: Any) -> str:
 
 
 def _find_carried_inputs(built: BuiltModel) -> tuple[Inputs | None, str]:
-    """Return the first inputs that forward accepts, of `dummy_inputs`, `example_input_array` and the configuration."""
+    """Return the first inputs accepted by forward, of `dummy_inputs`, `example_input_array` and the configuration."""
     try:
         with built.user_code("reading the inputs that the model offers"):
             for name in ("dummy_inputs", "example_input_array"):
@@ -391,7 +391,7 @@ def _fits_signature(signature: inspect.Signature | None, call: Call) -> bool:
 
 
 def _needs_text_and_images(signature: inspect.Signature | None, config: Any) -> bool:
-    """Return True for a model of text and images, such as CLIP."""
+    """Return True for a model of text and images (CLIP)."""
     return (
         hasattr(config, "vision_config")
         and hasattr(config, "text_config")

@@ -86,7 +86,7 @@ def get_reason(subject: ModelUnderTest, error: ModelError) -> str:
 
 @dataclass(frozen=True)
 class _CalledModel(BuiltModel):
-    """A called instance as a `BuiltModel`; errors of its code are those of the model under test."""
+    """A called instance as a `BuiltModel`; errors of its code count as errors of the model under test."""
 
     subject: ModelUnderTest = field(kw_only=True)
 
@@ -137,7 +137,7 @@ def suggest_in_own_method(
 ) -> str | None:
     """Return `net.py:12: let Net._apply call super()`: `mend` for the first method outside of torch.
 
-    The methods are those of the modules on the way to `fqn`.
+    The methods belong to the modules on the way to `fqn`.
     """
     classes = (type(method) for method in _iter_parents(module, fqn))
     methods = ((kind, name, getattr(kind, name, None)) for kind in classes for name in names)
@@ -214,8 +214,8 @@ def build_finding(
 ) -> Finding:
     """Build a finding about a tensor. The help is `help`, else the fix of the row, with the line of user code.
 
-    A `help` with a line of its own at the start is not to be followed at the line of the assignment. A name that a
-    move parts from its tensor has the line and the help of this problem.
+    A `help` with a line of its own at the start is not to be followed at the line of the assignment. A name separated
+    by a move from its tensor has the line and the help of this problem.
     """
     row = subject.rows_by_fqn().get(fqn or "")
     if help and PLACE_PREFIX.match(help):
@@ -274,7 +274,7 @@ def is_lazy_tensor(tensor: torch.Tensor) -> bool:
 
 
 def iter_shared_groups(tensors_by_name: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
-    """Yield the names of each storage with more than one name. Empty tensors share none."""
+    """Yield the names of each storage with more than one name. Empty tensors share no storage."""
     by_storage: dict[int | str, list[str]] = {}
     for name, tensor in tensors_by_name.items():
         if is_lazy(tensor) or tensor.numel():

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 
 def _suggest_inputs(args: tuple[Any, ...]) -> str:
-    """Return what to pass in place of values without a tensor: for shapes, the text that stands for each."""
+    """Return the arguments to pass in place of values without a tensor: for shapes, the text of each."""
     shapes = [arg for arg in (args, *args) if isinstance(arg, (tuple, list)) and arg]
     sizes = next((shape for shape in shapes if all(type(size) is int for size in shape)), (2, 3))
     return f"pass a tensor, or a text for its shape, such as {'x'.join(map(str, sizes))!r}"
 
 
 def find_live_inputs(python_inputs: Any, built: BuiltModel) -> tuple[Inputs | None, str]:
-    """Return the inputs of forward, or None and why there are none.
+    """Return the inputs of forward, or None and the reason.
 
     `python_inputs` is a tensor, a tuple or list (positional), a dict (by keyword), (args, kwargs), a function that
-    returns one of these, or texts such as "int64:2x16<30522", alone, in a sequence or by keyword; None for the model's
-    own example inputs (`dummy_inputs`). Inputs other than tensors are put on the model's device.
+    returns one of these, or texts like "int64:2x16<30522", alone, in a sequence or by keyword; None for the model's own
+    example inputs (`dummy_inputs`). Inputs other than tensors are put on the model's device.
 
     Raises UsageError for an invalid text, and for texts mixed with other values, ModelError if a function raises or
     returns no tensor.
@@ -117,7 +117,7 @@ def build_copy(module: nn.Module) -> BuiltModel:
 
 @contextmanager
 def keep_unchanged(module: nn.Module | None = None, *, cuda: bool = False) -> Iterator[None]:
-    """Restore the process and a live model after the block, in spite of anything that the model's code does.
+    """Restore the process and a live model after the block, in spite of anything done by the model's code.
 
     Of the process: the random generators (torch's on the CPU and, if CUDA is in use or `cuda` announces its use, on
     each GPU; Python's; numpy's), the grad mode, the default dtype and device, deterministic algorithms, the number of
@@ -230,7 +230,7 @@ def _save_values(tensors: list[torch.Tensor]) -> Callable[[], None]:
 
 
 def _save_gradients(tensors: list[torch.Tensor]) -> Callable[[], None]:
-    """Save and remove the gradients, so that no new gradient is added to them."""
+    """Save and remove the gradients, so that no new gradient is added."""
     gradients = [(tensor, tensor.requires_grad, tensor.grad) for tensor in tensors if tensor.is_leaf]
     for tensor, _, grad in gradients:
         if grad is not None:

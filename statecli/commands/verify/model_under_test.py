@@ -30,24 +30,24 @@ class BuildInstance(Protocol):
 
 @dataclass(frozen=True)
 class ModelUnderTest:
-    """A model, with fresh instances for each proof to spoil.
+    """Model with fresh instances for each proof to spoil.
 
     Attributes:
         target: The user's name of the model.
         state: A row for each tensor.
         build_fresh: Builds an instance in the mode of the constructor. Without `values` large random values are not
-            drawn, which is most of the time of building. Raises ModelError if there is no second instance.
+            drawn, to save most of the building time. Raises ModelError if there is no second instance.
         user_code: Context for each call of the model's own code, whose errors become a ModelError of one line.
         rebuilds: True if the constructor runs for each instance with the seed, False if a live instance is copied.
-        inputs: Arguments of forward; None if there are none.
+        inputs: Arguments of forward; None without inputs.
         why_no_inputs: Why there are no inputs.
-        created_by_forward: Names of tensors that exist only after a first forward.
+        created_by_forward: Names of tensors created by a first forward.
         reassigned_by_forward: Names under which a first forward puts another tensor.
-        non_leaves: Names computed from other tensors before the model was copied; a copy has no graph to those.
+        non_leaves: Names computed from other tensors before the model was copied; a copy has no graph to these tensors.
         origins: Lines of the constructor's assignments.
         forward_error: The error of a plain call of a second instance in one line; None if forward returned.
         name_mismatch: Set if two instances register different names, and cannot be compared.
-        original: The live model that `build_fresh` copies; nothing may be written to it.
+        original: The live model copied by `build_fresh`, read-only.
     """
 
     target: str
@@ -74,7 +74,7 @@ class ModelUnderTest:
         return {tensor.fqn: tensor for tensor in self.state.tensors}
 
     def find_home(self) -> str:
-        """Return the device where the model's author calls it: of its first parameter, or of its first buffer."""
+        """Return the device where the author calls the model: of its first parameter, or of its first buffer."""
         registered = [row for row in self.state.tensors if row.kind in (Kind.PARAMETER, Kind.BUFFER)]
         first = min(registered, key=lambda row: row.kind is not Kind.PARAMETER, default=None)
         return first.device if first is not None and first.device is not None else "cpu"

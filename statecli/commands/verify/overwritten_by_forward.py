@@ -1,4 +1,4 @@
-"""Find parameters that forward overwrites, so that no update outlives the next forward."""
+"""Find parameters overwritten by forward, so that no update outlives the next forward."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from statecli.live import tensor_bits
 
 @dataclass(frozen=True)
 class OverwrittenParameters:
-    """Parameters with the same values after forward, whatever the values before; or `why_not`, and no parameters."""
+    """Parameters with the same values after forward for any values before; or `why_not`, and no parameters."""
 
     names: frozenset[str] = frozenset()
     why_not: str | None = None
 
 
 def find_overwritten(run: Training) -> OverwrittenParameters:
-    """Call forward once with the parameters unchanged, and twice with other values in those that forward writes to.
+    """Call forward once with the parameters unchanged, and twice with other values in the parameters it writes to.
 
     A projected update (to a norm, to a range) survives in part, at least for one of two opposite updates. Updates are
-    as large as the values, so that rounding does not swallow them. The values are restored afterwards.
+    as large as the values, so that rounding does not swallow updates. The values are restored afterwards.
     """
     parameters = {name: run.seen[name].tensor for name in sorted(run.written) if name in run.seen}
     parameters = {name: values for name, values in parameters.items() if training_rounds.is_strided(values)}

@@ -20,7 +20,7 @@ RECAST_REASON = "forward casts the tensor at each call"
 
 
 def find_recast(subject: ModelUnderTest, names: Iterable[str], dtypes: Iterable[torch.dtype]) -> frozenset[str]:
-    """Return those of `names` that forward reads only to cast them to the dtype of the model.
+    """Return the part of `names` read by forward only for a cast to the dtype of the model.
 
     Tried with an instance and inputs of each dtype, in eval and train mode; nothing is proved if a call raises.
     """
@@ -57,7 +57,7 @@ def _cast_input(leaf: Any, dtype: torch.dtype) -> Any:
 
 
 class _CastRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Record the tensors that operators cast to `dtype`, and those that any other operator reads."""
+    """Record the tensors cast to `dtype` by operators, and the tensors read by any other operator."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
-"""Find tensors of an earlier forward that forward creates again: caches by device, attention maps.
+"""Find tensors of an earlier forward created again by forward: caches by device, attention maps.
 
 Each is measured. A map is overwritten, and the next forward replaces it. A cache is not read by a forward after a move
-to another device or a cast, which stores another next to it or in its place. A tensor that every forward adds (a
-history) is not a cache.
+to another device or a cast, but this forward stores another cache next to the first or in its place. A tensor added by
+every forward (a history) is not a cache.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
 
 @dataclass
 class RecreatedTensors:
-    """Tensors of the first forward, by what a forward on another device or of another dtype did with them.
+    """Tensors of the first forward, by their use in a forward on another device or of another dtype.
 
-    `recreated`: created again; `read`: used; `reason`: why the others are inconclusive.
+    `recreated`: created again; `read`: used; `reason`: why the remaining tensors are inconclusive.
     """
 
     recreated: frozenset[str] = frozenset()
@@ -110,7 +110,7 @@ def find_recreated_for_dtype(subject: ModelUnderTest, dtype: torch.dtype) -> Rec
 
 
 def find_recreated_on_device(subject: ModelUnderTest, device_name: str) -> RecreatedTensors:
-    """Find what a forward on another device recreates: on a real GPU if requested, else on a fake one."""
+    """Find tensors recreated by a forward on another device: on a real GPU if requested, else on a fake GPU."""
     is_fake = device_name in (fake_gpu.DISPLAY_NAME, "cpu", "meta")
     device = fake_gpu.DEVICE if is_fake else torch.device(device_name)
     contexts: list[tuple[fake_gpu.FakeGpuContext, bool]] = [(_use_real_gpu, True)]
@@ -132,13 +132,13 @@ def find_recreated_on_device(subject: ModelUnderTest, device_name: str) -> Recre
 
 @contextmanager
 def _use_real_gpu(watch: DeviceWatch) -> Iterator[fake_gpu.MoveRecord]:
-    """Call forward on a GPU, with arguments that CUDA refuses moved there, as on the fake GPU."""
+    """Call forward on a GPU, with arguments refused by CUDA moved there, as on the fake GPU."""
     with DeviceWatchMode(watch):
         yield fake_gpu.MoveRecord(lambda: None)
 
 
 def _try_conversions(subject: ModelUnderTest, conversions: Iterable[_Conversion]) -> RecreatedTensors:
-    """Return the result of the first conversion that runs to its end."""
+    """Return the result of the first complete conversion."""
     result = RecreatedTensors()
     for conversion in conversions:
         result = RecreatedTensors()
@@ -208,7 +208,7 @@ def _find_growing_containers(subject: ModelUnderTest) -> frozenset[str]:
 
 
 class _ReadRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Add the names of tensors that an operator reads, directly or by views, to `read`."""
+    """Add the names of tensors read by an operator, directly or by views, to `read`."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], read: set[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

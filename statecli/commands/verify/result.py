@@ -14,7 +14,7 @@ from statecli.core.model_state import ModelState, Oddity
 class Verdict(str, Enum):
     """Result of a proof for one tensor, or for all tensors.
 
-    `skipped`: not applicable or not requested. `inconclusive`: tried without a result, which is not a pass.
+    `skipped`: not applicable or not requested. `inconclusive`: tried without a result, not a pass.
     """
 
     PASSED = "passed"
@@ -24,7 +24,7 @@ class Verdict(str, Enum):
 
 
 class Name(str, Enum):
-    """Names of the proofs, in the order in which they run."""
+    """Names of the proofs, in running order."""
 
     MOVE = "move"
     CAST = "cast"
@@ -35,11 +35,11 @@ class Name(str, Enum):
 
 
 class Cell(msgspec.Struct, frozen=True, gc=False):
-    """One tensor in one column.
+    """Cell of a tensor in a column.
 
     Attributes:
         verdict: Result for this tensor.
-        before: Measured value before the operation, such as a device or a dtype.
+        before: Measured value before the operation: a device or a dtype.
         after: Measured value after the operation.
         reason: Reason of a verdict other than passed.
     """
@@ -51,11 +51,11 @@ class Cell(msgspec.Struct, frozen=True, gc=False):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """One property that a proof tests of each tensor.
+    """Property of each tensor, tested by a proof.
 
     Attributes:
         name: Name of the property: `moves`, `saved`, `restored`, `gradient`.
-        cells: Result for each tensor by FQN. A tensor that the proof does not concern has no cell.
+        cells: Result for each tensor by FQN. A tensor irrelevant to the proof has no cell.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One proof.
+    """Result of a proof.
 
     Attributes:
         check: Name of the proof.
@@ -71,7 +71,7 @@ class Check(msgspec.Struct, frozen=True):
         how: Short description of the operation.
         reason: Reason of a verdict other than passed.
         columns: Results for each tensor.
-        findings: Everything that failed, one finding for each tensor and rule.
+        findings: All failures, one finding for each tensor and rule.
     """
 
     check: Name
@@ -87,7 +87,7 @@ WORST_FIRST = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKI
 
 
 def skip_harmless_cells(check: Check) -> Check:
-    """Skip the failed cells of tensors about which the proof reports notes alone, and choose the verdict again."""
+    """Skip the failed cells of tensors with only notes from the proof, and choose the verdict again."""
     harmful = {finding.fqn for finding in check.findings if finding.severity is not Severity.NOTE}
     harmless = {finding.fqn for finding in check.findings} - harmful
     if not harmless or check.verdict is not Verdict.FAILED:
@@ -110,9 +110,9 @@ class Verification(msgspec.Struct, frozen=True):
     """Result of `verify`.
 
     Attributes:
-        state: Every tensor of the model; tensors that forward added come last.
+        state: Every tensor of the model; tensors added by forward come last.
         checks: Result of each proof.
-        notes: Facts about the model that are not findings.
+        notes: Facts about the model, except findings.
     """
 
     state: ModelState

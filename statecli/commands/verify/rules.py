@@ -1,4 +1,4 @@
-"""Rules of the proofs of `verify`, in the order of the proofs; those about moves are in `core/move_rules.py`."""
+"""Rules of the proofs of `verify`, in the order of the proofs; rules about moves are in `core/move_rules.py`."""
 
 from __future__ import annotations
 

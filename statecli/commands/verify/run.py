@@ -150,7 +150,7 @@ def verify_model(
 
 
 def _lower_harmless_severities(checks: Iterable[Check]) -> tuple[Check, ...]:
-    """Make a warning about a tensor that a move leaves behind a note if forward ran on the moved model."""
+    """Make a warning about a tensor not moved with the model a note if forward ran on the moved model."""
     checks = tuple(checks)
     if not any(check.check is Name.FORWARD and check.verdict is Verdict.PASSED for check in checks):
         return checks
@@ -235,7 +235,7 @@ def _run_proof(name: Name, subject: ModelUnderTest, request: Request) -> Check:
 
 
 def _add_carried_inputs(check: Check, inputs: Iterable[str]) -> Check:
-    """Add the model's own inputs to the first column of the proof, unless the proof reports one of them as failed."""
+    """Add the model's own inputs to the first column of the proof, unless the proof reports a failed input."""
     if not check.columns:
         return check
     first, *others = check.columns

@@ -1,7 +1,7 @@
 """Find tensors with a running state: forward in train mode computes their next value from their present one.
 
-An average, a counter and a codebook are such states. A cache is not: forward writes the same elements again whatever
-they were before.
+An average, a counter and a codebook are running states. A cache is not: forward writes the same elements again,
+whatever they were before.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Values = Mapping[str, torch.Tensor]
 
 
 def find_running_state(subject: ModelUnderTest, names: Iterable[str]) -> frozenset[str]:
-    """Return those of `names` that hold a running state; none without inputs, or if forward raises.
+    """Return the part of `names` with a running state; none without inputs, or if forward raises.
 
-    Forward is called on equal instances, with smaller and with larger values in the tensors that it changes.
+    Forward is called on equal instances, with smaller and with larger values in the tensors changed by forward.
     """
     names = frozenset(names)
     if subject.inputs is None or not names:
@@ -75,7 +75,7 @@ def _change(tensor: torch.Tensor, sign: int) -> None:
 
 
 def _depends(before: torch.Tensor, after: torch.Tensor, other_after: torch.Tensor) -> bool:
-    """Return True if an element that forward changed has another value after a change before forward."""
+    """Return True if an element changed by forward has another value after a change before forward."""
     if not before.shape == after.shape == other_after.shape:
         return False
     same = torch.isclose(after, other_after, rtol=0, atol=0, equal_nan=True)

@@ -56,7 +56,7 @@ class LeafRecord:
     `trained`: the optimizer has the leaf. `peaks`: the largest |gradient| of each round, None without a gradient.
     `updated`: None before a step on a gradient, and if inconclusive. `lost_peak`: the largest |value| if a step of the
     learning rate is less than its rounding. `idle`: the number of rounds in which a module with the leaf was called and
-    returned only tensors without elements, as an expert without tokens does.
+    returned only tensors without elements, like an expert without tokens.
     """
 
     tensor: torch.Tensor
@@ -135,7 +135,7 @@ class Training:
     _held: frozenset[int] = frozenset()
 
     def is_up_to_chance(self, name: str) -> bool:
-        """Return True if a leaf may get a gradient in another round: eval mode gives one, or is inconclusive."""
+        """Return True if a leaf may get a gradient in another round: eval mode gives a gradient, or is inconclusive."""
         if self.in_eval is None or self.get_cancelled_gradient(name):
             return False
         in_eval = self.in_eval.peaks.get(name)
@@ -242,10 +242,10 @@ def _has_new_gradients(run: Training) -> bool:
 
 
 def _needs_second_round(run: Training) -> bool:
-    """Return True for effects that only a forward after a step shows.
+    """Return True for effects visible only in a forward after a step.
 
-    The instance keeps its graph; or a tensor has the shape of a trained one, which it may follow (an EMA, a target
-    network) and equals at the start.
+    The instance keeps its graph; or a tensor has the shape and initial values of a trained tensor, and may follow this
+    tensor (an EMA, a target network).
     """
     shapes = {seen.tensor.shape for seen in run.seen.values() if seen.trained and not seen.tensor.is_nested}
     tensors = run.map_tensors()
@@ -328,7 +328,7 @@ def _is_floating(value: Any) -> bool:
 
 
 def compute_loss(outputs: list[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of each output times random weights; values that are not finite (a mask of -inf) count as 0."""
+    """Return the sum of each output times random weights; infinite values (a mask of -inf) and NaN count as 0."""
     total = torch.zeros(())
     for values in map(_widen, outputs):
         values = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
@@ -363,7 +363,7 @@ def is_strided(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
 
 
 class _ValuesBefore:
-    """Values of a tensor before the step; of a large tensor a sample, which is enough to prove an update."""
+    """Values of a tensor before the step; of a large tensor a sample, enough to prove an update."""
 
     def __init__(self, tensor: torch.Tensor, *, sample: bool) -> None:
         self._tensor, self._stride = tensor, 1
@@ -529,7 +529,7 @@ def _get_strided_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _note_changes(run: Training, copies: dict[str, torch.Tensor], cause: str) -> None:
-    """Record which tensors have other values than those kept, and keep the new values."""
+    """Record which tensors differ from the kept values, and keep the new values."""
     for name, tensor in run.map_tensors().items():
         if name in copies and tensor_bits.is_same(copies[name], tensor) is False:
             run.changed_by.setdefault(name, set()).add(cause)

@@ -1,1 +1,1 @@
-"""One module a proof."""
+"""One module per proof."""

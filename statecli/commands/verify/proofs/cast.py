@@ -75,7 +75,7 @@ class _TensorCasts:
         return " → ".join(_format_dtype(dtype) for dtype in dict.fromkeys(self.dtypes.values()))
 
     def fault(self) -> tuple[Rule, str] | None:
-        """The first broken rule and a line about it, with the ways that the tensor follows."""
+        """The first broken rule and an explanation, with the ways followed by the tensor."""
         for rule, what in self.wrong.values():
             followed_casts = [called for called in self.dtypes if called not in self.wrong and called != self.declined]
             return (
@@ -116,7 +116,7 @@ class _Proof:
     # --- one way ---------------------------------------------------------------------------------------------------
 
     def _cast(self, module: nn.Module | None, cast: _Cast) -> nn.Module | None:
-        """Cast `module`, or a fresh instance; return it, or None if the next way needs a fresh instance."""
+        """Cast `module`, or a fresh instance; return the instance, or None if the next way needs a fresh instance."""
         try:
             start = self._build_fresh() if module is None else module
         except ModelError as error:
@@ -204,14 +204,14 @@ class _Proof:
 
     @functools.cached_property
     def _recast(self) -> frozenset[str]:
-        """Return the unregistered tensors that forward casts at each call."""
+        """Return the unregistered tensors cast by forward at each call."""
         names = [row.fqn for row in self._subject.state.tensors if row.kind is Kind.UNREGISTERED]
         dtypes = [dtype for _, dtype, _ in self._ways]
         some = [dtype for dtype in dtypes if dtype is not torch.float16]  # which some operators lack on the CPU
         return recast_by_forward.find_recast(self._subject, names, some or dtypes)
 
     def _help(self, rule: Rule, row: TensorInfo, steps: _TensorCasts) -> str | None:
-        """Return the fix for a row without one."""
+        """Return the fix for a row without a fix."""
         if rule == rules.IMAGINARY_LOST:
             return _AS_REAL
         if row.fqn in self._subject.created_by_forward:
@@ -325,7 +325,7 @@ def _find_fault(steps: _TensorCasts, tensor: torch.Tensor, dtype: torch.dtype, c
 def _find_declining_modules(module: nn.Module, called: str, followed: list[str]) -> frozenset[str]:
     """Return the names of modules with a `half()` of their own without effect, as in torchmetrics.
 
-    `followed`: the names of cast tensors; a module that casts some of its tensors has forgotten the others.
+    `followed`: the names of cast tensors; a module that casts some of its tensors has forgotten the rest.
     """
     method = called.strip(".()")
     torchs = getattr(nn.Module, method, None)
@@ -343,7 +343,7 @@ def _find_declining_modules(module: nn.Module, called: str, followed: list[str])
 
 
 def _copy_integers(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a copy of values that must stay; None for tensors to be cast, and without values to copy."""
+    """Return a copy of values to keep; None for tensors to be cast, and without values to copy."""
     with torch._C.DisableTorchFunctionSubclass():
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or judging.is_lazy_tensor(tensor):
             return None

@@ -1,7 +1,7 @@
 """Prove `copy`: deep-copy and pickle the model, and compare each copy with the model.
 
 Each tensor must have the same bits, in memory of its own, and ties must be kept. A tensor computed from others (a
-non-leaf) breaks `copy.deepcopy`, and with it EMA, swapped weights and every library that copies models. Such tensors,
+non-leaf) breaks `copy.deepcopy`, and with it EMA, swapped weights and every library that copies models. These tensors,
 and other attributes that cannot be copied (a lock), are found by copying each alone. If forward leaves tensors behind,
 the model is called before, with gradients as a user calls it.
 
@@ -224,7 +224,7 @@ class _Proof:
         *,
         severity: Severity = Severity.ERROR,
     ) -> None:
-        """Add a finding for each tensor and rule once, from the first copy that shows it."""
+        """Add a finding for each tensor and rule once, from the first copy with the fault."""
         finding = judging.build_finding(self._subject, rule, message, fqn, help=help, severity=severity)
         self._findings.setdefault((rule.name, fqn), finding)
 
@@ -293,7 +293,7 @@ def _try_to_copy(subject: ModelUnderTest, value: object, memo: ChainMap[int, Any
 
 
 def _describe_unpicklable(module: nn.Module, raised: str) -> str | None:
-    """Return a reason against pickling that is unrelated to the state of the model; None without such a reason."""
+    """Return a reason against pickling unrelated to the state of the model; None without such a reason."""
     meaning_ = next((meaning for words, meaning in _BY_DESIGN.items() if words in raised), None)
     if meaning_:
         return meaning_
@@ -307,7 +307,7 @@ def _describe_form(tensor: torch.Tensor) -> str:
 
 
 def _find_flat_weights(module: nn.Module) -> frozenset[str]:
-    """Find the flat weights of parametrized RNNs, which torch refills if forward finds a change."""
+    """Find the flat weights of parametrized RNNs, refilled by torch if forward finds a change."""
     rnns = [(prefix, rnn) for prefix, rnn in module.named_modules() if isinstance(rnn, nn.RNNBase)]
     return frozenset(
         f"{prefix}{'.' if prefix else ''}_flat_weights[{number}]"

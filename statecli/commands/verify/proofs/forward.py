@@ -6,10 +6,11 @@ if the first try is inconclusive; if both are, the proof is. One instance is cal
 A fake GPU knows shapes and devices, and little of dtypes, indices and values: a model that raises in a plain call on
 the CPU is inconclusive, unless the error is about the CPU.
 
-An operator with tensors of more than one device raises as on CUDA. A mismatch that the model does not catch is reported
-with the line of the operator, then carried over in another run, so that the next mismatch is found too.
+An operator with tensors of more than one device raises as on CUDA. A mismatch not caught by the model is reported with
+the line of the operator, then carried over in another run, so that the next mismatch is found too.
 
-A passed forward does not clear a tensor left on the CPU: forward may have copied the tensor on the way, or not read it.
+A passed forward does not clear a tensor left on the CPU: forward may have copied the tensor on the way, or not read the
+tensor.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _CAREFUL_RUNS_S = 2.0
 
 @dataclass(frozen=True)
 class _Trial:
-    """One way to call the model on a device. `how` describes the call."""
+    """Way of calling the model on a device. `how` describes the call."""
 
     device: torch.device
     device_name: str
@@ -78,10 +79,9 @@ class _Trial:
 
 @dataclass
 class _Run:
-    """One moved and called instance: the devices of its tensors before the call, and its error (None: it passed).
+    """Moved and called instance: the devices of its tensors before the call, and its error (None: it passed).
 
-    `refused`: mismatches that the model did not catch; `cuda_checks`: lines of the model with
-    `torch.cuda.is_available()`.
+    `refused`: mismatches not caught by the model; `cuda_checks`: lines of the model with `torch.cuda.is_available()`.
     """
 
     trial: _Trial
@@ -93,7 +93,7 @@ class _Run:
 
     @property
     def has_proved(self) -> bool:
-        """True if the run proves the absence of mismatches for all tensors without one."""
+        """True if the run proves the absence of mismatches for all tensors without a mismatch."""
         return self.raised is None and not self.cuda_checks
 
 
@@ -177,7 +177,7 @@ def _use_real_gpu(watch: DeviceWatch) -> Iterator[fake_gpu.MoveRecord]:
 
 
 def _run_until_not_refused(subject: ModelUnderTest, trial: _Trial) -> _Run:
-    """Return the first complete run, in which all mismatches refused before are carried over."""
+    """Return the first complete run, with all earlier refused mismatches carried over."""
     carried_over: frozenset[Mismatch] = frozenset()
     caught: frozenset[Mismatch] = frozenset()
     end = time.monotonic() + _CAREFUL_RUNS_S

@@ -1,10 +1,11 @@
 """Prove `move`: really move the model, and read the device of each tensor before and after.
 
 Whether a tensor follows is read from its device. Ties and further names are judged by a stand-in (see
-`judging.measure_stand_in_move`), because a move to meta makes a new object for each name, unlike a move to CUDA.
-Tensors already on the device can be judged only by the stand-in.
+`judging.measure_stand_in_move`), because a move to meta makes a new object for each name, unlike a move to CUDA. Only
+the stand-in can judge tensors already on the device.
 
-Every tensor left behind fails, class attributes too, because forward reads them through the instance. Not judged:
+Every tensor left behind fails, class attributes too, because forward reads class attributes through the instance. Not
+judged:
 
 - tensors recomputed by torch before each forward (old weight_norm, spectral_norm, pruning); - tensors created by the
 first forward and recreated, whatever their values, by every other, or for another device; - tensors in
@@ -135,7 +136,7 @@ class MoveResult:
     lost_model: Finding | None = None
 
     def record_returned(self, subject: ModelUnderTest, module: nn.Module, returned: object) -> nn.Module:
-        """Return the model from `.to`, or the moved model if `.to` returned something else, which is a finding."""
+        """Return the model from `.to`, or the moved model, with a finding, if `.to` returned something else."""
         if not isinstance(returned, nn.Module):
             self.lost_model = _build_lost_finding(subject, type(module), returned)
         return measure.get_moved_model(module, returned)
@@ -252,7 +253,7 @@ class _Proof:
 
     @functools.cached_property
     def _instance(self) -> nn.Module:
-        """Return an instance for looking at methods; it is not called."""
+        """Return an instance for looking at methods, without a call."""
         return self._subject.build_fresh()
 
     def _describe_harmless(self, row: TensorInfo) -> str | None:
@@ -371,7 +372,7 @@ def compare_on_cpu(subject: ModelUnderTest, moved: MoveResult) -> None:
 
 
 def _try_way_back_on_fake_gpu(subject: ModelUnderTest, moved: MoveResult) -> None:
-    """Record tensors that do not come back from a fake GPU: on the CPU nothing moves, and from meta nothing returns."""
+    """Record tensors not coming back from a fake GPU: on the CPU nothing moves, and from meta nothing returns."""
     there = move_to_fake_gpu(subject)
     moved.stuck = there.stuck
     why = next(iter(there.reasons), there.why_no_way_back)

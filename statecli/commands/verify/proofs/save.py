@@ -213,7 +213,7 @@ class _Proof:
             self._saved[row.fqn] = self._fail_running_state(row) if is_lost else cell
 
     def _list_possible_states(self, rows: list[TensorInfo]) -> list[str]:
-        """Return the tensors that no file has; metrics, which move by their own code, are left out."""
+        """Return the tensors that no file has, except metrics, because metrics move by their own code."""
         possible = (row for row in rows if row.kind is not Kind.PARAMETER and not row.persistent)
         excluded = self._recomputed | self._subject.created_by_forward
         return [
@@ -223,7 +223,7 @@ class _Proof:
         ]
 
     def _fail_running_state(self, row: TensorInfo) -> Cell:
-        """Fail a tensor that forward updates in training: a warning if the class has decided not to save it."""
+        """Fail a tensor updated by forward in training: a warning if the class has decided not to save it."""
         is_declined = row.persistent is False
         why = "its buffer has persistent=False" if is_declined else "it is not registered"
         message = f"{row.fqn}: forward updates the tensor in train mode, but state_dict() lacks it because {why}"
@@ -345,7 +345,7 @@ class _Safetensors:
         return judging.skip_cell(self._why_incomplete) if self._why_incomplete else Cell(Verdict.PASSED)
 
     def _load(self, through: Callable[[dict[str, torch.Tensor]], Mapping[str, Any]], strictly: bool) -> str | None:
-        """Load the altered entries into B; return the reason if that failed, or None.
+        """Load the altered entries into B; return the reason for a failure, or None.
 
         Entries with the same bits would be restored as before, so only altered entries are loaded again.
         """
@@ -377,7 +377,7 @@ class _Safetensors:
         self._proof.fail(rule, f"{name}: {what}", name, help)
 
     def _refuse_others(self) -> None:
-        """Fail entries other than tensors, unless they hold none: users save those elsewhere, or by torch.save."""
+        """Fail entries other than tensors, unless empty: users save these entries elsewhere, or by torch.save."""
         for name, value in self._entries.items():
             if isinstance(value, torch.Tensor):
                 continue
@@ -506,7 +506,7 @@ def _restore_shared(first: nn.Module, second: nn.Module) -> Iterator[Callable[[]
 
 
 def _copy_if_shared(tensor: torch.Tensor, shared: set[int | str]) -> torch.Tensor:
-    """Return the tensor, or a copy if B shares its memory, which a load would change."""
+    """Return the tensor, or a copy if B shares its memory, because a load would change this memory."""
     with torch._C.DisableTorchFunctionSubclass():
         if judging.is_lazy_tensor(tensor):
             return tensor

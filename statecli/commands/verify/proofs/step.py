@@ -84,7 +84,7 @@ class _StepVerdicts:
 
     @functools.cached_property
     def reached_at_times(self) -> dict[str, list[str]]:
-        """Those of `reached` without a gradient in some rounds."""
+        """Names in `reached` without a gradient in some rounds."""
         seen = self.run.seen
         return {key: [name for name in names if None in seen[name].peaks] for key, names in self.reached.items()}
 
@@ -93,7 +93,7 @@ class _StepVerdicts:
         return hidden_states.find_zero_states(self.run)
 
     def has_zero_state(self, name: str) -> bool:
-        """Return True if `name` is the weight of a hidden state that is zero in each call."""
+        """Return True if `name` is the weight of a hidden state of zeros in each call."""
         if hidden_states.HIDDEN_WEIGHT not in name:
             return False
         return any(name.startswith(f"{module}." if module else "") for module in self._zero_states)
@@ -131,9 +131,9 @@ _NOT_REACHED = "forward does not use the parameter with the inputs that statecli
 
 
 def skip_unreached(check: Check) -> Check:
-    """Return the proof as skipped if all that is inconclusive is what the inputs that statecli chose do not reach.
+    """Return the proof as skipped if all its inconclusive tensors are unreached by the inputs chosen by statecli.
 
-    For a user who asked neither for the proof nor for these inputs.
+    Applies to users who requested neither the proof nor these inputs.
     """
     cells = [cell for column in check.columns for cell in column.cells.values()]
     unsure = {cell.reason for cell in cells if cell.verdict is Verdict.INCONCLUSIVE}
@@ -328,7 +328,7 @@ def _describe_blocking_node(giver: str | None) -> tuple[str, str]:
 
 
 def _find_chosen_sibling(verdicts: _StepVerdicts, name: str) -> str | None:
-    """Return a tensor with a gradient and the same name but for numbers, if forward may choose among them.
+    """Return a tensor with a gradient and the same name but for numbers, if forward may choose among these tensors.
 
     Forward may choose if it reads values, or if only some rounds gave a gradient to the sibling.
     """
@@ -376,7 +376,7 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell
 
 
 def _judge_left_out(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
-    """Judge a leaf that requires grad and is not in `model.parameters()`; harmless as long as it gets no gradient."""
+    """Judge a leaf that requires grad and is not in `model.parameters()`; harmless without a gradient."""
     if name in verdicts.run.replaced:
         why = "forward replaces the tensor, but the optimizer trains the old one"
         return verdicts.fail(
