@@ -1,8 +1,8 @@
 """The baseline: accepted findings, each with its reason, so that an audit fails only for new findings.
 
 A finding is identified by its rule, target, section and tensor, by `about` (`os.system`), and by its content: a digest
-of the checked bytes, or else the message. So another payload is not accepted under the name of a known one. A tensor
-that a class does not register, or that a move parts from another, is identified by its rule and name alone, because
+of the checked bytes, or else the message. So another payload is not accepted under the name of a known payload. A
+tensor not registered by a class, or separated from another by a move, is identified by its rule and name alone, because
 each command reports another consequence of the same mistake.
 
 The file has a sorted line for each finding, without times. Targets in the file are relative to its folder; once read,
@@ -70,7 +70,7 @@ _Cause = tuple[str, str, str]
 
 
 def _list_causes(finding: Finding, name: str, modules: dict[str, list[str]]) -> list[_Cause]:
-    """Return the cause for each tensor that the finding is about; [] if the content of the finding counts.
+    """Return the cause for each tensor of the finding; [] if the content of the finding counts.
 
     `modules` has, for a tensor of an unregistered module, all tensors of the module.
     """
@@ -106,7 +106,7 @@ def _make_key(finding: Finding, name: str) -> _Key:
 
 
 def _strip_target(finding: Finding) -> str:
-    """Return the message without the target, which users type in many ways."""
+    """Return the message without the target, because users type targets in many ways."""
     return finding.message.removeprefix(f"{finding.target}: ")
 
 
@@ -122,7 +122,7 @@ def _build_entry(finding: Finding, name: str, reason: str) -> Entry:
 
 
 def read_baseline(path: str) -> Baseline:
-    """Read a baseline file. Raises UnreadableError if there is none, MalformedError if it is not a baseline."""
+    """Read a baseline file. Raises UnreadableError if the file is missing, MalformedError if it is not a baseline."""
     document = read_document(path, "the baseline")
     if document.get("schema") == SCHEMA_BY_NAME:
         again = "delete the file and write a new one with --write-baseline FILE --reason TEXT"
@@ -221,7 +221,7 @@ def _accept_in_target(
 def _find_reason(
     key: _Key, causes: Sequence[_Cause], reasons: dict[_Key, str], reasons_by_cause: dict[_Cause, str]
 ) -> str | None:
-    """Return the reason for which the baseline accepts a finding, by its content or by its causes; None without one."""
+    """Return the baseline's reason for accepting a finding, by its content or by its causes; None without a reason."""
     if _is_accepted(key, reasons):
         return reasons[key]
     is_known = bool(causes) and all(cause in reasons_by_cause for cause in causes)
@@ -229,7 +229,7 @@ def _find_reason(
 
 
 def find_missing_entries(baseline: Baseline, targets: Sequence[str]) -> list[Entry]:
-    """Return the entries of files that no longer exist in the folders among `targets`."""
+    """Return the entries of files no longer in the folders among `targets`."""
     folders = [target for target in targets if files.is_folder(target)]
     missing = {target for target in {entry.target for entry in baseline.findings} if _is_missing(target, folders)}
     return [entry for entry in baseline.findings if entry.target in missing]

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rules whose findings are accepted on some targets, with the reason, which is shown with the findings.
+    """Rules with accepted findings on some targets, and the reason, shown with the findings.
 
     Findings with a content (of pickles, code, a lock) are accepted only if `contents` lists the content.
     """
@@ -76,7 +76,7 @@ class LoadedConfig(msgspec.Struct, frozen=True):
     path: str | None = None
 
     def source(self, *keys: str) -> str:
-        """Return the file that sets a key, or `default`."""
+        """Return the file of a key, or `default`."""
         value: Any = self.raw
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
@@ -84,7 +84,7 @@ class LoadedConfig(msgspec.Struct, frozen=True):
 
     @property
     def folder(self) -> str:
-        """The folder that paths and globs of the configuration are relative to."""
+        """The base folder of relative paths and globs in the configuration."""
         return (os.path.dirname(self.path) if self.path and _is_in_repository(self.path) else "") or "."
 
     #: The table as it stands in the file.
@@ -119,9 +119,9 @@ def load_config(path: str | None = None, start: str = ".", *, no_config: bool = 
 
 
 def distrust_judged_config(loaded: LoadedConfig, targets: Iterable[str]) -> LoadedConfig:
-    """Return the configuration without what lets more pickles pass, if it is of a judged folder and no repository.
+    """Return the configuration, without settings for fewer pickle checks if from an audited folder without repository.
 
-    The author of a download wrote the configuration in it too. A repository is taken for the user's own.
+    The author of a download also wrote its configuration. A repository is taken for the user's own.
     """
     folder = os.path.realpath(os.path.dirname(loaded.path or "") or os.curdir)
     if loaded.path is None or has_repository(folder) or not any(_is_judged_with(folder, text) for text in targets):
@@ -164,7 +164,7 @@ def _is_judged_with(folder: str, target: str) -> bool:
 
 
 def _iter_resolved(path: str) -> Iterator[str]:
-    """Yield each file and folder that the system passes to reach the path: also links, and where they lead."""
+    """Yield each file and folder on the system's way to the path: also links, and their destinations."""
     drive, rest = os.path.splitdrive(os.path.join(os.getcwd(), path))
     here = drive + os.sep
     steps = rest.replace(os.altsep or os.sep, os.sep).split(os.sep)[::-1]
@@ -280,7 +280,7 @@ _TYPE_NAMES |= {"str | null": "a text", "int | null": "a whole number"}
 
 
 def _convert(value: Any, type_: type[T], where: str, path: str) -> T:
-    """Convert the value. Raises UsageError that says where in the file it has the wrong type."""
+    """Convert the value. Raises UsageError that names the place of a wrong type in the file."""
     try:
         return msgspec.convert(value, type_)
     except msgspec.ValidationError as error:
@@ -313,7 +313,7 @@ def _check_rules(names: Iterable[str], path: str) -> None:
 
 
 def expand_rules(names: Sequence[str], where: str, known: Collection[Rule] = RULES) -> tuple[str, ...]:
-    """Return the rules for these names, of the `known` ones: a rule, or each rule of a group.
+    """Return the rules for these names, from `known`: a rule, or each rule of a group.
 
     Raises UsageError for any other name, with similar names.
     """
@@ -355,7 +355,7 @@ _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 def _wrap_text(value: Any) -> Any:
-    """Return a list of one text for a single text."""
+    """Return a list with the text for a single text."""
     return [value] if isinstance(value, str) else value
 
 

@@ -1,8 +1,7 @@
 """Scan the tensors whose modules unpickle their bytes.
 
 `set_extra_state` of TransformerEngine, and so of Megatron and NeMo, calls `pickle.loads` on the bytes of the tensor
-`*._extra_state` that load_state_dict gives it, whatever the format of the file. Source:
-transformer_engine/pytorch/module/base.py.
+`*._extra_state` from load_state_dict, for any format of the file. Source: transformer_engine/pytorch/module/base.py.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _SUFFIX = "_extra_state"
 
 
 def scan_extra_states(state: ModelState) -> Iterator[ScannedPickle]:
-    """Yield the pickles in the extra states of modules. Raises UnreadableError for bytes that cannot be read."""
+    """Yield the pickles in the extra states of modules. Raises UnreadableError for unreadable bytes."""
     for tensor in state.tensors:
         if tensor.fqn.endswith(_SUFFIX) and tensor.data is not None and tensor.elements:
             storage = tensor.data.storage

@@ -1,7 +1,7 @@
-"""Check the tensors that are states of torch's CPU generator: torch does not check the sum of two numbers in them.
+"""Check the tensors with states of torch's CPU generator: torch does not check the sum of two numbers in a state.
 
 `torch.set_rng_state` takes a table of 624 numbers, `next` and `left`. The next draws read the table from `next` on,
-`left - 1` of them, and torch only checks that each of both is at most 624. Source: LegacyGeneratorState in
+`left - 1` of them, and torch only checks that neither exceeds 624. Source: LegacyGeneratorState in
 aten/src/ATen/CPUGeneratorImpl.cpp. A state of CUDA (16 bytes, a seed and an offset) has no table.
 """
 

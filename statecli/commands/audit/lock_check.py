@@ -33,7 +33,7 @@ MISSING_FILE_HELP = "restore it; if the removal is intended, lock again"
 
 
 def check_lock(subject: Subject, request: Request, progress: Progress | None) -> Subject:
-    """Return the subject with its differences from the lock. A class that is only a reference is not compared.
+    """Return the subject with its differences from the lock. A class used only as a reference is not compared.
 
     Raises as `compare_lock.select_target` and `compare_with_lock` do.
     """
@@ -102,7 +102,7 @@ def _count_locked_tensors(text: str, request: Request) -> int:
 
 
 def compare_pipelines(request: Request, audited: Collection[str]) -> Iterator[Subject]:
-    """Yield each diffusers pipeline around the `audited` targets or of the lock, with the files that changed in it."""
+    """Yield each diffusers pipeline around the `audited` targets or of the lock, with its changed files."""
     lock = request.lock
     if lock is None or lock.has_no_names or request.weights_only or request.frozen_only:
         return
@@ -121,8 +121,8 @@ def compare_pipelines(request: Request, audited: Collection[str]) -> Iterator[Su
 
 
 def _is_expected(text: str, requested: Sequence[str]) -> bool:
-    """Return whether a walk over the requested targets would reach it; False for a class or a section of a file."""
-    path, section = split_section(text)
+    """Return whether a walk over the requested targets would reach the text; False for a class or a file's section."""
+    path, section = load.split_section(text)
     if spec.parse_spec(text) is not None or (section is not None and files.exists(path)):
         return False
     return is_reached(path, requested)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One side of a comparison: the state; for a class its built module, for a checkpoint the versions of its files."""
+    """Side of a comparison: the state; for a class its built module, for a checkpoint the versions of its files."""
 
     text: str
     state: ModelState
@@ -41,7 +41,7 @@ class Side(msgspec.Struct, frozen=True):
 
 
 def read_side(text: str, init_device: str) -> Side:
-    """Read the class or checkpoint that the text names. Raises StateError."""
+    """Read the class or checkpoint named by the text. Raises StateError."""
     spec = load.find_class_spec(text)
     if spec is None:
         text = _find_only_model(text) if files.is_folder(text) else text
@@ -65,7 +65,7 @@ def _find_only_model(folder: str) -> str:
 
 
 def _may_contain_model(path: str) -> bool:
-    """Return whether the file contains a model; True for a damaged file, because nobody can tell."""
+    """Return whether the file contains a model; True for a damaged file, because its content is unknown."""
     try:
         return explain_not_compared(load.read_whole_checkpoint(path), in_model_folder=False) is None
     except UnreadableError as error:
@@ -89,7 +89,7 @@ def compare_with_checkpoint(side: Side, reference: Side, *, values: bool) -> Dif
 
 
 def _check_sections(before: ModelState, after: ModelState) -> list[Oddity]:
-    """Return a note about sections of the reference without a counterpart. UsageError if no model has one."""
+    """Return a note on sections of the reference without a counterpart. Raises UsageError if no model has one."""
     left, right = (list_model_sections(state) for state in (before, after))
     pairs, notes = pair_sections(before, after)
     ambiguous = [note.message for note in notes if note.kind is OddityKind.SECTIONS_APART]
@@ -101,14 +101,14 @@ def _check_sections(before: ModelState, after: ModelState) -> list[Oddity]:
 
 
 def list_model_sections(state: ModelState) -> list[str]:
-    """Return the sections that contain tensors of a model."""
+    """Return the sections with tensors of a model."""
     return list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in MODEL_KINDS))
 
 
 def _check_compared(diff: Diff, side: Side) -> Diff:
     """Return the diff. Raises UnreadableError for an uncompared tensor, unless rules report the tensor.
 
-    Damage in the target itself makes the target fail elsewhere; rules report values that are inconclusive.
+    Damage in the target itself makes the target fail elsewhere; rules report inconclusive values.
     """
     damages = {tensor.damage for tensor in side.state.tensors}
     for broken in diff.broken:
@@ -138,7 +138,7 @@ NOT_COMPARED_REASONS = REASONS_WITHOUT_MODEL | {NOT_PART_OF_MODEL, INSIDE_MODEL_
 def explain_not_compared(state: ModelState, *, in_model_folder: bool) -> str | None:
     """Return why a file found by a walk is not compared with the reference; None for a model.
 
-    `in_model_folder`: the file lies in the folder of a model that is a target itself.
+    `in_model_folder`: the file lies in the folder of a model among the targets.
     """
     kinds = {tensor.kind for tensor in state.tensors}
     if not kinds.intersection(MODEL_KINDS):

@@ -20,11 +20,11 @@ from statecli.rules.policy_config import Policy
 class Request(msgspec.Struct, frozen=True):
     """The arguments of one audit. An empty `select` selects every rule.
 
-    Checkpoints are compared with the class `model`, which is also a target, and with the checkpoint `against`.
+    Checkpoints are compared with the class `model`, also a target, and with the checkpoint `against`.
     `per_target_ignore` accepts findings of rules by globs of targets, relative to `config_folder`; `severity` replaces
     a rule's own. With `allow_empty`, an unmatched glob is skipped, not failed. With `as_found`, a named file is
-    replaced by the target of a walk over its folder. `values` True reads values whatever their size, False reads none,
-    None reads up to the limits of `values_budget`.
+    replaced by the target of a walk over its folder. `values` True reads values of any size, False reads none, None
+    reads up to the limits of `values_budget`.
     """
 
     targets: tuple[str, ...]

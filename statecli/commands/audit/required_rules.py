@@ -71,7 +71,7 @@ def describe_unused(request: Request) -> Iterator[str]:
 
 
 def list_policy_keys(request: Request) -> list[str]:
-    """Return the keys of the policy that are set."""
+    """Return the keys set in the policy."""
     keys = zip(request.policy.__struct_encode_fields__, request.policy.__struct_fields__, strict=True)
     return [key for key, field in keys if getattr(request.policy, field) not in (None, ())]
 

@@ -1,4 +1,4 @@
-"""One run of `audit`: read the targets in order, and run the rules on each."""
+"""Run of `audit`: read the targets in order, and run the rules on each."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from statecli.values.require_numpy import require_numpy
 def audit(request: Request, progress: Progress | None = None) -> Audit:
     """Run the rules over each target. An unreadable target has status `failed`.
 
-    `progress` is called for the values that are read, target by target.
+    `progress` is called for the values read, target by target.
     """
     run = _Run(request, progress)
     targets = []
@@ -79,7 +79,7 @@ def accept_all(result: Audit, path: str, reason: str, request: Request) -> tuple
 
 
 class _Run:
-    """State shared by the targets of a run: the rules, and the references, which are read once."""
+    """State shared by the targets of a run: the rules, and the references, read once."""
 
     def __init__(self, request: Request, progress: Progress | None) -> None:
         self.request, self.progress = request, progress
@@ -165,7 +165,7 @@ class _Run:
         return lock is not None and lock.of(text, self.request.lock_folder, by_name=True) is not None
 
     def report_missing(self, targets: Sequence[TargetResult]) -> Iterator[TargetResult]:
-        """Yield each missing locked target, with a finding; a shard that exists is left to its model."""
+        """Yield each missing locked target, with a finding; an existing shard is left to its model."""
         audited = {target.target for target in targets if target.status is not Status.SKIPPED} | self.filtered_out
         rule = next((rule for rule in self.rules if rule.name == lock_check.LOCK_RULE), None)
         if rule is None:
@@ -206,7 +206,7 @@ class _Run:
     def explain_unused_reference(self, targets: Sequence[TargetResult]) -> str | None:
         """Return why --model, --against or --lock was compared with no target; None if the option was used.
 
-        With `as_found` the targets are a part of a project, which need not include a model.
+        With `as_found` the targets are a part of a project, not necessarily with a model.
         """
         request = self.request
         if request.as_found:
@@ -235,7 +235,7 @@ class _Run:
         return any(map(_is_about_pickles, self.rules)) and not is_named_as_checkpoint(text)
 
     def _judge_pickle(self, text: str, pickles: tuple[ScannedPickle, ...]) -> TargetResult:
-        """Check a pickle that is not a checkpoint by what loading runs; other rules have nothing to check."""
+        """Check a pickle other than a checkpoint by the code run on loading; other rules have nothing to check."""
         reason = "is a pickle that is not a checkpoint"
         if self.not_compared is not None:
             self.not_compared[text] = reason
@@ -253,7 +253,7 @@ class _Run:
         return replace(result, skipped=(*result.skipped, *skipped))
 
     def _build_failed(self, text: str, error: StateError, pickles: tuple[ScannedPickle, ...]) -> TargetResult:
-        """Return a target that could not be read or has no selected tensor, with a finding of the rule for the error.
+        """Return an unreadable target, or a target without a selected tensor, with a finding of the rule for the error.
 
         Its pickles are checked nevertheless, because their danger does not depend on the tensors. Missing shards are
         reported if only the comparison failed.
@@ -381,7 +381,7 @@ class _Run:
         return side
 
     def _name_option(self, text: str) -> str:
-        """Return the option that names the class or checkpoint."""
+        """Return the option of the class or checkpoint."""
         if text != self.reference:
             return "--model"
         return "--against" if self.request.against else "policy.reference"
@@ -421,7 +421,7 @@ def _is_about_pickles(rule: AuditRule) -> bool:
 
 
 def _accept_ignored(result: TargetResult, request: Request) -> TargetResult:
-    """Set the findings apart that per-target-ignore accepts, with their reasons."""
+    """Set apart the findings accepted by per-target-ignore, with their reasons."""
     if not request.per_target_ignore:
         return result
     name = make_relative_name(result.target, request.config_folder)

@@ -61,7 +61,7 @@ def _are_checksum_errors(errors: Sequence[StateError]) -> bool:
 
 
 def _add_location(subject: Subject, tensor: TensorInfo, reason: str) -> str:
-    """Add file and tensor to a reason without them, such as the reason of a killed worker."""
+    """Add file and tensor to a reason without these, for example of a killed worker."""
     paths = tuple(byte_range.path for byte_range in tensor.ranges if byte_range.path)
     return reason if reason.startswith((subject.target, *paths)) else f"{subject.target}: {tensor.fqn}: {reason}"
 

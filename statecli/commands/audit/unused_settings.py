@@ -1,4 +1,4 @@
-"""Notes of an audit without a single target, so that nothing requested is left out silently."""
+"""Notes about a whole audit, not a single target, so that nothing requested is left out silently."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def build_notes(audit: Audit, request: Request) -> list[Finding]:
 def _report_unchecked_policy(audit: Audit, request: Request) -> Iterator[Finding]:
     """Yield a note for each skipped policy rule, with its reason and targets.
 
-    A class that is only a reference is left out.
+    A class used only as a reference is left out.
     """
     targets_by_skip: dict[tuple[str, str], list[str]] = {}
     for target in audit.targets:
@@ -67,7 +67,7 @@ def _report_missing_targets(accepted_findings: Baseline, audit: Audit, request: 
 
 
 def _report_unmatched_globs(audit: Audit, request: Request) -> Iterator[Finding]:
-    """Yield a note for each glob of per-target-ignore that matches neither a target nor a local file."""
+    """Yield a note for each glob of per-target-ignore without a matching target or local file."""
     folder = request.config_folder
     names = [make_relative_name(target.target, folder) for target in audit.targets] if request.per_target_ignore else []
     for pattern in request.per_target_ignore:

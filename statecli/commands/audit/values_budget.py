@@ -1,4 +1,4 @@
-"""Decide whether an audit reads the values of a target's tensors, if nobody forces or forbids it."""
+"""Decide whether an audit reads the values of a target's tensors, unless forced or forbidden by an option."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DEFAULT_VALUE_TENSORS = 5_000
 
 
 class ValuesBudget:
-    """The bytes and tensors that a run may still read by default; targets take from them in order.
+    """Bytes and tensors that a run may still read by default; targets take from this budget in order.
 
-    `values` is True if values are read whatever their size, False if they are not read, None for the default.
+    `values` is True to read values of any size, False to read no values, None for the default.
     """
 
     def __init__(self, values: bool | None, rules: Sequence[AuditRule]) -> None:
