@@ -1,1 +1,1 @@
-"""What a person types and sees: parsing, commands, output files, the console, the git driver."""
+"""Command line: parsing, commands, output files, the console, the git driver."""

@@ -80,7 +80,7 @@ def execute(options: Options, extra: ExtraInputs | None = None) -> int:
 
 
 def show_help(command: str, words: Sequence[str]) -> int:
-    """Write the help of a command, of statecli for "", in the colours that the words ask for; return 0."""
+    """Write the help of a command, of statecli for "", in the colours requested by the words; return 0."""
     from statecli.cli import help_page
 
     console.reserve_stdout()
@@ -118,7 +118,7 @@ def _write_outcome(outcome: Outcome, options: Any, outputs: Sequence[OutputTarge
 
 
 def _limit_time(seconds: float | None) -> None:
-    """Have the parent process end this one after so many seconds."""
+    """Have the parent process end this process after so many seconds."""
     if seconds is None:
         return
     if not 0 < seconds < math.inf:

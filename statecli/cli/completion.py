@@ -1,10 +1,10 @@
 """Complete command lines, for the scripts of `statecli completion SHELL`.
 
 A script calls `statecli __complete SHELL =CURRENT WORD...`: the word at the cursor, behind an equals sign because some
-shells drop empty words, and the words between the program and it. The answer is a line of the kind (`Kind`), a line of
-the number of characters before a file name (`--output=`: 9), and a line for each candidate: the word, a tab and its
-help. Commands, options and values are those of the table. Completion runs
-at every press of Tab, so it imports neither Typer nor torch, and runs nothing of a `.py` or a checkpoint.
+shells drop empty words, and the words between the program and this word. The answer is a line of the kind (`Kind`), a
+line of the number of characters before a file name (`--output=`: 9), and a line for each candidate: the word, a tab and
+its help. Commands, options and values come from the table. Completion runs at every press of Tab, so completion imports
+neither Typer nor torch, and runs nothing of a `.py` or a checkpoint.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _format_answer(shell: str, current: str, words: Sequence[str]) -> str:
 
 
 def _format_bash_answer(fragment: str, words: Sequence[str]) -> str:
-    """Return the answer for Bash, which has split the words, and inserts text as it is after `fragment`."""
+    """Return the answer for Bash, which has split the words, and inserts the text unchanged after `fragment`."""
     *words, current = _join_words([*words, fragment])
     start = fragment if fragment.strip(":=") else ""
     typed = _unquote(current)
@@ -86,7 +86,7 @@ def _format_bash_answer(fragment: str, words: Sequence[str]) -> str:
 
 
 def _list_files(typed: str, start: int) -> Completion | None:
-    """Return the files with a `:` or `=` in the name, none of which needs quotes; None if there are none."""
+    """Return the files with a `:` or `=` in the name if no name needs quotes; None without files."""
     folder, name = os.path.split(typed[start:])
     if not name.strip(":="):
         return None
@@ -103,7 +103,7 @@ def _join_lines(completion: Completion, candidates: Iterable[tuple[str, str]]) -
 
 
 def _join_words(words: Sequence[str]) -> list[str]:
-    """Return the words that Bash has split at `:` and `=`: `net.py`, `:`, `Net` are one. A last empty word is new."""
+    """Join the words split by Bash at `:` and `=`: `net.py`, `:`, `Net` are one word. A last empty word is new."""
     joined: list[str] = []
     is_open = False
     for word in words:
@@ -245,7 +245,7 @@ def _list_functions(current: str) -> Candidates:
 
 
 def _list_names_in_file(current: str, *, want_classes: bool) -> Iterator[tuple[str, str]]:
-    """Yield `net.py:Net` for the start of such a word: the names that the file defines, which is not imported."""
+    """Yield `net.py:Net` for the start of a target: the names defined by the file, without an import."""
     from statecli.core import python_names
 
     path = current.partition(":")[0]
@@ -257,7 +257,7 @@ def _list_names_in_file(current: str, *, want_classes: bool) -> Iterator[tuple[s
 
 
 def _list_sections(path: str) -> Iterator[str]:
-    """Yield the sections of a checkpoint, and those in which several lie; a name that needs quotes is left out."""
+    """Yield the sections of a checkpoint, and groups of sections; a name that needs quotes is left out."""
     from statecli.targets import load
 
     for section in load.read_whole_checkpoint(path).sections:

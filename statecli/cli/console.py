@@ -49,7 +49,7 @@ ASCII_SIGNS = {
 
 
 def _escape_unencodable(error: UnicodeError) -> tuple[str, int]:
-    """Return the replacement of a character that the encoding lacks, and the position after the character."""
+    """Return the replacement of a character missing in the encoding, and the position after the character."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     char = error.object[error.start]
@@ -63,7 +63,7 @@ _result_stream: Stream | None = None
 
 
 class Stream:
-    """A `render.Sink` over a binary file. Text that the encoding cannot hold is written as escapes."""
+    """A `render.Sink` over a binary file. Characters missing in the encoding are written as escapes."""
 
     def __init__(self, raw: IO[bytes], encoding: str, columns: int | None = None, *, is_stdout: bool = True) -> None:
         """Write to `raw`. `columns`: the width, if `raw` has no descriptor."""
@@ -100,7 +100,7 @@ class _StdoutErrors:
 
 
 def reserve_stdout() -> None:
-    """Reserve standard output for results; everything else that the process prints goes to stderr.
+    """Reserve standard output for results; everything else printed by the process goes to stderr.
 
     A model's code may print from a thread, a finalizer or an exit handler, long after the model was built. Nothing is
     changed if `sys.stdout` is closed or replaced, because the caller handles output then. A supervised process has no
@@ -156,7 +156,7 @@ def open_stdout() -> Stream:
 
 @contextmanager
 def _open_sink(path: str | None) -> Iterator[Stream]:
-    """Yield stdout, or the file at `path` in UTF-8, which is replaced only once the block has ended."""
+    """Yield stdout, or the file at `path` in UTF-8, replaced only after the end of the block."""
     if interrupts.was_interrupted:
         raise KeyboardInterrupt
     if path is None:
@@ -179,7 +179,7 @@ def _open_sink(path: str | None) -> Iterator[Stream]:
 def _open_paged_stdout() -> Iterator[Stream]:
     """Yield standard output; on a terminal, a stream whose text goes to the pager if it is longer than the screen.
 
-    The parent of a supervised process pages what it writes.
+    The parent of a supervised process pages the output.
     """
     stdout = open_stdout()
     if _find_parent() is not None or not stdout.raw.isatty() or pager.find_pager(stdout.raw.fileno()) is None:
@@ -195,18 +195,18 @@ def _open_paged_stdout() -> Iterator[Stream]:
 
 
 class _CollectedOutput(io.BytesIO):
-    """Bytes that are written to a terminal later."""
+    """Bytes for a later write to a terminal."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
 
     def isatty(self) -> bool:
-        """Return True: it is a terminal's text."""
+        """Return True: the text is for a terminal."""
         return True
 
     def fileno(self) -> int:
-        """Return the terminal's descriptor, which tells its width."""
+        """Return the terminal's descriptor, used for its width."""
         return self._descriptor
 
 
@@ -237,7 +237,7 @@ def write_report(report: Report, targets: Sequence[OutputTarget], color: str, *,
 
 
 def print_summary(report: Report, path: str) -> None:
-    """Print on stderr what a report in a file found, because a failed job would show nothing else."""
+    """Print on stderr a summary of a report in a file, because a failed job would show nothing else."""
     page = (report.page_without_rows or report.page)()
     _print_line(f"statecli: {report.title}: {page.verdict}; see {path}")
 
@@ -264,7 +264,7 @@ def write_text(text: Callable[[int], str], path: str | None) -> None:
 def write_help(text: Callable[[int, bool], str], color: str) -> None:
     """Write help to stdout: text for a width and with or without colours.
 
-    COLUMNS is preferred to the terminal, as man and git prefer it.
+    COLUMNS is preferred to the terminal, as in man and git.
     """
     with _open_sink(None) as sink:
         width = get_requested_width() or _get_width(sink)
@@ -310,7 +310,7 @@ def print_error(message: str, debug: bool) -> int:
 
 
 def print_crash(error: Exception, debug: bool) -> int:
-    """Print a bug of statecli in a line, without secrets that the message may hold; return exit code 2."""
+    """Print a bug of statecli in a line, without secrets in the message; return exit code 2."""
     message = (
         f"internal error: {type(error).__name__}: {_scrub(str(error))} (please report it with the output of --debug)"
     )
@@ -420,7 +420,7 @@ def _redirect_to_null(stream: IO[str] | IO[bytes]) -> None:
 
 @contextmanager
 def show_progress(*, enabled: bool, color: str, values: bool = True) -> Iterator[Progress | None]:
-    """Show progress bars on stderr if it is a terminal: of fetched files, then of read bytes if `values`.
+    """Show progress bars on stderr if stderr is a terminal: of fetched files, then of read bytes if `values`.
 
     Yields the function to report bytes to, or None. A bar appears when the first byte is read.
     """
@@ -443,7 +443,7 @@ def show_progress(*, enabled: bool, color: str, values: bool = True) -> Iterator
 
 
 class _StageLine:
-    """The line of stderr that names what takes seconds now."""
+    """Line of stderr with the name of the present slow stage."""
 
     def __init__(self) -> None:
         self._is_shown = False
@@ -451,7 +451,7 @@ class _StageLine:
     def show(self, text: str) -> None:
         """Show a stage in the place of the stage before; "" clears the line.
 
-        The cursor stays at the start of the line, so that whatever is printed next takes the place of the text.
+        The cursor stays at the start of the line, so that the next output takes the place of the text.
         """
         stream = sys.__stderr__  # a model's code may replace sys.stderr
         if stream is None or not (text or self._is_shown):
@@ -477,7 +477,7 @@ def _show_fetched_files(total: int, color: str, line: _StageLine) -> Iterator[Ca
 
 
 class _ReadBytes:
-    """Bytes of values that are read: those of whole tensors, or those that arrived of remote files if they are more."""
+    """Bytes of values read: of whole tensors, or received of remote files if this is more."""
 
     def __init__(self) -> None:
         self.total = self._done = self._done_before = self._fetched_before = 0
@@ -489,7 +489,7 @@ class _ReadBytes:
         self._fetched_before = prefetch_progress.count_fetched_values().bytes
 
     def add(self, done: int) -> None:
-        """Count the bytes of tensors that are done."""
+        """Count the bytes of finished tensors."""
         self._done += done
 
     def count(self) -> int:
@@ -513,7 +513,7 @@ def _show_read_bytes(color: str, line: _StageLine) -> Iterator[Progress]:
     read = _ReadBytes()
 
     class _Bar(Progress):
-        """A bar that asks for the bytes that arrived each time it is drawn: a large tensor arrives in many pieces."""
+        """Bar with the bytes received so far at each drawing: a large tensor arrives in many pieces."""
 
         def get_renderables(self) -> Iterable[RenderableType]:
             for task in self.task_ids:
@@ -537,7 +537,7 @@ def _show_read_bytes(color: str, line: _StageLine) -> Iterator[Progress]:
 
 @contextmanager
 def show_steps(total: int, *, enabled: bool, color: str) -> Iterator[Callable[[], None]]:
-    """Show a bar of `total` steps on stderr if it is a terminal, next to the stage; yields what to call after each."""
+    """Show a bar of `total` steps on a stderr terminal, next to the stage; yields the function to call after each."""
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield lambda: None
         return

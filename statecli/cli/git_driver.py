@@ -1,9 +1,10 @@
 """`statecli git`: checkpoints in `git diff`, `git log -p` and `git difftool`.
 
 `set_up` writes the driver into a repository: `.gitattributes` lists checkpoints, `.git/config` the commands. The driver
-turns a checkpoint into text, a line a tensor, which git compares and caches by the id of the blob and the command line
-of the driver. The driver always exits with 0 and describes an error in the text, because git aborts for any other
-status. Git caches the text of an error too: an error outside of the file has a unique text with the command to drop it.
+turns a checkpoint into text, a line a tensor; git compares this text and caches it by the id of the blob and the
+command line of the driver. The driver always exits with 0 and describes an error in the text, because git aborts for
+any other status. Git caches the text of an error too: an error outside of the file has a unique text with the command
+to drop it.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def _find_global_attributes() -> str:
 
 
 def _find_overrides(top: str) -> dict[str, str]:
-    """Return patterns of files that attributes give to another driver, with its name.
+    """Return patterns of files given to another driver by attributes, with its name.
 
     Checks the files in git, and an example name for each pattern.
     """
@@ -148,7 +149,7 @@ def _find_overrides(top: str) -> dict[str, str]:
 
 
 def _add_patterns(path: str, overridden: Collection[str]) -> list[str]:
-    """Add missing patterns to the file, and move overridden ones to the end; return both."""
+    """Add missing patterns to the file, and move overridden patterns to the end; return both."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read().splitlines(keepends=True)
@@ -175,7 +176,7 @@ def _shorten_path(path: str) -> str:
 
 
 def convert_to_text(path: str) -> Iterator[str]:
-    """Yield a checkpoint as text: sorted lines `fqn dtype shape kind digest`; for any other file a line about it.
+    """Yield a checkpoint as text: sorted lines `fqn dtype shape kind digest`; for any other file a line about the file.
 
     Raises `UnreadableError` for a file that changes meanwhile, because git would cache the text for the old content.
     """

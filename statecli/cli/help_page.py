@@ -43,8 +43,8 @@ class HelpPage(NamedTuple):
     Attributes:
         name: The command as typed: "statecli diff".
         usage: The command with its targets: "statecli diff [OPTIONS] BEFORE AFTER".
-        summary: What the command does.
-        operands: Its targets or its commands; None if there are none.
+        summary: Purpose of the command.
+        operands: Its targets or its commands; None without operands.
         options: Its options by group.
         examples: Command lines.
         statuses: Each exit status and its meaning.
@@ -62,9 +62,9 @@ class HelpPage(NamedTuple):
 
 
 def find_help_request(words: Sequence[str]) -> str | None:
-    """Return the command whose help a command line asks for, "" for statecli itself; None if it asks for no help.
+    """Return the command whose help a command line requests, "" for statecli itself; None without a request for help.
 
-    Also None for a command that does not exist, which is a mistake.
+    Also None for a nonexistent command, reported later as a mistake.
     """
     before_targets = [*takewhile(lambda word: word != "--", words)]
     if words[:1] == ["help"]:
@@ -112,7 +112,7 @@ def build_page(name: str) -> HelpPage:
 
 
 def list_commands(group: str) -> Iterator[tuple[str, str]]:
-    """Yield each command of a group with its summary; for "", those of statecli and the groups themselves."""
+    """Yield each command of a group with its summary; for "", statecli's own commands and the groups themselves."""
     listed = {}
     for name, options in COMMANDS.items():
         parent, _, last = name.rpartition(" ")
@@ -158,7 +158,7 @@ def _group_options(options: Iterable[Parameter]) -> Iterator[Section]:
 
 
 def format_operand(target: Parameter) -> str:
-    """Return a target as the usage has it: `TARGET...`, `[RULE]`."""
+    """Return a target as in the usage: `TARGET...`, `[RULE]`."""
     metavar = (target.metavar or "").strip("[]") + ("..." if target.repeatable else "")
     return metavar if target.is_required else f"[{metavar}]"
 
@@ -191,7 +191,7 @@ def format_text(option: Parameter) -> str:
 
 
 def format_help(page: HelpPage, width: int, *, color: bool = False) -> str:
-    """Return the page as text of so many columns; only words that are longer make longer lines."""
+    """Return the page as text of so many columns; only longer words make longer lines."""
     style = _Style(width, color)
     blocks = [
         style.format_paragraph(f"{style.bold('Usage:')} {page.usage}"),
@@ -205,7 +205,7 @@ def format_help(page: HelpPage, width: int, *, color: bool = False) -> str:
 
 
 class _Style(NamedTuple):
-    """Layout of a page: width in columns, and whether it has colours."""
+    """Layout of a page: width in columns, and whether the page has colours."""
 
     width: int
     color: bool

@@ -20,7 +20,7 @@ _ROFF = str.maketrans({"\\": r"\e", "-": r"\-", "'": r"\(aq", '"': r"\(dq", "^":
 def write_man_pages(folder: str) -> list[str]:
     """Write the page of statecli and of each command into the folder; return the paths.
 
-    The date of the pages is that of SOURCE_DATE_EPOCH, so that a build can be reproduced, else today.
+    The date of the pages is SOURCE_DATE_EPOCH, for reproducible builds, else today.
     """
     os.makedirs(folder, exist_ok=True)
     seconds = os.environ.get("SOURCE_DATE_EPOCH")
@@ -94,5 +94,5 @@ def _format_text(text: str) -> Iterator[str]:
 
 
 def _escape(text: str) -> str:
-    """Return text that roff prints as it is, and from which a terminal copies the same characters."""
+    """Return text printed unchanged by roff, with the same characters when copied from a terminal."""
     return text.translate(_ROFF)

@@ -1,6 +1,6 @@
 """Examples and exit statuses in the help of each command of the table of options.
 
-A test runs every example (`tests/test_help.py`), so a line may name only files that its fixture writes.
+A test runs every example (`tests/test_help.py`), so a line may name only files of its fixture.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Example(NamedTuple):
-    """A command line, and what it is for."""
+    """Command line, and its purpose."""
 
     line: str
     purpose: str

@@ -1,4 +1,4 @@
-"""Describe a mistake on the command line in a sentence: what is wrong, and what to type instead."""
+"""Describe a mistake on the command line in a sentence: the mistake, and the words to type instead."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _describe_unknown_option(mistake: Any, name: str, _: Sequence[str]) -> str:
 
 
 def _list_flags(options: Any) -> list[str]:
-    """Return the spellings that the help lists."""
+    """Return the spellings listed in the help."""
     return [flag for parameter in parameters_of(options) if not parameter.hidden for flag in parameter.flags]
 
 

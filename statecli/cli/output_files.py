@@ -1,6 +1,6 @@
-"""Output files: `-f` to `-o`, and each `--report FORMAT=FILE`. They are checked before anything is read.
+"""Output files: `-f` to `-o`, and each `--report FORMAT=FILE`. Output files are checked before anything is read.
 
-A file is replaced by a complete one, or stays unchanged.
+A file is replaced by a complete file, or stays unchanged.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _is_part(path: str, folder: str) -> bool:
 def replace_file(path: str) -> Iterator[IO[bytes]]:
     """Yield a file to write, which replaces `path` after the block; until then `path` is unchanged.
 
-    Mode, owner and links are kept. If `path` is not a regular file, or its folder is read-only, the file is written in
+    Mode, owner and links are kept. If `path` is a special file, or its folder is read-only, the file is written in
     place. Raises OSError.
     """
     try:
@@ -204,7 +204,7 @@ def _move_into_place(temporary: str, path: str, existing: os.stat_result | None)
 
 
 def find_descriptor(path: str) -> int | None:
-    """Return the open descriptor of a path such as `/dev/stdout` or `/dev/fd/63`; None for any other path."""
+    """Return the open descriptor of a path like `/dev/stdout` or `/dev/fd/63`; None for any other path."""
     for _ in range(40):  # links may go round in a circle
         folder, name = os.path.split(path)
         if name.isdecimal() and os.path.realpath(folder) == os.path.realpath("/dev/fd"):

@@ -1,4 +1,4 @@
-"""Show a result that is longer than the terminal in a pager, as git does: `STATECLI_PAGER`, else `PAGER`, else `less`.
+"""Show a result longer than the terminal in a pager, as git does: `STATECLI_PAGER`, else `PAGER`, else `less`.
 
 An empty value or `cat` switches the pager off. Nothing is paged in pipes, in CI, and where nobody can press a key.
 """
@@ -55,7 +55,7 @@ _NOT_FOUND = 127
 
 
 def _is_longer_than_screen(data: bytes, descriptor: int) -> bool:
-    """Return whether the text takes more lines than the terminal has, without one for the prompt."""
+    """Return whether the text takes more lines than the terminal, minus a line for the prompt."""
     try:
         rows = os.get_terminal_size(descriptor).lines
     except OSError:

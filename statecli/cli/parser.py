@@ -1,9 +1,9 @@
-"""Parse command lines: everyday ones without Typer, all others and mistakes with it.
+"""Parse command lines: everyday lines without Typer, all other lines and mistakes with Typer.
 
-Both parsers are derived from the table of options (`requests.options`). Typer 0.29 imports pydantic on every run:
-100 ms, twice the time to list a checkpoint. So `parse` reads lines of targets and fully spelled options, and leaves
-everything else (a mistake, `-qv`, an abbreviation) to Typer. Tests compare both parsers for every option. A line that
-asks for help is answered by `help_page`.
+Both parsers are derived from the table of options (`requests.options`). Typer 0.29 imports pydantic on every run: 100
+ms, twice the time to list a checkpoint. So `parse` reads lines of targets and fully spelled options, and leaves
+everything else (a mistake, `-qv`, an abbreviation) to Typer. Tests compare both parsers for every option. A request for
+help is answered by `help_page`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def parse(words: Sequence[str]) -> Options | None:
 
 
 def find_ambiguous_word(words: Sequence[str]) -> str | None:
-    """Return the first word that may be an option or a file, as a glob of the shell gives; None if there is none.
+    """Return the first word that may be an option or a file, as from a shell's glob; None without such a word.
 
     A file `-o.pt` in a folder would have `statecli audit *` write to `.pt`. After `--` there are no options.
     """
@@ -60,7 +60,7 @@ class _LineReader:
         self._given: dict[str, Any] = {}
 
     def read(self, words: Sequence[str]) -> dict[str, Any] | None:
-        """Return the value of each given field; None for a word that is not plainly a target or an option."""
+        """Return the value of each given field; None for a word neither plainly a target nor plainly an option."""
         rest = iter(words)
         only_targets = False
         for word in rest:

@@ -1,4 +1,4 @@
-"""Run a command line that names model code in a child process; the parent prints the result and decides the exit code.
+"""Run a command line with model code in a child process; the parent prints the result and decides the exit code.
 
 The child sends its output, and then its verdict (the exit code), through a pipe. The verdict is sent before Python runs
 exit handlers, finalizers and the ends of threads, so that `os._exit(0)` in `__del__` or `atexit` changes nothing. The
@@ -6,8 +6,8 @@ parent prints the output and exits with the child's code only if the verdict fit
 without a verdict, a segmentation fault and `--timeout` give a line on stderr and exit code 2.
 
 Promise: model code that ends or crashes the process, closes or replaces streams, or runs for ever never passes. No
-protection: model code that forges a verdict, because it runs in the process that sends the verdict, and can replace
-functions of statecli, or find the pipe and the mark of messages in memory. Run untrusted code in a container.
+protection: model code that forges a verdict, because this code runs in the sending process, and can replace functions
+of statecli, or find the pipe and the mark of messages in memory. Run untrusted code in a container.
 
 The child inherits standard input and standard error. If standard input is not a terminal, the child has a process group
 of its own, which ends with the child. Without `os.fork` (Windows), model code runs in the process of the command, and
@@ -65,7 +65,7 @@ class Child:
         self._stderr_encoding = sys.stderr.encoding if sys.stderr is not None else None
 
     def open_output(self) -> IO[bytes]:
-        """Open a stream for standard output, which the parent writes after the verdict."""
+        """Open a stream for standard output, written by the parent after the verdict."""
         return _Output(self)  # type: ignore[return-value]
 
     def write_output(self, data: bytes) -> None:
@@ -350,7 +350,7 @@ class _Watch:
         return 130
 
     def _interrupt(self) -> None:
-        """End the child by SIGINT, which ends its workers too; by SIGKILL if the child does not end soon."""
+        """End the child and its workers by SIGINT; end the child by SIGKILL if still running soon after."""
         if not self._has_ended():
             os.kill(self._pid, signal.SIGINT)
             self._wait_for_end(INTERRUPT_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The command line for Typer, from the table of options: what `parser` leaves, and messages about mistakes."""
+"""The command line for Typer, from the table of options: lines left by `parser`, and messages about mistakes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _root(
 
 
 def _format_help(context: Any) -> str:
-    """Return the help of the table, for the lines that `find_help_request` leaves: `-qh`, or no command."""
+    """Return the help of the table, for the lines left by `find_help_request`: `-qh`, or no command."""
     name = context.command_path.partition(" ")[2]
     page = help_page.build_page("" if name in help_page.OTHER_COMMANDS else name)
     return help_page.format_help(page, get_requested_width() or get_terminal_width(1)).rstrip()
@@ -54,7 +54,7 @@ class _Group(typer.core.TyperGroup):
 
 
 def _refuse_command(context: typer.Context, command: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Report the command of `help` that does not exist; the help of the others has been shown."""
+    """Report the nonexistent command of `help`, after the help of the others has been shown."""
     root = context.find_root()
     root.command.main([*(command or ()), "--help"], prog_name=root.info_name, standalone_mode=False)
 
