@@ -1,4 +1,4 @@
-"""Rules that only `inspect --to` reports; those about moves are in `core/move_rules.py`."""
+"""Rules reported only by `inspect --to`; rules about moves are in `core/move_rules.py`."""
 
 from __future__ import annotations
 

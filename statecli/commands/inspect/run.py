@@ -62,7 +62,7 @@ class Inspection(msgspec.Struct, frozen=True):
 
     @property
     def broken(self) -> list[tuple[str, str]]:
-        """Each tensor that cannot be read, and a line that says why."""
+        """Each unreadable tensor, and a line with the reason."""
         return [(tensor.fqn, tensor.damage) for tensor in self.state.tensors if tensor.damage]
 
 
@@ -192,7 +192,7 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
 def _select_findings(
     findings: Iterable[Finding], full_state: ModelState, state: ModelState, request: Request
 ) -> Iterator[Finding]:
-    """Yield the findings about no tensor, about a selected tensor, or about a selected name that has no tensor."""
+    """Yield the findings about no tensor, about a selected tensor, or about a selected name without a tensor."""
     selected, existing = ({tensor.fqn for tensor in tensors} for tensors in (state.tensors, full_state.tensors))
     by_section = len(full_state.sections) > 1
     for finding in findings:
@@ -236,7 +236,7 @@ def _report_left_behind(state: ModelState, to: str) -> tuple[Finding, ...]:
 
 
 def _report_broken_ties(state: ModelState) -> Iterator[Finding]:
-    """Yield a finding for each name of a selected tensor that a move parts from the tensor."""
+    """Yield a finding for each name separated from a selected tensor by a move."""
     names = {tensor.fqn for tensor in state.tensors} | {a for tensor in state.tensors for a in tensor.aliases}
     for finding in move_rules.report_broken_ties(state):
         if finding.fqn in names:
