@@ -16,7 +16,7 @@ class TruncatedFrame(TruncatedPickle):
 class MisframedPickle(MalformedError):
     """An opcode crosses the end of its frame, a frame begins inside another, or STOP comes before the frame's end.
 
-    Unpicklers read different opcodes from such bytes. No pickler writes them.
+    Unpicklers read different opcodes from these bytes. No pickler writes these bytes.
     """
 
 

@@ -77,7 +77,7 @@ def _expand_items(source: Any, copies: int, *, pairs: bool) -> Mapping[Any, Any]
 
 
 def _expand_pair(element: Any, copies: int) -> Sequence[Any] | None:
-    """Return the key and value that a dict takes from an element: any iterable of two, a text or a dict too."""
+    """Return the key and value taken from an element by a dict: any iterable of two, a text or a dict too."""
     if type(element) in (str, bytes, bytearray):
         return element  # type: ignore[no-any-return]
     items = _expand_items(element, copies, pairs=False)
@@ -130,7 +130,7 @@ def iter_loose_arguments(node: Obj) -> Iterator[tuple[int, Any]]:
 
 
 def get_attributes(node: Any) -> dict[str, Any]:
-    """Return the attributes that BUILD set: `__dict__`, and slots if the state is the pair (dict, slots)."""
+    """Return the attributes set by BUILD: `__dict__`, and slots if the state is the pair (dict, slots)."""
     if type(node) is not Obj:
         return {}
     if get_name(node.cls) == GRAPH_MODULE and node.args:
@@ -191,7 +191,7 @@ def list_child_nodes(node: Any) -> list[Any]:
 
 
 def iter_non_items(node: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the nodes below an object that are not items of a container: attributes, arguments, a state."""
+    """Yield the nodes below an object, except items of a container: attributes, arguments, a state."""
     if type(node) is not Obj:
         return
     attributes = get_attributes(node)
@@ -239,7 +239,7 @@ def append_key(path: str, key: Any) -> str:
 
 
 def is_module(node: Any) -> bool:
-    """Return True if the object's pickled `__dict__` is that of an nn.Module."""
+    """Return True if the object has the pickled `__dict__` of an nn.Module."""
     if type(node) is not Obj:
         return False
     node = strip_compile_wrapper(node)

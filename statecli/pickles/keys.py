@@ -1,4 +1,4 @@
-"""Dictionary keys of a pickle: which of them are equal in Python, without hashing what a file chose.
+"""Dictionary keys of a pickle: their equality in Python, without hashing values chosen by a file.
 
 Nothing is hashed but short values and bytes, and nothing recurses.
 """
@@ -22,7 +22,7 @@ MAX_KEY_NESTING = 10_000
 
 
 def wrap_key(value: Value, tokens: Tokens | None = None) -> Value:
-    """`value` as a dictionary key: itself if hashing it is cheap, else wrapped. Text that `str` makes of text is text.
+    """`value` as a dictionary key: itself if cheap to hash, else wrapped. A `str` call on text counts as text.
 
     Two keys are equal where Python's are: 1 and 1.0, tuples of equal values. Without `tokens`, containers of more than
     `MAX_KEY_PARTS` values equal themselves alone.
@@ -39,9 +39,9 @@ def wrap_key(value: Value, tokens: Tokens | None = None) -> Value:
 
 
 class Tokens:
-    """Bytes that are the same for containers that are equal as dictionary keys. Each container is read once.
+    """Bytes that are the same for containers equal as dictionary keys. Each container is read once.
 
-    Nothing is hashed but bytes, whose hashes nobody can foresee, and nothing recurses.
+    Nothing is hashed but bytes, with unpredictable hashes, and nothing recurses.
     """
 
     def __init__(self, limit: int = sys.maxsize) -> None:
@@ -70,7 +70,7 @@ class Tokens:
         return None if self._left < 0 else ("token", token)
 
     def _read(self, root: Value) -> None:
-        """Find the tokens of a container and of those in it, as far as they may be read."""
+        """Find the tokens of a container and of its inner containers, within the limits of reading."""
         waiting, entered, depth = [root], set[int](), 0
         while waiting and self._left >= 0:
             value = waiting[-1]
@@ -92,7 +92,7 @@ class Tokens:
                 self._known[id(value)] = (value, _joined(tag, sorted(set(tokens)) if tag == _SET else tokens))
 
     def _of(self, value: Value) -> bytes:
-        """The token of a container that was read, or of any other value."""
+        """The token of a container already read, or of any other value."""
         known = self._known.get(id(value))
         if known is not None:
             return known[1]
@@ -107,7 +107,7 @@ class Tokens:
 
 
 def _parts(value: Value) -> tuple[bytes, Sequence[Value]] | None:
-    """The kind and the values of what is compared by its values: tuples, shapes, frozen sets, complex numbers."""
+    """The kind and the values of an object compared by its values: tuples, shapes, frozen sets, complex numbers."""
     if type(value) is tuple:
         return _TUPLE, value
     if type(value) is SetOf:
@@ -125,7 +125,7 @@ def _parts(value: Value) -> tuple[bytes, Sequence[Value]] | None:
 
 
 def _spelled(value: Value) -> Value:
-    """The text, bytes or number that a call spells out; other values as they are."""
+    """The text, bytes or number spelled out by a call; other values unchanged."""
     if type(value) is not Obj or type(value.cls) is not Global or value.cls.name not in _SPELLING or not value.args:
         return value
     name, first = _python_name(value.cls), value.args[0]
@@ -140,7 +140,7 @@ def _spelled(value: Value) -> Value:
 
 
 def _encoded(call: Obj) -> Value:
-    """The bytes that protocol 2 writes as text; the call itself where they are others, or many."""
+    """The bytes written as text by protocol 2; the call itself for other or many bytes."""
     text = call.args[0]
     if type(text) is not str or call.args[1:] != ("latin1",) or len(text) > _MAX_HASHABLE_BYTES:
         return call
@@ -151,7 +151,7 @@ def _encoded(call: Obj) -> Value:
 
 
 def _numpy_number(call: Obj) -> Value:
-    """The number that a scalar of numpy equals; the call itself where it is of another type."""
+    """The number equal to a scalar of numpy; the call itself for another type."""
     dtype, data = call.args if len(call.args) == 2 else (None, None)
     number = read_number_type(dtype)
     raw, form = _spelled(data), _NUMPY_CODES.get(number.code) if number else None
@@ -161,7 +161,7 @@ def _numpy_number(call: Obj) -> Value:
 
 
 def is_computed(key: Obj, tokens: Tokens) -> bool:
-    """Return whether a call makes a value of Python's own that is not known here, which may equal another key."""
+    """Return whether a call makes an unknown value of Python's own, possibly equal to another key."""
     return _python_name(key.cls) in _COMPUTING and tokens.plain(key) is None
 
 
@@ -170,7 +170,7 @@ def _python_name(name: Value) -> str:
 
 
 def _leaf_token(value: Value) -> bytes:
-    """The token of what is not a container; what is only itself has its id, as NaN."""
+    """The token of a value other than a container; a value equal only to itself, as NaN, has its id."""
     if value is None:
         return b"N"
     if type(value) is float and value.is_integer():

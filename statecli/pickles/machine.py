@@ -6,8 +6,8 @@ keys of a file and recurse over them: a few hundred bytes hang them for ever, tw
 
 Opcodes, memo entries, containers, stack and nesting of marks each have a budget.
 
-The 28 opcodes that torch writes for each tensor are read in one step if they are exactly as torch writes them
-(`_RECORD`); `read_pickle(..., fast=False)` reads every opcode by itself and is the reference for the tests.
+The 28 opcodes written by torch for each tensor are read in one step if exactly as torch writes them (`_RECORD`);
+`read_pickle(..., fast=False)` reads every opcode by itself and is the reference for the tests.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read_pickle(
 
     `module_ids` reads the persistent id ("module", class, file, source) as the class, as in old whole modules, and
     (class, file, source), as in a tar archive. `budget` multiplies the limits on opcodes, memo entries and objects;
-    `machine_class` is the machine that reads them.
+    `machine_class` is the machine for reading.
 
     Raises MalformedError with `label` and the byte of the error, TruncatedPickle if the bytes end too soon.
     """
@@ -68,7 +68,7 @@ def read_pickle(
 
 
 class Machine(MachineState):
-    """A machine that reads opcodes in bursts and compares the budgets after each burst."""
+    """Machine that reads opcodes in bursts and compares the budgets after each burst."""
 
     #: What each of the 256 opcodes does. A machine that reads on after an error replaces some.
     handlers: tuple[Handler, ...] = HANDLERS
@@ -115,7 +115,7 @@ class Machine(MachineState):
             )
 
     def _run_burst(self, pos: int) -> int:
-        """Read up to `_BURST` opcodes from byte `pos` on; return the byte after the last. Frequent ones are here."""
+        """Read up to `_BURST` opcodes from byte `pos` on; return the byte after the last. Frequent opcodes are here."""
         data, stack, memo, far, handlers = self.data, self.stack, self.memo, self.sparse_memo, self.handlers
         u32, size, fast, record, frame_end = _U32, len(data), self.fast, _RECORD, self.frame_end
         try:

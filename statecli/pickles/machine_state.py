@@ -1,4 +1,4 @@
-"""State of a pickle machine: stack, memo and counters, and the operations that the opcodes share.
+"""State of a pickle machine: stack, memo and counters, and the shared operations of the opcodes.
 
 Only short and cheap keys are hashed, nothing recurses, and each length is compared with the bytes left before memory
 is allocated.
@@ -54,7 +54,7 @@ class MachineState:
     """State of one parse.
 
     `stack` holds the values above the last mark, `metastack` the stacks below each mark. `memo` holds the entries
-    0..n-1, which is how every pickler numbers them; `sparse_memo` the entries out of that order.
+    0..n-1, as numbered by every pickler; `sparse_memo` the entries out of this order.
     """
 
     #: Characters of a global's name, which is read again for each call of the global.
@@ -99,19 +99,19 @@ class MachineState:
         return self._bursts * BURST_OPCODES + (BURST_OPCODES - length_hint(self._remaining)) % BURST_OPCODES
 
     def make_error(self, pos: int, text: str) -> MalformedError:
-        """Return the error for the opcode before byte `pos`, which no loader can follow."""
+        """Return the error for the opcode before byte `pos`, invalid for every loader."""
         return self.make_unsupported_error(pos, f"the pickle is damaged: {text}")
 
     def make_unsupported_error(self, pos: int, text: str) -> MalformedError:
-        """Return the error for an opcode before byte `pos` that statecli does not follow."""
+        """Return the error for an opcode before byte `pos` not followed by statecli."""
         return MalformedError(f"{self.label}: {text} (byte {pos - 1})")
 
     def make_truncated_error(self, text: str = "the pickle ends in the middle") -> TruncatedPickle:
-        """Return the error for bytes that end too soon."""
+        """Return the error for truncated bytes."""
         return TruncatedPickle(f"{self.label} is truncated: {text} (byte {len(self.data)})")
 
     def make_budget_error(self, pos: int, text: str) -> OverBudget:
-        """Return the error for a pickle that exceeds a budget."""
+        """Return the error for a pickle beyond a budget."""
         return OverBudget(str(self.make_unsupported_error(pos, text)))
 
     def make_misframed_error(self, pos: int, text: str) -> MisframedPickle:
@@ -120,7 +120,7 @@ class MachineState:
         return MisframedPickle(str(self.make_unsupported_error(pos, why)))
 
     def end_frame(self, pos: int) -> int:
-        """Leave the open frame, which must end at byte `pos`; return the end of the frame that is open now."""
+        """Leave the open frame, which must end at byte `pos`; return the end of the frame now open."""
         if pos != self.frame_end:
             raise self.make_misframed_error(pos, f"{CROSSES_FRAME} at byte {self.frame_end}")
         self.frame_end = NO_FRAME
@@ -290,7 +290,7 @@ class MachineState:
         return int(line)
 
     def parse_c_integer(self, line: bytes, pos: int) -> int:
-        """Return the integer of INT, which the C unpickler reads with `strtol`: octal with a leading 0."""
+        """Return the integer of INT, read by the C unpickler with `strtol`: octal with a leading 0."""
         return int(line, 8) if _OCTAL.fullmatch(line) else self.parse_decimal(line, pos)
 
     def parse_float(self, line: bytes, pos: int) -> float:

@@ -1,4 +1,4 @@
-"""The graph that a pickle describes: names, calls, containers. Nothing in the graph is imported or called.
+"""The graph described by a pickle: names, calls, containers. Nothing in the graph is imported or called.
 
 The graph may be cyclic, and a shared tuple can make it exponential when printed: walk it with a set of ids, and never
 pass a node to `repr`, `str` or `hash` (tuples hash recursively).
@@ -51,8 +51,8 @@ class Obj(msgspec.Struct, eq=False):
 class Key(msgspec.Struct, eq=False):
     """A dictionary key that must not be hashed as it is: a tuple, a float, a node, a huge integer.
 
-    It equals the keys that Python takes for the same one, by `plain`: a number, text, bytes, or ("token", bytes) for a
-    container or a huge integer. None where only the node itself is the same.
+    A key equals the keys that Python takes for the same key, by `plain`: a number, text, bytes, or ("token", bytes) for
+    a container or a huge integer. None where only the node itself is the same.
     """
 
     value: Value
@@ -124,7 +124,7 @@ _NOUNS: dict[type, str] = {
 
 
 def describe(value: Value) -> str:
-    """Return the kind of `value` in words, never its repr, which can be exponential."""
+    """Return the kind of `value` in words, never its repr, because a repr can be exponential."""
     if type(value) is Global:
         return f"the class {value.qualified[:200]!r}"
     return _NOUNS.get(type(value), "an unknown object")

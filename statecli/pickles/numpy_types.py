@@ -18,10 +18,10 @@ class NumberType(NamedTuple):
 
 
 def read_number_type(node: Value) -> NumberType | None:
-    """Return the type that the call makes; None for any other node and for a type that numpy does not write so.
+    """Return the type that the call makes; None for any other node and for a type not written so by numpy.
 
-    Called with other arguments, numpy.dtype returns a type of numpy's own, which ignores its state. A state may also
-    give a number parts and fields.
+    Called with other arguments, numpy.dtype returns a type of numpy's own that ignores its state. A state may also give
+    a number parts and fields.
     """
     if type(node) is not Obj or type(node.cls) is not Global or node.cls.qualified != "numpy.dtype" or node.kwargs:
         return None

@@ -1,6 +1,6 @@
 """Allow-list of Python names that a checkpoint may mention without running code of its own.
 
-The list is that of `torch.load(weights_only=True)` (torch/_weights_only_unpickler.py, torch 2.13): an allow-list,
+The list comes from `torch.load(weights_only=True)` (torch/_weights_only_unpickler.py, torch 2.13): an allow-list,
 because every deny-list of known attacks has been bypassed. A test compares the list with the installed torch.
 """
 
@@ -70,7 +70,7 @@ _ADDED_BY_DYNAMO = ("torch._dynamo.decorators._DimRange",)
 
 @lru_cache(maxsize=1)
 def list_allowed_names() -> frozenset[str]:
-    """Return every `module.name` that torch's restricted unpickler admits, with Python 3's module names."""
+    """Return every `module.name` admitted by torch's restricted unpickler, with Python 3's module names."""
     storages = [name for name in STORAGE_DTYPES if name != "UntypedStorage"]
     on_cuda = [name for name in storages if not name.startswith("Q")]
     plain = [name.replace("Storage", "Tensor") for name in on_cuda]
@@ -85,7 +85,7 @@ def list_allowed_names() -> frozenset[str]:
 
 
 def find_foreign_names(names: list[str]) -> list[str]:
-    """Return the names that are not on the list. Python 2's `__builtin__` counts as Python 3's."""
+    """Return the names not on the list. Python 2's `__builtin__` counts as Python 3's."""
     return [name for name in names if name.replace("__builtin__.", "builtins.", 1) not in list_allowed_names()]
 
 
