@@ -15,7 +15,7 @@ from statecli.report import Report
 class RenderOptions(msgspec.Struct, frozen=True):
     """How the output is shown: on a terminal, how many columns wide, in colour, with failures only.
 
-    `exit_status` is the status with which the command will exit; None if no command does.
+    `exit_status` is the status with which the command will exit; None without a command.
     """
 
     terminal: bool = False
@@ -26,7 +26,7 @@ class RenderOptions(msgspec.Struct, frozen=True):
 
 
 class Sink(Protocol):
-    """Target of a renderer: text for people, which the sink encodes, or bytes in UTF-8."""
+    """Target of a renderer: text for people, encoded by the sink, or bytes in UTF-8."""
 
     def text(self, text: str) -> None: ...
 

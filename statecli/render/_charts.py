@@ -283,9 +283,9 @@ def _describe_chart(bars: Sequence[_Bar], size: int) -> str:
 
 
 def _build_layer_ticks(labels: Sequence[str], plot: Box) -> tuple[str, tuple[Tick, ...]]:
-    """Return the axis title `encoder.layer.N` and a tick in the middle of each N, for the most frequent such prefix.
+    """Return the axis title `encoder.layer.N` and a tick in the middle of each N, for the most frequent prefix.
 
-    Both are empty if there are fewer than two layers. Ticks too close to the previous one are left out.
+    Both are empty if there are fewer than two layers. Ticks too close to the previous tick are left out.
     """
     matches = [(position, _LAYER.search(label)) for position, label in enumerate(labels)]
     parts = [(position, match.string[: match.start(1)], match[1]) for position, match in matches if match]

@@ -1,4 +1,4 @@
-"""`-f github`: annotations of a workflow's run, which the runner reads from the step's standard output.
+"""`-f github`: annotations of a workflow's run, read by the runner from the step's standard output.
 
 The findings of one source line are one annotation, and repeated layers are folded. GitHub shows ten errors, ten
 warnings and ten notices of a step and drops the rest silently. So if there are more than ten, findings in files without
@@ -95,7 +95,7 @@ def _find_source_line(location: Location | None) -> tuple[str, int] | None:
 
 
 def _limit_annotations(annotations: list[_Annotation]) -> list[_Annotation]:
-    """Return at most MAX_ANNOTATIONS annotations; the last one counts the rest."""
+    """Return at most MAX_ANNOTATIONS annotations; the last counts the rest."""
     groups: dict[tuple[str, int] | str | int, list[_Annotation]] = {}
     for number, annotation in enumerate(annotations):
         groups.setdefault(_find_source_line(annotation.where) or number, []).append(annotation)
@@ -122,7 +122,7 @@ def _limit_annotations(annotations: list[_Annotation]) -> list[_Annotation]:
 
 
 def _merge_annotations(rule: str, annotations: Sequence[_Annotation]) -> _Annotation:
-    """Merge annotations; lines that are equal except for their targets are merged too."""
+    """Merge annotations; lines equal except for their targets are merged too."""
     if len(annotations) == 1:
         return annotations[0]
     targets = {annotation.target for annotation in annotations}

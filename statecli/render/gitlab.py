@@ -1,7 +1,7 @@
 """`-f gitlab`: GitLab's Code Quality report, an issue for each problem, in a line.
 
-A note is `info`, a warning `minor`, an error `major`; an unreadable target is a `blocker`, so that it never looks
-clean. Accepted findings are left out. `-q` leaves nothing else out, because programs read this output.
+A note is `info`, a warning `minor`, an error `major`; an unreadable target is a `blocker`, so that the target never
+looks clean. Accepted findings are left out. `-q` leaves nothing else out, because programs read this output.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _build_issue(finding: Finding, fingerprint: str, severity: str, location: Lo
 
 
 def _make_unique(fingerprint: str, number: int) -> str:
-    """Return a fingerprint for each of several equal ones, because GitLab shows one issue for each fingerprint."""
+    """Return a fingerprint for each of several equal fingerprints, because GitLab shows one issue for each."""
     import hashlib  # loads OpenSSL, 6 ms
 
     if number == 1:

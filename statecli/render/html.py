@@ -1,7 +1,7 @@
 """`-f html`: a self-contained page. Names are always text, and nothing is fetched.
 
 The page's content security policy admits only its own style and script, by their hashes: even if a name were taken for
-markup, a browser would not run it. The page is complete without the script, which only sorts.
+markup, a browser would not run it. The page is complete without the script for sorting.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _truncate(width: int, text: str) -> str:
 
 
 def _format_length(length: float) -> str:
-    """Format a length with the digits that can be seen."""
+    """Format a length with the visible digits."""
     return f"{length:.1f}".removesuffix(".0")
 
 
@@ -84,5 +84,5 @@ def _read_resource(name: str) -> str:
 
 
 def _compute_csp_hash(text: str) -> str:
-    """Return the hash of a text as a content security policy writes it."""
+    """Return the hash of a text in the form of a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

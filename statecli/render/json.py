@@ -1,4 +1,4 @@
-"""`-f json`: one document with a line for each tensor, so that people and programs can read, grep and diff it."""
+"""`-f json`: one document with a line for each tensor, for reading, grep and diff by people and programs."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def _format_name(text: str) -> str:
 
 
 def _escape_text(text: str) -> str:
-    """Return the words; those in which anything could be markup as code."""
+    """Return the words; words that could be markup as code."""
     words = escape_sentence(text).split(" ")
     first = next((position for position, word in enumerate(words) if word), 0)
     # Some markup counts only at the start of a line.

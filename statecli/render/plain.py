@@ -61,7 +61,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
 def _list_problems(report: Report, page: Page | None, *, quiet: bool) -> Iterator[Problem]:
     """Yield the problems without those in rows; each finding is a problem if the command does not group them.
 
-    `page` is the page that was built already; None if `quiet` needed none.
+    `page` is the page already built; None if `quiet` needed none.
     """
     if report.problems is None:
         findings = report.describe_failing_findings() if quiet else report.describe_findings_without_row()

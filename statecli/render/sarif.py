@@ -93,7 +93,7 @@ def _build_notification(trouble: Trouble) -> dict[str, Any]:
 def _build_results(report: Report, problems: Sequence[Problem], index: dict[str, int]) -> Iterator[dict[str, Any]]:
     """Yield a result for each problem and each accepted finding; `problems` has both.
 
-    If any is suppressed, the others have an empty `suppressions`, as the standard requires.
+    If any is suppressed, all others have an empty `suppressions`, as the standard requires.
     """
     reasons = [*[None] * (len(problems) - len(report.accepted)), *(reason for _, reason in report.accepted)]
     merged_findings = number_fingerprints(problem.merge_findings() for problem in problems)

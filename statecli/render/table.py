@@ -47,7 +47,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
 
 
 def _has_cells_or_remark(line: Line) -> bool:
-    """Return False for a line of another kind than the rows: `… and 4 more`, which is as wide as it likes."""
+    """Return False for a line of another kind than the rows: `… and 4 more`, of any width."""
     return len(line.cells) == 1 or any(line.cells[1:]) or bool(line.remark)
 
 
@@ -88,11 +88,11 @@ class _Layout:
         return max(self.cell_len(escape_name(text)) for text in (self.page.columns[column].name, *cells))
 
     def _measure_name_width(self) -> int:
-        """Return the width that is left for the name if every column stands next to the name."""
+        """Return the width left for the name if every column stands next to the name."""
         return self.width - INDENT - sum(self.widths[c] + self.gap for c in self.columns)
 
     def _hoist_shared_column(self) -> bool:
-        """Move a value shared by all rows from its column to a text above the table; False if no column has one."""
+        """Move a value shared by all rows from its column to a text above the table; False without a shared value."""
         for c in reversed(self.columns):
             values = {line.cells[c] for line in self.lines}
             shared = self.page.columns[c].shared_format
@@ -231,7 +231,7 @@ class _PageWriter:
     def write_wrapped(
         self, text: str, style: str, indent: str, first_indent: str | None = None, *, only_signs: bool = False
     ) -> None:
-        """Write a text in lines of the width. `only_signs`: the first line is painted as a row is, others are not."""
+        """Write a text in lines of the width. `only_signs`: only the first line is painted like a row."""
         lines = textwrap.wrap(
             escape_sentence(text),
             self.width,
@@ -321,7 +321,7 @@ class _PageWriter:
             self.write_wrapped(remark, "dim", " " * (INDENT + 4), " " * (INDENT + 2) + "↳ ")
 
     def measure_remark_column_of_names(self, lines: Sequence[Line]) -> int:
-        """Return the column of remarks that follow names: after the longest name whose remark fits into its line."""
+        """Return the column of remarks after names: after the longest name whose remark fits into its line."""
         ends = [0]
         for line in lines:
             if line.remark and not any(line.cells[1:]):
@@ -447,7 +447,7 @@ _SIGN = re.compile(rf"[✓✗]|(?<=^{' ' * INDENT})[ADMR?](?= )")
 
 
 def _pack_effects(effects: Sequence[str], width: int, *, show_all: bool) -> Iterator[str]:
-    """Yield the effects, several in a line where they fit, and a count of those after MAX_EFFECTS."""
+    """Yield the effects, several in a line where they fit, and a count of the effects after MAX_EFFECTS."""
     line, count = "", len(effects) if show_all else count_shown_effects(effects)
     for effect in effects[:count]:
         joined = f"{line} · {effect}" if line else effect
