@@ -1,4 +1,4 @@
-"""Set apart the findings that `--ignore` and `--baseline` accept, in inspect and verify; write the baseline."""
+"""Set apart the findings accepted by `--ignore` and `--baseline`, in inspect and verify; write the baseline."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def list_accepted(
 ) -> tuple[tuple[Accepted, ...], tuple[OutputFile, ...]]:
     """Return the accepted findings, each with its reason, and the baseline to write, if any.
 
-    Raises UnreadableError and MalformedError for a baseline that cannot be read.
+    Raises UnreadableError and MalformedError for an unreadable baseline.
     """
     accepted = _list_ignored(findings, state, options.ignore)
     if options.baseline is None and options.write_baseline is None:
@@ -81,7 +81,7 @@ def list_accepted(
 
 
 def _name_causes(findings: Sequence[Finding], state: ModelState) -> Iterator[tuple[Finding, Finding]]:
-    """Yield each finding, with the finding that audit reports for the same cause; itself if there is no such cause."""
+    """Yield each finding, with audit's finding for the same cause; itself without a common cause."""
     rows = {tensor.fqn: tensor for tensor in state.tensors}
     for problem in group_findings(findings, state.tensors):
         names = [finding.fqn for finding in problem.findings if finding.rule == problem.rule]
@@ -98,7 +98,7 @@ def _name_causes(findings: Sequence[Finding], state: ModelState) -> Iterator[tup
 
 
 def _list_ignored(findings: Sequence[Finding], state: ModelState, names: Sequence[str]) -> tuple[Accepted, ...]:
-    """Return the findings of ignored rules, and those of problems that have an ignored rule's name."""
+    """Return the findings of ignored rules, and of problems with an ignored rule's name."""
     ignored = expand_rules(names)
     problems = group_findings(findings, state.tensors) if ignored else ()
     return tuple(
@@ -111,7 +111,7 @@ def _list_ignored(findings: Sequence[Finding], state: ModelState, names: Sequenc
 
 
 def drop_accepted(findings: Iterable[Finding], accepted: Iterable[Accepted]) -> tuple[Finding, ...]:
-    """Return the findings that are not accepted."""
+    """Return the findings not accepted."""
     dropped = {id(entry.finding) for entry in accepted}
     return tuple(finding for finding in findings if id(finding) not in dropped)
 

@@ -70,8 +70,8 @@ def run(options: AuditOptions, request: Request, caller: Caller, extra: ExtraInp
 def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> Request:
     """Return the request, with the configuration `loaded`, or else with the configuration of the options.
 
-    `--select` replaces the configured rules, `--ignore` adds to them. Raises UsageError for options that contradict
-    the configuration or each other, UnreadableError for an unreadable lock or baseline.
+    `--select` replaces the configured rules, `--ignore` adds to them. Raises UsageError for options that contradict the
+    configuration or each other, UnreadableError for an unreadable lock or baseline.
     """
     loaded = loaded or load_config(options)
     configured = loaded.config
@@ -129,7 +129,7 @@ def _check_policy(options: AuditOptions, loaded: LoadedConfig) -> None:
 
 
 def list_configured_files(options: AuditOptions, loaded: LoadedConfig) -> list[str]:
-    """Return the configuration's file, and the files named there, which are read too."""
+    """Return the configuration's file, and the files named there and read too."""
     configured = loaded.config
     lock, baseline_path = options.lock or configured.lock, options.baseline or configured.baseline
     paths = (loaded.path, lock, baseline_path, configured.policy.reference)
@@ -163,7 +163,7 @@ def _read_baseline(options: AuditOptions, loaded: LoadedConfig) -> Baseline | No
 
 
 def load_config(options: AuditOptions) -> LoadedConfig:
-    """Return the configuration of `--config`, or the nearest file, which a judged folder may not have brought."""
+    """Return the configuration of `--config`, or of the nearest file; a file of an audited download is not trusted."""
     loaded = config.load_config(options.config, no_config=options.no_config)
     return loaded if options.config is not None else config.distrust_judged_config(loaded, options.targets)
 

@@ -47,7 +47,7 @@ def check(options: DiffOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - e
 
 
 def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
-    """Return pairs of given options of which the command would ignore a side."""
+    """Return pairs of given options of which the command would ignore either."""
     name_only, name_status = _name_if(options.name_only, "--name-only"), _name_if(options.name_status, "--name-status")
     names = name_only or name_status
     output = option("-f", options.output_format.value) if options.output_format is not None else ""

@@ -57,7 +57,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Everything that the command line may call the option: flags and aliases."""
+        """All spellings of the option on the command line: flags and aliases."""
         return (*self.flags, *self.aliases)
 
     @property
