@@ -101,7 +101,7 @@ class Shard:
     def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
         """See `pool.ResultStore`. An error is recorded and counts as not done, because all shards must plan the same.
 
-        Derived tasks are done by the shard that derived them: it has the results that they follow from.
+        Derived tasks are done by the shard that derived them: only this shard has the earlier results.
         """
         from statecli.shards import tasks
 
