@@ -55,8 +55,8 @@ _Candidate: TypeAlias = str | _ModelFolder | TargetResult
 class ModelFolders:
     """Find the model folders around files; each folder is read once.
 
-    `is_locked` returns whether the lock names a path. With `as_found`, a file is replaced by the target that a walk
-    over its folder yields.
+    `is_locked` returns whether the lock names a path. With `as_found`, a file is replaced by the target of a walk over
+    its folder.
     """
 
     def __init__(self, *, as_found: bool = False, is_locked: Callable[[str], bool] | None = None) -> None:
@@ -75,8 +75,8 @@ class ModelFolders:
     def find_replacement(self, path: str) -> _Candidate | None:
         """Return the target for the file's model, else None.
 
-        With a lock: the folder or index that the lock names instead of the file. With `as_found`: its model, if the
-        model has several files.
+        With a lock: the folder or index named in the lock instead of the file. With `as_found`: its model, if the model
+        has several files.
         """
         if not files.is_file(path) or not (self.as_found or self.is_locked):
             return None
@@ -165,7 +165,7 @@ def _get_key(text: str) -> str:
 
 
 def _choose_names(candidates: Collection[_Candidate]) -> dict[str, str]:
-    """Return the path under which each file and model folder is audited, by real path."""
+    """Return the audited path of each file and model folder, by real path."""
     names: dict[str, str] = {}
     for model in candidates:
         if isinstance(model, _ModelFolder):
@@ -208,9 +208,9 @@ def _expand_text(text: str, empty_status: Status, model_folders: ModelFolders) -
 
 
 def _is_passed_by_glob(path: str, last_step: str) -> bool:
-    """Return whether a glob passes over a hidden or a tool's folder: no file in it has the name of a checkpoint.
+    """Return whether a glob skips a hidden or a tool's folder: no file in the folder has the name of a checkpoint.
 
-    `*` matches a hidden folder, which is walked; `*/*.pt` does not enter one.
+    `*` matches a hidden folder, and the walk enters it; `*/*.pt` does not enter hidden folders.
     """
     if last_step.startswith(".") or not files.is_folder(path) or not _is_hidden(path):
         return False
@@ -229,9 +229,9 @@ def _expand_folder(path: str) -> Iterator[_Candidate]:
 
 
 class _Walk(NamedTuple):
-    """One walk: the typed folder and those that were entered by a link, all without links, and the budget of a URL.
+    """One walk: the typed folder and the folders entered by a link, all without links, and the budget of a URL.
 
-    `named` are folders that a file next to them names for a loader, which are walked also if they are a tool's.
+    `named` are folders named for a loader by an adjacent file, and walked even if they belong to a tool.
     """
 
     root: str
@@ -242,7 +242,7 @@ class _Walk(NamedTuple):
     def skip_folder(self, path: str) -> TargetResult | None:
         """Return the skipped or failed target for a folder in the walk; None for a folder to walk.
 
-        A loader that is given a link reads the folder behind it, which may be a tool's or outside of the walk.
+        A loader with a link reads the folder behind the link, possibly a tool's or outside of the walk.
         """
         if not files.is_link(path):
             return None if path in self.named else self._pass_over(path)
@@ -260,7 +260,7 @@ class _Walk(NamedTuple):
         return None
 
     def _pass_over(self, path: str) -> TargetResult | None:
-        """Return the target for a folder of a tool, unless a file in it has the name of a checkpoint."""
+        """Return the target for a folder of a tool, unless a file in the folder has the name of a checkpoint."""
         real = files.resolve_links(path)
         if tool_folders.are_installed_packages(self.root, real):
             return skip_folder(path, "installed packages of a virtual environment", "installed packages")
@@ -299,7 +299,7 @@ def _explain_listing_error(error: UnreadableError | OSError) -> str:
 
 
 def _holds_checkpoint(path: str) -> bool:
-    """Return whether a file of the folder, or of a folder in it, has the name of a checkpoint."""
+    """Return whether a file of the folder, or of an inner folder, has the name of a checkpoint."""
     with suppress(UnreadableError, OSError):
         folders = (path, *(files.join(path, name) for name in checkpoint_folder.list_inner_folders(path)))
         names = (name for folder in folders for name in checkpoint_folder.list_files(folder))
@@ -308,9 +308,9 @@ def _holds_checkpoint(path: str) -> bool:
 
 
 def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), depth: int = 0) -> Iterator[_Candidate]:
-    """Yield the targets in a folder, except files in `taken`, which belong to the model of a folder around it.
+    """Yield the targets in a folder, except files in `taken`, which belong to the model of a parent folder.
 
-    `depth` counts the folders from the typed one. Behind a URL the walk ends where its budget is exceeded.
+    `depth` counts the folders from the typed folder. Behind a URL the walk ends where its budget is exceeded.
     """
     if walk.budget.exceeded:
         return
@@ -360,7 +360,7 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
 
 
 def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield why a loader of the folder reads files, or runs code, that the walk does not check."""
+    """Yield why a loader of the folder reads files, or runs code, unchecked by the walk."""
     if TORCH_PACKAGE_FILE[0] in names and files.exists(files.join(path, *TORCH_PACKAGE_FILE)):
         yield f"{path}: is an unpacked torch.package, whose loader runs its Python files; pack the folder into one file"
     if (elsewhere := checkpoint_folder.explain_weights_elsewhere(path, names)) is not None:
@@ -415,7 +415,7 @@ def _expand_file(path: str) -> Iterator[str | TargetResult]:
 
 
 def _is_named(path: str) -> bool:
-    """Return whether the file name is that of a checkpoint, or of a compressed one; a `.bin` may be anything."""
+    """Return whether a checkpoint or a compressed checkpoint has this file name; a `.bin` may be anything."""
     name = files.get_name(path).lower()
     stem, dot, suffix = name.rpartition(".")
     return (stem if dot + suffix in _COMPRESSION_SUFFIXES else name).endswith(CHECKPOINT_SUFFIXES)
@@ -432,14 +432,14 @@ def _is_hidden(path: str) -> bool:
 
 
 def skip_folder(path: str, reason: str, short_reason: str) -> TargetResult:
-    """Return the target of a folder outside of the walk; `short_reason` groups such folders."""
+    """Return the target of a folder outside of the walk; `short_reason` groups these folders."""
     return TargetResult(path, Status.SKIPPED, reason, not_checked=(NotChecked("folder", 1, short_reason),))
 
 
 def _classify_unreadable(path: str, error: UnreadableError) -> TargetResult:
     """Return the target of an unreadable file: failed, or skipped if nothing can be loaded from the file.
 
-    A device or a pipe fails, because a loader reads something from it that the audit cannot read.
+    A device or a pipe fails, because a loader reads something there that the audit cannot read.
     """
     with suppress(UnreadableError, OSError):
         is_broken = not files.is_remote(path) and files.exists(path) and not os.path.exists(path)

@@ -52,7 +52,7 @@ def resolve_auto_class(text: str, checkpoint: str) -> str:
 def read_checkpoint(text: str) -> ModelState:
     """Read a checkpoint, or a section of a checkpoint (`train.ckpt#optimizer`), and classify its tensors.
 
-    Raises MalformedError for a pickle without tensors, because nothing in it can be listed or compared.
+    Raises MalformedError for a pickle without tensors, because there is nothing to list or compare.
     """
     state = read_whole_checkpoint(text)
     for oddity in state.oddities if not state.tensors else ():
@@ -82,7 +82,7 @@ def read_whole_checkpoint(text: str) -> ModelState:
 
 
 def select_section(state: ModelState, text: str) -> ModelState:
-    """Return the section of `state` that the text names; all of `state` if the text names no section."""
+    """Return the section of `state` named by the text; all of `state` without a section in the text."""
     _, section = split_section(text)
     return replace(state if section is None else _filter_section(state, section), target=text)
 
@@ -110,7 +110,7 @@ def build_model(spec: ModelSpec, *, init_device: str, values: bool) -> BuiltMode
 
 
 def read_class_state(text: str, *, init_device: str, names: Sequence[str] = ()) -> tuple[ModelState, LoadedNames]:
-    """Return the state of the class given with `--model`, and the `names` that the class loads renamed.
+    """Return the state of the class given with `--model`, and the `names` renamed on load by the class.
 
     Only a class of transformers with a configuration renames keys. Raises UsageError if the text names no class.
     """

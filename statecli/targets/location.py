@@ -48,9 +48,9 @@ def format_place(finding: Finding) -> str | None:
 
 
 def make_relative_name(text: str, folder: str = ".") -> str:
-    """Return a target's name as a file in `folder` calls it: the relative path with `/`, however typed.
+    """Return a target's name in a file in `folder`: the relative path with `/`, for any typed form.
 
-    A class such as `pkg.mod:Net` is returned unchanged. A file that no longer exists keeps its name.
+    A class (`pkg.mod:Net`) is returned unchanged. A file no longer present keeps its name.
     """
     path = find_path(text)
     return text if path is None else _make_relative_path(path or os.curdir, folder) + text[len(path) :]
@@ -64,7 +64,7 @@ def is_in_folder(path: str, folder: str) -> bool:
 
 
 def resolve_name(name: str, folder: str) -> str:
-    """Return the path, as typed from here, of the target that a file in `folder` calls `name`."""
+    """Return the path, as typed from here, of the target called `name` by a file in `folder`."""
     if not find_path(name) or files.is_remote(name):
         return name
     return (
@@ -110,7 +110,7 @@ def find_repository_root(folder: str) -> str:
 
 
 def find_path(text: str) -> str | None:
-    """Return the start of the text that is a path; None if the text names a module by dots."""
+    """Return the path at the start of the text; None if the text names a module by dots."""
     spec_of_class = None if os.path.lexists(text) or files.is_remote(text) else spec.parse_spec(text.partition("(")[0])
     if spec_of_class is not None:
         return spec_of_class.module if spec_of_class.is_file else None
@@ -138,7 +138,7 @@ def find_file(text: str) -> str:
 
 
 def add_places(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> tuple[Finding, ...]:
-    """Return the findings; those about a tensor get its source line or its bytes, unless they have a place already.
+    """Return the findings; a finding about a tensor gets the tensor's source line or bytes, unless it has a place.
 
     A finding without a section is about any tensor of its name.
     """

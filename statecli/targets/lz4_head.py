@@ -1,4 +1,4 @@
-"""Unpack the beginning of an LZ4 file, which joblib loads and Python's library does not unpack.
+"""Unpack the beginning of an LZ4 file, loaded by joblib but not unpacked by Python's library.
 
 Source: lz4_Frame_format.md and lz4_Block_format.md of lz4 1.10.
 """
@@ -20,7 +20,7 @@ _MIN_MATCH, _LONG = 4, 15
 
 
 def unpack_head(data: bytes, length: int) -> tuple[bytes, bool]:
-    """Return the first `length` unpacked bytes of these frames, and whether they end early because of damage."""
+    """Return the first `length` unpacked bytes of these frames, and whether the frames end early because of damage."""
     out = bytearray()
     try:
         at = 0
@@ -78,7 +78,7 @@ def _unpack_block(block: bytes, out: bytearray, length: int) -> None:
 
 
 def _read_length(block: bytes, at: int, length: int) -> tuple[int, int]:
-    """Return a length, which goes on in the next bytes if the token has its highest value, and where it ends."""
+    """Return a length, continued in the next bytes if the token has its highest value, and the end of the length."""
     if length == _LONG:
         while (more := block[at]) == 255:
             length, at = length + more, at + 1

@@ -1,7 +1,7 @@
-"""Find checkpoints in compressed files and tar archives, which a walk over a folder would otherwise only count.
+"""Find checkpoints in compressed files and tar archives, otherwise only counted by a walk over a folder.
 
-joblib, pandas and `pickle.load(gzip.open(...))` load a compressed pickle as it is, and SageMaker and NeMo unpack tar
-archives. A file that holds a checkpoint fails the audit: unpack it. An archive is looked through up to
+joblib, pandas and `pickle.load(gzip.open(...))` load a compressed pickle directly, and SageMaker and NeMo unpack tar
+archives. A file with a checkpoint inside fails the audit: unpack the file. An archive is looked through up to
 `MAX_UNPACKED_BYTES`; after that, its name decides.
 """
 
@@ -59,14 +59,14 @@ _MODEL_NAME = re.compile(r"model|checkpoint|ckpt|weights|params|state", re.IGNOR
 
 
 class _TooLarge(Exception):
-    """The archive is larger than what is unpacked of one."""
+    """The archive is larger than the limit for unpacking."""
 
 
 def holds_checkpoint(path: str, source: Source, is_named: Callable[[str], bool]) -> bool:
     """Return whether a compressed file or a tar archive holds a checkpoint. Raises UnreadableError.
 
-    `is_named` returns whether a file name is that of a checkpoint. An archive that is not looked through to its end
-    holds one if it is named like a model.
+    `is_named` returns whether a file name is a checkpoint's. An archive not searched to its end holds a checkpoint if
+    named like a model.
     """
     is_model = _MODEL_NAME.search(files.get_name(path)) is not None
     is_lz4 = source.head.startswith(lz4_head.MAGIC) or lz4_head.SKIPPED.match(source.head) is not None
@@ -125,10 +125,10 @@ def _is_tar(head: bytes) -> bool:
 
 
 def _begins_as_checkpoint(source: Source, read_head: Callable[[int], bytes]) -> bool:
-    """Return whether unpacked data begins as a format that is read, or as a pickle. Raises _TooLarge.
+    """Return whether unpacked data begins as a readable format, or as a pickle. Raises _TooLarge.
 
-    `read_head` returns so many of the first bytes. More are read while they end inside of a pickle, because a pickle
-    may begin with a long text.
+    `read_head` returns this many of the first bytes. More are read while these bytes end inside of a pickle, because a
+    pickle may begin with a long text.
     """
     length = HEAD_BYTES
     head = read_head(length)
@@ -178,7 +178,7 @@ class _Stream(NamedTuple):
 
 
 class _Unpacked:
-    """The content of a compressed file, of which a window is kept.
+    """The content of a compressed file, with a window kept in memory.
 
     The first bytes are unpacked one by one, so that all bytes before damage are seen, as a loader may see them.
     """

@@ -12,7 +12,7 @@ from statecli.core.run_scope import NotChecked
 
 
 class Status(str, Enum):
-    """Result for a target: its rules ran, it could not be read, or it is not a checkpoint."""
+    """Result for a target: rules ran, the target is unreadable, or not a checkpoint."""
 
     AUDITED = "audited"
     FAILED = "failed"
@@ -20,7 +20,7 @@ class Status(str, Enum):
 
 
 class Skipped(msgspec.Struct, frozen=True):
-    """A rule that did not run, on all targets or on one, and why."""
+    """Rule not run, on all targets or on a single target, and why."""
 
     rule: str
     reason: str
@@ -28,14 +28,14 @@ class Skipped(msgspec.Struct, frozen=True):
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """A finding that the configuration or a baseline accepts, with the reason that was given for it."""
+    """Finding accepted by the configuration or a baseline, with the given reason."""
 
     finding: Finding
     reason: str
 
 
 class TargetResult(msgspec.Struct, frozen=True):
-    """Result for one target. `reason` says why a target failed or was skipped; other fields are for audited ones.
+    """Result for one target. `reason` says why a target failed or was skipped; other fields are for audited targets.
 
     `not_checked` lists skipped files and unread values. `bytes` is the size of the tensors as in `inspect`: tensors
     with a shared storage count once. `unregistered` are the rows of a class's unregistered tensors.

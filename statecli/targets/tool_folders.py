@@ -1,7 +1,7 @@
-"""Decide which folders of tools a walk passes over: those without a file that loaders take by its name.
+"""Decide which folders of tools a walk skips: folders without a file that loaders take by its name.
 
 Loaders that choose a folder themselves (the newest step, the folder in a tracker file) also choose a hidden folder or a
-tool's. Such a loader takes files by their names, so a tool's folder with a file of such a name is walked.
+tool's. These loaders take files by their names, so a tool's folder with a file of a checkpoint's name is walked.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def are_installed_packages(root: str, path: str) -> bool:
 def holds_checkpoint_name(
     path: str, root: str, *, is_named: Callable[[str], bool], list_names: Callable[[str], list[str]]
 ) -> bool:
-    """Return whether a file below the folder `path` has a name that a loader takes, or the folder must be walked.
+    """Return whether a file below the folder `path` has a name taken by a loader, or the folder must be walked.
 
-    It must be if there are too many names, or if a link leads out of the folder `root` of the walk; other links lead to
-    folders that the walk meets. `list_names` may raise UnreadableError or OSError.
+    The walk is required if there are too many names, or if a link leads out of the folder `root` of the walk; other
+    links lead to folders of the walk. `list_names` may raise UnreadableError or OSError.
     """
     pending, count = [(files.resolve_links(path), 0)], 0
     while pending:

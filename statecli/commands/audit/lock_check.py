@@ -122,7 +122,7 @@ def compare_pipelines(request: Request, audited: Collection[str]) -> Iterator[Su
 
 def _is_expected(text: str, requested: Sequence[str]) -> bool:
     """Return whether a walk over the requested targets would reach the text; False for a class or a file's section."""
-    path, section = load.split_section(text)
+    path, section = split_section(text)
     if spec.parse_spec(text) is not None or (section is not None and files.exists(path)):
         return False
     return is_reached(path, requested)
