@@ -32,7 +32,7 @@ MAX_COMMENT_CHARACTERS = 65_536
 RESERVED_CHARACTERS = 200
 
 #: Text that GitHub may read as markup: emphasis, links, mentions, issues, formulas, emoji; at the start of a line also
-#: lists and `::`, which is a command in the log of a step. A `_` inside a word is none.
+#: lists and `::`, which is a command in the log of a step. A `_` inside a word is plain text.
 _MARKUP = re.compile(
     r"[\\`*~<>\[\]#@&$|]|(?<!\w)_|_(?!\w)|://|\bwww\.|\bGH-\d|:\w+:|^\s*(?:[-+=]+|\d+[.)])\s|^\s*::", re.IGNORECASE
 )
