@@ -25,7 +25,7 @@ from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER, METADATA
 MAX_PICKLE_BYTES = 256 * 2**20
 #: Bytes that are read first of a pickle of unknown length, bytes that are read if it is longer, and how many times as
 #: many are read after that. Each step scans the pickle again.
-FIRST_WINDOW_BYTES, _SECOND_WINDOW_BYTES, _WINDOW_GROWTH = 64 * 1024, 4 * 1024**2, 8
+FIRST_WINDOW_BYTES, SECOND_WINDOW_BYTES, _WINDOW_GROWTH = 64 * 1024, 4 * 1024**2, 8
 #: Bytes that tell whether a record begins like a pickle.
 REGION_HEAD_BYTES = 512
 _ZIP = b"PK\3\4"
@@ -114,7 +114,7 @@ class PickleReader:
                 return scanner, OverBudget(
                     f"{where} has more than {MAX_PICKLE_BYTES:,} bytes, the limit of statecli for a pickle"
                 )
-            window = max(window * _WINDOW_GROWTH, _SECOND_WINDOW_BYTES)
+            window = max(window * _WINDOW_GROWTH, SECOND_WINDOW_BYTES)
 
     def scan(self, data: bytes, where: str) -> tuple[Scanner, MalformedError | None]:
         self._steps.take(Budget.BYTES, len(data))

@@ -33,6 +33,7 @@ MAX_STACK_VALUES = 1_000_000
 MAX_OPEN_MARKS = 10_000
 MAX_GLOBALS = 100_000
 STOP = b"."
+_STOP = STOP[0]
 _U32 = struct.Struct("<I").unpack_from
 
 
@@ -117,7 +118,7 @@ class Machine(MachineState):
     def _run_burst(self, pos: int) -> int:
         """Read up to `_BURST` opcodes from byte `pos` on; return the byte after the last. Frequent opcodes are here."""
         data, stack, memo, far, handlers = self.data, self.stack, self.memo, self.sparse_memo, self.handlers
-        u32, size, fast, record, frame_end = _U32, len(data), self.fast, _RECORD, self.frame_end
+        u32, size, fast, record, frame_end, op = _U32, len(data), self.fast, _RECORD, self.frame_end, 0
         try:
             for _ in self._start_burst():
                 if pos >= frame_end:
@@ -167,7 +168,7 @@ class Machine(MachineState):
                     pos = handlers[op](self, pos)
                     stack, frame_end = self.stack, self.frame_end
         except IndexError as error:
-            if pos >= size and data[pos - 1 : pos] != STOP:
+            if pos >= size and op != _STOP:  # the last byte, if a point, may be an argument
                 raise self.make_truncated_error() from error
             raise self.make_error(pos, "an instruction uses more values than were stored before it") from error
         except struct.error as error:

@@ -18,8 +18,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from statecli.core.errors import MalformedError
+from statecli.pickle_scan.one_pickle import PickleReader
+from statecli.pickle_scan.step_budget import Steps
 from statecli.pickles import machine
-from statecli.pickles.errors import TruncatedPickle
+from statecli.pickles.errors import TruncatedFrame, TruncatedPickle
 from statecli.pickles.machine import read_pickle
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf
 
@@ -591,3 +593,21 @@ def test_real_pickles_agree_with_pickle_itself(protocol, tmp_path):
         theirs = Oracle(io.BytesIO(data)).load()
         for fast in (True, False):
             assert same(read_pickle(data, fast=fast).root, theirs), (name, fast)
+
+
+#: An opcode of each form of argument, whose bytes are `.` where they may be.
+WITH_POINTS = (
+    *(b"K.", b"M..", b"J....", b"G........", b"\x8a\x02..", b"\x8b\x02\0\0\0..", b"X\x02\0\0\0..", b"\x8c\x02.."),
+    *(b"\x8d\x02\0\0\0\0\0\0\0..", b"U\x02..", b"T\x02\0\0\0..", b"B\x02\0\0\0..", b"C\x02..", b"Nq.", b"Nr...."),
+    *(b"\x8e\x02\0\0\0\0\0\0\0..", b"\x96\x02\0\0\0\0\0\0\0..", b"Np46\n", b"I46\n", b"F1.\n", b"L46L\n", b"S'..'\n"),
+    *(b"V..\n", b"ca.b\nc.d\n", b"Nq.h.", b"Nr....j....", b"Np46\ng46\n", b"P..\n", b"\x82.", b"\x83..", b"\x84...\0"),
+    *(b"(ia\n..\n", b"\x80\x02", b"\x95.......\0" + 20 * b"."),
+)
+
+
+@pytest.mark.parametrize("piece", WITH_POINTS)
+def test_no_beginning_of_an_opcode_is_a_whole_pickle(piece):
+    """The scan reads on where a window ends, wherever that is: its last byte may be that of STOP."""
+    for end in range(1, len(piece) + 1):
+        _, error = PickleReader("a.pkl", Steps()).scan(piece[:end], "the file")
+        assert isinstance(error, TruncatedPickle | TruncatedFrame)
