@@ -183,6 +183,15 @@ def _iter_shards(path: str) -> Iterator[str]:
             yield file
 
 
+def _find_other_use(head: bytes) -> Hazard | None:
+    """Return the hazard of a file that loaders of code take by its first bytes, whatever else it is."""
+    if unsupported.is_compiled(head):
+        return Hazard(f"torch.compiler.load_cache_artifacts {_CACHE_USE}", help=_CACHE_HELP)
+    if unsupported.is_flatbuffer(head):
+        return Hazard("torch.jit.load takes the file for a flatbuffer, and runs its code", help=_FLATBUFFER_HELP)
+    return None
+
+
 def _is_plain_name(name: str) -> bool:
     """Return True for a file of the folder itself; readers refuse names outside of the folder."""
     return files.get_name(name) == name and "\0" not in name
@@ -227,6 +236,7 @@ def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
 #: What torch does with a file that is a cache of compiled code, and what to do about one.
 _CACHE_USE = "takes the file for a cache of compiled code, and unpickles what it holds"
 _CACHE_HELP = "do not load it as a cache unless you made it"
+_FLATBUFFER_HELP = "do not load it with torch.jit unless you made it"
 #: Bytes of pickles and code of one file whose digests are computed, and bytes that are read at once for them.
 _MAX_DIGESTED, _DIGESTED_AT_ONCE = 1 << 30, 1 << 22
 #: Bytes of a whole file whose digest is computed, once: on disk 10 to 40 seconds, behind a URL a download.
@@ -280,8 +290,8 @@ class FileScan:
                 self._scan_tar(first)
             self.pieces.append(first)
         pickles = _mark_loaded_by_torch(self._scan_pieces(), self.whole)
-        if unsupported.is_compiled(head):
-            hazard = Hazard(f"torch.compiler.load_cache_artifacts {_CACHE_USE}", help=_CACHE_HELP)
+        hazard = _find_other_use(head)
+        if hazard is not None:
             pickles.append(ScannedPickle("the file", self.whole.span, hazards=(hazard,), digest=self._digest_file()))
         return pickles
 

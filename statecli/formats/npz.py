@@ -57,7 +57,10 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         oddities = archive.oddities
         if others := [name for name in archive.records if name not in arrays]:
             oddities.append(
-                Oddity("no-arrays", f"files in the archive that are not arrays were not read: {quoting.names(others)}")
+                Oddity(
+                    OddityKind.UNUSED_RECORDS.value,
+                    f"files in the archive that are not arrays were not read: {quoting.names(others)}",
+                )
             )
         return ModelState(path, NAME, tuple(rows.values()), oddities=tuple(oddities), traits=TRAITS)
 

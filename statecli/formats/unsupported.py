@@ -39,6 +39,9 @@ _DVC = re.compile(rb"(?:outs:\n- md5:|md5: [0-9a-f]{32}\n)")
 #: `torch.compiler.save_cache_artifacts` and `CompiledArtifact.save`: a checksum of the rest, which older files lack,
 #: then a version or a name.
 _COMPILED = re.compile(rb"(?:.{4})?\0{7}(?:\x01|[\x13\x15](?:Cache|AOT)CompiledArtifact)", re.DOTALL)
+#: Where Ray Train keeps the pickle of a preprocessor, as digits in JSON; an escape may spell its key.
+_RAY_METADATA, _MAX_RAY_METADATA_BYTES = ".metadata.json", 64 << 20
+_RAY_PICKLE = re.compile(rb"preprocessor_pkl|\\u")
 _LFS_SIZE = re.compile(rb"\nsize (\d{1,20})\s")
 
 
@@ -61,10 +64,15 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
     from statecli.pickle_scan.one_pickle import begins_as_pickle
 
     with Source(path) as source:
-        if not head.startswith(b"PK\3\4") and zip_archive.is_loaded_by_torch(source):
+        if not head.startswith(b"PK\3\4") and zip_archive.is_loaded_from_its_end(source):
             return UnreadableError(
-                "begins with other bytes, but ends with a torch archive, which torch loads and statecli cannot read; "
+                "begins with other bytes, but ends with a zip archive, which loaders open and statecli cannot read; "
                 "do not load the file"
+            )
+        if _is_ray_pickle(path, source):
+            return UnreadableError(
+                "holds a pickle of Ray Train, which get_preprocessor loads and statecli does not read; remove the file "
+                "unless you trust its author"
             )
         if is_compiled(head):
             what = "a file of torch.compile, whose pickles and code run when it is loaded"
@@ -100,8 +108,8 @@ def describe_content(path: str, head: bytes, size: int) -> str:
     for magic, what in MAGIC:
         if head.startswith(magic):
             return _describe_wrapped(what, path, _unpack_head(head))
-    if head[4:8] == b"PTMF":
-        return "a TorchScript flatbuffer (.ptl), which only libtorch reads"
+    if is_flatbuffer(head):
+        return "a TorchScript flatbuffer, a program that torch.jit.load runs: save it with torch.jit.save instead"
     if head[257:262] == b"ustar":
         return f"a tar archive{_read_first_member(head)}: unpack it first (tar -xf)"
     if head[:1] == b"\x80" and head[1:2] <= b"\x05" and len(head) > 2:
@@ -109,6 +117,24 @@ def describe_content(path: str, head: bytes, size: int) -> str:
     if files.get_name(path).endswith(".onnx") or _ONNX.match(head):
         return "an ONNX model, which statecli does not read"
     return _describe_text(head, size)
+
+
+def is_code(path: str, source: Source) -> bool:
+    """Return whether a loader runs code of the file, whatever else it is, and statecli does not read it."""
+    return is_compiled(source.head) or is_flatbuffer(source.head) or _is_ray_pickle(path, source)
+
+
+def is_flatbuffer(head: bytes) -> bool:
+    """Return whether `torch.jit.load` takes a file that begins so for a TorchScript flatbuffer."""
+    return head[4:8] == b"PTMF"
+
+
+def _is_ray_pickle(path: str, source: Source) -> bool:
+    """Return whether `get_preprocessor` of Ray Train's checkpoints unpickles a text of the JSON file."""
+    if files.get_name(path) != _RAY_METADATA:
+        return False
+    text = source.read(0, min(source.size, _MAX_RAY_METADATA_BYTES + 1))
+    return len(text) > _MAX_RAY_METADATA_BYTES or _RAY_PICKLE.search(text) is not None
 
 
 def is_compiled(head: bytes) -> bool:

@@ -57,13 +57,15 @@ def unused_bytes(subject: Subject) -> Iterator[Issue]:
     """The file holds bytes that no loader reads.
 
     Why: these bytes take space, travel with every copy, and everyone can read them. They are weights that were removed
-    from the pickle but not from the archive, or another file that was hidden.
+    from the pickle but not from the archive, or another file that was hidden. Another library may take the archive for
+    its own and load that file.
 
-    Example: the record `data/7` that no tensor of data.pkl refers to; a megabyte between two records.
+    Example: the record `data/7` that no tensor of data.pkl refers to; a megabyte between two records; a file next to
+    the arrays of an `.npz`.
 
-    Fix: load the file and save it again with torch.save, which writes only the bytes that are used.
+    Fix: load the file and save it again with the same library, which writes only the bytes that are used.
     """
-    help = "save the file again with torch.save, which writes only the bytes that are used"
+    help = "save the file again with its library, which writes only the bytes that are used"
     yield from _report_oddities(subject, help, *_UNUSED)
     if not subject.state.traits.distinguishes_case:  # torch reads the last of such records
         yield from _report_oddities(subject, help, OddityKind.CASE_ONLY_NAMES)

@@ -35,6 +35,7 @@ CHECKPOINT_SUFFIXES = (
     ".npz",
     ".msgpack",
     ".nemo",
+    ".ptl",
     *TAR_SUFFIXES,
 )
 #: Prefixes of `.bin` files that trainers write: weights and the files next to them.

@@ -593,34 +593,58 @@ def ends_as_zip(source: Source) -> bool:
     Both take the last end record, with any bytes before the archive and after its end. torch's reader does not look at
     the record's comment, and reads on by whole buffers.
     """
-    return _find_directory(source) is not None
+    return bool(_find_directories(source))
 
 
-def is_loaded_by_torch(source: Source) -> bool:
-    """Whether the file ends as an archive with a record that a loader of torch opens, whatever the file begins with."""
-    directory = _find_directory(source)
-    if directory is None:
+def is_loaded_from_its_end(source: Source) -> bool:
+    """Whether the file ends as an archive that a loader may open, whatever the file begins with.
+
+    An installer or a packed program with several files, none with a name that loaders of torch open, is not one:
+    torch.hub and pandas open an archive with a single file.
+    """
+    directories = _find_directories(source)
+    if not directories:
         return False
-    offset = max(0, min(directory, source.size - FARTHEST_END))
-    if source.size - offset > _MAX_SEARCHED_BYTES:
+    offset = max(0, min(*directories, source.size - FARTHEST_END))
+    if source.size - offset > _MAX_SEARCHED_BYTES or not source.head.startswith(_PROGRAMS):
         return True
-    return _LOADED_NAMES.search(source.read(offset, source.size - offset)) is not None
+    if _LOADED_NAMES.search(source.read(offset, source.size - offset)) is not None:
+        return True
+    return any(_count_members(source, directory) < 2 for directory in directories)
 
 
+#: First bytes of programs that unpack or run the archive at their end.
+_PROGRAMS = (b"MZ", b"\x7fELF", b"#!")
 #: Bytes of a directory in which names are searched; a longer one may hold any name.
 _MAX_SEARCHED_BYTES = 4 * 2**20
 
 
-def _find_directory(source: Source) -> int | None:
-    """Return the offset where the directory of an archive at the file's end begins or may begin; None without one."""
+def _find_directories(source: Source) -> list[int]:
+    """Return the offsets where the directory of an archive at the file's end begins or may begin."""
     start = max(0, source.size - FARTHEST_END)
     tail = source.read(start, source.size - start)
     at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END.size + 4))
     if at < 0:
-        return None
+        return []
     if tail[max(0, at - _END64_LOCATOR.size) : at].startswith(b"PK\6\7"):
-        return start
+        return [start]
     size, offset = struct.unpack_from("<II", tail, at + 12)
     begins = (offset, start + at - size)  # zipfile finds the directory by its size
-    found = (begin for begin in begins if 0 <= begin <= source.size - 4 and source.read(begin, 4) == b"PK\1\2")
-    return next(found, None)
+    return [begin for begin in begins if 0 <= begin <= source.size - 4 and source.read(begin, 4) == _CENTRAL_MARK]
+
+
+_CENTRAL_MARK = b"PK\1\2"
+#: Bytes of an entry before its name, and where the lengths of name, extra fields and comment are.
+_ENTRY_BYTES, _ENTRY_LENGTHS_AT = 46, 28
+
+
+def _count_members(source: Source, directory: int) -> int:
+    """Return the number of entries from this byte on, 2 for more."""
+    count, at = 0, directory
+    while count < 2 and at + _ENTRY_BYTES <= source.size:
+        entry = source.read(at, _ENTRY_BYTES)
+        if not entry.startswith(_CENTRAL_MARK):
+            break
+        count += 1
+        at += _ENTRY_BYTES + sum(struct.unpack_from("<HHH", entry, _ENTRY_LENGTHS_AT))
+    return count

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import struct
 import tarfile
 import zipfile
 
@@ -12,6 +14,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from statecli.pickle_scan.one_pickle import FIRST_WINDOW_BYTES, SECOND_WINDOW_BYTES
+from statecli.storage.byte_source import HEAD_BYTES
 from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER
 
 EVIL = b"\x80\x02}U\x01wcposix\nsystem\nU\x0btouch PWNED\x85Rs."
@@ -88,7 +92,7 @@ def test_an_archive_behind_other_bytes_is_not_passed(name, prefix, folder, state
     assert (folder / "PWNED").exists()
     result = statecli("audit", str(folder))
     assert result.code == 2
-    assert f"{name}: begins with other bytes, but ends with a torch archive" in result.out
+    assert f"{name}: begins with other bytes, but ends with a zip archive" in result.out
 
 
 def test_an_archive_of_other_files_behind_other_bytes_is_skipped(folder, statecli):
@@ -97,6 +101,7 @@ def test_an_archive_of_other_files_behind_other_bytes_is_skipped(folder, statecl
     path.write_bytes(b"MZ" + bytes(500))
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("README.txt", "install")
+        archive.writestr("setup.ini", "")
     assert statecli("audit", str(folder)).code == 0
 
 
@@ -126,7 +131,7 @@ def test_an_old_program_behind_other_bytes_is_not_skipped(folder, statecli):
         archive.writestr("serialized_constants.pt", constants.getvalue())
     result = statecli("audit", str(folder))
     assert result.code == 2
-    assert "model.dat: begins with other bytes, but ends with a torch archive" in result.out
+    assert "model.dat: begins with other bytes, but ends with a zip archive" in result.out
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "compressed"])
@@ -162,10 +167,98 @@ def test_a_library_that_aotinductor_opens_is_not_passed(folder, statecli):
         archive.writestr("x/data/constants/a.so", b"\x7fELF")
     result = statecli("audit", str(folder))
     assert result.code == 2
-    assert "logo.png: begins with other bytes, but ends with a torch archive" in result.out
+    assert "logo.png: begins with other bytes, but ends with a zip archive" in result.out
     picture.unlink()
     torch.save({"w": torch.ones(1)}, saved)
     with zipfile.ZipFile(saved, "a") as archive:
         archive.writestr("saved/data/constants/a.so", b"\x7fELF")
     found = statecli("audit", str(saved), "-f", "json").json["findings"]
     assert any(one["rule"] == "unknown-global" and "constants/a.so" in one["message"] for one in found)
+
+
+#: A pickle without a sign of one, whose window of the scan ends after a `.` that is an argument.
+def build_pickle_with_point_at(edge: int) -> bytes:
+    length = edge - 8
+    return (
+        b"X" + struct.pack("<I", length) + b" " * length + b"0" + b"K." + b"0" + b"cposix\nsystem\n(Vtouch PWNED\ntR."
+    )
+
+
+@pytest.mark.parametrize("edge", [FIRST_WINDOW_BYTES, SECOND_WINDOW_BYTES])
+def test_a_point_at_the_end_of_a_window_ends_no_pickle(edge, folder, statecli, forked_python):
+    """Of a file, of the metadata of a distributed checkpoint, and of bytes that a module unpickles."""
+    data = build_pickle_with_point_at(edge)
+    assert data[edge - 1 : edge] == b"."
+    (folder / "weights").write_bytes(data)
+    forked_python(LOADS.format(name="weights"), cwd=folder)
+    assert (folder / "PWNED").exists()
+    assert statecli("audit", str(folder)).code != 0
+    (folder / "weights").rename(folder / ".metadata")
+    assert statecli("audit", str(folder)).code != 0
+    (folder / ".metadata").unlink()
+    save_file({"a._extra_state": torch.frombuffer(bytearray(data), dtype=torch.uint8)}, folder / "model.safetensors")
+    assert "posix.system" in statecli("audit", str(folder)).out
+
+
+def test_a_point_at_the_end_of_a_compressed_head_ends_no_pickle(folder, statecli):
+    """joblib unpacks a file of any name by its first bytes."""
+    (folder / "vocabulary.gz").write_bytes(gzip.compress(build_pickle_with_point_at(HEAD_BYTES)))
+    assert statecli("audit", str(folder)).code != 0
+
+
+@pytest.mark.parametrize("name", ["model.ptl", "model.ff", "anything"])
+def test_a_flatbuffer_of_torchscript_is_not_passed(name, folder, statecli, forked_python):
+    """torch.jit.load takes it by its fifth to eighth byte."""
+    code = f"""
+import torch
+class M(torch.nn.Module):
+    def forward(self, x: torch.Tensor):
+        return torch.from_file("PWNED", shared=True, size=4, dtype=torch.uint8).fill_(65)
+torch.jit.save_jit_module_to_flatbuffer(torch.jit.script(M()), {name!r})
+torch.jit.load({name!r})(torch.zeros(1))
+"""
+    (folder / "net.py").write_text(code)
+    forked_python("import net", cwd=folder)
+    (folder / "net.py").unlink()
+    assert (folder / "PWNED").read_bytes() == b"AAAA"
+    (folder / "PWNED").unlink()
+    result = statecli("audit", str(folder))
+    assert result.code == 2
+    assert "is a TorchScript flatbuffer, a program that torch.jit.load runs" in result.out
+
+
+def test_a_zip_that_is_a_flatbuffer_too_is_a_hazard(tmp_path, statecli):
+    """torch.jit.load looks for the mark of a flatbuffer first."""
+    torch.save({"a": torch.ones(1)}, tmp_path / "a.pt")
+    data = bytearray((tmp_path / "a.pt").read_bytes())
+    data[4:8] = b"PTMF"
+    (tmp_path / "a.pt").write_bytes(data)
+    assert statecli("audit", str(tmp_path)).code != 0
+
+
+@pytest.mark.parametrize("prefix", [b'{"format": "pt"}\n', b"MZ" + bytes(60), b"#!/bin/sh\n"])
+def test_a_zip_with_one_file_behind_other_bytes_is_not_passed(prefix, folder, statecli, forked_python):
+    """torch.hub and pandas take it by its end, and unpickle the file."""
+    data = io.BytesIO()
+    data.write(prefix)
+    with zipfile.ZipFile(data, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("resnet18", EVIL)
+    (folder / "resnet18-f37072fd").write_bytes(data.getvalue())
+    url = "https://example.org/resnet18-f37072fd"
+    forked_python(f"import torch; torch.hub.load_state_dict_from_url({url!r}, model_dir='.')", cwd=folder)
+    assert (folder / "PWNED").exists()
+    result = statecli("audit", str(folder))
+    assert result.code == 2
+    assert "resnet18-f37072fd: begins with other bytes, but ends with a zip archive" in result.out
+
+
+def test_a_pickle_of_ray_in_json_is_not_passed(folder, statecli):
+    """TorchCheckpoint.get_preprocessor unpickles its digits. Metadata without one is skipped as other JSON is."""
+    path = folder / ".metadata.json"
+    path.write_text(json.dumps({"epoch": 1}))
+    assert statecli("audit", str(folder)).code == 0
+    for text in (json.dumps({"preprocessor_pkl": EVIL.hex()}), '{"preprocessor_pk\\u006c": "80"}'):
+        path.write_text(text)
+        result = statecli("audit", str(folder))
+        assert result.code == 2
+        assert ".metadata.json: holds a pickle of Ray Train, which get_preprocessor loads" in result.out

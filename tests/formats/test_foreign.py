@@ -149,7 +149,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "HDF5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "is an HDF5 file (Keras?), which statecli does not read"),
     "TorchScript flatbuffer": (
         b"\x18\0\0\0PTMF" + bytes(40),
-        "is a TorchScript flatbuffer (.ptl), which only libtorch reads",
+        "is a TorchScript flatbuffer, a program that torch.jit.load runs: save it with torch.jit.save instead",
     ),
     "ONNX": (b"\x08\x08\x12\x07pytorch\x1a\x052.1.0", "is an ONNX model, which statecli does not read"),
     "PDF": (b"%PDF-1.7\n", "is a PDF document"),

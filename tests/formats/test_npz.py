@@ -632,11 +632,11 @@ def test_names_of_any_kind(tmp_path):
 
 
 def test_what_lies_beside_arrays(tmp_path):
-    """It is named, and nothing more."""
+    """It is named: a library of another format may load it."""
     members = [Member("a.npy", ARRAY), Member("notes.txt", b"x"), Member("b.pkl", pickle.dumps(1))]
     (odd,) = formats.read(file(tmp_path, build(members), "a.npz")).oddities
     assert (odd.name, odd.message) == (
-        "no-arrays",
+        "unused-records",
         "files in the archive that are not arrays were not read: notes.txt, b.pkl",
     )
 

@@ -289,6 +289,16 @@ def test_checksum_mismatch_finds_a_flipped_bit_of_a_shard(found, tmp_path):
     assert "its bytes in pytorch_model-00001-of-00001.bin do not match the saved checksum: " in finding.message
 
 
+def test_a_file_next_to_the_arrays_of_an_archive_is_unused(found, tmp_path):
+    """Stable-Baselines3 unpickles text of a record `data`, whatever else the archive holds."""
+    np.savez(tmp_path / "a.npz", w=np.ones(2))
+    assert not found("unused-bytes", tmp_path / "a.npz")
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
+        archive.writestr("data", "{}")
+    (finding,) = found("unused-bytes", tmp_path / "a.npz")
+    assert finding.message == "files in the archive that are not arrays were not read: data"
+
+
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
 def test_checksum_mismatch_is_of_unpacked_bytes(found, tmp_path, packed):
     """An npz records the sum of what its members inflate to; a place is of the bytes in the file.
