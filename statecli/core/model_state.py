@@ -395,11 +395,13 @@ class Bomb(msgspec.Struct, frozen=True, gc=False):
 class Hazard(msgspec.Struct, frozen=True, gc=False):
     """Plain data by which a loader does harm: the place of the data, and their use by the loader.
 
-    `is_error` is False for data that may be correct. `help` is the advice to the owner of the data.
+    `is_error` is False for data that may be correct: a note, or a warning if `needs_review`. `help` is the advice to
+    the owner of the data.
     """
 
     text: str
     is_error: bool = True
+    needs_review: bool = False
     help: str | None = None
 
 

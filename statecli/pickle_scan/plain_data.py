@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from statecli.core import quoting
 from statecli.core.model_state import Hazard
-from statecli.pickle_scan import known_names, random_states
+from statecli.pickle_scan import known_names, random_states, texts_as_code
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.graph import (
     as_mapping,
@@ -156,6 +156,37 @@ class _Walk:
             yield from self._check_paths(f"callbacks{_format_subscript(state_key)}", paths or {})
         if _OLD_CHECKPOINT_PATH in items:
             yield from _check_path(f"[{_OLD_CHECKPOINT_PATH!r}]", items[_OLD_CHECKPOINT_PATH])
+        for parent_key in texts_as_code.CONFIG_PARENTS:
+            yield from self._check_configs(parent_key, items.get(parent_key))
+        for parent_key in texts_as_code.HYPERPARAMETERS:
+            if type(items.get(parent_key)) in _CONTAINERS:
+                yield from self._check_hyperparameters(parent_key, items[parent_key])
+
+    def _check_configs(self, parent_key: str, parent: Value) -> Iterator[Hazard]:
+        items = self._count(self.get_items(parent)) or {}
+        for key in texts_as_code.CONFIGS:
+            text = _read_text(items.get(key))
+            if type(text) is not str:
+                continue
+            self._steps.take(Budget.TEXT, len(text))
+            if hazard := texts_as_code.check_config(f"[{parent_key!r}][{key!r}]", text):
+                yield hazard
+
+    def _check_hyperparameters(self, parent_key: str, root: Value) -> Iterator[Hazard]:
+        """Check the names in hyperparameters. The walk is another, because a container may be shared with others."""
+        checks = dict.fromkeys(texts_as_code.CLASS_PATHS, texts_as_code.check_class_path)
+        checks[texts_as_code.INSTANTIATOR] = texts_as_code.check_instantiator
+        seen: set[tuple[str, str]] = set()
+        for node in _Walk(self._steps).iter_containers(root):
+            self._steps.take(Budget.FLOW)
+            items = self._count(self.get_items(node)) or {}
+            for key, check in checks.items():
+                name = _read_text(items.get(key))
+                if type(name) is not str or (key, name) in seen:
+                    continue
+                seen.add((key, name))
+                if hazard := check(f"[{parent_key!r}]…[{key!r}]", name):
+                    yield hazard
 
     def check_keys_of_inputs(self, node: Value, items: Mapping[Any, Any]) -> Iterator[Hazard]:
         """Check that the keys stay texts in the guards of a program, `"Guard failed: x['key'].size()[0] == 3"`."""

@@ -264,7 +264,7 @@ def _find_packing_calls(function: _Function, text: str, record: str, steps: Step
         )
     if not is_convolution:
         targets = [match.start() for match in _DIVISOR_ASSIGNMENT.finditer(function.text)]
-        if any(not function.text[:at].endswith("self") for at in targets) or (
+        if any(not function.text.endswith("self", 0, at) for at in targets) or (
             targets and _CONVOLUTION_MODULE.search(function.text)
         ):
             at = function.at + targets[0]

@@ -264,8 +264,10 @@ def unsafe_data(subject: Subject) -> Iterator[Issue]:
     the file's tensors replace the parameters, and an optimizer made before trains the old ones. Optimizers and
     schedulers compute powers of integers exactly, which takes hours for large ones.
     `torch.compiler.load_cache_artifacts` unpickles what a file holds that begins as a cache of compiled code.
+    Some loaders run text: LightningCLI calls the name at a `class_path` in the hyperparameters, MMEngine runs its saved
+    configuration, and HQQ evaluates the letters of a dtype.
     A path of a ModelCheckpoint in a store such as s3 is a note, and so is a key of `_metadata` that torch does not
-    write.
+    write. A `class_path` that statecli does not know is a warning.
 
     Example: `("MT19937", key, 2**30, 0, 0.0)` in `rng_state.pth`; a `best_model_path` of `http://host/best.ckpt`.
 
@@ -280,7 +282,7 @@ def _build_hazard_issue(subject: Subject, pickle: ScannedPickle, hazard: Hazard)
     where = _describe_place(subject, pickle)
     message = f"{hazard.text} ({where})" if where else hazard.text
     help = hazard.help or ("do not resume from the file; ask who published it" if hazard.is_error else None)
-    severity = None if hazard.is_error else Severity.NOTE
+    severity = None if hazard.is_error else Severity.WARNING if hazard.needs_review else Severity.NOTE
     return Issue(message, help=help, severity=severity, place=pickle.place, about=hazard.text, content=pickle.digest)
 
 

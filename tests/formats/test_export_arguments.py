@@ -18,6 +18,8 @@ import torch
 from torch import nn
 
 from statecli.commands.audit.run import Request, audit
+from statecli.pickle_scan import export_expressions
+from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.rules.pickles import RULES
 
 pytest.importorskip("torch.export.pt2_archive._package", reason="needs torch 2.8: archives of torch.export")
@@ -412,3 +414,10 @@ def test_torch_compiles_the_repr_of_an_object_of_the_constants(tmp_path):
     with contextlib.suppress(Exception):
         torch.export.load(path)
     assert mark.exists()
+
+
+def test_each_character_of_an_expression_is_a_step():
+    """Parsing one takes as long as a word of code."""
+    steps, texts = Steps(), [f"Max(s{n},{','.join('a' * 2_000)})" for n in range(5)]
+    list(export_expressions.find_program_calls({"x": [{"expr_str": text} for text in texts]}, steps))
+    assert steps.taken[Budget.TEXT] >= sum(map(len, texts))

@@ -536,6 +536,14 @@ def test_no_text_is_read_again_and_again(unit):
     assert time.process_time() - begin < 8
 
 
+def test_numbers_set_outside_of_convolutions_are_found_in_linear_time():
+    """A copy of the text before each of them took minutes for 4 MB."""
+    code = ("class M(Module):\n  def __setstate__(self, state):\n" + "self.groups=\n" * 300_000).encode()
+    begin = time.process_time()
+    list(script_code.find_calls_on_load([code], Steps(), ["x/code/__torch__.py"]))
+    assert time.process_time() - begin < 10
+
+
 def test_a_long_line_of_divisors_is_read_once():
     """Each `.stride,` of it begins what may be the targets of an assignment."""
     steps = time.process_time()

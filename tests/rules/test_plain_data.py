@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from statecli.core.finding import Severity
 from statecli.file_scan.scan import scan_pickles
@@ -392,3 +393,78 @@ def test_legacy_files_are_checked(found, tmp_path):
     torch.save({"numpy": ("MT19937", TABLE, -1)}, stream, _use_new_zipfile_serialization=False)
     (tmp_path / "a.pt").write_bytes(stream.getvalue())
     assert len(found("unsafe-data", tmp_path / "a.pt")) == 1
+
+
+# Texts that a loader imports, calls or runs.
+
+CALLS = {"class_path": "os.system", "init_args": {"command": "touch PWNED"}}
+
+
+@pytest.mark.parametrize(
+    "hyperparameters",
+    [{"act": CALLS}, {"a": [{"b": (CALLS,)}]}, {"_class_path": "subprocess.run"}, {"_instantiator": "os.system"}],
+    ids=["plain", "deep", "its own class", "instantiator"],
+)
+def test_unsafe_data_finds_what_lightning_calls(hyperparameters, messages):
+    """jsonargparse calls the name of an argument without a type; Lightning before 2.6.6 any instantiator."""
+    (message,) = messages({"state_dict": {}, "hyper_parameters": hyperparameters})
+    assert "import" in message
+    assert " and calls" in message
+
+
+def test_unsafe_data_finds_hyperparameters_that_lie_in_two_places(messages):
+    """The walk reaches a shared dict by another key first."""
+    shared = {"act": CALLS}
+    (message,) = messages({"hyper_parameters": shared, "a": shared, "z": [shared]})
+    assert message.startswith("['hyper_parameters']…['class_path'] is os.system, which LightningCLI imports and calls")
+
+
+def test_unsafe_data_warns_of_classes_that_it_does_not_know(messages):
+    """Those of a user; layers and optimizers of torch only compute."""
+    known = {"class_path": "torch.nn.ReLU"}, {"class_path": "torch.optim.lr_scheduler.StepLR"}
+    instantiator = "lightning.pytorch.cli.instantiate_module"
+    assert messages({"hyper_parameters": {"_instantiator": instantiator, "a": known}}) == []
+    unknown = {"hyper_parameters": {"net": {"class_path": "mine.Net"}}}
+    (message,) = messages(unknown, severity=Severity.WARNING)
+    assert "is mine.Net, which LightningCLI imports and calls; statecli does not know what it does" in message
+    assert messages({"other": CALLS}) == []
+
+
+CONFIG = "model = dict(type='X', layers=[1, -2, 3.5e-05], norm=None)\ndefault_scope = 'mmengine'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("__import__('os').system('touch PWNED')\n" + CONFIG, "has code other than assignments of plain values"),
+        ("a = (lambda: 0)()", "has code other than assignments of plain values"),
+        ("dict = exec\na = dict('1')", "gives dict another meaning"),
+        ("_base_ = ['/tmp/evil.py']", "sets _base_"),
+        ("custom_imports = dict(imports=['antigravity'])", "sets custom_imports"),
+        ("a = '{{$X:\\'}}'", "cannot check"),
+        ("a = ", "is not a valid configuration"),
+        ("(" * 1000, "is not a valid configuration"),
+    ],
+)
+@pytest.mark.parametrize("place", ["message_hub", "meta.cfg", "meta.config"])
+def test_unsafe_data_finds_configurations_that_mmengine_runs(text, why, place, messages):
+    """From the places that it reads; a configuration of plain values is one that it wrote."""
+    parent, _, key = place.partition(".")
+
+    def build(config):
+        return {"state_dict": {}, parent: {key: config} if key else {"runtime_info": {"cfg": config}}}
+
+    (message,) = messages(build(text))
+    assert why in message
+    assert message.partition(" (archive")[0].endswith("MMEngine runs the text as Python")
+    assert messages(build(CONFIG)) == []
+
+
+def test_unsafe_data_finds_a_dtype_that_hqq_evaluates(found, tmp_path):
+    """In a file without a pickle: the letters are a tensor."""
+    for letters, count in (("torch.float32", 0), ("__import__('os').system('id') or torch.float32", 1), ("x" * 100, 1)):
+        for dtype in (torch.uint8, torch.int64):
+            numbers = torch.tensor([*map(ord, letters)], dtype=dtype)
+            state = {"0.W_q": torch.ones(2), "0.compute_dtype": numbers, "0.dtype": numbers.clone()}
+            save_file(state, tmp_path / "model.safetensors")
+            assert len(found("unsafe-data", tmp_path / "model.safetensors")) == count

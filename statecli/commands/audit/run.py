@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from statecli.commands.audit import lock_check, references, unreadable_values
 from statecli.commands.audit.baseline import accept_findings, build_baseline, encode_baseline
 from statecli.commands.audit.config import map_to_rules
+from statecli.commands.audit.dtype_texts import check_dtype_texts
 from statecli.commands.audit.extra_states import scan_extra_states
 from statecli.commands.audit.generator_states import check_generator_states
 from statecli.commands.audit.references import Side
@@ -125,6 +126,7 @@ class _Run:
                     extra = self.module_finder.mark_pickles(scan_extra_states(self.read_state))
                     pickles += tuple(pickle for pickle in extra if pickle.digest not in scanned)
                     pickles += tuple(check_generator_states(self.read_state))
+                    pickles += tuple(check_dtype_texts(self.read_state))
                 subject = lock_check.check_lock(self._read_values(subject), self.request, self.progress)
                 subject = dataclasses.replace(
                     subject,

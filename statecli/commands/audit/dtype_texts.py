@@ -1,0 +1,42 @@
+"""Check the tensors with the name of a dtype: HQQ gives their letters to Python's `eval`.
+
+HQQ saves the dtypes of a quantized layer as letters in integer tensors, `*.compute_dtype` and `*.unpack_view_dtype`,
+and evaluates them from load_state_dict, for any format of the file. Source: hqq/core/utils.py and quantize.py of 0.2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from statecli.core import quoting
+from statecli.core.model_state import Hazard, ModelState, Place, ScannedPickle, TensorInfo
+
+_NAME = re.compile(r"(?:.*\.)?(?:compute_dtype|unpack_view_dtype)", re.DOTALL)
+_DTYPE = re.compile(r"torch\.\w{1,30}")
+#: Letters of a dtype that are read; a longer text is not one.
+_MAX_LETTERS = 64
+_INTEGERS = ("int", "uint", "bool")
+
+
+def check_dtype_texts(state: ModelState) -> Iterator[ScannedPickle]:
+    """Yield a hazard for each such tensor with another text than a dtype of torch. Raises UnreadableError."""
+    for tensor in state.tensors:
+        if tensor.data is None or not _NAME.fullmatch(tensor.fqn) or not tensor.dtype.startswith(_INTEGERS):
+            continue
+        if tensor.elements and not (tensor.elements <= _MAX_LETTERS and _DTYPE.fullmatch(_read_letters(tensor))):
+            storage = tensor.data.storage
+            place = storage.place or Place(storage.path or state.target, 0, 0)
+            text = f"{quoting.name(tensor.fqn)} is not the name of a dtype; HQQ evaluates its letters as Python"
+            hazard = Hazard(text, help="do not load the file with HQQ; save the layer again")
+            yield ScannedPickle(f"the tensor {quoting.name(tensor.fqn)}", place, hazards=(hazard,))
+
+
+def _read_letters(tensor: TensorInfo) -> str:
+    """Return the elements as characters, as HQQ does; other numbers than characters as `?`."""
+    from statecli.values import read  # loads numpy
+
+    assert tensor.data is not None  # noqa: S101 - the caller has looked
+    with read.open_view(tensor.data, tensor.fqn) as view:
+        numbers = [int(number) for items in read.read_items(view) for number in items.tolist()]
+    return "".join(chr(number) if 0 <= number < 0x110000 else "?" for number in numbers)
