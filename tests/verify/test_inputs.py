@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import statecli
 from statecli.commands.verify.inputs import (
     Inputs,
     InputSpec,
@@ -319,6 +320,22 @@ def test_example_input_array(example, args, kwargs):
     assert (len(made[0]), len(made[1])) == (args, kwargs)
     assert found.chosen_by_user
     assert found.text.endswith("float32 3×2 (its example_input_array)")
+
+
+def test_an_example_that_forward_refuses_is_skipped():
+    """Nobody asked for the proofs that need it, so that they are no failure; the reason names the example."""
+
+    class Wrong(Carries):
+        def __init__(self):
+            super().__init__(torch.ones(3, 9))
+
+    verification = statecli.verify(Wrong())
+    checks = {check.check.value: check for check in verification.checks}
+    assert {name: check.verdict.value for name, check in checks.items() if name in ("step", "forward")} == {
+        "step": "skipped",
+        "forward": "skipped",
+    }
+    assert "forward does not accept float32 3×9 (its example_input_array)" in checks["step"].reason
 
 
 @pytest.mark.parametrize("example", [None, (torch.ones(2), torch.ones(2), torch.ones(2))])

@@ -32,7 +32,7 @@ def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: str) -> 
         module, origins, tensors_before = _call_once(subject)
     except ModelError as error:
         reason = str(error).removeprefix(f"{subject.target}: ")
-        if inputs.chosen_by_user:  # the proofs that need a forward report the error
+        if inputs.requested:  # the proofs that need a forward report the error
             return replace(subject, forward_error=reason)
         why_not = f"{NO_INPUT}; forward does not accept {inputs.text}: {reason}"
         return replace(subject, inputs=None, why_no_inputs=why_not)

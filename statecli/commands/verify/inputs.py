@@ -62,12 +62,14 @@ class Inputs:
     """Inputs of forward. `make(seed=0)` returns (args, kwargs): new tensors on the CPU, equal for equal seeds.
 
     `text` describes the inputs in a few words: "int64 2×16 below 30522". `chosen_by_user`: given by the command or by
-    the model, so that forward is called as intended; otherwise guessed.
+    the model, so that forward is called as intended; otherwise guessed. `requested`: given by the command, so that a
+    forward that raises leaves the proofs inconclusive; otherwise they are skipped.
     """
 
     text: str
     make: Callable[..., Call]
     chosen_by_user: bool = True
+    requested: bool = True
 
     def move(self, device: str) -> Inputs:
         """Return the inputs with their tensors on `device`."""
@@ -337,7 +339,12 @@ def _read_attribute(built: BuiltModel, name: str) -> Call | None:
 
 def _build_constant(text: str, call: Call, *, given: bool) -> Inputs:
     """The same values for each seed, in new tensors."""
-    return Inputs(text, lambda seed=0: map_tensors(call, _copy_tensor), given)  # noqa: ARG005 - the values are the model's own
+
+    def make(seed: int = 0) -> Call:  # noqa: ARG001 - the values are the model's own
+        copied: Call = map_tensors(call, _copy_tensor)
+        return copied
+
+    return Inputs(text, make, chosen_by_user=given, requested=False)
 
 
 def _is_of_transformers(built: BuiltModel) -> bool:
@@ -411,7 +418,7 @@ def _build_from_config(built: BuiltModel) -> tuple[Inputs | None, str]:
     main_input = str(built.module.main_input_name)
     if inputs is None or not _fits_signature(signature, inputs.make()) or main_input not in inputs.make()[1]:
         return None, f"{NO_INPUT}; forward needs the argument {main_input}"
-    return Inputs(f"{inputs.text} (from its config)", inputs.make, chosen_by_user=False), ""
+    return Inputs(f"{inputs.text} (from its config)", inputs.make, chosen_by_user=False, requested=False), ""
 
 
 def _format_ids(config: Any, signature: inspect.Signature) -> str | None:

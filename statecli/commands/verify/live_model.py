@@ -92,7 +92,7 @@ def _move_beside_model(model: nn.Module, inputs_found: Inputs) -> Inputs:
         call: Call = inputs.map_tensors(inputs_found.make(seed=seed), lambda tensor: tensor.to(device))
         return call
 
-    return Inputs(inputs_found.text, make, inputs_found.chosen_by_user)
+    return replace(inputs_found, make=make)
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------
