@@ -116,6 +116,25 @@ def test_a_tensor_made_in_forward_is_told_by_its_line(name):
     assert all("created in forward at" in one.message for one in check.findings)
 
 
+class InList(nn.Module):
+    """Layers that do not move, called in one line: the argument of the second has no name."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
+
+    def forward(self, x):
+        return self.layers[1](self.layers[0](x).relu())
+
+
+def test_the_mismatches_of_one_line_have_one_text():
+    """They are one consequence of one mistake, and one line of a report."""
+    findings = forward.prove(live(InList, (2, 4)), FAKE).findings
+    assert len(findings) == 4
+    (message,) = {finding.message.partition(": ")[2].partition(";")[0] for finding in findings}
+    assert "on cpu while the rest is on cuda:0, in addmm" in message
+
+
 @ANY_GPU
 @pytest.mark.parametrize("name", WANT_CPU)
 def test_an_argument_that_has_to_be_on_the_cpu(name, device):

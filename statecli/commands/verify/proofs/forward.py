@@ -308,7 +308,17 @@ def _remove_duplicates(mismatches: list[tuple[Mismatch, _Run]]) -> list[tuple[Mi
     first: dict[Any, tuple[Mismatch, _Run]] = {}
     for mismatch, run in mismatches:
         first.setdefault(mismatch.source.fqn or (mismatch.source, mismatch.place), (mismatch, run))
-    return list(first.values())
+    # Calls in one line of forward are one consequence of a mistake, whatever the other tensor of each is called.
+    others: dict[tuple[str, Place | None], set[str]] = {}
+    for mismatch, _ in first.values():
+        if mismatch.fault is Fault.MIXED:
+            others.setdefault((mismatch.operator, mismatch.place), set()).add(mismatch.other)
+    return [
+        (replace(mismatch, other=""), run)
+        if mismatch.fault is Fault.MIXED and len(others[mismatch.operator, mismatch.place]) > 1
+        else (mismatch, run)
+        for mismatch, run in first.values()
+    ]
 
 
 def _build_cell(subject: ModelUnderTest, row: TensorInfo, run: _Run, blamed: dict[str | None, Finding]) -> Cell:
