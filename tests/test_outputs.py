@@ -166,7 +166,7 @@ def test_a_result_in_a_file_has_its_verdict_on_stderr(statecli, here):
     """A job that fails names the reason and the file; a clean or quiet run prints nothing."""
     done = statecli("inspect", "net.py:Net", "-f", "sarif", "-o", "out.sarif")
     assert (done.code, done.out) == (1, "")
-    assert re.fullmatch(r"statecli: net\.py:Net: \d+ problems?: .* not registered; see out\.sarif\n", done.err)
+    assert re.fullmatch(r"statecli: net\.py:Net: \d+ errors?: .* not registered; see out\.sarif\n", done.err)
     assert statecli("inspect", "net.py:Net", "-o", "out.txt", "-q").err == ""
     assert statecli("inspect", "a.pt", "-o", "out.txt").err == ""
 

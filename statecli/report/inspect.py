@@ -55,7 +55,13 @@ from statecli.report import (
     test_cases,
     tree,
 )
-from statecli.report.problems import build_accepted_notes, group_accepted, group_findings, select_fixes
+from statecli.report.problems import (
+    build_accepted_notes,
+    format_severities,
+    group_accepted,
+    group_findings,
+    select_fixes,
+)
 from statecli.report.row_order import (
     arrange_tensors,
     format_hidden_count,
@@ -84,7 +90,11 @@ def build_inspect_report(
     return Report(
         title=state.target,
         document=lambda: documents.build_inspect_document(
-            inspection, group_problems(), sizes.sum_by_kind(state.tensors), _format_verdict(inspection), accepted
+            inspection,
+            group_problems(),
+            sizes.sum_by_kind(state.tensors),
+            _format_verdict(inspection, group_problems(), accepted),
+            accepted,
         ),
         table=lambda: _build_table(inspection, view),
         short_table=lambda: _build_table(inspection, view, details=view.verbose),
@@ -149,7 +159,7 @@ def _build_page(
 
 
 def _format_page_verdict(problems: Sequence[Problem], state: ModelState, accepted: Sequence[Accepted]) -> str:
-    """Return `2 problems: 61 of 63 tensors are not registered`; "" for a checkpoint without problems."""
+    """Return `2 errors: 61 of 63 tensors are not registered`; "" for a checkpoint without problems."""
     count, unregistered = len(state.tensors), sum(tensor.kind is Kind.UNREGISTERED for tensor in state.tensors)
     if accepted and not problems:
         return "all problems are accepted"
@@ -158,12 +168,12 @@ def _format_page_verdict(problems: Sequence[Problem], state: ModelState, accepte
         return f"no problems: {plural(count, 'tensor')}, all registered" if are_registered else ""
     are = "is" if unregistered == 1 else "are"
     why = f": {unregistered:,} of {plural(count, 'tensor')} {are} not registered" if unregistered else ""
-    return f"{plural(len(problems), 'problem')}{why}"
+    return f"{format_severities(problems)}{why}"
 
 
-def _format_verdict(inspection: Inspection) -> str:
-    """Return `1,024 tensors: 2 findings; 1 tensor could not be read`."""
-    read = f"{plural(len(inspection.state.tensors), 'tensor')}: {plural(len(inspection.findings), 'finding')}"
+def _format_verdict(inspection: Inspection, problems: Sequence[Problem], accepted: Sequence[Accepted]) -> str:
+    """Return the verdict of the page, or `1,024 tensors`; then `; 1 tensor could not be read`."""
+    read = _format_page_verdict(problems, inspection.state, accepted) or plural(len(inspection.state.tensors), "tensor")
     return read + (f"; {plural(len(inspection.broken), 'tensor')} could not be read" if inspection.broken else "")
 
 
