@@ -114,9 +114,17 @@ def _format_problem_lines(problems: Sequence[Problem], *, quiet: bool) -> list[s
         if quiet:
             continue
         lines += [f"  - {_format_code(text)}\n" for text in (problem.source, *problem.effects) if text]
-        help_lines = (problem.help or "").splitlines()
-        lines += [f"  - {problem.label_help()}: {_format_code(text)}\n" for text in help_lines]
+        if problem.help:
+            lines += _format_help(problem.label_help(), problem.help.splitlines())
     return lines
+
+
+def _format_help(label: str, help_lines: Sequence[str]) -> list[str]:
+    """Return several lines to paste as a block, which the budget keeps or drops as a whole; others as list items."""
+    if label == "fix" and len(help_lines) > 1:
+        block = "".join(f"    {line}\n" for line in _format_block(help_lines))
+        return [f"  - {label}:\n\n{block}"]
+    return [f"  - {label}: {_format_code(text)}\n" for text in help_lines]
 
 
 def _format_notes(report: Report, budget: _CharacterBudget) -> str:
@@ -156,9 +164,17 @@ def _format_row(cells: tuple[str, ...], remark: str | None) -> str:
 def _format_fixes(page: Page, budget: _CharacterBudget) -> str:
     if not page.fixes:
         return ""
-    lines = [escape_line(line) for fix in page.fixes for line in (f"# {fix.place}", *fix.text.splitlines())]
-    fence = "`" * max(3, *(1 + len(run) for line in lines for run in re.findall("`+", line)), 3)
-    return f"\n**Fix**\n\n{fence}python\n" + budget.fit_lines(f"{line}\n" for line in lines) + f"{fence}\n"
+    first, *lines, last = _format_block(
+        [line for fix in page.fixes for line in (f"# {fix.place}", *fix.text.splitlines())]
+    )
+    return f"\n**Fix**\n\n{first}\n" + budget.fit_lines(f"{line}\n" for line in lines) + f"{last}\n"
+
+
+def _format_block(lines: Iterable[str]) -> list[str]:
+    """Return the lines of Python between fences longer than any run of backticks in them."""
+    escaped = [escape_line(line) for line in lines]
+    fence = "`" * max(3, *(1 + len(run) for line in escaped for run in re.findall("`+", line)), 3)
+    return [f"{fence}python", *escaped, fence]
 
 
 def _format_name(text: str) -> str:
