@@ -393,7 +393,7 @@ class _Safetensors:
             if _is_accepted(through, {name: tensors[name] for name in names}):
                 continue
             for name in names[1:]:
-                what = f"shares memory with {names[0]}; safetensors.torch.save_file refuses to write both"
+                what = f"shares memory with {names[0]}; safetensors.torch.save_file refuses tensors that share memory"
                 help = "use safetensors.torch.save_model and load_model, which write one name and tie the weights again"
                 self._refuse(rules.SHARED_IN_SAFETENSORS, name, what, help)
 
