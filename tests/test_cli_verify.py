@@ -447,6 +447,7 @@ def test_two_mistakes_are_two_errors_in_every_output(statecli, in_tmp_path, tmp_
     texts = {"table": table, **{output: Path(f"{output}.txt").read_text() for output in others}}
     for output in ("table", "plain", "markdown", "html", "github"):
         assert "2 errors" in texts[output], output
+    assert table.splitlines()[-1] == texts["plain"].splitlines()[-1] == "2 errors: exit status 1"
     assert len(table.splitlines()) <= 45
     xml = texts["junit"]
     assert 'failures="2" errors="0"' in xml

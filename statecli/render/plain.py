@@ -13,6 +13,7 @@ from statecli.core.finding import Finding
 from statecli.core.units import format_fqn, format_number, format_origin
 from statecli.render._ansi import paint
 from statecli.report import Cell, Column, Page, Problem, Report, Table, build_problem, limit_findings
+from statecli.report.problems import format_result
 
 if TYPE_CHECKING:
     from statecli.render import RenderOptions, Sink
@@ -43,7 +44,8 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         for fix in page.fixes:
             for code in fix.text.splitlines():
                 write_line(f"fix: {fix.place}: {code}")
-    for problem in _list_problems(report, page, quiet=options.quiet):
+    problems = list(_list_problems(report, page, quiet=options.quiet))
+    for problem in problems:
         target = f"{escape_name(problem.target)}: " if report.has_several_targets else ""
         if target:  # with -q the message names the target too
             problem = replace(problem, message=problem.message.removeprefix(f"{problem.target}: "))
@@ -56,6 +58,8 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
             write_line(f"  {' ' * len(label) if n else label}{code}")
     if options.quiet and (weakening := report.describe_weakening()):
         write_line(weakening)
+    if problems and page is not None and page.verdict and options.exit_status is not None:
+        write_line(format_result(report, page, options.exit_status))
 
 
 def _list_problems(report: Report, page: Page | None, *, quiet: bool) -> Iterator[Problem]:

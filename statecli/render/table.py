@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from statecli.core.escaping import escape_line, escape_name, escape_sentence
-from statecli.core.units import format_origin, plural
+from statecli.core.units import format_origin
 from statecli.render._ansi import paint
 from statecli.report import Line, Page, Problem, Report, count_shown_effects, is_code
-from statecli.report.problems import format_severities
+from statecli.report.problems import format_result
 
 if TYPE_CHECKING:
     from statecli.render import RenderOptions, Sink
@@ -356,11 +356,7 @@ class _PageWriter:
         status = self.options.exit_status
         if not self.page.verdict or status is None:
             return
-        in_rows = status != 0 and not self.page.problems
-        counts = self.page.verdict if in_rows else format_severities(self.page.problems)
-        if self.report.accepted_problems and not in_rows:
-            counts += f" ({plural(self.report.accepted_problems, 'problem')} accepted)"
-        result = f"{counts}: exit status {status}"
+        result = format_result(self.report, self.page, status)
         self.write_line(("", ""))
         if self.page.problems:
             self.write_wrapped(f"explain a rule: statecli rules {self.page.problems[0].rule}", "dim", "")

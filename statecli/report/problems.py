@@ -24,7 +24,7 @@ from statecli.core.model_state import Kind, Oddity, Origin, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, UNTIED_BY_MOVE, map_tied_names
 from statecli.core.registration_rules import UNREGISTERED_MODULE, UNREGISTERED_PARAMETER, UNREGISTERED_TENSOR
 from statecli.core.units import format_shape, join_names, plural
-from statecli.report import Fix, Line, Problem, fold
+from statecli.report import Fix, Line, Page, Problem, Report, fold
 from statecli.targets.location import is_installed
 from statecli.targets.target_result import Accepted
 
@@ -123,6 +123,14 @@ def format_severities(problems: Iterable[Problem]) -> str:
     """Format the number of problems by severity: `1 error, 2 warnings`; `clean` for none."""
     counts = Counter(problem.severity for problem in problems)
     return ", ".join(plural(counts[level], level.value) for level in _WORST_FIRST if counts[level]) or "clean"
+
+
+def format_result(report: Report, page: Page, exit_status: int) -> str:
+    """Format the last line of a page with a verdict: `2 errors, 1 warning (1 problem accepted): exit status 1`."""
+    if exit_status and not page.problems:  # the failures are rows
+        return f"{page.verdict}: exit status {exit_status}"
+    accepted = f" ({plural(report.accepted_problems, 'problem')} accepted)" if report.accepted_problems else ""
+    return f"{format_severities(page.problems)}{accepted}: exit status {exit_status}"
 
 
 def _get_cause(finding: Finding) -> object:
