@@ -6,7 +6,7 @@ Entries not accepted by `load_state_dict` of the class are returned as findings.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -15,11 +15,9 @@ from statecli.core.errors import NothingMatched
 from statecli.core.finding import Finding
 from statecli.core.kinds import MODEL_KINDS
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, TensorInfo
+from statecli.core.name_pairs import match_names
 from statecli.core.rule import Rule
-from statecli.core.severity import decide_prefix_severity
-
-#: Parts of the longest prefix that is looked for: each costs a pass over all names, which may have a million.
-MAX_PREFIX_PARTS = 32
+from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
 
 
 def classify_by_model(
@@ -27,9 +25,9 @@ def classify_by_model(
 ) -> tuple[ModelState, list[Finding]]:
     """Return the checkpoint with the kinds registered by a class, and the findings of a strict `load_state_dict`.
 
-    `model` is the state of the class. Entries of optimizer and other sections are unchanged. A wrapper's prefix before
-    every name is stripped and reported, since loading would fail. `renamed` maps names of entries to the names expected
-    by the class.
+    `model` is the state of the class. Entries of optimizer and other sections are unchanged. The prefix of a wrapper is
+    stripped from names and reported, since loading would fail. `renamed` maps names of entries to the names expected by
+    the class.
 
     Raises NothingMatched if the checkpoint holds no tensors of a model.
     """
@@ -44,11 +42,9 @@ def classify_by_model(
         raise NothingMatched(f"{state.target}: contains no model tensors to compare with {model.target}")
     for section in dict.fromkeys(tensors[n].section for n in entries):
         section_rows = [n for n in entries if tensors[n].section == section]
-        own = [tensors[n].fqn for n in section_rows if tensors[n].fqn not in renamed]
-        prefix = find_common_prefix(own, registered)
-        if prefix:
-            findings.append(_report_prefix(state, section, prefix, model.target))
-        names_by_row = {n: renamed.get(tensors[n].fqn) or (tensors[n].fqn[len(prefix) :],) for n in section_rows}
+        names_by_row, prefixed = _pair_names(section_rows, tensors, registered, renamed)
+        if prefixed:
+            findings.append(_report_prefix(prefixed, [tensors[n].fqn for n in section_rows], state, section, model))
         present = {name for row_names in names_by_row.values() for name in row_names}
         occurrences = Counter(name for row_names in names_by_row.values() for name in row_names)
         for n in section_rows:
@@ -77,25 +73,38 @@ def _note_renames(renamed: Mapping[str, tuple[str, ...]], model: ModelState) -> 
     return []
 
 
-def find_common_prefix(names: Sequence[str], registered: Container[str]) -> str:
-    """Return the prefix before every name if no name is registered with it: `module.`, or an attribute of a Trainer."""
-    prefix = ""
-    for _ in range(MAX_PREFIX_PARTS):
-        if not names or any(name[len(prefix) :] in registered for name in names):
-            return prefix
-        first, dot, _ = names[0][len(prefix) :].partition(".")
-        if not dot or not all(name.startswith(prefix + first + dot) for name in names):
-            return ""
-        prefix += first + dot
-    return ""
+def _pair_names(
+    rows: Sequence[int],
+    tensors: Sequence[TensorInfo],
+    registered: Collection[str],
+    renamed: Mapping[str, tuple[str, ...]],
+) -> tuple[dict[int, tuple[str, ...]], list[PrefixedName]]:
+    """Return the names in the class of each row, and the names that differ by the prefix of a wrapper."""
+    names_by_row = {n: renamed.get(tensors[n].fqn) or (tensors[n].fqn,) for n in rows}
+    own = [n for n in rows if tensors[n].fqn not in renamed]
+    taken = {name for n in rows if tensors[n].fqn in renamed for name in names_by_row[n]}
+    others = [name for name in registered if name not in taken]
+    prefixed = []
+    for position, other, stripped in match_names([tensors[n].fqn for n in own], others):
+        names_by_row[own[position]] = (others[other],)
+        if stripped:
+            prefixed.append(PrefixedName(tensors[own[position]].fqn, others[other], *stripped))
+    return names_by_row, prefixed
 
 
-def _report_prefix(state: ModelState, section: str, prefix: str, spec: str) -> Finding:
-    return load_rules.WRAPPER_PREFIX.finding(
-        f"every name in {section} starts with {prefix!r}, but the names of {spec} do not",
+def _report_prefix(
+    prefixed: Sequence[PrefixedName], names: Sequence[str], state: ModelState, section: str, model: ModelState
+) -> Finding:
+    differing = {item.name for item in prefixed}
+    registered = {tensor.fqn for tensor in model.tensors}
+    return report_prefixes(
+        prefixed,
+        names,
         target=state.target,
-        help=(f"strip the prefix before load_state_dict: {{k.removeprefix({prefix!r}): v for k, v in state.items()}}"),
-        severity=decide_prefix_severity(is_refused=True),
+        section=section,
+        kept=[name for name in names if name in registered and name not in differing],
+        where=f" in section {section!r}" if len(state.sections) > 1 else "",
+        model=model.target,
     )
 
 

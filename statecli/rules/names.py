@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 
 from statecli.core import quoting
 from statecli.core.escaping import escape
 from statecli.core.finding import Finding, Severity
 from statecli.core.kinds import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
 from statecli.core.load_rules import WRAPPER_PREFIX
-from statecli.core.model_state import Kind, TensorInfo
+from statecli.core.model_state import Kind, Oddity
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.severity import decide_prefix_severity
+from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
 from statecli.rules.audit_rule import Issue, judges, rule
 from statecli.rules.subject import Subject
 
@@ -67,41 +67,41 @@ def _needs_checkpoint(subject: Subject) -> str | None:
 @judges(WRAPPER_PREFIX, _needs_checkpoint)
 def wrapper_prefix(subject: Subject) -> Iterator[Issue]:
     """Yield a result for each section whose names have a part that a wrapper added."""
-    whole, reported = subject.state.whole_modules, set[str]()
-    refused = _list_refused_prefixes(subject)
-    registered = _list_registered_names(subject)
-    for section in subject.state.sections:
-        rows = [row for row in subject.state.tensors if row.section == section and row.kind in MODEL]
-        if not rows or section in whole:
-            continue
-        prefix = next((outer for outer in _OUTER if all(row.fqn.startswith(outer) for row in rows)), None)
-        marked = [row for row in rows if (prefix or _find_wrapper(row.fqn)) and (section, row.fqn) not in registered]
-        if marked:
-            added = prefix or f"{_find_wrapper(marked[0].fqn)}."
-            reported.add(added)
-            severity = decide_prefix_severity(is_refused=section in refused)
-            refused.pop(section, None)
-            yield _build_wrapper_issue(subject, added, marked, len(rows), severity)
-    for finding in (finding for findings in refused.values() for finding in findings):
+    refused = [item for item in (subject.load_diff.findings if subject.load_diff else ()) if item.rule == _PREFIX]
+    loaded = _list_loaded_sections(subject) if refused else ()
+    findings = [
+        finding
+        for section in subject.state.sections
+        if section not in loaded and section not in subject.state.whole_modules
+        for finding in _report_own_prefix(subject, section)
+    ]
+    for finding in (*findings, *refused):
         yield Issue(finding.message, None, finding.section, finding.help, finding.severity)
-    yield from _report_stripped_prefixes(subject, reported)
+    yield from _report_stripped_prefixes(subject, (*findings, *refused))
 
 
-def _list_refused_prefixes(subject: Subject) -> dict[str, list[Finding]]:
-    """Return what the class refuses because of a prefix, by the section of the checkpoint that it would load."""
-    diff = subject.load_diff
-    findings = [finding for finding in diff.findings if finding.rule == WRAPPER_PREFIX.name] if diff else []
-    sections = {change.before.section for change in diff.changes if change.before} if diff and findings else set()
-    return dict.fromkeys(sections, findings)
+_PREFIX = WRAPPER_PREFIX.name
 
 
-def _report_stripped_prefixes(subject: Subject, reported: Collection[str]) -> Iterator[Issue]:
+def _list_loaded_sections(subject: Subject) -> set[str]:
+    """Return the sections of the checkpoint that the class would load."""
+    return {
+        change.before.section for change in (subject.load_diff.changes if subject.load_diff else ()) if change.before
+    }
+
+
+def _report_stripped_prefixes(subject: Subject, reported: Sequence[Finding]) -> Iterator[Issue]:
     """Yield the prefixes that the comparison with the reference stripped; one of the reference alone is a note."""
     for note in subject.reference_diff.notes if subject.reference_diff else ():
-        if note.kind is OddityKind.WRAPPER_PREFIX and not any(f"{prefix!r}" in note.message for prefix in reported):
+        if note.kind is OddityKind.WRAPPER_PREFIX and not any(_get_prefix(note) in item.message for item in reported):
             own = note.message.endswith(f" of {subject.target}")
             message = f"{note.message} for the comparison; a strict load_state_dict does not strip the prefix"
             yield Issue(message, severity=Severity.WARNING if own else Severity.NOTE)
+
+
+def _get_prefix(note: Oddity) -> str:
+    """Return the quoted prefix of a note that the comparison stripped it."""
+    return note.message.partition(" from ")[0].rpartition(" prefix ")[2]
 
 
 def _list_registered_names(subject: Subject) -> set[tuple[str, str]]:
@@ -115,18 +115,26 @@ def _find_wrapper(fqn: str) -> str | None:
     return next((part for part in fqn.split(".")[:-1] if part in WRAPPER_ATTRIBUTES), None) if "_mod" in fqn else None
 
 
-def _build_wrapper_issue(
-    subject: Subject, added: str, marked: list[TensorInfo], count: int, severity: Severity
-) -> Issue:
-    first, section = marked[0], marked[0].section
-    share = f"all {count:,} names" if len(marked) == count else f"{len(marked):,} of {count:,} names"
-    share = "the only name" if count == 1 else share
-    where = "" if subject.state.sections == ("model",) else f" in section {section!r}"
-    contain = "contains" if count == 1 else "contain"
-    message = f"{subject.name_of(first)}: {share}{where} {contain} {added!r}, which a wrapper added"
-    bare = f"removeprefix({added!r})" if first.fqn.startswith(added) else f"replace({added!r}, '')"
-    help = f"load {{k.{bare}: v for k, v in state.items()}}, or save the module inside the wrapper"
-    return Issue(message, None, section, help, severity)
+def _report_own_prefix(subject: Subject, section: str) -> Iterator[Finding]:
+    """Yield the finding about a prefix that only wrappers use, whatever class would load the names."""
+    names = [row.fqn for row in subject.state.tensors if row.section == section and row.kind in MODEL]
+    prefix = next((outer for outer in _OUTER if all(name.startswith(outer) for name in names)), "")
+    registered = _list_registered_names(subject)
+    marked = [name for name in names if (prefix or _find_wrapper(name)) and (section, name) not in registered]
+    if marked:
+        yield report_prefixes(
+            [PrefixedName(name, "", extra=prefix + _join_wrappers(name.removeprefix(prefix))) for name in marked],
+            names,
+            target=subject.target,
+            section=section,
+            where="" if subject.state.sections == ("model",) else f" in section {section!r}",
+            is_refused=False,
+        )
+
+
+def _join_wrappers(name: str) -> str:
+    """Return the parts of a name that only wrappers use, as a prefix."""
+    return "".join(f"{part}." for part in name.split(".")[:-1] if part in WRAPPER_ATTRIBUTES)
 
 
 @rule(Severity.WARNING)

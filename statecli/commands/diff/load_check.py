@@ -17,11 +17,11 @@ from statecli.commands.diff.rules import LOAD_REFUSED
 from statecli.core import kinds, model_kinds
 from statecli.core.errors import ModelError, NothingMatched, UsageError
 from statecli.core.finding import Finding
-from statecli.core.load_rules import MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY, WRAPPER_PREFIX
+from statecli.core.load_rules import MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
 from statecli.core.model_state import Kind, ModelState, Oddity, StateDict, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
-from statecli.core.severity import decide_prefix_severity
+from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
 from statecli.live import hf_auto
 from statecli.live.load_state_dict_api import Answer, Entries
 
@@ -223,7 +223,7 @@ class _Load:
         swapped = is_class(before)
         self.model, self.checkpoint = model, after if swapped else before
         self.pairs = [(m.after, m.before) if swapped else (m.before, m.after) for m in matches]
-        self.looked_through = Counter(max(m.stripped, key=len) for m in matches if m.stripped and m.before and m.after)
+        self.prefixed = list(_list_prefixed_names(matches, swapped=swapped))
         self.ties = {
             registered.fqn
             for match, (_, registered) in zip(matches, self.pairs, strict=True)
@@ -262,9 +262,18 @@ class _Load:
         return {paths.get(path, _map_name(path, paths)): local for path, local in ordered}
 
     def wrappers(self) -> Iterator[Finding]:
-        """Yield a finding for each stripped prefix, because a load does not strip prefixes."""
-        for prefix, count in self.looked_through.items():
-            yield _wrapper_finding(prefix, count, self.checkpoint, self.model)
+        """Yield the finding about stripped prefixes, because a load does not strip prefixes."""
+        if not self.prefixed:
+            return
+        differing = {item.name for item in self.prefixed}
+        yield report_prefixes(
+            self.prefixed,
+            [row.fqn for row, _ in self.pairs if row],
+            target=self.checkpoint.target,
+            section=self.section,
+            kept=[row.fqn for row, registered in self.pairs if row and registered and row.fqn not in differing],
+            model=self.model.target,
+        )
 
     # --- what the class objects to ----------------------------------------------------------------------------------
 
@@ -371,6 +380,15 @@ class _Load:
         )
 
 
+def _list_prefixed_names(matches: Iterable[Match], *, swapped: bool) -> Iterator[PrefixedName]:
+    """Yield the matches whose names differ by the prefix of a wrapper; `swapped` if the class is before."""
+    for match in matches:
+        if match.stripped and match.before and match.after:
+            names, stripped = (match.before.fqn, match.after.fqn), match.stripped
+            name, registered = reversed(names) if swapped else names
+            yield PrefixedName(name, registered, *(reversed(stripped) if swapped else stripped))
+
+
 _CODE = "the class's own loading code"
 #: Names that a note lists.
 MAX_NAMES_IN_NOTE = 3
@@ -410,22 +428,3 @@ def _map_name(name: str, paths: Mapping[str, str]) -> str:
         if above in paths:
             return f"{paths[above]}.{rest}" if paths[above] else rest
     return name
-
-
-def _wrapper_finding(prefix: str, count: int, checkpoint: ModelState, model: ModelState) -> Finding:
-    count_text, is_in_file = (
-        f"the names of {count_tensors(count)}",
-        any(prefix in row.fqn for row in checkpoint.tensors),
-    )
-    if is_in_file:
-        differ = f"{count_text} have the prefix {prefix!r} of a wrapper, which {model.target} does not have"
-        at_start = any(row.fqn.startswith(prefix) for row in checkpoint.tensors)
-        name = f"name.removeprefix({prefix!r})" if at_start else f"name.replace({prefix!r}, '')"
-    else:
-        differ = f"{count_text} lack the prefix {prefix!r} of a wrapper, with which {model.target} registers them"
-        name = f"{prefix!r} + name"
-    message = f"{differ}: load_state_dict does not match them"
-    help = f"state = {{{name}: tensor for name, tensor in state.items()}}"
-    return WRAPPER_PREFIX.finding(
-        message, target=checkpoint.target, help=help, severity=decide_prefix_severity(is_refused=True)
-    )

@@ -5,17 +5,16 @@ from __future__ import annotations
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
-from functools import lru_cache
 
 import msgspec
 from msgspec.structs import replace
 
 from statecli.core.errors import UsageError, option
-from statecli.core.kinds import MODEL_KINDS, WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES, select_loaded_sections
-from statecli.core.model_kinds import find_common_prefix
+from statecli.core.kinds import MODEL_KINDS, select_loaded_sections
 from statecli.core.model_state import Kind, ModelState, Oddity, TensorInfo
+from statecli.core.name_pairs import match_equal_names, match_names
 from statecli.core.natural_order import make_natural_key
 from statecli.core.oddity_kind import OddityKind
 
@@ -237,7 +236,7 @@ def count_tensors(count: int) -> str:
 def _pair_section(
     before: list[TensorInfo], names: list[str], after: list[TensorInfo], *, prefixes: bool
 ) -> list[Match]:
-    links = (match_names if prefixes else _match_equal)(names, [tensor.fqn for tensor in after])
+    links = (match_names if prefixes else match_equal_names)(names, [tensor.fqn for tensor in after])
     pairs = []
     for old, new, stripped in links:
         matched_by = MatchedBy.PREFIX if stripped else MatchedBy.NAME
@@ -246,115 +245,6 @@ def _pair_section(
     pairs += [Match(tensor, None) for n, tensor in enumerate(before) if n not in linked[0]]
     pairs += [Match(None, tensor) for n, tensor in enumerate(after) if n not in linked[1]]
     return pairs
-
-
-#: Positions of a name before and after, and the prefixes stripped on each side.
-Link = tuple[int, int, tuple[str, str] | None]
-
-
-def match_names(before: Sequence[str], after: Sequence[str]) -> list[Link]:
-    """Return the pairs of names: equal names, then names equal without wrappers' prefixes.
-
-    A prefix is stripped only if the rest is unique on both sides, all names counted. `model.` is stripped last, because
-    the name is also common inside models. If no names match, a prefix of all names of one side is tried (`net.` of a
-    LightningModule).
-    """
-    links: list[Link] = _match_equal(before, after)
-    for strip in (_strip_outer, _strip_all):
-        left, right = _find_unmatched(before, after, links)
-        if not left or not right:
-            return links
-        links += _match_cores(strip, (before, after), (left, right))
-    return links or _match_common_prefix(before, after)
-
-
-def _find_unmatched(before: Sequence[str], after: Sequence[str], links: list[Link]) -> tuple[set[int], set[int]]:
-    matched = {old for old, _, _ in links}, {new for _, new, _ in links}
-    return set(range(len(before))) - matched[0], set(range(len(after))) - matched[1]
-
-
-def _match_equal(before: Sequence[str], after: Sequence[str]) -> list[Link]:
-    at = {key: n for n, key in enumerate(_unique_keys(before))}
-    return [(at[key], n, None) for n, key in enumerate(_unique_keys(after)) if key in at]
-
-
-def _unique_keys(names: Sequence[str]) -> Sequence[Hashable]:
-    """Return the names; a repeated name (two paths of a pickle may be written alike) with its count."""
-    if len(set(names)) == len(names):
-        return names
-    seen: Counter[str] = Counter()
-    keys: list[Hashable] = []
-    for name in names:
-        keys.append((name, seen[name]) if name in seen else name)
-        seen[name] += 1
-    return keys
-
-
-def _match_cores(
-    strip: Callable[[str], str], names: tuple[Sequence[str], Sequence[str]], open_: tuple[set[int], set[int]]
-) -> list[Link]:
-    old_cores, new_cores = (_index_unique(list(map(strip, side))) for side in names)
-    links: list[Link] = []
-    for core, n in old_cores.items():
-        partner = new_cores.get(core)
-        if n is not None and partner is not None and n in open_[0] and partner in open_[1]:
-            links.append((n, partner, _stripped_parts(names[0][n], names[1][partner], core)))
-    return links
-
-
-def _index_unique(cores: list[str]) -> dict[str, int | None]:
-    """Return the position of each core; None for a repeated core."""
-    at: dict[str, int | None] = {}
-    for n, core in enumerate(cores):
-        at[core] = None if core in at else n
-    return at
-
-
-def _match_common_prefix(before: Sequence[str], after: Sequence[str]) -> list[Link]:
-    for swapped, (names, other_names) in enumerate(((before, after), (after, before))):
-        others = dict.fromkeys(other_names)
-        prefix = find_common_prefix(list(names), others)
-        if prefix:
-            links = _match_equal([name[len(prefix) :] for name in names], other_names)
-            return [(b, a, ("", prefix)) if swapped else (a, b, (prefix, "")) for a, b, _ in links]
-    return []
-
-
-_OUTER = WRAPPER_PREFIXES[:-1]
-
-
-def _strip_outer(name: str) -> str:
-    return _strip_prefixes(name, _OUTER)
-
-
-def _strip_all(name: str) -> str:
-    return _strip_prefixes(name, WRAPPER_PREFIXES)
-
-
-def _strip_prefixes(name: str, prefixes: tuple[str, ...]) -> str:
-    if "_mod" in name:
-        *path, last = name.split(".")
-        name = ".".join([part for part in path if part not in WRAPPER_ATTRIBUTES] + [last])
-    while name.startswith(prefixes):
-        name = name.partition(".")[2]
-    return name
-
-
-def _stripped_parts(before: str, after: str, core: str) -> tuple[str, str]:
-    """Return the parts of two names missing in the other, `module._orig_mod.` and ``."""
-    if before.endswith(core) and after.endswith(core):
-        return _compare_parts(before[: len(before) - len(core)], after[: len(after) - len(core)])
-    return _compare_parts(before, after)
-
-
-@lru_cache(maxsize=256)
-def _compare_parts(before: str, after: str) -> tuple[str, str]:
-    old_parts, new_parts = Counter(before.split(".")), Counter(after.split("."))
-    return _join_parts((old_parts - new_parts).elements()), _join_parts((new_parts - old_parts).elements())
-
-
-def _join_parts(parts: Iterable[str]) -> str:
-    return "".join(f"{part}." for part in parts if part)
 
 
 def _prefix_notes(pairs: list[Match], before: ModelState, after: ModelState) -> list[Oddity]:

@@ -12,8 +12,8 @@ from itertools import islice
 from statecli.commands.diff import pairing
 from statecli.commands.diff.pairing import Match, count_tensors
 from statecli.core.errors import UsageError
-from statecli.core.model_kinds import MAX_PREFIX_PARTS
 from statecli.core.model_state import ModelState, Oddity
+from statecli.core.name_pairs import MAX_PREFIX_PARTS
 
 #: What equal tensors have in common: the section after, a name and a shape.
 _Key = tuple[str | None, str, tuple[int, ...] | None]

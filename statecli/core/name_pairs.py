@@ -1,0 +1,133 @@
+"""Pair the names of two sides: equal names, and names that differ only by the prefix of a wrapper."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from functools import lru_cache
+
+from statecli.core.kinds import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
+
+#: Parts of the longest prefix that is looked for: each costs a pass over all names, which may have a million.
+MAX_PREFIX_PARTS = 32
+#: Positions of a name before and after, and the prefixes stripped on each side.
+Link = tuple[int, int, tuple[str, str] | None]
+
+
+def match_names(before: Sequence[str], after: Sequence[str]) -> list[Link]:
+    """Return the pairs of names: equal names, then names equal without wrappers' prefixes.
+
+    A prefix is stripped only if the rest is unique on both sides, all names counted. `model.` is stripped last, because
+    the name is also common inside models. If no names match, a prefix of all names of one side is tried (`net.` of a
+    LightningModule).
+    """
+    links: list[Link] = match_equal_names(before, after)
+    for strip in (_strip_outer, _strip_all):
+        left, right = _find_unmatched(before, after, links)
+        if not left or not right:
+            return links
+        links += _match_cores(strip, (before, after), (left, right))
+    return links or _match_common_prefix(before, after)
+
+
+def _find_unmatched(before: Sequence[str], after: Sequence[str], links: list[Link]) -> tuple[set[int], set[int]]:
+    matched = {old for old, _, _ in links}, {new for _, new, _ in links}
+    return set(range(len(before))) - matched[0], set(range(len(after))) - matched[1]
+
+
+def match_equal_names(before: Sequence[str], after: Sequence[str]) -> list[Link]:
+    """Return the pairs of equal names."""
+    at = {key: n for n, key in enumerate(_unique_keys(before))}
+    return [(at[key], n, None) for n, key in enumerate(_unique_keys(after)) if key in at]
+
+
+def _unique_keys(names: Sequence[str]) -> Sequence[Hashable]:
+    """Return the names; a repeated name (two paths of a pickle may be written alike) with its count."""
+    if len(set(names)) == len(names):
+        return names
+    seen: Counter[str] = Counter()
+    keys: list[Hashable] = []
+    for name in names:
+        keys.append((name, seen[name]) if name in seen else name)
+        seen[name] += 1
+    return keys
+
+
+def _match_cores(
+    strip: Callable[[str], str], names: tuple[Sequence[str], Sequence[str]], open_: tuple[set[int], set[int]]
+) -> list[Link]:
+    old_cores, new_cores = (_index_unique(list(map(strip, side))) for side in names)
+    links: list[Link] = []
+    for core, n in old_cores.items():
+        partner = new_cores.get(core)
+        if n is not None and partner is not None and n in open_[0] and partner in open_[1]:
+            links.append((n, partner, _stripped_parts(names[0][n], names[1][partner], core)))
+    return links
+
+
+def _index_unique(cores: list[str]) -> dict[str, int | None]:
+    """Return the position of each core; None for a repeated core."""
+    at: dict[str, int | None] = {}
+    for n, core in enumerate(cores):
+        at[core] = None if core in at else n
+    return at
+
+
+def _match_common_prefix(before: Sequence[str], after: Sequence[str]) -> list[Link]:
+    for swapped, (names, other_names) in enumerate(((before, after), (after, before))):
+        others = dict.fromkeys(other_names)
+        prefix = _find_common_prefix(list(names), others)
+        if prefix:
+            links = match_equal_names([name[len(prefix) :] for name in names], other_names)
+            return [(b, a, ("", prefix)) if swapped else (a, b, (prefix, "")) for a, b, _ in links]
+    return []
+
+
+_OUTER = WRAPPER_PREFIXES[:-1]
+
+
+def _strip_outer(name: str) -> str:
+    return _strip_prefixes(name, _OUTER)
+
+
+def _strip_all(name: str) -> str:
+    return _strip_prefixes(name, WRAPPER_PREFIXES)
+
+
+def _strip_prefixes(name: str, prefixes: tuple[str, ...]) -> str:
+    if "_mod" in name:
+        *path, last = name.split(".")
+        name = ".".join([part for part in path if part not in WRAPPER_ATTRIBUTES] + [last])
+    while name.startswith(prefixes):
+        name = name.partition(".")[2]
+    return name
+
+
+def _stripped_parts(before: str, after: str, core: str) -> tuple[str, str]:
+    """Return the parts of two names missing in the other, `module._orig_mod.` and ``."""
+    if before.endswith(core) and after.endswith(core):
+        return _compare_parts(before[: len(before) - len(core)], after[: len(after) - len(core)])
+    return _compare_parts(before, after)
+
+
+@lru_cache(maxsize=256)
+def _compare_parts(before: str, after: str) -> tuple[str, str]:
+    old_parts, new_parts = Counter(before.split(".")), Counter(after.split("."))
+    return _join_parts((old_parts - new_parts).elements()), _join_parts((new_parts - old_parts).elements())
+
+
+def _join_parts(parts: Iterable[str]) -> str:
+    return "".join(f"{part}." for part in parts if part)
+
+
+def _find_common_prefix(names: Sequence[str], registered: Container[str]) -> str:
+    """Return the prefix before every name if no name is registered with it: `module.`, or an attribute of a Trainer."""
+    prefix = ""
+    for _ in range(MAX_PREFIX_PARTS):
+        if not names or any(name[len(prefix) :] in registered for name in names):
+            return prefix
+        first, dot, _ = names[0][len(prefix) :].partition(".")
+        if not dot or not all(name.startswith(prefix + first + dot) for name in names):
+            return ""
+        prefix += first + dot
+    return ""

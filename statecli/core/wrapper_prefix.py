@@ -1,0 +1,173 @@
+"""The finding about names with a prefix that a wrapper added: one title and one fix for all commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from statecli.core import quoting
+from statecli.core.finding import Finding
+from statecli.core.kinds import WRAPPER_ATTRIBUTES
+from statecli.core.load_rules import WRAPPER_PREFIX
+from statecli.core.severity import decide_prefix_severity
+
+
+class PrefixedName(msgspec.Struct, frozen=True, gc=False):
+    """A name of a checkpoint that differs from the name in the model by the prefix of a wrapper.
+
+    Attributes:
+        name: Name in the checkpoint.
+        registered: Name in the model.
+        extra: Prefix that only `name` has, "" if there is none.
+        lacking: Prefix that only `registered` has, "" if there is none.
+    """
+
+    name: str
+    registered: str
+    extra: str = ""
+    lacking: str = ""
+
+
+def report_prefixes(
+    prefixed: Sequence[PrefixedName],
+    names: Sequence[str],
+    *,
+    target: str,
+    section: str,
+    kept: Sequence[str] = (),
+    where: str = "",
+    model: str | None = None,
+    is_refused: bool = True,
+) -> Finding:
+    """Return the finding about the prefixed names of a section.
+
+    Args:
+        prefixed: The names with a prefix on one side only.
+        names: All names of the section.
+        target: The checkpoint.
+        section: The section.
+        kept: Names that are the same in the model: the fix does not change them.
+        where: The section in the words of the title, "" if there is only one.
+        model: The class that would load the names, None for an unknown class.
+        is_refused: Whether that class refuses the names.
+    """
+    return WRAPPER_PREFIX.finding(
+        _describe(prefixed, names, kept, f"{where} ", model or "the plain model"),
+        target=target,
+        section=section,
+        help=_build_fix(prefixed, names, kept),
+        severity=decide_prefix_severity(is_refused=is_refused),
+    )
+
+
+def _describe(
+    prefixed: Sequence[PrefixedName], names: Sequence[str], kept: Sequence[str], where: str, owner: str
+) -> str:
+    extra, lacking = _join_prefixes(p.extra for p in prefixed), _join_prefixes(p.lacking for p in prefixed)
+    affected = {item.name for item in prefixed}
+    if len(extra) == 1:  # also names that the class does not have
+        affected |= {name for name in set(names).difference(kept) if name.startswith(extra[0])}
+    count = sum(name in affected for name in names)
+    is_one = count == 1
+    if not extra:
+        lack = "lacks" if is_one else "lack"
+        differ = f"{lack} the prefix {_quote(lacking)} of a wrapper, which {owner} has"
+    else:
+        at_start = all(name.startswith(tuple(extra)) for name in affected)
+        has = "has the prefix" if is_one else "have the prefix"
+        verb = has if at_start else "contains" if is_one else "contain"
+        other = f"where {owner} has {_quote(lacking)}" if lacking else f"which {owner} does not have"
+        differ = f"{verb} {_quote(extra)} of a wrapper, {other}"
+    share = _format_share(count, len(names))
+    return f"{share}{where}{differ}: load_state_dict does not match {'it' if is_one else 'them'}"
+
+
+def _format_share(count: int, total: int) -> str:
+    if total == 1:
+        return "the only name"
+    return f"all {total:,} names" if count == total else f"{count:,} of {total:,} names"
+
+
+def _quote(prefixes: Sequence[str]) -> str:
+    return " and ".join(map(quoting.quote, prefixes))
+
+
+def _join_prefixes(prefixes: Iterable[str]) -> list[str]:
+    """Return the only prefix; of several prefixes, the different parts: FSDP adds its part at each level."""
+    distinct = list(dict.fromkeys(filter(None, prefixes)))
+    return distinct if len(distinct) < 2 else list(dict.fromkeys(part for item in distinct for part in _split(item)))
+
+
+def _split(prefix: str) -> list[str]:
+    return [f"{part}." for part in prefix.split(".") if part]
+
+
+# --- the fix ---------------------------------------------------------------------------------------------------------
+
+
+class _Removal(msgspec.Struct, frozen=True):
+    """Code that removes prefixes from a name: `name.removeprefix('module.').replace('_orig_mod.', '')`."""
+
+    start: tuple[str, ...] = ()
+    anywhere: tuple[str, ...] = ()
+
+    def apply(self, name: str) -> str:
+        for part in self.anywhere:
+            name = name.replace(part, "")
+        for part in self.start:
+            name = name.removeprefix(part)
+        return name
+
+    @property
+    def code(self) -> str:
+        anywhere = "".join(f".replace({part!r}, '')" for part in self.anywhere)
+        return f"name{anywhere}{''.join(f'.removeprefix({part!r})' for part in self.start)}"
+
+
+def _build_removal(names: Sequence[tuple[str, str]], kept: Iterable[str]) -> _Removal | None:
+    """Return the code that removes the prefixes of these names (name, prefix) and leaves the kept names unchanged.
+
+    None if no such code is known.
+    """
+    prefixes = list(dict.fromkeys(prefix for _, prefix in names if prefix))
+    if len(prefixes) == 1 and all(name.startswith(prefix) for name, prefix in names):
+        removal = _Removal(start=(prefixes[0],))
+    else:
+        parts = dict.fromkeys(part for prefix in prefixes for part in _split(prefix))
+        anywhere = tuple(part for part in parts if part[:-1] in WRAPPER_ATTRIBUTES)
+        removal = _Removal(tuple(part for part in parts if part not in anywhere), anywhere)
+    is_exact = all(removal.apply(name) == _remove_parts(name, prefix) for name, prefix in names)
+    return removal if is_exact and all(removal.apply(name) == name for name in kept) else None
+
+
+def _remove_parts(name: str, prefix: str) -> str:
+    """Return the name without the parts of the prefix, each at its first place."""
+    *path, last = name.split(".")
+    for part in prefix.split("."):
+        if part in path:
+            path.remove(part)
+    return ".".join([*path, last])
+
+
+def _build_fix(prefixed: Sequence[PrefixedName], names: Sequence[str], kept: Sequence[str]) -> str:
+    """Return the code that renames the keys before load_state_dict; a sentence if no such code fits all names."""
+    removal = _build_removal([(item.name, item.extra) for item in prefixed], kept)
+    additions = {item.lacking for item in prefixed}
+    if removal and additions == {""}:
+        return _format_renaming(removal.code)
+    start = next(iter(additions)) if len(additions) == 1 and len(prefixed) == len(names) else ""
+    if removal and start and all(item.registered.startswith(start) for item in prefixed):
+        return _format_renaming(f"{start!r} + {removal.code}")
+    of_model = _build_removal([(item.registered, item.lacking) for item in prefixed], kept)
+    if of_model and not any(item.extra for item in prefixed):
+        names_of_model = f"names = {{{of_model.code}: name for name in model.state_dict()}}"
+        return f"{names_of_model}\n{_format_renaming('names.get(name, name)')}"
+    first = prefixed[0]
+    new_name = first.registered or _remove_parts(first.name, first.extra)
+    example = f"{quoting.quote(first.name)} to {quoting.quote(new_name)}"
+    return f"rename the keys before load_state_dict, for example {example}"
+
+
+def _format_renaming(key: str) -> str:
+    return f"state = {{{key}: tensor for name, tensor in state.items()}}"

@@ -1,0 +1,154 @@
+"""Names with the prefix of a wrapper: one rule, one title and one fix in inspect, audit and diff."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+NET = """\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.head = nn.Linear(4, 2)
+        self.blocks = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+
+def compiled():
+    net = Net()
+    net.blocks[1] = torch.compile(net.blocks[1])
+    return net
+
+
+def parallel():
+    return nn.DataParallel(Net())
+"""
+TARGET = "nets.py:Net"
+
+
+@pytest.fixture
+def nets(tmp_path, monkeypatch):
+    """The module nets.py in the current directory."""
+    (tmp_path / "nets.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("nets")
+    monkeypatch.delitem(importlib.sys.modules, "nets")
+    return module
+
+
+def commands(checkpoint, target=TARGET):
+    """The three commands that compare a checkpoint with a class."""
+    return (
+        ("inspect", checkpoint, "--model", target),
+        ("audit", checkpoint, "--model", target),
+        ("diff", checkpoint, target),
+    )
+
+
+def findings(statecli, arguments):
+    """The findings of a command, by rule."""
+    return {finding["rule"]: finding for finding in statecli(*arguments, "-f", "json").json["findings"]}
+
+
+def test_one_prefixed_name_next_to_another_mistake_is_the_same_in_all_commands(nets, statecli):
+    """The trained weight is in the file: no command calls it missing, or advises strict=False."""
+    state = nets.Net().state_dict()
+    state["module.scale"], state["head.weight"] = state.pop("scale"), torch.zeros(3, 4)
+    torch.save(state, "bad.pt")
+    for arguments in commands("bad.pt"):
+        found = findings(statecli, arguments)
+        assert set(found) == {"wrapper-prefix", "shape-mismatch"}, arguments
+        assert found["wrapper-prefix"]["message"] == (
+            "1 of 9 names has the prefix 'module.' of a wrapper, which nets.py:Net does not have: "
+            "load_state_dict does not match it"
+        ), arguments
+        assert "strict=False" not in found["wrapper-prefix"]["help"], arguments
+
+
+#: Case -> name in the model -> name in the checkpoint.
+RENAMINGS = {
+    "all": lambda name: f"module.{name}",
+    "a trainer's attribute": lambda name: f"net.{name}",
+    "two wrappers": lambda name: f"module._orig_mod.{name}",
+    "inside": lambda name: name.replace("blocks.1.", "blocks.1._orig_mod."),
+    "at each level": lambda name: "_orig_mod." + name.replace("blocks.1.", "blocks.1._orig_mod."),
+    "apart": lambda name: "module." + name.replace("blocks.1.", "blocks.1._orig_mod."),
+}
+
+
+def run(help, state, model):
+    """The state after the code of the fix."""
+    names = {"state": state, "model": model}
+    exec(help, names)  # noqa: S102 - the line to paste, which statecli wrote
+    return names["state"]
+
+
+@pytest.mark.parametrize("case", RENAMINGS)
+def test_the_title_and_the_fix_are_the_same_and_the_fix_loads(nets, statecli, case):
+    """The line to paste is labelled fix."""
+    state = {RENAMINGS[case](name): tensor for name, tensor in nets.Net().state_dict().items()}
+    torch.save(state, "net.pt")
+    texts = set()
+    for arguments in commands("net.pt"):
+        (found,) = findings(statecli, arguments).values()
+        texts.add((found["rule"], found["severity"], found["message"], found["help"]))
+        assert "fix:" in statecli(*arguments, "-f", "github").out, arguments
+    ((rule, severity, _, help),) = texts
+    assert (rule, severity) == ("wrapper-prefix", "error")
+    model = nets.Net()
+    model.load_state_dict(run(help, state, model))
+
+
+@pytest.mark.parametrize("case", [case for case in RENAMINGS if case != "a trainer's attribute"])
+def test_the_fix_without_a_class_loads_too(nets, statecli, case):
+    """Only the owner of the names is unknown."""
+    state = {RENAMINGS[case](name): tensor for name, tensor in nets.Net().state_dict().items()}
+    torch.save(state, "net.pt")
+    found = findings(statecli, ("audit", "net.pt"))["wrapper-prefix"]
+    assert "of a wrapper, which the plain model does not have: load_state_dict does not match" in found["message"]
+    model = nets.Net()
+    model.load_state_dict(run(found["help"], state, model))
+
+
+@pytest.mark.parametrize("name", ["compiled", "parallel"])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_the_fix_for_a_class_with_a_wrapper_loads(nets, statecli, name, prefix):
+    """The checkpoint lacks the prefix, or has another one."""
+    model = getattr(nets, name)()
+    state = {prefix + key: tensor for key, tensor in nets.Net().state_dict().items()}
+    torch.save(state, "net.pt")
+    for arguments in commands("net.pt", f"nets.py:{name}"):
+        found = findings(statecli, arguments)
+        if name == "parallel" and prefix:
+            assert not found
+            continue
+        assert set(found) == {"wrapper-prefix"}, arguments
+        if name == "compiled" and prefix:
+            assert found["wrapper-prefix"]["help"].startswith("rename the keys before load_state_dict, for example ")
+        else:
+            model.load_state_dict(run(found["wrapper-prefix"]["help"], state, model))
+
+
+def test_the_fix_leaves_names_alone_that_the_class_has(nets, statecli, tmp_path):
+    """A part of the model that is called `module`."""
+    text = NET.replace("self.scale =", "self.module = nn.Linear(2, 2)\n        self.scale =")
+    (tmp_path / "other.py").write_text(text)
+    state = {
+        f"module.{name}" if name.startswith("head") else name: tensor
+        for name, tensor in nets.Net().state_dict().items()
+    }
+    state |= {"module.weight": torch.zeros(2, 2), "module.bias": torch.zeros(2)}
+    torch.save(state, "net.pt")
+    for arguments in commands("net.pt", "other.py:Net"):
+        (found,) = findings(statecli, arguments).values()
+        assert found["message"].startswith("2 of 11 names have the prefix 'module.'"), arguments
+        assert found["help"] == (
+            "rename the keys before load_state_dict, for example 'module.head.weight' to 'head.weight'"
+        )
