@@ -219,3 +219,19 @@ def test_a_prefix_that_the_checkpoint_lacks_is_an_error_of_audit_too(tmp_path, m
     for arguments in (("diff", "bare.pt", "net.py:make"), ("audit", "bare.pt", "--model", "net.py:make")):
         findings = statecli(*arguments, "-f", "json").json["findings"]
         assert [(one["rule"], one["severity"]) for one in findings] == [("wrapper-prefix", "error")], arguments
+
+
+def test_what_a_load_refuses_has_the_line_of_the_class_everywhere(write, statecli):
+    """The line that registers the tensor, also of a missing tensor, and whichever side the class is."""
+    target = write("self.register_buffer('scale', torch.ones(3))")
+    torch.save({"fc.weight": torch.zeros(4, 4), "fc.bias": torch.zeros(7)}, "wrong.pt")
+    for arguments in (
+        ("inspect", "wrong.pt", "--model", target),
+        ("audit", "wrong.pt", "--model", target),
+        ("diff", "wrong.pt", target),
+        ("diff", target, "wrong.pt"),
+    ):
+        findings = statecli(*arguments, "-f", "json").json["findings"]
+        lines = {(one["rule"], one["fqn"]): one.get("origin", {}).get("line") for one in findings}
+        assert lines == {("shape-mismatch", "fc.bias"): 7, ("missing-entry", "scale"): 8}, arguments
+        assert "net.py" in statecli(*arguments, "-f", "github").out, arguments

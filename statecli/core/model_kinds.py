@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from statecli.core import load_rules
@@ -128,7 +129,8 @@ def _compare_entry(
         message = (
             f"{tensor.fqn}: unexpected: {model.target} registers it as non-persistent, so a strict load refuses it"
         )
-        findings.append(_report_entry(load_rules.UNEXPECTED_ENTRY, message, state, tensor.section, tensor.fqn))
+        rule = load_rules.UNEXPECTED_ENTRY
+        findings.append(_report_entry(rule, message, state, tensor.section, tensor.fqn, registration))
     # torch < 0.4 had no scalars, and load_state_dict still takes one element for one.
     if (
         tensor.shape != registration.shape
@@ -137,13 +139,18 @@ def _compare_entry(
     ):
         shape, registered_shape = _format_shape(tensor), _format_shape(registration)
         message = f"{tensor.fqn}: {state.target} holds {shape}, but {model.target} registers {registered_shape}"
-        findings.append(_report_entry(load_rules.SHAPE_MISMATCH, message, state, tensor.section, tensor.fqn))
+        rule = load_rules.SHAPE_MISMATCH
+        findings.append(_report_entry(rule, message, state, tensor.section, tensor.fqn, registration))
     return classified, findings
 
 
-def _report_entry(rule: Rule, message: str, state: ModelState, section: str, fqn: str) -> Finding:
+def _report_entry(
+    rule: Rule, message: str, state: ModelState, section: str, fqn: str, registration: TensorInfo | None = None
+) -> Finding:
+    """Return a finding about an entry; its place is the source line that registers the tensor, if there is one."""
     where = f"{section}: " if len(state.sections) > 1 else ""
-    return rule.finding(where + message, target=state.target, fqn=fqn, section=section)
+    origin = (registration.origin if registration else None) or UNSET
+    return rule.finding(where + message, target=state.target, fqn=fqn, section=section, origin=origin)
 
 
 def _format_shape(tensor: TensorInfo) -> str:
@@ -187,5 +194,5 @@ def _report_missing(
         tie = next((f", tied to {name}, which is present" for name in tensor.tied_to if name in present), "")
         what = f"{model.target} registers this {tensor.kind.value} ({_format_shape(tensor)}{tie})"
         message = f"{fqn}: missing: {what}, but {_format_section(state, section)} does not contain it"
-        findings.append(_report_entry(load_rules.MISSING_ENTRY, message, state, section, fqn))
+        findings.append(_report_entry(load_rules.MISSING_ENTRY, message, state, section, fqn, tensor))
     return findings

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from statecli import live
@@ -302,7 +303,11 @@ class _Load:
 
     def _finding(self, rule: Rule, name: str | None, message: str) -> Finding:
         about = f"{name}: " if name else ""
-        return rule.finding(about + message, target=self.checkpoint.target, fqn=name, section=self.section)
+        registered = self.registered.get(name or "")
+        origin = (registered.origin if registered else None) or UNSET
+        return rule.finding(
+            about + message, target=self.checkpoint.target, fqn=name, section=self.section, origin=origin
+        )
 
     def _report_missing(self, name: str) -> Finding:
         message = f"missing: {self.model.target} requires this key, {self.checkpoint.target} does not have it"
