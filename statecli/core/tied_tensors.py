@@ -11,6 +11,10 @@ from statecli.core.model_state import ModelState, Origin, TensorInfo
 #: Maximum names in one row's `tied_to`. Thousands of views of one flat storage would make the lists quadratic, so each
 #: of those rows names only the first row, and the first row names the second.
 MAX_LISTED_NAMES = 64
+#: Remedy for tied weights that `safetensors.torch.save_file` refuses.
+SAVE_TIES_AS_SAFETENSORS = (
+    "use safetensors.torch.save_model and load_model, which write one name and tie the weights again"
+)
 
 
 def fill_tied_to(state: ModelState) -> ModelState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
 from statecli.core import quoting
@@ -12,7 +12,7 @@ from statecli.core.finding import Severity
 from statecli.core.model_state import Evidence, Kind, TensorData, TensorInfo
 from statecli.core.move_rules import map_broken_ties
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.tied_tensors import find_tie_line
+from statecli.core.tied_tensors import SAVE_TIES_AS_SAFETENSORS, find_tie_line
 from statecli.core.units import plural
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.storage_views import Storage, View, have_common_byte, split_disjoint_groups
@@ -91,7 +91,8 @@ def tied_tensors(subject: Subject) -> Iterator[Issue]:
 
     Example: `lm_head.weight` and `embed.weight` of a language model with tied embeddings.
 
-    Fix: no action if the weights are tied on purpose; otherwise `.clone()` one of them.
+    Fix: no action if the weights are tied on purpose; otherwise `.clone()` one of them. Write safetensors with
+    `safetensors.torch.save_model` and read it with `load_model`, because `save_file` refuses tied weights.
     """
     broken = map_broken_ties(subject.module) if subject.module and subject.state.traits.is_class else {}
     for storage in _select_storages(subject):
@@ -101,9 +102,22 @@ def tied_tensors(subject: Subject) -> Iterator[Issue]:
             if len(called) > 1 and view.byte_count and not any(tensor.fqn in broken for tensor in own):
                 first = own[0]
                 message = f"{called[0]}: shares all of its {first.nbytes:,} bytes with {quoting.names(called[1:])}"
-                help = "intentional for tied weights; otherwise save a copy with .clone()"
-                line = find_tie_line(own)
+                line, help = find_tie_line(own), _build_tie_help(subject, own)
                 yield Issue(message, first.fqn, first.section, help, origin=line, place=storage.place)
+
+
+def _build_tie_help(subject: Subject, tied: Sequence[TensorInfo]) -> str:
+    """Return the remedy for a tie, with the function of safetensors if `save_file` refuses the state_dict."""
+    help = "intentional for tied weights; otherwise save a copy with .clone()"
+    in_state_dict = {
+        (row.section, row.fqn)
+        for row in tied
+        if row.kind is not Kind.UNREGISTERED and row.persistent is not False and row.saved is not False
+    }
+    names_by_section = Counter(section for section, _ in in_state_dict)
+    if subject.state.traits.drops_tied_names or max(names_by_section.values(), default=0) < 2:
+        return help
+    return f"{help}; for safetensors, {SAVE_TIES_AS_SAFETENSORS}"
 
 
 @rule(Severity.WARNING, _needs_strides)

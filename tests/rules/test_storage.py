@@ -15,6 +15,9 @@ from safetensors.torch import save_file, save_model
 
 from statecli import formats
 from statecli.commands.audit.run import Request, audit
+from statecli.commands.verify.result import Name
+from statecli.commands.verify.run import Request as Verification
+from statecli.commands.verify.run import run as verify
 from statecli.core.finding import Severity
 from statecli.core.model_state import ByteRange, TensorData
 from statecli.core.selection import Selection
@@ -124,6 +127,48 @@ def test_tied_tensors_finds_the_name_that_safetensors_dropped(found, tmp_path):
     save_model(net, str(tmp_path / "a.safetensors"))
     (finding,) = found("tied-tensors", tmp_path / "a.safetensors")
     assert {finding.fqn, finding.message.rpartition(" ")[2]} == {"0.weight", "1.weight"}
+
+
+TIED_NET = """\
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(8, 4)
+        self.head = nn.Linear(4, 8, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        return self.head(self.embed(ids))
+"""
+
+
+def test_tied_tensors_names_the_function_of_safetensors_as_verify_does(found, saved, tmp_path):
+    """Of a class, and of a state_dict that save_file would refuse."""
+    (tmp_path / "net.py").write_text(TIED_NET)
+    spec = f"{tmp_path}/net.py:Net"
+    verified = verify(Verification(spec, checks=(Name.SAVE,)))
+    (refused,) = (finding for finding in verified.findings if finding.rule == "shared-in-safetensors")
+    remedy = refused.help.partition("; assigned at ")[0]
+    w = torch.zeros(3, 4)
+    for target in (spec, saved({"embed": w, "head": w})):
+        (finding,) = found("tied-tensors", target)
+        assert finding.help == (
+            f"intentional for tied weights; otherwise save a copy with .clone(); for safetensors, {remedy}"
+        )
+
+
+def test_tied_tensors_does_not_name_the_function_of_safetensors_where_save_file_accepts(found, saved, tmp_path):
+    """A file of safetensors has one name already; two sections are two files."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    save_model(net, str(tmp_path / "a.safetensors"))
+    w = torch.zeros(3, 4)
+    for target in (tmp_path / "a.safetensors", saved({"model": {"w": w}, "ema": {"w": w}})):
+        (finding,) = found("tied-tensors", target)
+        assert finding.help == "intentional for tied weights; otherwise save a copy with .clone()"
 
 
 def test_tied_tensors_spares_what_an_optimizer_and_callbacks_hold(found, saved):

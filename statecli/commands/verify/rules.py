@@ -131,6 +131,8 @@ NOT_IN_SAFETENSORS = _rule(
     fix="save the entry as a contiguous, dense tensor, or in a second file next to the tensors.",
     severity=Severity.WARNING,
 )
+#: What safetensors refused when it was called: also views that overlap, which are `shared-slices` or `untied-by-move`
+#: in audit. `tied-tensors` is about the tensors, whatever the format. So neither is another name of the other.
 SHARED_IN_SAFETENSORS = _rule(
     "shared-in-safetensors",
     "save",

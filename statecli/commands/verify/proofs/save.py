@@ -27,6 +27,7 @@ from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.rule import Rule
+from statecli.core.tied_tensors import SAVE_TIES_AS_SAFETENSORS
 from statecli.live import measure, tensor_bits
 from statecli.live.rebuild import Rebuild, compare_builds
 from statecli.live.tensors import storage
@@ -394,8 +395,7 @@ class _Safetensors:
                 continue
             for name in names[1:]:
                 what = f"shares memory with {names[0]}; safetensors.torch.save_file refuses tensors that share memory"
-                help = "use safetensors.torch.save_model and load_model, which write one name and tie the weights again"
-                self._refuse(rules.SHARED_IN_SAFETENSORS, name, what, help)
+                self._refuse(rules.SHARED_IN_SAFETENSORS, name, what, SAVE_TIES_AS_SAFETENSORS)
 
     def _refuse_odd(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:
         for name, tensor in self._entries.items():
