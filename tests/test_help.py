@@ -22,7 +22,7 @@ from statecli.requests.parameters import parameters_of
 from .test_light_start import imported
 
 PAGES = ("", *help_page.GROUPS, *COMMANDS)
-MANUALS = {"": manuals.ROOT, **manuals.MANUALS}
+MANUALS = {"": manuals.ROOT, **manuals.GROUPS, **manuals.MANUALS}
 EXAMPLES = [(command, example.line) for command, manual in MANUALS.items() for example in manual.examples]
 
 NET = """
@@ -101,6 +101,7 @@ BEFORE = {
 def test_every_command_has_three_to_five_examples_and_its_statuses():
     """And nothing else has."""
     assert set(manuals.MANUALS) == set(COMMANDS)
+    assert set(manuals.GROUPS) == set(help_page.GROUPS)
     for command, manual in MANUALS.items():
         assert 3 <= len(manual.examples) <= 5, command
         statuses = [status for status, _ in manual.list_statuses()]
@@ -122,7 +123,7 @@ def test_a_wrong_line_is_status_2(statecli, command):
 @pytest.mark.parametrize(("command", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
 def test_an_example_runs(statecli, desk, command, line):
     """With an exit status that the same help names as success or findings."""
-    if line.startswith("git ") or command == "git setup":
+    if line.startswith("git ") or command.startswith("git"):
         if shutil.which("git") is None:
             pytest.skip("git is not installed")
         subprocess.run(["git", "init", "--quiet"], check=True)

@@ -98,15 +98,15 @@ def build_page(name: str) -> HelpPage:
     program = f"statecli {name}".rstrip()
     commands = list_commands(name)
     options = (HELP_OPTION,) if name else (VERSION_OPTION, HELP_OPTION)
-    manual = None if name else manuals.ROOT
+    manual = manuals.GROUPS[name] if name else manuals.ROOT
     return HelpPage(
         name=program,
         usage=f"{program} [OPTIONS] COMMAND [ARGS]...",
         summary=GROUPS[name] if name else SUMMARY,
         operands=Section("COMMANDS", tuple(commands)),
         options=(Section("OPTIONS", options),),
-        examples=manual.examples if manual else (),
-        statuses=manual.list_statuses() if manual else (),
+        examples=manual.examples,
+        statuses=manual.list_statuses(),
         hint=f"Run {program} COMMAND --help for the options of a command.",
     )
 

@@ -46,6 +46,22 @@ ROOT = Manual(
     },
 )
 
+#: The manual of each group of commands.
+GROUPS: dict[str, Manual] = {
+    "git": Manual(
+        (
+            Example("statecli git setup", "Set up this repository."),
+            Example("git diff", "Show the tensors that changed since the last git add."),
+            Example("statecli git textconv model.safetensors", "Print the lines that git diff compares."),
+            Example("statecli git difftool old.pt new.pt", "Compare two versions of a file."),
+        ),
+        {
+            0: "git is set up, or the lines were printed.",
+            2: f"git is not installed, the current folder is not in a repository, {_WRONG_LINE}",
+        },
+    ),
+}
+
 #: The manual of each command of COMMANDS.
 MANUALS: dict[str, Manual] = {
     "inspect": Manual(
