@@ -236,8 +236,12 @@ def test_a_hidden_option_still_works(statecli, desk):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("inspect a.pt --inputz x", "inspect has no option --inputz; did you mean --input, --input-from or --output?"),
-        ("audit a.pt --as-foun", "audit has no option --as-foun; did you mean --reason"),
+        ("inspect a.pt --inputz x", "inspect has no option --inputz; did you mean --input or --input-from?"),
+        ("inspect a.pt --reasn x", "inspect has no option --reasn; did you mean --reason?"),
+        ("inspect a.pt --format x", "inspect has no option --format; did you mean --output-format?"),
+        ("verify a.py:A --opt x", "verify has no option --opt; did you mean --optimizer?"),
+        ("verify a.py:A --devcie x", "verify has no option --devcie; did you mean --device?"),
+        ("audit a.pt --as-foun", "audit has no option --as-foun; see statecli audit --help"),
         ("completion", "completion needs SHELL: "),
     ],
 )

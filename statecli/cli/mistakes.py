@@ -11,6 +11,8 @@ from statecli.core.errors import option
 from statecli.requests.options import COMMANDS
 from statecli.requests.parameters import Parameter, parameters_of
 
+#: Least similarity of a suggested option, from 0 to 1.
+_SIMILARITY = 0.7
 #: Commands of other programs -> the command that does this here.
 _SIMILAR_COMMANDS = {
     **dict.fromkeys(("check", "scan", "validate", "lint"), "audit"),
@@ -49,8 +51,25 @@ def _describe_unknown_option(mistake: Any, name: str, _: Sequence[str]) -> str:
     if others:
         have = "has" if len(others) == 1 else "have"
         return f"{text}, but {', '.join(others)} {have}; {_see_help(others[0] if len(others) == 1 else '')}"
-    near = get_close_matches(flag, _list_flags(COMMANDS[name]), n=3)
+    near = _find_similar_flags(flag, COMMANDS[name])
     return f"{text}; did you mean {_join_or(near)}?" if near else f"{text}; {_see_help(name)}"
+
+
+def _find_similar_flags(flag: str, options: Any) -> list[str]:
+    """Return up to three flags that begin with the word, or are similar in whole or in their last word.
+
+    Old spellings count too. Compared without the dashes, because these would make all flags similar.
+    """
+    flags: dict[str, str] = {}
+    for parameter in parameters_of(options):
+        for spelling in parameter.spellings if not parameter.hidden else ():
+            name = spelling.lstrip("-")
+            flags[name] = spelling if spelling in parameter.flags else max(parameter.flags, key=len)
+            flags.setdefault(name.rpartition("-")[2], flags[name])
+    word = flag.lstrip("-")
+    near = [name for name in flags if word.startswith(f"{name}-") or (len(word) > 1 and name.startswith(word))]
+    near = near or get_close_matches(word, flags, n=3, cutoff=_SIMILARITY)
+    return list(dict.fromkeys(flags[name] for name in near))[:3]
 
 
 def _list_flags(options: Any) -> list[str]:
