@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import statecli as api
+from statecli.core.errors import UsageError
+
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
@@ -39,12 +42,22 @@ def test_an_empty_value_is_refused(statecli, line):
             assert result.err == f"statecli: --{option}: is empty; give a value, or leave the option out\n"
 
 
-@pytest.mark.parametrize("line", ["audit", "lock", "inspect", "verify", "diff a.pt", "audit a.pt"])
-def test_an_empty_target_is_refused(statecli, line):
-    """`: cannot be opened` names nothing."""
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [("audit", "TARGET"), ("lock", "TARGET"), ("inspect", "TARGET"), ("verify", "MODEL"), ("diff a.pt", "AFTER"),
+     ("audit a.pt", "TARGET"), ("rules", "RULE"), ("merge", "PART")],
+)  # fmt: skip
+def test_an_empty_target_is_refused(statecli, line, name):
+    """By its name in the help; `: cannot be opened` names nothing, and a target is not an option."""
     result = statecli(*line.split(), "")
     assert (result.code, result.out) == (2, "")
-    assert result.err == "statecli: a target: is empty; give a value, or leave the option out\n"
+    assert result.err == f"statecli: {name}: is empty; give a value\n"
+
+
+def test_an_empty_target_has_its_name_in_python():
+    """As an option has."""
+    with pytest.raises(UsageError, match=r"^target: is empty; give a value$"):
+        api.inspect("")
 
 
 @pytest.mark.parametrize("key", ["lock", "baseline", "reference"])

@@ -39,9 +39,10 @@ def call(function: Callable[..., _Result], arguments: dict[str, Any]) -> _Result
 
 
 def map_flags(arguments: Collection[str]) -> dict[str, str]:
-    """Return the flags of the command line that have one of the arguments in Python, with that argument."""
+    """Return the flags and targets of the command line that have one of the arguments in Python, with that argument."""
     parameters = [parameter for options in COMMANDS.values() for parameter in parameters_of(options)]
-    return {flag: each.argument for each in parameters for flag in each.spellings if each.argument in arguments}
+    spellings = [(flag, each.argument) for each in parameters for flag in each.spellings or (each.metavar or "",)]
+    return {flag: argument for flag, argument in spellings if argument in arguments}
 
 
 def _skip_own_frames(trace: TracebackType | None) -> TracebackType | None:

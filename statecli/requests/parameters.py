@@ -138,5 +138,6 @@ def check_not_empty(options: Options) -> None:
     for parameter in parameters_of(type(options)):
         value = getattr(options, parameter.field)
         if parameter.field not in _MAY_BE_EMPTY and (value == "" or (isinstance(value, tuple) and "" in value)):
-            subject = "a target" if parameter.is_target else option(parameter.flags[0])
-            raise UsageError(f"{subject}: is empty; give a value, or leave the option out")
+            if parameter.is_target:
+                raise UsageError(f"{option((parameter.metavar or '').strip('[]'))}: is empty; give a value")
+            raise UsageError(f"{option(parameter.flags[0])}: is empty; give a value, or leave the option out")
