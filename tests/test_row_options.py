@@ -69,6 +69,17 @@ def test_an_absent_dtype_is_answered_with_those_of_the_file(statecli):
     )
 
 
+def test_an_absent_shape_is_answered_with_those_of_the_file(statecli):
+    """As a dtype is, in the spelling of the help; a comma separates sizes too."""
+    torch.save({"w": torch.ones(3, 4), "s": torch.tensor(1.0)}, "a.pt")
+    assert statecli("inspect", "a.pt", "--shape", "3,4").code == 0
+    result = statecli("inspect", "a.pt", "--shape", "4,3")
+    assert (result.code, result.err) == (
+        2,
+        "statecli: a.pt: none of its 2 tensors matches --shape '4,3'; its shapes: 3x4, []\n",
+    )
+
+
 def test_findings_about_tensors_of_another_kind_are_left_out(statecli):
     """With --model, a finding about an existing tensor that a filter hides is hidden too."""
     torch.save({"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(2), "old": torch.zeros(2)}, "a.pt")

@@ -123,6 +123,11 @@ def _matches_shape(shape: tuple[int, ...] | None, text: str) -> bool:
     return all(wanted in ("*", str(size)) for wanted, size in zip(sizes, shape, strict=True))
 
 
+def _format_shape(shape: tuple[int, ...]) -> str:
+    """Return the shape as typed: `3x4`, `[]`."""
+    return "x".join(map(str, shape)) or "[]"
+
+
 def _split_sizes(text: str) -> list[str]:
     """Split `2x3`, `2,3`, `[2, 3]` or `(2, 3)` into sizes; `[]` and `()` have none."""
     text = "".join(text.split())
@@ -136,5 +141,8 @@ def _describe_nothing_selected(selection: Selection, tensors: Sequence[TensorInf
     dtypes = {tensor.dtype for tensor in tensors}
     if selection.dtype and not any(_matches_dtype(dtype, glob) for glob in selection.dtype for dtype in dtypes):
         return f"{nothing}; its dtypes: {names(sorted(dtypes))}"
+    shapes = dict.fromkeys(tensor.shape for tensor in tensors if tensor.shape is not None)
+    if selection.shape and not any(_matches_shape(shape, text) for text in selection.shape for shape in shapes):
+        return f"{nothing}; its shapes: {names([_format_shape(shape) for shape in shapes])}"
     wider = [f"*{glob.strip('*')}*" for glob in selection.include[:1] if glob != f"*{glob.strip('*')}*"]
     return f"{nothing}; a glob matches the whole name: try {wider[0]!r}" if wider else nothing
